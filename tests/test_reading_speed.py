@@ -1,4 +1,4 @@
-"""Words a minute are arithmetic: tokens a second, sixty of them, over the tokens of a word."""
+"""Words per minute: tokens per second times sixty over the tokens per word."""
 
 import pytest
 
@@ -18,7 +18,9 @@ def test_the_line_says_how_many_times_as_fast_as_people_the_slowest_is():
     assert found.format_line([100.0]) == (
         "100.0 tok/s are 5,000 words a minute (1.20 tokens a word): 20 × silent reading, 11 × listening, 7.1 × skimming"
     )
-    assert found.format_line([4.0, 2.5]).startswith("2.5 to 4.0 tok/s are 125 to 200 words a minute")
+    assert found.format_line([4.0, 2.5]).startswith(
+        "2.5 to 4.0 tok/s are 125 to 200 words a minute"
+    )
     assert "at least 0.50 × silent reading" in found.format_line([4.0, 2.5])
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from llmcli.bench.function_timers import TimedFunction, FunctionTimers
+from llmcli.bench.function_timers import FunctionTimers, TimedFunction
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.sampler import GreedyNative, NativeChain
@@ -27,7 +27,9 @@ from llmcli.types import Event, Message
 PHASES = ("tokenize", "prefill", "decode", "sample", "detokenize", "screen", "python")
 TOKEN_PHASES = PHASES[2:]
 COMPUTE, SAMPLE, DETOKENIZE, SCREEN = "compute", "sample", "detokenize", "screen"
-PROMPT_SENTENCE = "The lighthouse keeper counted ships until the fog came in, and wrote their names down. "
+PROMPT_SENTENCE = (
+    "The lighthouse keeper counted ships until the fog came in, and wrote their names down. "
+)
 
 PhaseSeconds = Mapping[str, float]
 

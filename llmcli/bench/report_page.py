@@ -10,7 +10,12 @@ from llmcli import __version__
 from llmcli.bench.plots import memory, roofline, speed
 from llmcli.bench.roofline import MachineBandwidth
 from llmcli.bench.speed import llama_bench_output
-from llmcli.bench.speed.measure import SpeedResult, average, standard_deviation, test_context_options
+from llmcli.bench.speed.measure import (
+    SpeedResult,
+    average,
+    standard_deviation,
+    test_context_options,
+)
 from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.charts.chart import Chart, Table
 from llmcli.charts.html_page import ReportPage
@@ -25,7 +30,9 @@ from quant.model_file.model_header import ModelHeader
 MAX_MEMORY_BARS, MAX_SUMMARY_TESTS = 12, 6  # bars of the memory chart, tests in the summary
 
 
-def build_charts(results: Sequence[SpeedResult], header: ModelHeader, bandwidth: float | None) -> list[Chart]:
+def build_charts(
+    results: Sequence[SpeedResult], header: ModelHeader, bandwidth: float | None
+) -> list[Chart]:
     """Build the charts of the tests. `bandwidth`: memory bandwidth in bytes per second, for the
     roofline; None: unknown.
     """
@@ -63,7 +70,9 @@ def build_test_page(
 
 def build_machine_page(machine: MachineBandwidth) -> ReportPage:
     """Build the report of a memory bandwidth measurement without a model."""
-    lead = () if machine.bandwidth is None else (f"Memory gives {machine.bandwidth / 1e9:.1f} GB/s.",)
+    lead = (
+        () if machine.bandwidth is None else (f"Memory gives {machine.bandwidth / 1e9:.1f} GB/s.",)
+    )
     return ReportPage(
         f"Memory of {machine.cpu}",
         "No model was measured.",
@@ -89,7 +98,12 @@ def build_page(
         ("backends", llama_bench_output.backend_names()),
     )
     return ReportPage(
-        title, subtitle, tuple(lead), tuple(charts), tuple(tables), (("Machine", cpu), ("Build", build))
+        title,
+        subtitle,
+        tuple(lead),
+        tuple(charts),
+        tuple(tables),
+        (("Machine", cpu), ("Build", build)),
     )
 
 
@@ -105,7 +119,8 @@ def memory_plans(header: ModelHeader, tests: Iterable[SpeedTest]) -> list[tuple[
         )
     plans = []
     for context, layers in sorted(
-        list(contexts)[:MAX_MEMORY_BARS], key=lambda key: (key[0].type_k, key[0].type_v, key[0].n_ctx)
+        list(contexts)[:MAX_MEMORY_BARS],
+        key=lambda key: (key[0].type_k, key[0].type_v, key[0].n_ctx),
     ):
         with memory_plan.open_memory_planner(header, context, layers) as planner:
             planned = planner.memory_plan()
@@ -202,7 +217,11 @@ def _lead(results: Sequence[SpeedResult], drawn: Sequence[Chart]) -> list[str]:
         f" {format_number(standard_deviation(result.samples_ts), 2)} tok/s"
         for name, result in list(best.items())[:MAX_SUMMARY_TESTS]
     ]
-    sentences += [f"{len(best) - MAX_SUMMARY_TESTS} more tests in the table below"] if len(best) > MAX_SUMMARY_TESTS else []
+    sentences += (
+        [f"{len(best) - MAX_SUMMARY_TESTS} more tests in the table below"]
+        if len(best) > MAX_SUMMARY_TESTS
+        else []
+    )
     sentences += [noise] if (noise := llama_bench_output.noise_warning(results)) else []
     sentences += [result.description for result in drawn if result.title == "Roofline"]
     reading_pace = results[0].subject.reading_pace

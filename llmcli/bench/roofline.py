@@ -53,7 +53,11 @@ class RooflinePoint:
         """Return the tokens per second that a memory bandwidth of `roof` bytes per second
         allows.
         """
-        return None if bandwidth is None or self.token_cost.nbytes is None else bandwidth / self.token_cost.nbytes
+        return (
+            None
+            if bandwidth is None or self.token_cost.nbytes is None
+            else bandwidth / self.token_cost.nbytes
+        )
 
     def achieved_fraction(self, bandwidth: float | None) -> float | None:
         """Return the share of the attainable rate that was reached."""
@@ -64,7 +68,11 @@ class RooflinePoint:
         """Return whether all data of a token may fit the last-level cache, so that memory is not
         the limit.
         """
-        return None if cache_bytes is None or self.token_cost.nbytes is None else self.token_cost.nbytes <= cache_bytes
+        return (
+            None
+            if cache_bytes is None or self.token_cost.nbytes is None
+            else self.token_cost.nbytes <= cache_bytes
+        )
 
     def compute_bound_sequences(self, ridge: float | None) -> int | None:
         """Return from how many parallel sequences arithmetic limits generation instead of memory.
@@ -73,11 +81,22 @@ class RooflinePoint:
         if it is unknown: the choice of experts of several sequences, for example, is not
         predictable.
         """
-        if ridge is None or self.token_cost.kv_bytes is None or self.token_cost.attention_operations is None or self.token_cost.has_routed_experts:
+        if (
+            ridge is None
+            or self.token_cost.kv_bytes is None
+            or self.token_cost.attention_operations is None
+            or self.token_cost.has_routed_experts
+        ):
             return None
-        gained = self.token_cost.weight_operations + self.token_cost.attention_operations - ridge * self.token_cost.kv_bytes
+        gained = (
+            self.token_cost.weight_operations
+            + self.token_cost.attention_operations
+            - ridge * self.token_cost.kv_bytes
+        )
         return (
-            0 if gained <= 0 else max(1, -int(-ridge * sum(self.token_cost.weight_bytes.values()) // gained))
+            0
+            if gained <= 0
+            else max(1, -int(-ridge * sum(self.token_cost.weight_bytes.values()) // gained))
         )
 
 
@@ -98,7 +117,11 @@ class RooflineResult:
     def ridge(self) -> float | None:
         """Operations per byte at which reading and computing take the same time."""
         roof = self.machine.bandwidth
-        return None if roof is None or self.operations_per_second is None else self.operations_per_second / roof
+        return (
+            None
+            if roof is None or self.operations_per_second is None
+            else self.operations_per_second / roof
+        )
 
 
 def measure_machine(threads: int, on_reading: Callable[[], None]) -> MachineBandwidth:
@@ -158,8 +181,22 @@ def measure_model(
         # the cost in the middle of the generation
         cost = token_cost(header, depth + GENERATED_TOKENS // 2, base.type_k, base.type_v)
         points.append(
-            RooflinePoint(depth, cost, kernel.average(rates_at_depth), kernel.standard_deviation(rates_at_depth))
+            RooflinePoint(
+                depth,
+                cost,
+                kernel.average(rates_at_depth),
+                kernel.standard_deviation(rates_at_depth),
+            )
         )
     operations = prompt_operations(header, PROMPT_TOKENS)
-    operations_per_second = None if operations is None else operations / PROMPT_TOKENS * prompts[ubatch]
-    return RooflineResult(machine_bandwidth, tuple(points), prompts[ubatch], ubatch, operations_per_second, tuple(tests))
+    operations_per_second = (
+        None if operations is None else operations / PROMPT_TOKENS * prompts[ubatch]
+    )
+    return RooflineResult(
+        machine_bandwidth,
+        tuple(points),
+        prompts[ubatch],
+        ubatch,
+        operations_per_second,
+        tuple(tests),
+    )

@@ -131,7 +131,10 @@ class RowChart:
     def axis_values(self) -> list[float]:
         """All values that the axis must include."""
         if not self.draws_marks:
-            return [*(row.largest_value for row in self.rows), *(rule.position for rule in self.reference_lines)]
+            return [
+                *(row.largest_value for row in self.rows),
+                *(rule.position for rule in self.reference_lines),
+            ]
         values = [
             end
             for row in self.rows

@@ -12,11 +12,19 @@ def build_data_table(chart: Chart) -> Table:
 def _plot(plot: Plot) -> Table:
     labelled = any(point.label for series in plot.series for point in series.points)
     rows = [
-        (series.name, format_number(point.x), format_number(point.y), *([point.full_label] if labelled else []))
+        (
+            series.name,
+            format_number(point.x),
+            format_number(point.y),
+            *([point.full_label] if labelled else []),
+        )
         for series in plot.series
         for point in series.points
     ]
-    rows += [(rule.label, format_number(rule.position), "", *([""] if labelled else [])) for rule in plot.reference_lines]
+    rows += [
+        (rule.label, format_number(rule.position), "", *([""] if labelled else []))
+        for rule in plot.reference_lines
+    ]
     columns = ("", plot.x.title, plot.y.title, *(["what"] if labelled else []))
     return Table(columns, tuple(rows), frozenset((1, 2)))
 

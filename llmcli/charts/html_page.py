@@ -40,10 +40,18 @@ def render_html(page: ReportPage) -> str:
         "main",
         build_element("h1", page.title),
         build_element("p", page.subtitle, class_="soft"),
-        build_element("ul", *(build_element("li", item) for item in page.lead)) if page.lead else None,
+        build_element("ul", *(build_element("li", item) for item in page.lead))
+        if page.lead
+        else None,
         *(_section(chart, number) for number, chart in enumerate(page.charts)),
-        *(build_element("section", build_element("h2", name), _table(item)) for name, item in page.tables),
-        *(build_element("section", build_element("h2", name), _facts(rows)) for name, rows in page.facts),
+        *(
+            build_element("section", build_element("h2", name), _table(item))
+            for name, item in page.tables
+        ),
+        *(
+            build_element("section", build_element("h2", name), _facts(rows))
+            for name, rows in page.facts
+        ),
     )
     return (
         "<!DOCTYPE html>\n"
@@ -88,7 +96,9 @@ def _table(data: Table) -> Markup:
     """Return a table that scrolls horizontally when it is wider than the page."""
 
     def cell(name: str, number: int, words: str, scope: str | None = None) -> Markup:
-        return build_element(name, words, class_="n" if number in data.right_aligned else None, scope=scope)
+        return build_element(
+            name, words, class_="n" if number in data.right_aligned else None, scope=scope
+        )
 
     def row(first: str, *rest: str) -> Markup:
         return build_element(
@@ -97,9 +107,13 @@ def _table(data: Table) -> Markup:
             *(cell("td", at, words) for at, words in enumerate(rest, 1)),
         )
 
-    head = build_element("tr", *(cell("th", at, words, "col") for at, words in enumerate(data.columns)))
+    head = build_element(
+        "tr", *(cell("th", at, words, "col") for at, words in enumerate(data.columns))
+    )
     table_element = build_element(
-        "table", build_element("thead", head), build_element("tbody", *(row(*cells) for cells in data.rows))
+        "table",
+        build_element("thead", head),
+        build_element("tbody", *(row(*cells) for cells in data.rows)),
     )
     return build_element(
         "div", table_element, class_="scroll", tabindex="0", role="region", aria_label="numbers"
@@ -109,5 +123,9 @@ def _table(data: Table) -> Markup:
 def _facts(rows: Sequence[tuple[str, str]]) -> Markup:
     return build_element(
         "dl",
-        *(piece for name, value in rows for piece in (build_element("dt", name), build_element("dd", value))),
+        *(
+            piece
+            for name, value in rows
+            for piece in (build_element("dt", name), build_element("dd", value))
+        ),
     )

@@ -9,7 +9,12 @@ from itertools import pairwise
 
 FONT_PIXELS, LINE_PIXELS = 12, 16  # of text and of a line, in pixels
 NARROW_LETTERS, WIDE_LETTERS = frozenset("ijl.,:;'|!()[]tfrI "), frozenset("mwMW@%±→")
-LABEL_DISTANCES = (10.0, 24.0, 40.0, 58.0)  # distances of a label from its mark, in pixels, nearest first
+LABEL_DISTANCES = (
+    10.0,
+    24.0,
+    40.0,
+    58.0,
+)  # distances of a label from its mark, in pixels, nearest first
 MARK_CLEARANCE = 14.0  # minimum distance of a label from the marks of other points, in pixels
 LABEL_DIRECTIONS = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1))
 
@@ -76,11 +81,15 @@ class LabelLayout:
                     - (0.0 if step_x > 0 else label_width if step_x < 0 else label_width / 2)
                 )
                 middle = y + step_y * (offset + (LINE_PIXELS / 4 if not step_x else 0))
-                box = Box(left, middle - LINE_PIXELS / 2, left + label_width, middle + LINE_PIXELS / 2)
+                box = Box(
+                    left, middle - LINE_PIXELS / 2, left + label_width, middle + LINE_PIXELS / 2
+                )
                 if self.area.contains(box) and self._free(box, x, y):
                     free.append(box)
             if free:
-                chosen = min(free, key=lambda box: sum(box.overlap_area(line) > 0 for line in self.lines))
+                chosen = min(
+                    free, key=lambda box: sum(box.overlap_area(line) > 0 for line in self.lines)
+                )
                 self.occupied.append(chosen)
                 return LabelSpot(chosen, distance > LABEL_DISTANCES[0])
         return None
@@ -92,7 +101,12 @@ class LabelLayout:
 
     def _free(self, box: Box, x: float, y: float) -> bool:
         """Return whether the label of the mark at (x, y) may be placed in this box."""
-        near = Box(box.x_min - MARK_CLEARANCE, box.y_min - MARK_CLEARANCE / 2, box.x_max + MARK_CLEARANCE, box.y_max + MARK_CLEARANCE / 2)
+        near = Box(
+            box.x_min - MARK_CLEARANCE,
+            box.y_min - MARK_CLEARANCE / 2,
+            box.x_max + MARK_CLEARANCE,
+            box.y_max + MARK_CLEARANCE / 2,
+        )
         other_marks = (
             Box(mark_x, mark_y, mark_x + 0.1, mark_y + 0.1)
             for mark_x, mark_y in self.marks

@@ -39,7 +39,9 @@ def build_element(name: str, /, *children: str | None, **attributes: str | float
         if child is not None
     )
     return Markup(
-        f"<{' '.join(words)}/>" if name in VOID_ELEMENTS else f"<{' '.join(words)}>{inside}</{name}>"
+        f"<{' '.join(words)}/>"
+        if name in VOID_ELEMENTS
+        else f"<{' '.join(words)}>{inside}</{name}>"
     )
 
 

@@ -42,11 +42,15 @@ class Scale:
     def ticks(self, max_ticks: int) -> list[float]:
         """Return round values between the limits: about `max_ticks`, at least two."""
         return (
-            log_ticks(self.low, self.high, max_ticks) if self.is_log else linear_ticks(self.low, self.high, max_ticks)
+            log_ticks(self.low, self.high, max_ticks)
+            if self.is_log
+            else linear_ticks(self.low, self.high, max_ticks)
         )
 
 
-def axis_limits(values: Iterable[float], log: bool = False, from_zero: bool = True) -> tuple[float, float]:
+def axis_limits(
+    values: Iterable[float], log: bool = False, from_zero: bool = True
+) -> tuple[float, float]:
     """Return the axis limits for values: from 0, or the smallest negative value, to a round number
     above the largest.
 
@@ -56,7 +60,9 @@ def axis_limits(values: Iterable[float], log: bool = False, from_zero: bool = Tr
     if log:
         margin = 10**0.2
         return min(numbers) / margin, max(numbers) * margin
-    low, high = (min(0.0, *numbers), max(0.0, *numbers)) if from_zero else (min(numbers), max(numbers))
+    low, high = (
+        (min(0.0, *numbers), max(0.0, *numbers)) if from_zero else (min(numbers), max(numbers))
+    )
     if low == high:
         return (0.0, 1.0) if low == 0 else (low - abs(low) / 10, high + abs(high) / 10)
     step = _step(high - low, 6)

@@ -7,7 +7,9 @@ from llmcli.charts.markup import Markup
 WIDE_PIXELS, NARROW_PIXELS = 720, 340  # pixels
 
 
-def draw_chart(chart: Chart, width_pixels: float = WIDE_PIXELS, ident: str = "chart", css_class: str = "") -> Markup:
+def draw_chart(
+    chart: Chart, width_pixels: float = WIDE_PIXELS, ident: str = "chart", css_class: str = ""
+) -> Markup:
     """Draw a chart `wide` pixels wide. `ident` must be unique on the page; `kind` is an additional
     CSS class.
     """

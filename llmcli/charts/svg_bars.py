@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmcli.charts import svg_frame
-from llmcli.charts.chart import ChartRow, RowChart, ReferenceLine
+from llmcli.charts.chart import ChartRow, ReferenceLine, RowChart
 from llmcli.charts.label_layout import LINE_PIXELS, shorten_to_width, text_width
 from llmcli.charts.markup import Markup, build_element, join_markup
-from llmcli.charts.scale import Scale, format_number, axis_limits
+from llmcli.charts.scale import Scale, axis_limits, format_number
 from llmcli.charts.svg_frame import GAP_PIXELS, Frame, draw_line, draw_mark, draw_text
 
 # pixels: height of a row, of a row with its name above, and of a bar
@@ -29,23 +29,31 @@ class RowLayout:
 
     def row_center(self, number: int) -> float:
         """Return the y coordinate of a row's values."""
-        return self.area.y_min + (ROW_PIXELS * number + 16 if self.labels_beside else STACKED_ROW_PIXELS * number + 32)
+        return self.area.y_min + (
+            ROW_PIXELS * number + 16 if self.labels_beside else STACKED_ROW_PIXELS * number + 32
+        )
 
 
 def draw_rows(chart: RowChart, width_pixels: float, ident: str, css_class: str) -> Markup:
     """Draw the chart as SVG, `wide` pixels wide."""
     names = chart.value_names if len(chart.value_names) > 1 else ()
-    samples = [draw_mark(n, 11, 0) if chart.draws_marks else _swatch(n, ident) for n in range(len(names))]
+    samples = [
+        draw_mark(n, 11, 0) if chart.draws_marks else _swatch(n, ident) for n in range(len(names))
+    ]
     key, top = svg_frame.draw_legend(names, width_pixels, 2, samples)
     layout = _layout(chart, width_pixels, top, ident)
     area = layout.area
-    pieces = [svg_frame.hatch_patterns(len(chart.value_names), ident)] if not chart.draws_marks else []
+    pieces = (
+        [svg_frame.hatch_patterns(len(chart.value_names), ident)] if not chart.draws_marks else []
+    )
     pieces += [key, svg_frame.draw_x_axis(layout.scale, area, chart.axis.title)]
     labels = []
     for number, row in enumerate(chart.rows):
         y = layout.row_center(number)
         values, end = (
-            _dots(row, chart.value_names, layout, y) if chart.draws_marks else _bar(row, chart.value_names, layout, y)
+            _dots(row, chart.value_names, layout, y)
+            if chart.draws_marks
+            else _bar(row, chart.value_names, layout, y)
         )
         pieces.append(values)
         labels += _words(row, layout, y, end)
@@ -54,7 +62,13 @@ def draw_rows(chart: RowChart, width_pixels: float, ident: str, css_class: str) 
         pieces.append(_rule(rule, layout, top + LINE_PIXELS * (number + 1) - 3))
     pieces += labels
     return svg_frame.build_svg(
-        chart.title, chart.description, width_pixels, area.y_max + 2 * LINE_PIXELS + GAP_PIXELS, ident, css_class, *pieces
+        chart.title,
+        chart.description,
+        width_pixels,
+        area.y_max + 2 * LINE_PIXELS + GAP_PIXELS,
+        ident,
+        css_class,
+        *pieces,
     )
 
 
@@ -63,8 +77,17 @@ def _words(row: ChartRow, place: RowLayout, y: float, end: float) -> list[Markup
     wide = place.area.width
     if place.labels_beside:
         words = [draw_text(row.label, place.area.x_min - 8, y + 4, "end", "label")]
-        return words + ([draw_text(row.note, end + 8, y + 4, css_class="label")] if row.note else [])
-    words = [draw_text(shorten_to_width(row.label, wide - text_width(row.note) - GAP_PIXELS), 1.0, y - 13, css_class="label")]
+        return words + (
+            [draw_text(row.note, end + 8, y + 4, css_class="label")] if row.note else []
+        )
+    words = [
+        draw_text(
+            shorten_to_width(row.label, wide - text_width(row.note) - GAP_PIXELS),
+            1.0,
+            y - 13,
+            css_class="label",
+        )
+    ]
     return words + ([draw_text(row.note, wide - 1, y - 13, "end", "label")] if row.note else [])
 
 
@@ -94,7 +117,12 @@ def _bar(row: ChartRow, names: Sequence[str], place: RowLayout, y: float) -> tup
         start, end = place.scale(total), place.scale(total + named.value)
         says = build_element("title", f"{row.label}, {named.name}: {format_number(named.value)}")
         fill = f"url(#{place.ident}-{names.index(named.name)})"
-        box = {"x": start, "y": y - BAR_PIXELS / 2, "width": max(end - start, 0.75), "height": BAR_PIXELS}
+        box = {
+            "x": start,
+            "y": y - BAR_PIXELS / 2,
+            "width": max(end - start, 0.75),
+            "height": BAR_PIXELS,
+        }
         pieces.append(build_element("rect", says, class_="part", fill=fill, **box))
         total += named.value
     end = place.scale(total)
@@ -115,7 +143,12 @@ def _dots(row: ChartRow, names: Sequence[str], place: RowLayout, y: float) -> tu
         pieces.append(draw_line(min(mark_xs), y, max(mark_xs), y, "stem"))
     for named, x in zip(row.values, mark_xs, strict=True):
         pieces.append(
-            draw_mark(names.index(named.name), x, y, f"{row.label}, {named.name}: {format_number(named.value)}")
+            draw_mark(
+                names.index(named.name),
+                x,
+                y,
+                f"{row.label}, {named.name}: {format_number(named.value)}",
+            )
         )
     return join_markup(*pieces), max(
         [*mark_xs, *(place.scale(end) for end in row.value_range or ())], default=place.area.x_min

@@ -8,7 +8,7 @@ dark mode and on paper.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmcli.charts.label_layout import LINE_PIXELS, FONT_PIXELS, shorten_to_width, text_width
+from llmcli.charts.label_layout import FONT_PIXELS, LINE_PIXELS, shorten_to_width, text_width
 from llmcli.charts.markup import Markup, build_element, join_markup
 from llmcli.charts.scale import Scale, format_ticks
 
@@ -85,7 +85,10 @@ def draw_x_axis(scale: Scale, frame: Frame, title: str) -> Markup:
     max_ticks = 8
     while (
         max_ticks > 2
-        and sum(text_width(label) + 2 * GAP_PIXELS for label in format_ticks(scale.ticks(max_ticks))) > max_width
+        and sum(
+            text_width(label) + 2 * GAP_PIXELS for label in format_ticks(scale.ticks(max_ticks))
+        )
+        > max_width
     ):
         max_ticks -= 1
     values = scale.ticks(max_ticks)
@@ -98,7 +101,13 @@ def draw_x_axis(scale: Scale, frame: Frame, title: str) -> Markup:
     middle = (frame.x_min + frame.x_max) / 2
     half = min(middle, frame.width - middle) - 1
     pieces.append(
-        draw_text(shorten_to_width(title, 2 * half), middle, frame.y_max + 2 * LINE_PIXELS + 2, "middle", "title")
+        draw_text(
+            shorten_to_width(title, 2 * half),
+            middle,
+            frame.y_max + 2 * LINE_PIXELS + 2,
+            "middle",
+            "title",
+        )
     )
     return join_markup(*pieces)
 
@@ -119,7 +128,10 @@ def draw_legend(
             x, y = 0.0, y + LINE_PIXELS + 2
         pieces.append(
             build_element(
-                "g", sample, draw_text(shown, 26, 4), transform=f"translate({x:.2f} {y + FONT_PIXELS / 2:.2f})"
+                "g",
+                sample,
+                draw_text(shown, 26, 4),
+                transform=f"translate({x:.2f} {y + FONT_PIXELS / 2:.2f})",
             )
         )
         x += entry_width + 2 * GAP_PIXELS
@@ -127,7 +139,13 @@ def draw_legend(
 
 
 def build_svg(
-    title: str, description: str, width_pixels: float, height_pixels: float, ident: str, css_class: str, *pieces: Markup
+    title: str,
+    description: str,
+    width_pixels: float,
+    height_pixels: float,
+    ident: str,
+    css_class: str,
+    *pieces: Markup,
 ) -> Markup:
     """Return the complete SVG element with its accessible title and description."""
     return build_element(
@@ -153,7 +171,11 @@ def hatch_patterns(count: int, ident: str) -> Markup:
 
 
 def _hatch(kind: int, ident: str) -> Markup:
-    lines = build_element("path", class_=f"hatch h{kind}", d=HATCH_PATHS[kind]) if HATCH_PATHS[kind] else None
+    lines = (
+        build_element("path", class_=f"hatch h{kind}", d=HATCH_PATHS[kind])
+        if HATCH_PATHS[kind]
+        else None
+    )
     ground = build_element("rect", class_=f"fill f{kind}", width=6, height=6)
     return build_element(
         "pattern", ground, lines, id=ident, width=6, height=6, patternUnits="userSpaceOnUse"

@@ -4,8 +4,15 @@ from llmcli.charts import svg_frame
 from llmcli.charts.chart import Plot, ReferenceLine, Series
 from llmcli.charts.label_layout import LINE_PIXELS, Box, LabelLayout, shorten_to_width, text_width
 from llmcli.charts.markup import Markup, build_element, join_markup
-from llmcli.charts.scale import Scale, format_number, axis_limits, format_ticks
-from llmcli.charts.svg_frame import LINE_DASHES, GAP_PIXELS, Frame, color_class, draw_mark, draw_text
+from llmcli.charts.scale import Scale, axis_limits, format_number, format_ticks
+from llmcli.charts.svg_frame import (
+    GAP_PIXELS,
+    LINE_DASHES,
+    Frame,
+    color_class,
+    draw_mark,
+    draw_text,
+)
 
 
 def draw_plot(plot: Plot, width_pixels: float, ident: str, css_class: str) -> Markup:
@@ -25,13 +32,17 @@ def draw_plot(plot: Plot, width_pixels: float, ident: str, css_class: str) -> Ma
     )
     plot_height = min(340.0, max(220.0, width_pixels * 0.5))
     (x_low, x_high), (y_low, y_high) = (
-        axis_limits([p.x for p in points] + [rule.position for rule in plot.reference_lines], plot.x.is_log),
+        axis_limits(
+            [p.x for p in points] + [rule.position for rule in plot.reference_lines], plot.x.is_log
+        ),
         axis_limits([p.y for p in points], plot.y.is_log),
     )
     y = Scale(y_low, y_high, top + GAP_PIXELS + plot_height, top + GAP_PIXELS, plot.y.is_log)
     y_ticks = y.ticks(6)
     left = max(text_width(label) for label in format_ticks(y_ticks)) + GAP_PIXELS
-    area = Frame(width_pixels, left, top + GAP_PIXELS, width_pixels - 12, top + GAP_PIXELS + plot_height)
+    area = Frame(
+        width_pixels, left, top + GAP_PIXELS, width_pixels - 12, top + GAP_PIXELS + plot_height
+    )
     x = Scale(x_low, x_high, area.x_min, area.x_max, plot.x.is_log)
     for value, label in zip(y_ticks, format_ticks(y_ticks), strict=True):
         pieces.append(svg_frame.draw_line(area.x_min, y(value), area.x_max, y(value), "grid"))
@@ -42,7 +53,13 @@ def draw_plot(plot: Plot, width_pixels: float, ident: str, css_class: str) -> Ma
     pieces += [_series(number, series, x, y, room) for number, series in enumerate(plot.series)]
     pieces += [_labels(series, x, y, room) for series in plot.series]
     return svg_frame.build_svg(
-        plot.title, plot.description, width_pixels, area.y_max + 2 * LINE_PIXELS + GAP_PIXELS, ident, css_class, *pieces
+        plot.title,
+        plot.description,
+        width_pixels,
+        area.y_max + 2 * LINE_PIXELS + GAP_PIXELS,
+        ident,
+        css_class,
+        *pieces,
     )
 
 
@@ -70,11 +87,16 @@ def _series(number: int, series: Series, x: Scale, y: Scale, room: LabelLayout) 
         path = "M" + "L".join(f"{px:.2f} {py:.2f}" for px, py in places)
         dashes = LINE_DASHES[number % len(LINE_DASHES)]
         pieces.append(
-            build_element("path", class_=f"line {color_class(number)}", d=path, stroke_dasharray=dashes)
+            build_element(
+                "path", class_=f"line {color_class(number)}", d=path, stroke_dasharray=dashes
+            )
         )
     if series.marks:
         for point, (px, py) in zip(series.points, places, strict=True):
-            says = point.full_label or f"{series.name}: {format_number(point.x)}, {format_number(point.y)}"
+            says = (
+                point.full_label
+                or f"{series.name}: {format_number(point.x)}, {format_number(point.y)}"
+            )
             pieces.append(draw_mark(number, px, py, says))
             room.add_mark(px, py)
     return join_markup(*pieces)
@@ -110,7 +132,8 @@ def _rule(rule: ReferenceLine, x: Scale, area: Frame, room: LabelLayout) -> Mark
     y = area.y_min + 14
     while (
         any(
-            Box(left, y - 12, left + label_width, y + 4).overlap_area(occupied) for occupied in room.occupied
+            Box(left, y - 12, left + label_width, y + 4).overlap_area(occupied)
+            for occupied in room.occupied
         )
         and y < area.y_max - LINE_PIXELS
     ):

@@ -76,7 +76,9 @@ def cpu_flags() -> frozenset[str] | None:
     """Return the processor's features by the operating system's names; None if they are unknown."""
     if CPUINFO_FILE.exists():
         lines = re.findall(
-            r"^(?:flags|Features)\s*:\s*(.*)$", CPUINFO_FILE.read_text(errors="replace"), re.MULTILINE
+            r"^(?:flags|Features)\s*:\s*(.*)$",
+            CPUINFO_FILE.read_text(errors="replace"),
+            re.MULTILINE,
         )
         return frozenset(lines[0].lower().split()) if lines else None
     return _sysctl() if platform.system() == "Darwin" else None
@@ -113,9 +115,13 @@ def compare_features(
 
 def unused_features(features: tuple[CpuFeature, ...]) -> tuple[str, ...]:
     """Return the features that the processor has and the build does not use."""
-    return tuple(feature.name for feature in features if feature.in_cpu and feature.in_build is False)
+    return tuple(
+        feature.name for feature in features if feature.in_cpu and feature.in_build is False
+    )
 
 
 def unsupported_features(features: tuple[CpuFeature, ...]) -> tuple[str, ...]:
     """Return the features that the build uses and the processor does not have."""
-    return tuple(feature.name for feature in features if feature.in_build and feature.in_cpu is False)
+    return tuple(
+        feature.name for feature in features if feature.in_build and feature.in_cpu is False
+    )

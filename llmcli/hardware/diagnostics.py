@@ -71,7 +71,9 @@ class Diagnostics:
         """Problems, each with the command that helps."""
         warnings = []
         if self.load_error:
-            warnings.append((f"llama.cpp does not load: {self.load_error}", rebuild_command(self.devices)))
+            warnings.append(
+                (f"llama.cpp does not load: {self.load_error}", rebuild_command(self.devices))
+            )
         if unsupported := cpu_features.unsupported_features(self.features):
             warnings.append(
                 (
@@ -138,7 +140,9 @@ def rebuild_command(found_devices: tuple[Device, ...]) -> str:
     present.
     """
     names = {
-        device.name.rstrip("0123456789") for device in found_devices if device.kind in devices.GPU_KINDS
+        device.name.rstrip("0123456789")
+        for device in found_devices
+        if device.kind in devices.GPU_KINDS
     }
     flags = next((f"-DGGML_{name.upper()}=on" for name in ("CUDA", "Vulkan") if name in names), "")
     if (Path(__file__).parents[2] / SETUP_SCRIPT).exists():

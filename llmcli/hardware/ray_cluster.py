@@ -46,7 +46,9 @@ def open_cluster(address: str | None, cpus: float) -> Iterator[int]:
     """
     import ray
 
-    if address and ":" in address and unreachable_workers([address]):  # Ray itself would try for minutes
+    if (
+        address and ":" in address and unreachable_workers([address])
+    ):  # Ray itself would try for minutes
         raise UserError(
             f"no Ray at {address}: nothing listens there",
             hint="ray status on a machine of the cluster",

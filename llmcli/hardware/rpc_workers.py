@@ -43,7 +43,8 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
         number = int(port) if port.isascii() and port.isdigit() and len(port) < 6 else 0
         if not host or (colon and not 1 <= number <= 65535):
             raise UserError(
-                f"--rpc: invalid worker address {word!r}", hint=f"--rpc HOST:{DEFAULT_PORT},HOST:{DEFAULT_PORT}"
+                f"--rpc: invalid worker address {word!r}",
+                hint=f"--rpc HOST:{DEFAULT_PORT},HOST:{DEFAULT_PORT}",
             )
         addresses.append(f"{host}:{number or DEFAULT_PORT}")
     unique = tuple(dict.fromkeys(addresses))
@@ -55,17 +56,23 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
     return unique
 
 
-def add_workers(addresses: Sequence[str], proportions: Sequence[float] = ()) -> tuple[RpcWorker, ...]:
+def add_workers(
+    addresses: Sequence[str], proportions: Sequence[float] = ()
+) -> tuple[RpcWorker, ...]:
     """Register workers, so that models of this process use their devices, too.
 
     `parts`: the proportions of the devices, instead of their free memory. Raises UserError if a
     worker is not usable; none is registered then.
     """
-    workers = tuple(probe_worker(worker) for worker in addresses if worker not in rpc.joined_workers())
+    workers = tuple(
+        probe_worker(worker) for worker in addresses if worker not in rpc.joined_workers()
+    )
     for worker in workers:
         rpc.join_worker(worker.endpoint)
     n_devices = (
-        sum(worker.kind in devices.GPU_KINDS for worker in devices.list_devices()) if proportions else 0
+        sum(worker.kind in devices.GPU_KINDS for worker in devices.list_devices())
+        if proportions
+        else 0
     )
     if len(proportions) > n_devices:
         raise UserError(
@@ -87,7 +94,9 @@ def probe_worker(endpoint: str) -> RpcWorker:
             f"{host} has no IPv4 address: {error.strerror}", hint="check the name after --rpc"
         ) from None
     try:
-        with socket.create_connection((str(address[0]), int(address[1])), timeout=TIMEOUT_SECONDS) as link:
+        with socket.create_connection(
+            (str(address[0]), int(address[1])), timeout=TIMEOUT_SECONDS
+        ) as link:
             return _ask(link, endpoint)
     except TimeoutError:
         raise UserError(
@@ -162,7 +171,9 @@ def _ask(link: socket.socket, endpoint: str) -> RpcWorker:
         ]
     except EOFError:
         raise not_a_worker from None
-    return RpcWorker(endpoint, (major, minor, patch), tuple((free, total) for free, total in memory))
+    return RpcWorker(
+        endpoint, (major, minor, patch), tuple((free, total) for free, total in memory)
+    )
 
 
 def _call(link: socket.socket, command: int, body: bytes, size: int) -> bytes:

@@ -45,7 +45,9 @@ def check_memory(plan: RunPlan, fit_mode: str, note: Callable[[str], None]) -> R
         if fits and (not disk_note or (plan.is_ctx_requested and fit_mode != "on")):
             return _told(plan, disk_note, note)
         nearest = dry_run.find_nearest(plan)
-        may_use = nearest and (fit_mode == "on" or (not plan.is_ctx_requested and plan.only_shortens_to(nearest)))
+        may_use = nearest and (
+            fit_mode == "on" or (not plan.is_ctx_requested and plan.only_shortens_to(nearest))
+        )
         # a change from slow to slow gains nothing
         if nearest and may_use and not (fits and dry_run.disk_warning(nearest)):
             label = "--fit" if fit_mode == "on" else "limited by the available memory"
@@ -66,7 +68,9 @@ def _plenty(wish: RunPlan) -> bool:
     """Return whether an upper bound of the memory is below what is available."""
     need = upper_bound.upper_bound_bytes(wish.header, wish.context) + PROCESS_BYTES
     if wish.drafting.model:
-        need += upper_bound.upper_bound_bytes(read_header.read_header(wish.drafting.model), wish.draft_context)
+        need += upper_bound.upper_bound_bytes(
+            read_header.read_header(wish.drafting.model), wish.draft_context
+        )
     addresses, threads = (
         memory_limits.address_free_bytes(),
         max(wish.context.n_threads, wish.context.n_threads_batch),

@@ -45,7 +45,9 @@ class HeadShape:
         ):
             return None
         size = form.k_heads[largest]
-        is_regular = size and size % HEAD_SIZE_MULTIPLE == 0 and queries * size % form.k_values[largest] == 0
+        is_regular = (
+            size and size % HEAD_SIZE_MULTIPLE == 0 and queries * size % form.k_values[largest] == 0
+        )
         return cls(queries, form.k_values[largest] // size, size) if is_regular else None
 
 
@@ -89,7 +91,8 @@ def build_stub_model(heads: HeadShape, n_ctx: int) -> bytes:
             (f"blk.{block}.{name}.weight", shape, "F32") for name, shape in matrices.items()
         ]
         tensors += [
-            (f"blk.{block}.{name}.weight", (STUB_WIDTH,), "F32") for name in ("attn_norm", "ffn_norm")
+            (f"blk.{block}.{name}.weight", (STUB_WIDTH,), "F32")
+            for name in ("attn_norm", "ffn_norm")
         ]
     file_layout = layout.lay_out_file(entries, tensors, ALIGNMENT)
     return file_layout.header + bytes(file_layout.nbytes - len(file_layout.header))

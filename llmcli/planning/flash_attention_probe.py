@@ -27,7 +27,10 @@ from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
 
-DEPTH_TOKENS, MAX_CELLS = 512, 2048  # tokens before an answer's next one; cells of all answers together
+DEPTH_TOKENS, MAX_CELLS = (
+    512,
+    2048,
+)  # tokens before an answer's next one; cells of all answers together
 # rows of a measured prompt and of a micro-batch: without flash attention the scores of a
 # micro-batch are stored
 PROMPT_ROWS = 256
@@ -85,13 +88,17 @@ def is_faster_without_flash(case: AttentionCase, config: Config) -> bool:
         if steady:
             # if the folder is not writable, the next run measures again
             with suppress(UserError):
-                write_atomically(path, (json.dumps({"version": 1, **asdict(times)}) + "\n").encode())
+                write_atomically(
+                    path, (json.dumps({"version": 1, **asdict(times)}) + "\n").encode()
+                )
     return times.is_faster_without_flash
 
 
 def cache_path(case: AttentionCase, config: Config) -> Path:
     """Return the file of a saved result for this machine and build."""
-    key = json.dumps([asdict(case), rpc_workers.machine_and_workers(), tuned_profile.build_identity()])
+    key = json.dumps(
+        [asdict(case), rpc_workers.machine_and_workers(), tuned_profile.build_identity()]
+    )
     return config.cache / "attention" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
@@ -140,7 +147,9 @@ def measure_attention(case: AttentionCase) -> tuple[AttentionTimes, bool]:
             TOKEN_PASSES,
             lambda context, number: _answer(context, case.parallel, behind + number),
         )
-        steady = all(statistics.median(seconds) < MAX_MEDIAN_RATIO * min(seconds) for seconds in passes)
+        steady = all(
+            statistics.median(seconds) < MAX_MEDIAN_RATIO * min(seconds) for seconds in passes
+        )
         answers = [min(seconds) for seconds in passes]
         # prompts are computed in a separate context, with flash attention
         if case.parallel > 1:
@@ -176,7 +185,14 @@ def _answer(context: Context, parallel: int, at: int) -> None:
 def _prompt(context: Context) -> None:
     spare = context.n_seq_max - 1
     context.trim(spare, 0)
-    context.decode(BatchRows([1] * PROMPT_ROWS, list(range(PROMPT_ROWS)), [spare] * PROMPT_ROWS, [False] * PROMPT_ROWS))
+    context.decode(
+        BatchRows(
+            [1] * PROMPT_ROWS,
+            list(range(PROMPT_ROWS)),
+            [spare] * PROMPT_ROWS,
+            [False] * PROMPT_ROWS,
+        )
+    )
 
 
 def _timed(

@@ -16,15 +16,19 @@ from llmcli.runtime import kv_size
 from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context_options import MAX_SEQUENCES, ContextOptions
-from llmcli.runtime.binding.dry_run import DryRun, dry_run
 from llmcli.runtime.binding.devices import HOST_DEVICE, BufferType
+from llmcli.runtime.binding.dry_run import DryRun, dry_run
 from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.speculation import draft_context_options
 from quant.model_file.model_header import ModelHeader
 
-PLANNED_CACHE_TYPES = ("f16", "q8_0", "q4_0")  # cache types for which `plan` states the largest context
+PLANNED_CACHE_TYPES = (
+    "f16",
+    "q8_0",
+    "q4_0",
+)  # cache types for which `plan` states the largest context
 # A dry run takes some 80 bytes per cell for llama.cpp's bookkeeping, so longer contexts are not
 # run.
 MAX_CELLS = 1 << 20
@@ -132,7 +136,9 @@ class MemoryPlan:
         must stay in memory fits.
         """
         answers = [
-            None if share.required is None or share.available is None else share.required <= share.available
+            None
+            if share.required is None or share.available is None
+            else share.required <= share.available
             for share in self.devices
         ]
         return False if False in answers else None if None in answers else True
@@ -214,10 +220,15 @@ class Planner:
 
         def room(steps: int) -> int | None:
             options = replace(
-                self.options, n_ctx=steps * step, type_k=cache_type, type_v=cache_type, flash_attn=flash
+                self.options,
+                n_ctx=steps * step,
+                type_k=cache_type,
+                type_v=cache_type,
+                flash_attn=flash,
             )
             free_bytes = [
-                share.free_after if share.total is not None else None for share in self.device_memory(options)
+                share.free_after if share.total is not None else None
+                for share in self.device_memory(options)
             ]
             return (
                 None if None in free_bytes else min(free for free in free_bytes if free is not None)
@@ -339,7 +350,10 @@ class Planner:
 
 @contextmanager
 def open_memory_planner(
-    header: ModelHeader, options: ContextOptions, gpu_layers: int, draft_planner: Planner | None = None
+    header: ModelHeader,
+    options: ContextOptions,
+    gpu_layers: int,
+    draft_planner: Planner | None = None,
 ) -> Iterator[Planner]:
     """Open a dry run of a checked GGUF with resolved `options`. Raises the errors of loading it."""
     with dry_run(
@@ -446,7 +460,9 @@ def device_memory(
     return tuple(device_shares)
 
 
-def merge_devices(shares: tuple[DeviceMemory, ...], others: tuple[DeviceMemory, ...]) -> tuple[DeviceMemory, ...]:
+def merge_devices(
+    shares: tuple[DeviceMemory, ...], others: tuple[DeviceMemory, ...]
+) -> tuple[DeviceMemory, ...]:
     """Return the sum of two models' memory, device by device."""
     by_device = {share.device: share for share in shares}
     for other in others:

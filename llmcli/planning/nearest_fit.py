@@ -10,7 +10,13 @@ from contextlib import ExitStack, contextmanager
 from llmcli.errors import UserError
 from llmcli.hardware import host, memory_limits
 from llmcli.planning import upper_bound
-from llmcli.planning.memory_plan import MAX_CELLS, Planner, DeviceMemory, largest_fitting, open_memory_planner
+from llmcli.planning.memory_plan import (
+    MAX_CELLS,
+    DeviceMemory,
+    Planner,
+    largest_fitting,
+    open_memory_planner,
+)
 from llmcli.planning.run_plan import RunPlan
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding import devices
@@ -48,7 +54,9 @@ class NearestFit:
             return self._planner.device_memory(plan.context)
         cache = upper_bound.predict_cache(plan.header, plan.context)
         return (
-            DeviceMemory(HOST_DEVICE, None, None, cache.nbytes if cache else None, None, 0, None, None),
+            DeviceMemory(
+                HOST_DEVICE, None, None, cache.nbytes if cache else None, None, 0, None, None
+            ),
         )
 
     def free_after(self, plan: RunPlan, *, weights: bool = False) -> int | None:
@@ -57,7 +65,10 @@ class NearestFit:
 
         With `weights`, the mapped weights that are read repeatedly must stay in memory, too.
         """
-        cache, free = upper_bound.predict_cache(plan.header, plan.context), self.free_by_device[HOST_DEVICE]
+        cache, free = (
+            upper_bound.predict_cache(plan.header, plan.context),
+            self.free_by_device[HOST_DEVICE],
+        )
         if cache and free is not None and not plan.gpu_layers and cache.nbytes > free:
             return free - cache.nbytes  # too large for a dry run
         free_by_device = dict(self.free_by_device)
@@ -90,7 +101,10 @@ class NearestFit:
             )
 
         try:
-            return min((largest_fitting(room, -(-most // kv_size.CELL_STEP)) or 0) * kv_size.CELL_STEP, most)
+            return min(
+                (largest_fitting(room, -(-most // kv_size.CELL_STEP)) or 0) * kv_size.CELL_STEP,
+                most,
+            )
         except UserError:  # the model does not support this type
             return 0
 
@@ -122,7 +136,9 @@ class NearestFit:
         slots = wish.required_slots
         while slots:
             for kinds in _kinds(wish):
-                candidate = wish.with_changes(slots=slots, cache_type_k=kinds[0], cache_type_v=kinds[1])
+                candidate = wish.with_changes(
+                    slots=slots, cache_type_k=kinds[0], cache_type_v=kinds[1]
+                )
                 longest = self.largest_context(candidate, weights=weights)
                 if longest >= useful:
                     return candidate.with_changes(ctx_size=longest)
@@ -147,7 +163,9 @@ class NearestFit:
         if not sums["KV cache"] and (cache := upper_bound.predict_cache(plan.header, plan.context)):
             sums["KV cache"] = cache.nbytes
         draft_text = " and a draft model" if plan.drafting.model else ""
-        parts_text = ", ".join(f"{name} {format_size(nbytes)}" for name, nbytes in sums.items() if nbytes)
+        parts_text = ", ".join(
+            f"{name} {format_size(nbytes)}" for name, nbytes in sums.items() if nbytes
+        )
         message = (
             f"{plan.name} with {plan.context.n_ctx:,} tokens of context{draft_text} does not fit:"
             f" {parts_text}"
@@ -182,7 +200,9 @@ def open_nearest_fit(plan: RunPlan) -> Iterator[NearestFit]:
                 open_memory_planner(draft_header, plan.draft_context, -1 if plan.gpu_layers else 0)
             )
         yield NearestFit(
-            stack.enter_context(open_memory_planner(plan.header, plan.context, plan.gpu_layers, draft))
+            stack.enter_context(
+                open_memory_planner(plan.header, plan.context, plan.gpu_layers, draft)
+            )
         )
 
 

@@ -65,7 +65,9 @@ class RunPlan:
                 f"a {other_options.cache_type_k} KV cache instead of {own_options.cache_type_k}"
             )
         if self.required_slots > other.slots:
-            changes.append(f"{format_count(other.slots, 'sequence')} instead of {self.required_slots}")
+            changes.append(
+                f"{format_count(other.slots, 'sequence')} instead of {self.required_slots}"
+            )
         return ", ".join(changes) or "one branch of the chat; other branches are computed again"
 
     def describe_flags(self, other: "RunPlan") -> str:
@@ -75,5 +77,7 @@ class RunPlan:
         if kinds != (self.options.cache_type_k, self.options.cache_type_v):
             words.append(f"-ctk {kinds[0]} -ctv {kinds[1]}")
         return " ".join(words) + (
-            f", {format_count(other.slots, 'sequence')} at once" if self.required_slots > other.slots else ""
+            f", {format_count(other.slots, 'sequence')} at once"
+            if self.required_slots > other.slots
+            else ""
         )

@@ -77,7 +77,9 @@ def build_identity() -> str:
 
 def format_flags(settings: Mapping[str, Any]) -> str:
     """Return settings as flags: -t 2 -ub 256."""
-    return " ".join(f"{SETTING_FLAGS[name]} {settings[name]}" for name in PROFILE_FIELDS if name in settings)
+    return " ".join(
+        f"{SETTING_FLAGS[name]} {settings[name]}" for name in PROFILE_FIELDS if name in settings
+    )
 
 
 def apply_profile(
@@ -103,7 +105,11 @@ def apply_profile(
     settings = dict(profile.settings)
     for name in PROFILE_FIELDS:
         related = (
-            MODE_FIELDS if name in MODE_FIELDS else ("threads", "threads_batch") if name == "threads" else (name,)
+            MODE_FIELDS
+            if name in MODE_FIELDS
+            else ("threads", "threads_batch")
+            if name == "threads"
+            else (name,)
         )
         if name in typed:
             for related_name in related:
@@ -127,7 +133,9 @@ def _any(config: Config, warn: Callable[[str], None]) -> bool:
         return False
 
 
-def find_profile(header: ModelHeader, config: Config, warn: Callable[[str], None]) -> TunedProfile | None:
+def find_profile(
+    header: ModelHeader, config: Config, warn: Callable[[str], None]
+) -> TunedProfile | None:
     """Return the profile of this model on this machine. `warn` receives a message about a damaged
     one.
     """
@@ -165,7 +173,9 @@ def delete_profiles(config: Config, name: str, header: ModelHeader | None) -> li
     """
     start = f"{content_hash(header)[:16]}-" if header else None
     matching = [
-        path for path in profile_paths(config) if _of(path, name) or (start and path.name.startswith(start))
+        path
+        for path in profile_paths(config)
+        if _of(path, name) or (start and path.name.startswith(start))
     ]
     for path in matching:
         try:

@@ -20,7 +20,9 @@ def upper_bound_bytes(header: ModelHeader, options: ContextOptions) -> int:
     buffers.
     """
     return (
-        int(header.tensor_bytes * (1 + REPACKED_RATIO)) + _cache(header, options) + _compute(header, options)
+        int(header.tensor_bytes * (1 + REPACKED_RATIO))
+        + _cache(header, options)
+        + _compute(header, options)
     )
 
 
@@ -68,7 +70,10 @@ def _compute(header: ModelHeader, options: ContextOptions) -> int:
     heads = header.get_int("attention.head_count") or 1
     scores = rows * cells * (8 * heads + 12)  # floats, and a mask in two types
     return (
-        scores + 4 * rows * ACTIVATION_ROWS * _widest(header) + 12 * n_vocab * outputs + CELL_NOTE_BYTES * cells
+        scores
+        + 4 * rows * ACTIVATION_ROWS * _widest(header)
+        + 12 * n_vocab * outputs
+        + CELL_NOTE_BYTES * cells
     )
 
 

@@ -1,4 +1,4 @@
-"""Where the time goes, by a clock that only moves where something was planted."""
+"""The time of each phase, with a fake clock."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,6 +145,9 @@ def test_a_probe_adds_up_and_begins_anew() -> None:
 
 
 def test_the_prompt_is_no_longer_than_asked_for(runner: Runner) -> None:
-    lengths = [len(phases.encode_prompt(runner, phases.build_prompt(runner, count))) for count in (100, 200)]
+    lengths = [
+        len(phases.encode_prompt(runner, phases.build_prompt(runner, count)))
+        for count in (100, 200)
+    ]
     assert lengths[0] <= 100 < lengths[1] <= 200
     assert phases.build_prompt(runner, 1) == phases.PROMPT_SENTENCE

@@ -1,6 +1,4 @@
-"""The page in a real browser, where one is installed: it is drawn, and it loads nothing and runs
-nothing.
-"""
+"""The page in a real browser, if one is installed: it is drawn, and it loads and runs nothing."""
 
 import http.server
 import re
@@ -129,7 +127,8 @@ def test_the_decoder_of_pictures_knows_every_filter() -> None:
 def page(charts, tmp_path: Path) -> Path:
     path = tmp_path / "page.html"
     path.write_text(
-        render_html(ReportPage("<script>", "about", ("lead",), tuple(charts), (), ())), encoding="utf-8"
+        render_html(ReportPage("<script>", "about", ("lead",), tuple(charts), (), ())),
+        encoding="utf-8",
     )
     return path
 

@@ -95,14 +95,14 @@ def test_every_value_stands_in_a_table(page, plot, bars, dots):
             assert {
                 format_number(point.x),
                 format_number(point.y),
-                *([point.words] if point.label else []),
+                *([point.full_label] if point.label else []),
             } <= flat[0]
     for chart, cells in ((bars, flat[1]), (dots, flat[2])):
         for row in chart.rows:
             assert {format_number(one.value) for one in row.values} | {
-                format_number(end) for end in row.span or ()
+                format_number(end) for end in row.value_range or ()
             } <= cells
-        assert {format_number(rule.at) for rule in chart.rules} <= cells
+        assert {format_number(line.position) for line in chart.reference_lines} <= cells
     assert {len(row) for one in tables for row in one} == {2, 4, 5, 7}
 
 

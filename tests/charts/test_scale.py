@@ -1,6 +1,13 @@
 import pytest
 
-from llmcli.charts.scale import Scale, format_number, axis_limits, log_ticks, format_ticks, linear_ticks
+from llmcli.charts.scale import (
+    Scale,
+    axis_limits,
+    format_number,
+    format_ticks,
+    linear_ticks,
+    log_ticks,
+)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""The drawings as XML: what is in them, and that nothing leaves the picture or covers another's
-words.
-"""
+"""The charts as XML: their content, and that nothing leaves the picture or overlaps a label."""
 
 import re
 import xml.etree.ElementTree as ElementTree
@@ -8,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from llmcli.charts.chart import Axis, Plot, Point, ChartRow, RowChart, Series, NamedValue
+from llmcli.charts.chart import Axis, ChartRow, NamedValue, Plot, Point, RowChart, Series
 from llmcli.charts.label_layout import Box, text_width
 from llmcli.charts.markup import escape
 from llmcli.charts.svg import NARROW_PIXELS, WIDE_PIXELS, draw_chart
@@ -140,7 +138,9 @@ def test_no_series_is_told_by_colour_alone():
         if (one.get("class") or "").startswith("mark ")
     }
     assert len(shapes) >= 4
-    stack = RowChart("t", "s", Axis("x"), (ChartRow("r", tuple(NamedValue(f"v{n}", 1) for n in range(8))),))
+    stack = RowChart(
+        "t", "s", Axis("x"), (ChartRow("r", tuple(NamedValue(f"v{n}", 1) for n in range(8))),)
+    )
     hatches = [one.find(f"{NS}path") for one in parsed(stack).iter(f"{NS}pattern")]
     assert len({None if one is None else one.get("d") for one in hatches}) == 8
     drawn = render_text(stack, 80, unicode=False).split("\n")[1]

@@ -1,6 +1,4 @@
-"""What a processor has against what a build uses, from texts as llama.cpp and the kernel write
-them.
-"""
+"""CPU features of the processor and of the build, parsed from texts of llama.cpp and the kernel."""
 
 import platform
 import subprocess
@@ -16,22 +14,43 @@ FLAGS = "fpu pni ssse3 fma avx f16c avx2 bmi2 avx512f avx512_vnni"
 
 
 def test_a_build_without_what_the_processor_has_is_found() -> None:
-    found = cpu_features.compare_features(cpu_features.parse_system_info(OLD), frozenset(FLAGS.split()))
-    assert cpu_features.unused_features(found) == ("AVX2", "F16C", "FMA", "BMI2", "AVX512", "AVX512_VNNI")
+    found = cpu_features.compare_features(
+        cpu_features.parse_system_info(OLD), frozenset(FLAGS.split())
+    )
+    assert cpu_features.unused_features(found) == (
+        "AVX2",
+        "F16C",
+        "FMA",
+        "BMI2",
+        "AVX512",
+        "AVX512_VNNI",
+    )
     assert cpu_features.unsupported_features(found) == ()
     assert {one.name for one in found if one.in_build} == {"SSE3", "SSSE3", "AVX"}
 
 
 def test_a_build_for_another_processor_is_found() -> None:
     found = cpu_features.compare_features(
-        cpu_features.parse_system_info(OLD + "AVX2 = 1 | AMX_INT8 = 0 | "), frozenset({"pni", "ssse3", "avx"})
+        cpu_features.parse_system_info(OLD + "AVX2 = 1 | AMX_INT8 = 0 | "),
+        frozenset({"pni", "ssse3", "avx"}),
     )
-    assert (cpu_features.unused_features(found), cpu_features.unsupported_features(found)) == ((), ("AVX2",))
+    assert (cpu_features.unused_features(found), cpu_features.unsupported_features(found)) == (
+        (),
+        ("AVX2",),
+    )
 
 
 def test_unknown_is_neither() -> None:
-    assert cpu_features.unused_features(cpu_features.compare_features(None, frozenset(FLAGS.split()))) == ()
-    assert cpu_features.unsupported_features(cpu_features.compare_features(cpu_features.parse_system_info(OLD), None)) == ()
+    assert (
+        cpu_features.unused_features(cpu_features.compare_features(None, frozenset(FLAGS.split())))
+        == ()
+    )
+    assert (
+        cpu_features.unsupported_features(
+            cpu_features.compare_features(cpu_features.parse_system_info(OLD), None)
+        )
+        == ()
+    )
 
 
 def test_each_backend_has_features_of_its_own() -> None:
@@ -69,7 +88,9 @@ def test_without_proc_macos_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return subprocess.CompletedProcess(words, 0, stdout=told, stderr="")
 
     monkeypatch.setattr(subprocess, "run", run)
-    found = cpu_features.compare_features({"CPU": frozenset({"NEON", "MATMUL_INT8"})}, cpu_features.cpu_flags())
+    found = cpu_features.compare_features(
+        {"CPU": frozenset({"NEON", "MATMUL_INT8"})}, cpu_features.cpu_flags()
+    )
     assert (cpu_features.unused_features(found), cpu_features.unsupported_features(found)) == (
         ("DOTPROD",),
         ("MATMUL_INT8",),
@@ -90,5 +111,8 @@ def test_without_proc_macos_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc/cpuinfo is Linux's")
 def test_this_build_needs_nothing_that_this_processor_lacks() -> None:
     assert (
-        cpu_features.unsupported_features(cpu_features.compare_features(cpu_features.build_features(), cpu_features.cpu_flags())) == ()
+        cpu_features.unsupported_features(
+            cpu_features.compare_features(cpu_features.build_features(), cpu_features.cpu_flags())
+        )
+        == ()
     )

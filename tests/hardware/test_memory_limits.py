@@ -1,6 +1,4 @@
-"""Memory within a container's limit, and on a machine without /proc: read from files that stand in
-for the kernel's.
-"""
+"""Memory within a container's limit and without /proc, read from fake kernel files."""
 
 import subprocess
 import sys
@@ -74,9 +72,9 @@ def test_the_container_s_limit_bounds_what_is_available(monkeypatch: pytest.Monk
         pytest.skip("no /proc here")
     whole = host.available_memory()
     assert whole
-    monkeypatch.setattr(host, "group_room", lambda: 12345)
+    monkeypatch.setattr(host, "group_free_bytes", lambda: 12345)
     assert host.available_memory() == 12345
-    monkeypatch.setattr(host, "group_room", lambda: 1 << 60)
+    monkeypatch.setattr(host, "group_free_bytes", lambda: 1 << 60)
     assert (host.available_memory() or 0) > 12345
 
 

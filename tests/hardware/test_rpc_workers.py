@@ -1,4 +1,4 @@
-"""Workers asked before llama.cpp is: who answers, who does not, and who is somebody else."""
+"""RPC workers are checked before llama.cpp connects: running, silent, or another program."""
 
 import socket
 import struct
@@ -78,7 +78,9 @@ def test_another_protocol(worker: Callable[..., str], version: tuple[int, int]) 
     with pytest.raises(
         UserError, match=rf"uses protocol {version[0]}\.{version[1]}, this build 7\.0"
     ):
-        rpc_workers.probe_worker(worker(struct.pack("<Q", 28) + bytes([*version, 0, 0]) + bytes(24)))
+        rpc_workers.probe_worker(
+            worker(struct.pack("<Q", 28) + bytes([*version, 0, 0]) + bytes(24))
+        )
 
 
 @pytest.mark.parametrize(

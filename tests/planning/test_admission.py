@@ -1,6 +1,4 @@
-"""What may begin, what is refused and what is taken instead: held against the dry run, and against
-reality.
-"""
+"""Admission: accepted, refused and reduced plans agree with the dry run and with real runs."""
 
 import subprocess
 import sys
@@ -36,12 +34,14 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wish(model: Path, **changes: object) -> RunPlan:
-    made = RunPlan("tiny", read_header.read_header(model), OPTIONS, 0, NO_DRAFTING, is_ctx_requested=True)
+    made = RunPlan(
+        "tiny", read_header.read_header(model), OPTIONS, 0, NO_DRAFTING, is_ctx_requested=True
+    )
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def need(wanted: RunPlan, part: str = "total") -> int:
-    """What the dry run says is needed; `held`: what must stay in memory."""
+    """What the dry run says is needed; `required`: what must stay in memory."""
     with nearest_fit.open_nearest_fit(wanted) as found:
         parts = [getattr(share, part) for share in found.device_memory(wanted)]
     assert None not in parts
@@ -60,14 +60,14 @@ def test_what_fits_begins_as_it_is(model, monkeypatch):
     wanted = wish(model)
     assert told(wanted, 1 << 40, monkeypatch) == (wanted, [])
     assert told(wanted, need(wanted), monkeypatch) == (wanted, [])
-    exact = need(wanted, "held")
+    exact = need(wanted, "required")
     with pytest.raises(UserError, match="does not fit"):
         told(wanted, exact - 1, monkeypatch)
     assert told(wanted, exact // 2, monkeypatch, "off") == (wanted, [])
 
 
 def test_plenty_of_memory_is_not_rehearsed(model, monkeypatch):
-    monkeypatch.setattr(nearest_fit, "planner", None)
+    monkeypatch.setattr(nearest_fit, "open_memory_planner", None)
     wanted = wish(model)
     assert told(wanted, 1 << 40, monkeypatch)[0] == wanted
 
@@ -88,7 +88,11 @@ def test_the_refusal_names_the_nearest_setting_and_fit_takes_it(model, monkeypat
 
 def test_smaller_types_come_before_a_context_that_is_of_no_use(model, monkeypatch):
     wanted = wish(model)
-    memory = need(wanted.with_changes(ctx_size=nearest_fit.MIN_USEFUL_TOKENS, cache_type_k="q8_0", cache_type_v="q8_0"))
+    memory = need(
+        wanted.with_changes(
+            ctx_size=nearest_fit.MIN_USEFUL_TOKENS, cache_type_k="q8_0", cache_type_v="q8_0"
+        )
+    )
     taken, words = told(wanted, memory, monkeypatch, "on")
     assert (taken.options.cache_type_k, taken.options.cache_type_v) == ("q8_0", "q8_0")
     assert taken.options.ctx_size == nearest_fit.MIN_USEFUL_TOKENS
@@ -98,7 +102,9 @@ def test_smaller_types_come_before_a_context_that_is_of_no_use(model, monkeypatc
     with pytest.raises(UserError) as caught:
         told(wanted, memory, monkeypatch)
     assert caught.value.hint.startswith("-c 2048 -ctk q8_0 -ctv q8_0 would fit")
-    least = need(wanted.with_changes(ctx_size=256, cache_type_k="q4_0", cache_type_v="q4_0"), "held")
+    least = need(
+        wanted.with_changes(ctx_size=256, cache_type_k="q4_0", cache_type_v="q4_0"), "required"
+    )
     assert told(wanted, least, monkeypatch, "on")[0].options.cache_type_k == "q4_0"
     with pytest.raises(UserError) as caught:
         told(wanted, least - 1, monkeypatch, "on")
@@ -106,7 +112,7 @@ def test_smaller_types_come_before_a_context_that_is_of_no_use(model, monkeypatc
 
 
 def test_a_context_that_nobody_asked_for_is_shortened_without_a_word_of_fit(model, monkeypatch):
-    wanted = wish(model, asked=False, slots=4)
+    wanted = wish(model, is_ctx_requested=False, slots=4)
     memory = need(wish(model, options=replace(OPTIONS, ctx_size=4096)))
     taken, words = told(wanted, memory, monkeypatch)
     assert (taken.options.ctx_size, taken.slots) == (4096, 1)
@@ -119,8 +125,8 @@ def test_a_context_that_nobody_asked_for_is_shortened_without_a_word_of_fit(mode
 def test_fewer_sequences_where_each_has_state_of_its_own(tmp_path, monkeypatch):
     recurrent = tiny_gguf.mamba(tmp_path / "m.gguf")
     options = replace(OPTIONS, ctx_size=512)
-    wanted = wish(recurrent, options=options, slots=64, needed=64)
-    memory = need(wish(recurrent, options=options, slots=16, needed=16))
+    wanted = wish(recurrent, options=options, slots=64, required_slots=64)
+    memory = need(wish(recurrent, options=options, slots=16, required_slots=16))
     taken, words = told(wanted, memory, monkeypatch, "on")
     assert taken.slots == 16
     assert "16 sequences instead of 64" in words[0]
@@ -131,7 +137,7 @@ def test_fewer_sequences_where_each_has_state_of_its_own(tmp_path, monkeypatch):
 
 def test_branches_of_a_chat_go_first(model, monkeypatch):
     options = replace(OPTIONS, ctx_size=512)
-    wanted = wish(model, options=options, slots=64, asked=False)
+    wanted = wish(model, options=options, slots=64, is_ctx_requested=False)
     taken, words = told(wanted, need(wanted.with_changes(slots=1)), monkeypatch)
     assert taken == wanted.with_changes(slots=1)
     assert words == [
@@ -166,7 +172,7 @@ def test_a_draft_model_counts(model, monkeypatch):
 def test_weights_that_stay_in_the_file_are_only_slow(tmp_path, monkeypatch):
     large = tiny_gguf.llama(tmp_path / "large.gguf", hidden=512, ff=2048, layers=4)
     wanted = wish(large, options=replace(OPTIONS, ctx_size=256))
-    memory = need(wanted, "held")
+    memory = need(wanted, "required")
     assert memory < read_header.read_header(large).tensor_bytes  # floats: nothing is laid out anew
     for fit in ("", "on"):  # no setting makes them smaller
         taken, words = told(wanted, memory, monkeypatch, fit)
@@ -176,7 +182,7 @@ def test_weights_that_stay_in_the_file_are_only_slow(tmp_path, monkeypatch):
 
 
 def test_a_setting_that_is_only_slow_is_the_user_s_to_choose(model, monkeypatch):
-    wanted, memory = wish(model), need(wish(model), "held")
+    wanted, memory = wish(model), need(wish(model), "required")
     taken, (line,) = told(wanted, memory, monkeypatch)
     assert taken == wanted
     assert "expect the speed of the disk" in line
@@ -193,7 +199,9 @@ def test_a_cache_beyond_all_measure_is_refused_by_arithmetic(model, monkeypatch)
         told(huge, 1 << 28, monkeypatch)
     assert "would fit" in caught.value.hint
     monkeypatch.setattr(host, "available_memory", lambda: None)
-    assert admission.check_memory(huge, "", print) == huge  # a machine that tells nothing: nobody guesses
+    assert (
+        admission.check_memory(huge, "", print) == huge
+    )  # a machine that tells nothing: nobody guesses
 
 
 @pytest.mark.parametrize("make", [tiny_gguf.llama, tiny_gguf.gemma3, tiny_gguf.mamba])
@@ -222,7 +230,9 @@ def test_the_bound_is_above_the_truth_for_real_models(smollm2, gemma3):
             ContextOptions(1024, flash_attn="off", n_outputs=16),
         ):
             with memory_plan.open_memory_planner(header, options, 0) as planner:
-                assert (planner.memory_plan().sum_part("total") or 0) <= upper_bound.upper_bound_bytes(header, options)
+                assert (
+                    planner.memory_plan().sum_part("total") or 0
+                ) <= upper_bound.upper_bound_bytes(header, options)
 
 
 LIMITED = """
@@ -259,7 +269,11 @@ def test_a_limit_on_addresses_is_kept_for_real(stories_gguf: Path, home: Path):
 def test_addresses_are_counted(model, monkeypatch):
     wanted = wish(model)
     monkeypatch.setattr(host, "available_memory", lambda: 1 << 40)
-    monkeypatch.setattr(memory_limits, "address_free_bytes", lambda: memory_limits.THREAD_BYTES + 8_000_000)
+    monkeypatch.setattr(
+        memory_limits, "address_free_bytes", lambda: memory_limits.THREAD_BYTES + 8_000_000
+    )
     with pytest.raises(UserError, match="ulimit -v"):
         admission.check_memory(wanted, "", print)
-    assert (admission.check_memory(wanted, "on", lambda words: None).options.ctx_size or LONG) < LONG
+    assert (
+        admission.check_memory(wanted, "on", lambda words: None).options.ctx_size or LONG
+    ) < LONG

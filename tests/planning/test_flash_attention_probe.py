@@ -1,4 +1,4 @@
-"""Which way of attention is taken: measured on a stand-in once, and kept for this machine."""
+"""The choice of attention is measured once on a stub model and stored for this machine."""
 
 import errno
 import json
@@ -54,26 +54,34 @@ def test_the_stand_in_has_the_heads_and_computes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_both_ways_are_timed(parallel: int) -> None:
-    found, _ = flash_attention_probe.measure_attention(AttentionCase(HEADS, "f16", "f32", 1, 1, parallel))
+    found, _ = flash_attention_probe.measure_attention(
+        AttentionCase(HEADS, "f16", "f32", 1, 1, parallel)
+    )
     assert found.flash > 0 < found.plain
 
 
 def test_only_what_is_clearly_sooner_changes_anything() -> None:
     assert AttentionTimes(1.0, 0.8).is_faster_without_flash
-    assert not AttentionTimes(1.0, 0.9).is_faster_without_flash and not AttentionTimes(1.0, 2.0).is_faster_without_flash
+    assert (
+        not AttentionTimes(1.0, 0.9).is_faster_without_flash
+        and not AttentionTimes(1.0, 2.0).is_faster_without_flash
+    )
 
 
 def test_it_is_measured_once_for_each_question(measured: list[AttentionCase]) -> None:
     found = config.load_config()
     other = AttentionCase(HEADS, "f16", "f16", 1, 1, 4)
     assert all(
-        flash_attention_probe.is_faster_without_flash(one, found) for one in (ASKED, ASKED, other, ASKED)
+        flash_attention_probe.is_faster_without_flash(one, found)
+        for one in (ASKED, ASKED, other, ASKED)
     )
     assert measured == [ASKED, other]
     flash_attention_probe.cache_path(ASKED, found).write_text(
         json.dumps({"version": 1, "flash": 1.0, "plain": 1.0})
     )
-    assert not flash_attention_probe.is_faster_without_flash(ASKED, found), "as it was measured then"
+    assert not flash_attention_probe.is_faster_without_flash(ASKED, found), (
+        "as it was measured then"
+    )
 
 
 def test_what_a_busy_machine_tells_is_not_kept(measured: list[AttentionCase]) -> None:
@@ -115,15 +123,17 @@ def test_heads_that_llama_cpp_would_not_take_are_none(size: int, values: int) ->
         (2 * size,), (2 * values,), 0, (False,), (size,), (values,), 2 * values
     )
     assert HeadShape.from_header(fake_header(), form) is None
-    assert HeadShape.from_header(fake_header(), replace(form, k_values=(32,), k_heads=(16,), v_heads=(16,))) == HeadShape(
-        2, 2, 16
-    )
+    assert HeadShape.from_header(
+        fake_header(), replace(form, k_values=(32,), k_heads=(16,), v_heads=(16,))
+    ) == HeadShape(2, 2, 16)
 
 
 def test_a_folder_that_cannot_be_written_does_not_matter(measured: list[AttentionCase]) -> None:
     found = config.load_config()
     flash_attention_probe.cache_path(ASKED, found).parent.parent.mkdir(parents=True)
-    flash_attention_probe.cache_path(ASKED, found).parent.write_text("a file where the folder should be")
+    flash_attention_probe.cache_path(ASKED, found).parent.write_text(
+        "a file where the folder should be"
+    )
     assert flash_attention_probe.is_faster_without_flash(
         ASKED, found
     ) and flash_attention_probe.is_faster_without_flash(ASKED, found)

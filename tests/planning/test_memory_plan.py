@@ -1,6 +1,4 @@
-"""Every byte planned against the one that llama.cpp allocates: both are asked, and the difference
-is none.
-"""
+"""The planned bytes equal the bytes that llama.cpp allocates."""
 
 import random
 from dataclasses import replace
@@ -35,7 +33,9 @@ def packed(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("packed")
     whole = tiny_gguf.llama(folder / "whole.gguf", layers=3, tied=True)
     write.write_model(
-        plan_module.plan_quantization(write.open_gguf(whole), "Q4_0"), folder / "q4_0.gguf", threads=1
+        plan_module.plan_quantization(write.open_gguf(whole), "Q4_0"),
+        folder / "q4_0.gguf",
+        threads=1,
     )
     return folder / "q4_0.gguf"
 
@@ -97,7 +97,9 @@ def test_compressed_keys_and_experts(tmp_path, name):
     (case,) = (case for case in families.cases() if case.name == name)
     folder, out = families.build(case, tmp_path / "model"), tmp_path / "model.gguf"
     write.write_model(
-        plan_module.plan_quantization(checkpoint_source.open_checkpoint(folder), "Q8_0"), out, threads=1
+        plan_module.plan_quantization(checkpoint_source.open_checkpoint(folder), "Q8_0"),
+        out,
+        threads=1,
     )
     for options in (CONTEXTS[0], replace(CONTEXTS[1], type_k="f16", type_v="f16"), CONTEXTS[3]):
         assert compare(out, options).cache
@@ -145,7 +147,9 @@ def test_the_largest_context_fits_and_the_next_does_not(packed, monkeypatch, opt
 
 def test_where_nothing_fits_the_largest_context_is_none(packed, monkeypatch):
     monkeypatch.setattr(host, "available_memory", lambda: 1000)
-    with memory_plan.open_memory_planner(read_header.read_header(packed), ContextOptions(512), 0) as planner:
+    with memory_plan.open_memory_planner(
+        read_header.read_header(packed), ContextOptions(512), 0
+    ) as planner:
         assert planner.largest_context("f16") == 0
         assert planner.memory_plan().fits is False
 
@@ -154,7 +158,11 @@ def test_a_type_that_the_heads_do_not_fill_has_no_largest_context(stories_gguf):
     with memory_plan.open_memory_planner(
         read_header.read_header(stories_gguf), ContextOptions(256), 0
     ) as planner:
-        assert [planner.supports_cache_type(kind) for kind in memory_plan.PLANNED_CACHE_TYPES] == [True, False, False]
+        assert [planner.supports_cache_type(kind) for kind in memory_plan.PLANNED_CACHE_TYPES] == [
+            True,
+            False,
+            False,
+        ]
         assert planner.largest_context("q8_0") is None
 
 
@@ -166,7 +174,11 @@ def test_what_this_build_does_not_tell_is_unknown_and_never_a_guess(packed, monk
         told = planner.memory_plan()
         assert planner.largest_context("f16") is None
     assert [told.sum_part(part) for part in ("repacked", "compute", "total")] == [None] * 3
-    assert (told.sum_part("weights"), told.process_bytes, told.fits) == (header.tensor_bytes, None, None)
+    assert (told.sum_part("weights"), told.process_bytes, told.fits) == (
+        header.tensor_bytes,
+        None,
+        None,
+    )
     assert told.cache is not None
     monkeypatch.setattr(host, "available_memory", lambda: header.tensor_bytes - 1)
     with memory_plan.open_memory_planner(header, ContextOptions(512), 0) as planner:
@@ -176,7 +188,9 @@ def test_what_this_build_does_not_tell_is_unknown_and_never_a_guess(packed, monk
 def test_without_proc_the_machine_s_figures_are_unknown(packed, monkeypatch):
     monkeypatch.setattr(host, "available_memory", lambda: None)
     monkeypatch.setattr(host, "resident_memory", lambda: None)
-    with memory_plan.open_memory_planner(read_header.read_header(packed), ContextOptions(512), 0) as planner:
+    with memory_plan.open_memory_planner(
+        read_header.read_header(packed), ContextOptions(512), 0
+    ) as planner:
         told = planner.memory_plan()
         assert planner.largest_context("f16") is None
     assert (told.overhead, told.process_bytes, told.fits) == (None, None, None)

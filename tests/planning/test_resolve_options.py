@@ -1,4 +1,4 @@
-"""What the machine decides where the user did not."""
+"""Options that the machine decides if the user does not."""
 
 from dataclasses import replace
 
@@ -57,7 +57,9 @@ def test_samples_have_room_for_what_each_may_say(monkeypatch):
     assert size(ctx_size=1024) == 1024
     assert not warnings  # no sample is longer than the training
     monkeypatch.setattr(
-        host, "available_memory", lambda: resolve_options.RESERVED_BYTES + 66_560 + 3 * 4 * 260 + 512 * 600
+        host,
+        "available_memory",
+        lambda: resolve_options.RESERVED_BYTES + 66_560 + 3 * 4 * 260 + 512 * 600,
     )
     assert size() == 512
 
@@ -113,7 +115,9 @@ def test_a_chat_holds_several_branches_where_they_share_cells(
 
 def test_what_lies_outside_the_pool_leaves_half_of_what_is_free():
     assert (
-        resolve_options.offload_bytes(None) == resolve_options.offload_bytes(1 << 40) == Schedule().swap_bytes
+        resolve_options.offload_bytes(None)
+        == resolve_options.offload_bytes(1 << 40)
+        == Schedule().swap_bytes
     )
     assert (
         resolve_options.offload_bytes(100 << 20) == 25 << 20
@@ -124,7 +128,9 @@ def test_what_lies_outside_the_pool_leaves_half_of_what_is_free():
 def flash(monkeypatch, memory: int | None = 1 << 34, layers: int = 0, **options) -> str:
     monkeypatch.setattr(host, "available_memory", lambda: memory)
     wanted = RunOptions(**{"ctx_size": 8192, "threads": 1, **options})
-    return resolve_options.resolve_flash_attention(fake_header(), wanted, layers, load_config()).flash_attn
+    return resolve_options.resolve_flash_attention(
+        fake_header(), wanted, layers, load_config()
+    ).flash_attn
 
 
 def test_a_cpu_goes_without_flash_attention_where_nobody_asked_for_it(monkeypatch):
@@ -145,12 +151,14 @@ def test_where_keys_and_values_count_it_is_measured(monkeypatch):
         asked.append(question)
         return False
 
-    monkeypatch.setattr(resolve_options, "sooner_without", answer)
+    monkeypatch.setattr(resolve_options, "is_faster_without_flash", answer)
     assert flash(monkeypatch) == "off"
     assert not asked
     monkeypatch.setattr(resolve_options, "MIN_TOKEN_BYTES", 1)
     assert flash(monkeypatch, threads=3, cache_type_k="f32") == "auto"
-    assert asked == [flash_attention_probe.AttentionCase(HeadShape(2, 2, 32), "f32", "f16", 3, 3, 1)]
+    assert asked == [
+        flash_attention_probe.AttentionCase(HeadShape(2, 2, 32), "f32", "f16", 3, 3, 1)
+    ]
 
 
 def test_it_stays_where_the_scores_of_a_pass_take_too_much(monkeypatch):
@@ -158,7 +166,10 @@ def test_it_stays_where_the_scores_of_a_pass_take_too_much(monkeypatch):
     room = resolve_options.RESERVED_BYTES + 66_560 + cache
     assert flash(monkeypatch, room + 2 * scores) == "off"
     assert flash(monkeypatch, room + 2 * scores - 2) == flash(monkeypatch, None) == "auto"
-    assert flash(monkeypatch, 1 << 40, ctx_size=resolve_options.MAX_SCORE_BYTES // (4 * 2 * 512)) == "off"
+    assert (
+        flash(monkeypatch, 1 << 40, ctx_size=resolve_options.MAX_SCORE_BYTES // (4 * 2 * 512))
+        == "off"
+    )
     assert (
         flash(monkeypatch, 1 << 40, ctx_size=resolve_options.MAX_SCORE_BYTES // (4 * 2 * 512) + 256)
         == "auto"

@@ -1,4 +1,4 @@
-"""Profiles on the disk: kept whole, told when damaged, used for their own model and machine alone."""
+"""Stored profiles: complete, reported when damaged, and used only for their model and machine."""
 
 import json
 from dataclasses import replace
@@ -32,14 +32,18 @@ def header(tmp_path_factory: pytest.TempPathFactory) -> ModelHeader:
 def made(header: ModelHeader, home: Path) -> TunedProfile:
     """A profile of this model and machine, saved."""
     world = host.machine_identity(), tuned_profile.build_identity()
-    one = TunedProfile("tiny", content_hash(header), *world, "chat", FOUND, 1.2, 1.1, 1.3, "2026-11-22")
+    one = TunedProfile(
+        "tiny", content_hash(header), *world, "chat", FOUND, 1.2, 1.1, 1.3, "2026-11-22"
+    )
     tuned_profile.save_profile(one, config.load_config())
     return one
 
 
 def chosen(header: ModelHeader, options: RunOptions, *typed: str) -> tuple[RunOptions, list[str]]:
     warnings: list[str] = []
-    return tuned_profile.apply_profile(header, options, typed, config.load_config(), warnings.append), warnings
+    return tuned_profile.apply_profile(
+        header, options, typed, config.load_config(), warnings.append
+    ), warnings
 
 
 def test_what_was_not_typed_is_the_profile_s(header: ModelHeader, made: TunedProfile) -> None:
@@ -87,7 +91,9 @@ def test_a_profile_of_something_else_is_not_used(
     tuned_profile.save_profile(moved, config.load_config())
     assert chosen(header, RunOptions()) == (RunOptions(), [])
     tuned_profile.save_profile(moved, config.load_config())
-    tuned_profile.profile_paths(config.load_config())[0].rename(path)  # nor under the name of the right one
+    tuned_profile.profile_paths(config.load_config())[0].rename(
+        path
+    )  # nor under the name of the right one
     assert chosen(header, RunOptions()) == (RunOptions(), [])
 
 
@@ -141,17 +147,26 @@ def test_a_profile_is_written_whole_or_not_at_all(
     with pytest.raises(UserError, match="No space left"):
         tuned_profile.save_profile(replace(made, ratio=2.0), config.load_config())
     assert tuned_profile.read_profiles(config.load_config(), print) == [made]
-    assert [path.suffix for path in tuned_profile.profile_folder(config.load_config()).iterdir()] == [".json"]
+    assert [
+        path.suffix for path in tuned_profile.profile_folder(config.load_config()).iterdir()
+    ] == [".json"]
 
 
 def test_a_model_s_profiles_are_forgotten_those_of_others_stay(
     header: ModelHeader, made: TunedProfile
 ) -> None:
     tuned_profile.save_profile(replace(made, machine="another"), config.load_config())
-    tuned_profile.save_profile(replace(made, fingerprint="0" * 64, model="big"), config.load_config())
-    tuned_profile.save_profile(replace(made, fingerprint="1" * 64, model="big:Q4_K_M"), config.load_config())
+    tuned_profile.save_profile(
+        replace(made, fingerprint="0" * 64, model="big"), config.load_config()
+    )
+    tuned_profile.save_profile(
+        replace(made, fingerprint="1" * 64, model="big:Q4_K_M"), config.load_config()
+    )
     assert len(tuned_profile.delete_profiles(config.load_config(), "./renamed.gguf", header)) == 2
-    assert [one.model for one in tuned_profile.read_profiles(config.load_config(), print)] == ["big", "big:Q4_K_M"]
+    assert [one.model for one in tuned_profile.read_profiles(config.load_config(), print)] == [
+        "big",
+        "big:Q4_K_M",
+    ]
     assert (
         len(tuned_profile.delete_profiles(config.load_config(), "big", None)) == 2
     )  # its file is not here any more

@@ -32,8 +32,12 @@ from quant.model_file import load_checks, read_header
 SETTLING_SECONDS = 0.05  # seconds after a switch until the speed is stable again
 MAX_SETTLING_PASSES = 16  # tokens, or prompts
 TIMED_PER_SETTLING = 2  # timed tokens per settling token
-SHORT_DEPTH_TOKENS = 512  # up to this number of tokens, the KV cache is small compared with the weights
-LONG_SECONDS = 10 * SETTLING_SECONDS  # seconds; a measurement that takes this long needs no settling
+SHORT_DEPTH_TOKENS = (
+    512  # up to this number of tokens, the KV cache is small compared with the weights
+)
+LONG_SECONDS = (
+    10 * SETTLING_SECONDS
+)  # seconds; a measurement that takes this long needs no settling
 
 Tick = Callable[[], None]
 
@@ -91,11 +95,15 @@ class GenerationMeasurement:
     to the depth.
     """
 
-    def __init__(self, context: Context, model: Model, test: SpeedTest, slot: MeasurementSize) -> None:
+    def __init__(
+        self, context: Context, model: Model, test: SpeedTest, slot: MeasurementSize
+    ) -> None:
         self.context, self.depth, self.size = context, test.n_depth, slot
         passes, length = RandomPasses(context, model), slot.n_settling + slot.n_timed
         self.depth_passes = passes.prompt_passes(0, test.n_depth)
-        self.token_passes = passes.token_passes(test.n_depth, math.ceil(test.n_gen / length) * length)
+        self.token_passes = passes.token_passes(
+            test.n_depth, math.ceil(test.n_gen / length) * length
+        )
         self.next_pass = 0
         rewind(context, 0, self.depth_passes)
 
@@ -115,7 +123,9 @@ class GenerationMeasurement:
 class PromptMeasurement:
     """Measures prompts (pp). Every call times one prompt."""
 
-    def __init__(self, context: Context, model: Model, test: SpeedTest, slot: MeasurementSize) -> None:
+    def __init__(
+        self, context: Context, model: Model, test: SpeedTest, slot: MeasurementSize
+    ) -> None:
         self.context, self.test, self.size = context, test, slot
         passes = RandomPasses(context, model)
         self.depth_passes = passes.prompt_passes(0, test.n_depth)
@@ -144,7 +154,10 @@ def rewind(context: Context, depth: int, depth_passes: Sequence[Callable[[], Non
 
 
 def compare_tests(
-    pairs: Sequence[tuple[ModelTest, ModelTest]], design: Design, watcher: ProgressDisplay, in_turn: bool | None = None
+    pairs: Sequence[tuple[ModelTest, ModelTest]],
+    design: Design,
+    watcher: ProgressDisplay,
+    in_turn: bool | None = None,
 ) -> list[Comparison]:
     """Compare two sides in each of several tests; the error probability of `design` covers all
     tests.
@@ -189,7 +202,9 @@ def compare_tests(
     return comparisons
 
 
-def _models(pairs: Sequence[tuple[ModelTest, ModelTest]], stack: ExitStack) -> dict[tuple[Path, int], Model]:
+def _models(
+    pairs: Sequence[tuple[ModelTest, ModelTest]], stack: ExitStack
+) -> dict[tuple[Path, int], Model]:
     stack.enter_context(gemm.enabled(gemm.MIN_PROMPT_ROWS))
     wanted = dict.fromkeys(side.weights_key for pair in pairs for side in pair)
     return {key: stack.enter_context(open_model(key[0], gpu_layers=key[1])) for key in wanted}
@@ -212,7 +227,8 @@ def open_pair(
     with ExitStack() as stack:
         order = ((model_a, a), (model_b, b), (model_b, b), (model_a, a))
         contexts = [
-            stack.enter_context(open_context(model, side.context_options())) for model, side in order
+            stack.enter_context(open_context(model, side.context_options()))
+            for model, side in order
         ]
 
         def stop() -> None:
@@ -233,7 +249,8 @@ def open_pair(
             ready = (a_first, b_first, a_last, b_last)
             slot = plan_measurement(a, b, max(warm_up(*opened) for opened in ready))
             measures = [
-                (GenerationMeasurement if opened[2].n_gen else PromptMeasurement)(*opened, slot) for opened in ready
+                (GenerationMeasurement if opened[2].n_gen else PromptMeasurement)(*opened, slot)
+                for opened in ready
             ]
             yield alternate(measures[::2]), alternate(measures[1::2]), tick
         except Aborted:
@@ -264,12 +281,22 @@ def plan_measurement(a: ModelTest, b: ModelTest, seconds: float) -> MeasurementS
     token (or one prompt).
     """
     alike = (
-        a.weights_key == b.weights_key and a.test.n_threads == b.test.n_threads and a.test.n_depth <= SHORT_DEPTH_TOKENS
+        a.weights_key == b.weights_key
+        and a.test.n_threads == b.test.n_threads
+        and a.test.n_depth <= SHORT_DEPTH_TOKENS
     )
-    settling = 0 if seconds >= LONG_SECONDS else min(MAX_SETTLING_PASSES, math.ceil(SETTLING_SECONDS / seconds))
+    settling = (
+        0
+        if seconds >= LONG_SECONDS
+        else min(MAX_SETTLING_PASSES, math.ceil(SETTLING_SECONDS / seconds))
+    )
     if a.test.n_prompt:
         return MeasurementSize(0 if alike else settling, 1)
-    return MeasurementSize(0, 1) if alike else MeasurementSize(max(1, settling), max(1, TIMED_PER_SETTLING * settling))
+    return (
+        MeasurementSize(0, 1)
+        if alike
+        else MeasurementSize(max(1, settling), max(1, TIMED_PER_SETTLING * settling))
+    )
 
 
 @contextmanager

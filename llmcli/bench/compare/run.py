@@ -71,7 +71,9 @@ class ComparisonResult:
     differences: tuple[tuple[tuple[str, Any, Any], ...], ...] = ()
 
 
-def load_saved_runs(a: str, b: str | None, config: Config, ui: UI) -> tuple[SavedRuns, SavedRuns] | None:
+def load_saved_runs(
+    a: str, b: str | None, config: Config, ui: UI
+) -> tuple[SavedRuns, SavedRuns] | None:
     """Return the saved runs that both arguments name, None if they name models.
 
     Raises UsageError if only one is a saved run.
@@ -79,7 +81,9 @@ def load_saved_runs(a: str, b: str | None, config: Config, ui: UI) -> tuple[Save
 
     def named(text: str | None) -> SavedRuns | None:
         return (
-            keeping.read_saved_runs(text, lambda number: History(history_path(config), ui).find_run(number).document)
+            keeping.read_saved_runs(
+                text, lambda number: History(history_path(config), ui).find_run(number).document
+            )
             if text
             else None
         )
@@ -115,7 +119,10 @@ def compare_saved_runs(
         for pair in pairs
     )
     ui.note("saved runs were not interleaved: changes of the machine widen the interval")
-    names = tuple(_join_names(keeping.test_name(pair.a), keeping.test_name(pair.b)) for pair in pairs)
+    names = tuple(
+        _join_names(keeping.format_test_name(pair.a), keeping.format_test_name(pair.b))
+        for pair in pairs
+    )
     side_a, side_b = (ComparedSide(side.name, None, side.origin) for side in (a, b))
     differing = tuple(tuple(pair.differences()) for pair in pairs)
     return ComparisonResult(
@@ -130,8 +137,12 @@ def build_tests(
     there are none.
     """
     base = SpeedTest(0, 0, 0, 2048, 512, "f16", "f16", host.core_count(), -1, "auto")
-    lengths = [(count, 0) for count in parameter_grid.parse_numbers("-p", prompts or ["512"]) if count]
-    lengths += [(0, count) for count in parameter_grid.parse_numbers("-n", gens or ["128"]) if count]
+    lengths = [
+        (count, 0) for count in parameter_grid.parse_numbers("-p", prompts or ["512"]) if count
+    ]
+    lengths += [
+        (0, count) for count in parameter_grid.parse_numbers("-n", gens or ["128"]) if count
+    ]
     built = [
         replace(base, n_prompt=prompt, n_gen=gen, n_depth=depth)
         for depth in parameter_grid.parse_numbers("-d", depths or ["0"])
@@ -335,7 +346,9 @@ def _parse_value(name: str, text: str) -> int | str:
         return -1
     else:
         max_value = host.MAX_THREADS if name == "threads" else 2**31 - 1
-        values = parameter_grid.parse_numbers(flag, [text], 0 if name == "gpu_layers" else 1, max_value)
+        values = parameter_grid.parse_numbers(
+            flag, [text], 0 if name == "gpu_layers" else 1, max_value
+        )
     if len(values) > 1:
         raise UserError(
             f"{flag} has several values: {text}", hint="set one for A and one for B: --a and --b"

@@ -30,8 +30,23 @@ SavedRow = Mapping[str, Any]
 # differ with --anyway.
 TEST_FIELDS = ("n_prompt", "n_gen", "n_depth", "n_parallel", "sampling", "load", "mix", "shared")
 MACHINE_FIELDS = ("cpu_info", "gpu_info", "backends")
-SETTING_FIELDS = ("n_threads", "n_batch", "n_ubatch", "type_k", "type_v", "n_gpu_layers", "flash_attn")
-COMPARED_FIELDS = ("model_filename", "model_type", "model_size", "model_n_params", "build_commit", *SETTING_FIELDS)
+SETTING_FIELDS = (
+    "n_threads",
+    "n_batch",
+    "n_ubatch",
+    "type_k",
+    "type_v",
+    "n_gpu_layers",
+    "flash_attn",
+)
+COMPARED_FIELDS = (
+    "model_filename",
+    "model_type",
+    "model_size",
+    "model_n_params",
+    "build_commit",
+    *SETTING_FIELDS,
+)
 FIELD_DEFAULTS = {
     "n_depth": 0,
     "n_parallel": 1,
@@ -64,7 +79,9 @@ class MatchedTest:
         self, fields: Sequence[str] = (*TEST_FIELDS, *MACHINE_FIELDS, *COMPARED_FIELDS)
     ) -> list[tuple[str, Any, Any]]:
         """Return those of `fields` that differ, with A's and B's value."""
-        values = [(field, field_value(self.a, field), field_value(self.b, field)) for field in fields]
+        values = [
+            (field, field_value(self.a, field), field_value(self.b, field)) for field in fields
+        ]
         return [difference for difference in values if difference[1] != difference[2]]
 
 
@@ -92,7 +109,11 @@ def validate_row(row: Any, where: str) -> SavedRow:
     rates = row.get("samples_ts") if isinstance(row, Mapping) else None
     is_valid = isinstance(rates, list) and rates and all(_rate(rate) for rate in rates)
     if is_valid:
-        values = [row[field] for field in (*TEST_FIELDS, *MACHINE_FIELDS, *COMPARED_FIELDS) if row.get(field) is not None]
+        values = [
+            row[field]
+            for field in (*TEST_FIELDS, *MACHINE_FIELDS, *COMPARED_FIELDS)
+            if row.get(field) is not None
+        ]
         is_valid = all(
             type(row.get(field)) is int and 0 <= row[field] < 2**31
             for field in ("n_prompt", "n_gen")
@@ -116,11 +137,13 @@ def field_value(row: SavedRow, field: str) -> Any:
     return FIELD_DEFAULTS.get(field) if stored is None else stored
 
 
-def test_name(row: SavedRow) -> str:
+def format_test_name(row: SavedRow) -> str:
     """Return the name of the test. Load tests store their own name."""
     if row.get("load") is not None and isinstance(stored_name := row.get("test"), str):
         return stored_name
-    test = SpeedTest(row["n_prompt"], row["n_gen"], int(field_value(row, "n_depth")), 0, 0, "", "", 0, 0, "")
+    test = SpeedTest(
+        row["n_prompt"], row["n_gen"], int(field_value(row, "n_depth")), 0, 0, "", "", 0, 0, ""
+    )
     n_parallel = field_value(row, "n_parallel")
     return (
         test.name
@@ -142,7 +165,9 @@ def match_tests(a: SavedRuns, b: SavedRuns, ignore_differences: bool) -> list[Ma
     if not matches and ignore_differences and len(a.rows) == len(b.rows) == 1:
         matches = [MatchedTest(a.rows[0], b.rows[0])]
     if not matches or not _single(matches):
-        tests = [", ".join(dict.fromkeys(test_name(row) for row in side.rows)) for side in (a, b)]
+        tests = [
+            ", ".join(dict.fromkeys(format_test_name(row) for row in side.rows)) for side in (a, b)
+        ]
         why = "were measured several times" if matches else "have no test in common"
         hint = (
             "--anyway compares two single runs of different tests"
@@ -150,7 +175,9 @@ def match_tests(a: SavedRuns, b: SavedRuns, ignore_differences: bool) -> list[Ma
             else "name single runs: llmcli bench history"
         )
         raise UserError(f"{a.name} ({tests[0]}) and {b.name} ({tests[1]}) {why}", hint=hint)
-    machine_differences = [difference for pair in matches for difference in pair.differences(MACHINE_FIELDS)]
+    machine_differences = [
+        difference for pair in matches for difference in pair.differences(MACHINE_FIELDS)
+    ]
     if machine_differences and not ignore_differences:
         field, value_a, value_b = machine_differences[0]
         raise UserError(
@@ -222,7 +249,9 @@ def _rate(rate: Any) -> bool:
     return type(rate) in (int, float) and 0 < rate < 1e300
 
 
-def _pairs(a: Sequence[SavedRow], b: Sequence[SavedRow], fields: Sequence[str]) -> Iterator[MatchedTest]:
+def _pairs(
+    a: Sequence[SavedRow], b: Sequence[SavedRow], fields: Sequence[str]
+) -> Iterator[MatchedTest]:
     for row_a in a:
         for row_b in b:
             if all(field_value(row_a, field) == field_value(row_b, field) for field in fields):

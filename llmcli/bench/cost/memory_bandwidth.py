@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-CHUNK_VALUES = 1 << 20  # values per numpy call (4 MiB), so that the cost of the call does not matter
+CHUNK_VALUES = (
+    1 << 20
+)  # values per numpy call (4 MiB), so that the cost of the call does not matter
 ROUNDS, ROUND_SECONDS = 5, 0.1  # a round repeats its read for this many seconds
 # reading this many times the cache's size in order evicts everything the last round read
 MIN_CACHE_FACTOR = 2
@@ -49,7 +51,9 @@ def buffer_sizes(cache_bytes: int | None, available_bytes: int | None) -> list[i
     return sorted({min(size, most) for size in ((cache_bytes or 32 << 20) // 2, large, 2 * large)})
 
 
-def measure_bandwidth(nbytes: int, threads: int, rounds: int = ROUNDS, seconds: float = ROUND_SECONDS) -> BandwidthReading:
+def measure_bandwidth(
+    nbytes: int, threads: int, rounds: int = ROUNDS, seconds: float = ROUND_SECONDS
+) -> BandwidthReading:
     """Measure the bandwidth of reading `nbytes` bytes with `threads` threads at once, `rounds`
     times.
     """
@@ -88,13 +92,17 @@ def measure_bandwidth(nbytes: int, threads: int, rounds: int = ROUNDS, seconds: 
     return BandwidthReading(4 * count * threads, threads, rates)
 
 
-def memory_roof(readings: Sequence[BandwidthReading], cache_bytes: int | None) -> BandwidthReading | None:
+def memory_roof(
+    readings: Sequence[BandwidthReading], cache_bytes: int | None
+) -> BandwidthReading | None:
     """Return the fastest reading that no cache can have served.
 
     Returns None if the cache size is unknown or no reading exceeds it enough.
     """
     beyond = [
-        reading for reading in readings if cache_bytes is not None and reading.nbytes >= MIN_CACHE_FACTOR * cache_bytes
+        reading
+        for reading in readings
+        if cache_bytes is not None and reading.nbytes >= MIN_CACHE_FACTOR * cache_bytes
     ]
     return max(beyond, key=lambda reading: reading.best_rate, default=None)
 

@@ -52,7 +52,9 @@ class TokenCost:
         return (self.weight_operations + self.attention_operations) / self.nbytes
 
 
-def token_cost(header: ModelHeader, depth: int, type_k: str = "f16", type_v: str = "f16") -> TokenCost:
+def token_cost(
+    header: ModelHeader, depth: int, type_k: str = "f16", type_v: str = "f16"
+) -> TokenCost:
     """Return the cost of the token after `depth` others."""
     read: dict[str, int] = {}
     n_values = head = 0
@@ -90,7 +92,10 @@ def prompt_operations(header: ModelHeader, tokens: int) -> int | None:
     last = token_cost(header, tokens // 2)
     if last.attention_operations is None:
         return None
-    return tokens * (last.weight_operations - last.head_operations + last.attention_operations) + last.head_operations
+    return (
+        tokens * (last.weight_operations - last.head_operations + last.attention_operations)
+        + last.head_operations
+    )
 
 
 def _used(header: ModelHeader) -> float:
@@ -112,7 +117,9 @@ def _lookup(tensor: TensorInfo, names: set[str]) -> bool:
     """Return whether only one row is read. An embedding that is also the head is read
     completely.
     """
-    return tensor.name in LOOKUP_TENSORS and (tensor.name != LOOKUP_TENSORS[0] or "output.weight" in names)
+    return tensor.name in LOOKUP_TENSORS and (
+        tensor.name != LOOKUP_TENSORS[0] or "output.weight" in names
+    )
 
 
 def _idle(name: str, header: ModelHeader) -> bool:

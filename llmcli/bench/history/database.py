@@ -39,7 +39,9 @@ class DatabaseDamagedError(Exception):
 
 
 @contextmanager
-def open_database(path: Path, *, create: bool = False, tolerate_truncation: bool = False) -> Iterator[sqlite3.Connection]:
+def open_database(
+    path: Path, *, create: bool = False, tolerate_truncation: bool = False
+) -> Iterator[sqlite3.Connection]:
     """Open the database. It has no tables before the first write.
 
     `create`: create a missing file. `tolerate_truncation`: open a file that is shorter than its
@@ -49,7 +51,9 @@ def open_database(path: Path, *, create: bool = False, tolerate_truncation: bool
     try:
         # Readers open read-write, too: SQLite then rolls back what a killed writer left.
         name = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
-        with closing(sqlite3.connect(name, uri=True, timeout=LOCK_SECONDS, isolation_level=None)) as db:
+        with closing(
+            sqlite3.connect(name, uri=True, timeout=LOCK_SECONDS, isolation_level=None)
+        ) as db:
             db.text_factory = lambda raw: raw.decode("utf-8", "replace")
             db.execute("PRAGMA trusted_schema = OFF")
             # otherwise SQLite refuses a truncated file entirely (btree.c, lockBtree)

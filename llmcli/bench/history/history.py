@@ -17,7 +17,13 @@ from typing import Any
 
 from llmcli import file_lock
 from llmcli.atomic_files import make_folder
-from llmcli.bench.history.database import DatabaseDamagedError, run_transaction, unused_name, open_database, schema_version
+from llmcli.bench.history.database import (
+    DatabaseDamagedError,
+    open_database,
+    run_transaction,
+    schema_version,
+    unused_name,
+)
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.types import ProgressDisplay

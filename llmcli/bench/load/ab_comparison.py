@@ -12,8 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.bench.load.generator import LoadLength, Load, LoadRun
-from llmcli.bench.load.metrics import PERCENTILES, TIME_METRICS, LoadMetrics, compute_metrics, metric_seconds
+from llmcli.bench.load.generator import Load, LoadLength, LoadRun
+from llmcli.bench.load.metrics import (
+    PERCENTILES,
+    TIME_METRICS,
+    LoadMetrics,
+    compute_metrics,
+    metric_seconds,
+)
 from llmcli.bench.load.session import ServerSession
 from llmcli.bench.load.slo import Slo
 from llmcli.bench.statistics import paired_test
@@ -67,7 +73,9 @@ async def compare_servers(
     return compare_runs(runs[0], runs[1], slo)
 
 
-def compare_runs(a: Sequence[LoadRun], b: Sequence[LoadRun], slo: Slo | None = None) -> ServerComparison:
+def compare_runs(
+    a: Sequence[LoadRun], b: Sequence[LoadRun], slo: Slo | None = None
+) -> ServerComparison:
     """Return the comparison of pairs of runs."""
     metrics_a, metrics_b = compute_metrics(a, slo), compute_metrics(b, slo)
     ratios = [_rate(metrics_a, metrics_b)]
@@ -87,7 +95,9 @@ def compare_runs(a: Sequence[LoadRun], b: Sequence[LoadRun], slo: Slo | None = N
 def _rate(metrics_a: LoadMetrics, metrics_b: LoadMetrics) -> MetricRatio:
     """Return the ratio of output tokens per second, with the signed-rank interval of the pairs."""
     comparison = paired_test.estimate_ratio(
-        metrics_a.repetition_rates, metrics_b.repetition_rates, Design(confidence=CONFIDENCE, allowance=0.0)
+        metrics_a.repetition_rates,
+        metrics_b.repetition_rates,
+        Design(confidence=CONFIDENCE, allowance=0.0),
     )
     assert isinstance(comparison, Comparison)
     has_interval = comparison.low > 0 and comparison.high < np.inf
@@ -108,7 +118,11 @@ def _time(name: str, rank: str, a: Sequence[LoadRun], b: Sequence[LoadRun]) -> M
     share = PERCENTILES[rank][0]
     times = [
         [
-            np.asarray(metric_seconds(name, [value_a for value_a in run.measured_answers if value_a.is_complete]))
+            np.asarray(
+                metric_seconds(
+                    name, [value_a for value_a in run.measured_answers if value_a.is_complete]
+                )
+            )
             for run in side
         ]
         for side in (a, b)

@@ -17,8 +17,8 @@ from llmcli.bench.load.threshold_fit import (
     MAX_EXCESS,
     MIN_REPEATS,
     Observation,
-    find_bracket,
     certain_bracket,
+    find_bracket,
     fit_crossing,
     fit_monotone,
 )
@@ -84,7 +84,10 @@ def find_fractional_index(levels: Sequence[float], logarithm: float) -> float:
 
 
 def choose_next_level(
-    levels: Sequence[float], start: int, observations: Sequence[Observation], max_measurements: int = MAX_MEASUREMENTS
+    levels: Sequence[float],
+    start: int,
+    observations: Sequence[Observation],
+    max_measurements: int = MAX_MEASUREMENTS,
 ) -> int | None:
     """Return the index of the level to measure next; None if the estimate is good enough."""
     if not observations:
@@ -104,9 +107,17 @@ def choose_next_level(
     # the line fit and the last measurement disagree: a jump is not linear
     if estimate.level_index != below and uncertain:
         return uncertain[0]
-    pair = [index for index in (estimate.level_index, estimate.level_index + 1) if 0 <= index < len(levels)]
+    pair = [
+        index
+        for index in (estimate.level_index, estimate.level_index + 1)
+        if 0 <= index < len(levels)
+    ]
     missing = [index for index in pair if index not in counts]
-    if len(observations) >= min(MIN_MEASUREMENTS, max_measurements) and estimate.high - estimate.low <= MAX_STEP_WIDTH and not missing:
+    if (
+        len(observations) >= min(MIN_MEASUREMENTS, max_measurements)
+        and estimate.high - estimate.low <= MAX_STEP_WIDTH
+        and not missing
+    ):
         return None
     # Levels next to the two help to estimate the slope unless they are far from the limit.
     neighbors = [
@@ -136,7 +147,10 @@ def estimate_edge(levels: Sequence[float], observations: Sequence[Observation]) 
         (min(counts) if certain_low is None else certain_low),
         (max(counts) if certain_high is None else certain_high),
     )
-    at, low, high = (find_fractional_index(levels, fitted.log_load + sign * fitted.half_width) for sign in (0, -1, 1))
+    at, low, high = (
+        find_fractional_index(levels, fitted.log_load + sign * fitted.half_width)
+        for sign in (0, -1, 1)
+    )
     low, high = (
         max(low, -1.0 if certain_low is None else certain_low),
         min(high, len(levels) if certain_high is None else certain_high),

@@ -93,7 +93,9 @@ def _last(log: IO[bytes]) -> str:
     """Return the last error message of the log, or its last line."""
     log.seek(0)
     lines = [
-        line for line in log.read(MAX_LOG_BYTES).decode("utf-8", "replace").splitlines() if line.strip()
+        line
+        for line in log.read(MAX_LOG_BYTES).decode("utf-8", "replace").splitlines()
+        if line.strip()
     ]
     errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines or ["no output"])[-1].removeprefix("error: ")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from llmcli.bench.load import level_search
-from llmcli.bench.load.generator import Arrivals, LoadLength, Load, LoadRun
+from llmcli.bench.load.generator import Arrivals, Load, LoadLength, LoadRun
 from llmcli.bench.load.metrics import LoadMetrics, compute_metrics
 from llmcli.bench.load.records import LoadAnswer
 from llmcli.bench.load.session import ServerSession
@@ -22,8 +22,12 @@ LoadKind = Literal["concurrency", "rate"]
 MIN_REQUESTS = 40  # requests of a level
 REQUESTS_PER_USER = 2  # requests of each user
 OPEN_LOOP_SECONDS = 20.0  # of an open loop
-FILLING_SECONDS = 10.0  # seconds after which a growing queue is no longer just the server filling up
-MIN_CLEAR_ANSWERS = 10  # minimum number of answers, all below half of the limits, to end a level early
+FILLING_SECONDS = (
+    10.0  # seconds after which a growing queue is no longer just the server filling up
+)
+MIN_CLEAR_ANSWERS = (
+    10  # minimum number of answers, all below half of the limits, to end a level early
+)
 SINGLE_USER_LENGTH = LoadLength(6, warmup=3)
 SINGLE_USER_INTERVAL = 10
 # minimum ratio, and minimum difference in seconds, between waiting times of a single user that
@@ -95,7 +99,10 @@ class MaxLoadResult:
             return None
         ratio = max(self.single_user_seconds) / min(self.single_user_seconds)
         return (
-            ratio if ratio > MIN_DRIFT_RATIO and max(self.single_user_seconds) - min(self.single_user_seconds) > MIN_DRIFT_SECONDS else None
+            ratio
+            if ratio > MIN_DRIFT_RATIO
+            and max(self.single_user_seconds) - min(self.single_user_seconds) > MIN_DRIFT_SECONDS
+            else None
         )
 
 
@@ -119,7 +126,9 @@ class _Search:
         first_level = first or (1.0 if self.kind == "concurrency" else single_user.request_rate)
         start = level_search.nearest_index(self.levels, first_level)
         while (
-            index := level_search.choose_next_level(self.levels, start, self.seen, self.rules.max_measurements)
+            index := level_search.choose_next_level(
+                self.levels, start, self.seen, self.rules.max_measurements
+            )
         ) is not None:
             await self.measure_level(index)
             if len(self.seen) % SINGLE_USER_INTERVAL == 0:
@@ -130,7 +139,9 @@ class _Search:
     async def measure_single_user(self) -> LoadMetrics:
         """Measure a single user."""
         self.tick("one alone")
-        run = await self.session.run_load(Load("closed", 1), SINGLE_USER_LENGTH, self.number + 500 + len(self.alone))
+        run = await self.session.run_load(
+            Load("closed", 1), SINGLE_USER_LENGTH, self.number + 500 + len(self.alone)
+        )
         metrics = compute_metrics([run])
         if "e2el" in metrics.times:
             self.alone.append((metrics.times["e2el"].percentiles["p50"] or 0.0) / 1e3)
@@ -146,10 +157,13 @@ class _Search:
         self.tick(load.name)
         seconds = rules.seconds if load.is_closed else rules.seconds or OPEN_LOOP_SECONDS
         count = max(
-            rules.requests, math.ceil(level * REQUESTS_PER_USER if load.is_closed else level * (seconds or 0.0))
+            rules.requests,
+            math.ceil(level * REQUESTS_PER_USER if load.is_closed else level * (seconds or 0.0)),
         )
         watch = _Watch(rules, load, count)
-        length = LoadLength(count, seconds if load.is_closed else None, self.warmup(level, load.is_closed))
+        length = LoadLength(
+            count, seconds if load.is_closed else None, self.warmup(level, load.is_closed)
+        )
         run = await self.session.run_load(
             load, length, self.number + len(self.points), enough=watch, may_fail=True
         )
@@ -213,7 +227,9 @@ class _Watch:
         self.n_above_twice += ratio >= 2
         if self.n_above_twice > self.allowed:
             self.clear_excess = MAX_EXCESS
-        elif self.load.is_closed and self.n_below_half == self.done >= max(MIN_CLEAR_ANSWERS, REQUESTS_PER_USER * self.load.level):
+        elif self.load.is_closed and self.n_below_half == self.done >= max(
+            MIN_CLEAR_ANSWERS, REQUESTS_PER_USER * self.load.level
+        ):
             self.clear_excess = -MAX_EXCESS
         elif self.done >= self.next_check and answer.scheduled - run.began > FILLING_SECONDS:
             self.next_check = math.ceil(1.2 * self.done)  # the check takes time, too

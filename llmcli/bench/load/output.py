@@ -53,7 +53,12 @@ def build_row(environment: LoadEnvironment, metrics: LoadMetrics) -> dict[str, A
     times = {
         name: None
         if (summary := metrics.times.get(name)) is None
-        else {"count": summary.count, "mean": summary.mean, "max": summary.largest, **summary.percentiles}
+        else {
+            "count": summary.count,
+            "mean": summary.mean,
+            "max": summary.largest,
+            **summary.percentiles,
+        }
         for name in TIME_METRICS
     }
     return {
@@ -101,7 +106,8 @@ def build_row(environment: LoadEnvironment, metrics: LoadMetrics) -> dict[str, A
         "saturated": metrics.saturated,
         "stopped_early": metrics.stopped,
         "samples_ts": [round(rate, 4) for rate in metrics.repetition_rates],
-        "samples_ns": [round(metrics.seconds * 1e9 / len(metrics.repetition_rates))] * len(metrics.repetition_rates),
+        "samples_ns": [round(metrics.seconds * 1e9 / len(metrics.repetition_rates))]
+        * len(metrics.repetition_rates),
     }
 
 
@@ -142,7 +148,11 @@ def build_table(
             f"{metrics.output_rate:.1f}",
             f"{metrics.total_rate:.1f}",
             f"{metrics.request_rate:.2f}",
-            *(format_percentile(metrics, name, rank) for name in TIME_METRICS for rank in TABLE_PERCENTILES),
+            *(
+                format_percentile(metrics, name, rank)
+                for name in TIME_METRICS
+                for rank in TABLE_PERCENTILES
+            ),
             *((f"{metrics.goodput or 0:.2f}", f"{metrics.slo_share or 0:.0%}") if has_slo else ()),
         )
         for metrics in loads
@@ -150,7 +160,9 @@ def build_table(
     return columns, rows, columns[1:]
 
 
-def build_percentile_table(metrics: LoadMetrics) -> tuple[tuple[str, ...], list[tuple[str, ...]], tuple[str, ...]]:
+def build_percentile_table(
+    metrics: LoadMetrics,
+) -> tuple[tuple[str, ...], list[tuple[str, ...]], tuple[str, ...]]:
     """Return columns, rows, and right-aligned columns of all percentiles of one load in
     milliseconds; - for too few values.
     """

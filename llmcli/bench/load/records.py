@@ -70,7 +70,11 @@ class LoadAnswer:
     @property
     def tpot(self) -> float | None:
         """Seconds per token after the first one; None for a single token."""
-        return (self.arrival_times[-1] - self.arrival_times[0]) / (self.tokens - 1) if self.tokens > 1 else None
+        return (
+            (self.arrival_times[-1] - self.arrival_times[0]) / (self.tokens - 1)
+            if self.tokens > 1
+            else None
+        )
 
     @property
     def e2el(self) -> float:

@@ -24,7 +24,9 @@ CONFIDENCE = 0.99
 MIN_GROWTH = 1.5
 
 
-def is_falling_behind(times: Sequence[float], waiting: Sequence[float], ttft: Sequence[float]) -> bool:
+def is_falling_behind(
+    times: Sequence[float], waiting: Sequence[float], ttft: Sequence[float]
+) -> bool:
     """Return whether the requests, ordered by their due time, met more and more open requests and
     waited longer and longer.
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
 
-MAX_EXCESS = math.log(2)  # excesses beyond twice the limit, or below half of it, are clipped to these
+MAX_EXCESS = math.log(
+    2
+)  # excesses beyond twice the limit, or below half of it, are clipped to these
 NEAR_LEVELS = 4  # the curve is assumed to be straight within this many levels of the crossing
 # prior exponent of the load with which times grow on servers, known as if from one pair of
 # measurements
@@ -85,11 +87,16 @@ def certain_bracket(observations: Sequence[Observation]) -> tuple[int | None, in
     """
     by_level = {
         at: [measurement.clipped_excess for measurement in group]
-        for at, group in groupby(_ordered(observations), lambda measurement: measurement.level_index)
+        for at, group in groupby(
+            _ordered(observations), lambda measurement: measurement.level_index
+        )
     }
     means = {at: fmean(values) for at, values in by_level.items()}
     squares = sum((value - means[at]) ** 2 for at, values in by_level.items() for value in values)
-    sigma = math.sqrt((PRIOR_NOISE_COUNT * PRIOR_NOISE**2 + squares) / (PRIOR_NOISE_COUNT + len(observations) - len(by_level)))
+    sigma = math.sqrt(
+        (PRIOR_NOISE_COUNT * PRIOR_NOISE**2 + squares)
+        / (PRIOR_NOISE_COUNT + len(observations) - len(by_level))
+    )
     deviations = {
         at: means[at] * math.sqrt(len(values)) / sigma
         for at, values in by_level.items()
@@ -97,7 +104,9 @@ def certain_bracket(observations: Sequence[Observation]) -> tuple[int | None, in
     }
     above = min((at for at, value in deviations.items() if value > CERTAIN_ERRORS), default=None)
     below = [
-        at for at, value in deviations.items() if value < -CERTAIN_ERRORS and (above is None or at < above)
+        at
+        for at, value in deviations.items()
+        if value < -CERTAIN_ERRORS and (above is None or at < above)
     ]
     return max(below, default=None), above
 
@@ -106,7 +115,9 @@ def _ordered(seen: Sequence[Observation]) -> list[Observation]:
     return sorted(seen, key=lambda measurement: measurement.level_index)
 
 
-def fit_crossing(observations: Sequence[Observation], log_levels: Sequence[float], below: int, above: int) -> Crossing:
+def fit_crossing(
+    observations: Sequence[Observation], log_levels: Sequence[float], below: int, above: int
+) -> Crossing:
     """Return the crossing of the line through the measurements near the bracket. `x`: the logarithm
     of each level.
     """
@@ -132,13 +143,21 @@ def fit_crossing(observations: Sequence[Observation], log_levels: Sequence[float
             weight * residual * residual
             for weight, residual in zip(weights, residuals, strict=True)
         )
-        sigma = math.sqrt((PRIOR_NOISE_COUNT * PRIOR_NOISE**2 + squares) / (PRIOR_NOISE_COUNT + max(0.0, total - 2)))
+        sigma = math.sqrt(
+            (PRIOR_NOISE_COUNT * PRIOR_NOISE**2 + squares)
+            / (PRIOR_NOISE_COUNT + max(0.0, total - 2))
+        )
         weights = [
-            min(1.0, FULL_WEIGHT_SIGMAS * sigma / abs(residual)) if residual else 1.0 for residual in residuals
+            min(1.0, FULL_WEIGHT_SIGMAS * sigma / abs(residual)) if residual else 1.0
+            for residual in residuals
         ]
     at = middle - mean / slope
     # the slope is uncertain, too: use its lower bound
     flattest_slope = max(MIN_SLOPE, slope - sigma / math.sqrt(spread))
     return Crossing(
-        at, INTERVAL_ERRORS * sigma / flattest_slope * math.sqrt(1 / total + (at - middle) ** 2 / spread)
+        at,
+        INTERVAL_ERRORS
+        * sigma
+        / flattest_slope
+        * math.sqrt(1 / total + (at - middle) ** 2 / spread),
     )

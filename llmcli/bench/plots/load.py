@@ -10,7 +10,17 @@ from llmcli.bench.load.max_load import MaxLoadResult
 from llmcli.bench.load.metrics import PERCENTILES, TIME_METRICS, LoadMetrics
 from llmcli.bench.load.slo import Slo
 from llmcli.bench.plots import pairs
-from llmcli.charts.chart import Axis, Chart, Plot, Point, ChartRow, RowChart, ReferenceLine, Series, NamedValue
+from llmcli.charts.chart import (
+    Axis,
+    Chart,
+    ChartRow,
+    NamedValue,
+    Plot,
+    Point,
+    ReferenceLine,
+    RowChart,
+    Series,
+)
 from llmcli.charts.scale import format_number
 
 METRIC_LABELS = {
@@ -38,7 +48,9 @@ def build_charts(loads: Sequence[LoadMetrics], slo: Slo | None = None) -> list[C
     answered = [metrics for metrics in loads if metrics.times]
     if answered:
         drawn.append(_rates(answered))
-        drawn += [_percentiles(answered, name, slo) for name in TIME_METRICS if _has(answered, name)]
+        drawn += [
+            _percentiles(answered, name, slo) for name in TIME_METRICS if _has(answered, name)
+        ]
     return drawn
 
 
@@ -107,8 +119,12 @@ def _latency(loads: Sequence[LoadMetrics], axis: Axis, name: str) -> Plot:
         if points:
             series.append(Series(rank, tuple(points)))
     low, high = series[0].points[0], series[0].points[-1]
-    says = f"Median: {format_number(low.y)} ms at {low.x:g}, {format_number(high.y)} ms at {high.x:g}."
-    return Plot(f"{METRIC_LABELS[name].capitalize()} over load", says, axis, Axis("ms"), tuple(series))
+    says = (
+        f"Median: {format_number(low.y)} ms at {low.x:g}, {format_number(high.y)} ms at {high.x:g}."
+    )
+    return Plot(
+        f"{METRIC_LABELS[name].capitalize()} over load", says, axis, Axis("ms"), tuple(series)
+    )
 
 
 def _throughput(loads: Sequence[LoadMetrics], axis: Axis) -> Plot:
@@ -149,12 +165,21 @@ def _percentiles(loads: Sequence[LoadMetrics], name: str, slo: Slo | None) -> Ro
     says = f"{', '.join(PERCENTILES)} where there are enough values; smaller is better."
     rules = () if limit is None else (ReferenceLine(limit, "promised"),)
     return RowChart(
-        METRIC_LABELS[name].capitalize(), says, Axis("ms", log), tuple(rows), draws_marks=True, reference_lines=rules
+        METRIC_LABELS[name].capitalize(),
+        says,
+        Axis("ms", log),
+        tuple(rows),
+        draws_marks=True,
+        reference_lines=rules,
     )
 
 
 def _span(metrics: LoadMetrics) -> tuple[float, float] | None:
-    return (min(metrics.repetition_rates), max(metrics.repetition_rates)) if len(metrics.repetition_rates) > 1 else None
+    return (
+        (min(metrics.repetition_rates), max(metrics.repetition_rates))
+        if len(metrics.repetition_rates) > 1
+        else None
+    )
 
 
 def _has(loads: Sequence[LoadMetrics], name: str) -> bool:

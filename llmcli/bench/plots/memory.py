@@ -4,8 +4,8 @@ free.
 
 from collections.abc import Sequence
 
-from llmcli.charts.chart import Axis, ChartRow, RowChart, ReferenceLine, NamedValue
-from llmcli.planning.memory_plan import MemoryPlan, DeviceMemory
+from llmcli.charts.chart import Axis, ChartRow, NamedValue, ReferenceLine, RowChart
+from llmcli.planning.memory_plan import DeviceMemory, MemoryPlan
 from llmcli.runtime.binding.devices import HOST_DEVICE
 from llmcli.units import format_size
 
@@ -36,7 +36,9 @@ def build_chart(receipts: Sequence[tuple[str, MemoryPlan]]) -> RowChart | None:
     return RowChart("Memory", says, Axis("MiB"), tuple(rows))
 
 
-def build_type_chart(rows: Sequence[tuple[str, int, str]], available: int | None) -> RowChart | None:
+def build_type_chart(
+    rows: Sequence[tuple[str, int, str]], available: int | None
+) -> RowChart | None:
     """Build a bar for each weight type: what llama.cpp would map and allocate.
 
     `rows`: name, bytes, and a note for each type.
@@ -47,7 +49,9 @@ def build_type_chart(rows: Sequence[tuple[str, int, str]], available: int | None
         ChartRow(name, (NamedValue("MiB", nbytes / MIB_BYTES),), f"{format_size(nbytes)}, {word}")
         for name, nbytes, word in rows
     )
-    is_near = available is not None and available <= MAX_FREE_RATIO * max(nbytes for _, nbytes, _ in rows)
+    is_near = available is not None and available <= MAX_FREE_RATIO * max(
+        nbytes for _, nbytes, _ in rows
+    )
     rules = (
         (ReferenceLine(available / MIB_BYTES, f"available: {format_size(available)}"),)
         if available is not None and is_near
@@ -88,7 +92,9 @@ def _row(name: str, share: DeviceMemory, overhead: int | None) -> ChartRow:
         + _left(free)
         + (f" ({', '.join(unknown_labels)}: unknown)" if unknown_labels else "")
     )
-    return ChartRow(name, tuple(NamedValue(label, value / MIB_BYTES) for label, value in parts if value), note)
+    return ChartRow(
+        name, tuple(NamedValue(label, value / MIB_BYTES) for label, value in parts if value), note
+    )
 
 
 def _left(left: int | None) -> str:

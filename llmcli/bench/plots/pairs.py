@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmcli.charts.chart import Axis, ChartRow, RowChart, ReferenceLine, NamedValue
+from llmcli.charts.chart import Axis, ChartRow, NamedValue, ReferenceLine, RowChart
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,5 +35,10 @@ def build_chart(title: str, description: str, axis: str, ratios: Sequence[SpeedR
         )
         rows.append(ChartRow(ratio.name, (NamedValue("ratio", ratio.ratio),), ratio.verdict, span))
     return RowChart(
-        title, description, Axis(axis, from_zero=False), tuple(rows), draws_marks=True, reference_lines=(ReferenceLine(1.0, "as fast"),)
+        title,
+        description,
+        Axis(axis, from_zero=False),
+        tuple(rows),
+        draws_marks=True,
+        reference_lines=(ReferenceLine(1.0, "as fast"),),
     )

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from llmcli.bench.phases import TOKEN_PHASES, PHASES, PhaseBreakdown
-from llmcli.charts.chart import Axis, Chart, ChartRow, RowChart, NamedValue
+from llmcli.bench.phases import PHASES, TOKEN_PHASES, PhaseBreakdown
+from llmcli.charts.chart import Axis, Chart, ChartRow, NamedValue, RowChart
 from llmcli.charts.scale import format_number
 
 
@@ -18,7 +18,10 @@ def build_charts(breakdown: PhaseBreakdown, names: Mapping[str, str]) -> list[Ch
     says = f"{format_number(breakdown.total_seconds * 1e3)} ms, of which {names.get(largest, largest)} {share:.1%}."
     parts = tuple(NamedValue(names.get(phase, phase), ms) for phase, ms in phase_ms.items())
     answer = RowChart(
-        "An answer", says, Axis("ms"), (ChartRow("median", parts, f"{format_number(breakdown.total_seconds * 1e3)} ms"),)
+        "An answer",
+        says,
+        Axis("ms"),
+        (ChartRow("median", parts, f"{format_number(breakdown.total_seconds * 1e3)} ms"),),
     )
     rows = []
     for phase in TOKEN_PHASES:
@@ -28,7 +31,9 @@ def build_charts(breakdown: PhaseBreakdown, names: Mapping[str, str]) -> list[Ch
             rows.append(ChartRow(names.get(phase, phase), marks))
     says_token = "For each phase: the median token, and the first and the last tenth."
     token = (
-        RowChart("A token", says_token, Axis("µs a token", is_log=True), tuple(rows), draws_marks=True)
+        RowChart(
+            "A token", says_token, Axis("µs a token", is_log=True), tuple(rows), draws_marks=True
+        )
         if rows
         else None
     )

@@ -14,7 +14,16 @@ from llmcli.bench.cost.token_cost import TokenCost, token_cost
 from llmcli.bench.plots.speed import test_names
 from llmcli.bench.roofline import MachineBandwidth
 from llmcli.bench.speed.measure import SpeedResult, average
-from llmcli.charts.chart import Axis, Plot, Point, ChartRow, RowChart, ReferenceLine, Series, NamedValue
+from llmcli.charts.chart import (
+    Axis,
+    ChartRow,
+    NamedValue,
+    Plot,
+    Point,
+    ReferenceLine,
+    RowChart,
+    Series,
+)
 from llmcli.charts.scale import format_number
 from llmcli.units import format_size
 from quant.model_file.model_header import ModelHeader
@@ -52,7 +61,9 @@ class RooflineTest:
         (`peak`, operations per second) allow.
         """
         most = memory_bandwidth * self.intensity
-        return (most if peak_operations is None else min(most, peak_operations)) / self.operations_per_token
+        return (
+            most if peak_operations is None else min(most, peak_operations)
+        ) / self.operations_per_token
 
 
 def place_tests(results: Sequence[SpeedResult], header: ModelHeader) -> list[RooflineTest]:
@@ -79,7 +90,9 @@ def place_tests(results: Sequence[SpeedResult], header: ModelHeader) -> list[Roo
     return [result for result in placed_tests if result]
 
 
-def _generation(result: SpeedResult, name: str, rate: float, cost: TokenCost) -> RooflineTest | None:
+def _generation(
+    result: SpeedResult, name: str, rate: float, cost: TokenCost
+) -> RooflineTest | None:
     """Place a generation test: each pass reads the weights once for all sequences, and the cache of
     each sequence.
 
@@ -90,7 +103,14 @@ def _generation(result: SpeedResult, name: str, rate: float, cost: TokenCost) ->
         return None  # unknown: which experts several sequences choose
     assert cost.kv_bytes is not None and cost.attention_operations is not None, name
     nbytes = sum(cost.weight_bytes.values()) + count * cost.kv_bytes
-    return RooflineTest(name, rate, cost.weight_operations + cost.attention_operations, nbytes, count, is_prompt=False)
+    return RooflineTest(
+        name,
+        rate,
+        cost.weight_operations + cost.attention_operations,
+        nbytes,
+        count,
+        is_prompt=False,
+    )
 
 
 def _prompt(result: SpeedResult, name: str, rate: float, cost: TokenCost) -> RooflineTest | None:
@@ -103,23 +123,41 @@ def _prompt(result: SpeedResult, name: str, rate: float, cost: TokenCost) -> Roo
     test = result.test
     count = min(test.n_ubatch, test.n_batch, test.n_prompt * test.n_parallel)
     caches = -(-count // test.n_prompt)
-    each = cost.weight_operations - cost.head_operations + cost.attention_operations + cost.head_operations / test.n_prompt
+    each = (
+        cost.weight_operations
+        - cost.head_operations
+        + cost.attention_operations
+        + cost.head_operations / test.n_prompt
+    )
     return RooflineTest(
-        name, rate, each, sum(cost.weight_bytes.values()) + caches * cost.kv_bytes, count, is_prompt=True
+        name,
+        rate,
+        each,
+        sum(cost.weight_bytes.values()) + caches * cost.kv_bytes,
+        count,
+        is_prompt=True,
     )
 
 
-def build_chart(memory_bandwidth: float | None, cache: int | None, tests: Sequence[RooflineTest]) -> Plot:
+def build_chart(
+    memory_bandwidth: float | None, cache: int | None, tests: Sequence[RooflineTest]
+) -> Plot:
     """Build the roofline chart. `roof`: memory bandwidth in bytes per second, None: unknown.
     `cache`: bytes of the last-level cache.
     """
     peak = max((test.operations_per_second for test in tests if test.is_prompt), default=None)
     series = [] if memory_bandwidth is None else [_line(memory_bandwidth, peak, tests)]
     for name, prompt in (("generation", False), ("prompts", True)):
-        points = tuple(_point(test, memory_bandwidth, peak) for test in tests if test.is_prompt == prompt)
+        points = tuple(
+            _point(test, memory_bandwidth, peak) for test in tests if test.is_prompt == prompt
+        )
         series += [Series(name, points, line=False)] if points else []
     ridge = None if memory_bandwidth is None or peak is None else peak / memory_bandwidth
-    rules = () if ridge is None else (ReferenceLine(ridge, f"ridge: {format_number(ridge, 3)} op/byte"),)
+    rules = (
+        ()
+        if ridge is None
+        else (ReferenceLine(ridge, f"ridge: {format_number(ridge, 3)} op/byte"),)
+    )
     return Plot(
         "Roofline",
         _says(memory_bandwidth, cache, tests, peak),
@@ -134,16 +172,23 @@ def _line(roof: float, peak: float | None, tests: Sequence[RooflineTest]) -> Ser
     intensities = [test.intensity for test in tests] + ([peak / roof] if peak else [])
     first, last = min(intensities) / 2, max(intensities) * 2
     corner = [last] if peak is None else [peak / roof, last]
-    points = [Point(at, min(roof * at, peak or roof * at) / BYTES_PER_GB) for at in (first, *corner)]
+    points = [
+        Point(at, min(roof * at, peak or roof * at) / BYTES_PER_GB) for at in (first, *corner)
+    ]
     return Series("what memory and arithmetic allow", tuple(points), marks=False)
 
 
 def _point(test: RooflineTest, roof: float | None, peak: float | None) -> Point:
     share = (
-        "" if roof is None or test.is_prompt else f", {test.rate / test.attainable_rate(roof, peak):.0%}"
+        ""
+        if roof is None or test.is_prompt
+        else f", {test.rate / test.attainable_rate(roof, peak):.0%}"
     )
     return Point(
-        test.intensity, test.operations_per_second / BYTES_PER_GB, test.name, f"{format_number(test.rate)} tok/s{share}"
+        test.intensity,
+        test.operations_per_second / BYTES_PER_GB,
+        test.name,
+        f"{format_number(test.rate)} tok/s{share}",
     )
 
 
@@ -155,7 +200,9 @@ def _says(
         return "The memory bandwidth is unknown, so no roofline is drawn."
     sentences = [f"Memory gives {format_number(roof / BYTES_PER_GB, 3)} GB/s"]
     if peak is not None:
-        sentences.append(f"prompts reach {format_number(peak / BYTES_PER_GB, 3)} G operations a second")
+        sentences.append(
+            f"prompts reach {format_number(peak / BYTES_PER_GB, 3)} G operations a second"
+        )
     shares = [test.rate / test.attainable_rate(roof, peak) for test in tests if not test.is_prompt]
     if shares:
         low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"

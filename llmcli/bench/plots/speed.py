@@ -8,12 +8,28 @@ from statistics import median
 
 from llmcli.bench.speed.measure import SpeedResult, average, standard_deviation
 from llmcli.bench.speed.parameter_grid import SpeedTest
-from llmcli.charts.chart import Axis, Chart, Plot, Point, ChartRow, RowChart, ReferenceLine, Series, NamedValue
+from llmcli.charts.chart import (
+    Axis,
+    Chart,
+    ChartRow,
+    NamedValue,
+    Plot,
+    Point,
+    ReferenceLine,
+    RowChart,
+    Series,
+)
 from llmcli.charts.scale import format_number
 from llmcli.reading_speed import READING_PACES
 
-WORKLOAD_FIELDS = ("n_prompt", "n_gen", "n_depth")  # what a test computes; the other fields are settings
-SETTING_FIELDS = tuple(field.name for field in fields(SpeedTest) if field.name not in WORKLOAD_FIELDS)
+WORKLOAD_FIELDS = (
+    "n_prompt",
+    "n_gen",
+    "n_depth",
+)  # what a test computes; the other fields are settings
+SETTING_FIELDS = tuple(
+    field.name for field in fields(SpeedTest) if field.name not in WORKLOAD_FIELDS
+)
 SETTING_LABELS = {
     "n_batch": "-b",
     "n_ubatch": "-ub",
@@ -34,7 +50,11 @@ def build_charts(results: Sequence[SpeedResult]) -> list[Chart]:
     mixed = [result for result in results if result.test.n_gen and result.test.n_prompt]
     drawn: list[Chart] = []
     if generations:
-        drawn += [build_generation_chart(generations), build_latency_chart(generations), build_percentile_chart(generations)]
+        drawn += [
+            build_generation_chart(generations),
+            build_latency_chart(generations),
+            build_percentile_chart(generations),
+        ]
     if prompts:
         drawn.append(_bars("Prompts", prompts, ()))
     if mixed:
@@ -45,7 +65,9 @@ def build_charts(results: Sequence[SpeedResult]) -> list[Chart]:
 def varying_settings(results: Sequence[SpeedResult]) -> list[str]:
     """Return the settings in which the tests differ."""
     return [
-        name for name in SETTING_FIELDS if len({getattr(result.test, name) for result in results}) > 1
+        name
+        for name in SETTING_FIELDS
+        if len({getattr(result.test, name) for result in results}) > 1
     ]
 
 
@@ -131,7 +153,11 @@ def build_latency_chart(results: Sequence[SpeedResult]) -> Plot:
     points = [point.y for result in series for point in result.points]
     shares = "Median" if len(by_setting) > 1 else "Median and 99th percentile"
     subject = f"{shares} by depth" if has_depths else "Median over the repetitions, token by token"
-    omitted = f" The first {MAX_LINES} of {len(by_setting)} settings." if len(by_setting) > MAX_LINES else ""
+    omitted = (
+        f" The first {MAX_LINES} of {len(by_setting)} settings."
+        if len(by_setting) > MAX_LINES
+        else ""
+    )
     return Plot(
         "Time of a token",
         f"{subject}: {_range(points)} ms.{omitted}",
@@ -183,7 +209,11 @@ def build_percentile_chart(results: Sequence[SpeedResult]) -> RowChart:
     )
     log = longest > 8 * shortest  # one slow token must not compress all other values
     return RowChart(
-        "Percentiles of a token's time", says, Axis("ms a token", log), tuple(rows), draws_marks=True
+        "Percentiles of a token's time",
+        says,
+        Axis("ms a token", log),
+        tuple(rows),
+        draws_marks=True,
     )
 
 

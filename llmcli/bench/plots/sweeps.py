@@ -20,7 +20,13 @@ def build_charts(results: Sequence[SpeedResult]) -> list[RowChart]:
             continue
         named_entries = zip(group, test_names([entry.result for entry in group]), strict=True)
         ratios = [
-            SpeedRatio(name, entry.comparison.ratio, entry.comparison.low, entry.comparison.high, entry.mark)
+            SpeedRatio(
+                name,
+                entry.comparison.ratio,
+                entry.comparison.low,
+                entry.comparison.high,
+                entry.mark,
+            )
             if entry.comparison
             else SpeedRatio(name, 1.0, verdict=entry.mark)
             for entry, name in named_entries

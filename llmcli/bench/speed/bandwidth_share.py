@@ -20,7 +20,9 @@ ROUNDS, ROUND_SECONDS = 3, 0.04  # about half a second, once per machine
 STEADY_RATIO = 0.85  # ratio of the slowest to the fastest round of a steady measurement
 
 
-def machine_bandwidth(history: History, watcher: ProgressDisplay, *, remeasure: bool = False) -> float | None:
+def machine_bandwidth(
+    history: History, watcher: ProgressDisplay, *, remeasure: bool = False
+) -> float | None:
     """Return the memory bandwidth in bytes per second, saved or measured now. Returns None if it is
     unknown.
 
@@ -37,21 +39,30 @@ def machine_bandwidth(history: History, watcher: ProgressDisplay, *, remeasure: 
     cache = host.last_cache_bytes()
     sizes = memory_bandwidth.buffer_sizes(cache, host.available_memory())
     uncached = (
-        [] if cache is None else [size for size in sizes if size >= memory_bandwidth.MIN_CACHE_FACTOR * cache]
+        []
+        if cache is None
+        else [size for size in sizes if size >= memory_bandwidth.MIN_CACHE_FACTOR * cache]
     )
     rate, steady = None, True
     if uncached:
         with watcher.bar("read memory", 1, "tests") as bar:
-            reading = memory_bandwidth.measure_bandwidth(min(uncached), host.core_count(), ROUNDS, ROUND_SECONDS)
+            reading = memory_bandwidth.measure_bandwidth(
+                min(uncached), host.core_count(), ROUNDS, ROUND_SECONDS
+            )
             bar.advance(1)
-        rate, steady = reading.best_rate, min(reading.round_rates) >= STEADY_RATIO * reading.best_rate
+        rate, steady = (
+            reading.best_rate,
+            min(reading.round_rates) >= STEADY_RATIO * reading.best_rate,
+        )
     if steady:
         with suppress(UserError):
             history.save_bandwidth(machine, rate)
     return rate
 
 
-def bandwidth_share(header: ModelHeader, result: SpeedResult, bandwidth: float | None) -> float | None:
+def bandwidth_share(
+    header: ModelHeader, result: SpeedResult, bandwidth: float | None
+) -> float | None:
     """Return the share of the bandwidth `roof` (bytes per second) that a generation test used.
 
     Returns None for prompts, which arithmetic limits, and if the bandwidth, the KV cache or the

@@ -26,7 +26,12 @@ DEFAULT_SETTINGS: dict[str, Any] = {
     "n_parallel": 1,
     "sampling": False,
 }
-COLUMN_TITLES = {"n_threads": "threads", "n_gpu_layers": "ngl", "flash_attn": "fa", "n_parallel": "np"}
+COLUMN_TITLES = {
+    "n_threads": "threads",
+    "n_gpu_layers": "ngl",
+    "flash_attn": "fa",
+    "n_parallel": "np",
+}
 # how much longer the slowest repetition takes than the fastest when other programs disturb it; 0.02
 # to 0.03 on a quiet machine
 NOISY_SPREAD = 0.1

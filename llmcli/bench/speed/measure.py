@@ -34,7 +34,9 @@ class ModelUnderTest:
     description: str
     nbytes: int
     n_params: int
-    reading_pace: ReadingPace | None = None  # tokens per word, to express the speed in reading speeds
+    reading_pace: ReadingPace | None = (
+        None  # tokens per word, to express the speed in reading speeds
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +134,18 @@ def open_model_under_test(path: Path, gpu_layers: int) -> Iterator[tuple[Model, 
         reading_pace = measure_pace(lambda text: model.tokenize(text, special=False))
         yield (
             model,
-            ModelUnderTest(str(path), model.description, model.nbytes, model.n_params, reading_pace),
+            ModelUnderTest(
+                str(path), model.description, model.nbytes, model.n_params, reading_pace
+            ),
         )
 
 
 class SpeedTrial:
     """One test in its own context, which can be repeated. Created by `open_trial`."""
 
-    def __init__(self, context: Context, model: Model, test: SpeedTest, depths: DepthStates) -> None:
+    def __init__(
+        self, context: Context, model: Model, test: SpeedTest, depths: DepthStates
+    ) -> None:
         self.context, self.model, self.test, self.depths = context, model, test, depths
         # Prepared before the clock starts: the loop of llama-bench costs almost nothing, a Python
         # loop would.
@@ -187,7 +193,9 @@ def test_context_options(test: SpeedTest) -> ContextOptions:
 
 
 @contextmanager
-def open_trial(model: Model, test: SpeedTest, depths: DepthStates | None = None) -> Iterator[SpeedTrial]:
+def open_trial(
+    model: Model, test: SpeedTest, depths: DepthStates | None = None
+) -> Iterator[SpeedTrial]:
     """Open a test in its own context. Ctrl-C ends a pass within milliseconds and raises
     KeyboardInterrupt.
     """
@@ -227,11 +235,17 @@ def measure_test(
 
 
 def build_result(
-    subject: ModelUnderTest, test: SpeedTest, began: str, samples: list[Repetition], sampling_cost: SamplingCost | None = None
+    subject: ModelUnderTest,
+    test: SpeedTest,
+    began: str,
+    samples: list[Repetition],
+    sampling_cost: SamplingCost | None = None,
 ) -> SpeedResult:
     """Combine the samples of a test into one result."""
     gaps_ms = tuple(ms for sample in samples for ms in sample.tokens_ms)
-    return SpeedResult(subject, test, began, tuple(sample.ns for sample in samples), gaps_ms, sampling_cost)
+    return SpeedResult(
+        subject, test, began, tuple(sample.ns for sample in samples), gaps_ms, sampling_cost
+    )
 
 
 def format_current_time() -> str:

@@ -15,7 +15,9 @@ from llmcli.units import format_size
 from quant.model_file.model_header import ModelHeader
 
 
-def require_memory(header: ModelHeader, tests: Sequence[SpeedTest], watcher: ProgressDisplay) -> None:
+def require_memory(
+    header: ModelHeader, tests: Sequence[SpeedTest], watcher: ProgressDisplay
+) -> None:
     """Raise UserError if a test's KV cache is larger than the free memory: the system would kill
     the process.
 

@@ -94,7 +94,9 @@ class ParameterGrid:
                 )
 
 
-def parse_numbers(flag: str, texts: Sequence[str], lowest: int = 0, highest: int = 2**31 - 1) -> list[int]:
+def parse_numbers(
+    flag: str, texts: Sequence[str], lowest: int = 0, highest: int = 2**31 - 1
+) -> list[int]:
     """Return the numbers of comma-separated lists and ranges. Raises UserError, which names the
     flag.
     """

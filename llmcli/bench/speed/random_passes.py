@@ -62,7 +62,8 @@ class RandomPasses:
     def token_passes(self, start: int, count: int) -> list[PreparedPass]:
         """Prepare `count` passes from position `start`, each with one token of every sequence."""
         return [
-            self.context.prepare(self.step_rows(position)) for position in range(start, start + count)
+            self.context.prepare(self.step_rows(position))
+            for position in range(start, start + count)
         ]
 
     def step_rows(self, position: int) -> BatchRows:

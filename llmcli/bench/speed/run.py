@@ -9,7 +9,7 @@ from llmcli.bench.speed import measure as kernel
 from llmcli.bench.speed import memory_check, sampling_overhead, sweep
 from llmcli.bench.speed.bandwidth_share import bandwidth_share
 from llmcli.bench.speed.depth_states import DepthStates
-from llmcli.bench.speed.measure import SpeedResult, ModelUnderTest
+from llmcli.bench.speed.measure import ModelUnderTest, SpeedResult
 from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size
@@ -56,11 +56,15 @@ def run_tests(
     memory_check.require_memory(header, tests, watcher)
     results: list[SpeedResult] = []
     with watcher.bar(
-        f"bench {path.name}", len(tests) * (settings.repetitions if settings.is_sweep else 1), "tests"
+        f"bench {path.name}",
+        len(tests) * (settings.repetitions if settings.is_sweep else 1),
+        "tests",
     ) as bar:
         for layers, group in groupby(tests, key=lambda test: test.n_gpu_layers):
             with kernel.open_model_under_test(path, layers) as (model, about):
-                for measured in _measured(list(group), settings, _Bench(model, about, settings, bar)):
+                for measured in _measured(
+                    list(group), settings, _Bench(model, about, settings, bar)
+                ):
                     complete = replace(
                         measured,
                         bandwidth=settings.bandwidth,
@@ -70,7 +74,9 @@ def run_tests(
     return results
 
 
-def _measured(tests: list[SpeedTest], settings: SpeedSettings, bench: "_Bench") -> Iterator[SpeedResult]:
+def _measured(
+    tests: list[SpeedTest], settings: SpeedSettings, bench: "_Bench"
+) -> Iterator[SpeedResult]:
     if settings.is_sweep:
         yield from sweep.measure_rounds(tests, settings.repetitions, bench.once)
         return
@@ -81,7 +87,9 @@ def _measured(tests: list[SpeedTest], settings: SpeedSettings, bench: "_Bench") 
 class _Bench:
     """One loaded model, whose tests are measured one after another."""
 
-    def __init__(self, model: Model, about: ModelUnderTest, settings: SpeedSettings, bar: ProgressBar) -> None:
+    def __init__(
+        self, model: Model, about: ModelUnderTest, settings: SpeedSettings, bar: ProgressBar
+    ) -> None:
         self.model, self.about, self.how, self.bar = model, about, settings, bar
         self.depths = DepthStates()
 

@@ -13,15 +13,15 @@ from statistics import fmean, median
 
 from llmcli.bench.speed.depth_states import DepthStates
 from llmcli.bench.speed.measure import (
+    ModelUnderTest,
+    Repetition,
     SamplingCost,
     SpeedResult,
-    Repetition,
-    ModelUnderTest,
     SpeedTrial,
-    milliseconds_between,
-    format_current_time,
-    open_trial,
     build_result,
+    format_current_time,
+    milliseconds_between,
+    open_trial,
 )
 from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.bench.speed.random_passes import SEED, run_passes
@@ -63,7 +63,9 @@ def measure_with_sampling(
             for samples in (alone, sampled) if number % 2 == 0 else (sampled, alone):
                 samples.append(trial.measure_once() if samples is alone else measure_sampled(trial))
     extra = compute_sampling_cost(alone, sampled)
-    return build_result(subject, test, began, alone), build_result(subject, test, began, sampled, extra)
+    return build_result(subject, test, began, alone), build_result(
+        subject, test, began, sampled, extra
+    )
 
 
 def measure_sampled(trial: SpeedTrial) -> Repetition:
@@ -105,7 +107,9 @@ def measure_sampled(trial: SpeedTrial) -> Repetition:
         return Repetition(stamps[-1] - start, milliseconds_between(stamps))
 
 
-def compute_sampling_cost(decode_samples: Sequence[Repetition], sampled: Sequence[Repetition]) -> SamplingCost:
+def compute_sampling_cost(
+    decode_samples: Sequence[Repetition], sampled: Sequence[Repetition]
+) -> SamplingCost:
     """Return the time that sampling adds per token, from pairs at the same position of the same
     repetition.
     """
@@ -114,7 +118,9 @@ def compute_sampling_cost(decode_samples: Sequence[Repetition], sampled: Sequenc
         for plain_sample, sampled_sample in zip(decode_samples, sampled, strict=True)
         for pair in _stretches(plain_sample, sampled_sample)
     ]
-    middle, low, high = signed_rank_interval([with_it - without for without, with_it in pairs], ERROR_PROBABILITY)
+    middle, low, high = signed_rank_interval(
+        [with_it - without for without, with_it in pairs], ERROR_PROBABILITY
+    )
     has_interval = low != -float("inf")
     plain = median(without for without, _ in pairs)
     return SamplingCost(

@@ -33,7 +33,12 @@ OPTION_FLAGS = {
     "type_v": "cache-type-v",
     "flash": "flash-attn",
 }
-COLUMN_TITLES = {"threads_sweep": "threads", "ubatch_sweep": "ubatch", "kv_sweep": "KV", "fa_sweep": "fa"}
+COLUMN_TITLES = {
+    "threads_sweep": "threads",
+    "ubatch_sweep": "ubatch",
+    "kv_sweep": "KV",
+    "fa_sweep": "fa",
+}
 CONFIDENCE = 0.95
 # with fewer rounds, the fastest of nine values could not be distinguished from the others
 DEFAULT_ROUNDS = 10
@@ -68,7 +73,13 @@ def thread_counts(cpus: int, cores: int) -> list[int]:
     and the CPUs.
     """
     steps = {count << power for count in (8, 12) for power in range(cpus.bit_length())}
-    return sorted({count for count in {*range(1, MAX_CONSECUTIVE_THREADS + 1), *steps, cores, cpus} if count <= cpus})
+    return sorted(
+        {
+            count
+            for count in {*range(1, MAX_CONSECUTIVE_THREADS + 1), *steps, cores, cpus}
+            if count <= cpus
+        }
+    )
 
 
 def allowed_tests(tests: Sequence[SpeedTest], metadata: Mapping[str, Any]) -> list[SpeedTest]:
@@ -147,7 +158,13 @@ def build_table(
     results: Sequence[SpeedResult], sweep_names: Sequence[str]
 ) -> tuple[list[str], list[list[str]], list[str]]:
     """Return the columns, the rows and the right-aligned columns of the table of a sweep."""
-    columns = ["test", *(COLUMN_TITLES[name] for name in sweep_names), "tok/s", "of the fastest", ""]
+    columns = [
+        "test",
+        *(COLUMN_TITLES[name] for name in sweep_names),
+        "tok/s",
+        "of the fastest",
+        "",
+    ]
     rows = []
     for group in rank_results(results):
         for entry in group:

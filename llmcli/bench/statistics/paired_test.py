@@ -31,7 +31,9 @@ INTERIM_ANALYSES = ((1 / 8, 0.1), (1 / 4, 0.15), (1 / 2, 0.25), (1.0, 0.5))
 # above this number of pairs, means of consecutive pairs are used, since all pairwise means are
 # sorted
 MAX_SORTED_VALUES = 1500
-MAX_EXACT_PAIRS = 300  # up to this number of pairs, the signed-rank distribution is computed exactly
+MAX_EXACT_PAIRS = (
+    300  # up to this number of pairs, the signed-rank distribution is computed exactly
+)
 # ratio of the fast to the slow tenth of a side's rates above which the machine was busy
 NOISY_RATIO = 1.3
 
@@ -123,7 +125,10 @@ def compare_pairs(
     """
     coin = coin or random.Random()
     rates: tuple[list[float], list[float]] = ([], [])
-    least = max(design.min_pairs, math.ceil(1 - math.log2((1 - design.confidence) * INTERIM_ANALYSES[-1][1])))
+    least = max(
+        design.min_pairs,
+        math.ceil(1 - math.log2((1 - design.confidence) * INTERIM_ANALYSES[-1][1])),
+    )
     early, began = list(INTERIM_ANALYSES[:-1]), clock()
     while True:
         for index in (0, 1) if coin.random() < 0.5 else (1, 0):

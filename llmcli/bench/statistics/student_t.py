@@ -15,4 +15,6 @@ def student_t_quantile(probability: float, degrees_of_freedom: float) -> float:
     density = np.cos(angles) ** (degrees_of_freedom - 1)
     steps = (density[1:] + density[:-1]) / 2
     below = np.concatenate([[0.0], np.cumsum(steps)])
-    return math.sqrt(degrees_of_freedom) * math.tan(float(np.interp(probability, below / below[-1], angles)))
+    return math.sqrt(degrees_of_freedom) * math.tan(
+        float(np.interp(probability, below / below[-1], angles))
+    )

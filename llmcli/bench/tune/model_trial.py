@@ -24,7 +24,9 @@ N_BATCH = 2048
 PACE_TOKENS = (64, 8)  # prompt and generated tokens of a speed estimate
 # estimates to repeat if a prompt token and a generated token together take less than BRIEF seconds
 MAX_ESTIMATES, BRIEF_SECONDS = 4, 0.1
-SETTLING_SECONDS = 0.05  # seconds after which a change no longer matters, as in the interleaved comparison
+SETTLING_SECONDS = (
+    0.05  # seconds after which a change no longer matters, as in the interleaved comparison
+)
 SETTLING_PROMPT_TOKENS = 8  # tokens of a prompt that is only computed to settle
 MEMORY_DIVISOR = 4  # the contexts together take at most this fraction (1 / PART) of the free memory
 MAX_UNSIZED_CONTEXTS = 2  # contexts to keep if their size is unknown
@@ -80,11 +82,17 @@ class ModelTrial:
         model, return the minimum of several estimates.
         """
         estimates = [
-            (self.time_prompt(setting, PACE_TOKENS[0]) / PACE_TOKENS[0], self.time_decode(setting, PACE_TOKENS[1]) / PACE_TOKENS[1])
+            (
+                self.time_prompt(setting, PACE_TOKENS[0]) / PACE_TOKENS[0],
+                self.time_decode(setting, PACE_TOKENS[1]) / PACE_TOKENS[1],
+            )
         ]
         while len(estimates) < MAX_ESTIMATES and sum(estimates[0]) < BRIEF_SECONDS:
             estimates.append(
-                (self.time_prompt(setting, PACE_TOKENS[0]) / PACE_TOKENS[0], self.time_decode(setting, PACE_TOKENS[1]) / PACE_TOKENS[1])
+                (
+                    self.time_prompt(setting, PACE_TOKENS[0]) / PACE_TOKENS[0],
+                    self.time_decode(setting, PACE_TOKENS[1]) / PACE_TOKENS[1],
+                )
             )
         prompts, generated = zip(*estimates, strict=True)
         return min(prompts), min(generated)
@@ -112,7 +120,12 @@ class ModelTrial:
         return self._run(ready, setting, passes, depth)
 
     def _settle(
-        self, ready: WarmContext, setting: RunSetting, part: str, passes: Sequence[PreparedPass], depth: int = 0
+        self,
+        ready: WarmContext,
+        setting: RunSetting,
+        part: str,
+        passes: Sequence[PreparedPass],
+        depth: int = 0,
     ) -> None:
         """Compute until a change of context, phase or threads no longer matters. Does nothing if
         there was no change.
@@ -124,7 +137,11 @@ class ModelTrial:
         self._last = state
 
     def _run(
-        self, ready: WarmContext, setting: RunSetting, passes: Sequence[PreparedPass], depth: int = 0
+        self,
+        ready: WarmContext,
+        setting: RunSetting,
+        passes: Sequence[PreparedPass],
+        depth: int = 0,
     ) -> float:
         """Return the seconds of these passes after a prompt of `depth` tokens, which is computed
         only once.
@@ -166,7 +183,16 @@ class ModelTrial:
         allocated = context.memory_breakdown()
         nbytes = allocated.context_bytes + allocated.compute_bytes if allocated else None
         passes = RandomPasses(context, self.model)
-        return WarmContext(context, passes, passes.prompt_passes(0, SETTLING_PROMPT_TOKENS), stack, nbytes, {}, {}, {})
+        return WarmContext(
+            context,
+            passes,
+            passes.prompt_passes(0, SETTLING_PROMPT_TOKENS),
+            stack,
+            nbytes,
+            {},
+            {},
+            {},
+        )
 
     def _full(self) -> bool:
         sizes = [ready.nbytes for ready in self._ready.values() if ready.nbytes is not None]

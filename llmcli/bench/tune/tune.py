@@ -25,8 +25,13 @@ OBJECTIVES = {"chat": (512, 128), "prompts": (2048, 0), "answers": (0, 128)}
 # lengths of a measurement: prompt tokens, generated tokens
 SAMPLE_TOKENS = ((2048, 1024, 512, 256, 128, 64), (32, 16, 8))
 SEARCH_SHARE = 0.5  # share of the time for the search; the rest is for the final comparison
-MIN_ROUNDS, MAX_ROUNDS = 6, 20  # minimum rounds of the last two values, maximum rounds between two halvings
-MIN_GAIN_DESIGN = Design(confidence=0.9, allowance=0.01)  # a value is adopted if it gains more than 1 %
+MIN_ROUNDS, MAX_ROUNDS = (
+    6,
+    20,
+)  # minimum rounds of the last two values, maximum rounds between two halvings
+MIN_GAIN_DESIGN = Design(
+    confidence=0.9, allowance=0.01
+)  # a value is adopted if it gains more than 1 %
 FINAL_DESIGN = Design(precision=0.005, min_pairs=10)
 Clock = Callable[[], float]
 Tick = Callable[[], None]
@@ -109,7 +114,11 @@ class TuningWorkload:
             spent += self.objective_tokens[0] / prompt * trial.time_prompt(setting, prompt)
             tick()
         if generated:
-            spent += self.objective_tokens[1] / generated * trial.time_decode(setting, generated, self.depth)
+            spent += (
+                self.objective_tokens[1]
+                / generated
+                * trial.time_decode(setting, generated, self.depth)
+            )
             tick()
         return 1 / spent
 
@@ -201,7 +210,9 @@ def tune_settings(
     """
     coin = coin or random.Random()
     began = clock()
-    objective_work = TuningWorkload((0, 0), OBJECTIVES[objective], trial.estimate_pace(default), trial.settling)
+    objective_work = TuningWorkload(
+        (0, 0), OBJECTIVES[objective], trial.estimate_pace(default), trial.settling
+    )
     work = _sized(objective_work, space, default, seconds)
     boards = [
         board for board in _boards(space, work) if board.workload.seconds and board.values(default)
@@ -250,8 +261,7 @@ def halve_values(
         for _ in range(MAX_ROUNDS):
             started = clock()
             round_rates = {
-                value: rate(value)
-                for value in coin.sample([best, *remaining], len(remaining) + 1)
+                value: rate(value) for value in coin.sample([best, *remaining], len(remaining) + 1)
             }
             for value in remaining:
                 rates[value].append((round_rates[best], round_rates[value]))
@@ -324,7 +334,9 @@ def _boards(space: SearchSpace, work: TuningWorkload) -> list[TuningRound]:
     ]
 
 
-def _sized(wanted: TuningWorkload, space: SearchSpace, default: RunSetting, seconds: float) -> TuningWorkload:
+def _sized(
+    wanted: TuningWorkload, space: SearchSpace, default: RunSetting, seconds: float
+) -> TuningWorkload:
     """Return the workload with the longest measurements for which the time suffices. Raises
     UserError.
     """
@@ -336,7 +348,10 @@ def _sized(wanted: TuningWorkload, space: SearchSpace, default: RunSetting, seco
     for prompt, generated in product(*sizes):
         work = replace(wanted, tokens=(prompt, generated), depth=prompt)
         search_seconds = sum(board.cost(default) for board in _boards(space, work))
-        needed = max(search_seconds / SEARCH_SHARE, 2 * FINAL_DESIGN.min_pairs * work.seconds / (1 - SEARCH_SHARE))
+        needed = max(
+            search_seconds / SEARCH_SHARE,
+            2 * FINAL_DESIGN.min_pairs * work.seconds / (1 - SEARCH_SHARE),
+        )
         if needed <= seconds:
             return work
         least = min(least, needed)

@@ -1,6 +1,4 @@
-"""Two things open at once on real models: what is measured, at which depth, and what is not
-counted.
-"""
+"""Two interleaved sides on real models: what is measured, at which depth, and what is not counted."""
 
 import signal
 from dataclasses import replace
@@ -9,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from llmcli.bench.compare import interleaved
-from llmcli.bench.compare.interleaved import GenerationMeasurement, PromptMeasurement, ModelTest, MeasurementSize, plan_measurement
+from llmcli.bench.compare.interleaved import (
+    GenerationMeasurement,
+    MeasurementSize,
+    ModelTest,
+    PromptMeasurement,
+    plan_measurement,
+)
 from llmcli.bench.speed import parameter_grid
 from llmcli.bench.statistics.paired_test import Design
 from llmcli.hardware import host
@@ -33,7 +37,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("depth", [0, 5])
 def test_a_generation_goes_on_and_begins_anew_behind_its_depth(model: Path, depth: int):
     side = ModelTest(model, replace(TG, n_depth=depth))
-    with open_model(model, gpu_layers=0) as opened, open_context(opened, side.context_options()) as context:
+    with (
+        open_model(model, gpu_layers=0) as opened,
+        open_context(opened, side.context_options()) as context,
+    ):
         measure = GenerationMeasurement(context, opened, side.test, MeasurementSize(1, 2))
         ends = []
         for _ in range(5):
@@ -45,7 +52,10 @@ def test_a_generation_goes_on_and_begins_anew_behind_its_depth(model: Path, dept
 @pytest.mark.parametrize("depth", [0, 5])
 def test_a_prompt_is_read_behind_its_depth_every_time(model: Path, depth: int):
     side = ModelTest(model, replace(TG, n_prompt=9, n_gen=0, n_depth=depth))
-    with open_model(model, gpu_layers=0) as opened, open_context(opened, side.context_options()) as context:
+    with (
+        open_model(model, gpu_layers=0) as opened,
+        open_context(opened, side.context_options()) as context,
+    ):
         measure = PromptMeasurement(context, opened, side.test, MeasurementSize(2, 1))
         for _ in range(3):
             assert measure() > 0
@@ -62,7 +72,10 @@ def test_what_settles_is_not_timed(model: Path, monkeypatch: pytest.MonkeyPatch)
             (100 if len(passes) == 1 else 1) * 1_000_000 * (at + 1) for at in range(len(passes))
         ]
 
-    with open_model(model, gpu_layers=0) as opened, open_context(opened, side.context_options()) as context:
+    with (
+        open_model(model, gpu_layers=0) as opened,
+        open_context(opened, side.context_options()) as context,
+    ):
         measure = GenerationMeasurement(context, opened, side.test, MeasurementSize(1, 2))
         monkeypatch.setattr(interleaved, "run_passes", counted)
         assert measure() == pytest.approx(1000)
@@ -71,7 +84,10 @@ def test_what_settles_is_not_timed(model: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_alike_sides_change_after_every_token_and_others_settle(model: Path):
     side = ModelTest(model, TG)
-    other, threads = ModelTest(model.with_name("other.gguf"), TG), ModelTest(model, replace(TG, n_threads=2))
+    other, threads = (
+        ModelTest(model.with_name("other.gguf"), TG),
+        ModelTest(model, replace(TG, n_threads=2)),
+    )
     assert plan_measurement(side, side, 0.005) == MeasurementSize(0, 1)
     for b in (other, threads):
         assert plan_measurement(side, b, 0.005) == MeasurementSize(10, 20)
@@ -88,7 +104,9 @@ def test_the_room_for_one_may_not_be_enough_for_two(
 ):
     """Settings of one model share its weights; two models do not."""
     side = ModelTest(model, replace(TG, n_gen=0, n_prompt=8))
-    twin = ModelTest(tiny_gguf.llama(tmp_path / "twin.gguf", hidden=64, ff=128, layers=2), side.test)
+    twin = ModelTest(
+        tiny_gguf.llama(tmp_path / "twin.gguf", hidden=64, ff=128, layers=2), side.test
+    )
     found = {}
     for room in range(0, 40_000_000, 50_000):
         monkeypatch.setattr(host, "available_memory", lambda room=room: room)
@@ -141,7 +159,7 @@ def test_ctrl_c_ends_it(model: Path, monkeypatch: pytest.MonkeyPatch):
             a()
             tick()
 
-    monkeypatch.setattr(interleaved.paired_test, "compare", interrupted)
+    monkeypatch.setattr(interleaved.paired_test, "compare_pairs", interrupted)
     side = ModelTest(model, TG)
     with pytest.raises(KeyboardInterrupt):
         interleaved.compare_tests([(side, side)], QUICK, UI())

@@ -1,6 +1,4 @@
-"""Two runs measured before: what may be compared, and how much is known from samples that were not
-interleaved.
-"""
+"""Two saved runs: which may be compared, and the confidence from samples that were not interleaved."""
 
 import json
 import math
@@ -11,7 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmcli.bench.compare.saved_runs import SavedRuns, compare_rates, match_tests, test_name, read_saved_runs
+from llmcli.bench.compare.saved_runs import (
+    SavedRuns,
+    compare_rates,
+    format_test_name,
+    match_tests,
+    read_saved_runs,
+)
 from llmcli.bench.statistics.student_t import student_t_quantile
 from llmcli.errors import UserError
 
@@ -83,7 +87,9 @@ def test_a_noisy_run_is_worth_less_and_a_single_repetition_nothing():
 
 
 def test_a_number_is_a_run_of_the_history_and_json_a_file(tmp_path: Path):
-    assert read_saved_runs("12", lambda number: {**ROW, "n_gen": number}) == side("run 12", {"n_gen": 12})
+    assert read_saved_runs("12", lambda number: {**ROW, "n_gen": number}) == side(
+        "run 12", {"n_gen": 12}
+    )
     lines, whole = tmp_path / "a.jsonl", tmp_path / "b.json"
     lines.write_text(json.dumps(ROW) + "\n\n" + json.dumps(ROW) + "\n")
     whole.write_text(json.dumps([ROW]))
@@ -134,7 +140,7 @@ def test_the_same_tests_are_compared_and_what_differs_is_told():
     a = side("a", {}, {"n_prompt": 512, "n_gen": 0}, {"n_depth": 4096})
     b = side("b", {"n_threads": 1}, {"n_prompt": 512, "n_gen": 0, "n_threads": 1})
     found = match_tests(a, b, False)
-    assert [test_name(one.a) for one in found] == ["tg128", "pp512"]
+    assert [format_test_name(one.a) for one in found] == ["tg128", "pp512"]
     assert found[0].differences() == [("n_threads", 2, 1)]
 
 
@@ -164,4 +170,6 @@ def test_other_tests_and_machines_are_refused_unless_wanted():
 def test_what_llama_bench_does_not_write_is_what_it_measures():
     bare = {field: value for field, value in ROW.items() if field != "n_depth"}
     ours = {**ROW, "n_parallel": 1, "sampling": False}
-    assert match_tests(SavedRuns("a", (bare,)), SavedRuns("b", (ours,)), False)[0].differences() == []
+    assert (
+        match_tests(SavedRuns("a", (bare,)), SavedRuns("b", (ours,)), False)[0].differences() == []
+    )

@@ -1,4 +1,4 @@
-"""Reading memory: what is read and how often is ours to say, how fast is the machine's."""
+"""The bandwidth measurement: which memory is read, and how often."""
 
 from dataclasses import replace
 
@@ -40,8 +40,8 @@ def test_the_roof_is_the_fastest_reading_beyond_the_cache_or_unknown():
     )
     machine = MachineBandwidth("", 100, (cached, slow, fast))
     assert machine.bandwidth == 4.0
-    assert replace(machine, cache=None).bandwidth is None
-    assert replace(machine, cache=400).bandwidth is None
+    assert replace(machine, cache_bytes=None).bandwidth is None
+    assert replace(machine, cache_bytes=400).bandwidth is None
 
 
 def test_caches_shared_by_cores_count_once(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Bytes and operations of a token, counted by hand for models small enough for it."""
+"""Bytes and operations per token, counted by hand for small models."""
 
 import pytest
 
@@ -29,7 +29,8 @@ def test_every_matrix_is_read_once_and_the_embedding_s_one_row(tmp_path):
     assert cost.kv_bytes == 100 * LAYERS * (32 + 32) * 2
     assert cost.attention_operations == 100 * LAYERS * 2 * 4 * (16 + 16)
     assert cost.intensity == pytest.approx(
-        (cost.weight_operations + cost.attention_operations) / (sum(cost.weight_bytes.values()) + cost.kv_bytes)
+        (cost.weight_operations + cost.attention_operations)
+        / (sum(cost.weight_bytes.values()) + cost.kv_bytes)
     )
 
 
@@ -49,7 +50,9 @@ def test_cache_types_change_the_bytes_and_not_the_operations(tmp_path):
 def test_a_window_is_read_no_further_than_it_reaches(tmp_path):
     header = read_header.read_header(tiny_gguf.gemma3(tmp_path / "m.gguf", hidden=64, layers=6))
     cost = token_cost(header, 1000)
-    assert cost.kv_bytes == (5 * 16 + 1000) * (32 + 32) * 2  # of six layers five have a window of 16
+    assert (
+        cost.kv_bytes == (5 * 16 + 1000) * (32 + 32) * 2
+    )  # of six layers five have a window of 16
 
 
 def test_of_experts_those_that_are_used_are_read(tmp_path):
@@ -68,7 +71,10 @@ def test_of_experts_those_that_are_used_are_read(tmp_path):
 def test_a_prompt_computes_its_head_once(tmp_path):
     header = llama(tmp_path)
     cost = token_cost(header, 50)
-    assert prompt_operations(header, 100) == 100 * (2 * MATRICES + cost.attention_operations) + cost.head_operations
+    assert (
+        prompt_operations(header, 100)
+        == 100 * (2 * MATRICES + cost.attention_operations) + cost.head_operations
+    )
 
 
 def test_a_cache_that_is_not_known_leaves_the_figures_unknown(tmp_path):
@@ -76,7 +82,11 @@ def test_a_cache_that_is_not_known_leaves_the_figures_unknown(tmp_path):
     cost = token_cost(header, 10)
     assert (cost.nbytes, cost.intensity, prompt_operations(header, 10)) == (None, None, None)
     point = RooflinePoint(10, cost, 1.0, 0.0)
-    assert (point.attainable_rate(1e9), point.achieved_fraction(1e9), point.compute_bound_sequences(5.0)) == (None, None, None)
+    assert (
+        point.attainable_rate(1e9),
+        point.achieved_fraction(1e9),
+        point.compute_bound_sequences(5.0),
+    ) == (None, None, None)
 
 
 def test_how_many_sequences_leave_the_memory_bound(tmp_path):

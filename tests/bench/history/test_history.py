@@ -1,4 +1,4 @@
-"""What was measured stays: through a second writer, a lock, a damaged file, a newer one."""
+"""The history of runs survives a second writer, a lock, a damaged file and a newer format."""
 
 import os
 import random
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmcli.bench.history import database
-from llmcli.bench.history.history import History, BenchRun
+from llmcli.bench.history.history import BenchRun, History
 from llmcli.errors import UserError
 
 ROOT = Path(__file__).parents[3]
@@ -62,10 +62,10 @@ def test_runs_come_back_as_they_were_kept_with_numbers(history):
         (2, "b", (2.5, 2.5)),
         (3, "a", (50.0, 50.0)),
     ]
-    assert history.find(2) == kept[1]
+    assert history.find_run(2) == kept[1]
     for number in (0, 4, 10**30):
         with pytest.raises(UserError, match=f"no run {number}"):
-            history.find(number)
+            history.find_run(number)
 
 
 def test_a_name_that_is_no_utf_8_is_kept_readable(history):
@@ -87,11 +87,11 @@ def test_the_last_of_a_model_by_name_or_hash(history):
 
 def test_bandwidth_is_kept_for_each_machine_and_unknown_is_an_answer(history):
     assert history.bandwidth("here") is None
-    history.keep_bandwidth("here", 1.5e10)
-    history.keep_bandwidth("there", None)
+    history.save_bandwidth("here", 1.5e10)
+    history.save_bandwidth("there", None)
     assert history.bandwidth("here") == (1.5e10,)
     assert history.bandwidth("there") == (None,)
-    history.keep_bandwidth("here", 2e10)
+    history.save_bandwidth("here", 2e10)
     assert history.bandwidth("here") == (2e10,)
     assert history.bandwidth("elsewhere") is None
 

@@ -1,4 +1,4 @@
-"""The search for the largest load: on servers that are a formula."""
+"""The search for the largest load, on servers given by a formula."""
 
 import math
 import random
@@ -31,7 +31,9 @@ def test_the_largest_level_that_holds_is_found_from_anywhere(
     edge: float, start: int, steepness: float
 ) -> None:
     found, seen = searched(LEVELS, start, lambda level: steepness * math.log(level / edge))
-    assert found.level_index == max((at for at, one in enumerate(LEVELS) if one <= edge), default=-1)
+    assert found.level_index == max(
+        (at for at, one in enumerate(LEVELS) if one <= edge), default=-1
+    )
     assert found.steps == 1
     assert len(seen) <= 24
 
@@ -94,8 +96,16 @@ def test_a_server_too_shaky_for_one_step_says_so_and_keeps_to_what_it_said() -> 
 def test_no_measurement_decides_alone_and_none_is_forgotten() -> None:
     calm = [Observation(at, 0.1 * (at - 10.5)) for at in (4, 8, 12, 10, 11, 10, 11, 9, 12, 10)]
     assert level_search.estimate_edge(LEVELS, calm).level_index == 10
-    assert level_search.estimate_edge(LEVELS, [*calm, Observation(10, math.inf)]).level_index in (9, 10)
-    assert level_search.estimate_edge(LEVELS, [*calm, *(Observation(10, 0.4) for _ in range(6))]).level_index < 10
+    assert level_search.estimate_edge(LEVELS, [*calm, Observation(10, math.inf)]).level_index in (
+        9,
+        10,
+    )
+    assert (
+        level_search.estimate_edge(
+            LEVELS, [*calm, *(Observation(10, 0.4) for _ in range(6))]
+        ).level_index
+        < 10
+    )
 
 
 def test_where_a_search_may_measure_little_it_says_what_it_knows() -> None:
@@ -117,7 +127,9 @@ def test_levels_are_one_grid_with_steps_of_a_tenth_or_one() -> None:
     rates = level_search.rate_levels()
     assert all(1.05 < after / before < 1.15 for before, after in pairwise(rates))
     assert (
-        rates[level_search.nearest_index(rates, 2.0)] <= 2.0 < rates[level_search.nearest_index(rates, 2.0) + 1]
+        rates[level_search.nearest_index(rates, 2.0)]
+        <= 2.0
+        < rates[level_search.nearest_index(rates, 2.0) + 1]
     )
 
 

@@ -1,5 +1,5 @@
-"""A search on servers that are a formula, in time that jumps: what is measured, when it is left,
-what is told.
+"""The search for the largest load with a fake clock: what is measured, when it stops, what it
+prints.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from llmcli.bench.load import generator, max_load
-from llmcli.bench.load.generator import StopCheck, LoadLength, Load, LoadRun
+from llmcli.bench.load.generator import Load, LoadLength, LoadRun, StopCheck
 from llmcli.bench.load.max_load import MaxLoadResult, MaxLoadSettings
 from llmcli.bench.load.records import LoadAnswer, LoadJob
 from llmcli.bench.load.session import ServerSession
@@ -56,11 +56,17 @@ class Places:
     ) -> LoadRun:
         self.free = asyncio.Semaphore(self.places)
         self.runs.append(load)
-        return await generator.generate_load(self.ask, repeat(LoadJob("x", 1)), load, length, should_stop=enough)
+        return await generator.generate_load(
+            self.ask, repeat(LoadJob("x", 1)), load, length, should_stop=enough
+        )
 
 
-def searched(jumping: Jump, server: Places, kind: max_load.LoadKind, rules: MaxLoadSettings) -> MaxLoadResult:
-    return jumping(max_load.find_max_load(cast(ServerSession, server), kind, rules, None, 1, lambda name: None))
+def searched(
+    jumping: Jump, server: Places, kind: max_load.LoadKind, rules: MaxLoadSettings
+) -> MaxLoadResult:
+    return jumping(
+        max_load.find_max_load(cast(ServerSession, server), kind, rules, None, 1, lambda name: None)
+    )
 
 
 def test_users_are_found_with_what_they_got(jumping: Jump) -> None:
@@ -81,14 +87,18 @@ def test_a_rate_is_found_from_that_of_one_alone_and_a_queue_that_grows_does_not_
     jumping: Jump,
 ) -> None:
     server = Places()
-    told = searched(jumping, server, "rate", MaxLoadSettings(Slo({"e2el": 1e6}), arrivals="constant"))
+    told = searched(
+        jumping, server, "rate", MaxLoadSettings(Slo({"e2el": 1e6}), arrivals="constant")
+    )
     assert server.runs[1].level == pytest.approx(1, rel=0.1)
     assert told.level is not None
     assert 7 < told.level <= 8.2
 
 
 def test_far_from_the_promise_a_level_is_left_early(jumping: Jump) -> None:
-    told = searched(jumping, Places(), "concurrency", MaxLoadSettings(Slo({"e2el": 4200}), requests=200))
+    told = searched(
+        jumping, Places(), "concurrency", MaxLoadSettings(Slo({"e2el": 4200}), requests=200)
+    )
     early = {one.level: one.metrics.requests for one in told.measurements if one.metrics.stopped}
     assert early[1] == max_load.MIN_CLEAR_ANSWERS
     assert all(count < 200 for count in early.values())
@@ -103,7 +113,12 @@ def test_a_machine_that_changes_meanwhile_is_told(jumping: Jump) -> None:
 
 def test_what_is_typed_is_what_is_measured(jumping: Jump) -> None:
     rules = MaxLoadSettings(
-        Slo({"e2el": 3000}), requests=20, seconds=30.0, warmup=3, max_measurements=4, arrivals="constant"
+        Slo({"e2el": 3000}),
+        requests=20,
+        seconds=30.0,
+        warmup=3,
+        max_measurements=4,
+        arrivals="constant",
     )
     told = searched(jumping, Places(), "rate", rules)
     assert len(told.measurements) == 4
@@ -117,9 +132,13 @@ def test_a_load_that_is_refused_altogether_does_not_hold(jumping: Jump) -> None:
 
 
 def test_where_measurements_run_out_nothing_is_said_of_what_was_not_tried(jumping: Jump) -> None:
-    told = searched(jumping, Places(), "concurrency", MaxLoadSettings(Slo({"e2el": 1600}), max_measurements=3))
+    told = searched(
+        jumping, Places(), "concurrency", MaxLoadSettings(Slo({"e2el": 1600}), max_measurements=3)
+    )
     assert (told.level, told.next_level, told.high) == (4, None, None)
-    told = searched(jumping, Places(), "concurrency", MaxLoadSettings(Slo({"e2el": 1600}), max_measurements=5))
+    told = searched(
+        jumping, Places(), "concurrency", MaxLoadSettings(Slo({"e2el": 1600}), max_measurements=5)
+    )
     assert (told.level, told.next_level, told.high) == (8, 16, 16)
 
 

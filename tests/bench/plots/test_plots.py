@@ -1,4 +1,4 @@
-"""Results as charts: what is drawn of which tests, and that the numbers are the results'."""
+"""Charts of results: which tests are drawn, and that the numbers are those of the results."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +10,10 @@ from llmcli.bench.cost.memory_bandwidth import BandwidthReading
 from llmcli.bench.plots import memory, pairs, roofline, speed
 from llmcli.bench.roofline import MachineBandwidth
 from llmcli.bench.speed import parameter_grid
-from llmcli.bench.speed.measure import SpeedResult, ModelUnderTest
+from llmcli.bench.speed.measure import ModelUnderTest, SpeedResult
 from llmcli.charts import terminal_chart
 from llmcli.charts.chart import Plot, RowChart
-from llmcli.planning.memory_plan import MemoryPlan, DeviceMemory
+from llmcli.planning.memory_plan import DeviceMemory, MemoryPlan
 from llmcli.reading_speed import ReadingPace
 from quant.model_file import model_header, read_header
 from tests.quant import tiny_gguf
@@ -122,12 +122,20 @@ def test_the_roof_is_the_lesser_of_reading_and_computing(header):
     line = found.series[0].points
     ridge = prompt.operations_per_second / 1e9
     assert (
-        [point.x for point in line][1] == pytest.approx(ridge) == pytest.approx(found.reference_lines[0].position)
+        [point.x for point in line][1]
+        == pytest.approx(ridge)
+        == pytest.approx(found.reference_lines[0].position)
     )
-    assert [point.y for point in line][1:] == pytest.approx([prompt.operations_per_second / 1e9] * 2)
+    assert [point.y for point in line][1:] == pytest.approx(
+        [prompt.operations_per_second / 1e9] * 2
+    )
     assert line[0].y == pytest.approx(line[0].x)
-    share = generation.operations_per_second / min(1e9 * generation.intensity, prompt.operations_per_second)
-    assert generation.rate / generation.attainable_rate(1e9, prompt.operations_per_second) == pytest.approx(share)
+    share = generation.operations_per_second / min(
+        1e9 * generation.intensity, prompt.operations_per_second
+    )
+    assert generation.rate / generation.attainable_rate(
+        1e9, prompt.operations_per_second
+    ) == pytest.approx(share)
     assert [point.label.split(":")[0] for series in found.series for point in series.points][
         3:
     ] == ["tg8", "pp64"]
@@ -138,11 +146,14 @@ def test_sequences_share_the_weights_and_read_their_own_caches(header: model_hea
     tests = [result(n_gen=8, n_depth=64, n_parallel=count) for count in (1, 4)]
     alone, four = roofline.place_tests(tests, header)
     weights = (
-        2 * alone.bytes_per_pass - roofline.place_tests([result(n_gen=8, n_depth=132)], header)[0].bytes_per_pass
+        2 * alone.bytes_per_pass
+        - roofline.place_tests([result(n_gen=8, n_depth=132)], header)[0].bytes_per_pass
     )  # 68 and 136 cells
     assert four.bytes_per_pass == weights + 4 * (alone.bytes_per_pass - weights)
     assert four.intensity == pytest.approx(4 * alone.operations_per_token / four.bytes_per_pass)
-    one, two = roofline.place_tests([result(n_prompt=32, n_parallel=count) for count in (1, 2)], header)
+    one, two = roofline.place_tests(
+        [result(n_prompt=32, n_parallel=count) for count in (1, 2)], header
+    )
     assert (one.tokens_per_pass, two.tokens_per_pass) == (32, 64)
     assert weights < one.bytes_per_pass < two.bytes_per_pass
 
@@ -157,7 +168,9 @@ def test_an_unknown_memory_has_no_roof(header):
 
 def test_readings_are_bars_that_tell_their_slowest_round():
     machine = MachineBandwidth(
-        "cpu", 1 << 20, (BandwidthReading(1 << 26, 1, (4e9, 5e9)), BandwidthReading(1 << 27, 2, (8e9, 6e9)))
+        "cpu",
+        1 << 20,
+        (BandwidthReading(1 << 26, 1, (4e9, 5e9)), BandwidthReading(1 << 27, 2, (8e9, 6e9))),
     )
     found = roofline.build_bandwidth_chart(machine)
     assert [(row.label, row.values[0].value, row.value_range) for row in found.rows] == [

@@ -1,4 +1,4 @@
-"""The part of the bandwidth that was used, and how the bandwidth itself is kept."""
+"""The used share of the memory bandwidth, and the stored bandwidth."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from llmcli.bench.cost.memory_bandwidth import BandwidthReading
 from llmcli.bench.cost.token_cost import token_cost
 from llmcli.bench.history.history import History
 from llmcli.bench.speed import bandwidth_share
-from llmcli.bench.speed.measure import SpeedResult, ModelUnderTest
+from llmcli.bench.speed.measure import ModelUnderTest, SpeedResult
 from llmcli.bench.speed.parameter_grid import SpeedTest as Case
 from llmcli.hardware import host
 from llmcli.ui import UI
@@ -45,12 +45,17 @@ def test_a_step_reads_the_weights_once_and_the_kv_of_every_sequence(header):
 
 def test_what_is_not_known_is_none(header, tmp_path):
     assert bandwidth_share.bandwidth_share(header, result(CASE, 50), None) is None
-    assert bandwidth_share.bandwidth_share(header, result(replace(CASE, n_prompt=8), 50), 1e9) is None
+    assert (
+        bandwidth_share.bandwidth_share(header, result(replace(CASE, n_prompt=8), 50), 1e9) is None
+    )
     experts = read_header.read_header(
         tiny_gguf.llama(tmp_path / "e.gguf", hidden=64, ff=128, layers=2, experts=8)
     )
     assert bandwidth_share.bandwidth_share(experts, result(CASE, 50), 1e9)
-    assert bandwidth_share.bandwidth_share(experts, result(replace(CASE, n_parallel=2), 50), 1e9) is None
+    assert (
+        bandwidth_share.bandwidth_share(experts, result(replace(CASE, n_parallel=2), 50), 1e9)
+        is None
+    )
     recurrent = read_header.read_header(tiny_gguf.mamba(tmp_path / "r.gguf"))
     assert bandwidth_share.bandwidth_share(recurrent, result(CASE, 50), 1e9) is None
 

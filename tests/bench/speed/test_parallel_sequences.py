@@ -1,4 +1,4 @@
-"""Sequences that are computed together, and depths that are computed once."""
+"""Sequences in one batch, and depths that are computed once."""
 
 from types import SimpleNamespace
 
@@ -103,7 +103,9 @@ def test_a_window_and_a_recurrent_state_take_several_sequences_and_depths(tmp_pa
         tiny_gguf.gemma3(tmp_path / "g.gguf", hidden=64, layers=6),
         tiny_gguf.mamba(tmp_path / "m.gguf"),
     ):
-        grid = ParameterGrid([20], [3], [], [0, 40], [64], [32], ["f16"], ["f16"], [1], [-1], ["auto"], [2])
+        grid = ParameterGrid(
+            [20], [3], [], [0, 40], [64], [32], ["f16"], ["f16"], [1], [-1], ["auto"], [2]
+        )
         assert len(run_tests(made, list(grid.tests()), SpeedSettings(2), UI())) == 4
 
 
@@ -123,7 +125,9 @@ def test_a_depth_is_computed_once_for_all_repetitions_sequences_and_tests(
         compute(self, context, model, count, sequences)
 
     monkeypatch.setattr(depth_states.DepthStates, "_compute", counted)
-    grid = ParameterGrid([8], [2], [], [40], [32], [32], ["f16"], ["f16", "f32"], [1], [-1], ["on"], [2])
+    grid = ParameterGrid(
+        [8], [2], [], [40], [32], [32], ["f16"], ["f16", "f32"], [1], [-1], ["on"], [2]
+    )
     run_tests(stories_gguf, list(grid.tests()), SpeedSettings(3), UI())
     assert computed == [(40, 1)] * 2  # once for each cache type
 

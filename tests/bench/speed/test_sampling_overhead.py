@@ -1,4 +1,4 @@
-"""Generation with the sampler chain beside decoding alone."""
+"""Generation with the sampler chain compared with decoding alone."""
 
 import random
 
@@ -21,14 +21,18 @@ def test_what_sampling_adds_is_found_in_the_noise():
         return Repetition(int(sum(times) * 1e6), times)
 
     pairs = [(side(0.0), side(0.2)) for _ in range(5)]
-    found = sampling_overhead.compute_sampling_cost([one for one, _ in pairs], [other for _, other in pairs])
+    found = sampling_overhead.compute_sampling_cost(
+        [one for one, _ in pairs], [other for _, other in pairs]
+    )
     assert found.low < 0.2 < found.high
     assert found.low > 0
     assert found.share == pytest.approx(found.ms / 5, rel=0.05)
 
 
 def test_few_pairs_have_no_interval():
-    found = sampling_overhead.compute_sampling_cost([Repetition(1, (5.0, 5.0))], [Repetition(1, (6.0, 6.0))])
+    found = sampling_overhead.compute_sampling_cost(
+        [Repetition(1, (5.0, 5.0))], [Repetition(1, (6.0, 6.0))]
+    )
     assert (found.ms, found.low, found.high) == (1.0, None, None)
 
 
@@ -50,8 +54,12 @@ def test_both_sides_are_rows_and_every_token_is_drawn_and_spelled(stories_gguf, 
         return Counted()
 
     monkeypatch.setattr(sampling_overhead, "make_chain", counting)
-    grid = ParameterGrid([8], [5], [(8, 3)], [0, 16], [32], [32], ["f16"], ["f16"], [1], [-1], ["auto"], [2])
-    results = run_tests(stories_gguf, list(grid.tests()), SpeedSettings(2, with_sampling=True), UI())
+    grid = ParameterGrid(
+        [8], [5], [(8, 3)], [0, 16], [32], [32], ["f16"], ["f16"], [1], [-1], ["auto"], [2]
+    )
+    results = run_tests(
+        stories_gguf, list(grid.tests()), SpeedSettings(2, with_sampling=True), UI()
+    )
     assert [one.title for one in results] == [
         f"{name}{at} x2{how}"
         for at in ("", " @ d16")

@@ -1,4 +1,4 @@
-"""Sweeps: which values are tried, in which order, and what is called the fastest."""
+"""Sweeps: which values run, in which order, and which one is reported as the fastest."""
 
 import random
 from dataclasses import replace
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from llmcli.bench.speed import sweep
-from llmcli.bench.speed.measure import SpeedResult, ModelUnderTest
+from llmcli.bench.speed.measure import ModelUnderTest, SpeedResult
 from llmcli.bench.speed.parameter_grid import SpeedTest as Case
 from llmcli.errors import UserError
 
@@ -99,7 +99,14 @@ def test_threads_reach_from_one_to_all(cpus: int, cores: int, counts: list[int])
 
 
 def test_micro_batches_are_no_longer_than_what_is_computed():
-    assert sweep.sweep_values("ubatch_sweep", 1, 1, 2048) == ["64", "128", "256", "512", "1024", "2048"]
+    assert sweep.sweep_values("ubatch_sweep", 1, 1, 2048) == [
+        "64",
+        "128",
+        "256",
+        "512",
+        "1024",
+        "2048",
+    ]
     assert sweep.sweep_values("ubatch_sweep", 1, 1, 300) == ["64", "128", "256"]
     assert sweep.sweep_values("ubatch_sweep", 1, 1, 20) == ["20"]
 

@@ -1,6 +1,4 @@
-"""The statistics of a comparison, on noise that is worse than a machine's and the same at every
-run.
-"""
+"""The statistics of a comparison, on fixed noise that is worse than a machine's."""
 
 import math
 import random
@@ -10,7 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmcli.bench.statistics.paired_test import Comparison, Design, compare_pairs, estimate_ratio, signed_rank_interval, decile_ratio
+from llmcli.bench.statistics.paired_test import (
+    Comparison,
+    Design,
+    compare_pairs,
+    decile_ratio,
+    estimate_ratio,
+    signed_rank_interval,
+)
 
 DESIGN = Design(seconds=4, allowance=0)
 RUNS = 150
@@ -45,7 +50,9 @@ class Machine:
 
     def compare(self, speed: float, design: Design = DESIGN) -> Comparison:
         coin = random.Random(int(self.random.integers(2**32)))
-        return compare_pairs(self.side(), self.side(speed), design, clock=lambda: self.now, coin=coin)
+        return compare_pairs(
+            self.side(), self.side(speed), design, clock=lambda: self.now, coin=coin
+        )
 
 
 def runs(speed: float, noise: float = 0.04) -> Iterator[Comparison]:
@@ -100,7 +107,9 @@ def test_a_slow_side_is_measured_often_enough_to_tell():
     assert len(found.a) == DESIGN.min_pairs
     assert found.differs and found.ratio == pytest.approx(1.5)
     surer = replace(DESIGN, confidence=1 - 1e-6)
-    assert compare_pairs(side(1.0), side(1.5), surer, clock=lambda: now[0], coin=random.Random(1)).differs
+    assert compare_pairs(
+        side(1.0), side(1.5), surer, clock=lambda: now[0], coin=random.Random(1)
+    ).differs
 
 
 def test_each_side_is_first_about_as_often_and_a_pair_has_both():
@@ -141,7 +150,10 @@ def test_many_values_take_the_normal_curve_where_counting_ends():
 def test_of_very_many_values_some_in_a_row_count_as_one():
     """Ten times as many values give an interval a third as wide, and still know the middle."""
     values = 0.3 + np.random.default_rng(11).normal(size=15_007)
-    (_, low, high), (middle, lowest, highest) = signed_rank_interval(values[:1500], 0.01), signed_rank_interval(values, 0.01)
+    (_, low, high), (middle, lowest, highest) = (
+        signed_rank_interval(values[:1500], 0.01),
+        signed_rank_interval(values, 0.01),
+    )
     assert lowest < 0.3 < highest and middle == pytest.approx(0.3, abs=0.03)
     assert (highest - lowest) / (high - low) == pytest.approx(0.316, rel=0.1)
 

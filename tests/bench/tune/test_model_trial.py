@@ -1,4 +1,4 @@
-"""Settings measured on a real, tiny model."""
+"""Settings measured on a tiny real model."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -41,7 +41,12 @@ def test_prompts_and_answers_are_timed(model: Model) -> None:
 
 def test_threads_need_no_other_context_the_rest_does(model: Model) -> None:
     with ModelTrial(model, 64) as trial:
-        for setting in (SETTING, RunSetting(2, 1, 64), RunSetting(1, 2, 64), RunSetting(1, 1, 32, "off")):
+        for setting in (
+            SETTING,
+            RunSetting(2, 1, 64),
+            RunSetting(1, 2, 64),
+            RunSetting(1, 1, 32, "off"),
+        ):
             trial.time_prompt(setting, 64)
             trial.time_decode(setting, 2)
         assert contexts(trial) == [(64, "auto", "f16"), (32, "off", "f16")]

@@ -1,4 +1,4 @@
-"""Tuning on a machine that is made up: what is planted is found in time, and noise finds nothing."""
+"""Tuning on a simulated machine: a real effect is found in time, and noise is not."""
 
 import math
 import random
@@ -11,7 +11,9 @@ from llmcli.bench.tune.tune import RunSetting, SearchSpace
 from llmcli.errors import UserError
 
 DEFAULT = RunSetting(threads=4, threads_batch=4)
-SPACE = SearchSpace((1, 2, 3, 4, 8), (64, 128, 256, 512, 1024, 2048), (("auto", "f16"), ("off", "f16")))
+SPACE = SearchSpace(
+    (1, 2, 3, 4, 8), (64, 128, 256, 512, 1024, 2048), (("auto", "f16"), ("off", "f16"))
+)
 
 
 class Machine:
@@ -31,7 +33,7 @@ class Machine:
     def time_prompt(self, setting: RunSetting, tokens: int) -> float:
         return self._spend(tokens * 0.0005, setting, ("threads_batch", "ubatch", "flash"))
 
-    def time_decode(self, setting: RunSetting, tokens: int, behind: int) -> float:
+    def time_decode(self, setting: RunSetting, tokens: int, depth: int) -> float:
         return self._spend(tokens * 0.008, setting, ("threads", "flash", "cache"))
 
     def _spend(self, seconds: float, setting: RunSetting, names: tuple[str, ...]) -> float:
@@ -89,14 +91,17 @@ def test_what_is_planted_is_found_within_the_time(
 def test_noise_alone_leaves_the_defaults() -> None:
     """99 % is meant: of thirty machines on which nothing helps, one may err."""
     assert (
-        sum(Machine({}, noise=0.05, seed=seed).find(seconds=60).is_faster for seed in range(30)) <= 1
+        sum(Machine({}, noise=0.05, seed=seed).find(seconds=60).is_faster for seed in range(30))
+        <= 1
     )
 
 
 def test_two_runs_agree() -> None:
     gains: dict[tuple[str, object], float] = {("threads", 2): 1.15, ("ubatch", 256): 1.001}
     found = [Machine(gains, noise=0.03, seed=seed).find() for seed in range(6)]
-    assert {one.setting for one in found} == {RunSetting(2, 4)}  # a thousandth does not earn a change
+    assert {one.setting for one in found} == {
+        RunSetting(2, 4)
+    }  # a thousandth does not earn a change
     assert max(one.comparison.low for one in found) <= min(one.comparison.high for one in found)
 
 
@@ -115,8 +120,10 @@ def test_what_is_to_be_fast_is_what_is_searched_for() -> None:
 
 def test_a_mode_that_helps_one_part_and_harms_the_other_is_weighed() -> None:
     class Torn(Machine):
-        def decode(self, setting: RunSetting, tokens: int, behind: int) -> float:
-            return super().time_decode(setting, tokens, behind) * (1.3 if setting.flash == "off" else 1)
+        def time_decode(self, setting: RunSetting, tokens: int, depth: int) -> float:
+            return super().time_decode(setting, tokens, depth) * (
+                1.3 if setting.flash == "off" else 1
+            )
 
     assert Torn({("flash", "off"): 1.2}).find("chat").setting == DEFAULT  # decode is most of a turn
     assert Torn({("flash", "off"): 1.2}).find("prompts").setting.flash == "off"
@@ -124,9 +131,9 @@ def test_a_mode_that_helps_one_part_and_harms_the_other_is_weighed() -> None:
 
 def test_a_mode_is_judged_behind_the_prompt_that_answers_have() -> None:
     class Deep(Machine):
-        def decode(self, setting: RunSetting, tokens: int, behind: int) -> float:
-            steep = 1 if setting.flash == "off" else 1 + behind / 512
-            return super().time_decode(setting, tokens, behind) * steep
+        def time_decode(self, setting: RunSetting, tokens: int, depth: int) -> float:
+            steep = 1 if setting.flash == "off" else 1 + depth / 512
+            return super().time_decode(setting, tokens, depth) * steep
 
     assert Deep({("flash", "off"): 0.9}).find("chat").setting.flash == "off"
     assert Deep({("flash", "off"): 0.9}).find("answers").setting == DEFAULT
@@ -157,7 +164,9 @@ def test_too_little_time_is_refused_with_what_would_do() -> None:
 def test_one_processor_has_little_to_try() -> None:
     only = SearchSpace((1,), (512,), (("auto", "f16"),))
     machine = Machine({})
-    found = tune.tune_settings(machine, only, RunSetting(1, 1), "chat", 60, clock=lambda: machine.now)
+    found = tune.tune_settings(
+        machine, only, RunSetting(1, 1), "chat", 60, clock=lambda: machine.now
+    )
     assert (found.setting, found.comparison, found.tried) == (RunSetting(1, 1), None, ())
 
 

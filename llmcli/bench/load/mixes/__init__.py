@@ -61,7 +61,9 @@ def load_mixes() -> dict[str, PromptMix]:
     return collect("llmcli.bench.load.mixes", "MIXES")
 
 
-def generate_jobs(mix: PromptMix, lengths: RequestLengths, unit_tokens: UnitTokens, seed: int) -> Iterator[LoadJob]:
+def generate_jobs(
+    mix: PromptMix, lengths: RequestLengths, unit_tokens: UnitTokens, seed: int
+) -> Iterator[LoadJob]:
     """Yield jobs endlessly; the same ones for the same seed."""
     units = unit_tokens.count_units(lengths.prompt_tokens)
     common = round(units * lengths.shared_fraction)
@@ -70,12 +72,21 @@ def generate_jobs(mix: PromptMix, lengths: RequestLengths, unit_tokens: UnitToke
     rng = random.Random(f"{seed} {mix.name}")
     while True:
         text = mix.text(max(1, units - common), rng)
-        yield LoadJob(text, lengths.output_tokens, prefix, cancel_after=draw_cancellation(lengths, lengths.output_tokens, rng))
+        yield LoadJob(
+            text,
+            lengths.output_tokens,
+            prefix,
+            cancel_after=draw_cancellation(lengths, lengths.output_tokens, rng),
+        )
 
 
 def draw_cancellation(lengths: RequestLengths, output: int, rng: random.Random) -> int | None:
     """Return the chunk after which this request is canceled; None: it is not."""
-    return rng.randrange(output) if lengths.cancelled_fraction and rng.random() < lengths.cancelled_fraction else None
+    return (
+        rng.randrange(output)
+        if lengths.cancelled_fraction and rng.random() < lengths.cancelled_fraction
+        else None
+    )
 
 
 def fit_units(mix: PromptMix, fewer_tokens: int | None, more_tokens: int | None) -> UnitTokens:

@@ -1,4 +1,4 @@
-"""What is asked: every mix of the folder, and files of requests."""
+"""Prompts of the load test: every mix of the folder, and request files."""
 
 import json
 from itertools import islice
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmcli.bench.load import mixes, request_file
-from llmcli.bench.load.mixes import UnitTokens, RequestLengths
+from llmcli.bench.load.mixes import RequestLengths, UnitTokens
 from llmcli.errors import UserError
 
 ALL = mixes.load_mixes()
@@ -32,7 +32,11 @@ def test_prompts_are_as_long_as_asked_distinct_and_the_same_for_a_seed(name: str
 @pytest.mark.parametrize("name", ALL)
 def test_what_is_shared_is_the_same_in_all_and_of_that_length(name: str) -> None:
     fit, shape = UnitTokens(0, 1), RequestLengths(100, 16, shared_fraction=0.75)
-    found = [job for seed in (1, 2) for job in islice(mixes.generate_jobs(ALL[name], shape, fit, seed), 5)]
+    found = [
+        job
+        for seed in (1, 2)
+        for job in islice(mixes.generate_jobs(ALL[name], shape, fit, seed), 5)
+    ]
     assert len({job.shared for job in found}) == 1
     assert len(found[0].shared.split("\n" if "\n" in found[0].shared else None)) == 75
     assert len({job.text for job in found}) == 10
@@ -41,7 +45,12 @@ def test_what_is_shared_is_the_same_in_all_and_of_that_length(name: str) -> None
 def test_some_clients_go_away_at_any_time() -> None:
     found = [
         job.cancel_after
-        for job in islice(mixes.generate_jobs(ALL["fixed"], RequestLengths(10, 8, cancelled_fraction=0.5), UnitTokens(0, 1), 1), 400)
+        for job in islice(
+            mixes.generate_jobs(
+                ALL["fixed"], RequestLengths(10, 8, cancelled_fraction=0.5), UnitTokens(0, 1), 1
+            ),
+            400,
+        )
     ]
     gone = [after for after in found if after is not None]
     assert 150 < len(gone) < 250
