@@ -172,7 +172,7 @@ def test_a_model_is_served_for_the_measurement(
         yield ours.url
         asked.append("stopped")
 
-    monkeypatch.setattr(loading, "served", served)
+    monkeypatch.setattr(loading, "open_local_server", served)
     done = llmcli("bench", "load", "smollm2:135m", "--serve", "-t 2 -np '4'", *SMALL)
     assert done.code == 0, done.err
     assert asked == [("smollm2:135m", ["-t", "2", "-np", "4"]), "stopped"]

@@ -19,7 +19,9 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "last_cache_bytes", lambda: 16)
     monkeypatch.setattr(memory_bandwidth, "buffer_sizes", lambda cache, available: [64, 256])
     monkeypatch.setattr(
-        memory_bandwidth, "measure_bandwidth", lambda size, threads, *how: BandwidthReading(size, threads, (8e9, 1e10))
+        memory_bandwidth,
+        "measure_bandwidth",
+        lambda size, threads, *how: BandwidthReading(size, threads, (8e9, 1e10)),
     )
     monkeypatch.setattr("llmcli.bench.roofline.PROMPT_TOKENS", 16)
     monkeypatch.setattr("llmcli.bench.roofline.GENERATED_TOKENS", 4)
@@ -73,7 +75,9 @@ def test_memory_alone_needs_no_model(llmcli: Llmcli, monkeypatch: pytest.MonkeyP
 
 def test_a_noisy_machine_is_told(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        memory_bandwidth, "measure_bandwidth", lambda size, threads, *how: BandwidthReading(size, threads, (1e9, 1e10))
+        memory_bandwidth,
+        "measure_bandwidth",
+        lambda size, threads, *how: BandwidthReading(size, threads, (1e9, 1e10)),
     )
     assert "something else uses this machine" in llmcli("bench", "roofline").err
 
@@ -83,7 +87,9 @@ def test_what_was_read_is_what_bench_sets_its_rows_beside(
 ) -> None:
     llmcli("bench", "roofline")
     monkeypatch.setattr(
-        memory_bandwidth, "measure_bandwidth", lambda size, threads, *how: BandwidthReading(size, threads, (1e9, 2e10))
+        memory_bandwidth,
+        "measure_bandwidth",
+        lambda size, threads, *how: BandwidthReading(size, threads, (1e9, 2e10)),
     )
     llmcli("bench", "roofline")  # disturbed: not kept
     (row,) = json.loads(

@@ -21,7 +21,9 @@ WORDS = ("-p", "8", "-n", "4", "-r", "2", "-t", "1")
 @pytest.fixture(autouse=True)
 def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        bandwidth_share, "machine_bandwidth", lambda history, watcher, again: 2e10 if again else 1e10
+        bandwidth_share,
+        "machine_bandwidth",
+        lambda history, watcher, *, remeasure: 2e10 if remeasure else 1e10,
     )
 
 
@@ -93,7 +95,9 @@ def test_more_than_memory_gives_is_explained(
     words = "above 100%: the last-level cache helps"
     for bandwidth, told in ((1.0, True), (1e15, False)):
         monkeypatch.setattr(
-            bandwidth_share, "machine_bandwidth", lambda history, watcher, again, rate=bandwidth: rate
+            bandwidth_share,
+            "machine_bandwidth",
+            lambda history, watcher, *, remeasure, rate=bandwidth: rate,
         )
         assert (words in llmcli("bench", str(model), *WORDS).out) is told
 

@@ -19,7 +19,9 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A memory that need not be read."""
     monkeypatch.setattr(memory_bandwidth, "buffer_sizes", lambda cache, available: [64])
     monkeypatch.setattr(
-        memory_bandwidth, "measure_bandwidth", lambda size, threads: BandwidthReading(size, threads, (1e10,))
+        memory_bandwidth,
+        "measure_bandwidth",
+        lambda size, threads: BandwidthReading(size, threads, (1e10,)),
     )
 
 
