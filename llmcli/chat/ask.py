@@ -2,7 +2,7 @@
 
 from llmcli.chat import context_overflow
 from llmcli.chat.chat_session import ChatSession
-from llmcli.chat.constraint_report import describe_incomplete, is_complete
+from llmcli.chat.constraint_report import describe_incomplete
 from llmcli.chat.display import answer_report
 from llmcli.chat.display.stream_writer import print_dimmed
 from llmcli.runtime.requests.request import Answer
@@ -15,10 +15,10 @@ def ask_and_print(chat: ChatSession, text: str) -> Answer:
     reply = chat.ask(text, chat.open_writer())
     for line in answer_report.report_lines(chat.runner, reply, chat.display.timing):
         print_dimmed(chat.ui, line)
-    if not is_complete(chat, reply):
-        chat.ui.note(describe_incomplete(chat, reply)[0])
+    if not chat.is_complete(reply):
+        chat.ui.note(describe_incomplete(chat.conversation.constraint, reply)[0])
     if reply.finish == "context_full":
-        chat.ui.note(context_overflow.context_full_note(chat))
+        chat.ui.note(context_overflow.context_full_note(chat.conversation))
     return reply
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from llmcli.chat import constraint_report, context_overflow
 from llmcli.chat.conversation import turn_records
+from llmcli.chat.conversation.answer import NO_ANSWER_TEXT, AnswerText, split_answer
 from llmcli.chat.conversation.conversation import Conversation
 from llmcli.chat.conversation.session_log import NoSessionLog
 from llmcli.chat.conversation.totals import SessionTotals
@@ -35,7 +36,7 @@ class ModelChoices(Protocol):
         ...
 
     def switch(self, ref: str, beams: int, use: Callable[[OpenedModel], None]) -> None:
-        """Open `ref` for up to `beams` beams, pass it to `take`, then close the previous model.
+        """Open `ref` for up to `beams` beams, pass it to `use`, then close the previous model.
 
         If anything raises, the previous model stays open.
         """
@@ -60,17 +61,18 @@ class MeasuredSpeed:
 class ChatSession:
     """The state that the REPL's commands work on.
 
-    - `stops`: texts that end an answer.
+    - `stop_texts`: texts that end an answer.
     - `file_bytes`: the file size when the model was loaded; the file may be replaced meanwhile.
     - `models`: None if the model cannot be changed.
-    - `measure`: a speed test; takes a runner, prompt tokens and answer tokens.
-    - `attached`: texts of files for the next message.
+    - `measure_speed`: a speed test; takes a runner, prompt tokens and answer tokens.
+    - `attachments`: texts of files for the next message.
     - `log`: records the session.
-    - `unanswered`: the last message, if an error or Ctrl-C prevented its answer.
-    - `leaving`: ends the input loop.
-    - `opened`: the thinking tags that the last prompt ends with.
-    - `counted`: the cached token count of a conversation, with its key (status.py).
-    - `prefills`: whether a command can put a `draft` into the next input line.
+    - `last_text`: the text of the last answer.
+    - `pending_message`: the last message, if an error or Ctrl-C prevented its answer.
+    - `should_exit`: ends the input loop.
+    - `opened_tags`: the thinking tags that the last prompt ends with.
+    - `counted_tokens`: the cached token count of a conversation, with its key (status_line.py).
+    - `can_prefill`: whether a command can put `next_draft` into the next input line.
     """
 
     name: str
@@ -88,6 +90,7 @@ class ChatSession:
     attachments: list[str] = field(default_factory=list)
     log: NoSessionLog = field(default_factory=NoSessionLog)
     last_answer: Answer | None = None
+    last_text: AnswerText = NO_ANSWER_TEXT
     pending_message: str | None = None
     saved_name: str = ""
     should_exit: bool = False
@@ -103,7 +106,7 @@ class ChatSession:
         """Ask one question: encode it, stream the answer, and add the turn to the conversation.
 
         Raises UserError if the prompt cannot be built or does not fit; then the conversation is
-        unchanged, and the message stays in `unanswered`.
+        unchanged, and the message stays in `pending_message`.
         """
         conversation, dropped = self.conversation, set(self.conversation.tree.dropped)
         try:
@@ -133,16 +136,16 @@ class ChatSession:
             raise
         finally:
             writer.close()
-        answer = self.last_answer = reply.answer
-        self.totals.add_answer(answer, len(self.thinking_text(answer)))
+        answer, answer_text = reply.answer, self._set_last_answer(reply.answer)
+        self.totals.add_answer(answer, answer_text.n_thinking_chars)
         context_overflow.record_dropped_turns(self, answer.overflow_stats)
-        document, full_answer = self.build_document(answer), self.full_text(answer.text)
+        document = self.build_document(answer, answer_text)
         if answer.tokens or answer.finish != "cancelled":
-            conversation.add_turn(text, full_answer, answer.finish, len(answer.tokens))
+            conversation.add_turn(text, answer_text.full, answer.finish, len(answer.tokens))
             self.pending_message = None
             document |= {
                 "node": conversation.tree.current_turn,
-                **({"answer": full_answer} if full_answer != answer.text else {}),
+                **({"answer": answer_text.full} if answer_text.n_prompt_chars else {}),
             }
         self.log.record_answer(document, conversation)
         return answer
@@ -156,11 +159,12 @@ class ChatSession:
     def ask_samples(self, text: str, count: int, writer: StreamWriter) -> list[Answer]:
         """Generate several answers to one message, outside the conversation.
 
-        Each answer is written complete, under a heading.
+        Each answer is written complete, under a heading. The first one becomes the last answer.
         """
         reply = self.runner.reply(self._request(text), count)
         for _ in reply:
             pass
+        self._set_last_answer(reply.answers[0])
         for number, answer in enumerate(reply.answers, 1):
             writer.begin_answer(self.opened_tags)
             writer.write_heading(f"--- sample {number} · seed {answer.seed} ---")
@@ -201,23 +205,32 @@ class ChatSession:
         """Return the writer for the next answer."""
         return StreamWriter(silent, open_formatter(self.display, self.ui))
 
-    def full_text(self, text: str) -> str:
-        """Return an answer's text, including the thinking tag that its prompt opened."""
-        return self.opened_tags.opening + text if self.opened_tags else text
+    def _set_last_answer(self, answer: Answer) -> AnswerText:
+        """Make `answer` the last answer; return its text, split."""
+        self.last_answer = answer
+        self.last_text = split_answer(answer.text, self.opened_tags)
+        return self.last_text
 
-    def thinking_text(self, answer: Answer) -> str:
-        """Return the part of the last answer's text that is thinking."""
-        thought, _ = split_thinking(self.full_text(answer.text))
-        return thought.removeprefix(self.opened_tags.opening) if self.opened_tags else thought
+    def build_document(self, answer: Answer, text: AnswerText) -> dict[str, Any]:
+        """Return the JSON document of an answer and its text, as `run --json` prints it."""
+        parts = {"thinking": text.thinking, "content": text.content} if text.thinking else {}
+        return {
+            **answer_report.build_document(self.runner, self.name, self.file_bytes, answer),
+            **parts,
+            **self.constraint_json(answer),
+        }
 
-    def build_document(self, answer: Answer) -> dict[str, Any]:
-        """Return the JSON document of an answer, as `run --json` prints it."""
-        thought, content = split_thinking(self.full_text(answer.text))
-        parts = {"thinking": thought, "content": content} if thought else {}
-        report_document = answer_report.build_document(
-            self.runner, self.name, self.file_bytes, answer
+    def is_complete(self, answer: Answer) -> bool:
+        """Return whether an answer to the last prompt satisfies the constraint completely."""
+        return constraint_report.is_complete(
+            self.runner, self.conversation.constraint, self.opened_tags, answer
         )
-        return {**report_document, **parts, **constraint_report.constraint_json(self, answer)}
+
+    def constraint_json(self, answer: Answer) -> dict[str, Any]:
+        """Return the constraint's part of an answer's JSON document; empty without one."""
+        return constraint_report.constraint_json(
+            self.runner, self.conversation.constraint, self.opened_tags, answer
+        )
 
     def prompt_tokens(self, text: str, skip: int = 0) -> tuple[int, ...]:
         """Return the prompt's tokens: the turns after the first `skip`, then `text`."""

@@ -1,13 +1,12 @@
 """Reports on answers that must follow a grammar or schema: completeness and cost."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from llmcli.runtime.constraint.base import accepts
+from llmcli.runtime.constraint.base import Constraint, accepts
 from llmcli.runtime.requests.request import Answer
+from llmcli.runtime.runner import Runner
 from llmcli.runtime.strategies.constrained_chain import pieces_until_tag
-
-if TYPE_CHECKING:  # only a type: chat_session imports this module
-    from llmcli.chat.chat_session import ChatSession
+from llmcli.runtime.text.reasoning import ThinkingTags
 
 REASON_AND_HINT = {
     "context_full": ("the context is full", "start with a larger --ctx-size"),
@@ -23,24 +22,26 @@ REASON_AND_HINT = {
 }
 
 
-def is_complete(chat: "ChatSession", answer: Answer) -> bool:
-    """Return whether an answer satisfies its constraint completely; True without a constraint."""
-    if chat.conversation.constraint is None:
+def is_complete(
+    runner: Runner, constraint: Constraint | None, opened_tags: ThinkingTags | None, answer: Answer
+) -> bool:
+    """Return whether an answer satisfies its constraint completely; True without a constraint.
+
+    `opened_tags` are the thinking tags that its prompt opened.
+    """
+    if constraint is None:
         return True
     tokens = [token.id for token in answer.tokens]
-    pieces = [chat.runner.model.piece(token) for token in tokens]
-    start = pieces_until_tag(chat.opened_tags.closing if chat.opened_tags else "", pieces)
+    pieces = [runner.model.piece(token) for token in tokens]
+    start = pieces_until_tag(opened_tags.closing if opened_tags else "", pieces)
     is_unchanged = b"".join(pieces).decode("utf-8", "replace") == answer.text
     return (
-        start is not None
-        and is_unchanged
-        and accepts(chat.runner.grammars(chat.conversation.constraint), tokens[start:])
+        start is not None and is_unchanged and accepts(runner.grammars(constraint), tokens[start:])
     )
 
 
-def describe_incomplete(chat: "ChatSession", answer: Answer) -> tuple[str, str]:
+def describe_incomplete(constraint: Constraint | None, answer: Answer) -> tuple[str, str]:
     """Return why an answer is incomplete, and a hint."""
-    constraint = chat.conversation.constraint
     noun = "JSON document" if constraint and constraint.kind == "json_schema" else "answer"
     limit = (
         f"the limit of {len(answer.tokens)} tokens was reached",
@@ -50,9 +51,10 @@ def describe_incomplete(chat: "ChatSession", answer: Answer) -> tuple[str, str]:
     return f"the {noun} is incomplete: {reason}", hint
 
 
-def constraint_json(chat: "ChatSession", answer: Answer) -> dict[str, Any]:
+def constraint_json(
+    runner: Runner, constraint: Constraint | None, opened_tags: ThinkingTags | None, answer: Answer
+) -> dict[str, Any]:
     """Return the constraint's part of the `run --json` document; empty without a constraint."""
-    constraint = chat.conversation.constraint
     if constraint is None:
         return {}
     milliseconds = sum(token.constraint_ms for token in answer.tokens)
@@ -66,7 +68,7 @@ def constraint_json(chat: "ChatSession", answer: Answer) -> dict[str, Any]:
             "kind": constraint.kind,
             "engine": constraint.engine,
             "jump": "off" if beams else constraint.jump,
-            "complete": is_complete(chat, answer),
+            "complete": is_complete(runner, constraint, opened_tags, answer),
             "forced_tokens": sum(token.forced for token in answer.tokens),
             "constraint_ms": milliseconds,
         },

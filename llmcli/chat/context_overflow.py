@@ -8,21 +8,41 @@ The turns stay in the tree.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from llmcli.chat.conversation.conversation import Conversation
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size
 from llmcli.runtime.requests.context_overflow import AttentionSinks, DropTurns, OverflowPolicy
 from llmcli.runtime.requests.request import OverflowStats
+from llmcli.runtime.runner import Runner
+from llmcli.ui import UI
 from llmcli.units import format_count
-
-if TYPE_CHECKING:  # only types: chat_session imports this module
-    from llmcli.chat.chat_session import ChatSession
-    from llmcli.runtime.runner import Runner
 
 # Kept tokens after those before the first message. More than 4 gain nothing (Xiao et al. 2023,
 # StreamingLLM).
 SINK_TOKENS = 4
+
+
+class PromptSource(Protocol):
+    """A chat session, as far as its prompts are fitted into the context."""
+
+    @property
+    def runner(self) -> Runner: ...
+
+    @property
+    def conversation(self) -> Conversation: ...
+
+    @property
+    def ui(self) -> UI: ...
+
+    def prompt_tokens(self, text: str, skip: int = 0) -> tuple[int, ...]:
+        """Return the prompt's tokens: the turns after the first `skip`, then `text`."""
+        ...
+
+    def prefix_token_count(self) -> int:
+        """Return the number of tokens before the first message."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +54,7 @@ class FittedPrompt:
     can_move_cells: bool
 
 
-def fit_prompt(chat: "ChatSession", text: str) -> FittedPrompt:
+def fit_prompt(chat: PromptSource, text: str) -> FittedPrompt:
     """Return a prompt for a message that fits the context.
 
     If it is too long, turns or tokens leave according to the mode, and a note reports them. Raises
@@ -65,26 +85,28 @@ def fit_prompt(chat: "ChatSession", text: str) -> FittedPrompt:
     )
 
 
-def record_dropped_turns(chat: "ChatSession", left: OverflowStats) -> None:
+def record_dropped_turns(chat: PromptSource, overflow: OverflowStats) -> None:
     """Report what left during an answer, and mark its turns so that they are not sent again."""
-    _drop_turns(chat, left.turns)
-    describe_dropped_turns(chat, left)
+    _drop_turns(chat, overflow.turns)
+    describe_dropped_turns(chat, overflow)
 
 
-def describe_dropped_turns(chat: "ChatSession", left: OverflowStats) -> None:
+def describe_dropped_turns(chat: PromptSource, overflow: OverflowStats) -> None:
     """Print one line about what left the context, if anything did."""
-    if not left.times:
+    if not overflow.times:
         return
-    turns_line = f"{format_count(left.turns, 'turn')} left the context ({left.tokens:,} tokens)"
-    window_line = (
-        f"{left.tokens:,} tokens left the context; its first {_count_kept_tokens(chat)} stay"
+    turns_line = (
+        f"{format_count(overflow.turns, 'turn')} left the context ({overflow.tokens:,} tokens)"
     )
-    steps = f", in {left.times} steps" if left.times > 1 else ""
-    recomputed = f"; {left.recomputed:,} were recomputed" if left.recomputed else ""
-    chat.ui.note((turns_line if left.turns else window_line) + steps + recomputed)
+    window_line = (
+        f"{overflow.tokens:,} tokens left the context; its first {_count_kept_tokens(chat)} stay"
+    )
+    steps = f", in {overflow.times} steps" if overflow.times > 1 else ""
+    recomputed = f"; {overflow.recomputed:,} were recomputed" if overflow.recomputed else ""
+    chat.ui.note((turns_line if overflow.turns else window_line) + steps + recomputed)
 
 
-def require_sinks_support(runner: "Runner") -> None:
+def require_sinks_support(runner: Runner) -> None:
     """Raise UserError if this model's cached keys cannot be moved, or must not be."""
     if runner.options.reproducible:
         raise UserError(
@@ -110,14 +132,14 @@ def require_sinks_support(runner: "Runner") -> None:
     )
 
 
-def context_full_note(chat: "ChatSession") -> str:
+def context_full_note(conversation: Conversation) -> str:
     """Return what to type after an answer that filled the context."""
-    if chat.conversation.on_full == "stop":
+    if conversation.on_full == "stop":
         return (
             "the context is full: use /set on_full shift to let the oldest turns leave, "
             "/context drop N for a single turn, or /clear to start over"
         )
-    if chat.conversation.search.beams > 1:
+    if conversation.search.beams > 1:
         return (
             "the context is full with these beams alone: use fewer beams (/set beams), "
             "or a larger --ctx-size"
@@ -128,7 +150,7 @@ def context_full_note(chat: "ChatSession") -> str:
     )
 
 
-def _turns(chat: "ChatSession", text: str, move: bool = True) -> DropTurns:
+def _turns(chat: PromptSource, text: str, move: bool = True) -> DropTurns:
     return DropTurns(
         len(chat.conversation.tree.sent_turns()),
         lambda turns: chat.prompt_tokens(text, turns),
@@ -136,12 +158,12 @@ def _turns(chat: "ChatSession", text: str, move: bool = True) -> DropTurns:
     )
 
 
-def _drop_turns(chat: "ChatSession", turns: int) -> None:
+def _drop_turns(chat: PromptSource, turns: int) -> None:
     tree = chat.conversation.tree
     tree.dropped.update(tree.sent_turns()[:turns])
 
 
-def _count_kept_tokens(chat: "ChatSession") -> int:
+def _count_kept_tokens(chat: PromptSource) -> int:
     """Return how many tokens stay at the beginning: those before the first message, and the sinks.
 
     Raises UserError if they take more than half of the context.
@@ -156,7 +178,7 @@ def _count_kept_tokens(chat: "ChatSession") -> int:
     return n_kept
 
 
-def _refuse(chat: "ChatSession", count: int, text: str) -> None:
+def _refuse(chat: PromptSource, count: int, text: str) -> None:
     """Raise UserError if a message does not fit after the conversation but would fit alone."""
     turns, n_ctx = len(chat.conversation.tree.sent_turns()), chat.runner.n_ctx
     if turns and len(chat.prompt_tokens(text, turns)) < n_ctx:

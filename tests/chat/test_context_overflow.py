@@ -8,7 +8,6 @@ import jsonschema
 import pytest
 
 from llmcli.chat.chat_session import ChatSession
-from llmcli.chat.constraint_report import is_complete
 from llmcli.chat.display.stream_writer import StreamWriter
 from llmcli.chat.input_loop import handle_line
 from llmcli.chat.settings import find_setting
@@ -237,7 +236,7 @@ def test_a_document_is_finished_over_a_full_context_when_turns_have_left(
     one.runner.engine.ledger.check()
     assert (answer.finish, answer.overflow_stats.turns) == ("stop", 2)
     jsonschema.validate(json.loads(answer.text), LONG)
-    assert is_complete(one, answer)
+    assert one.is_complete(answer)
 
 
 def test_a_document_is_finished_over_a_window_that_moves_on(talk: Make) -> None:
@@ -248,7 +247,7 @@ def test_a_document_is_finished_over_a_window_that_moves_on(talk: Make) -> None:
         one.runner.engine.ledger.check()
         assert answer.finish == "stop" and answer.overflow_stats.times > 1
         jsonschema.validate(json.loads(answer.text), LONG)
-        assert is_complete(one, answer)
+        assert one.is_complete(answer)
 
 
 def test_beams_go_on_when_turns_have_left(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,13 +6,12 @@ import sys
 from llmcli.chat import clipboard
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import ReplCommand
+from llmcli.chat.conversation.answer import split_answer
 from llmcli.errors import UserError
-from llmcli.runtime.text.reasoning import split_thinking
 from llmcli.ui import write_now
 
-MAX_SEQUENCE_BYTES = (
-    74_994  # base64 bytes that xterm accepts in one sequence; other terminals accept more
-)
+# base64 bytes that xterm accepts in one sequence; other terminals accept more
+MAX_SEQUENCE_BYTES = 74_994
 
 
 def copy_answer(chat: ChatSession, argument: str) -> None:
@@ -28,9 +27,7 @@ def copy_answer(chat: ChatSession, argument: str) -> None:
             hint="use /copy alone; /export md FILE writes all answers",
         )
     answers = [
-        split_thinking(message.content)[1]
-        for message in chat.conversation.messages
-        if message.role == "assistant"
+        message.content for message in chat.conversation.messages if message.role == "assistant"
     ]
     if not answers:
         raise UserError("there is no answer yet", hint="ask something first")
@@ -39,7 +36,7 @@ def copy_answer(chat: ChatSession, argument: str) -> None:
             "copying needs a terminal",
             hint="/export md FILE writes the conversation",
         )
-    text = answers[-1]
+    text = split_answer(answers[-1]).content
     methods = [program] if (program := clipboard.copy_text(text)) else []
     sequence = base64.b64encode(text.encode("utf-8", "replace")).decode()
     if len(sequence) <= MAX_SEQUENCE_BYTES:

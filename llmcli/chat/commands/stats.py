@@ -2,9 +2,9 @@
 
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import ReplCommand
+from llmcli.chat.conversation.answer import split_answer
 from llmcli.chat.display.answer_report import FINISH_NOTES
 from llmcli.errors import UserError
-from llmcli.runtime.text.reasoning import split_thinking
 
 
 def show_stats(chat: ChatSession, argument: str) -> None:
@@ -80,16 +80,9 @@ def _kinds(chat: ChatSession) -> list[tuple[str, str]]:
     total, prefix = chat.token_count(), chat.prefix_token_count()
     messages = chat.conversation.sent_messages
     questions = sum(_count(chat, message.content) for message in messages if message.role == "user")
-    answers = sum(
-        _count(chat, split_thinking(message.content)[1])
-        for message in messages
-        if message.role == "assistant"
-    )
-    thinking = sum(
-        _count(chat, split_thinking(message.content)[0])
-        for message in messages
-        if message.role == "assistant"
-    )
+    texts = [split_answer(message.content) for message in messages if message.role == "assistant"]
+    answers = sum(_count(chat, text.content) for text in texts)
+    thinking = sum(_count(chat, text.thinking) for text in texts)
     rows = [
         ("before the first message", prefix),
         ("questions", questions),

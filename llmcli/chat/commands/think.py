@@ -6,7 +6,6 @@ from llmcli.chat.commands.set import change_and_print
 from llmcli.chat.display.display_settings import FOLD, HIDE, SHOW
 from llmcli.chat.settings import find_setting
 from llmcli.errors import UserError
-from llmcli.runtime.text.reasoning import split_thinking
 
 DISPLAY_WORDS, REASONING_WORDS = (SHOW, FOLD, HIDE), ("on", "off", "auto")
 
@@ -28,15 +27,12 @@ def show_or_set_thinking(chat: ChatSession, argument: str) -> None:
             hint=f"use one of {', '.join((*DISPLAY_WORDS, *REASONING_WORDS))}",
         )
     else:
-        thought, _ = (
-            split_thinking(chat.full_text(chat.last_answer.text)) if chat.last_answer else ("", "")
-        )
-        if not thought:
+        if not chat.last_text.thinking:
             raise UserError(
                 "the last answer contains no thinking",
                 hint="/think on asks models to think that can",
             )
-        chat.ui.text(thought.strip())
+        chat.ui.text(chat.last_text.thinking.strip())
 
 
 COMMANDS = (

@@ -13,9 +13,8 @@ from llmcli.ui import escape_controls
 FENCE_PATTERN = re.compile(r" {0,3}(`{3,}|~{3,})([^`]*)$")
 ITEM_PATTERN = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])(?: |$)")
 HEADING_PATTERN = re.compile(r" {0,3}#{1,6}(?: |$)")
-CONTINUATION_PATTERN = re.compile(
-    r"  |\t"
-)  # a line after a blank one that still belongs to the list item
+# a line after a blank one that still belongs to the list item
+CONTINUATION_PATTERN = re.compile(r"  |\t")
 
 
 class MarkdownRenderer(Protocol):

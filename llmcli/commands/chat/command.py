@@ -158,13 +158,16 @@ def _answer(talk: "ChatSession", text: str, json: bool, samples: int) -> bool:
     answers = talk.ask_samples(text, samples, stream) if samples > 1 else [talk.ask(text, stream)]
     if json:
         sample_documents = [
-            {**line_text, **constraint_report.constraint_json(talk, answer)}
+            {**line_text, **talk.constraint_json(answer)}
             for line_text, answer in zip(
                 answer_report.build_sample_documents(talk.runner, answers), answers, strict=True
             )
         ]
         talk.ui.result(
-            {**talk.build_document(answers[0]), **({"samples": sample_documents} if samples > 1 else {})}
+            {
+                **talk.build_document(answers[0], talk.last_text),
+                **({"samples": sample_documents} if samples > 1 else {}),
+            }
         )
     else:
         several = samples > 1
@@ -177,9 +180,13 @@ def _answer(talk: "ChatSession", text: str, json: bool, samples: int) -> bool:
             print_dimmed(talk.ui, line_text)
     if any(answer.finish == "cancelled" for answer in answers):
         raise typer.Exit(130)
-    incomplete_answers = [answer for answer in answers if not constraint_report.is_complete(talk, answer)]
+    incomplete_answers = [answer for answer in answers if not talk.is_complete(answer)]
     if incomplete_answers:
-        talk.ui.error(*constraint_report.describe_incomplete(talk, incomplete_answers[0]))
+        talk.ui.error(
+            *constraint_report.describe_incomplete(
+                talk.conversation.constraint, incomplete_answers[0]
+            )
+        )
     return not incomplete_answers
 
 
@@ -190,7 +197,10 @@ def _find_session(name: str, config: "Config") -> "HistoryItem":
 
 
 def _converse(
-    talk: "ChatSession", first_message: str | None, run_flags: RunFlags, item: "HistoryItem | None" = None
+    talk: "ChatSession",
+    first_message: str | None,
+    run_flags: RunFlags,
+    item: "HistoryItem | None" = None,
 ) -> bool:
     """Converse until the input ends, starting from `item` if given; return False if a line from a
     pipe failed.

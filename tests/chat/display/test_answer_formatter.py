@@ -117,7 +117,7 @@ def test_a_prompt_that_opens_the_tag_begins_the_answer_inside(talk: Make) -> Non
     stream = StreamWriter(formatter=AnswerFormatter(HIDE, False))
     answer = one.ask("2+2?", stream)
     assert one.conversation.messages[1].content == "<think>Hm.</think>\n\nFour."
-    document = one.build_document(answer)
+    document = one.build_document(answer, one.last_text)
     assert (document["text"], document["content"]) == ("Hm.</think>\n\nFour.", "Four.")
     one.ask("Sure?", StreamWriter(silent=True))
     sent = bytes(token for token in one.runner.engine.ledger.tokens[0] if token < 256)
@@ -126,9 +126,8 @@ def test_a_prompt_that_opens_the_tag_begins_the_answer_inside(talk: Make) -> Non
 
 def test_an_answer_without_thinking_has_no_such_fields(talk: Make) -> None:
     one = talk(b"Four.")
-    assert not {"thinking", "content"} & set(
-        one.build_document(one.ask("2+2?", StreamWriter(silent=True)))
-    )
+    answer = one.ask("2+2?", StreamWriter(silent=True))
+    assert not {"thinking", "content"} & set(one.build_document(answer, one.last_text))
 
 
 def test_think_shows_what_was_folded(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
