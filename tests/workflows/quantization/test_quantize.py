@@ -1,0 +1,90 @@
+"""The steps of the quantize workflow, without a command line."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmcli.config import load_config
+from llmcli.errors import UsageError, UserError
+from llmcli.model_loader.quantize_file import OutputSettings
+from llmcli.ui import UI
+from llmcli.workflows.certification.certify import VerifySettings
+from llmcli.workflows.quantization.method_settings import MethodSettings
+from llmcli.workflows.quantization.quantize import (
+    QuantizeRequest,
+    check,
+    open_job,
+    quantize,
+    validate,
+)
+from llmcli.workflows.quantization.size_request import SizeRequest
+from llmcli.workflows.quantization.type_overrides import TensorTypeSettings
+from tests.quant import tiny_gguf
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> QuantizeRequest:
+    source = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=96, layers=1)
+    return QuantizeRequest(str(source), "Q8_0", output=OutputSettings(tmp_path / "q.gguf", 1))
+
+
+def test_a_result_describes_the_written_file(request_: QuantizeRequest) -> None:
+    result = quantize(request_, load_config(), UI(color=False))
+    assert result.files == [request_.output.out]
+    assert result.nbytes == result.files[0].stat().st_size == result.plan.nbytes
+    assert result.report and result.report.sha256 == result.read_sha256()
+    assert (result.fallback_rows, result.damping, result.certified_file) == (0, {}, None)
+    again = quantize(request_, load_config(), UI(color=False))
+    assert again.report and again.report.already_finished
+
+
+def test_a_dry_run_writes_nothing(request_: QuantizeRequest) -> None:
+    dry = replace(request_, output=replace(request_.output, dry_run=True))
+    result = quantize(dry, load_config(), UI(color=False))
+    assert (result.report, result.seconds, result.read_sha256()) == (None, 0.0, None)
+    assert not result.out.exists()
+    assert result.nbytes == result.plan.nbytes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"file_type": "Q9"}, "Q9"),
+        ({"method": MethodSettings("nonsense")}, "unknown method"),
+        ({"method": MethodSettings(sequential=True)}, "--sequential needs a method"),
+        ({"verification": VerifySettings(verify_chunks=3)}, "needs --verify"),
+        ({"size": SizeRequest(fit=True)}, "--fit decides every tensor's type"),
+        (
+            {"file_type": None, "size": SizeRequest(fit=True, target_bpw=4.0)},
+            "--target-bpw and --fit cannot be combined",
+        ),
+        (
+            {
+                "file_type": None,
+                "size": SizeRequest(target_bpw=4.0),
+                "types": TensorTypeSettings(pure=True),
+            },
+            "--target-bpw decides every tensor's type",
+        ),
+        ({"split_max_size": "many"}, "is no size of a shard"),
+    ],
+)
+def test_settings_are_validated_without_a_source(
+    request_: QuantizeRequest, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        validate(replace(request_, source="nothing", **changes))  # type: ignore[arg-type]
+
+
+def test_a_job_is_checked_before_anything_is_collected(
+    request_: QuantizeRequest, tmp_path: Path
+) -> None:
+    source = Path(request_.source)
+    into_itself = replace(request_, output=replace(request_.output, out=source))
+    with pytest.raises(UserError):
+        check(open_job(into_itself, load_config(), UI(color=False)))
+    plan_over_source = replace(request_, size=SizeRequest(plan_out=source))
+    with pytest.raises((UserError, UsageError)):
+        check(open_job(plan_over_source, load_config(), UI(color=False)))
+    assert list(tmp_path.glob("*.gguf")) == [source]
