@@ -3,6 +3,8 @@
 `quant` raises them, and `llmcli` prints them.
 """
 
+from collections.abc import Sequence
+
 
 class UserError(Exception):
     """An error that the user can fix.
@@ -23,3 +25,9 @@ class DamagedSourceError(UserError):
 
 class PickleNotAllowedError(UserError):
     """A checkpoint has only pickled weights, and reading pickles was not allowed."""
+
+
+def list_first(items: Sequence[str], limit: int) -> str:
+    """Return the first `limit` items of an error's list, and the number of the others."""
+    others = len(items) - limit
+    return "; ".join(items[:limit]) + (f"; and {others} more" if others > 0 else "")

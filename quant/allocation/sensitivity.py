@@ -207,7 +207,9 @@ class SensitivityRun:
         """Return the number of probes that are already measured."""
         return sum(part.number in self._store_of(part).numbers for part in parts)
 
-    def measure(self, parts: Sequence[SensitivityProbe], stage: EditableModel) -> Iterator[SensitivityProbe]:
+    def measure(
+        self, parts: Sequence[SensitivityProbe], stage: EditableModel
+    ) -> Iterator[SensitivityProbe]:
         """Measure the missing probes one after another, and yield each."""
         for part in parts:
             if part.number in self._store_of(part).numbers:

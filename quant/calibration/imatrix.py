@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from quant.errors import UserError
+from quant.errors import UserError, list_first
 from quant.gguf import header
 from quant.gguf.layout import encode_entry
 from quant.model_file.load_checks import MOMENTS_TYPE
 from quant.native.ggml import Importance
+from quant.recipes.tensor_types import EMBEDDING_NAMES
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32
@@ -36,6 +37,7 @@ MODEL_KEY, TRANSFORM_KEY = "llmcli.imatrix.model", "llmcli.imatrix.transform"
 MAX_NAME_BYTES = 255  # bytes of a name in the .dat form
 MAX_TEXT_BYTES = 127  # bytes of a text that llama.cpp writes into the quantized file
 MAX_MATRICES = 1 << 16  # in one tensor: experts, or heads
+MAX_LISTED_MISFITS = 5
 CHECKED_VALUES = 1 << 20  # values checked at a time
 REMAKE_HINT = "make it again with llama-imatrix"
 
@@ -82,7 +84,7 @@ class ImatrixEntry:
         return sums.reshape(len(self.divisors), -1)
 
     def importance(self, first: int, last: int, matrix_rows: int, columns: int) -> Importance:
-        """Return the importance of rows first .. last of a tensor whose matrices have `every` rows
+        """Return the importance of rows first .. last of a tensor whose matrices have `matrix_rows` rows
         each.
         """
         return Importance(
@@ -146,21 +148,23 @@ class Imatrix:
             size = shape[0] * math.prod(shape[2:])
             if entry.count == size:
                 entries[name] = entry
-            elif name not in ("token_embd.weight", "per_layer_token_embd.weight"):
+            elif name not in EMBEDDING_NAMES:
                 wrong.append(f"{name} has {entry.count} values, the tensor needs {size}")
-        if wrong:
-            details = "; ".join(wrong[:5]) + (
-                f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-            )
-            raise UserError(
-                f"{self.path} is the imatrix of another model: {details}",
-                hint="name this model's --imatrix",
-            )
+        require_same_model(f"{self.path} is the imatrix", wrong, "--imatrix")
         return entries
 
 
+def require_same_model(subject: str, misfits: Sequence[str], flag: str) -> None:
+    """Raise UserError if entries do not fit this model's tensors."""
+    if misfits:
+        raise UserError(
+            f"{subject} of another model: {list_first(misfits, MAX_LISTED_MISFITS)}",
+            hint=f"name this model's {flag}",
+        )
+
+
 def require_same_folds(subject: str, collected: str, current: str) -> None:
-    """Raise UserError if `what` was collected from a model with other folds, whose columns are
+    """Raise UserError if `subject` was collected from a model with other folds, whose columns are
     scaled or ordered differently.
     """
     if collected != current:

@@ -22,7 +22,7 @@ from quant.calibration.imatrix import (
     TRANSFORM_KEY,
 )
 from quant.errors import UserError
-from quant.gguf import layout as writer
+from quant.gguf.layout import encode_entry, lay_out_file
 from quant.model_file.load_checks import IMATRIX_TYPE
 
 F32 = NDArray[np.float32]
@@ -158,14 +158,14 @@ class ImatrixCollector:
                 "the model multiplied by no weight that has a name", hint="is it a language model?"
             )
         entries = [
-            ("general.type", writer.encode_entry("string", IMATRIX_TYPE)),
-            (DATASETS_KEY, writer.encode_entry("array:string", list(datasets))),
-            (CHUNKS_KEY, writer.encode_entry("uint32", chunks)),
-            (CHUNK_SIZE_KEY, writer.encode_entry("uint32", chunk_size)),
+            ("general.type", encode_entry("string", IMATRIX_TYPE)),
+            (DATASETS_KEY, encode_entry("array:string", list(datasets))),
+            (CHUNKS_KEY, encode_entry("uint32", chunks)),
+            (CHUNK_SIZE_KEY, encode_entry("uint32", chunk_size)),
         ]
         extra = {MODEL_KEY: model or None, TRANSFORM_KEY: transform}
         entries += [
-            (key, writer.encode_entry("string", value))
+            (key, encode_entry("string", value))
             for key, value in extra.items()
             if value is not None
         ]
@@ -176,7 +176,7 @@ class ImatrixCollector:
                 (name + SUMS_SUFFIX, self.sums[name].reshape(len(counts), -1)),
                 (name + COUNTS_SUFFIX, counts[:, None]),
             ]
-        layout = writer.lay_out_file(
+        layout = lay_out_file(
             entries, [(name, values.shape[::-1], "F32") for name, values in arrays], ALIGNMENT_BYTES
         )
         pieces, at = [layout.header], len(layout.header)

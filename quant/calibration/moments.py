@@ -21,6 +21,7 @@ raises UserError instead of crashing the process. moments_writer.py writes these
 """
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,10 +33,12 @@ from quant.calibration.imatrix import (
     Imatrix,
     ImatrixEntry,
     require_same_folds,
+    require_same_model,
 )
 from quant.errors import UserError
 from quant.gguf import header
 from quant.model_file.load_checks import MOMENTS_TYPE
+from quant.recipes.tensor_types import EMBEDDING_NAMES
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32
@@ -230,25 +233,16 @@ class MomentsFile:
             stored = self.input_of(name)
             if stored is None:
                 continue
-            matrices = 1
-            for size in shape[2:]:
-                matrices *= size
+            matrices = math.prod(shape[2:])
             if (stored.columns, stored.matrices) == (shape[0], matrices):
                 inputs[name] = stored
-            elif name not in ("token_embd.weight", "per_layer_token_embd.weight"):
+            elif name not in EMBEDDING_NAMES:
                 stored_size, tensor_size = (
                     f"{stored.matrices} x {stored.columns}",
                     f"{matrices} x {shape[0]}",
                 )
                 wrong.append(f"{name} has {stored_size} columns, the tensor {tensor_size}")
-        if wrong:
-            details = "; ".join(wrong[:5])
-            if len(wrong) > 5:
-                details += f"; and {len(wrong) - 5} more"
-            raise UserError(
-                f"{self.path} contains the moments of another model: {details}",
-                hint="name this model's --moments",
-            )
+        require_same_model(f"{self.path} contains the moments", wrong, "--moments")
         return inputs
 
 

@@ -8,7 +8,6 @@ inputs.
 
 import hashlib
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from quant.calibration.moments import (
     SQUARES_SUFFIX,
     MomentsOrigin,
 )
+from quant.disk_space import require_disk_space
 from quant.errors import UserError
 from quant.gguf import layout
 from quant.model_file.load_checks import MOMENTS_TYPE
@@ -102,12 +102,12 @@ class MomentsWriter:
                 return
             self._file.close()
             self.part_path.unlink()
-        need, have = self.layout.nbytes, shutil.disk_usage(self.part_path.parent).free
-        if need > have:
-            raise UserError(
-                f"{self.out.parent} has {have:,} bytes free, the moments need {need:,}",
-                hint=f"free {need - have:,} bytes, or give another path with --moments",
-            )
+        require_disk_space(
+            self.out.parent,
+            self.layout.nbytes,
+            "the moments need",
+            "or give another path with --moments",
+        )
         self._file = self.part_path.open("w+b")
         self._file.write(self.layout.header)
         self._file.truncate(self.layout.nbytes)

@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from quant.certificate import certificate
 from quant.certificate.certificate import CERTIFICATE_KEY, Certificate, read_blocks
+from quant.disk_space import require_disk_space
 from quant.errors import UserError
 from quant.gguf.header import FileHeader, read_file_header
 from quant.gguf.layout import FileLayout, encode_entry, lay_out_file
@@ -70,14 +71,12 @@ def _open_new_file(file: Path, made: FileLayout) -> Iterator[tuple[Path, BinaryI
         try:
             stream.seek(0)
             stream.truncate()
-            have = shutil.disk_usage(file.parent).free
-            if made.nbytes > have:
-                raise UserError(
-                    f"{file.parent} has {have:,} bytes free,"
-                    f" a copy of {file.name} needs {made.nbytes:,}",
-                    hint=f"free {made.nbytes - have:,} bytes, then run --verify again:"
-                    " it keeps what is finished",
-                )
+            require_disk_space(
+                file.parent,
+                made.nbytes,
+                f"a copy of {file.name} needs",
+                "then run --verify again: it keeps what is finished",
+            )
             yield part, stream
         finally:
             if _is_current(stream, part):

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quant.checkpoint import dequantize, model_card, safetensors, tensor_views
-from quant.checkpoint import language_part as language
-from quant.checkpoint import pickles as pickled
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.folder import CheckpointFolder
+from quant.checkpoint.language_part import extract_language_part
+from quant.checkpoint.pickles import find_pickles, load_pickles, pickles_not_allowed
 from quant.checkpoint.safetensors import LazyTensor, Tensors
 from quant.convert import general_metadata
 from quant.convert.archs import ARCHS
 from quant.convert.archs.base import Arch, ArchKey
-from quant.errors import UserError
+from quant.errors import UserError, list_first
 from quant.gguf.header import DEFAULT_ALIGNMENT_BYTES
 from quant.gguf.layout import encode_entry
 from quant.model_file.model_header import tensor_role
@@ -28,7 +28,7 @@ from quant.recipes import tensor_types
 from quant.recipes.file_types import ModelFacts
 from quant.source.blob import Blob
 from quant.source.source import Source, Weight
-from quant.tokenizer import vocabulary as vocab
+from quant.tokenizer.vocabulary import load_vocabulary
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32
@@ -61,9 +61,9 @@ def open_checkpoint(
     notes = arch.check(config)
     blobs = safetensors.find_safetensors(path) if blobs is None else blobs
     stored = _stored(folder, blobs, allow_pickle)
-    language_part = language.extract_language_part(path, stored)
+    language_part = extract_language_part(path, stored)
     restored = dequantize.restore_floats(folder, config, language_part.tensors)
-    vocabulary = vocab.load_vocabulary(
+    vocabulary = load_vocabulary(
         _tokenizer_folder(folder, tokenizer, config),
         config,
         pre,
@@ -100,12 +100,12 @@ def _stored(folder: CheckpointFolder, blobs: Mapping[str, Blob], allow_pickle: b
     Safetensors are preferred to pickles, which need `allow_pickle`.
     """
     if any(name.startswith("model") for name in blobs) or not (
-        pickles := pickled.find_pickles(folder.path)
+        pickles := find_pickles(folder.path)
     ):
         return safetensors.load_tensors(folder, blobs)
     if not allow_pickle:
-        raise pickled.pickles_not_allowed(folder.path, [file.name for file in pickles])
-    return pickled.load_pickles(folder)
+        raise pickles_not_allowed(folder.path, [file.name for file in pickles])
+    return load_pickles(folder)
 
 
 def _tokenizer_folder(
@@ -304,11 +304,9 @@ def _check_placement(path: Path, placed: _NamedTensors, shapes: _FamilyShapes) -
         if not _is_readable_dtype(tensor.dtype)
     ]
     if misfits:
-        more = len(misfits) - MAX_LISTED_MISFITS
         raise UserError(
             f"{path}: {len(misfits)} tensors do not fit its config.json: "
-            f"{'; '.join(misfits[:MAX_LISTED_MISFITS])}"
-            + (f"; and {more} more" if more > 0 else ""),
+            f"{list_first(misfits, MAX_LISTED_MISFITS)}",
             hint="fetch the whole model again",
         )
 

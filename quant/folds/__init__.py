@@ -13,13 +13,13 @@ from quant.folds.free_channels import FREE_CHANNELS, find_sites
 
 __all__ = [
     "FREE_CHANNELS",
-    "TensorEdit",
     "Fold",
-    "FoldedTensor",
     "FoldSite",
-    "fold_source",
-    "digest_folds",
+    "FoldedTensor",
+    "TensorEdit",
     "combine_folds",
-    "randomize",
+    "digest_folds",
     "find_sites",
+    "fold_source",
+    "randomize",
 ]

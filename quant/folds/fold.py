@@ -93,6 +93,20 @@ class TensorEdit:
     row_order: "Ints | None" = None
     column_order: "Ints | None" = None
 
+    def matrix_factors(self, matrix: int) -> "F32 | None":
+        """Return the factors [columns] of a matrix's columns, None for no factors."""
+        if self.column_factors is None:
+            return None
+        factors: F32 = self.column_factors[matrix if len(self.column_factors) > 1 else 0]
+        return factors
+
+    def matrix_order(self, matrix: int) -> "Ints | None":
+        """Return the order [columns] of a matrix's columns, None for the old order."""
+        if self.column_order is None:
+            return None
+        order: Ints = self.column_order[matrix if len(self.column_order) > 1 else 0]
+        return order
+
     @property
     def has_effect(self) -> bool:
         """Whether the tensor changes at all."""
@@ -105,29 +119,20 @@ class TensorEdit:
         """Return the mean squares [columns] of a matrix's input after the folds."""
         import numpy as np
 
-        new: F32 = (
-            means
-            if self.column_factors is None
-            else means / np.square(_vector_of(self.column_factors, matrix))
-        )
-        return new if self.column_order is None else new[_vector_of(self.column_order, matrix)]
+        factors: Any = self.matrix_factors(matrix)
+        order = self.matrix_order(matrix)
+        new: F32 = means if factors is None else means / np.square(factors)
+        return new if order is None else new[order]
 
     def fold_moments(self, moments: "F32", matrix: int = 0) -> "F32":
         """Return the second moments [columns, columns] of a matrix's input after the folds: S^-1 H
         S^-1, reordered alike.
         """
+        factors, order = self.matrix_factors(matrix), self.matrix_order(matrix)
         new = moments
-        if self.column_factors is not None:
-            factors = _vector_of(self.column_factors, matrix)
+        if factors is not None:
             new = moments / factors[:, None] / factors[None, :]
-        if self.column_order is not None:
-            order = _vector_of(self.column_order, matrix)
-            new = new[order][:, order]
-        return new
-
-
-def _vector_of(vectors: Any, matrix: int) -> Any:
-    return vectors[matrix if len(vectors) > 1 else 0]
+        return new if order is None else new[order][:, order]
 
 
 def combine_folds(folds: Iterable[Fold]) -> dict[str, TensorEdit]:

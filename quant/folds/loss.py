@@ -11,7 +11,7 @@ whole rows, and block formats follow the factor of a row closely.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quant.folds.fold import TensorEdit
 from quant.folds.folded_source import read_rows
@@ -98,8 +98,8 @@ class ReaderTensor:
             method = METHODS[method.fallback]
         solve, total = method.make_encoder(FORMATS[step.type], evidence), 0.0
         for sample in self.samples:
-            columns = _vector(edit.column_factors, sample.matrix)
-            order = _vector(edit.column_order, sample.matrix)
+            columns = edit.matrix_factors(sample.matrix)
+            order = edit.matrix_order(sample.matrix)
             folded = sample.rows if columns is None else sample.rows * columns
             folded = folded if order is None else folded[:, order]
             codes = solve(folded, sample.matrix * evidence.rows)
@@ -151,10 +151,6 @@ def _samples(step: TensorPlan) -> "list[RowSample]":
 def _evenly_spaced(count: int, most: int) -> Sequence[int]:
     """Return up to `most` evenly spaced numbers below `count`."""
     return [step * count // min(count, most) for step in range(min(count, most))]
-
-
-def _vector(vectors: Any, matrix: int) -> Any:
-    return None if vectors is None else vectors[matrix if len(vectors) > 1 else 0]
 
 
 def _inverse(order: "Ints") -> "Ints":

@@ -10,13 +10,13 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from quant.disk_space import require_disk_space, reusable_bytes
 from quant.errors import DamagedSourceError, UserError
 from quant.gguf.header import read_file_header
 from quant.gguf.layout import FileLayout, TensorSlot
@@ -154,19 +154,18 @@ class ResumableWriter:
 
     def _check_disk_space(self) -> None:
         """Refuse if the disk has too little space, before the first byte is written."""
-        free = shutil.disk_usage(self.out.parent).free
-        # The blocks of an earlier part count as free: they are resumed or overwritten.
-        counts_blocks = self.part_path.exists() and hasattr(os, "posix_fallocate")
-        reusable = self.part_path.stat().st_blocks * 512 if counts_blocks else 0
-        needed = max(0, self.layout.nbytes - reusable)
-        if needed > free:
+        try:
+            require_disk_space(
+                self.out.parent,
+                max(0, self.layout.nbytes - reusable_bytes([self.part_path])),
+                f"{self.out.name} needs",
+                "or choose a path on another disk with -o",
+            )
+        except UserError:
             # An existing journal without a part may belong to a run that can be resumed.
             if not self.part_path.exists():
                 self.journal_path.unlink()
-            raise UserError(
-                f"{self.out.parent} has {free:,} bytes free, {self.out.name} needs {needed:,}",
-                hint=f"free {needed - free:,} bytes, or choose a path on another disk with -o",
-            )
+            raise
 
 
 def _lines(journal: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -10,8 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from quant.methods.search import native_search_settings, search_scales
-from quant.methods.search_settings import MIN_IMPORTANCE, SEARCH_SETTINGS
-from quant.methods.search_settings import FormatSearchSettings as Form
+from quant.methods.search_settings import MIN_IMPORTANCE, SEARCH_SETTINGS, FormatSearchSettings
 from quant.native import ggml
 from quant.native.array_backends import Array, ArrayBackend, NumpyBackend
 
@@ -26,7 +25,7 @@ class ColumnFormat:
     format has none.
     """
 
-    settings: Form
+    settings: FormatSearchSettings
     low: int
     high: int
 

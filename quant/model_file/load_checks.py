@@ -7,10 +7,11 @@ llama-vocab.cpp and models/*.cpp. Only metadata and shapes are checked; weights 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quant.errors import UserError
+from quant.errors import UserError, list_first
 from quant.gguf.header import GgufArray, MetadataValue
 from quant.native import ggml
 from quant.tokenizer import charsmap
@@ -21,15 +22,11 @@ if TYPE_CHECKING:
 
 MAX_LAYERS, MAX_EXPERTS, MAX_GATING = 512, 1024, 4  # llama-hparams.h
 MAX_WINDOW_TOKENS, MAX_TOKENS = 1 << 24, 1 << 22
-UNSUPPORTED_TYPES = ggml.INTEGER_TYPES | {
-    "F64",
-    "Q8_1",
-    "Q8_K",
-}  # no graph multiplies by these types
+# No graph multiplies by these types.
+UNSUPPORTED_TYPES = ggml.INTEGER_TYPES | {"F64", "Q8_1", "Q8_K"}
 INTEGER_TENSORS = ("tid2eid", "d2t", "t2d")  # tensors that hold integers
-WEIGHT_ALIGNMENT_BYTES = (
-    32  # bytes; the CPU backend asserts that mapped weights start at a multiple of it
-)
+# The CPU backend asserts that mapped weights start at a multiple of it.
+WEIGHT_ALIGNMENT_BYTES = 32
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 EPSILON_KEYS = (
     "attention.layer_norm_rms_epsilon",
@@ -167,7 +164,13 @@ ARCHS_WITH_WINDOWS = {
     "olmo2",
     "smallthinker",
 }
-WINDOW_HEAD_KEYS = (
+HEAD_KEYS: tuple[str, ...] = (
+    "attention.key_length",
+    "attention.value_length",
+    "rope.dimension_count",
+)
+KEY_LENGTH, VALUE_LENGTH, ROTARY_LENGTH = HEAD_KEYS
+WINDOW_HEAD_KEYS: tuple[str, ...] = (
     "attention.key_length_swa",
     "attention.value_length_swa",
     "rope.dimension_count_swa",
@@ -196,16 +199,12 @@ ROTARY_ARCHS = ARCHS_WITH_ONE_HEAD_SIZE | {
     "hunyuan-dense",
 }
 # Tokenizers without a default BOS (EOS): adding one that the file does not name is an assertion.
-TOKENIZERS_WITHOUT_BOS, TOKENIZERS_WITHOUT_EOS = (
-    frozenset({"t5", "rwkv", "gemma4"}),
-    frozenset({"bert", "rwkv", "gemma4"}),
-)
+TOKENIZERS_WITHOUT_BOS = frozenset({"t5", "rwkv", "gemma4"})
+TOKENIZERS_WITHOUT_EOS = frozenset({"bert", "rwkv", "gemma4"})
 # The general.type of llama-imatrix's files and of second moments.
 IMATRIX_TYPE, MOMENTS_TYPE = "imatrix", "llmcli.moments"
-STATISTICS_FLAGS = {
-    IMATRIX_TYPE: "--imatrix",
-    MOMENTS_TYPE: "--moments",
-}  # and the flag that takes such a file
+# The flag that takes a file of this type.
+STATISTICS_FLAGS = {IMATRIX_TYPE: "--imatrix", MOMENTS_TYPE: "--moments"}
 PRE_TOKENIZERS_WITHOUT_BOS = frozenset({"chatglm-bpe", "glm4", "glm5"})
 
 
@@ -236,15 +235,12 @@ def check_loadable(header: "ModelHeader") -> None:
     problems = [
         *_layout(header),
         *_layers(header),
-        *_heads(header),
-        *_latent_attention(header),
-        *_window(header),
+        *_attention(header),
     ]
     problems += [*_experts(header), *_settings(header), *_types(header), *_vocabulary(header)]
     if problems:
-        reasons = "; ".join(problems[:3]) + f"; and {len(problems) - 3} more" * (len(problems) > 3)
         raise UserError(
-            f"{header.path} would crash llama.cpp: {reasons}",
+            f"{header.path} would crash llama.cpp: {list_first(problems, 3)}",
             hint="fetch or convert the file again",
         )
 
@@ -265,72 +261,151 @@ def _layers(header: "ModelHeader") -> Iterator[str]:
             yield f"{key} is larger than block_count"
 
 
-def _heads(header: "ModelHeader") -> Iterator[str]:
-    heads, width = header.get_int("attention.head_count"), header.get_int("embedding_length")
-    counts = _as_list(header.metadata.get(f"{header.architecture}.attention.head_count"))
-    if header.tensors and header.architecture in ROTARY_ARCHS and not any(counts):
+def _as_list(value: MetadataValue | None) -> list[int]:
+    """Return a number, or the numbers of all layers, as a list."""
+    if isinstance(value, GgufArray) and value.kind != "string":
+        return [item for item in value.head(MAX_LAYERS).read_values() if isinstance(item, int)]
+    return [value] if isinstance(value, int) else []
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSizes:
+    """A model's attention sizes as its header names them; None where it does not.
+
+    `head_counts` has one number, or one for each layer. `lengths` are the sizes of a head by key,
+    with those of layers with a sliding window if the architecture's graph compares them.
+    """
+
+    architecture: str
+    head_counts: tuple[int, ...]
+    heads: int | None
+    kv_heads: int | None
+    embedding_length: int | None
+    lengths: Mapping[str, int]
+    full_key_length: int | None
+    kv_rank: int
+    window: int
+
+    @classmethod
+    def from_header(cls, header: "ModelHeader") -> "AttentionSizes":
+        """Read the sizes from a header."""
+        architecture = header.architecture
+        keys = HEAD_KEYS
+        if architecture in ARCHS_WITH_ONE_HEAD_SIZE or architecture == "gpt-oss":
+            keys += WINDOW_HEAD_KEYS
+        return cls(
+            architecture,
+            tuple(_as_list(header.metadata.get(f"{architecture}.attention.head_count"))),
+            header.get_int("attention.head_count"),
+            header.get_int("attention.head_count_kv"),
+            header.get_int("embedding_length"),
+            {key: value for key in keys if (value := header.get_int(key)) is not None},
+            header.get_int("attention.key_length_mla"),
+            header.get_int("attention.kv_lora_rank") or 0,
+            header.get_int("attention.sliding_window") or 0,
+        )
+
+    @property
+    def head_size(self) -> int | None:
+        """The size of a head for which the header names no length; None if that is unknown."""
+        if not self.heads or not self.embedding_length:
+            return None
+        return self.embedding_length // self.heads
+
+    @property
+    def key_size(self) -> int:
+        """The size of a head's key."""
+        return self.lengths.get(KEY_LENGTH) or self.head_size or 0
+
+    @property
+    def rotary_size(self) -> int:
+        """The number of values of a head that are rotary, 0 if the header does not name it."""
+        return self.lengths.get(ROTARY_LENGTH, 0)
+
+    @property
+    def has_no_heads(self) -> bool:
+        """Whether a graph that rotates every head has none."""
+        return self.architecture in ROTARY_ARCHS and not any(self.head_counts)
+
+    @property
+    def has_several_sizes(self) -> bool:
+        """Whether sizes differ that the architecture's graph assumes to be equal."""
+        default = self.head_size or 0
+        sizes = {self.lengths.get(key, default) for key in (KEY_LENGTH, VALUE_LENGTH)}
+        if self.architecture in ARCHS_WITH_ONE_HEAD_SIZE or self.architecture == "gpt-oss":
+            sizes.add(self.rotary_size or self.key_size)
+            sizes.update(self.lengths[key] for key in WINDOW_HEAD_KEYS if key in self.lengths)
+        elif self.architecture not in ARCHS_WITH_ONE_KEY_SIZE:
+            return False
+        return len(sizes) > 1
+
+    @property
+    def has_impossible_rotary_size(self) -> bool:
+        """Whether the rotary values are odd in number, or more than a head has."""
+        return bool(self.rotary_size % 2) or self.rotary_size > self.key_size
+
+    @property
+    def has_empty_heads(self) -> bool:
+        """Whether a graph that rotates every head has heads without values."""
+        return self.architecture in ROTARY_ARCHS and 0 in self.lengths.values()
+
+    @property
+    def has_latent_attention(self) -> bool:
+        """Whether DeepSeek's graph caches compressed keys."""
+        return self.architecture == "deepseek2" and bool(self.full_key_length)
+
+    @property
+    def has_misfit_compressed_keys(self) -> bool:
+        """Whether a compressed key is not as wide as its compressed and its rotary part together,
+        or a full key is not wider than its rotary part.
+        """
+        key = self.lengths.get(KEY_LENGTH, 0)
+        rotary = self.rotary_size or key
+        return key != self.kv_rank + rotary or (self.full_key_length or 0) <= rotary
+
+    @property
+    def has_huge_window(self) -> bool:
+        """Whether a sliding window that the graph uses is too large to compute with."""
+        ignores_window = self.architecture in ARCHS_WITH_ONE_HEAD_SIZE - ARCHS_WITH_WINDOWS
+        return self.window > MAX_WINDOW_TOKENS and not ignores_window
+
+
+def _attention(header: "ModelHeader") -> Iterator[str]:
+    sizes = AttentionSizes.from_header(header)
+    if header.tensors and sizes.has_no_heads:
         yield "its attention has no heads"
-    if not heads or not width:
-        return
-    size = width // heads
-    lengths = {
-        "attention.key_length": header.get_int("attention.key_length"),
-        "attention.value_length": header.get_int("attention.value_length"),
-        "rope.dimension_count": header.get_int("rope.dimension_count"),
-    }
-    sizes = {
-        size if value is None else value
-        for key, value in lengths.items()
-        if key != "rope.dimension_count"
-    }
-    key_size = lengths["attention.key_length"] or size
-    must_be_equal = header.architecture in ARCHS_WITH_ONE_KEY_SIZE
-    if header.architecture in {*ARCHS_WITH_ONE_HEAD_SIZE, "gpt-oss"}:
-        must_be_equal = True
-        sizes.add(lengths["rope.dimension_count"] or key_size)
-        window_lengths = {
-            key: value for key in WINDOW_HEAD_KEYS if (value := header.get_int(key)) is not None
-        }
-        sizes.update(window_lengths.values())
-        lengths |= window_lengths
-    if must_be_equal and len(sizes) > 1:
-        listed = ", ".join(f"{key} {value}" for key, value in lengths.items() if value is not None)
-        yield f"its heads have several sizes ({listed or size})"
-    rotary = lengths["rope.dimension_count"] or 0
-    if rotary % 2 or rotary > key_size:
-        yield f"{rotary} values of each head are rotary, but a head has {key_size}"
-    if header.architecture in ROTARY_ARCHS and 0 in lengths.values():
+    if sizes.head_size is not None:
+        yield from _heads(sizes)
+    if sizes.has_latent_attention:
+        yield from _latent_attention(sizes)
+    if sizes.has_huge_window:
+        yield f"its sliding window is {sizes.window} positions"
+
+
+def _heads(sizes: AttentionSizes) -> Iterator[str]:
+    if sizes.has_several_sizes:
+        listed = ", ".join(f"{key} {value}" for key, value in sizes.lengths.items())
+        yield f"its heads have several sizes ({listed or sizes.head_size})"
+    if sizes.has_impossible_rotary_size:
+        yield (
+            f"{sizes.rotary_size} values of each head are rotary, but a head has {sizes.key_size}"
+        )
+    if sizes.has_empty_heads:
         yield "its heads have a size of 0"
 
 
-def _latent_attention(header: "ModelHeader") -> Iterator[str]:
+def _latent_attention(sizes: AttentionSizes) -> Iterator[str]:
     """Check the sizes that DeepSeek's graph assumes: one key head, as wide as the compressed and
     the rotary part together.
     """
-    full_key = header.get_int("attention.key_length_mla")
-    if header.architecture != "deepseek2" or not full_key:
-        return
-    heads, key = (
-        header.get_int("attention.head_count_kv"),
-        header.get_int("attention.key_length") or 0,
-    )
-    rotary = header.get_int("rope.dimension_count") or key
-    if heads != 1:
-        yield f"its compressed keys have {heads} heads"
-    if key != (header.get_int("attention.kv_lora_rank") or 0) + rotary or full_key <= rotary:
+    if sizes.kv_heads != 1:
+        yield f"its compressed keys have {sizes.kv_heads} heads"
+    if sizes.has_misfit_compressed_keys:
+        key = sizes.lengths.get(KEY_LENGTH, 0)
         yield (
-            f"its compressed keys have {key} values and its full keys {full_key}, "
-            f"of which {rotary} are rotary"
+            f"its compressed keys have {key} values and its full keys {sizes.full_key_length}, "
+            f"of which {sizes.rotary_size or key} are rotary"
         )
-
-
-def _window(header: "ModelHeader") -> Iterator[str]:
-    window = header.get_int("attention.sliding_window") or 0
-    if (
-        window > MAX_WINDOW_TOKENS
-        and header.architecture not in ARCHS_WITH_ONE_HEAD_SIZE - ARCHS_WITH_WINDOWS
-    ):
-        yield f"its sliding window is {window} positions"
 
 
 def _types(header: "ModelHeader") -> Iterator[str]:
@@ -367,13 +442,6 @@ def _settings(header: "ModelHeader") -> Iterator[str]:
     scaling = header.metadata.get(f"{header.architecture}.rope.scaling.type")
     if isinstance(scaling, str) and scaling not in ROPE_SCALINGS:
         yield f"its rope scaling {scaling!r} is unknown"
-
-
-def _as_list(value: MetadataValue | None) -> list[int]:
-    """Return a number, or the numbers of all layers, as a list."""
-    if isinstance(value, GgufArray) and value.kind != "string":
-        return [item for item in value.head(MAX_LAYERS).read_values() if isinstance(item, int)]
-    return [value] if isinstance(value, int) else []
 
 
 def _vocabulary(header: "ModelHeader") -> Iterator[str]:

@@ -17,9 +17,8 @@ from quant.checkpoint.safetensors import FLOAT_DTYPES
 from quant.gguf import header
 from quant.model_file import read_header
 from quant.native import ggml
-from quant.quantize import plan as plan_module
-from quant.quantize import write as road
-from quant.quantize.plan import Plan, Shard, TensorPlan, apply_moments
+from quant.quantize import write
+from quant.quantize.plan import Plan, Shard, TensorPlan, apply_moments, plan_quantization
 from quant.recipes.tensor_types import EMBEDDING_NAMES, HEAD_NAME, tensor_order
 from quant.source.source import Weight, make_file_row_reader
 
@@ -87,7 +86,7 @@ class BlockwiseModel:
 
     def is_finished(self, group: TensorGroup) -> bool:
         """Return whether a group is finished."""
-        return road.is_finished(group.plan, self.group_path(group))
+        return write.is_finished(group.plan, self.group_path(group))
 
     def write_missing(self, threads: int) -> Iterator[TensorGroup]:
         """Write the missing shards, and yield each group. All groups after an unfinished one are
@@ -97,11 +96,11 @@ class BlockwiseModel:
         for group in self.ordered_groups:
             is_prefix_finished = is_prefix_finished and self.is_finished(group)
             if not is_prefix_finished:
-                road.write_model(group.unquantized_plan, self.group_path(group), threads=threads)
+                write.write_model(group.unquantized_plan, self.group_path(group), threads=threads)
             yield group
 
     def quantize_group(
-        self, group: TensorGroup, moments: Mapping[str, SecondMoments], work: road.WriteRun
+        self, group: TensorGroup, moments: Mapping[str, SecondMoments], work: write.WriteRun
     ) -> tuple[TensorPlan, ...]:
         """Quantize a group with its second moments; return the plans of its tensors."""
         steps = apply_moments(group.plan, moments)
@@ -154,9 +153,7 @@ def unquantized_plan(plan: Plan) -> Plan:
     """
     source = plan.source
     if source.path.is_dir():
-        return plan_module.plan_quantization(
-            source, source.dtype if source.dtype in FLOAT_DTYPES else "F32"
-        )
+        return plan_quantization(source, source.dtype if source.dtype in FLOAT_DTYPES else "F32")
     steps = (
         replace(step, type=step.weight.type, nbytes=step.weight.nbytes, method=None)
         for step in plan.steps

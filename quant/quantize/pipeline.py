@@ -150,7 +150,7 @@ class _JobQueue:
         """Read slab after slab, as soon as memory is free, and queue the encoding jobs."""
         try:
             tensor_job: _TensorJob | None = None
-            for index, first, last in _slabs(tasks, begin):
+            for index, first, last in row_slabs([task.weight for task in tasks], *begin):
                 if tensor_job is None or tensor_job.index != index:
                     tensor_job = _TensorJob(index, tasks[index])
                 if not self._submit_slab(tensor_job, first, last, pool):
@@ -200,14 +200,16 @@ class _TensorJob:
             return self.encoder
 
 
-def _slabs(tasks: Sequence[EncodingTask], begin: tuple[int, int]) -> Iterator[tuple[int, int, int]]:
-    """Yield (task, first row, last row) of all slabs from `begin` on."""
-    start, row = begin
-    for index in range(start, len(tasks)):
-        weight = tasks[index].weight
-        step = max(1, SLAB_VALUES // weight.columns)
-        for first in range(row if index == start else 0, weight.rows, step):
-            yield index, first, min(first + step, weight.rows)
+def row_slabs(
+    weights: Sequence[Weight], index: int = 0, row: int = 0
+) -> Iterator[tuple[int, int, int]]:
+    """Yield (index of the weight, first row, last row) of all slabs from a weight's `row` on, in the
+    order in which they are read.
+    """
+    for at in range(index, len(weights)):
+        step = max(1, SLAB_VALUES // weights[at].columns)
+        for first in range(row if at == index else 0, weights[at].rows, step):
+            yield at, first, min(first + step, weights[at].rows)
 
 
 def _encode_rows(

@@ -67,7 +67,7 @@ class _Queue:
         if key not in self.reads:
             self.reads.clear()
             self.reads[key] = _Read(self.weights[index], first, last)
-            self.next = self._following(index, last)
+            self.next = pipeline.row_slabs(self.weights, index, last)
         self._start_reads()
         return self.reads.pop(key).result()
 
@@ -79,13 +79,3 @@ class _Queue:
             if (key := next(self.next, None)) is None:
                 return
             self.reads[key] = _Read(self.weights[key[0]], *key[1:])
-
-    def _following(self, index: int, row: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the reads of pipeline.stream after `row` of a weight: slabs of it, then of the
-        following weights.
-        """
-        for at in range(index, len(self.weights)):
-            weight = self.weights[at]
-            step = max(1, pipeline.SLAB_VALUES // weight.columns)
-            for first in range(row if at == index else 0, weight.rows, step):
-                yield at, first, min(first + step, weight.rows)

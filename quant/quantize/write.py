@@ -5,7 +5,6 @@ same library).
 """
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
 
+from quant.disk_space import require_disk_space, reusable_bytes
 from quant.errors import UserError
 from quant.gguf.header import read_file_header
 from quant.gguf.resumable_writer import ResumableWriter
@@ -263,17 +263,12 @@ def _require_disk_space(sizes: Sequence[int], files: Sequence[Path]) -> None:
     files count as free.
     """
     parts = [file.with_name(f".{file.name}.part") for file in files]
-    written = (
-        sum(part.stat().st_blocks * 512 for part in parts if part.exists())
-        if hasattr(os, "posix_fallocate")
-        else 0
+    require_disk_space(
+        files[0].parent,
+        sum(sizes) - reusable_bytes(parts),
+        f"the {len(files)} shards need",
+        "or choose a folder on another disk with -o",
     )
-    need, have = sum(sizes) - written, shutil.disk_usage(files[0].parent).free
-    if need > have:
-        raise UserError(
-            f"{files[0].parent} has {have:,} bytes free, the {len(files)} shards need {need:,}",
-            hint=f"free {need - have:,} bytes, or choose a folder on another disk with -o",
-        )
 
 
 def _append_rows(draft: ResumableWriter, plan: Plan, piece: EncodedRows) -> None:

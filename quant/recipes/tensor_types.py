@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from quant.errors import UserError
+from quant.errors import UserError, list_first
 from quant.native import ggml
 from quant.recipes.file_types import (
     FALLBACK_TYPES,
@@ -25,9 +25,8 @@ from quant.recipes.file_types import (
     TensorPosition,
 )
 
-TRAINED_TYPES = (
-    "MXFP4",
-)  # types that models are trained in: rounding them again only loses information
+# Types that models are trained in: rounding them again only loses information.
+TRAINED_TYPES = ("MXFP4",)
 
 # Parts of names of tensors that are not quantized (tensor_allows_quantization).
 UNQUANTIZED_PARTS = (
@@ -85,6 +84,8 @@ UNQUANTIZED_PARTS_GLM5 = (
     "attn_v_b.weight",
 )
 Q8_PARTS_GLM5 = ("attn_q_a", "attn_q_b", "nextn.eh_proj")
+FEED_FORWARD_ROLES = ("down", "gate", "up")
+COUNTED_ROLES = ("v", *FEED_FORWARD_ROLES)
 HEAD_NAME, EMBEDDING_NAMES = "output.weight", ("token_embd.weight", "per_layer_token_embd.weight")
 # Part of a name -> role; the first match counts (tensor_get_category), after the exact names above.
 ROLE_OF_PART = (
@@ -259,18 +260,33 @@ def assign_types(
     """Return the types of choose_types(), without the check of the imatrix."""
     if overrides.mix is not None:
         return _types_of_mix(tensors, facts, overrides)
-    chooser = _Chooser(tensors, kind, facts, overrides, imatrix=imatrix)
-    chosen: dict[str, TypeChoice] = {}
-    for name, shape, present in sorted(tensors, key=lambda tensor: tensor_order(tensor[0])):
-        if (
-            not is_quantizable(name, shape, facts)
-            or present in ggml.INTEGER_TYPES
-            or (overrides.keep_head and name == HEAD_NAME)
-        ):
-            chosen[name] = TypeChoice(present)
-        else:
-            chosen[name] = chooser.choose(name, shape, present)
-    chooser.require_used()
+    parsed = _ParsedOverrides.parse(overrides)
+    names = {name for name, _, _ in tensors}
+    model = _RuleInputs(
+        kind,
+        facts,
+        has_imatrix=imatrix,
+        is_tied=HEAD_NAME not in names,
+        value_count=sum(tensor_role(name) == "v" for name in names),
+    )
+    ordered = sorted(tensors, key=lambda tensor: tensor_order(tensor[0]))
+    rounded = [
+        tensor
+        for tensor in quantizable_tensors(ordered, facts)
+        if not (overrides.keep_head and tensor[0] == HEAD_NAME)
+    ]
+    decided = {
+        name: _decide_by_override(name, present, kind, parsed) for name, _, present in rounded
+    }
+    by_rule = [tensor for tensor in rounded if decided[tensor[0]].type is None]
+    positions = _find_positions(by_rule, model)
+    chosen = {name: TypeChoice(present) for name, _, present in ordered}
+    for name, shape, _ in rounded:
+        wanted = decided[name].type or _rule_type(
+            name, shape[0], positions[name], model, parsed.head
+        )
+        chosen[name] = fit_row_length(wanted, shape[0])
+    _require_used(parsed, decided, model)
     return chosen
 
 
@@ -306,9 +322,8 @@ def _types_of_mix(
             chosen[name] = TypeChoice(kind)
     wrong += [f"this model has no quantizable tensor {name}" for name in mix]
     if wrong:
-        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise UserError(
-            f"the plan is not for this model: {'; '.join(wrong[:3])}{more}",
+            f"the plan is not for this model: {list_first(wrong, 3)}",
             hint="make one from this source with --plan-out FILE",
         )
     return chosen
@@ -365,134 +380,167 @@ def _require_importance(
     )
 
 
-class _Chooser:
-    """Applies overrides and rules tensor by tensor, and counts the tensors of each role as
-    llama.cpp does.
-    """
+@dataclass(frozen=True, slots=True)
+class _ParsedOverrides:
+    """The user's overrides with their types checked."""
 
-    def __init__(
-        self,
-        tensors: TensorTable,
-        kind: FileType,
-        facts: ModelFacts,
-        wishes: TypeOverrides,
-        *,
-        imatrix: bool,
-    ) -> None:
-        names = {name for name, _, _ in tensors}
-        self.kind, self.facts, self.wishes, self.imatrix = kind, facts, wishes, imatrix
-        self.patterns = parse_overrides(wishes.tensor_types)
-        self.head = parse_tensor_type(wishes.head_type) if wishes.head_type else None
-        self.embedding = parse_tensor_type(wishes.embedding_type) if wishes.embedding_type else None
-        self.tied = HEAD_NAME not in names
-        self.value_count = sum(tensor_role(name) == "v" for name in names)
-        self.counts = dict.fromkeys(("v", "down", "gate", "up"), 0)
-        self.matchable: list[str] = []  # names that a pattern could decide
-        self.used_overrides = {
-            "head": self.head is None,
-            "embedding": self.embedding is None,
-            "keep": not wishes.keep_head,
-        }
-        self.used_overrides["keep"] |= not self.tied
+    patterns: tuple[tuple[re.Pattern[str], str], ...]
+    head: str | None
+    embedding: str | None
+    keep_head: bool
+    pure: bool
 
-    def choose(self, name: str, shape: Sequence[int], present: str) -> TypeChoice:
-        part, columns = tensor_role(name), shape[0]
-        manual = next((new for pattern, new in self.patterns if pattern.search(name)), None)
-        # As in llama.cpp: the per-layer table follows the embedding's type unless a pattern names
-        # it.
-        if part == "embedding" and self.embedding and not (manual and name != EMBEDDING_NAMES[0]):
-            self.used_overrides["embedding"] = True
-            return fit_row_length(self.embedding, columns)
-        if part == "head" and self.head:
-            self.used_overrides["head"] = True
-            return fit_row_length(self.head, columns)
-        if present in TRAINED_TYPES:
-            self.matchable.append(name)
-            return fit_row_length(manual, columns) if manual else TypeChoice(present)
-        if not ggml.is_quantized(self.kind.default_type):
-            return TypeChoice(self.kind.default_type)
-        self.matchable.append(name)
-        return fit_row_length(
-            manual
-            or (self.kind.default_type if self.wishes.pure else self._rule(name, part, shape)),
-            columns,
+    @classmethod
+    def parse(cls, overrides: TypeOverrides) -> "_ParsedOverrides":
+        return cls(
+            parse_overrides(overrides.tensor_types),
+            parse_tensor_type(overrides.head_type) if overrides.head_type else None,
+            parse_tensor_type(overrides.embedding_type) if overrides.embedding_type else None,
+            overrides.keep_head,
+            overrides.pure,
         )
 
-    def require_used(self) -> None:
-        """Raise UserError for overrides without effect."""
-        for pattern, _ in self.patterns:
-            if not any(map(pattern.search, self.matchable)):
-                names = ", ".join(self.matchable[:3]) or "none, the type is a float"
-                raise UserError(
-                    f"{pattern.pattern!r} matches no tensor that {self.kind.name} would quantize",
-                    hint=f"such names are: {names}",
-                )
-        if self.wishes.keep_head and self.head:
+    def find_pattern_type(self, name: str) -> str | None:
+        return next((new for pattern, new in self.patterns if pattern.search(name)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _RuleInputs:
+    """What the rules of a file type depend on, beside the tensor.
+
+    `value_count` is the number of tensors with the role v; `is_tied` means that the embedding is
+    the head, too.
+    """
+
+    kind: FileType
+    facts: ModelFacts
+    has_imatrix: bool
+    is_tied: bool
+    value_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _OverrideDecision:
+    """The type that decides before the rules, None if a rule decides.
+
+    `override` is "head" or "embedding" if that setting decided; `is_matchable` means that a pattern
+    could decide.
+    """
+
+    type: str | None
+    override: str = ""
+    is_matchable: bool = False
+
+
+def _decide_by_override(
+    name: str, present: str, kind: FileType, overrides: _ParsedOverrides
+) -> _OverrideDecision:
+    role, pattern_type = tensor_role(name), overrides.find_pattern_type(name)
+    # As in llama.cpp: the per-layer table follows the embedding's type unless a pattern names it.
+    is_named = pattern_type is not None and name != EMBEDDING_NAMES[0]
+    if role == "embedding" and overrides.embedding and not is_named:
+        return _OverrideDecision(overrides.embedding, "embedding")
+    if role == "head" and overrides.head:
+        return _OverrideDecision(overrides.head, "head")
+    if present in TRAINED_TYPES:
+        return _OverrideDecision(pattern_type or present, is_matchable=True)
+    if not ggml.is_quantized(kind.default_type):
+        return _OverrideDecision(kind.default_type)
+    default = kind.default_type if overrides.pure else None
+    return _OverrideDecision(pattern_type or default, is_matchable=True)
+
+
+def _find_positions(tensors: TensorTable, model: _RuleInputs) -> dict[str, TensorPosition]:
+    """Return the position of each tensor whose type a rule decides, counted as in llama.cpp: in the
+    order of its map, without the tensors that an override decides.
+    """
+    facts, counts = model.facts, dict.fromkeys(COUNTED_ROLES, 0)
+    positions = {}
+    for name, shape, _ in tensors:
+        role = tensor_role(name)
+        index = counts.get(role, 0)
+        if role in counts:
+            counts[role] += 1
+        if role in FEED_FORWARD_ROLES and facts.experts > 1 and not model.kind.is_low_bit:
+            index = _layer_of(name, facts)
+        is_stacked = len(shape) > 2 and shape[2] > 1
+        if facts.architecture == "bailingmoe3":  # its attention has stacked matrices, too
+            is_stacked &= role in FEED_FORWARD_ROLES
+        count = model.value_count if role == "v" else facts.layers
+        positions[name] = TensorPosition(index, count, facts, model.has_imatrix, is_stacked)
+    return positions
+
+
+def _layer_of(name: str, facts: ModelFacts) -> int:
+    layer = tensor_order(name)[0]
+    if not 0 <= layer < facts.layers:
+        raise UserError(
+            f"tensor {name} is in none of the model's {facts.layers} layers",
+            hint="the file's block_count is wrong: download it again",
+        )
+    return layer
+
+
+def _rule_type(
+    name: str, columns: int, position: TensorPosition, model: _RuleInputs, head_type: str | None
+) -> str:
+    """Return the type that the file type's rules give a tensor. `head_type` is the user's type of
+    the head, which a tied embedding gets.
+    """
+    role, kind, facts = tensor_role(name), model.kind, model.facts
+    if facts.architecture == "glm5-next" and any(part in name for part in Q8_PARTS_GLM5):
+        return "Q8_0"
+    if role == "head" or (role == "embedding" and model.is_tied):
+        is_odd = columns % ggml.block_size(kind.default_type).values != 0
+        by_rule = "Q8_0" if facts.architecture == "falcon" or is_odd else kind.head_type
+        return head_type or by_rule
+    rule = kind.rules.get("every") or kind.rules.get(role)
+    chosen = (rule(position) if callable(rule) else rule) or kind.default_type
+    if kind.is_low_bit or "every" in kind.rules:
+        return chosen
+    if facts.experts == 8 and role in ("v", "k"):
+        return "Q8_0"
+    return "Q5_K" if role == "v" and facts.is_70b and chosen in ("Q3_K", "Q4_K") else chosen
+
+
+def _require_used(
+    overrides: _ParsedOverrides, decided: Mapping[str, _OverrideDecision], model: _RuleInputs
+) -> None:
+    """Raise UserError for overrides without effect."""
+    matchable = [name for name, decision in decided.items() if decision.is_matchable]
+    for pattern, _ in overrides.patterns:
+        if not any(map(pattern.search, matchable)):
+            names = ", ".join(matchable[:3]) or "none, the type is a float"
             raise UserError(
-                "output.weight cannot both keep its type and get another one",
-                hint="use either --leave-output-tensor or --output-tensor-type",
+                f"{pattern.pattern!r} matches no tensor that {model.kind.name} would quantize",
+                hint=f"such names are: {names}",
             )
-        flags = {
-            "head": "--output-tensor-type",
-            "keep": "--leave-output-tensor",
-            "embedding": "--token-embedding-type",
-        }
-        for override in (
-            override for override, is_used in self.used_overrides.items() if not is_used
-        ):
-            missing = (
-                "it has no token_embd.weight"
-                if override == "embedding"
-                else "this model ties its output to the embedding"
-            )
+    if overrides.keep_head and overrides.head:
+        raise UserError(
+            "output.weight cannot both keep its type and get another one",
+            hint="use either --leave-output-tensor or --output-tensor-type",
+        )
+    used = {decision.override for decision in decided.values()}
+    decides_tied_head = model.is_tied and any(
+        decision.type is None and tensor_role(name) == "embedding"
+        for name, decision in decided.items()
+    )
+    ties = "this model ties its output to the embedding"
+    for flag, has_effect, missing in (
+        (
+            "--output-tensor-type",
+            not overrides.head or "head" in used or decides_tied_head,
+            ties,
+        ),
+        (
+            "--token-embedding-type",
+            not overrides.embedding or "embedding" in used,
+            "it has no token_embd.weight",
+        ),
+        ("--leave-output-tensor", not overrides.keep_head or not model.is_tied, ties),
+    ):
+        if not has_effect:
             raise UserError(
-                f"{flags[override]} has no effect: {missing}",
-                hint=f"leave it out, or use {flags['embedding']}",
+                f"{flag} has no effect: {missing}",
+                hint="leave it out, or use --token-embedding-type",
             )
-
-    def _rule(self, name: str, part: str, shape: Sequence[int]) -> str:
-        default, facts, mix = self.kind.default_type, self.facts, self.kind.rules
-        if facts.architecture == "glm5-next" and any(word in name for word in Q8_PARTS_GLM5):
-            return "Q8_0"
-        if part == "head" or (part == "embedding" and self.tied):
-            return self._head_type(shape[0])
-        rule = mix.get("every") or mix.get(part)
-        position = self._position(name, part, shape)
-        chosen = (rule(position) if callable(rule) else rule) or default
-        if self.kind.is_low_bit or "every" in mix:
-            return chosen
-        if facts.experts == 8 and part in ("v", "k"):
-            return "Q8_0"
-        return "Q5_K" if part == "v" and facts.is_70b and chosen in ("Q3_K", "Q4_K") else chosen
-
-    def _head_type(self, columns: int) -> str:
-        if self.head:
-            self.used_overrides["head"] = True
-            return self.head
-        if (
-            self.facts.architecture == "falcon"
-            or columns % ggml.block_size(self.kind.default_type).values
-        ):
-            return "Q8_0"
-        return self.kind.head_type
-
-    def _position(self, name: str, part: str, shape: Sequence[int]) -> TensorPosition:
-        index = self.counts.get(part, 0)
-        if part in self.counts:
-            self.counts[part] += 1
-        if part in ("down", "gate", "up") and self.facts.experts > 1 and not self.kind.is_low_bit:
-            index = self._layer(name)
-        count = self.value_count if part == "v" else self.facts.layers
-        stacked = len(shape) > 2 and shape[2] > 1
-        if self.facts.architecture == "bailingmoe3":  # its attention has stacked matrices, too
-            stacked &= part in ("down", "gate", "up")
-        return TensorPosition(index, count, self.facts, self.imatrix, stacked)
-
-    def _layer(self, name: str) -> int:
-        layer = tensor_order(name)[0]
-        if not 0 <= layer < self.facts.layers:
-            raise UserError(
-                f"tensor {name} is in none of the model's {self.facts.layers} layers",
-                hint="the file's block_count is wrong: download it again",
-            )
-        return layer

@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quant.errors import DamagedSourceError, UserError
+from quant.errors import DamagedSourceError
 from quant.native import ggml
 from quant.recipes.file_types import ModelFacts
-from quant.source.blob import Blob, read_samples
+from quant.source.blob import Blob, LocalFile, make_row_reader, read_samples
 
 if TYPE_CHECKING:
     from quant.native.ggml import U8
@@ -127,26 +127,18 @@ def make_file_row_reader(
 ) -> "Callable[[int, int], U8]":
     """Return a reader of rows of `width` bytes, stored one after another in a file.
 
-    It reads instead of mapping: if the file shrinks meanwhile, reading raises UserError instead of
-    killing the process. Shapes: `read(first, last)` gives `[last - first, width]`.
+    Errors name the tensor. Shapes: `read(first, last)` gives `[last - first, width]`.
     """
 
-    def read(first: int, last: int) -> "U8":
-        import numpy as np
+    read_rows = make_row_reader(LocalFile(file), offset, width)
 
+    def read(first: int, last: int) -> "U8":
         try:
-            data = np.fromfile(
-                file, np.uint8, (last - first) * width, offset=offset + first * width
-            )
-        except OSError as error:
-            raise UserError(
-                f"{file} cannot be read: {error.strerror}", hint="check the file and its disk"
-            ) from None
-        if data.size != (last - first) * width:
+            return read_rows(first, last)
+        except DamagedSourceError:
             raise DamagedSourceError(
                 f"{file} ends inside tensor {name}", hint="fetch the file again"
-            )
-        return data.reshape(last - first, width)
+            ) from None
 
     return read
 

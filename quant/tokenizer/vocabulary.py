@@ -13,8 +13,14 @@ from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.folder import CheckpointFolder
 from quant.errors import UserError
 from quant.gguf.layout import encode_entry
-from quant.tokenizer import chat_templates as chat
-from quant.tokenizer import pre_tokenizer, sentencepiece_model, special_tokens, token_table, unigram
+from quant.tokenizer import (
+    chat_templates,
+    pre_tokenizer,
+    sentencepiece_model,
+    special_tokens,
+    token_table,
+    unigram,
+)
 from quant.tokenizer.sentencepiece_model import (
     BYTE,
     MAX_PIECES,
@@ -97,7 +103,7 @@ def load_vocabulary(
         read.tokens, added, size, str(folder.path), has_scores=read.model_name != "gpt2"
     )
     ids, notes = _special(files, config, token_rows, read)
-    templates, template_notes = chat.load_templates(folder, files.settings)
+    templates, template_notes = chat_templates.load_templates(folder, files.settings)
     table = [
         ("model", "string", read.model_name),
         (
@@ -120,7 +126,7 @@ def load_vocabulary(
     entries = [(f"tokenizer.ggml.{name}", encode_entry(form, value)) for name, form, value in table]
     entries += [
         (f"tokenizer.{name}", encode_entry(form, value))
-        for name, form, value in chat.template_entries(templates)
+        for name, form, value in chat_templates.template_entries(templates)
     ]
     left_out = [f"token {text!r} is left out: the model has no row for it" for text in outside]
     return GgufVocabulary(tuple(entries), (*left_out, *notes, *template_notes), len(token_rows))

@@ -19,7 +19,6 @@ from quant.checkpoint.folder import REFETCH_HINT, CheckpointFolder
 from quant.errors import UserError
 from quant.gguf.header import GgufArray, MetadataValue
 from quant.tokenizer import charsmap, unigram
-from quant.tokenizer import vocabulary as vocab
 from quant.tokenizer.charsmap import Charsmap
 from quant.tokenizer.pre_tokenizer import PreTokenizerMatch, find_pre_tokenizer, uses_nfc
 from quant.tokenizer.sentencepiece_model import BYTE, NORMAL, UNIGRAM, UNKNOWN
@@ -28,6 +27,7 @@ from quant.tokenizer.tokenizer_json import flatten_sequence
 from quant.tokenizer.unigram import MAX_PIECE_BYTES, NormalForm
 from quant.tokenizer.verify import reference_json
 from quant.tokenizer.verify.normalizer import CharsmapNormalizer, SpaceNormalizer
+from quant.tokenizer.vocabulary import load_pieces
 
 SAMPLE_TEXT = "Hello world"
 # Part of a text's score that float32 can lose between two splits of the text.
@@ -249,7 +249,7 @@ def _from_pieces(
     matched in text as they are.
     """
     file, size = folder.path / "tokenizer.model", _size(metadata)
-    model, more = vocab.load_pieces(folder)
+    model, more = load_pieces(folder)
     fixed = {row for row, piece in enumerate(model.pieces) if piece.type in (UNKNOWN, BYTE)}
     more = {row: token for row, token in more.items() if row < size and row not in fixed}
     pieces = {

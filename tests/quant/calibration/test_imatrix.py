@@ -210,7 +210,7 @@ def test_a_tensor_it_does_not_speak_of_is_told_or_where_it_would_be_noise_refuse
     plan = plan_module.plan_quantization(source, "Q4_K_M", imatrix=weights)
     assert set(plan.tensors_without_importance) == {"token_embd.weight", "blk.0.ffn_gate.weight"}
     with pytest.raises(
-        UserError, match=r"does not speak of 1 tensors .*blk\.0\.ffn_gate\.weight \(IQ2_XXS\)"
+        UserError, match=r"has no data for 1 tensors .*blk\.0\.ffn_gate\.weight \(IQ2_XXS\)"
     ):
         plan_module.plan_quantization(source, "IQ2_XXS", imatrix=weights)
 

@@ -1,6 +1,4 @@
-"""A model in several files: cut as llama-gguf-split cuts, loaded through the first, each whole or
-not at all.
-"""
+"""Split models: cut as by llama-gguf-split, loaded by the first file, each complete or missing."""
 
 import itertools
 import shutil
@@ -137,7 +135,7 @@ def test_too_little_disk_for_all_is_refused_before_the_first(
     model: Path, tmp_path: Path, monkeypatch
 ) -> None:
     usage, need = shutil.disk_usage(tmp_path), plan(model).nbytes
-    monkeypatch.setattr(write.shutil, "disk_usage", lambda folder: usage._replace(free=need - 1))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=need - 1))
     with pytest.raises(UserError, match=f"{need - 1:,} bytes free, the .* shards need {need:,}"):
         write.write_model(plan(model), tmp_path / "m.gguf")
     assert not [path for path in tmp_path.iterdir() if path.name != "home"]

@@ -1,4 +1,4 @@
-"""Writing a quantized file: whole or not at all, resumed to the byte, and nothing lost on the way."""
+"""A quantized file is written completely or not at all, and resumed byte for byte."""
 
 import errno
 import hashlib
@@ -138,15 +138,11 @@ def test_too_little_disk_is_refused_before_the_first_byte(model, tmp_path, monke
     plan = plan_module.plan_quantization(write.open_gguf(model), "Q4_K_M")
     need = plan.layout.nbytes
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(
-        resumable_writer.shutil, "disk_usage", lambda folder: usage._replace(free=need - 1)
-    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=need - 1))
     with pytest.raises(UserError, match=f"{need - 1:,} bytes free, out.gguf needs {need:,}"):
         write.write_model(plan, out, threads=1)
     assert names(tmp_path) == []
-    monkeypatch.setattr(
-        resumable_writer.shutil, "disk_usage", lambda folder: usage._replace(free=need)
-    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=need))
     write.write_model(plan, out, threads=1)
     assert out.stat().st_size == need
 
@@ -159,20 +155,14 @@ def test_what_an_earlier_run_left_counts_as_room_and_is_not_spoilt_by_a_refusal(
     plan = plan_module.plan_quantization(write.open_gguf(model), "Q8_0")
     need, held = plan.layout.nbytes, part.stat().st_blocks * 512
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(
-        resumable_writer.shutil, "disk_usage", lambda folder: usage._replace(free=need - held - 1)
-    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=need - held - 1))
     with pytest.raises(UserError, match="bytes free"):
         write.write_model(plan, out, threads=1)
-    monkeypatch.setattr(
-        resumable_writer.shutil, "disk_usage", lambda folder: usage._replace(free=need - held)
-    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=need - held))
     assert make(model, out).resumed == 9
     part.write_bytes(bytes(held))
     free = need - part.stat().st_blocks * 512
-    monkeypatch.setattr(
-        resumable_writer.shutil, "disk_usage", lambda folder: usage._replace(free=free)
-    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=free))
     assert make(model, out, "Q8_0").resumed == 0
 
 

@@ -1,5 +1,4 @@
-"""A converted vocabulary encodes as the model's own tokenizer does, or the conversion fails and
-says where.
+"""A converted vocabulary encodes as the model's tokenizer, or the conversion fails and says where.
 """
 
 import base64
@@ -184,7 +183,7 @@ CHAINS = [
 def test_known_structures_split_as_llama_cpp_does_to_the_last_character(
     steps, pre, tmp_path: Path
 ) -> None:
-    size = trained(tmp_path / "folder", steps, pre.whole)
+    size = trained(tmp_path / "folder", steps, pre.whole_words_first)
     assert prove(tmp_path / "folder", size, tmp_path / "v.gguf").notes == ()
 
 
