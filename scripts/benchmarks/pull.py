@@ -28,9 +28,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 STORIES = ROOT / "tests" / "data" / "stories260K"
 CLIENT = """
-from llmcli.catalog.hub import ranges
+from llmcli.catalog.hub import range_reader
 from llmcli.catalog.sources import hub
-ranges.TIMEOUT_SECONDS = hub.TIMEOUT_SECONDS = {patience}
+range_reader.TIMEOUT_SECONDS = hub.TIMEOUT_SECONDS = {patience}
 from llmcli.app import main
 main()
 """

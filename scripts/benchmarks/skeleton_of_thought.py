@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcli import config
-from llmcli.api.registry import forms
+from llmcli.api.forms import FORMS
 from llmcli.batch import plans, run, skeleton_of_thought
 from llmcli.batch.executor import BatchExecutor, BatchTask
 from llmcli.batch.request_line import CHAT_PATH
@@ -90,7 +90,7 @@ def ask(
     body = {"messages": [{"role": "user", "content": question}]}
     came: list[Any] = []
     began = time.perf_counter()
-    form = forms()[CHAT_PATH](body, hosted.runner, run.build_settings(hosted, given, 0))
+    form = FORMS[CHAT_PATH](body, hosted.runner, run.build_settings(hosted, given, 0))
     work = BatchExecutor(hosted.runner, parallel, lambda index, found: came.append(found))
     work.run(iter([BatchTask.begin(0, PLANS[name](form))]))
     return Row(

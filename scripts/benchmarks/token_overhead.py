@@ -38,19 +38,19 @@ from llmcli.runtime.text.detokenizer import Detokenizer
 PROMPT = "Once upon a time"
 DECODE = "llama_decode"
 PARTS: tuple[TimedFunction, ...] = (
-    ("plan", Engine, "_next_token"),
-    ("checks", Context, "_check"),
-    ("batch fill", Batch, "fill"),
-    ("row look-up", Context, "row"),
-    ("log-sum", LogSumExp, "__call__"),
-    ("log-sum", LogSumExp, "with_strands"),
-    ("draw", NativeChain, "draw"),
-    ("draw", GreedyNative, "draw"),
-    ("draw", GreedyChain, "draw"),
-    ("draw", NumpyChain, "draw"),
-    ("detokenize", Detokenizer, "feed"),
-    ("times", Sequence, "time"),
-    ("screen", StreamWriter, "show"),
+    ("plan", Engine, Engine._single_token_pass.__name__),
+    ("checks", Context, Context._check.__name__),
+    ("batch fill", Batch, Batch.fill.__name__),
+    ("row look-up", Context, Context.logits_row.__name__),
+    ("log-sum", LogSumExp, LogSumExp.__call__.__name__),
+    ("log-sum", LogSumExp, LogSumExp.with_maxima.__name__),
+    ("draw", NativeChain, NativeChain.draw.__name__),
+    ("draw", GreedyNative, GreedyNative.draw.__name__),
+    ("draw", GreedyChain, GreedyChain.draw.__name__),
+    ("draw", NumpyChain, NumpyChain.draw.__name__),
+    ("detokenize", Detokenizer, Detokenizer.feed.__name__),
+    ("times", Sequence, Sequence.record_token.__name__),
+    ("screen", StreamWriter, StreamWriter.write_event.__name__),
 )
 
 

@@ -201,17 +201,27 @@ class Fuzz:
         given = RunFlags(options, {}, BeamSettings(), chat_template=TEMPLATE)
         self.models = ModelSwitcher(given, self.config, self.ui, True)
         self.opened = self.models.open(str(model))
-        self.words = [*WORDS, str(model), "./missing.gguf", str(folder), *commands.commands_by_word()]
+        self.words = [
+            *WORDS,
+            str(model),
+            "./missing.gguf",
+            str(folder),
+            *commands.commands_by_word(),
+        ]
         talk = self._talk(0, 0)
         self.known = {
-            word: self._offered(talk, word) for word in commands.commands_by_word() if word not in LEAVING
+            word: self._offered(talk, word)
+            for word in commands.commands_by_word()
+            if word not in LEAVING
         }
 
     def _offered(self, talk: ChatSession, word: str) -> list[str]:
         """Return the completions of a command's argument; for /model only the given model."""
         found = [f"{first}" for _, first in complete_line(talk, f"/{word} ")]
         more = [
-            f"{first} {then}" for first in found for _, then in complete_line(talk, f"/{word} {first} ")
+            f"{first} {then}"
+            for first in found
+            for _, then in complete_line(talk, f"/{word} {first} ")
         ]
         return [str(self.model)] if word == "model" else [*found, *more]
 

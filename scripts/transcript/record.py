@@ -110,7 +110,9 @@ def unused(typed: list[str]) -> list[str]:
         if line.startswith("/") and not line.startswith("//")
     }
     return [
-        command.name for command in commands.commands().values() if words.isdisjoint(command.spellings)
+        command.name
+        for command in commands.commands().values()
+        if words.isdisjoint(command.spellings)
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import open_runner
-from llmcli.serve.http import routes
+from llmcli.serve.http.routes import ROUTES
 from scripts.fuzz import http_requests
 from tests.fixtures.server import CHAT, Served, serving
 from tests.serve.http.test_errors import post
@@ -26,7 +26,7 @@ def tiny(stories_gguf: Path) -> Iterator[Served]:
 
 
 def test_every_path_with_a_body_has_a_request() -> None:
-    taken = {route.path for route in routes.routes().values() if "POST" in route.methods}
+    taken = {route.path for route in ROUTES.values() if "POST" in route.methods}
     assert taken - {path for path, _ in http_requests.GOOD + http_requests.REFUSED} == set()
 
 

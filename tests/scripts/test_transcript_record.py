@@ -38,9 +38,9 @@ def assert_complete(shown: str) -> None:
     """Assert that every command is used and that no path of this machine is shown."""
     typed = [line for line in shown.splitlines() if line.startswith(">>> ")]
     for command in commands().values():
-        assert any(line.split()[1:2] == [f"/{word}"] for line in typed for word in command.spellings), (
-            command.name
-        )
+        assert any(
+            line.split()[1:2] == [f"/{word}"] for line in typed for word in command.spellings
+        ), command.name
     assert "tokens · KV" in shown.splitlines()[-1]
     assert "\x1b" not in shown
     assert not re.search(r"(?<![\w.])/(tmp|root|home|work|usr/(?!bin is)|var|Users)\b", shown)
