@@ -11,8 +11,8 @@ from typing import Any
 
 from llmcli.api import embeddings
 from llmcli.api.errors import ApiError, as_api_error
+from llmcli.api.forms import FORMS
 from llmcli.api.forms.base import ApiForm, Document
-from llmcli.api.registry import forms
 from llmcli.api.server_settings import ServerSettings
 from llmcli.batch import output_line
 from llmcli.batch.executor import BatchTask
@@ -131,9 +131,9 @@ class BatchJob:
         yield request.build_document(ids, embedding.vectors, length)
 
     def _build_form(self, wants: BatchRequest) -> ApiForm:
-        make = forms().get(wants.url)
+        make = FORMS.get(wants.url)
         if make is None:
-            available = ", ".join(sorted([*forms(), EMBEDDINGS_PATH]))
+            available = ", ".join(sorted([*FORMS, EMBEDDINGS_PATH]))
             raise ApiError(
                 f"the url {wants.url[:100]!r} is not supported; available: {available}",
                 404,

@@ -104,12 +104,11 @@ def without_line_options(run_flags: RunFlags) -> RunFlags:
 
 def build_rules(hosted: "ServerModel", run_flags: RunFlags, skeleton: bool) -> "BatchRules":
     """Return the rules by which lines are answered unless they say otherwise."""
-    from llmcli.batch import plans
-    from llmcli.batch import skeleton_of_thought as outlined
+    from llmcli.batch import plans, skeleton_of_thought
     from llmcli.batch.job import BatchRules
     from llmcli.runtime.sampling import RANDOM_SEED
 
-    plan = outlined.skeleton if skeleton else plans.plain
+    plan = skeleton_of_thought.skeleton if skeleton else plans.plain
     return BatchRules(
         build_settings(hosted, run_flags, RANDOM_SEED),
         max(0, hosted.sampling.seed),

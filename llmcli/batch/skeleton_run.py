@@ -37,7 +37,7 @@ def answer_by_skeleton(
     ref: str, prompt: str, run_flags: RunFlags, config: "Config", ui: "UI"
 ) -> SkeletonResult | None:
     """Return the joined answer, None if the run was stopped. Raises UserError."""
-    from llmcli.api.registry import forms
+    from llmcli.api.forms import FORMS
     from llmcli.batch import run
     from llmcli.batch.executor import BatchExecutor, BatchTask
     from llmcli.batch.request_line import CHAT_PATH
@@ -53,7 +53,7 @@ def answer_by_skeleton(
         settings = run.build_settings(hosted, run_flags, seed)
         body = {"messages": [{"role": "user", "content": prompt}]}
         started_at = time.perf_counter()
-        task = BatchTask.begin(0, skeleton(forms()[CHAT_PATH](body, hosted.runner, settings)))
+        task = BatchTask.begin(0, skeleton(FORMS[CHAT_PATH](body, hosted.runner, settings)))
         work = BatchExecutor(hosted.runner, MAX_POINTS, lambda index, found: results.append(found))
         work.run(iter([task]))
         seconds = time.perf_counter() - started_at

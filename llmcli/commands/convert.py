@@ -45,15 +45,13 @@ def convert(
     from llmcli.commands.quantize.report import print_result
     from llmcli.model_loader import plan_notes, quantize_file
     from llmcli.workflows.quantization.quantize import QuantizeResult
-    from quant.quantize import plan as plan_module
+    from quant.quantize.plan import plan_quantization
 
     config, ui = start_command(json, offline, reading.allow_pickle)
     model = quantize_file.find_model(source, config, ui, reading.keep_source)
     folder, blobs = (model.path, model.blobs) if model else (Path(source).expanduser(), None)
     checkpoint = _open_checkpoint(folder, reading, blobs)
-    plan = plan_module.plan_quantization(
-        checkpoint, checkpoint.dtype if outtype == "auto" else outtype
-    )
+    plan = plan_quantization(checkpoint, checkpoint.dtype if outtype == "auto" else outtype)
     if outtype == "auto":
         ui.note(f"the file's matrices are {plan.file_type.name}, as in the checkpoint")
     plan_notes.print_plan_notes(plan, ui)

@@ -34,15 +34,15 @@ def diff(
 
     The error of a tensor is that of B's values relative to A's.
     """
-    from quant.model_file import diff as compare
     from quant.model_file import read_header
+    from quant.model_file.diff import compare_keys, compare_names, compare_tensors
 
     config, ui = start_command(json)
     headers = [read_header.read_header(_find_gguf(text, config, ui)) for text in (ref_a, ref_b)]
-    keys, names = compare.compare_keys(*headers), compare.compare_names(*headers)
+    keys, names = compare_keys(*headers), compare_names(*headers)
     differences = []
     with ui.bar("compare", len(names.common), unit="tensors") as bar:
-        for difference in compare.compare_tensors(*headers):
+        for difference in compare_tensors(*headers):
             differences.append(difference)
             bar.advance(1)
     if json:

@@ -96,7 +96,7 @@ def list_(
 ) -> None:
     """List the models on this disk, and your own names for them."""
     from llmcli.catalog import catalog, store
-    from llmcli.catalog import model_facts as facts
+    from llmcli.catalog.model_facts import empty_facts
 
     config, ui = start_command(json)
     rows = [row for manifest in store.list_manifests(config) if (row := _list_row(manifest, ui))]
@@ -113,7 +113,7 @@ def list_(
                 "source": source,
                 "revision": None,
             }
-            rows.append({**fields, **facts.empty_facts()})
+            rows.append({**fields, **empty_facts()})
     for row in rows:
         del row["types"], row["roles"]
     if json:
@@ -162,13 +162,17 @@ def gc(
     items = cleanup.find_garbage(config, delete=not dry_run)
     freed = sum(item.nbytes for item in items)
     if json:
-        rows = [{"path": str(item.path), "bytes": item.nbytes, "why": item.reason} for item in items]
+        rows = [
+            {"path": str(item.path), "bytes": item.nbytes, "why": item.reason} for item in items
+        ]
         ui.result({"freed_bytes": freed, "dry_run": dry_run, "items": rows})
         return
     if items:
         ui.table(("what", "size", "path"), [_garbage_row(item) for item in items], right=("size",))
     ui.text(
-        f"{format_size(freed)} {'would be freed' if dry_run else 'freed'}" if items else "nothing to free"
+        f"{format_size(freed)} {'would be freed' if dry_run else 'freed'}"
+        if items
+        else "nothing to free"
     )
 
 
@@ -227,13 +231,13 @@ def _list_row(manifest: Any, ui: "UI") -> dict[str, Any] | None:
     """
     from pathlib import Path
 
-    from llmcli.catalog import model_facts as facts
+    from llmcli.catalog.model_facts import read_facts
     from quant.errors import UserError
 
     try:
         if missing := [file.path for file in manifest.files if not Path(file.path).is_file()]:
             raise UserError(f"{missing[0]} is missing")
-        model_facts = facts.read_facts(manifest.kind, Path(manifest.path))
+        model_facts = read_facts(manifest.kind, Path(manifest.path))
     except UserError as error:
         ui.note(f"{manifest.name}: {error} (pull it again, or `llmcli gc`)")
         return None
@@ -249,12 +253,12 @@ def _alias_row(name: str, config: "Config", ui: "UI") -> dict[str, Any] | None:
     invalid.
     """
     from llmcli.catalog import fetch
-    from llmcli.catalog import model_facts as facts
+    from llmcli.catalog.model_facts import read_facts
     from quant.errors import UserError
 
     try:
         model = installed_model(fetch.resolve_ref(name, config), config, ui, name)
-        model_facts = facts.read_facts(model.kind, model.path) if model else {}
+        model_facts = read_facts(model.kind, model.path) if model else {}
     except UserError as error:
         ui.note(f"{name}: {error}")
         return None

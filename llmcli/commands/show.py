@@ -110,7 +110,9 @@ def _certificate(header: "ModelHeader", ui: "UI") -> "Certificate | None":
         return None
 
 
-def _require_certificate(model: "FetchedModel", certificate: "Certificate | None", check: bool) -> None:
+def _require_certificate(
+    model: "FetchedModel", certificate: "Certificate | None", check: bool
+) -> None:
     """Raise UserError if `--check` was given and the file has no certificate."""
     from llmcli.errors import UserError
 
@@ -161,7 +163,7 @@ def _show_template(model: "FetchedModel", ui: "UI") -> None:
 
 
 def _show_sources(resolved: "ResolvedRef", ui: "UI") -> None:
-    from llmcli.catalog import model_facts as facts
+    from llmcli.catalog.model_facts import empty_facts
     from llmcli.units import format_size
 
     entry = resolved.entry
@@ -175,7 +177,7 @@ def _show_sources(resolved: "ResolvedRef", ui: "UI") -> None:
             "source": first.label,
             "revision": None,
         }
-        ui.result({**identity_fields, **facts.empty_facts(), "certificate": None})
+        ui.result({**identity_fields, **empty_facts(), "certificate": None})
         return
     model_rows = {
         "name": resolved.ref.full_name,
@@ -253,7 +255,12 @@ def _show_tensors(tensor_rows: list[dict[str, Any]], ui: "UI") -> None:
 
     ui.text("Tensors")
     rows = [
-        (f"  {row['name']}", " x ".join(map(str, row["shape"])), row["type"], format_size(row["bytes"]))
+        (
+            f"  {row['name']}",
+            " x ".join(map(str, row["shape"])),
+            row["type"],
+            format_size(row["bytes"]),
+        )
         for row in tensor_rows
     ]
     ui.table(("  tensor", "shape", "type", "size"), rows, right=("size",))

@@ -46,10 +46,10 @@ def worker(
     A worker serves one client at a time, until Ctrl-C or SIGTERM. Both machines need the same
     version of llama.cpp.
     """
-    from llmcli.hardware import host as machine
     from llmcli.hardware import rpc_workers
+    from llmcli.hardware.host import available_memory, core_count
     from llmcli.runtime.binding import devices
-    from llmcli.runtime.binding import rpc as remote
+    from llmcli.runtime.binding.rpc import devices_to_offer, enable_keepalive, serve_devices
     from llmcli.units import format_size
 
     if not rpc:
@@ -62,10 +62,10 @@ def worker(
         )
     _require_free_port(host, port)
     folder = _cache_folder(cache) if cache else None
-    names = remote.devices_to_offer()
+    names = devices_to_offer()
     out = sys.stdout
     for device in (device for device in devices.list_devices() if device.name in names):
-        free = machine.available_memory() if device.kind == "cpu" else device.free_bytes
+        free = available_memory() if device.kind == "cpu" else device.free_bytes
         free_text = "unknown" if free is None else format_size(free)
         out.write(
             f"{device.name}: {device.description} · {free_text} free of {format_size(device.total_bytes)}\n"
@@ -76,9 +76,9 @@ def worker(
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     endpoint = f"{'127.0.0.1' if host == 'localhost' else host}:{port}"
-    n_threads = threads or machine.core_count()
+    n_threads = threads or core_count()
     server_thread = threading.Thread(
-        target=remote.serve_devices, args=(endpoint, names, n_threads, folder), daemon=True
+        target=serve_devices, args=(endpoint, names, n_threads, folder), daemon=True
     )
     server_thread.start()
     try:
@@ -93,7 +93,7 @@ def worker(
                 )
         while server_thread.is_alive():
             server_thread.join(CONNECTION_SCAN_SECONDS)
-            remote.enable_keepalive()
+            enable_keepalive()
     except KeyboardInterrupt:
         os._exit(130)  # the thread is in C and ends only with the process
     raise UserError(

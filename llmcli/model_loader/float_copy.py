@@ -17,8 +17,8 @@ from llmcli.atomic_files import make_folder
 from llmcli.errors import UserError
 from llmcli.units import format_size
 from quant.gguf.layout import lay_out_file
-from quant.quantize import plan as plan_module
-from quant.quantize import write as road
+from quant.quantize import write
+from quant.quantize.plan import plan_quantization
 
 if TYPE_CHECKING:
     from llmcli.config import Config
@@ -38,9 +38,7 @@ def float_copy_plan(source: "Source") -> "Plan | None":
     source = source.origin or source
     if not source.path.is_dir():
         return None
-    return plan_module.plan_quantization(
-        source, source.dtype if source.dtype in FLOAT_TYPES else "F32"
-    )
+    return plan_quantization(source, source.dtype if source.dtype in FLOAT_TYPES else "F32")
 
 
 def require_vocabulary(source: "Source", hint: str = "name a model that has its tokenizer") -> None:
@@ -98,7 +96,7 @@ def open_runnable(source: "Source", config: "Config", ui: "UI", threads: int = 0
         with ui.bar(
             f"copy {source.name} in {plan.file_type.name}", len(plan.steps), unit="tensors"
         ) as bar:
-            road.write_model(
+            write.write_model(
                 plan, copy_path, threads=threads, on_tensor=lambda progress: bar.advance(1)
             )
         os.utime(

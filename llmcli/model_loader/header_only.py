@@ -95,10 +95,10 @@ def _existing_file(model: FetchedModel, file_type: str | None, config: Config) -
 
 def _open_source(model: FetchedModel) -> "Source":
     from quant.convert import checkpoint_source
-    from quant.quantize import write as road
+    from quant.quantize import write
 
     return (
-        road.open_gguf(model.path)
+        write.open_gguf(model.path)
         if model.kind == "gguf"
         else checkpoint_source.open_checkpoint(model.path, blobs=model.blobs)
     )
@@ -108,16 +108,16 @@ def _write_stand_in(source: "Source", file_type: str, folder: Path) -> Path:
     """Write the header that quantizing would write, without the digest that requires reading the
     weights.
     """
-    from quant.gguf import layout as writer
-    from quant.quantize import plan as plan_module
+    from quant.gguf.layout import encode_entry, lay_out_file
+    from quant.quantize.plan import plan_quantization
 
-    plan = plan_module.plan_quantization(source, file_type)
+    plan = plan_quantization(source, file_type)
     entries = {
         **dict(source.entries),
-        "general.file_type": writer.encode_entry("uint32", plan.file_type.number),
+        "general.file_type": encode_entry("uint32", plan.file_type.number),
     }
     tensors = [(step.weight.name, step.weight.shape, step.type) for step in plan.steps]
-    layout = writer.lay_out_file([*entries.items()], tensors, source.alignment)
+    layout = lay_out_file([*entries.items()], tensors, source.alignment)
     path = folder / "made.gguf"
     with path.open("wb") as stream:
         stream.write(layout.header)
@@ -134,7 +134,7 @@ def _remote_file(
     Raises UserError.
     """
     from quant.model_file import read_header
-    from quant.quantize import write as road
+    from quant.quantize.write import open_gguf
 
     resolved = fetch.resolve_ref(ref, config)
     name, target_type = (
@@ -163,7 +163,7 @@ def _remote_file(
         target_type = resolved.entry.quant
     if target_type is None or target_type == header.file_type:
         return PlannedFile(name, paths[0], lacks, _is_quantized(paths[0]))
-    stand_in = _write_stand_in(road.open_gguf(paths[0]), target_type, folder)
+    stand_in = _write_stand_in(open_gguf(paths[0]), target_type, folder)
     return PlannedFile(
         name,
         stand_in,

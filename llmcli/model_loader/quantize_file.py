@@ -60,12 +60,10 @@ def quantize_file(
     """
     from llmcli.atomic_files import make_folder
     from llmcli.model_loader.plan_notes import print_plan_notes
-    from quant.quantize import plan as plan_module
+    from quant.quantize.plan import plan_quantization
 
     make_folder(out.parent)
-    plan = plan_module.plan_quantization(
-        open_source(source, allow_pickle=allow_pickle, blobs=blobs), file_type
-    )
+    plan = plan_quantization(open_source(source, allow_pickle=allow_pickle, blobs=blobs), file_type)
     print_plan_notes(plan, ui)
     report = write_with_progress(plan, out, ui)
     if not report.already_finished:
@@ -91,7 +89,7 @@ def open_source(
     UsageError for checkpoint options with a GGUF.
     """
     from llmcli.errors import UsageError
-    from quant.quantize import write as road
+    from quant.quantize.write import open_gguf
 
     path = path.expanduser()
     if path.is_dir():
@@ -111,7 +109,7 @@ def open_source(
             f"{flag} applies to checkpoint folders; {path} is not a folder",
             hint=f"leave out {flag}",
         )
-    return road.open_gguf(path)
+    return open_gguf(path)
 
 
 def find_model(
@@ -201,23 +199,23 @@ def write_with_progress(
     """Write the plan's file under a progress bar; print a note if the file is finished already or
     was resumed.
     """
-    from quant.quantize import write as road
+    from quant.quantize import write
 
-    if not force and road.is_finished(plan, out):
+    if not force and write.is_finished(plan, out):
         ui.note(
             f"{plan.files(out)[0]} is up to date, made from this source with these settings: "
             "nothing to do (--force makes it again)"
         )
-        return road.write_model(plan, out, threads=threads)
+        return write.write_model(plan, out, threads=threads)
     with ui.bar(f"quantize to {plan.file_type.name}", len(plan.steps), unit="tensors") as bar:
 
-        def watch(progress: road.WriteProgress) -> None:
+        def watch(progress: write.WriteProgress) -> None:
             bar.advance(1)
             bar.describe(
                 f"{progress.step.weight.name} {progress.step.weight.type} -> {progress.step.type}"
             )
 
-        report = road.write_model(plan, out, threads=threads, force=force, on_tensor=watch)
+        report = write.write_model(plan, out, threads=threads, force=force, on_tensor=watch)
         bar.describe(f"quantize to {plan.file_type.name}")
     if report.resumed_bytes:
         ui.note(

@@ -47,12 +47,12 @@ def join_workers(rpc: str | None, split: str | None, ui: "UI") -> None:
     if rpc is None and split is None:
         return
     from llmcli.hardware import rpc_workers
-    from llmcli.runtime.binding import rpc as remote
+    from llmcli.runtime.binding.rpc import on_worker_loss
 
     addresses = rpc_workers.parse_endpoints(rpc) if rpc is not None else ()
     rpc_workers.add_workers(addresses, _parse_split(split))
     if addresses:
-        remote.on_worker_loss(partial(_exit_for_lost_worker, terminal_mode.read_mode(), ui))
+        on_worker_loss(partial(_exit_for_lost_worker, terminal_mode.read_mode(), ui))
 
 
 def _parse_split(text: str | None) -> list[float]:
@@ -80,9 +80,9 @@ def _exit_for_lost_worker(terminal_settings: list[Any] | None, ui: "UI") -> None
     the cursor.
     """
     from llmcli.hardware import rpc_workers
-    from llmcli.runtime.binding import rpc as remote
+    from llmcli.runtime.binding.rpc import joined_workers
 
-    addresses = list(remote.joined_workers())
+    addresses = list(joined_workers())
     where = " and ".join(rpc_workers.unreachable_workers(addresses) or addresses)
     with suppress(OSError, ValueError):
         sys.stdout.flush()

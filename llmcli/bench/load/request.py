@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from llmcli.errors import UsageError, UserError
 
 if TYPE_CHECKING:
-    from llmcli.bench.load.generator import Arrivals, LoadLength, Load
+    from llmcli.bench.load.generator import Arrivals, Load, LoadLength
     from llmcli.bench.load.max_load import LoadKind, MaxLoadSettings
     from llmcli.bench.load.session import PromptShape
     from llmcli.bench.load.slo import Slo

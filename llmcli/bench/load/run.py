@@ -9,8 +9,7 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from llmcli.bench.history import history
-from llmcli.bench.load import ab_comparison, max_load, output, session
-from llmcli.bench.load import client as clients
+from llmcli.bench.load import ab_comparison, client, max_load, output, session
 from llmcli.bench.load.ab_comparison import ServerComparison
 from llmcli.bench.load.client import LoadTarget
 from llmcli.bench.load.local_server import open_local_server
@@ -79,7 +78,9 @@ async def _points(server_session: ServerSession, request: LoadRequest, ui: UI) -
     return found
 
 
-async def _beside(sides: tuple[ServerSession, ServerSession], request: LoadRequest, ui: UI) -> list[ServerComparison]:
+async def _beside(
+    sides: tuple[ServerSession, ServerSession], request: LoadRequest, ui: UI
+) -> list[ServerComparison]:
     loads, length = request.levels.loads, request.length
     turns = length.repetitions or ab_comparison.DEFAULT_TURNS
     with ui.bar("compare", 2 * turns * len(loads), "tests") as bar:
@@ -97,7 +98,9 @@ async def _beside(sides: tuple[ServerSession, ServerSession], request: LoadReque
         ]
 
 
-async def _edges(server_session: ServerSession, rules: MaxLoadSettings, request: LoadRequest, ui: UI) -> list[MaxLoadResult]:
+async def _edges(
+    server_session: ServerSession, rules: MaxLoadSettings, request: LoadRequest, ui: UI
+) -> list[MaxLoadResult]:
     found: list[MaxLoadResult] = []
     with ui.bar(f"search {server_session.model}", None, "tests") as bar:
 
@@ -110,7 +113,9 @@ async def _edges(server_session: ServerSession, rules: MaxLoadSettings, request:
             before = found[0].best_metrics if found else None
             first = before.request_rate if before else None
             found.append(
-                await max_load.find_max_load(server_session, kind, rules, first, 1 + 1000 * len(found), tick)
+                await max_load.find_max_load(
+                    server_session, kind, rules, first, 1 + 1000 * len(found), tick
+                )
             )
     return found
 
@@ -135,25 +140,29 @@ def _server(name: str, request: LoadRequest, config: Config, ui: UI) -> Iterator
         target.timeout,
     )
     if "://" in name:
-        server = replace(server, base_url=clients.parse_base_url(name))
+        server = replace(server, base_url=client.parse_base_url(name))
         if config.offline and not server.is_local:
             raise UserError(f"{name} is not this machine", hint="leave out --offline")
         yield server
         return
     with open_local_server(name, request.serve_flags) as url:
         ui.note(f"{name} is served at {url} during the measurement")
-        yield replace(server, base_url=clients.parse_base_url(url))
+        yield replace(server, base_url=client.parse_base_url(url))
 
 
 def _ticks(bar: ProgressBar) -> Callable[[], None]:
     return lambda: bar.advance(1)
 
 
-def _environment(server_session: ServerSession, request: LoadRequest, began: str) -> output.LoadEnvironment:
+def _environment(
+    server_session: ServerSession, request: LoadRequest, began: str
+) -> output.LoadEnvironment:
     server = server_session.client.server
     parts = urlsplit(server.base_url)
     where = (
-        f"{parts.scheme}://{parts.hostname}:{parts.port}{parts.path}" if parts.port else server.base_url
+        f"{parts.scheme}://{parts.hostname}:{parts.port}{parts.path}"
+        if parts.port
+        else server.base_url
     )
     return output.LoadEnvironment(
         where,
@@ -178,7 +187,9 @@ def _keep(result: LoadResult, config: Config, ui: UI) -> None:
         for pair in result.comparisons
         for world, one in zip(result.environments, (pair.a, pair.b), strict=True)
     ]
-    rows += [(result.environments[0], best) for one in result.max_loads if (best := one.best_metrics)]
+    rows += [
+        (result.environments[0], best) for one in result.max_loads if (best := one.best_metrics)
+    ]
     runs = [
         history.BenchRun(
             world.start_time,

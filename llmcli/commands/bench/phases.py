@@ -70,8 +70,8 @@ def phases(
 
     Every answer has the same prompt, seed and length, and no cached tokens.
     """
-    from llmcli.bench import phases as measuring
-    from llmcli.bench.plots import phases as parts
+    from llmcli.bench.phases import build_prompt, measure_phases
+    from llmcli.bench.plots.phases import build_charts
     from llmcli.chat.display.stream_writer import StreamWriter
     from llmcli.planning import resolve_options
     from llmcli.runtime.requests.request import RunOptions
@@ -92,14 +92,14 @@ def phases(
         {"seed": 1, **({} if temp is None else {"temp": temp})}
     )
     with _open_model(ref, options, config, ui) as (name, runner):
-        prompt = measuring.build_prompt(runner, n_prompt)
+        prompt = build_prompt(runner, n_prompt)
         with ui.bar(f"bench {name}", 2 * (repetitions + 1), "tests") as bar:
 
             def tick() -> None:
                 bar.advance(1)
 
             with _silent_stdout():
-                breakdown = measuring.measure_phases(
+                breakdown = measure_phases(
                     runner, prompt, sampling, n_gen, repetitions, StreamWriter().write_event, tick
                 )
         if json:
@@ -108,7 +108,7 @@ def phases(
             _print_phases(name, runner, breakdown, n_gen, ui)
     show_report(
         lambda: _build_page(name, breakdown, n_gen),
-        lambda: parts.build_charts(breakdown, PHASE_LABELS),
+        lambda: build_charts(breakdown, PHASE_LABELS),
         reporting,
         ui,
     )
@@ -116,9 +116,9 @@ def phases(
 
 def _build_page(name: str, breakdown: "PhaseBreakdown", n_gen: int) -> "ReportPage":
     from llmcli.bench import report_page
-    from llmcli.bench.plots import phases as parts
+    from llmcli.bench.plots.phases import build_charts
 
-    charts = parts.build_charts(breakdown, PHASE_LABELS)
+    charts = build_charts(breakdown, PHASE_LABELS)
     about = f"{breakdown.prompt_tokens} tokens of prompt, {n_gen} of answer, {len(breakdown.answers)} answers"
     return report_page.build_page(
         f"Time of {name} by phase", about, [charts[0].description], charts
@@ -155,7 +155,7 @@ def build_document(
     name: str, runner: "Runner", breakdown: "PhaseBreakdown", n_gen: int
 ) -> dict[str, Any]:
     """Return the JSON document; times are in milliseconds."""
-    from llmcli.bench.phases import TOKEN_PHASES, PHASES
+    from llmcli.bench.phases import PHASES, TOKEN_PHASES
 
     answer_seconds = breakdown.total_seconds
     return {
@@ -190,7 +190,7 @@ def _as_ms(names: "Sequence[str]", seconds: "Sequence[float]") -> dict[str, floa
 def _print_phases(
     name: str, runner: "Runner", breakdown: "PhaseBreakdown", n_gen: int, ui: "UI"
 ) -> None:
-    from llmcli.bench.phases import TOKEN_PHASES, PHASES
+    from llmcli.bench.phases import PHASES, TOKEN_PHASES
     from llmcli.units import format_count
 
     threads = format_count(runner.options.threads or 1, "thread")

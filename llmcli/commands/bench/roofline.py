@@ -45,7 +45,7 @@ def roofline(
     rpc: Annotated[str | None, typer.Option("--rpc", hidden=True)] = None,
 ) -> None:
     """Measure the memory bandwidth of the CPU, and how much of it a model reaches."""
-    from llmcli.bench import roofline as measuring
+    from llmcli.bench.roofline import measure_machine
     from llmcli.hardware import host
     from llmcli.planning import resolve_options
     from llmcli.runtime.requests.request import RunOptions
@@ -62,7 +62,7 @@ def roofline(
     reporting.check_path()
     count = threads or host.core_count()
     with ui.bar("read memory", None, "tests") as bar:
-        machine = measuring.measure_machine(count, lambda: bar.advance(1))
+        machine = measure_machine(count, lambda: bar.advance(1))
     if count >= host.core_count() and not _is_disturbed(machine):
         _save_bandwidth(machine, config, ui)
     measured = (
@@ -133,7 +133,7 @@ def _show_charts(
 ) -> None:
     """Draw the charts in the terminal and write the report page."""
     from llmcli.bench import report_page
-    from llmcli.bench.plots import roofline as roof
+    from llmcli.bench.plots.roofline import build_bandwidth_chart
 
     if measured is None:
         show_report(lambda: report_page.build_machine_page(machine), list, reporting, ui)
@@ -141,7 +141,7 @@ def _show_charts(
     result, header = measured
     show_report(
         lambda: report_page.build_test_page(
-            ref, result.tests, header, machine.bandwidth, [roof.build_bandwidth_chart(machine)]
+            ref, result.tests, header, machine.bandwidth, [build_bandwidth_chart(machine)]
         ),
         lambda: report_page.build_charts(result.tests, header, machine.bandwidth)[:1],
         reporting,

@@ -172,9 +172,12 @@ def _print_results(
 ) -> None:
     """Print the results as text, and below them the comparison of a sweep."""
     from llmcli.bench.speed import llama_bench_output, sweep
-    from llmcli.ui import write_now, escape_controls
+    from llmcli.ui import escape_controls, write_now
 
-    write_now(sys.stdout, escape_controls(llama_bench_output.format_results(results, output_format)) + "\n")
+    write_now(
+        sys.stdout,
+        escape_controls(llama_bench_output.format_results(results, output_format)) + "\n",
+    )
     if sweep_names and output_format == "md":
         ui.text()
         ui.table(*sweep.build_table(results, sweep_names))
@@ -236,7 +239,9 @@ def _run_tests(
         )
     except KeyboardInterrupt:
         if keeper and keeper.run_numbers:
-            ui.note(f"saved {format_count(len(keeper.run_numbers), 'result')}: llmcli bench history")
+            ui.note(
+                f"saved {format_count(len(keeper.run_numbers), 'result')}: llmcli bench history"
+            )
         raise
 
 

@@ -17,7 +17,7 @@ from llmcli.errors import UsageError, UserError
 from llmcli.units import format_count
 
 if TYPE_CHECKING:
-    from llmcli.bench.tune.tune import TuningResult, RunSetting, SearchSpace
+    from llmcli.bench.tune.tune import RunSetting, SearchSpace, TuningResult
     from llmcli.catalog.fetch import FetchedModel
     from llmcli.config import Config
     from llmcli.planning.tuned_profile import TunedProfile
@@ -101,7 +101,7 @@ def _tune(
     ui: "UI",
 ) -> None:
     from llmcli.bench.tune.tune import RunSetting
-    from llmcli.commands.bench.reports import tune as tune_page
+    from llmcli.commands.bench.reports.tune import build_charts, build_page
     from llmcli.hardware import rpc_workers
     from llmcli.model_loader.prepare import prepare_model
     from llmcli.planning import resolve_options, tuned_profile
@@ -155,8 +155,8 @@ def _tune(
         )
     verdict = _verdict(model, saved, result)
     show_report(
-        lambda: tune_page.build_page(model.name, verdict, result),
-        lambda: tune_page.build_charts(result)[:1],
+        lambda: build_page(model.name, verdict, result),
+        lambda: build_charts(result)[:1],
         reporting,
         ui,
     )
@@ -236,7 +236,10 @@ def _changed_options(result: "TuningResult") -> dict[str, Any]:
 
 
 def _build_profile(
-    model: "FetchedModel", machine_and_build: tuple[str, str, str], objective: str, result: "TuningResult"
+    model: "FetchedModel",
+    machine_and_build: tuple[str, str, str],
+    objective: str,
+    result: "TuningResult",
 ) -> "TunedProfile":
     from llmcli.planning.tuned_profile import TunedProfile
 
@@ -313,7 +316,9 @@ def _build_document(
     }
 
 
-def _print_result(model: "FetchedModel", saved: "TunedProfile", result: "TuningResult", ui: "UI") -> None:
+def _print_result(
+    model: "FetchedModel", saved: "TunedProfile", result: "TuningResult", ui: "UI"
+) -> None:
     from llmcli.commands.bench.reports.tune import OPTION_LABELS, format_value
 
     rows = [

@@ -1,6 +1,12 @@
 """`/bench`: runs the measurement of bench on the model that a chat has open."""
 
-from llmcli.bench.speed import measure as kernel
+from llmcli.bench.speed.measure import (
+    ModelUnderTest,
+    SpeedResult,
+    average,
+    measure_test,
+    standard_deviation,
+)
 from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.chat.chat_session import MeasuredSpeed
 from llmcli.runtime.runner import Runner
@@ -15,7 +21,7 @@ def measure(runner: Runner, n_prompt: int, n_gen: int) -> list[MeasuredSpeed]:
     The test uses a context of its own size, so that the conversation's cache is not touched.
     """
     model, options = runner.model, runner.options
-    subject = kernel.ModelUnderTest(
+    subject = ModelUnderTest(
         str(runner.header.path), model.description, model.nbytes, model.n_params
     )
     assert options.threads, options
@@ -35,15 +41,15 @@ def measure(runner: Runner, n_prompt: int, n_gen: int) -> list[MeasuredSpeed]:
         )
         for kind, count in (("pp", n_prompt), ("tg", n_gen))
     ]
-    return [_as_speed(kernel.measure_test(model, subject, test, REPETITIONS)) for test in tests]
+    return [_as_speed(measure_test(model, subject, test, REPETITIONS)) for test in tests]
 
 
-def _as_speed(result: kernel.SpeedResult) -> MeasuredSpeed:
+def _as_speed(result: SpeedResult) -> MeasuredSpeed:
     rates, gaps = result.samples_ts, result.itl_ms
     return MeasuredSpeed(
         result.test.name,
-        kernel.average(rates),
-        kernel.standard_deviation(rates),
+        average(rates),
+        standard_deviation(rates),
         gaps["p50"] if gaps else None,
         gaps["p99"] if gaps else None,
     )

@@ -13,9 +13,13 @@ import typer
 
 from llmcli import text_input
 from llmcli.commands.command_context import start_command
-from llmcli.commands.options import run as flags
 from llmcli.commands.options.arguments import DEFAULT_MODEL, REF_HELP
-from llmcli.commands.options.run import RunCommand
+from llmcli.commands.options.run import (
+    RunCommand,
+    choose_model,
+    choose_model_and_argument,
+    parse_run_flags,
+)
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.run_flags import RunFlags
 from llmcli.text_input import decode_utf8
@@ -49,8 +53,8 @@ def chat(
     ] = None,
 ) -> None:
     """Chat with a model. Input from a pipe is read as one message per line."""
-    given = flags.parse_run_flags(ctx)
-    ref = flags.choose_model(ref, given.model)
+    given = parse_run_flags(ctx)
+    ref = choose_model(ref, given.model)
     if given.samples > 1:
         raise UsageError(
             "chat gives one answer at a time",
@@ -89,8 +93,8 @@ def run(
 
     Without a prompt, on a terminal, opens the chat.
     """
-    given = flags.parse_run_flags(ctx)
-    ref, text = flags.choose_model_and_argument(ref, text, given.model)
+    given = parse_run_flags(ctx)
+    ref, text = choose_model_and_argument(ref, text, given.model)
     if ref is None:
         raise UsageError(
             "no model given", hint=f"llmcli run {DEFAULT_MODEL} 'Why is the sky blue?'"

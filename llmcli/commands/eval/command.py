@@ -105,12 +105,12 @@ def evaluate(
     from llmcli.commands.eval import report
     from llmcli.planning import resolve_options
     from llmcli.runtime.requests.request import RunOptions
-    from llmcli.workflows.evaluation import evaluate as evaluating
-    from quant.evaluation import base_logits as baselogits
+    from llmcli.workflows.evaluation.evaluate import EvaluationRequest, run_evaluation
+    from quant.evaluation.base_logits import is_base_logits, load_base_logits
 
     config, ui = start_command(json, offline)
     workers.join(ui)
-    if base and baselogits.is_base_logits(Path(base).expanduser()):
+    if base and is_base_logits(Path(base).expanduser()):
         base_logits, base = Path(base), None
     options = RunOptions(
         ctx or DEFAULT_CTX,
@@ -125,7 +125,7 @@ def evaluate(
     )
     _refuse_conflicts(base, base_logits, text, ctx, save_base)
     resolve_options.validate_options(options)
-    saved_logits = baselogits.load_base_logits(base_logits.expanduser()) if base_logits else None
+    saved_logits = load_base_logits(base_logits.expanduser()) if base_logits else None
     text_content, text_name = (
         (None, str(base_logits)) if saved_logits else read_evaluation_text(text)
     )
@@ -139,10 +139,8 @@ def evaluate(
         [save_base], [*model.header.files, *(base_side.header.files if base_side else ()), text]
     )
     target = save_base.expanduser() if save_base else None
-    outcome = evaluating.run_evaluation(
-        evaluating.EvaluationRequest(
-            model, base_side, saved_logits, text_content, chunks, target, fresh
-        ),
+    outcome = run_evaluation(
+        EvaluationRequest(model, base_side, saved_logits, text_content, chunks, target, fresh),
         config,
         ui,
     )

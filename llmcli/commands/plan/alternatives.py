@@ -11,7 +11,7 @@ from llmcli.commands.plan import quantized_sizes
 from llmcli.commands.plan.quantized_sizes import QuantizedSize
 
 if TYPE_CHECKING:
-    from llmcli.planning.memory_plan import Planner, MemoryPlan
+    from llmcli.planning.memory_plan import MemoryPlan, Planner
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.ui import UI
     from quant.model_file.model_header import ModelHeader
@@ -48,16 +48,18 @@ def find_alternatives(
 
     `memory_plan`: plan of that run; `file_exists`: False if its file is not written yet.
     """
-    from llmcli.planning import memory_plan as planning
+    from llmcli.planning.memory_plan import (
+        PLANNED_CACHE_TYPES,
+        largest_gpu_layers,
+        open_memory_planner,
+    )
 
-    with planning.open_memory_planner(header, options, gpu_layers, draft) as planner:
+    with open_memory_planner(header, options, gpu_layers, draft) as planner:
         types, sequences = planner.bytes_by_type, planner.largest_sequence_count()
-        longest = {kind: planner.largest_context(kind) for kind in planning.PLANNED_CACHE_TYPES}
-        taken = tuple(
-            kind for kind in planning.PLANNED_CACHE_TYPES if planner.supports_cache_type(kind)
-        )
+        longest = {kind: planner.largest_context(kind) for kind in PLANNED_CACHE_TYPES}
+        taken = tuple(kind for kind in PLANNED_CACHE_TYPES if planner.supports_cache_type(kind))
     max_gpu_layers, layers = (
-        planning.largest_gpu_layers(header, options, draft),
+        largest_gpu_layers(header, options, draft),
         (header.get_int("block_count") or 0) + 1,
     )
     with tempfile.TemporaryDirectory(prefix="llmcli-plan-") as folder:

@@ -33,7 +33,7 @@ from llmcli.errors import UsageError, UserError
 if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.model_loader.header_only import PlannedFile
-    from llmcli.planning.memory_plan import Planner, MemoryPlan
+    from llmcli.planning.memory_plan import MemoryPlan, Planner
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.runtime.requests.request import RunOptions
     from llmcli.ui import UI
@@ -164,21 +164,21 @@ def _measure_receipts(
 
     The measurement comes before other plans, because those enlarge the process. Raises UserError.
     """
-    from llmcli.planning import memory_plan as planning
+    from llmcli.planning import memory_plan
 
     if measure and subject.unloadable_reason:
         raise UserError(
             f"{subject.name} cannot be measured: {subject.unloadable_reason}",
             hint="leave out --measure",
         )
-    with planning.open_memory_planner(header, context, layers, draft) as planner:
+    with memory_plan.open_memory_planner(header, context, layers, draft) as planner:
         receipt = planner.memory_plan()
     if measure and receipt.fits is False:
         raise UserError(
             f"{subject.name} does not fit and was not loaded",
             hint="leave out --measure to see what it would take",
         )
-    return receipt, planning.measure_loaded(header, context, layers) if measure else None
+    return receipt, memory_plan.measure_loaded(header, context, layers) if measure else None
 
 
 @contextmanager

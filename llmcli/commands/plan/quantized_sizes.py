@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llmcli.units import format_size
 
 if TYPE_CHECKING:
-    from llmcli.planning.memory_plan import Planner, MemoryPlan
+    from llmcli.planning.memory_plan import MemoryPlan, Planner
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.ui import UI
     from quant.gguf.layout import FileLayout
@@ -64,10 +64,10 @@ def quantized_sizes(
     that is not written yet.
     """
     from quant.errors import UserError
-    from quant.quantize import write as road
+    from quant.quantize import write
     from quant.quantize.plan import plan_sizes
 
-    source, sizes = road.open_gguf(header.path), []
+    source, sizes = write.open_gguf(header.path), []
     receipts: dict[tuple[str, ...], MemoryPlan] = {}
     for name, kind in file_types().items():
         if name == "MXFP4_MOE" and not source.facts.experts:
@@ -134,20 +134,20 @@ def _plan_type(
 
 def _header_without_vocabulary(plan: "Plan", header: "ModelHeader") -> "FileLayout":
     """Return the header of a plan, with the vocabulary replaced by the number of its tokens."""
-    from quant.gguf import layout as writer
     from quant.gguf.header import GgufArray
+    from quant.gguf.layout import encode_entry, lay_out_file
 
     source = plan.source
     token_array = header.metadata.get("tokenizer.ggml.tokens")
     n_tokens = token_array.count if isinstance(token_array, GgufArray) else 0
     entries = {key: blob for key, blob in source.entries if not key.startswith(TOKENIZER_PREFIX)}
     entries |= {
-        "tokenizer.ggml.model": writer.encode_entry("string", "no_vocab"),
-        f"{header.architecture}.vocab_size": writer.encode_entry("uint32", n_tokens),
-        "general.file_type": writer.encode_entry("uint32", plan.file_type.number),
+        "tokenizer.ggml.model": encode_entry("string", "no_vocab"),
+        f"{header.architecture}.vocab_size": encode_entry("uint32", n_tokens),
+        "general.file_type": encode_entry("uint32", plan.file_type.number),
     }
     tensors = [(step.weight.name, step.weight.shape, step.type) for step in plan.steps]
-    return writer.lay_out_file([*entries.items()], tensors, source.alignment)
+    return lay_out_file([*entries.items()], tensors, source.alignment)
 
 
 def build_documents(sizes: Iterable[QuantizedSize], *, is_quantized: bool) -> list[dict[str, Any]]:
@@ -178,7 +178,9 @@ def print_table(sizes: list[QuantizedSize], ui: "UI", *, is_quantized: bool) -> 
             quantized_size.type,
             format_size(quantized_size.file_bytes),
             f"{quantized_size.bits_per_weight:.2f}",
-            "unknown" if quantized_size.total_bytes is None else format_size(quantized_size.total_bytes),
+            "unknown"
+            if quantized_size.total_bytes is None
+            else format_size(quantized_size.total_bytes),
             fits_words[quantized_size.fits],
             ", ".join(
                 ["this file"] * quantized_size.is_present

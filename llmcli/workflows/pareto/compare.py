@@ -21,19 +21,19 @@ from typing import TYPE_CHECKING
 from llmcli import __version__, file_lock
 from llmcli.atomic_files import make_folder, write_atomically
 from llmcli.hardware import host, rpc_workers
-from llmcli.model_loader import float_copy as bases
+from llmcli.model_loader.float_copy import float_copy_plan, open_runnable, require_disk_space
 from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.units import format_size
 from llmcli.workflows.certification import verify
-from llmcli.workflows.evaluation import evaluate as evaluating
 from llmcli.workflows.evaluation import models
+from llmcli.workflows.evaluation.evaluate import EvaluationRequest, run_evaluation
 from llmcli.workflows.evaluation.text import prepare_side
 from quant.certificate.certificate import AnswerMetrics, SpeedComparison
-from quant.evaluation import base_logits as baselogits
 from quant.evaluation import evaluate
+from quant.evaluation.base_logits import load_base_logits
 from quant.json_dataclasses import encode_value, parse_json
-from quant.quantize import write as road
+from quant.quantize import write
 
 if TYPE_CHECKING:
     from llmcli.config import Config
@@ -199,19 +199,17 @@ def _measure_settings(
     """Measure the remaining settings one after the other."""
     points = {}
     with ExitStack() as stack:
-        path = stack.enter_context(bases.open_runnable(request.source, config, ui, request.threads))
+        path = stack.enter_context(open_runnable(request.source, config, ui, request.threads))
         base = prepare_side(path, request.options, ui)
         logits = folder / "base.logits"
         _print_forecast(request, base, len(remaining), logits, ui)
         text_content, _ = request.text
-        evaluating.run_evaluation(
-            evaluating.EvaluationRequest(
-                base, None, None, text_content, request.chunks, logits, quiet=True
-            ),
+        run_evaluation(
+            EvaluationRequest(base, None, None, text_content, request.chunks, logits, quiet=True),
             config,
             ui,
         )
-        base_logits = baselogits.load_base_logits(logits)
+        base_logits = load_base_logits(logits)
         stack.callback(base_logits.close)
         for number, name in enumerate(remaining, 1):
             ui.note(f"{name} ({number} of {len(remaining)})")
@@ -236,15 +234,15 @@ def _measure_setting(
     make_folder(out.parent)
     started_at = time.monotonic()
     with ui.bar(f"quantize to {name}", len(plan.steps), unit="tensors") as bar:
-        report = road.write_model(
+        report = write.write_model(
             plan, out, threads=request.threads, on_tensor=lambda progress: bar.advance(1)
         )
     seconds = (
         0.0 if report.already_finished or report.resumed_bytes else time.monotonic() - started_at
     )
     model = prepare_side(out, request.options, ui)
-    outcome = evaluating.run_evaluation(
-        evaluating.EvaluationRequest(model, None, base[1], None, request.chunks, quiet=True),
+    outcome = run_evaluation(
+        EvaluationRequest(model, None, base[1], None, request.chunks, quiet=True),
         config,
         ui,
     )
@@ -309,11 +307,11 @@ def _require_disk_space(
     sizes = [request.plans[name].nbytes for name in remaining]
     file_bytes = sum(sizes) if request.keep_folder else max(sizes)
     float_copy, logit_bytes = (
-        bases.float_copy_plan(request.source),
+        float_copy_plan(request.source),
         request.chunks * request.n_ctx // 2 * POSITION_BYTES,
     )
     cache_bytes = logit_bytes + (float_copy.nbytes if float_copy else 0)
-    bases.require_disk_space(
+    require_disk_space(
         {
             (request.keep_folder or folder): file_bytes
             + (0 if request.keep_folder else cache_bytes),
@@ -356,7 +354,7 @@ def _load_result(request: ParetoRequest, name: str, folder: Path) -> ParetoPoint
     except (OSError, ValueError):
         return None
     plan = request.plans[name]
-    is_current = request.keep_folder is None or road.is_finished(
+    is_current = request.keep_folder is None or write.is_finished(
         plan, request.keep_folder / _file_name(request, name)
     )
     return replace(point, name=name) if point.settings == plan.settings and is_current else None

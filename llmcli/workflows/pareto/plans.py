@@ -17,7 +17,7 @@ from quant.calibration import imatrix, moments
 from quant.calibration.imatrix import Imatrix
 from quant.calibration.moments import MomentsFile
 from quant.folds import choose, folded_source
-from quant.quantize import plan as planning
+from quant.quantize.plan import method_by_name, plan_quantization
 from quant.recipes import tensor_types
 from quant.recipes.tensor_types import NO_OVERRIDES, TypeOverrides
 
@@ -45,7 +45,7 @@ def build_plans(
             DEFAULT_TYPES if settings.types is None and not sizes else settings.types
         )
     ]
-    methods = [planning.method_by_name(word).name for word in _split_list(settings.methods)]
+    methods = [method_by_name(word).name for word in _split_list(settings.methods)]
     folds = list(dict.fromkeys(settings.fold or ["none"]))
     for size in sizes:
         SizeRequest(target_size=size).validate(
@@ -93,7 +93,7 @@ def _load_statistics(
     )
     active_fold = next((fold for fold in folds if choose.parse_fold_kinds(fold)), None)
     moments_method = next(
-        (name for name in methods if planning.method_by_name(name).needs == "moments"), None
+        (name for name in methods if method_by_name(name).needs == "moments"), None
     )
     if moments_method and second_moments is None:
         return ensure_statistics.ensure_statistics(
@@ -123,7 +123,7 @@ def _make_builder(
     steered = {"method": method, "fold": fold * has_fold, **inputs.digests}
 
     def make(kind: str, wishes: TypeOverrides) -> "Plan":
-        return planning.plan_quantization(
+        return plan_quantization(
             source,
             kind,
             wishes,

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.workflows.quantization.size_request import SizeRequest
 from quant.allocation.allocate import SIZE_TOLERANCE
-from quant.quantize import plan as planning
-from quant.quantize.plan import Plan
-from quant.recipes import plan_file as plans
+from quant.quantize.plan import Plan, plan_quantization
+from quant.recipes import plan_file
 from quant.recipes.plan_file import TypeMix, nearest_file_type
 from quant.recipes.tensor_types import TypeOverrides
 
@@ -46,9 +45,7 @@ class PlanBuilder:
 
     def plain_mix_plan(self, types: Mapping[str, str]) -> Plan:
         """Return the plan of a mix without method and importance."""
-        return planning.plan_quantization(
-            self.source, self.nominal_type(types), TypeOverrides(mix=types)
-        )
+        return plan_quantization(self.source, self.nominal_type(types), TypeOverrides(mix=types))
 
     def nominal_type(self, types: Mapping[str, str]) -> str:
         """Return the file type that a mix is reported as."""
@@ -75,7 +72,7 @@ def build_plan(
         plan, json_fields = builder.build(file_type, overrides), dict[str, Any]()
         mix = recipe_mix(plan, builder.provenance)
     elif size.plan is not None:
-        mix = plans.load_plan_file(size.plan.expanduser())
+        mix = plan_file.load_plan_file(size.plan.expanduser())
         mix.require_match(builder.source.fingerprint, builder.provenance)
         plan, json_fields = (
             builder.mix_plan(mix.types),
@@ -93,7 +90,7 @@ def validate(
     if not size.overrides_recipe:
         builder.build(file_type, overrides)
     elif size.plan is not None:
-        mix = plans.load_plan_file(size.plan.expanduser())
+        mix = plan_file.load_plan_file(size.plan.expanduser())
         mix.require_match(
             builder.source.fingerprint, mix.settings
         )  # the statistics are not known yet

@@ -29,8 +29,8 @@ from quant.evaluation.divergence import F32, F64, PositionScores, ThreadedScorer
 from quant.evaluation.evaluate import Evaluation, TextChunks
 from quant.model_file import load_checks, model_header, read_header
 from quant.native import ggml
-from quant.quantize import plan as plan_module
-from quant.quantize import write as road
+from quant.quantize import write
+from quant.quantize.plan import plan_quantization
 
 if TYPE_CHECKING:
     from llmcli.ui import UI
@@ -126,11 +126,11 @@ def open_scratch_model(
     """
     text = _read_text(source, probe_text)
     make_folder(path.parent)
-    plan = plan_module.plan_quantization(source, "F16")
+    plan = plan_quantization(source, "F16")
     with ExitStack() as stack:
         stack.callback(path.unlink, missing_ok=True)
         with ui.bar("write a scratch copy", len(plan.steps), unit="tensors") as bar:
-            road.write_model(
+            write.write_model(
                 plan,
                 path,
                 threads=probe_text.threads,

@@ -21,7 +21,7 @@ from llmcli.workflows.calibration import calibrate, ensure_statistics
 from quant.calibration import moments
 from quant.model_file import read_header
 from quant.native import blas_threads
-from quant.quantize import write as road
+from quant.quantize import write
 from quant.quantize.blockwise import BlockwiseModel, TensorGroup, unquantized_plan
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def write_blockwise(
 
     `request`: the statistics request with the text to read. Raises UserError.
     """
-    road.require_writable_files(plan, out)
-    if not force and road.is_finished(plan, out):
+    write.require_writable_files(plan, out)
+    if not force and write.is_finished(plan, out):
         return quantize_file.write_with_progress(plan, out, ui, threads=threads)
     started_at = time.monotonic()
     with (
@@ -68,7 +68,7 @@ def write_blockwise(
         )
         run.run()
         with ui.bar(f"join {out.name}", len(plan.steps), "tensors") as bar:
-            report = road.write_model(
+            report = write.write_model(
                 run.prefix.merged_plan(),
                 out,
                 threads=threads,
@@ -105,7 +105,7 @@ class _BlockwiseRun:
             f"{plan.source.fingerprint} {plan.settings}".encode()
         ).hexdigest()[:16]
         self.threads = request.threads or host.core_count()
-        self.work = road.WriteRun(plan, self.threads)
+        self.work = write.WriteRun(plan, self.threads)
         self.n_other_methods = self.peak_bytes = 0
 
     def run(self) -> None:

@@ -9,10 +9,10 @@ from llmcli.bench import report_page
 from llmcli.bench.load import mixes, output
 from llmcli.bench.load.metrics import METRIC_DEFINITIONS, LoadMetrics
 from llmcli.bench.load.slo import Slo
-from llmcli.bench.plots import load as drawing
+from llmcli.bench.plots import load
 from llmcli.charts.chart import Chart, Table
 from llmcli.commands.options.report import ReportSettings, show_report
-from llmcli.ui import write_now, escape_controls
+from llmcli.ui import escape_controls, write_now
 
 if TYPE_CHECKING:
     from llmcli.bench.load.ab_comparison import MetricRatio, ServerComparison
@@ -37,7 +37,10 @@ def print_results(
     elif output_format == "json":
         ui.result(build_document(result, search))
     else:
-        write_now(sys.stdout, escape_controls(output.format_rows(result_rows(result), output_format)) + "\n")
+        write_now(
+            sys.stdout,
+            escape_controls(output.format_rows(result_rows(result), output_format)) + "\n",
+        )
     show_report(
         lambda: build_page(result, slo, search),
         lambda: build_charts(result, slo, search),
@@ -123,11 +126,11 @@ def build_charts(
     """Return the charts of all results."""
     built: list[Chart] = []
     for pair in result.comparisons:
-        built += drawing.build_comparison_charts(pair.a.load.name, pair)
+        built += load.build_comparison_charts(pair.a.load.name, pair)
     for edge in result.max_loads:
-        built += drawing.build_search_charts(edge, search.required_share if search else 1.0)
-        built += drawing.build_charts([best], slo) if (best := edge.best_metrics) else []
-    return built + (drawing.build_charts(result.measured, slo) if result.measured else [])
+        built += load.build_search_charts(edge, search.required_share if search else 1.0)
+        built += load.build_charts([best], slo) if (best := edge.best_metrics) else []
+    return built + (load.build_charts(result.measured, slo) if result.measured else [])
 
 
 def build_page(
