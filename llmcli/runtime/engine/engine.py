@@ -7,7 +7,7 @@ returns the events. The engine computes; the strategy of each request reads the 
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.batch import BatchRows
@@ -27,7 +27,6 @@ from llmcli.runtime.strategies.base import ModelVocabulary, Speculation, Strateg
 from llmcli.types import Event, Finish
 
 SINGLE_CONVERSATION = Schedule()
-PassT = TypeVar("PassT", ForwardPass, BatchRows)
 
 
 class ForwardContext(BatchedMemory, Protocol):
@@ -64,18 +63,15 @@ class Engine:
         prefill_reader: PrefillReader | None = None,
     ) -> None:
         """`keeps_idle` is passed to the ledger."""
-        self.context, self.prefill_reader, self.ledger = (
-            context,
-            prefill_reader,
-            Ledger(context, keeps_idle),
-        )
+        self.context, self.prefill_reader = context, prefill_reader
+        self.ledger = Ledger(context, keeps_idle)
         self.scheduler = Scheduler(context, self.ledger, schedule)
         self.resources = StrategyResources(vocabulary, native, self.ledger, speculation)
         self._live: dict[int, Sequence] = {}
         self._answers: dict[int, Answer] = {}
-        self._passing: ForwardPass | None = None  # being computed now
+        self._current_pass: ForwardPass | None = None  # the scheduled pass being computed
         self._count = 0
-        self._prompted = self._drawn = 0  # tokens computed of prompts, and generated
+        self._n_prompt_tokens = self._n_tokens = 0  # computed of prompts, and generated
 
     @property
     def is_busy(self) -> bool:
@@ -92,18 +88,16 @@ class Engine:
     @property
     def stats(self) -> EngineLoad:
         """Return the current load."""
-        scheduler, drawn = (
-            self.scheduler,
-            self._drawn + sum(len(one.times) for one in self._live.values()),
-        )
+        scheduler = self.scheduler
+        n_tokens = self._n_tokens + sum(len(sequence.times) for sequence in self._live.values())
         return EngineLoad(
             len(scheduler.running),
             len(scheduler.waiting),
             scheduler.waiting.n_preempted,
             self.ledger.used_cells,
             self.ledger.size,
-            self._prompted,
-            drawn,
+            self._n_prompt_tokens,
+            n_tokens,
             scheduler.n_preemptions,
         )
 
@@ -119,7 +113,7 @@ class Engine:
     def check(self) -> None:
         """Assert that the ledger agrees with llama.cpp's own positions."""
         self.ledger.check()
-        busy = sum(1 + len(one.branch_slots) for one in self.scheduler.running.values())
+        busy = sum(1 + len(sequence.branch_slots) for sequence in self.scheduler.running.values())
         assert self.ledger.n_idle == self.context.n_seq_max - busy, (self.ledger.n_idle, busy)
 
     def submit(self, request: Request) -> int:
@@ -127,7 +121,7 @@ class Engine:
 
         Raises QueueFull when too many requests wait.
         """
-        self._admit(1)
+        self._refuse_if_full(1)
         return self._queue(request, resolve_seed(request.sampling.seed)).id
 
     def submit_samples(self, request: Request, count: int) -> list[int]:
@@ -136,16 +130,17 @@ class Engine:
 
         Raises QueueFull when too many requests wait.
         """
-        self._admit(count)
+        self._refuse_if_full(count)
         seed = resolve_seed(request.sampling.seed)
         first = self._queue(request, seed)
         others = [
-            self._queue(request, (seed + more) % N_SEEDS, more, first) for more in range(1, count)
+            self._queue(request, (seed + number) % N_SEEDS, number, first)
+            for number in range(1, count)
         ]
         first.has_samples = bool(others)
-        return [one.id for one in (first, *others)]
+        return [sequence.id for sequence in (first, *others)]
 
-    def _admit(self, count: int) -> None:
+    def _refuse_if_full(self, count: int) -> None:
         most, waiting = self.scheduler.schedule.max_waiting, len(self.scheduler.waiting)
         if most is not None and waiting + count > most:
             raise QueueFull(
@@ -188,13 +183,11 @@ class Engine:
         If most rows of a long pass belong to the sequence, the pass is aborted, and the rows of the
         others are computed again.
         """
-        live, passing = (
-            self._live.get(sequence),
-            self._passing,
-        )  # read once: the engine thread changes them
+        # read once: the engine thread changes them
+        live, current_pass = self._live.get(sequence), self._current_pass
         if live:
             live.is_cancelled = True
-            if passing and passing.is_mostly(live):
+            if current_pass and current_pass.is_mostly(live):
                 self.context.interrupt()
 
     def abort(self, sequence: int) -> None:
@@ -214,61 +207,89 @@ class Engine:
         """
         events: list[Event] = []
         plan = self._single_token_pass()
-        planned = plan is None
+        is_scheduled = plan is None
         if plan is None:
-            events += [
-                self._close(one, "cancelled")
-                for one in tuple(self._live.values())
-                if one.is_cancelled
-            ]
-            plan, over = self.scheduler.next_pass()
-            while over:
-                events.append(self._close(over, "context_full"))
-                plan, over = self.scheduler.next_pass()
+            plan = self._schedule_pass(events)
             if not plan.tokens:
                 return events
-            self._passing = plan
+            self._current_pass = plan
         begun = time.perf_counter()
         try:
-            if not planned:
-                rows = self._decode(plan)
-            elif self.prefill_reader and self.prefill_reader.can_compute(plan):
-                rows = self._with_room(self.prefill_reader.compute, plan)
-            else:
-                with self.scheduler.decodes_offloaded(plan):
-                    rows = self._decode(plan)
-        except Aborted:
-            self._restore(plan)
-            return events
-        except UserError:
-            self._restore(plan)
-            raise
-        # the cells of a sliding window have no slot left, which the ledger does not count
-        except NoSlot:
-            if self.scheduler.preempt_one():
-                return events
-            return [*events, self._close(plan.shares[-1].sequence, "context_full")]
+            rows = self._compute(plan, is_scheduled)
+        except (Aborted, NoSlot, UserError) as error:
+            return events + self._undo(plan, error)
         finally:
-            self._passing = (
-                None  # otherwise a later cancel() would abort the next pass, of other sequences
-            )
-        spent = time.perf_counter() - begun
-        if planned:
-            self.scheduler.record_pass(len(plan.tokens), spent)
-        at = 0
-        for sequence, count, wanted in plan.shares:
-            events += self._advance(sequence, count, iter(rows[at : at + wanted]), spent)
-            at += wanted
+            # otherwise a later cancel() would abort the next pass, of other sequences
+            self._current_pass = None
+        seconds = time.perf_counter() - begun
+        if is_scheduled:
+            self.scheduler.record_pass(len(plan.tokens), seconds)
+        first = 0
+        for sequence, count, n_logits in plan.shares:
+            events += self._advance(sequence, count, iter(rows[first : first + n_logits]), seconds)
+            first += n_logits
         return events
+
+    def _schedule_pass(self, events: list[Event]) -> ForwardPass:
+        """Return the next pass of the scheduler, empty when nothing is to be computed. Sequences
+        that are cancelled or too long for the pool end first; `events` receives their events.
+        """
+        for sequence in tuple(self._live.values()):
+            if sequence.is_cancelled:
+                events.append(self._close(sequence, "cancelled"))
+        while True:
+            plan, too_long = self.scheduler.next_pass()
+            if too_long is None:
+                return plan
+            events.append(self._close(too_long, "context_full"))
+
+    def _compute(self, plan: ForwardPass, is_scheduled: bool) -> SequenceOf[RowLogits]:
+        """Compute a pass, in the prefill context or beside offloaded answers if it is long."""
+        if not is_scheduled:
+            return self._compute_with_room(self._decode, plan)
+        if self.prefill_reader and self.prefill_reader.can_compute(plan):
+            return self._compute_with_room(self.prefill_reader.compute, plan)
+        with self.scheduler.decodes_offloaded(plan):
+            return self._compute_with_room(self._decode, plan)
+
+    def _compute_with_room(
+        self, compute: Callable[[ForwardPass], SequenceOf[RowLogits]], plan: ForwardPass
+    ) -> SequenceOf[RowLogits]:
+        """Call `compute`; if the context has no free cells, evict idle ones and call it again."""
+        try:
+            return compute(plan)
+        except NoSlot:
+            if not self.ledger.evict_idle():
+                raise
+            return compute(plan)
+
+    def _decode(self, plan: ForwardPass) -> SequenceOf[RowLogits]:
+        return self.context.decode(
+            BatchRows(plan.tokens, plan.positions, plan.slots, plan.wants_logits)
+        )
+
+    def _undo(self, plan: ForwardPass, error: Aborted | NoSlot | UserError) -> list[Event]:
+        """Handle a pass that was not computed. Return the event of the sequence that ends, if any.
+
+        Raises the UserError again.
+        """
+        if isinstance(error, NoSlot):
+            # the cells of a sliding window have no slot left, which the ledger does not count
+            if self.scheduler.preempt_one():
+                return []
+            return [self._close(plan.shares[-1].sequence, "context_full")]
+        self._restore(plan)
+        if isinstance(error, UserError):
+            raise error
+        return []
 
     def _restore(self, plan: ForwardPass) -> None:
         """Undo a pass that was not finished: parts of it may be in the cache."""
         for sequence, _, _ in plan.shares:
             for slot in (sequence.slot, *sequence.branch_slots):
                 self.ledger.restore(slot)
-            if sequence.n_computed < len(
-                sequence.tokens
-            ):  # else its branches have moved on from there
+            # else its branches have moved on from there
+            if sequence.n_computed < len(sequence.tokens):
                 sequence.n_computed = len(self.ledger.tokens[sequence.slot])
             sequence.n_reused = min(sequence.n_reused, sequence.n_computed)
 
@@ -291,81 +312,72 @@ class Engine:
             [tokens[at]], [at], [sequence.slot], [True], [SequenceRows(sequence, 1, 1)]
         )
 
-    def _decode(self, plan: ForwardPass) -> SequenceOf[RowLogits]:
-        return self._with_room(
-            self.context.decode,
-            BatchRows(plan.tokens, plan.positions, plan.slots, plan.wants_logits),
-        )
-
-    def _with_room(
-        self, compute: Callable[[PassT], SequenceOf[RowLogits]], work: PassT
-    ) -> SequenceOf[RowLogits]:
-        """Call `compute`; if the context has no free cells, evict idle ones and call it again."""
-        try:
-            return compute(work)
-        except NoSlot:
-            if not self.ledger.evict_idle():
-                raise
-            return compute(work)
-
     def _advance(
-        self, sequence: Sequence, count: int, rows: Iterator[RowLogits], spent: float
+        self, sequence: Sequence, count: int, rows: Iterator[RowLogits], pass_seconds: float
     ) -> list[Event]:
-        start, told = sequence.n_computed, list[Event]()
+        """Record `count` computed tokens of a sequence and let its strategy read the rows."""
+        start = sequence.n_computed
+        events: list[Event] = []
         if start < len(sequence.tokens):
             self.ledger.append(sequence.slot, sequence.tokens[start : start + count])
             if sequence.is_prefilling:
-                self._prompted += count
-                if not sequence.times and not sequence.overflow_stats.times:
-                    if not sequence.prompt_seconds:
-                        sequence.queue_seconds = max(
-                            0.0, time.perf_counter() - spent - sequence.start_time
-                        )
-                    sequence.prompt_seconds += spent
-            sequence.record_scores(rows, start, start + count)
+                self._record_prefill(sequence, count, pass_seconds)
+            if sequence.request.score_prompt:
+                sequence.record_scores(rows, start, start + count)
             sequence.n_computed += count
             if sequence.n_computed < len(sequence.tokens):
                 return []
             if sequence.prompt_scores and not sequence.times:
-                told.append(
-                    Event(sequence.id, None, "", prompt_logprobs=tuple(sequence.prompt_scores))
-                )
+                scores = tuple(sequence.prompt_scores)
+                events.append(Event(sequence.id, None, "", prompt_logprobs=scores))
             if sequence.draft:
                 self.ledger.append(sequence.slot, sequence.draft)
         else:
             for slot, token in sequence.strategy.pending_rows():
                 self.ledger.append(slot, [token])
         if not sequence.has_samples:
-            return told + self._accept(sequence, rows, spent)
+            return events + self._accept(sequence, rows, pass_seconds)
         sequence.has_samples = False
         row = next(rows)
-        together = (sequence, *self._fork(sequence))
-        return told + [
-            event for one in together for event in self._accept(one, iter((row,)), spent)
-        ]
+        for sample in (sequence, *self._fork(sequence)):
+            events += self._accept(sample, iter((row,)), pass_seconds)
+        return events
+
+    def _record_prefill(self, sequence: Sequence, count: int, pass_seconds: float) -> None:
+        """Count prompt tokens, and the time until the first answer token."""
+        self._n_prompt_tokens += count
+        if sequence.times or sequence.overflow_stats.times:
+            return
+        if not sequence.prompt_seconds:
+            waited = time.perf_counter() - pass_seconds - sequence.start_time
+            sequence.queue_seconds = max(0.0, waited)
+        sequence.prompt_seconds += pass_seconds
 
     def _fork(self, first: Sequence) -> list[Sequence]:
         """Start the samples that wait for this prompt, in cells shared with it. Samples without a
         slot keep waiting.
         """
-        waiting = [
-            one for one in self.scheduler.waiting if not one.n_preempted
-        ]  # a preempted one has generated tokens already
-        same = [
-            one for one in waiting if one.prefix_source is first and one.request is first.request
+        samples = [
+            sequence
+            for sequence in self.scheduler.waiting
+            if not sequence.n_preempted  # a preempted one has generated tokens already
+            and sequence.prefix_source is first
+            and sequence.request is first.request
+            and sequence.strategy.slots == 1
         ]
-        placed = [
-            one
-            for one in same
-            if one.strategy.slots == 1 and self.scheduler.admission.admit_fork(first, one)
+        started = [
+            sample for sample in samples if self.scheduler.admission.admit_fork(first, sample)
         ]
-        for one in placed:
-            one.queue_seconds = first.queue_seconds
-        return placed
+        for sample in started:
+            sample.queue_seconds = first.queue_seconds
+        return started
 
-    def _accept(self, sequence: Sequence, rows: Iterator[RowLogits], spent: float) -> list[Event]:
+    def _accept(
+        self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
+    ) -> list[Event]:
+        """Let the strategy read the rows, and end the sequence when its answer is complete."""
         try:
-            events, finish = sequence.strategy.accept(sequence, rows, spent)
+            events, finish = sequence.strategy.accept(sequence, rows, pass_seconds)
         except UserError as error:
             sequence.error = error  # the other sequences continue
             return [self._close(sequence, "failed")]
@@ -375,11 +387,12 @@ class Engine:
         return [*events, self._close(sequence, finish)] if finish else events
 
     def _close(self, sequence: Sequence, finish: Finish) -> Event:
-        rest = sequence.strategy.finish(sequence, finish)
-        sequence.text.append(rest)
+        """Take a sequence out and keep its answer. Return its last event."""
+        remaining_text = sequence.strategy.finish(sequence, finish)
+        sequence.text.append(remaining_text)
         sequence.finish = finish
         self.scheduler.remove(sequence)
         del self._live[sequence.id]
-        self._drawn += len(sequence.times)
+        self._n_tokens += len(sequence.times)
         self._answers[sequence.id] = sequence.build_answer()
-        return Event(sequence.id, None, rest, finish)
+        return Event(sequence.id, None, remaining_text, finish)

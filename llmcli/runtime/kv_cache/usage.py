@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.kv_cache.ledger import Ledger
 
 
@@ -79,7 +80,7 @@ def _tree(tokens: Sequence[Sequence[int]], slots: Sequence[int]) -> tuple[Prefix
         (0, root)
     ]  # the depth at which each node ends, from the root to the last text's leaf
     for at, slot in enumerate(slots):
-        shared = _common(tokens[slots[at - 1]], tokens[slot]) if at else 0
+        shared = common_prefix(tokens[slots[at - 1]], tokens[slot]) if at else 0
         last: tuple[int, PrefixNode] | None = None
         while path[-1][0] > shared:
             last = path.pop()
@@ -97,12 +98,3 @@ def _tree(tokens: Sequence[Sequence[int]], slots: Sequence[int]) -> tuple[Prefix
             path[-1][1].children.append(leaf)
             path.append((len(tokens[slot]), leaf))
     return tuple(root.children)
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    short = min(len(first), len(second))
-    if first[:short] == second[:short]:
-        return short
-    return next(
-        at for at, (left, right) in enumerate(zip(first, second, strict=False)) if left != right
-    )

@@ -8,6 +8,7 @@ rest of each is computed, one beam after the other.
 
 from dataclasses import dataclass
 
+from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.kv_cache.ledger import Ledger
 from llmcli.runtime.requests.context_overflow import OverflowPolicy, ShortenedText
 from llmcli.runtime.requests.sequence import Sequence
@@ -102,7 +103,7 @@ class BranchRecompute:
 
     def _take(self, stem: SharedStem) -> None:
         """Share cells with the beam that has the longest common prefix."""
-        lengths = {done.slot: _common(done.tokens, stem.tokens) for done in self._done}
+        lengths = {done.slot: common_prefix(done.tokens, stem.tokens) for done in self._done}
         source = max(lengths, key=lengths.__getitem__)
         self.ledger.fork(source, stem.slot)
         self.ledger.trim(stem.slot, lengths[source])
@@ -116,12 +117,5 @@ def context_tokens(sequence: Sequence, answer: tuple[int, ...]) -> list[int]:
     if dropped == len(sequence.request.tokens) - len(prompt):  # dropped from the prompt only
         return [*prompt, *answer]
     text = [*sequence.request.tokens, *answer]
-    n_kept = _common(text, sequence.tokens)
+    n_kept = common_prefix(text, sequence.tokens)
     return [*text[:n_kept], *text[n_kept + dropped :]]
-
-
-def _common(left: list[int], right: list[int]) -> int:
-    pairs = enumerate(zip(left, right, strict=False))
-    return next(
-        (at for at, (first, second) in pairs if first != second), min(len(left), len(right))
-    )

@@ -10,6 +10,7 @@ import numpy as np
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling.chain import RowLogits, SummingChain, make_chain
+from llmcli.runtime.sampling.top_logprobs import TokenLogprob
 from llmcli.runtime.strategies.base import StrategyResources, end_tokens, refuse_nan
 from llmcli.runtime.strategies.constrained_chain import guide_chain
 from llmcli.runtime.text.detokenizer import Detokenizer
@@ -51,39 +52,55 @@ class PlainStrategy:
             return [], replayed.finish
         # Before the draw: the first scan of the row waits for memory, and this one computes
         # meanwhile.
-        log_sum = None
-        if request.logprobs:
-            log_sum = (
-                self.summing_chain.log_sum(row, self.last_logit)
-                if self.summing_chain
-                else row.log_sum(self.last_logit)
-            )
+        log_sum = self._log_sum(row) if request.logprobs else None
         begun = time.perf_counter()
-        token = (self._draw_no_end if request.ignore_eos else self.chain.draw)(row, sequence.tokens)
-        if len(sequence.times) < len(replayed.tokens):
-            token = replayed.tokens[len(sequence.times)]
-        ended = not request.ignore_eos and self.vocabulary.is_end(token)
-        if ended and not request.score_prompt:
+        token = self._draw(row, sequence)
+        is_end = not request.ignore_eos and self.vocabulary.is_end(token)
+        if is_end and not request.score_prompt:
             return [], "stop"
-        sample = time.perf_counter() - begun
+        sample_seconds = time.perf_counter() - begun
+        event = self._record(sequence, row, token, log_sum, pass_seconds, sample_seconds)
+        return [event], self._finish_reason(sequence, is_end)
+
+    def _log_sum(self, row: RowLogits) -> float:
+        if self.summing_chain:
+            return self.summing_chain.log_sum(row, self.last_logit)
+        return row.log_sum(self.last_logit)
+
+    def _draw(self, row: RowLogits, sequence: Sequence) -> int:
+        """Draw a token, or replace it by the one that another process has sent already."""
+        draw = self._draw_no_end if sequence.request.ignore_eos else self.chain.draw
+        token = draw(row, sequence.tokens)
+        replayed, n_tokens = sequence.replayed.tokens, len(sequence.times)
+        return replayed[n_tokens] if n_tokens < len(replayed) else token
+
+    def _record(
+        self,
+        sequence: Sequence,
+        row: RowLogits,
+        token: int,
+        log_sum: float | None,
+        pass_seconds: float,
+        sample_seconds: float,
+    ) -> Event:
+        """Add a token to the answer. Return its event."""
         logprob = None
+        top_logprobs: tuple[TokenLogprob, ...] = ()
         if log_sum is not None:
             self.last_logit = row.logits.item(token)
             logprob = self.last_logit - log_sum
-            if request.top_logprobs:
+            if sequence.request.top_logprobs:
                 sequence.record_top_logprobs(row.logits, log_sum)
+                top_logprobs = sequence.top_logprobs[-1]
         sequence.tokens.append(token)
         text = self.decoder.feed(self.vocabulary.piece(token))
-        top = sequence.top_logprobs[-1] if request.logprobs and request.top_logprobs else ()
-        event = Event(
-            sequence.id,
-            sequence.record_token(token, text, pass_seconds, sample, logprob),
-            text,
-            top_logprobs=top,
-        )
-        if ended or self.decoder.is_stopped:
-            return [event], "stop"
-        return [event], "length" if len(sequence.times) == request.max_tokens else None
+        token_time = sequence.record_token(token, text, pass_seconds, sample_seconds, logprob)
+        return Event(sequence.id, token_time, text, top_logprobs=top_logprobs)
+
+    def _finish_reason(self, sequence: Sequence, is_end: bool) -> Finish | None:
+        if is_end or self.decoder.is_stopped:
+            return "stop"
+        return "length" if len(sequence.times) == sequence.request.max_tokens else None
 
     def _draw_no_end(self, row: RowLogits, tokens: list[int]) -> int:
         """Draw with all end tokens forbidden, as llama.cpp does, and restore the row for other

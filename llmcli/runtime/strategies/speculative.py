@@ -20,6 +20,7 @@ from typing import ClassVar
 
 from llmcli.runtime.drafting.base import Draft, DraftState
 from llmcli.runtime.drafting.draft_length import DraftLength
+from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling.chain import NumpyChain, RowLogits
@@ -128,7 +129,7 @@ class SpeculativeStrategy(GuidedStrategy):
             new_events, finish = super().accept(sequence, iter((read_rows[at],)), 0.0)
             events += new_events
             new_tokens = sequence.tokens[length:]
-            agreed = _common(new_tokens, guessed[at:])
+            agreed = common_prefix(new_tokens, guessed[at:])
             n_right += agreed
             if finish is not None or agreed < len(new_tokens) or at == len(guessed):
                 break
@@ -165,13 +166,6 @@ class SpeculativeStrategy(GuidedStrategy):
         for drafter in self.drafters:
             drafter.close()
         return super().finish(sequence, finish)
-
-
-def _common(said: list[int], guessed: list[int]) -> int:
-    for index, (token, guess) in enumerate(zip(said, guessed, strict=False)):
-        if token != guess:
-            return index
-    return min(len(said), len(guessed))
 
 
 def _shared(sequence: Sequence, events: list[Event], since: float, spent: float) -> list[Event]:
