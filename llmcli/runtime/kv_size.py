@@ -145,56 +145,123 @@ def read_shape(metadata: Mapping[str, Any]) -> CacheShape | None:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    """What a header says about attention. Lists have one entry a layer, those of prediction heads
+    at the end included.
+    """
+
+    n_layers: int  # without prediction heads
+    kv_heads: tuple[int, ...]
+    k_size: int  # values of a key, per head
+    v_size: int
+    windowed_k_size: int  # the same for layers with a sliding window
+    windowed_v_size: int
+    window: int
+    is_windowed: tuple[bool, ...]  # of the layers without prediction heads
+
+
 def _shape(metadata: Mapping[str, Any]) -> CacheShape | None:
     arch = str(metadata.get("general.architecture", ""))
     if arch in CACHELESS_ARCHS or any(
         key.startswith(f"{arch}.{suffix}") for key in metadata for suffix in UNPREDICTED_KEYS
     ):
         return None
+    attention = _read_attention(arch, metadata)
+    if attention is None:
+        return None
+    if arch in LATENT_ARCHS and _number(arch, metadata, "attention.key_length_mla"):
+        return _latent_shape(attention)
+    if arch not in LATENT_ARCHS and _number(arch, metadata, "attention.kv_lora_rank"):
+        return None
+    return _grouped_shape(attention)
 
-    def number(key: str, default: int) -> int:
-        return int(metadata.get(f"{arch}.{key}", default))
 
-    latent = arch in LATENT_ARCHS and number("attention.key_length_mla", 0) > 0
-    if not latent and arch not in LATENT_ARCHS and number("attention.kv_lora_rank", 0):
+def _read_attention(arch: str, metadata: Mapping[str, Any]) -> _Attention | None:
+    """Read the sizes of attention. Return None when they make no sense."""
+    n_all = _number(arch, metadata, "block_count")
+    n_layers = n_all - _number(arch, metadata, "nextn_predict_layers")
+    if not 0 < n_layers <= n_all <= MAX_LAYERS:
         return None
-    every = number("block_count", 0)
-    layers = every - number("nextn_predict_layers", 0)
-    if not 0 < layers <= every <= MAX_LAYERS:
+    heads = _per_layer(metadata.get(f"{arch}.attention.head_count", 0), n_all)
+    kv_heads = _per_layer(metadata.get(f"{arch}.attention.head_count_kv", list(heads)), n_all)
+    if not heads or not heads[0] or len(kv_heads) != n_all:
         return None
-    embd, heads = (
-        number("embedding_length", 0),
-        _per_layer(metadata.get(f"{arch}.attention.head_count", 0), every),
+    window = 0
+    if arch not in WINDOW_IGNORED_ARCHS:
+        default_window = ALWAYS_WINDOWED.get(arch, 0)
+        window = _number(arch, metadata, "attention.sliding_window", default_window)
+    is_windowed = _windowed(arch, metadata, n_layers, window)
+    if is_windowed is None:
+        return None
+    head_size = _number(arch, metadata, "embedding_length") // heads[0]
+    k_size = _number(arch, metadata, "attention.key_length", head_size)
+    v_size = _number(arch, metadata, "attention.value_length", head_size)
+    return _Attention(
+        n_layers=n_layers,
+        kv_heads=kv_heads,
+        k_size=k_size,
+        v_size=v_size,
+        windowed_k_size=_number(arch, metadata, "attention.key_length_swa", k_size),
+        windowed_v_size=_number(arch, metadata, "attention.value_length_swa", v_size),
+        window=window,
+        is_windowed=is_windowed,
     )
-    kv_heads = _per_layer(metadata.get(f"{arch}.attention.head_count_kv", list(heads)), every)
-    if not heads or not heads[0] or len(kv_heads) != every:
-        return None
-    k = number("attention.key_length", embd // heads[0])
-    v = number("attention.value_length", embd // heads[0])
-    window = (
-        0
-        if arch in WINDOW_IGNORED_ARCHS
-        else number("attention.sliding_window", ALWAYS_WINDOWED.get(arch, 0))
-    )
-    windowed = _windowed(arch, metadata, layers, window)
-    if windowed is None:
-        return None
-    k_swa, v_swa = number("attention.key_length_swa", k), number("attention.value_length_swa", v)
-    k_heads = tuple(k_swa if w else k for w in windowed)
-    v_heads = tuple(v_swa if w else v for w in windowed)
-    v_rows = [
-        n * size for n, size in zip(kv_heads, (*v_heads, *(v,) * (every - layers)), strict=True)
-    ]
+
+
+def _grouped_shape(attention: _Attention) -> CacheShape:
+    """Return the shape of MHA, GQA and MQA: keys and values of every KV head."""
+    k_heads, v_heads = _head_sizes(attention)
+    n_layers, n_extra = attention.n_layers, len(attention.kv_heads) - attention.n_layers
+    v_sizes = (*v_heads, *(attention.v_size,) * n_extra)
+    v_values = [n * size for n, size in zip(attention.kv_heads, v_sizes, strict=True)]
     return CacheShape(
-        tuple(n * size for n, size in zip(kv_heads[:layers], k_heads, strict=True)),
-        (0,) * layers if latent else tuple(v_rows[:layers]),
-        window,
-        windowed,
-        k_heads,
-        v_heads,
-        0 if latent else max(v_rows),
-        latent,
+        k_values=_k_values(attention, k_heads),
+        v_values=tuple(v_values[:n_layers]),
+        window=attention.window,
+        is_windowed=attention.is_windowed,
+        k_heads=k_heads,
+        v_heads=v_heads,
+        widest_v=max(v_values),
     )
+
+
+def _latent_shape(attention: _Attention) -> CacheShape:
+    """Return the shape of MLA: only compressed keys are stored."""
+    k_heads, v_heads = _head_sizes(attention)
+    return CacheShape(
+        k_values=_k_values(attention, k_heads),
+        v_values=(0,) * attention.n_layers,
+        window=attention.window,
+        is_windowed=attention.is_windowed,
+        k_heads=k_heads,
+        v_heads=v_heads,
+        widest_v=0,
+        is_latent=True,
+    )
+
+
+def _k_values(attention: _Attention, k_heads: tuple[int, ...]) -> tuple[int, ...]:
+    kv_heads = attention.kv_heads[: attention.n_layers]
+    return tuple(n * size for n, size in zip(kv_heads, k_heads, strict=True))
+
+
+def _head_sizes(attention: _Attention) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the values of a key and of a value per head, for each layer."""
+    return (
+        tuple(
+            attention.windowed_k_size if windowed else attention.k_size
+            for windowed in attention.is_windowed
+        ),
+        tuple(
+            attention.windowed_v_size if windowed else attention.v_size
+            for windowed in attention.is_windowed
+        ),
+    )
+
+
+def _number(arch: str, metadata: Mapping[str, Any], key: str, default: int = 0) -> int:
+    return int(metadata.get(f"{arch}.{key}", default))
 
 
 def without_windows(shape: CacheShape) -> CacheShape:
