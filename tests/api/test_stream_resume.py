@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmcli.api import registry
+from llmcli.api.forms import FORMS
 from llmcli.api.server_settings import ServerSettings
 from llmcli.api.stream_resume import (
     MARKS_KEY,
@@ -38,7 +38,7 @@ ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], **LIMIT
 TEXT = {"prompt": "x", **LIMIT}
 TOOLS = [{"type": "function", "function": {"name": "weather"}}]
 BODIES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(registry.forms().keys() - {"/infill"}, ASKED),
+    **dict.fromkeys(FORMS.keys() - {"/infill"}, ASKED),
     "/v1/completions": TEXT,
     "/completion": TEXT,
     "/api/generate": TEXT,

@@ -248,7 +248,9 @@ class CompletionsForm(ApiForm):
     def _token_chunks(self, event: Event) -> list[Document]:
         lists = None
         if self.logprobs is not None and event.token:
-            top = [[TokenLogprob(*pair) for pair in event.top_logprobs]] if event.top_logprobs else []
+            top = (
+                [[TokenLogprob(*pair) for pair in event.top_logprobs]] if event.top_logprobs else []
+            )
             lists = logprobs.completion_logprobs(
                 self.runner, [event.token], top, self._offsets[event.sequence]
             )

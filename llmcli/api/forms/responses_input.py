@@ -58,6 +58,8 @@ def _add_call(item: Fields, said: list[Message]) -> None:
     if said and said[-1].role == "assistant":
         last = said.pop()
         calls = [*last.template_fields.get("tool_calls", ()), call]
-        said.append(Message("assistant", last.content, {**last.template_fields, "tool_calls": calls}))
+        said.append(
+            Message("assistant", last.content, {**last.template_fields, "tool_calls": calls})
+        )
     else:
         said.append(Message("assistant", "", {"tool_calls": [call]}))

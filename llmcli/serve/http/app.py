@@ -15,12 +15,12 @@ from llmcli.api.errors import ApiError, ServerBusy, as_api_error, error_document
 from llmcli.api.server_settings import ServerSettings
 from llmcli.serve.engine_thread.bridge import EngineBridge
 from llmcli.serve.engine_thread.embedding_queue import EmbeddingQueue
-from llmcli.serve.http import routes
 from llmcli.serve.http.api_keys import is_allowed
 from llmcli.serve.http.body_budget import RETRY_AFTER_SECONDS, BodyBudget, BodyBudgetMiddleware
 from llmcli.serve.http.cors import with_cors
 from llmcli.serve.http.exchange import ClientDisconnected, json_response
 from llmcli.serve.http.origin_guard import OriginGuard
+from llmcli.serve.http.routes import ROUTES
 from llmcli.serve.http.service import Route, Service
 from quant.errors import UserError
 
@@ -42,7 +42,7 @@ def make_app(bridge: EngineBridge, settings: ServerSettings) -> Starlette:
         Exception: respond_to_bug,
     }
     app = Starlette(
-        routes=[path for route in routes.routes().values() for path in _paths(route, service)],
+        routes=[path for route in ROUTES.values() for path in _paths(route, service)],
         middleware=middleware,
         exception_handlers=handlers,
     )

@@ -13,8 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from llmcli.api import registry
 from llmcli.api.errors import ApiError, as_api_error
+from llmcli.api.forms import FORMS
 from llmcli.api.forms.base import ApiForm, encode_json
 from llmcli.api.server_settings import ServerSettings
 from llmcli.api.stream_resume import (
@@ -105,7 +105,7 @@ async def build_form(
     worker thread beside the engine's.
     """
     form: ApiForm = await bridge.run_in_worker(
-        registry.forms()[path], document, bridge.runner, settings, is_short=is_short
+        FORMS[path], document, bridge.runner, settings, is_short=is_short
     )
     if form.constraint:
         await bridge.run_in_worker(form.compile_constraint, kind="grammars")

@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from llmcli.api import registry
 from llmcli.api.errors import ApiError, error_document
+from llmcli.api.forms import find_form
 from llmcli.api.forms.base import ApiForm, encode_json
 from llmcli.api.server_settings import ServerSettings
 from llmcli.api.stream_resume import MARKS_KEY, StreamPosition, new_position
@@ -89,7 +89,6 @@ class FrontServer:
             OriginGuard(self, settings),
             BodyBudgetMiddleware(self._answer, self.body_budget),
         )
-        registry.forms()  # load the forms now, not during the first request
         self._n_open = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -143,10 +142,9 @@ class FrontServer:
     async def _forward(self, scope: dict[str, Any], raw: bytes, send: Send) -> None:
         """Send a request to the upstream until it is answered. Raises ApiError if that fails."""
         key, why = prefix_key(raw), ""
-        key, why = prefix_key(raw), ""
         # A health check wants to know the state now.
         patience = 0.0 if scope["path"].endswith("/health") else RESTART_WAIT_SECONDS
-        sent = _SentAnswer(send, registry.find_form(scope["path"]))
+        sent = _SentAnswer(send, find_form(scope["path"]))
         tries, pauses = MAX_TRIES, round(RESTART_WAIT_SECONDS / BUSY_PAUSE_SECONDS)
         while tries and pauses:
             if why := await self.upstream.wait(patience):

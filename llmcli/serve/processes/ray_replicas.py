@@ -235,7 +235,9 @@ def open_replicas(open_model: OpenModel, settings: ReplicaSettings) -> Iterator[
                     deployment.bind(open_model), name=APPLICATION_NAME, route_prefix=None
                 )
             except RuntimeError as error:  # contains the replica's own message
-                reasons = re.findall(r"(?:UserError|Refusal|Damaged): (.+)", str(error))
+                reasons = re.findall(
+                    r"(?:UserError|DamagedSourceError|DamagedLine): (.+)", str(error)
+                )
                 raise UserError(
                     f"the replicas did not start: {reasons[-1] if reasons else error}",
                     hint="every machine of the cluster needs llmcli, Ray and the model under the"

@@ -1,5 +1,4 @@
-"""Tool-call formats: each is parsed as its models write it, in any pieces, also when it is forced.
-"""
+"""Tool-call formats: each is parsed as its models write it, in any pieces, also when it is forced."""
 
 import json
 import random

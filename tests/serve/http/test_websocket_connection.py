@@ -1,5 +1,4 @@
-"""WebSocket connections: a large message reserves memory early and returns what it does not need.
-"""
+"""WebSocket connections: a large message reserves memory early and returns what it does not need."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,12 +1,6 @@
-"""ROUTES."""
+"""ROUTES: the routes by their first path."""
 
-import functools
-from typing import Any
-
+from llmcli.serve.http.service import Route
 from quant.registry import collect
 
-
-@functools.cache
-def routes() -> dict[str, Any]:
-    """Return every Route by its first path."""
-    return collect("llmcli.serve.http.routes", "ROUTES", key="path")
+ROUTES: dict[str, Route] = collect(__name__, "ROUTES", key="path")

@@ -5,14 +5,16 @@ tokens are drawn.
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmcli.api import registry
+from llmcli.api.forms import FORMS, find_form
 from llmcli.serve.http.exchange import SHORT_BODY_BYTES, build_form, read_body, respond
 from llmcli.serve.http.service import Route, Service
 
 
 async def answer_request(service: Service, request: Request) -> Response:
     """Read the body as the path's form, submit its requests, and respond in its format."""
-    path = registry.find_form(request.url.path).path
+    requested = find_form(request.url.path)
+    assert requested is not None  # the route was found by this path
+    path = requested.path
     document = await read_body(request, service.settings.max_body)
     # uvicorn has already checked that the length is a number
     short = int(request.headers.get("content-length", SHORT_BODY_BYTES + 1)) <= SHORT_BODY_BYTES
@@ -24,6 +26,4 @@ def _short_paths(path: str) -> tuple[str, ...]:
     return (path.removeprefix("/v1"),) if path.startswith("/v1") else ()
 
 
-ROUTES = tuple(
-    Route(path, answer_request, ("POST",), _short_paths(path)) for path in registry.forms()
-)
+ROUTES = tuple(Route(path, answer_request, ("POST",), _short_paths(path)) for path in FORMS)

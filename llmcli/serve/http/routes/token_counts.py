@@ -7,7 +7,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmcli.api import registry
+from llmcli.api.forms import FORMS
 from llmcli.serve.http.exchange import build_form, json_response, read_body
 from llmcli.serve.http.service import Route, Service
 
@@ -31,6 +31,6 @@ ROUTES = tuple(
         partial(count_tokens, path),
         ("POST",),
     )
-    for path in registry.forms()
+    for path in FORMS
     if path.startswith("/v1/")
 )

@@ -15,9 +15,9 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from llmcli.api import registry
 from llmcli.api.errors import ApiError, as_api_error, error_document
 from llmcli.api.fields import Fields
+from llmcli.api.forms import FORMS
 from llmcli.api.forms.base import encode_json
 from llmcli.serve.engine_thread.document_stream import stream_documents
 from llmcli.serve.http import api_keys
@@ -110,8 +110,8 @@ class SocketSession:
 
     def _start_request(self, name: str, fields: Fields, reservation: BodyReservation) -> None:
         path, body = fields.required_text("path"), fields.table("body")
-        if path != EMBEDDINGS_PATH and path not in registry.forms():
-            available = ", ".join(sorted([*registry.forms(), EMBEDDINGS_PATH]))
+        if path != EMBEDDINGS_PATH and path not in FORMS:
+            available = ", ".join(sorted([*FORMS, EMBEDDINGS_PATH]))
             raise ApiError(f"path must be one of {available}", 404, param="path", code="not_found")
         if body is None:
             raise ApiError("body is missing", param="body")

@@ -1,5 +1,4 @@
-"""The page at /, in a real browser if one is installed: a chat, its figures, and no foreign code.
-"""
+"""The page at /, in a real browser if one is installed: a chat, its figures, and no foreign code."""
 
 import base64
 import hashlib
