@@ -1,33 +1,37 @@
 """Lock files between processes."""
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmcli.atomic_files import write_error, make_folder
+from llmcli.atomic_files import make_folder, write_error
 from llmcli.types import ProgressDisplay
 
 
 @contextmanager
-def hold_lock(path: Path, watcher: ProgressDisplay | None = None, resource: str = "") -> Iterator[bool]:
+def hold_lock(
+    path: Path, watcher: ProgressDisplay | None = None, resource: str = ""
+) -> Iterator[bool]:
     """Hold the lock file at `path`; yield whether this process has the lock.
 
     Without a watcher, yields False at once if another process has the lock. With a watcher, prints
     a note and waits. The kernel frees the lock of a dead process.
     """
+    from filelock import FileLock, Timeout
+
     make_folder(path.parent)
+    lock = FileLock(path, thread_local=False)
     try:
-        file = path.open("a")
+        lock.acquire(timeout=0)
+    except Timeout:
+        if watcher is None:
+            yield False
+            return
+        watcher.note(f"another llmcli is working on {resource}; waiting for it")
+        lock.acquire()
     except OSError as error:
         raise write_error(path, error) from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if watcher is None:
-                yield False
-                return
-            watcher.note(f"another llmcli is working on {resource}; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
+    try:
         yield True
+    finally:
+        lock.release()

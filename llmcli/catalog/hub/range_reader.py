@@ -50,7 +50,7 @@ class RemoteFile:
         self, spec: Spec, commit: str, blob: "HubFile", config: Config, watcher: ProgressDisplay
     ) -> None:
         from huggingface_hub import hf_hub_url
-        from huggingface_hub.utils._headers import build_hf_headers
+        from huggingface_hub.utils import build_hf_headers
 
         self.spec, self.commit, self.digest, self.config, self.watcher = (
             spec,
@@ -120,7 +120,7 @@ class RemoteFile:
         connection can be reused.
         """
         from huggingface_hub import get_session
-        from huggingface_hub.utils._http import hf_raise_for_status
+        from huggingface_hub.utils import hf_raise_for_status
 
         direct = None if hub else self.content_url
         headers = {**self.headers, "Range": f"bytes={start}-{start + nbytes - 1}"}

@@ -247,7 +247,7 @@ def _download(
 ) -> VerifiedFile:
     """Download one blob into its partial file, starting at its end, and verify it."""
     from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils._headers import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers
 
     repo = _repo_folder(spec, config)
     target = repo / "blobs" / blob.digest
@@ -306,7 +306,7 @@ def _transfer(
 def _stream(url: str, headers: dict[str, str], file: AtomicWriter) -> None:
     """Make one request, starting at the end of the partial file."""
     from huggingface_hub import get_session
-    from huggingface_hub.utils._http import hf_raise_for_status
+    from huggingface_hub.utils import hf_raise_for_status
 
     all_headers = {**headers, "Range": f"bytes={file.position}-"} if file.position else headers
     with get_session().stream("GET", url, headers=all_headers, timeout=TIMEOUT_SECONDS) as response:
