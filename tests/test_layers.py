@@ -55,7 +55,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "quant": (
         ("errors", "registry", "relative_error", "__init__"),
-        ("json_dataclasses", "record_log"),
+        ("disk_space", "json_dataclasses", "record_log"),
         ("native",),
         ("gguf", "formats", "recipes"),
         ("source",),
