@@ -5,10 +5,9 @@ from arithmetic, and the interpreter's memory from this process during the dry r
 are None.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.hardware import host
@@ -34,7 +33,19 @@ PLANNED_CACHE_TYPES = (
 MAX_CELLS = 1 << 20
 
 
-MEMORY_PARTS = ("weights", "repacked", "kv", "compute", "output", "droppable")
+@dataclass(frozen=True, slots=True)
+class MemorySums:
+    """The parts of a memory plan in bytes, over all devices; None: unknown for a device. The parts
+    are those of DeviceMemory.
+    """
+
+    weights: int | None
+    repacked: int | None
+    kv: int | None
+    compute: int | None
+    output: int
+    droppable: int | None
+    total: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +68,27 @@ class DeviceMemory:
     @property
     def total(self) -> int | None:
         """Everything that llama.cpp maps and allocates on the device."""
-        parts = (self.weights, self.repacked, self.kv, self.compute, self.output)
-        return None if None in parts else sum(part for part in parts if part)
+        return _sum((self.weights, self.repacked, self.kv, self.compute, self.output))
 
     def combined_with(self, other: "DeviceMemory") -> "DeviceMemory":
         """Return the sum of both on one device."""
-        sums: dict[str, Any] = {
-            part: _sum(getattr(self, part), getattr(other, part)) for part in MEMORY_PARTS
-        }
-        return replace(self, **sums)
+        return replace(
+            self,
+            weights=_sum((self.weights, other.weights)),
+            repacked=_sum((self.repacked, other.repacked)),
+            kv=_sum((self.kv, other.kv)),
+            compute=_sum((self.compute, other.compute)),
+            output=self.output + other.output,
+            droppable=_sum((self.droppable, other.droppable)),
+        )
 
     @property
     def required(self) -> int | None:
         """The bytes that must stay in memory: everything except the weights in the mapped file,
         which can be read again.
         """
-        parts = (
-            0 if self.device == HOST_DEVICE else self.weights,
-            self.repacked,
-            self.kv,
-            self.compute,
-            self.output,
-        )
-        return None if None in parts else sum(part for part in parts if part)
+        weights = 0 if self.device == HOST_DEVICE else self.weights
+        return _sum((weights, self.repacked, self.kv, self.compute, self.output))
 
     @property
     def free_after(self) -> int | None:
@@ -115,10 +124,18 @@ class MemoryPlan:
     resident: int | None = None
     draft: int | None = None
 
-    def sum_part(self, part: str) -> int | None:
-        """Return the sum of a part over all devices, None if it is unknown for a device."""
-        values = [getattr(share, part) for share in self.devices]
-        return None if None in values else sum(values)
+    @property
+    def sums(self) -> MemorySums:
+        """The parts, summed over all devices."""
+        return MemorySums(
+            weights=_sum(share.weights for share in self.devices),
+            repacked=_sum(share.repacked for share in self.devices),
+            kv=_sum(share.kv for share in self.devices),
+            compute=_sum(share.compute for share in self.devices),
+            output=sum(share.output for share in self.devices),
+            droppable=_sum(share.droppable for share in self.devices),
+            total=_sum(share.total for share in self.devices),
+        )
 
     @property
     def process_bytes(self) -> int | None:
@@ -177,12 +194,7 @@ class Planner:
         placed = rehearsal.tensor_buffers()
         self._mapped, self._droppable = _mapped(header, placed)
         self.bytes_by_type = _types(header, placed)
-        self._free = {HOST_DEVICE: host.available_memory()}
-        self._free |= {
-            device.name: device.free_bytes
-            for device in devices.list_devices()
-            if device.kind in devices.GPU_KINDS
-        }
+        self._free = free_by_device()
 
     def memory_plan(self) -> MemoryPlan:
         """Return the memory plan of the requested context."""
@@ -218,24 +230,13 @@ class Planner:
         # the other types require flash attention
         flash = self.options.flash_attn if cache_type in kv_size.FLOAT_TYPES else "auto"
 
-        def room(steps: int) -> int | None:
-            options = replace(
-                self.options,
-                n_ctx=steps * step,
-                type_k=cache_type,
-                type_v=cache_type,
-                flash_attn=flash,
-            )
-            free_bytes = [
-                share.free_after if share.total is not None else None
-                for share in self.device_memory(options)
-            ]
-            return (
-                None if None in free_bytes else min(free for free in free_bytes if free is not None)
-            )
+        options = replace(self.options, type_k=cache_type, type_v=cache_type, flash_attn=flash)
+
+        def free_after(steps: int) -> int | None:
+            return least_free(self.device_memory(replace(options, n_ctx=steps * step)))
 
         try:
-            largest = largest_fitting(room, MAX_CELLS // step)
+            largest = largest_fitting(free_after, MAX_CELLS // step)
         except UserError:  # the model does not support this type
             return None
         return None if largest is None else largest * step
@@ -256,23 +257,16 @@ class Planner:
         if None in self._free.values() or tokens_per_sequence > MAX_CELLS:
             return None
 
-        def room(count: int) -> int | None:
-            free_bytes = [
-                share.free_after if share.total is not None else None
-                for share in self.device_memory(
-                    replace(
-                        parallel_options,
-                        n_ctx=tokens_per_sequence * count,
-                        n_seq_max=count,
-                        n_outputs=count,
-                    )
-                )
-            ]
-            return (
-                None if None in free_bytes else min(free for free in free_bytes if free is not None)
+        def free_after(count: int) -> int | None:
+            options = replace(
+                parallel_options,
+                n_ctx=tokens_per_sequence * count,
+                n_seq_max=count,
+                n_outputs=count,
             )
+            return least_free(self.device_memory(options))
 
-        return largest_fitting(room, min(MAX_SEQUENCES, MAX_CELLS // tokens_per_sequence))
+        return largest_fitting(free_after, min(MAX_SEQUENCES, MAX_CELLS // tokens_per_sequence))
 
     def device_memory(self, options: ContextOptions) -> tuple[DeviceMemory, ...]:
         """Return the memory of another context on each device, the host first. Raises UserError if
@@ -348,6 +342,24 @@ class Planner:
         return MemoryPlan(options.n_ctx, (share,), cache, None)
 
 
+def free_by_device() -> dict[str, int | None]:
+    """Return the bytes that are free on the host and on each GPU; None: unknown."""
+    return {HOST_DEVICE: host.available_memory()} | {
+        device.name: device.free_bytes
+        for device in devices.list_devices()
+        if device.kind in devices.GPU_KINDS
+    }
+
+
+def least_free(shares: Iterable[DeviceMemory]) -> int | None:
+    """Return the bytes that would stay free on the fullest device, negative if it does not fit;
+    None: unknown.
+    """
+    free_bytes = [share.free_after if share.total is not None else None for share in shares]
+    known_bytes = [nbytes for nbytes in free_bytes if nbytes is not None]
+    return min(known_bytes, default=0) if len(known_bytes) == len(free_bytes) else None
+
+
 @contextmanager
 def open_memory_planner(
     header: ModelHeader,
@@ -372,17 +384,12 @@ def largest_gpu_layers(
     if not gpus:
         return None
 
-    def room(number: int) -> int | None:
-        with open_memory_planner(header, options, number - 1, draft_planner) as planned:
-            shares = [share for share in planned.device_memory(options) if share.device in gpus]
-        free_bytes = [share.free_after if share.total is not None else None for share in shares]
-        return (
-            None
-            if None in free_bytes
-            else min((device for device in free_bytes if device is not None), default=0)
-        )
+    def free_after(number: int) -> int | None:
+        with open_memory_planner(header, options, number - 1, draft_planner) as planner:
+            shares = planner.device_memory(options)
+        return least_free(share for share in shares if share.device in gpus)
 
-    largest = largest_fitting(room, (header.get_int("block_count") or 0) + 2)
+    largest = largest_fitting(free_after, (header.get_int("block_count") or 0) + 2)
     return None if largest is None else max(0, largest - 1)
 
 
@@ -399,12 +406,7 @@ def measure_loaded(header: ModelHeader, options: ContextOptions, gpu_layers: int
             BatchRows([token] * count, range(count), [0] * count, [False] * (count - 1) + [True])
         )
         resident = host.resident_memory()
-        free: dict[str, int | None] = {HOST_DEVICE: host.available_memory()}
-        free |= {
-            device.name: device.free_bytes
-            for device in devices.list_devices()
-            if device.kind in devices.GPU_KINDS
-        }
+        free = free_by_device()
         if allocated is None:
             devices_memory: tuple[DeviceMemory, ...] = (
                 DeviceMemory(
@@ -472,8 +474,11 @@ def merge_devices(
     return tuple(by_device.values())
 
 
-def _sum(first: int | None, second: int | None) -> int | None:
-    return None if first is None or second is None else first + second
+def _sum(addends: Iterable[int | None]) -> int | None:
+    """Return the sum; None if any addend is unknown."""
+    terms = list(addends)
+    known_terms = [term for term in terms if term is not None]
+    return sum(known_terms) if len(known_terms) == len(terms) else None
 
 
 def _mapped(
@@ -521,10 +526,10 @@ def _types(
 
 
 def largest_fitting(free_after: Callable[[int], int | None], limit: int) -> int | None:
-    """Return the largest n of 1…`most` with room(n) >= 0, where room decreases; 0: none, None:
-    unknown.
+    """Return the largest n of 1…`limit` with free_after(n) >= 0, where free_after decreases; 0: none,
+    None: unknown.
 
-    `room` is nearly linear: the root of the secant, then its neighbor, is usually the answer.
+    `free_after` is nearly linear: the root of the secant, then its neighbor, is usually the answer.
     """
     low, high = 1, limit
     at_low, at_high = free_after(low), free_after(high)

@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from llmcli.errors import UserError
-from llmcli.hardware import host, memory_limits
+from llmcli.hardware import memory_limits
 from llmcli.planning import upper_bound
 from llmcli.planning.memory_plan import (
     MAX_CELLS,
     DeviceMemory,
     Planner,
+    free_by_device,
     largest_fitting,
     open_memory_planner,
 )
 from llmcli.planning.run_plan import RunPlan
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.devices import HOST_DEVICE
 from llmcli.units import format_size
 from quant.model_file import load_checks, read_header
@@ -38,12 +38,7 @@ class NearestFit:
 
     def __init__(self, planner: Planner) -> None:
         self._planner = planner
-        self.free_by_device = {HOST_DEVICE: host.available_memory()}
-        self.free_by_device |= {
-            device.name: device.free_bytes
-            for device in devices.list_devices()
-            if device.kind in devices.GPU_KINDS
-        }
+        self.free_by_device = free_by_device()
         self._addresses = memory_limits.address_free_bytes()
 
     def device_memory(self, plan: RunPlan) -> tuple[DeviceMemory, ...]:
@@ -71,16 +66,16 @@ class NearestFit:
         )
         if cache and free is not None and not plan.gpu_layers and cache.nbytes > free:
             return free - cache.nbytes  # too large for a dry run
-        free_by_device = dict(self.free_by_device)
+        free_bytes = dict(self.free_by_device)
         shares = self.device_memory(plan)
         for share in shares:
             needed, free = (
                 _whole(share) if weights else share.required,
-                free_by_device.get(share.device),
+                free_bytes.get(share.device),
             )
-            free_by_device[share.device] = None if needed is None or free is None else free - needed
-        free_values = [value for value in free_by_device.values() if value is not None]
-        if free_by_device[HOST_DEVICE] is None or len(free_values) < len(free_by_device):
+            free_bytes[share.device] = None if needed is None or free is None else free - needed
+        free_values = [value for value in free_bytes.values() if value is not None]
+        if free_bytes[HOST_DEVICE] is None or len(free_values) < len(free_bytes):
             return None
         free_values[0] -= GROWTH_BYTES
         if self._addresses is not None:
@@ -149,16 +144,11 @@ class NearestFit:
     def build_error(self, plan: RunPlan, nearest: RunPlan | None) -> UserError:
         """Return the error that says what does not fit, with the nearest plan as its hint."""
         shares, free = self.device_memory(plan), self.free_by_device[HOST_DEVICE]
-        parts = {
-            "KV cache": "kv",
-            "weights in another layout": "repacked",
-            "compute buffers": "compute",
-        }
         sums = {
-            "weights": sum(share.weights or 0 for share in shares if share.device != HOST_DEVICE)
-        }
-        sums |= {
-            name: sum(getattr(share, part) or 0 for share in shares) for name, part in parts.items()
+            "weights": sum(share.weights or 0 for share in shares if share.device != HOST_DEVICE),
+            "KV cache": sum(share.kv or 0 for share in shares),
+            "weights in another layout": sum(share.repacked or 0 for share in shares),
+            "compute buffers": sum(share.compute or 0 for share in shares),
         }
         if not sums["KV cache"] and (cache := upper_bound.predict_cache(plan.header, plan.context)):
             sums["KV cache"] = cache.nbytes

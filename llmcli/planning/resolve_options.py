@@ -4,7 +4,7 @@ loaded.
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from llmcli.config import Config
 from llmcli.errors import UserError
@@ -87,49 +87,137 @@ def resolve_flash_attention(
     in a separate context with it. With more than MAX_PLAIN_ANSWERS parallel answers it stays on.
     Plain attention stores the scores of a pass, for which there must be memory.
     """
-    types = options.cache_type_k, options.cache_type_v
-    decided = (
-        options.flash_attn != "auto"
-        or not kv_size.FLOAT_TYPES.issuperset(types)
-        or options.reproducible
-    )
-    if decided or gpu_layers or header.has_latent_attention or parallel > MAX_PLAIN_ANSWERS:
+    request = _AttentionRequest(header, options, gpu_layers, slots, parallel)
+    if any(is_reason(request) for is_reason in REASONS_TO_KEEP_FLASH):
         return options
-    form, cells, free = _shape(header, options), options.ctx_size, host.available_memory()
-    heads = HeadShape.from_header(header, form) if form else None
-    if form is None or heads is None or not cells or free is None or not options.threads:
+    plain = _plan_plain_attention(request)
+    if plain is None or _exceeds_memory(plain) or _is_measured_slower(plain, config):
         return options
-    rows, reading = options.max_rows, 0
-    if parallel > 1:
-        if not _moves(header, form):
-            return options
-        rows, reading = (
-            min(rows, prefill_context.DECODE_UBATCH_ROWS),
-            min(cells, prefill_context.MAX_CELLS),
-        )
-    scores = int(4 * heads.queries * rows * kv_size.round_up_cells(cells))
-    cache = kv_size.predict_cache(form, cells, *types, n_ubatch=rows, n_seq_max=slots, flash=False)
-    left = free - header.tensor_bytes - cache.nbytes - RESERVED_BYTES
-    if reading:
-        left -= kv_size.predict_cache(
-            form, reading, *types, n_ubatch=options.ubatch_size, n_seq_max=slots
-        ).nbytes
-    if scores > min(MAX_SCORE_BYTES, left // 2):
-        return options
-    question = AttentionCase(
-        heads, *types, options.threads, options.threads_batch or options.threads, parallel
-    )
-    if cache.bytes_per_token >= MIN_TOKEN_BYTES and not is_faster_without_flash(question, config):
-        return options
-    return replace(options, flash_attn="off", prefill_cells=reading)
+    return replace(options, flash_attn="off", prefill_cells=plain.prefill_cells)
 
 
-def _moves(header: ModelHeader, form: kv_size.CacheShape) -> bool:
-    """Return whether KV cells can be moved between two contexts that store values differently
-    (state slicing).
+@dataclass(frozen=True, slots=True)
+class _AttentionRequest:
+    """A run whose attention is chosen. `parallel`: the number of answers at a time."""
+
+    header: ModelHeader
+    options: RunOptions
+    gpu_layers: int
+    slots: int
+    parallel: int
+
+    @property
+    def cache_types(self) -> tuple[str, str]:
+        """The types of K and V."""
+        return self.options.cache_type_k, self.options.cache_type_v
+
+
+@dataclass(frozen=True, slots=True)
+class _PlainAttention:
+    """What a run needs without flash attention, in bytes.
+
+    `scores`: the attention scores of a pass. `free`: memory that is left beside weights and caches.
+    `per_token`: keys and values of a token. `prefill_cells`: cells of the context in which parallel
+    prompts are computed, 0: no such context. `case`: what the probe would measure.
     """
+
+    scores: int
+    free: int
+    per_token: int
+    prefill_cells: int
+    case: AttentionCase
+
+
+def _is_decided(request: _AttentionRequest) -> bool:
+    """Return whether the user chose flash attention or a mode that requires it."""
+    return request.options.flash_attn != "auto" or request.options.reproducible
+
+
+def _has_quantized_cache(request: _AttentionRequest) -> bool:
+    return not kv_size.FLOAT_TYPES.issuperset(request.cache_types)
+
+
+def _uses_gpu(request: _AttentionRequest) -> bool:
+    return request.gpu_layers != 0
+
+
+def _has_latent_attention(request: _AttentionRequest) -> bool:
+    return request.header.has_latent_attention
+
+
+def _has_many_answers(request: _AttentionRequest) -> bool:
+    return request.parallel > MAX_PLAIN_ANSWERS
+
+
+def _has_fixed_cells(request: _AttentionRequest) -> bool:
+    """Return whether parallel answers would need cells moved between two contexts that store values
+    differently, which the model does not allow (state slicing).
+    """
+    header = request.header
+    cache_shape = _shape(header, request.options)
     sections = header.metadata.get(f"{header.architecture}.rope.dimension_sections")
-    return not form.window and sections is None
+    has_window = cache_shape is not None and bool(cache_shape.window)
+    return request.parallel > 1 and (has_window or sections is not None)
+
+
+REASONS_TO_KEEP_FLASH: tuple[Callable[[_AttentionRequest], bool], ...] = (
+    _is_decided,
+    _has_quantized_cache,
+    _uses_gpu,
+    _has_latent_attention,
+    _has_many_answers,
+    _has_fixed_cells,
+)
+
+
+def _plan_plain_attention(request: _AttentionRequest) -> _PlainAttention | None:
+    """Return what the run needs without flash attention; None if that is unknown."""
+    header, options, types = request.header, request.options, request.cache_types
+    cache_shape, cells, free = _shape(header, options), options.ctx_size, host.available_memory()
+    heads = HeadShape.from_header(header, cache_shape) if cache_shape else None
+    if cache_shape is None or heads is None or not cells or free is None or not options.threads:
+        return None
+    rows, prefill_cells = options.max_rows, 0
+    if request.parallel > 1:
+        rows = min(rows, prefill_context.DECODE_UBATCH_ROWS)
+        prefill_cells = min(cells, prefill_context.MAX_CELLS)
+    cache = kv_size.predict_cache(
+        cache_shape, cells, *types, n_ubatch=rows, n_seq_max=request.slots, flash=False
+    )
+    free -= header.tensor_bytes + cache.nbytes + RESERVED_BYTES
+    if prefill_cells:
+        free -= kv_size.predict_cache(
+            cache_shape,
+            prefill_cells,
+            *types,
+            n_ubatch=options.ubatch_size,
+            n_seq_max=request.slots,
+        ).nbytes
+    return _PlainAttention(
+        scores=int(4 * heads.queries * rows * kv_size.round_up_cells(cells)),
+        free=free,
+        per_token=cache.bytes_per_token,
+        prefill_cells=prefill_cells,
+        case=AttentionCase(
+            heads,
+            *types,
+            options.threads,
+            options.threads_batch or options.threads,
+            request.parallel,
+        ),
+    )
+
+
+def _exceeds_memory(plain: _PlainAttention) -> bool:
+    """Return whether the scores of a pass take too much memory."""
+    return plain.scores > min(MAX_SCORE_BYTES, plain.free // 2)
+
+
+def _is_measured_slower(plain: _PlainAttention, config: Config) -> bool:
+    """Return whether plain attention is slower on this CPU. It is only measured if attention
+    matters.
+    """
+    return plain.per_token >= MIN_TOKEN_BYTES and not is_faster_without_flash(plain.case, config)
 
 
 def spare_sequences(header: ModelHeader, options: RunOptions) -> int:
@@ -159,13 +247,13 @@ def scoring_outputs(header: ModelHeader) -> int:
     A pass computes at most as many rows of a scored prompt as it returns rows of logits, so few
     rows make scoring slow.
     """
-    tile = 4 * _words(header) * TILE_ROWS
+    tile = 4 * _vocabulary_size(header) * TILE_ROWS
     return min(2, SCORING_BYTES // tile) * TILE_ROWS if tile else 0
 
 
 def offload_bytes(free_bytes: int | None) -> int:
     """Return the bytes of host memory for offloaded answers in a full pool, and the same amount for
-    finished ones. Together they take at most half of the `free` bytes.
+    finished ones. Together they take at most half of `free_bytes`.
     """
     return OFFLOAD_BYTES if free_bytes is None else min(OFFLOAD_BYTES, max(0, free_bytes) // 4)
 
@@ -215,11 +303,12 @@ def _shape(header: ModelHeader, options: RunOptions) -> kv_size.CacheShape | Non
 
 
 def _output_bytes(header: ModelHeader, slots: int) -> int:
-    """Return the bytes of the logits of all sequences except the first, which SPARE covers."""
-    return 4 * _words(header) * (slots - 1)
+    """Return the bytes of the logits of all sequences except the first, which RESERVED_BYTES
+    covers."""
+    return 4 * _vocabulary_size(header) * (slots - 1)
 
 
-def _words(header: ModelHeader) -> int:
+def _vocabulary_size(header: ModelHeader) -> int:
     return next(
         (tensor.shape[-1] for tensor in header.tensors if tensor.name == "token_embd.weight"),
         0,

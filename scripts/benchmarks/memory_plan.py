@@ -76,7 +76,7 @@ def planned(path: Path, options: ContextOptions) -> dict[str, Any]:
     load_checks.check_loadable(header)
     with memory_plan.open_memory_planner(header, options, 0) as planner:
         told = planner.memory_plan()
-    return {part: told.sum_part(part) for part in PARTS[:5]} | {
+    return {part: getattr(told.sums, part) for part in PARTS[:5]} | {
         "interpreter": told.overhead,
         "process": told.process_bytes,
     }

@@ -216,7 +216,7 @@ def test_the_bound_is_above_the_truth(tmp_path, make, flash):
         ),
     ):
         with memory_plan.open_memory_planner(header, options, 0) as planner:
-            total = planner.memory_plan().sum_part("total")
+            total = planner.memory_plan().sums.total
         assert total is not None
         assert total <= upper_bound.upper_bound_bytes(header, options)
 
@@ -230,9 +230,9 @@ def test_the_bound_is_above_the_truth_for_real_models(smollm2, gemma3):
             ContextOptions(1024, flash_attn="off", n_outputs=16),
         ):
             with memory_plan.open_memory_planner(header, options, 0) as planner:
-                assert (
-                    planner.memory_plan().sum_part("total") or 0
-                ) <= upper_bound.upper_bound_bytes(header, options)
+                assert (planner.memory_plan().sums.total or 0) <= upper_bound.upper_bound_bytes(
+                    header, options
+                )
 
 
 LIMITED = """

@@ -45,11 +45,11 @@ def compare(path: Path, options: ContextOptions) -> memory_plan.MemoryPlan:
     with memory_plan.open_memory_planner(header, options, 0) as planner:
         told = planner.memory_plan()
     found = memory_plan.measure_loaded(header, options, 0)
-    assert (told.n_ctx, told.sum_part("total")) == (found.n_ctx, found.sum_part("total"))
+    assert (told.n_ctx, told.sums.total) == (found.n_ctx, found.sums.total)
     for part in PARTS:
-        assert told.sum_part(part) == found.sum_part(part), part
+        assert getattr(told.sums, part) == getattr(found.sums, part), part
     if told.cache:
-        assert told.cache.nbytes == found.sum_part("kv")
+        assert told.cache.nbytes == found.sums.kv
     assert told.process_bytes
     assert found.process_bytes
     return told
@@ -80,7 +80,7 @@ def test_a_sliding_window(tmp_path, options):
 def test_state_that_is_not_a_cache_is_counted_and_has_no_layers(tmp_path):
     told = compare(tiny_gguf.mamba(tmp_path / "m.gguf"), ContextOptions(512))
     assert told.cache is None
-    assert told.sum_part("kv")
+    assert told.sums.kv
 
 
 def test_several_files_are_mapped_each_from_its_first_tensor_to_its_last(tmp_path):
@@ -123,8 +123,8 @@ def test_nothing_is_allocated(packed):
         told = planner.memory_plan()
     after = host.resident_memory()
     assert after
-    assert (told.sum_part("kv") or 0) > 1 << 30
-    assert after - before < (told.sum_part("kv") or 0) / 10
+    assert (told.sums.kv or 0) > 1 << 30
+    assert after - before < (told.sums.kv or 0) / 10
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,8 @@ def test_what_this_build_does_not_tell_is_unknown_and_never_a_guess(packed, monk
     with memory_plan.open_memory_planner(header, ContextOptions(512), 0) as planner:
         told = planner.memory_plan()
         assert planner.largest_context("f16") is None
-    assert [told.sum_part(part) for part in ("repacked", "compute", "total")] == [None] * 3
-    assert (told.sum_part("weights"), told.process_bytes, told.fits) == (
+    assert [told.sums.repacked, told.sums.compute, told.sums.total] == [None] * 3
+    assert (told.sums.weights, told.process_bytes, told.fits) == (
         header.tensor_bytes,
         None,
         None,
@@ -194,7 +194,7 @@ def test_without_proc_the_machine_s_figures_are_unknown(packed, monkeypatch):
         told = planner.memory_plan()
         assert planner.largest_context("f16") is None
     assert (told.overhead, told.process_bytes, told.fits) == (None, None, None)
-    assert told.sum_part("total")
+    assert told.sums.total
 
 
 def test_a_context_too_long_to_rehearse_is_told_by_arithmetic(packed):
@@ -203,8 +203,8 @@ def test_a_context_too_long_to_rehearse_is_told_by_arithmetic(packed):
     ) as planner:
         told = planner.memory_plan()
     assert told.cache is not None
-    assert told.sum_part("kv") == told.cache.nbytes
-    assert told.sum_part("compute") is None
+    assert told.sums.kv == told.cache.nbytes
+    assert told.sums.compute is None
 
 
 def test_the_last_step_with_room_is_found_wherever_the_line_bends():

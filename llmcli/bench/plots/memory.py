@@ -2,7 +2,7 @@
 free.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from llmcli.charts.chart import Axis, ChartRow, NamedValue, ReferenceLine, RowChart
 from llmcli.planning.memory_plan import DeviceMemory, MemoryPlan
@@ -10,12 +10,12 @@ from llmcli.runtime.binding.devices import HOST_DEVICE
 from llmcli.units import format_size
 
 MIB_BYTES = 2**20
-MEMORY_PARTS = (
-    ("weights", "weights"),
-    ("weights in another layout", "repacked"),
-    ("KV cache", "kv"),
-    ("compute buffers", "compute"),
-    ("output buffer", "output"),
+MEMORY_PARTS: tuple[tuple[str, Callable[[DeviceMemory], int | None]], ...] = (
+    ("weights", lambda share: share.weights),
+    ("weights in another layout", lambda share: share.repacked),
+    ("KV cache", lambda share: share.kv),
+    ("compute buffers", lambda share: share.compute),
+    ("output buffer", lambda share: share.output),
 )
 OVERHEAD_LABEL, FREE_LABEL = "interpreter, libraries", "free"
 MAX_FREE_RATIO = 2  # free memory is drawn if it is at most this many times the used memory
@@ -79,7 +79,7 @@ def _row(name: str, share: DeviceMemory, overhead: int | None) -> ChartRow:
 
     `overhead` None: omit the memory of the process itself.
     """
-    parts = [(label, getattr(share, part)) for label, part in MEMORY_PARTS]
+    parts = [(label, read_part(share)) for label, read_part in MEMORY_PARTS]
     if share.device == HOST_DEVICE and overhead is not None:
         parts.append((OVERHEAD_LABEL, overhead))
     unknown_labels = [label for label, value in parts if value is None]

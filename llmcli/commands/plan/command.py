@@ -271,20 +271,20 @@ def build_document(
         for layer in (cache.layers if cache else ())
     ]
     return {
-        "weights_bytes": receipt.sum_part("weights"),
+        "weights_bytes": receipt.sums.weights,
         "kv": {
             "bytes_per_token": cache.bytes_per_token if cache else None,
             "cells": receipt.n_ctx,
-            "bytes": receipt.sum_part("kv"),
+            "bytes": receipt.sums.kv,
             "layers": layers if cache else None,
         },
-        "compute_bytes": receipt.sum_part("compute"),
-        "output_bytes": receipt.sum_part("output"),
-        "repacked_bytes": receipt.sum_part("repacked"),
-        "droppable_bytes": receipt.sum_part("droppable"),
+        "compute_bytes": receipt.sums.compute,
+        "output_bytes": receipt.sums.output,
+        "repacked_bytes": receipt.sums.repacked,
+        "droppable_bytes": receipt.sums.droppable,
         "overhead_bytes": receipt.overhead,
         "process_bytes": receipt.process_bytes,
-        "total_bytes": receipt.sum_part("total"),
+        "total_bytes": receipt.sums.total,
         "available_bytes": first_share.available,
         "fits": receipt.fits,
         "runs": receipt.can_run,

@@ -34,7 +34,7 @@ def build_page(
     )
     available = predicted.devices[0].available
     lead = [
-        f"It {FITS_LABELS[predicted.fits]}: {_format_count(predicted.sum_part('total'))} bytes, "
+        f"It {FITS_LABELS[predicted.fits]}: {_format_count(predicted.sums.total)} bytes, "
         f"{_format_size(available)} available.",
         f"Longest contexts that fit: {longest} tokens.",
     ]
@@ -75,9 +75,9 @@ def _build_table(predicted: MemoryPlan, measured: MemoryPlan | None) -> Table:
             if measured
             else None
         )
-        for label, part in memory.MEMORY_PARTS:
-            actual = [_format_count(getattr(measured_share, part))] if measured_share else []
-            rows.append((f"{share.device}: {label}", _format_count(getattr(share, part)), *actual))
+        for label, read_part in memory.MEMORY_PARTS:
+            actual = [_format_count(read_part(measured_share))] if measured_share else []
+            rows.append((f"{share.device}: {label}", _format_count(read_part(share)), *actual))
     rows.append(
         (memory.OVERHEAD_LABEL, _format_count(predicted.overhead), *([""] if measured else []))
     )

@@ -82,7 +82,7 @@ def quantized_sizes(
             receipt = receipts[stored]
         except UserError:  # rows that do not fill the type's blocks
             continue
-        total = receipt.sum_part("total")
+        total = receipt.sums.total
         process = (
             None if total is None or memory_plan.overhead is None else memory_plan.overhead + total
         )

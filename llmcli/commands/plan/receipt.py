@@ -4,20 +4,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from llmcli.planning.memory_plan import MemoryPlan
+    from llmcli.planning.memory_plan import DeviceMemory, MemoryPlan
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.runtime.kv_size import KVCache, LayerKV
     from llmcli.ui import UI
     from quant.model_file.model_header import ModelHeader
 
-MEMORY_ROWS = (
-    ("weights", "weights"),
-    ("repacked weights", "repacked"),
-    ("KV cache", "kv"),
-    ("compute buffers", "compute"),
-    ("output buffer", "output"),
+MEMORY_ROWS: "tuple[tuple[str, Callable[[DeviceMemory], int | None]], ...]" = (
+    ("weights", lambda share: share.weights),
+    ("repacked weights", lambda share: share.repacked),
+    ("KV cache", lambda share: share.kv),
+    ("compute buffers", lambda share: share.compute),
+    ("output buffer", lambda share: share.output),
 )
 
 
@@ -49,14 +49,12 @@ def print_table(predicted: "MemoryPlan", measured: "MemoryPlan | None", ui: "UI"
             else None
         )
         device_prefix = f"{share.device}: " if several else ""
-        rows += [
-            (device_prefix + label, getattr(share, part), getattr(measured_share, part, None))
-            for label, part in MEMORY_ROWS
-            if getattr(share, part) != 0 or getattr(measured_share, part, 0)
-        ]
-        rows.append(
-            (f"{device_prefix}llama.cpp total", share.total, getattr(measured_share, "total", None))
-        )
+        for label, read_part in MEMORY_ROWS:
+            value, actual = read_part(share), read_part(measured_share) if measured_share else None
+            if value != 0 or actual:
+                rows.append((device_prefix + label, value, actual))
+        actual_total = measured_share.total if measured_share else None
+        rows.append((f"{device_prefix}llama.cpp total", share.total, actual_total))
     rows.append(("interpreter, libraries, vocabulary", predicted.overhead, None))
     rows.append(
         ("whole process", predicted.process_bytes, measured.process_bytes if measured else None)
@@ -123,7 +121,8 @@ def prefill_context_bytes(
 
     with open_memory_planner(header, options, gpu_layers) as open_planner:
         receipt = open_planner.memory_plan()
-    return sum_or_none(receipt.sum_part(part) for part in ("kv", "compute", "output"))
+    sums = receipt.sums
+    return sum_or_none((sums.kv, sums.compute, sums.output))
 
 
 def scoring_bytes(

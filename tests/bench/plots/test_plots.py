@@ -249,7 +249,7 @@ def test_contexts_are_rehearsed_once_each(header: model_header.ModelHeader):
         "512 tokens, K f16, V f16",
         "256 tokens, K q8_0, V f16",
     ]
-    assert all(receipt.overhead is None and receipt.sum_part("kv") for _, receipt in found)
+    assert all(receipt.overhead is None and receipt.sums.kv for _, receipt in found)
 
 
 def test_a_noisy_machine_and_many_tests_are_said_first(header: model_header.ModelHeader):

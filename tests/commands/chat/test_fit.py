@@ -65,8 +65,10 @@ def test_samples_that_do_not_fit_become_fewer(
     """A recurrent model keeps state for each."""
     model = tiny_gguf.mamba(tmp_path / "mamba.gguf")
     words = ("run", str(model), "ab", *RUN, "-c", "512", "--samples", "64", "-n", "2", "--json")
-    with open_memory_planner(read_header.read_header(model), ContextOptions(512, 2048, 64, 20), 0) as planned:
-        room = planned.memory_plan().sum_part("total")
+    with open_memory_planner(
+        read_header.read_header(model), ContextOptions(512, 2048, 64, 20), 0
+    ) as planned:
+        room = planned.memory_plan().sums.total
     monkeypatch.setattr(nearest_fit, "GROWTH_BYTES", 0)
     monkeypatch.setattr(host, "available_memory", lambda: room)
     refused = llmcli(*words)
