@@ -13,3 +13,8 @@ def format_size(nbytes: float) -> str:
 def format_count(number: int, noun: str) -> str:
     """Format a count with its noun: '1 turn', '2 turns'."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration as seconds, or as minutes from 100 seconds on."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"

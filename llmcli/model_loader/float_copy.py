@@ -19,14 +19,13 @@ from llmcli.units import format_size
 from quant.gguf.layout import lay_out_file
 from quant.quantize import write
 from quant.quantize.plan import plan_quantization
+from quant.recipes.file_types import FLOAT_FILE_TYPES
 
 if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.ui import UI
     from quant.quantize.plan import Plan
     from quant.source.source import Source
-
-FLOAT_TYPES = ("F32", "F16", "BF16")
 
 
 def float_copy_plan(source: "Source") -> "Plan | None":
@@ -38,7 +37,7 @@ def float_copy_plan(source: "Source") -> "Plan | None":
     source = source.origin or source
     if not source.path.is_dir():
         return None
-    return plan_quantization(source, source.dtype if source.dtype in FLOAT_TYPES else "F32")
+    return plan_quantization(source, source.dtype if source.dtype in FLOAT_FILE_TYPES else "F32")
 
 
 def require_vocabulary(source: "Source", hint: str = "name a model that has its tokenizer") -> None:

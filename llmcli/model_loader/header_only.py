@@ -19,7 +19,7 @@ from llmcli.catalog.sources import hub
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.model_loader.installed_model import installed_model
-from llmcli.model_loader.prepare import FLOAT_TYPES, canonical_type, catalog_type
+from llmcli.model_loader.prepare import canonical_type, catalog_type
 from llmcli.ui import UI
 from llmcli.units import format_size
 
@@ -77,8 +77,9 @@ def planned_file(ref: str, quant: str | None, config: Config, ui: UI) -> Iterato
 def _is_quantized(path: Path) -> bool:
     """Return whether the file is a GGUF of quantized weights."""
     from quant.model_file import read_header
+    from quant.recipes.file_types import FLOAT_FILE_TYPES
 
-    return path.is_file() and read_header.read_header(path).file_type not in FLOAT_TYPES
+    return path.is_file() and read_header.read_header(path).file_type not in FLOAT_FILE_TYPES
 
 
 def _existing_file(model: FetchedModel, file_type: str | None, config: Config) -> Path | None:
@@ -135,6 +136,7 @@ def _remote_file(
     """
     from quant.model_file import read_header
     from quant.quantize.write import open_gguf
+    from quant.recipes.file_types import FLOAT_FILE_TYPES
 
     resolved = fetch.resolve_ref(ref, config)
     name, target_type = (
@@ -159,7 +161,7 @@ def _remote_file(
         raise UserError(str(error), hint=pull) from None
     lacks = f"header of a file of {format_size(sum(file.size for file in files))} on the hub"
     header = read_header.read_header(paths[0])
-    if target_type is None and resolved.entry and header.file_type in FLOAT_TYPES:
+    if target_type is None and resolved.entry and header.file_type in FLOAT_FILE_TYPES:
         target_type = resolved.entry.quant
     if target_type is None or target_type == header.file_type:
         return PlannedFile(name, paths[0], lacks, _is_quantized(paths[0]))

@@ -12,8 +12,6 @@ from llmcli.config import Config
 from llmcli.model_loader import pickle_hint
 from llmcli.ui import UI
 
-FLOAT_TYPES = ("F32", "F16", "BF16")
-
 
 def prepare_model(ref: str, quant: str | None, config: Config, ui: UI) -> FetchedModel:
     """Return the model called `ref` as a GGUF that can be loaded; its `path` is the file.
@@ -80,13 +78,14 @@ def fetch_or_reuse(
 def catalog_type(model: FetchedModel) -> str | None:
     """Return the type that the catalog prescribes for a GGUF of floats; None for any other file."""
     from quant.model_file import read_header
+    from quant.recipes.file_types import FLOAT_FILE_TYPES
 
     if model.source.startswith("quantized:"):
         return None
     if (
         model.entry is None
         or model.kind != "gguf"
-        or read_header.read_header(model.path).file_type not in FLOAT_TYPES
+        or read_header.read_header(model.path).file_type not in FLOAT_FILE_TYPES
     ):
         return None
     return model.entry.quant

@@ -68,7 +68,7 @@ Precision = Annotated[
 Confidence = Annotated[
     float, typer.Option("--confidence", min=50, max=99.99, help="Percent, for all tests jointly.")
 ]
-Apart = Annotated[bool, typer.Option("--apart", help="Load the sides in turn, never both at once.")]
+Separately = Annotated[bool, typer.Option("--apart", help="Load the sides in turn, never both at once.")]
 Anyway = Annotated[
     bool,
     typer.Option("--anyway", help="Compare saved runs even of different machines or tests."),
@@ -93,7 +93,7 @@ def compare(
     seconds: Seconds = None,
     precision: Precision = None,
     confidence: Confidence = 99.0,
-    in_turn: Apart = False,
+    in_turn: Separately = False,
     anyway: Anyway = False,
     *,
     reporting: ReportOptions,

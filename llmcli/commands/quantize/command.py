@@ -18,8 +18,7 @@ from llmcli.commands.quantize.options import (
     VerifyOptions,
 )
 from llmcli.model_loader.pickle_hint import pickle_hint
-from llmcli.workflows.quantization import quantize as workflow
-from llmcli.workflows.quantization.quantize import DEFAULT_TYPE, QuantizeRequest
+from llmcli.workflows.quantization.quantize import DEFAULT_TYPE, QuantizeRequest, run_quantization
 
 
 def register(app: typer.Typer) -> None:
@@ -70,4 +69,4 @@ def quantize(
         output,
         workers,
     )
-    print_result(workflow.quantize(request, config, ui), ui)
+    print_result(run_quantization(request, config, ui), ui)

@@ -64,9 +64,9 @@ class CertifiedFile:
 def check_text(source: "Source", request: "VerifyRequest | None") -> None:
     """Raise UserError for a source or text that cannot be verified, before anything slow starts."""
     if request is not None:
-        from llmcli.workflows.certification import verify as verifying
+        from llmcli.workflows.certification import verify
 
-        verifying.check_text(source, request)
+        verify.check_text(source, request)
 
 
 def require_disk_space(
@@ -74,9 +74,9 @@ def require_disk_space(
 ) -> None:
     """Raise UserError if the disk has too little space to verify, before anything is written."""
     if request is not None:
-        from llmcli.workflows.certification import verify as verifying
+        from llmcli.workflows.certification import verify
 
-        verifying.require_disk_space(plan, out, config)
+        verify.require_disk_space(plan, out, config)
 
 
 def certify(
@@ -102,7 +102,7 @@ def certify(
                 "--verify writes a new one"
             )
         return None
-    from llmcli.workflows.certification import verify as verifying
+    from llmcli.workflows.certification import verify
 
     allocation: Mapping[str, Any] = mix_fields.get("allocation", {})
     if (text := allocation.get("text")) and not allocation["quick"]:
@@ -113,5 +113,5 @@ def certify(
                 int(allocation["chunks"]) + int(allocation["held_out_chunks"]),
             ),
         )
-    certificate = verifying.verify(plan, out, request, config, ui)
+    certificate = verify.verify(plan, out, request, config, ui)
     return CertifiedFile(certificate, tuple(certificate_files.write_sidecars(certificate, out)))

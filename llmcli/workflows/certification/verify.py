@@ -17,7 +17,7 @@ from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.bench.statistics.paired_test import Comparison, Design, decile_rates
 from llmcli.errors import UserError
 from llmcli.hardware import host
-from llmcli.model_loader import float_copy as bases
+from llmcli.model_loader import float_copy
 from llmcli.runtime.binding import rpc
 from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.requests.request import RunOptions
@@ -88,7 +88,7 @@ def check_text(source: "Source", request: VerifyRequest) -> None:
     """Raise UserError if the source has no vocabulary, or if the text is too short for any
     vocabulary.
     """
-    bases.require_vocabulary(source, "leave --verify out")
+    float_copy.require_vocabulary(source, "leave --verify out")
     words, name = read_evaluation_text(request.text)
     if (count := len(words.encode())) < 2 * DEFAULT_CTX - BYTELESS_TOKENS:
         raise _too_short(
@@ -100,7 +100,7 @@ def require_disk_space(plan: "Plan", out: Path, config: "Config") -> None:
     """Raise UserError if the disks have too little space for the file, its certificate and the
     float copy.
     """
-    float_copy = bases.float_copy_plan(plan.source.origin or plan.source)
+    copy_plan = float_copy.float_copy_plan(plan.source.origin or plan.source)
     # the first file exists twice while the certificate is embedded
     first_shard_bytes = plan.file_plans[0].layout.nbytes
     existing_bytes = sum(file.stat().st_size for file in plan.files(out) if file.exists())
@@ -109,8 +109,8 @@ def require_disk_space(plan: "Plan", out: Path, config: "Config") -> None:
         + first_shard_bytes
         + SIDECAR_BYTES
     }
-    bases.require_disk_space(
-        {**needed_bytes, **({config.cache.absolute(): float_copy.nbytes} if float_copy else {})}
+    float_copy.require_disk_space(
+        {**needed_bytes, **({config.cache.absolute(): copy_plan.nbytes} if copy_plan else {})}
     )
 
 
@@ -127,7 +127,7 @@ def verify(
     with ui.bar(f"hash {file.name}", header.tensor_bytes) as bar:
         content = certificate.digest_content(header, bar.advance)
     tensors = _tensors(plan, header, request.threads or host.core_count(), ui)
-    with bases.open_runnable(
+    with float_copy.open_runnable(
         plan.source.origin or plan.source, config, ui, request.threads
     ) as base:
         model_side, base_side = (

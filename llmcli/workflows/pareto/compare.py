@@ -24,7 +24,7 @@ from llmcli.hardware import host, rpc_workers
 from llmcli.model_loader.float_copy import float_copy_plan, open_runnable, require_disk_space
 from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.requests.request import RunOptions
-from llmcli.units import format_size
+from llmcli.units import format_duration, format_size
 from llmcli.workflows.certification import verify
 from llmcli.workflows.evaluation import models
 from llmcli.workflows.evaluation.evaluate import EvaluationRequest, run_evaluation
@@ -294,8 +294,8 @@ def _print_forecast(
     )
     ui.note(
         f"{count} settings, {text.count} chunks of {request.n_ctx} tokens each: "
-        f"about {_format_duration(evaluation_seconds)} of evaluation, "
-        f"{_format_duration(timing_seconds)} of speed tests, "
+        f"about {format_duration(evaluation_seconds)} of evaluation, "
+        f"{format_duration(timing_seconds)} of speed tests, "
         "and the quantization; Ctrl-C keeps what is finished"
     )
 
@@ -366,7 +366,3 @@ def _file_name(request: ParetoRequest, name: str) -> str:
 
 def _result_path(request: ParetoRequest, name: str, folder: Path) -> Path:
     return folder / f"{hashlib.sha256(request.plans[name].settings.encode()).hexdigest()[:16]}.json"
-
-
-def _format_duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"

@@ -20,6 +20,7 @@ import numpy as np
 from llmcli import file_lock
 from llmcli.atomic_files import make_folder
 from llmcli.runtime.binding.library import llama_cpp_version
+from llmcli.units import format_duration
 from llmcli.workflows.evaluation.text import PROBE_CHUNK_TOKENS
 from llmcli.workflows.quantization import largest_fit
 from llmcli.workflows.quantization.scratch_model import (
@@ -205,7 +206,7 @@ class _AllocationRun:
         n_own_codes = sum(probe.uses_run_codes for probe in tensor_probes)
         self.ui.note(
             f"to measure: {n_remaining} x {pass_seconds:.1f} s = about "
-            f"{_format_duration(n_remaining * pass_seconds)}; {n_own_codes} of "
+            f"{format_duration(n_remaining * pass_seconds)}; {n_own_codes} of "
             f"{len(tensor_probes)} also need the method's own codes; Ctrl-C loses nothing"
         )
         with self.ui.bar("measure", len(tensor_probes), unit="tensors", done=n_cached) as bar:
@@ -352,7 +353,3 @@ def _open_records(path: Path, head: dict[str, Any]) -> RecordLog:
 
 def _hash_json(document: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:40]
-
-
-def _format_duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

@@ -190,7 +190,7 @@ class QuantizeResult:
         return self.report.sha256 or hash_file(self.report.out).sha256
 
 
-def quantize(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeResult:
+def run_quantization(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeResult:
     """Quantize a model. Raises UserError, and UsageError for settings that cannot be combined."""
     validate(request)
     job = open_job(request, config, ui)

@@ -209,7 +209,10 @@ def test_a_text_that_is_too_short_is_told_before_a_checkpoint_is_copied(
     monkeypatch: pytest.MonkeyPatch,
     more: tuple[str, ...],
 ) -> None:
-    for copying in ("quant.quantize.write.write_model", "quant.quantize.blockwise.BlockwiseModel.begin"):
+    for copying in (
+        "quant.quantize.write.write_model",
+        "quant.quantize.blockwise.BlockwiseModel.begin",
+    ):
         monkeypatch.delattr(copying)
     text = tmp_path / "short.txt"
     text.write_text("Once there was a bird.", encoding="utf-8")

@@ -1,5 +1,4 @@
-"""`quantize --verify`: the file is compared with its source; the results are in it and next to it.
-"""
+"""`quantize --verify`: the file is compared with its source; the results are in it and next to it."""
 
 import hashlib
 import json
@@ -43,7 +42,9 @@ Llmcli = Callable[..., Done]
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Speed is as if it had been measured."""
     alike = Comparison(1.0, 0.9, 1.1, 0.95, (9.0, 10.0, 11.0), (9.0, 10.0, 11.0))
-    monkeypatch.setattr(verifying.interleaved, "run", lambda pairs, design, ui: [alike for _ in pairs])
+    monkeypatch.setattr(
+        verifying.interleaved, "compare_tests", lambda pairs, design, ui: [alike for _ in pairs]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +190,9 @@ def test_a_folded_file_is_held_against_what_was_there_before(
     folded = folded_plan.fold_plan(plan, folds.randomize(plan.source, 0), "a test")
     out = tmp_path / "folded.gguf"
     write.write_model(folded, out, threads=1)
-    found = verifying.verify(folded, out, verifying.VerifyRequest(text, 2, 1), config.load_config(), UI())
+    found = verifying.verify(
+        folded, out, verifying.VerifyRequest(text, 2, 1), config.load_config(), UI()
+    )
     assert found.folds == (f"a test {folded.source.fold_digest}",)
     assert (found.source.types, found.source.fingerprint) == (("F32",), plan.source.fingerprint)
     assert 0 < found.answers.kld.value < 0.01

@@ -116,7 +116,9 @@ def test_a_certificate_is_part_of_the_size(
     sized: Call, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alike = Comparison(1.0, 0.9, 1.1, 0.95, (9.0, 10.0, 11.0), (9.0, 10.0, 11.0))
-    monkeypatch.setattr(verifying.interleaved, "run", lambda pairs, design, ui: [alike for _ in pairs])
+    monkeypatch.setattr(
+        verifying.interleaved, "compare_tests", lambda pairs, design, ui: [alike for _ in pairs]
+    )
     verify = ("--verify", "--verify-text", str(text), "--verify-chunks", "2")
     document = told(sized("--target-size", "210K", "--text", str(text), "--swaps", "0", *verify))
     header = read_header.read_header(tmp_path / "o.gguf")

@@ -15,7 +15,7 @@ from llmcli.workflows.quantization.quantize import (
     QuantizeRequest,
     check,
     open_job,
-    quantize,
+    run_quantization,
     validate,
 )
 from llmcli.workflows.quantization.size_request import SizeRequest
@@ -30,18 +30,18 @@ def request_(tmp_path: Path) -> QuantizeRequest:
 
 
 def test_a_result_describes_the_written_file(request_: QuantizeRequest) -> None:
-    result = quantize(request_, load_config(), UI(color=False))
+    result = run_quantization(request_, load_config(), UI(color=False))
     assert result.files == [request_.output.out]
     assert result.nbytes == result.files[0].stat().st_size == result.plan.nbytes
     assert result.report and result.report.sha256 == result.read_sha256()
     assert (result.fallback_rows, result.damping, result.certified_file) == (0, {}, None)
-    again = quantize(request_, load_config(), UI(color=False))
+    again = run_quantization(request_, load_config(), UI(color=False))
     assert again.report and again.report.already_finished
 
 
 def test_a_dry_run_writes_nothing(request_: QuantizeRequest) -> None:
     dry = replace(request_, output=replace(request_.output, dry_run=True))
-    result = quantize(dry, load_config(), UI(color=False))
+    result = run_quantization(dry, load_config(), UI(color=False))
     assert (result.report, result.seconds, result.read_sha256()) == (None, 0.0, None)
     assert not result.out.exists()
     assert result.nbytes == result.plan.nbytes

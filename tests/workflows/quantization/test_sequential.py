@@ -203,7 +203,9 @@ def test_what_goes_before_is_made_first_and_a_tied_embedding_last(tmp_path: Path
         source = write.open_gguf(
             tiny_gguf.llama(tmp_path / f"{tied}.gguf", hidden=64, ff=96, layers=12, tied=tied)
         )
-        plan = plan_module.plan_quantization(source, "Q4_0", method="gptq", expected=ExpectedMoments("x"))
+        plan = plan_module.plan_quantization(
+            source, "Q4_0", method="gptq", expected=ExpectedMoments("x")
+        )
         names = list(BlockwiseModel(plan, plan, tmp_path).ordered_groups)
         blocks = [f"block {number}" for number in range(12)]
         assert [group.name for group in names] == [
@@ -228,7 +230,9 @@ def test_the_file_and_its_certificate_say_so(
     assert (said["method"], len(said["sequential"]), "moments" in said) == ("gptq", 32, False)
     assert json.loads(mix.read_text())["steered"]["sequential"] == said["sequential"]
     pending = ExpectedMoments(said["sequential"], (str(text),), 8, 64)
-    plan = plan_module.plan_quantization(write.open_gguf(model), "Q4_0", method="gptq", expected=pending)
+    plan = plan_module.plan_quantization(
+        write.open_gguf(model), "Q4_0", method="gptq", expected=pending
+    )
     assert plan.settings == json.dumps(
         {**json.loads(plan.settings), "sequential": said["sequential"]}, sort_keys=True
     )

@@ -10,7 +10,7 @@ from llmcli.bench import report_page
 from llmcli.bench.compare import run
 from llmcli.bench.plots import pairs
 from llmcli.bench.plots.pairs import SpeedRatio
-from llmcli.charts.chart import Axis, Chart, ChartRow, RowChart, NamedValue
+from llmcli.charts.chart import Axis, Chart, ChartRow, NamedValue, RowChart
 from llmcli.charts.scale import format_number
 from llmcli.commands.options.report import ReportSettings, show_report
 

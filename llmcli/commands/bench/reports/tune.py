@@ -8,7 +8,7 @@ from llmcli.bench.plots.pairs import SpeedRatio
 from llmcli.charts.chart import Chart
 
 if TYPE_CHECKING:
-    from llmcli.bench.tune.tune import TuningResult, TriedSetting
+    from llmcli.bench.tune.tune import TriedSetting, TuningResult
     from llmcli.charts.html_page import ReportPage
 
 OPTION_LABELS = {"threads_batch": "prompt threads", "mode": "flash attention"}
