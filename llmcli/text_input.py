@@ -8,8 +8,8 @@ from llmcli.errors import UserError
 def decode_utf8(raw: bytes, name: str, start: int = 0, hint_prefix: str = "") -> str:
     """Decode UTF-8. Raises UserError that names the first invalid byte.
 
-    `what` names the input in the message, `start` is the offset of `raw` in it, and `left_out` is
-    put before the hint.
+    `name` names the input in the message, `start` is the offset of `raw` in it, and `hint_prefix`
+    is put before the hint.
     """
     try:
         return raw.decode("utf-8")
@@ -47,17 +47,28 @@ def read_template(file_or_text: str) -> str:
     return file_or_text
 
 
+def read_limited(path: Path, max_bytes: int, hint: str, special_file_hint: str = "") -> bytes:
+    """Return the first `max_bytes + 1` bytes of a file: a longer file is recognized by the last.
+
+    Raises UserError with `hint` if the file cannot be read. With `special_file_hint`, also raises
+    UserError for folders, pipes and devices.
+    """
+    try:
+        if special_file_hint and path.exists() and not path.is_file():
+            raise UserError(f"{path} is not a regular file", hint=special_file_hint)
+        with path.open("rb") as file:
+            return file.read(max_bytes + 1)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}", hint=hint) from None
+
+
 def read_text(path: Path) -> str:
     """Return the text of a file.
 
     Raises UserError if the file cannot be read, is too large or is not UTF-8; the error names the
     first invalid byte.
     """
-    try:
-        with path.open("rb") as file:  # may be a pipe or an endless device
-            raw = file.read(MAX_TEXT_BYTES + 1)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}", hint="check the name") from None
+    raw = read_limited(path, MAX_TEXT_BYTES, hint="check the name")  # may be an endless device
     if len(raw) > MAX_TEXT_BYTES:
         raise UserError(
             f"{path} has more than {MAX_TEXT_BYTES:,} bytes",

@@ -51,6 +51,10 @@ class CatalogEntry:
     original: str = ""
 
 
+class InvalidSource(ValueError):
+    """A table that does not describe a source. The text is the reason."""
+
+
 def builtin_catalog_path() -> Path:
     """Return the path of the built-in models.toml: in the package, or at the top of a checkout."""
     package = Path(llmcli.__file__).parent
@@ -126,46 +130,52 @@ def _entry(path: Path, text: str, name: str, value: Any) -> CatalogEntry:
         "`sources` must be tables",
     )
     check(bool(sources) != bool(value.get("alias")), "needs either `sources` or `alias`")
-    specs = []
-    for item in sources:
-        problem, spec = _spec(item)
-        check(spec is not None, problem)
-        assert spec is not None
-        specs.append(spec)
+    try:
+        specs = tuple(_spec(item) for item in sources)
+    except InvalidSource as error:
+        raise _wrong(path, text, name, f"{name}: {error}") from None
     plain = {key: value[key] for key in ENTRY_KEYS - {"settings", "sources"} if key in value}
-    return CatalogEntry(name, path, settings=settings, sources=tuple(specs), **plain)
+    return CatalogEntry(name, path, settings=settings, sources=specs, **plain)
 
 
-def _spec(table: dict[str, Any]) -> tuple[str, Spec | None]:
-    """Return ("", the source that a table describes), or (what is wrong with the table, None)."""
-    from llmcli.catalog.sources import SOURCES  # lazy: the sources import Spec from this module
+def _spec(table: dict[str, Any]) -> Spec:
+    """Return the source that a table describes. Raises InvalidSource."""
+    from llmcli.catalog.sources import SOURCES  # lazy: most commands need no source
 
     source = SOURCES.get(str(table.get("kind")))
     if source is None:
-        kinds = ", ".join(SOURCES)
-        return f"`kind` of a source must be one of {kinds}, not {table.get('kind')!r}", None
-    for spec_field in fields(Spec):
-        types = {"bytes": int, "parts": list}
-        if spec_field.name in table and type(table[spec_field.name]) is not types.get(
-            spec_field.name, str
-        ):
-            return f"`{spec_field.name}` of a source has the wrong type", None
-    if extra := sorted(set(table) - {spec_field.name for spec_field in fields(Spec)}):
-        return f"unknown key {extra} in a source", None
+        raise InvalidSource(
+            f"`kind` of a source must be one of {', '.join(SOURCES)}, not {table.get('kind')!r}"
+        )
+    types = {"bytes": int, "parts": list}
+    names = [spec_field.name for spec_field in fields(Spec)]
+    for name in names:
+        if name in table and type(table[name]) is not types.get(name, str):
+            raise InvalidSource(f"`{name}` of a source has the wrong type")
+    if extra := sorted(set(table) - set(names)):
+        raise InvalidSource(f"unknown key {extra} in a source")
     if missing := [key for key in source.required_fields if not table.get(key)]:
-        return f"a source of kind {source.name} needs `{missing[0]}`", None
-    try:
-        parts = tuple(WeightFile(**part) for part in table.get("parts", ()))
-    except TypeError:  # not a table, or with a missing or unknown key
-        return "a part must be a table of package, version, member and bytes", None
-    if not all(isinstance(part.member, str) and type(part.bytes) is int for part in parts):
-        return "`member` of a part must be text and `bytes` a number", None
-    for text in (text for part in parts for text in (part.package, part.version)):
-        if not isinstance(text, str) or not PACKAGE_PATTERN.fullmatch(text):
-            return f"{text!r} is not a valid package name or version", None
+        raise InvalidSource(f"a source of kind {source.name} needs `{missing[0]}`")
+    parts = tuple(_weight_file(part) for part in table.get("parts", ()))
     if not SHA256_PATTERN.fullmatch(table.get("sha256") or "0" * 64):
-        return "`sha256` must be 64 digits 0-9 a-f", None
-    return "", Spec(**{**table, "parts": parts})
+        raise InvalidSource("`sha256` must be 64 digits 0-9 a-f")
+    return Spec(**{**table, "parts": parts})
+
+
+def _weight_file(table: Any) -> WeightFile:
+    """Return the wheel member that an entry of `parts` describes. Raises InvalidSource."""
+    try:
+        part = WeightFile(**table)
+    except TypeError:  # not a table, or with a missing or unknown key
+        raise InvalidSource(
+            "a part must be a table of package, version, member and bytes"
+        ) from None
+    if not isinstance(part.member, str) or type(part.bytes) is not int:
+        raise InvalidSource("`member` of a part must be text and `bytes` a number")
+    for text in (part.package, part.version):
+        if not isinstance(text, str) or not PACKAGE_PATTERN.fullmatch(text):
+            raise InvalidSource(f"{text!r} is not a valid package name or version")
+    return part
 
 
 def _wrong(path: Path, text: str, word: str, message: str) -> UserError:

@@ -4,14 +4,14 @@ Input from a pipe is read here; the REPL in repl.py handles terminals.
 """
 
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import AnyStr, BinaryIO
 
 from llmcli.chat import commands
 from llmcli.chat.ask import FENCE, ask_and_print, strip_fences
 from llmcli.chat.chat_session import ChatSession
+from llmcli.errors import UserError
 from llmcli.runtime.requests.request import Answer
 from llmcli.text_input import decode_utf8
-from quant.errors import UserError
 
 
 def handle_line(chat: ChatSession, text: str) -> Answer | None:
@@ -60,8 +60,11 @@ def run_pipe(chat: ChatSession, source: BinaryIO) -> bool:
 
 def is_closed(text: str) -> bool:
     """Return whether a text is complete: not begun with a fence, or also ended with one."""
-    body = text.strip()
-    return not body.startswith(FENCE) or (len(body) >= 2 * len(FENCE) and body.endswith(FENCE))
+    return _is_complete(text.strip(), FENCE)
+
+
+def _is_complete(body: AnyStr, fence: AnyStr) -> bool:
+    return not body.startswith(fence) or (len(body) >= 2 * len(fence) and body.endswith(fence))
 
 
 def _blocks(source: BinaryIO) -> Iterator[tuple[bytes, int]]:
@@ -71,8 +74,7 @@ def _blocks(source: BinaryIO) -> Iterator[tuple[bytes, int]]:
         start = start if pending else offset
         offset += len(line)
         pending += line
-        body = pending.strip()
-        if not body.startswith(fence) or (len(body) >= 2 * len(fence) and body.endswith(fence)):
+        if _is_complete(pending.strip(), fence):
             yield pending, start
             pending = b""
     if pending:

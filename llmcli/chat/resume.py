@@ -7,11 +7,9 @@ from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.conversation.conversation import Conversation
 from llmcli.chat.conversation.history import HistoryItem
 from llmcli.chat.conversation.session_log import SessionLog
-from llmcli.chat.display.tree_drawing import shorten
+from llmcli.chat.display.tree_drawing import QUOTED_CHARS, shorten
 from llmcli.errors import UserError
 from llmcli.units import format_count
-
-QUESTION_CHARS = 40  # characters of a question shown in a message
 
 
 def load_conversation(
@@ -42,7 +40,7 @@ def load_conversation(
     chat.ui.text(f"loaded {item.name}: {', '.join(filter(None, (turns, state_note)))}")
     if stored.pending_message:
         chat.ui.note(
-            f"{shorten(stored.pending_message, QUESTION_CHARS)!r} was not answered: /retry asks it again"
+            f"{shorten(stored.pending_message, QUOTED_CHARS)!r} was not answered: /retry asks it again"
         )
 
 

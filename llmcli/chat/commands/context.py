@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import ReplCommand
-from llmcli.chat.display.styles import escape_line
+from llmcli.chat.display.tree_drawing import shorten
 from llmcli.errors import UserError
 from llmcli.runtime.requests.context_overflow import FREED_FRACTION
 from llmcli.units import format_count
@@ -59,15 +59,11 @@ def _list(chat: ChatSession) -> None:
     n_prefix = chat.prefix_token_count()
     rows = [("system", f"{n_prefix:,}", "system text and template", "")]
     for index, number in enumerate(sent):
-        question = escape_line(tree[number].question[: QUESTION_CHARS + 1])
-        question = (
-            question if len(question) <= QUESTION_CHARS else f"{question[: QUESTION_CHARS - 1]}…"
-        )
         rows.append(
             (
                 f"turn {number}",
                 f"{counts[index] - counts[index + 1]:,}",
-                question,
+                shorten(tree[number].question, QUESTION_CHARS),
                 "next to leave" * (index < n_next),
             )
         )

@@ -1,5 +1,6 @@
 """/read: add a text file to the next message."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import ReplCommand
 from llmcli.chat.paths import complete_path, parse_path
 from llmcli.errors import UserError
-from llmcli.text_input import decode_utf8
+from llmcli.text_input import decode_utf8, read_limited
 
 # Bytes for each token that hardly any text exceeds: longer files cannot fit the context and are not
 # read to the end.
@@ -60,17 +61,14 @@ def _split_line(argument: str) -> tuple[str, str]:
 
 def _text(path: Path, chat: ChatSession) -> str:
     max_bytes = MAX_BYTES_PER_TOKEN * chat.runner.n_ctx
-    try:
-        if path.is_dir():
-            raise UserError(f"{path} is a folder", hint="give one file in it")
-        if path.exists() and not path.is_file():
-            raise UserError(f"{path} is not a regular file", hint="copy its text into a file")
-        with path.open("rb") as file:
-            raw = file.read(max_bytes + 1)
-    except OSError as error:
-        raise UserError(
-            f"cannot read {path}: {error.strerror}", hint="Tab after /read completes the name"
-        ) from None
+    if os.path.isdir(path):  # Path.is_dir raises an error for some names
+        raise UserError(f"{path} is a folder", hint="give one file in it")
+    raw = read_limited(
+        path,
+        max_bytes,
+        hint="Tab after /read completes the name",
+        special_file_hint="copy its text into a file",
+    )
     if len(raw) > max_bytes:
         count = len(chat.runner.encode_text(raw.decode("utf-8", "replace")))
         raise UserError(

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import ReplCommand
-from llmcli.chat.commands.system import print_all_settings
+from llmcli.chat.commands.system import print_all_settings, print_system
 from llmcli.errors import UserError
 from llmcli.units import format_size
 from quant.gguf.header import GgufArray
@@ -84,18 +84,12 @@ def _license(chat: ChatSession) -> None:
     chat.ui.text("\n".join(texts) or "the file does not name its license")
 
 
-def _system(chat: ChatSession) -> None:
-    chat.ui.text(
-        chat.conversation.system or "no system text is set; the model's template may contain one"
-    )
-
-
 SECTIONS = {
     "info": _info,
     "template": _template,
     "parameters": print_all_settings,
     "license": _license,
-    "system": _system,
+    "system": print_system,
 }
 
 

@@ -11,14 +11,18 @@ from llmcli.chat.settings.base import ChatSetting
 def set_system(chat: ChatSession, argument: str) -> None:
     """Set the system text; without an argument, show it (`/system ""` removes it)."""
     if not argument:
-        chat.ui.text(
-            chat.conversation.system
-            or "no system text is set; the model's template may contain one"
-        )
+        print_system(chat)
         return
     text = argument[1:-1] if len(argument) > 1 and argument[0] == argument[-1] == '"' else argument
     chat.conversation.system = text or None
     chat.ui.text("system text set" if text else "system text removed")
+
+
+def print_system(chat: ChatSession) -> None:
+    """Print the system text."""
+    chat.ui.text(
+        chat.conversation.system or "no system text is set; the model's template may contain one"
+    )
 
 
 def print_all_settings(chat: ChatSession) -> None:

@@ -11,8 +11,6 @@ from llmcli.chat.display import tree_drawing
 from llmcli.errors import UserError
 from llmcli.units import format_count
 
-QUESTION_CHARS = 40  # characters of a question shown in a message
-
 
 def undo_turn(chat: ChatSession, argument: str) -> None:
     """Undo the last turn; /switch brings it back."""
@@ -21,7 +19,7 @@ def undo_turn(chat: ChatSession, argument: str) -> None:
         raise UserError("there is no turn to undo", hint="ask something first")
     chat.pending_message = None
     chat.ui.text(
-        f"undid {tree_drawing.shorten(question, QUESTION_CHARS)!r}: /switch {number} brings it back"
+        f"undid {tree_drawing.shorten(question, tree_drawing.QUOTED_CHARS)!r}: /switch {number} brings it back"
     )
 
 
@@ -104,7 +102,7 @@ def create_or_list_branches(chat: ChatSession, argument: str) -> None:
         (
             f"{'* ' if name and name == tree.current_branch else '  '}{name or '-'}",
             str(end),
-            tree_drawing.shorten(tree[end].question, QUESTION_CHARS) if end else "",
+            tree_drawing.shorten(tree[end].question, tree_drawing.QUOTED_CHARS) if end else "",
         )
         for name, end in ends
     ]

@@ -7,6 +7,7 @@ from llmcli.chat.display.styles import escape_line
 
 ON_PATH_MARK, OFF_PATH_MARK = "●", "○"
 QUESTION_CHARS, ANSWER_CHARS = 24, 28  # characters shown of each
+QUOTED_CHARS = 40  # characters of a question that a message quotes
 
 
 def tree_rows(tree: TurnTree) -> list[tuple[str, str, str, str, str]]:

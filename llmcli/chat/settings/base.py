@@ -7,9 +7,8 @@ from llmcli.chat.chat_session import ChatSession
 from llmcli.errors import UserError
 
 SWITCH_WORDS = {"off": False, "on": True}
-SAMPLING_GROUP, SEARCH_GROUP, ANSWER_GROUP, DISPLAY_GROUP = range(
-    4
-)  # the order of the groups in `/set`'s list
+# the order of the groups in `/set`'s list
+SAMPLING_GROUP, SEARCH_GROUP, ANSWER_GROUP, DISPLAY_GROUP = range(4)
 
 
 class Completion(str):

@@ -5,7 +5,7 @@ from llmcli.chat.paths import parse_path
 from llmcli.chat.settings.base import ANSWER_GROUP, ChatSetting, Completion
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint, ConstraintKind
-from llmcli.text_input import decode_utf8
+from llmcli.text_input import decode_utf8, read_limited
 
 MAX_TEXT_BYTES = 1 << 20  # the maximum size of a schema or grammar in bytes
 OFF_WORDS = ("none", "off", '""')
@@ -40,17 +40,8 @@ def _set_constraint(chat: ChatSession, kind: ConstraintKind, value: str, is_text
 
 def _text(value: str) -> str:
     path = parse_path(value)
-    try:
-        if path.exists() and not path.is_file():
-            raise UserError(
-                f"{path} is not a regular file", hint="type the text itself, or give a file"
-            )
-        with path.open("rb") as file:
-            raw = file.read(MAX_TEXT_BYTES + 1)
-    except OSError as error:
-        raise UserError(
-            f"cannot read {path}: {error.strerror}", hint="type the text itself, or give a file"
-        ) from None
+    hint = "type the text itself, or give a file"
+    raw = read_limited(path, MAX_TEXT_BYTES, hint, special_file_hint=hint)
     if len(raw) > MAX_TEXT_BYTES:
         raise UserError(
             f"{path} is too long for a schema or grammar",
