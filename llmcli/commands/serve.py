@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,9 +15,6 @@ from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.open_server_model import DEFAULT_PARALLEL
 from llmcli.model_loader.run_flags import RunFlags
 from llmcli.serve.launch import ServeRequest, open_service, print_ready
-
-if TYPE_CHECKING:
-    pass
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 MIN_KEY_CHARACTERS = 8  # characters of an API key

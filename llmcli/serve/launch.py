@@ -1,4 +1,4 @@
-"""ServeRequest; opens the model and its bridge."""
+"""Opens the model of a server, with its engine thread: ServeRequest -> EngineBridge."""
 
 import os
 import time
@@ -12,28 +12,9 @@ from llmcli.model_loader.run_flags import RunFlags
 if TYPE_CHECKING:
     from llmcli.api.server_settings import ServerSettings
     from llmcli.config import Config
+    from llmcli.model_loader.open_server_model import ServerModel
     from llmcli.serve.engine_thread.bridge import EngineBridge
     from llmcli.ui import UI
-
-
-def _build_settings(
-    hosted: "ServerModel", run_flags: RunFlags, names: tuple[str, ...], **more: Any
-) -> "ServerSettings":
-    from llmcli.api.server_settings import ServerSettings
-
-    runner = hosted.runner
-    predict = None if run_flags.predict in (None, -1) else run_flags.predict
-    context_limit = min(runner.n_ctx, runner.header.context_length or runner.n_ctx)
-    return ServerSettings(
-        names or (hosted.name,),
-        int(time.time()),
-        hosted.sampling,
-        hosted.system,
-        run_flags.stops,
-        predict,
-        most_context=context_limit if run_flags.options.ctx_size is None else runner.n_ctx,
-        **more,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +64,26 @@ def open_service(request: ServeRequest) -> "Iterator[tuple[EngineBridge, ServerS
             yield bridge, _build_settings(hosted, request.run_flags, **request.settings)
 
 
+def _build_settings(
+    hosted: "ServerModel", run_flags: RunFlags, names: tuple[str, ...], **more: Any
+) -> "ServerSettings":
+    from llmcli.api.server_settings import ServerSettings
+
+    runner = hosted.runner
+    predict = None if run_flags.predict in (None, -1) else run_flags.predict
+    context_limit = min(runner.n_ctx, runner.header.context_length or runner.n_ctx)
+    return ServerSettings(
+        names or (hosted.name,),
+        int(time.time()),
+        hosted.sampling,
+        hosted.system,
+        run_flags.stops,
+        predict,
+        most_context=context_limit if run_flags.options.ctx_size is None else runner.n_ctx,
+        **more,
+    )
+
+
 def print_ready(settings: "ServerSettings", n_ctx: int, parallel: int, ui: "UI") -> None:
     """Print that the server is ready, and its address."""
     from llmcli.serve import server
@@ -98,10 +99,3 @@ def print_ready(settings: "ServerSettings", n_ctx: int, parallel: int, ui: "UI")
             f"{settings.model_name} is served at {url}/v1{grpc_note} · {parallel} answers at once · "
             "Ctrl-C stops"
         )
-
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from llmcli.api.server_settings import ServerSettings
-    from llmcli.model_loader.open_server_model import ServerModel

@@ -211,7 +211,7 @@ def test_a_text_that_is_too_short_is_told_before_a_checkpoint_is_copied(
 ) -> None:
     for copying in (
         "quant.quantize.write.write_model",
-        "quant.quantize.blockwise.BlockwiseModel.begin",
+        "quant.quantize.blockwise.BlockwiseModel.write_missing",
     ):
         monkeypatch.delattr(copying)
     text = tmp_path / "short.txt"

@@ -177,13 +177,17 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_bytes(
     # before block 1 is made, its moments being there; in the middle of the pass for block 2; at the
     # last file
     for owner, name, patched in (
-        (BlockwiseModel, "make", stops(make, lambda prefix, group, *_: group.name == "block 1")),
+        (
+            BlockwiseModel,
+            "quantize_group",
+            stops(make, lambda prefix, group, *_: group.name == "block 1"),
+        ),
         (
             calibrate,
-            "run",
+            "calibrate",
             stops(run, lambda wish, *_: "blk.2.attn_q.weight" in (wish.weights or ())),
         ),
-        (BlockwiseModel, "whole", stops(BlockwiseModel.merged_plan, lambda prefix: True)),
+        (BlockwiseModel, "merged_plan", stops(BlockwiseModel.merged_plan, lambda prefix: True)),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, patched)
