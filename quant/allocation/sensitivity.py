@@ -162,13 +162,13 @@ class _CodeError(NamedTuple):
     columns: float
     rows: float
 
-    def lookup_error(self, shown: "_CodeError") -> float:
+    def lookup_error(self, probe_error: "_CodeError") -> float:
         """Return the error of a tensor whose rows are also looked up: the mean of the weighted
         error and of the plain error in its units.
         """
-        if not shown.entering or not shown.plain:
+        if not probe_error.entering or not probe_error.plain:
             return self.entering
-        return (self.entering + self.plain * shown.entering / shown.plain) / 2
+        return (self.entering + self.plain * probe_error.entering / probe_error.plain) / 2
 
 
 class SensitivityRun:

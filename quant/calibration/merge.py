@@ -181,8 +181,8 @@ def _mixed_weights(file: MomentsFile) -> set[str]:
     return {name for stored in file.inputs if stored.mixed for name in stored.names}
 
 
-def _counterpart(file: MomentsFile, one: StoredMoments) -> StoredMoments:
-    stored = file.input_of(one.names[0])
+def _counterpart(file: MomentsFile, stored_input: StoredMoments) -> StoredMoments:
+    stored = file.input_of(stored_input.names[0])
     assert stored is not None
     return stored
 

@@ -449,16 +449,20 @@ def _product(sums: F64, part: MatrixPart, rows: F32, other: F32) -> None:
     _add(sums, part, rows[:, down].T @ other[:, across], mixed=other is not rows)
 
 
-def _add(sums: F64, part: MatrixPart, made: F32, *, mixed: bool) -> None:
+def _add(sums: F64, part: MatrixPart, products: F32, *, mixed: bool) -> None:
     """Add a product to a part of the sums."""
     down, across = part
-    sums[part] += made
+    sums[part] += products
     if mixed and down == across:
         corner = sums[part]
         # rounding to float32 can make a square negative
         np.fill_diagonal(corner, np.maximum(corner.diagonal(), 0))
 
 
-def _empty_sums(one: MomentsInput) -> MomentSums:
-    second: F64 = np.zeros((one.matrices, one.columns, one.columns))
-    return MomentSums(second, np.zeros((one.matrices, one.columns)), np.zeros(one.matrices))
+def _empty_sums(moments_input: MomentsInput) -> MomentSums:
+    second: F64 = np.zeros((moments_input.matrices, moments_input.columns, moments_input.columns))
+    return MomentSums(
+        second,
+        np.zeros((moments_input.matrices, moments_input.columns)),
+        np.zeros(moments_input.matrices),
+    )

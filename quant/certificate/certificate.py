@@ -314,10 +314,10 @@ def find_mismatches(
     return tuple(reasons)
 
 
-def _table_differences(header: ModelHeader, found: Certificate) -> list[str]:
+def _table_differences(header: ModelHeader, certificate: Certificate) -> list[str]:
     """Return the differences between the tensors in the file and those in the certificate."""
     in_file = {tensor.name: (tensor.type, tensor.nbytes) for tensor in header.tensors}
-    certified = {tensor.name: (tensor.type, tensor.nbytes) for tensor in found.tensors}
+    certified = {tensor.name: (tensor.type, tensor.nbytes) for tensor in certificate.tensors}
     differing = [
         name
         for name in in_file.keys() | certified.keys()

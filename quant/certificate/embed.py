@@ -47,19 +47,19 @@ def embed_certificate(
     sync_folder(first.file.parent)
 
 
-def _layout(first: FileHeader, found: Certificate) -> FileLayout:
+def _layout(first: FileHeader, new_certificate: Certificate) -> FileLayout:
     """Return the layout of the new file: all keys unchanged, then the certificate."""
     keys = [(field.key, field.read_raw()) for field in first.fields if field.key != CERTIFICATE_KEY]
     tensors = [(tensor.name, tensor.shape, tensor.type) for tensor in first.tensors]
     return lay_out_file(
-        [*keys, (CERTIFICATE_KEY, encode_entry("string", found.to_json()))],
+        [*keys, (CERTIFICATE_KEY, encode_entry("string", new_certificate.to_json()))],
         tensors,
         first.alignment,
     )
 
 
 @contextmanager
-def _open_new_file(file: Path, made: FileLayout) -> Iterator[tuple[Path, BinaryIO]]:
+def _open_new_file(file: Path, layout: FileLayout) -> Iterator[tuple[Path, BinaryIO]]:
     """Open the new file, locked for this process; it is deleted afterwards unless it was
     renamed.
     """
@@ -73,7 +73,7 @@ def _open_new_file(file: Path, made: FileLayout) -> Iterator[tuple[Path, BinaryI
             stream.truncate()
             require_disk_space(
                 file.parent,
-                made.nbytes,
+                layout.nbytes,
                 f"a copy of {file.name} needs",
                 "then run --verify again: it keeps what is finished",
             )
@@ -106,28 +106,33 @@ def _is_current(stream: BinaryIO, part: Path) -> bool:
     return part.exists() and os.path.samestat(os.fstat(stream.fileno()), part.stat())
 
 
-def _copy(first: FileHeader, made: FileLayout, out: BinaryIO, tick: Callable[[int], None]) -> None:
+def _copy(
+    first: FileHeader, layout: FileLayout, out: BinaryIO, tick: Callable[[int], None]
+) -> None:
     """Write the header, then each tensor at its offset, with zeros between."""
-    out.write(made.header)
+    out.write(layout.header)
     with first.file.open("rb") as data:
-        for tensor, slot in zip(first.tensors, made.slots, strict=True):
+        for tensor, slot in zip(first.tensors, layout.slots, strict=True):
             out.write(bytes(slot.offset - out.tell()))
             for block in read_blocks(data, tensor):
                 out.write(block)
                 tick(len(block))
-    out.write(bytes(made.nbytes - out.tell()))
+    out.write(bytes(layout.nbytes - out.tell()))
 
 
-def _check(header: ModelHeader, part: Path, found: Certificate) -> None:
+def _check(header: ModelHeader, part: Path, new_certificate: Certificate) -> None:
     """Read the new file back: tensors and metadata must match the certificate. Raises UserError if
     the tensors do not.
     """
     written = read_file_header(part)
     other_tensors = tuple(tensor for tensor in header.tensors if tensor.file != header.files[0])
-    if certificate.digest_tensors((*written.tensors, *other_tensors)) != found.content.data:
+    if (
+        certificate.digest_tensors((*written.tensors, *other_tensors))
+        != new_certificate.content.data
+    ):
         raise UserError(
             f"{header.path} was changed while it was verified", hint="run the same command again"
         )
-    assert certificate.digest_metadata(written.fields) == found.content.metadata, (
+    assert certificate.digest_metadata(written.fields) == new_certificate.content.metadata, (
         "the certificate is of other metadata"
     )

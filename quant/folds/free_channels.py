@@ -336,7 +336,7 @@ def _weight_and_bias(role: str) -> tuple[str, str]:
     return f"{role}.weight", f"{role}.bias"
 
 
-def _channels(size: int, width: int, skip: int, total: int, weight: Weight, what: str) -> "Ints":
+def _channels(size: int, width: int, skip: int, total: int, weight: Weight, unit: str) -> "Ints":
     """Return channels [size]: 0 .. width repeated, after `skip` rows or columns of every `total`
     that belong to no channel.
 
@@ -346,7 +346,7 @@ def _channels(size: int, width: int, skip: int, total: int, weight: Weight, what
 
     if size % total or (skip + width > total != width):
         raise UserError(
-            f"{weight.name} has {size} {what}, which do not fit {width} channels",
+            f"{weight.name} has {size} {unit}, which do not fit {width} channels",
             hint="the file is damaged: download it again",
         )
     period = np.full(total, -1, np.int64)

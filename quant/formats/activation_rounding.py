@@ -8,6 +8,7 @@ independent and Gaussian. This is accurate enough for a term that matters only a
 above.
 """
 
+import math
 from typing import TYPE_CHECKING
 
 from quant.native import ggml
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
 
 MAX_CODE = 127
 INTEGRAL_POINTS = 40  # points of the integral, evenly spaced in the logarithm
-INTEGRAL_START, INTEGRAL_END = (
-    1e-3,
-    40.0,
-)  # range of the integral relative to the largest mean square
+# The range of the integral relative to the largest mean square.
+INTEGRAL_START, INTEGRAL_END = 1e-3, 40.0
+# The error function is 1 in float32 from here on.
+ERF_TABLE_END, ERF_TABLE_POINTS = 4.0, 1 << 14
 
 
 def activation_block(name: str) -> int:
@@ -59,14 +60,10 @@ def expected_largest_square(means: "F32") -> "F32":
 
 
 def _erf(values: "F32") -> "F32":
-    """Return the error function to 2e-7 (Abramowitz and Stegun, 7.1.26), which numpy does not have;
-    not quite 0 at 0.
-    """
+    """Return the error function of positive values to 2e-8, from a table: numpy has no erf."""
     import numpy as np
 
-    t = 1 / (1 + 0.3275911 * values)
-    series = t * (
-        0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))
-    )
-    result: F32 = np.clip(1 - series * np.exp(-np.square(np.minimum(values, 12))), 1e-12, 1.0)
+    points = np.linspace(0, ERF_TABLE_END, ERF_TABLE_POINTS)
+    table = [math.erf(point) for point in points]
+    result: F32 = np.clip(np.interp(values, points, table), 1e-12, 1.0).astype(np.float32)
     return result

@@ -99,14 +99,14 @@ def _round_block(
             target[end:] += feed[end:, start:end] @ errors[start:end]
 
 
-def _move_codes(grid: ColumnGrid, found: Array, pull: Array, own: Array, ops: ArrayBackend) -> None:
+def _move_codes(grid: ColumnGrid, codes: Array, pull: Array, own: Array, ops: ArrayBackend) -> None:
     """Move each code of a block to its best level. `pull` [size, rows] is H times the errors and is
     updated.
     """
-    size, span, (low, high) = len(found), grid.format.group_columns, grid.format.bounds(ops)
+    size, span, (low, high) = len(codes), grid.format.group_columns, grid.format.bounds(ops)
     step, _ = grid.steps()
     over, steep = invert(step), ops.to_numpy(1 / own.diagonal()).tolist()
-    new, moves = ops.empty_like(found[0]), ops.empty_like(found[:FEED_COLUMNS])
+    new, moves = ops.empty_like(codes[0]), ops.empty_like(codes[:FEED_COLUMNS])
     for start in range(0, size, FEED_COLUMNS):
         end = min(start + FEED_COLUMNS, size)
         for column in range(start, end):
@@ -119,12 +119,12 @@ def _move_codes(grid: ColumnGrid, found: Array, pull: Array, own: Array, ops: Ar
             else:
                 ops.multiply(pull[column], over[group], out=new)
             ops.multiply(new, steep[column], out=new)
-            ops.add(new, found[column], out=new)
+            ops.add(new, codes[column], out=new)
             ops.round(new, out=new)
             ops.clip_in_place(new, low, high)
-            ops.subtract(new, found[column], out=move)
+            ops.subtract(new, codes[column], out=move)
             ops.multiply(move, step[group], out=move)
-            found[column] = new
+            codes[column] = new
         pull -= own[:, start:end] @ moves[: end - start]
 
 

@@ -393,12 +393,12 @@ def usable_method(method: Method, step: TensorPlan) -> Method:
 def _settings(
     source: Source,
     kind: FileType,
-    wishes: TypeOverrides,
+    overrides: TypeOverrides,
     imatrix: Imatrix | None,
-    most: int,
+    max_shard_bytes: int,
     method: Method,
     moments: MomentsFile | None = None,
-    pending: ExpectedMoments | None = None,
+    expected: ExpectedMoments | None = None,
 ) -> str:
     """Return all inputs that decide the file's content beside the source, as JSON that is written
     into the file.
@@ -407,24 +407,26 @@ def _settings(
     """
     settings: dict[str, object] = {
         "type": kind.name,
-        "pure": wishes.pure,
-        "tensor_types": list(wishes.tensor_types),
+        "pure": overrides.pure,
+        "tensor_types": list(overrides.tensor_types),
     }
     # a hash, so that the header's size does not depend on the types
-    if wishes.mix is not None:
+    if overrides.mix is not None:
         settings = {
-            "mix": hashlib.sha256(json.dumps(sorted(wishes.mix.items())).encode()).hexdigest()[:32]
+            "mix": hashlib.sha256(json.dumps(sorted(overrides.mix.items())).encode()).hexdigest()[
+                :32
+            ]
         }
-    types = {"head": wishes.head_type, "embedding": wishes.embedding_type}
+    types = {"head": overrides.head_type, "embedding": overrides.embedding_type}
     settings |= {part: tensor_types.parse_tensor_type(text) for part, text in types.items() if text}
-    settings |= {"keep_head": True} if wishes.keep_head else {}
+    settings |= {"keep_head": True} if overrides.keep_head else {}
     settings |= {"imatrix": imatrix.digest} if imatrix else {}
-    settings |= {"split": most} if most else {}
+    settings |= {"split": max_shard_bytes} if max_shard_bytes else {}
     settings |= {"folded": source.transform_digest} if source.transform_digest else {}
     settings |= {"fold": source.fold_digest} if source.fold_digest else {}
     settings |= {"method": method.name} if method.name != "ggml" else {}
     settings |= {"moments": moments.digest} if moments and method.needs == "moments" else {}
-    settings |= {"sequential": pending.digest} if pending and pending.digest else {}
+    settings |= {"sequential": expected.digest} if expected and expected.digest else {}
     return json.dumps(settings, sort_keys=True)
 
 

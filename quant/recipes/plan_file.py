@@ -106,16 +106,16 @@ def _describe(key: str, value: str) -> str:
     return f"{key} {value}" if value else f"no {key}"
 
 
-def _to_json(told: Mapping[str, Any]) -> str:
+def _to_json(document: Mapping[str, Any]) -> str:
     """Return JSON with one line for each key and each tensor, which keeps it readable and diffs
     short.
     """
     rows = ",\n".join(
-        f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in told["tensors"].items()
+        f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in document["tensors"].items()
     )
     head = [
         f" {json.dumps(key)}: {json.dumps(value)},\n"
-        for key, value in told.items()
+        for key, value in document.items()
         if key != "tensors"
     ]
     return "{\n" + "".join(head) + f' "tensors": {{\n{rows}\n }}\n}}\n'

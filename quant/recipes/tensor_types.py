@@ -300,17 +300,17 @@ def quantizable_tensors(tensors: TensorTable, facts: ModelFacts) -> TensorTable:
 
 
 def _types_of_mix(
-    tensors: TensorTable, facts: ModelFacts, wishes: TypeOverrides
+    tensors: TensorTable, facts: ModelFacts, overrides: TypeOverrides
 ) -> dict[str, TypeChoice]:
     """Return each tensor's type in the mix. Raises UserError if the mix does not match these
     tensors or their rows.
     """
-    if wishes != TypeOverrides(mix=wishes.mix):
+    if overrides != TypeOverrides(mix=overrides.mix):
         raise UserError(
             "a plan decides every tensor's type",
             hint="leave out --tensor-type, --pure and the like",
         )
-    mix = dict(wishes.mix or {})
+    mix = dict(overrides.mix or {})
     chosen, wrong = {name: TypeChoice(present) for name, _, present in tensors}, []
     for name, shape, _ in quantizable_tensors(tensors, facts):
         kind = mix.pop(name, None)

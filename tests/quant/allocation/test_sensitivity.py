@@ -39,10 +39,10 @@ class FakeStage:
         self.now = {name: values.copy() for name, values in self.original.items()}
         self.factors, self.reads, self.most = factors, 0, 10**9
 
-    def put(self, name: str, first: int, rows: F32) -> None:
+    def set_rows(self, name: str, first: int, rows: F32) -> None:
         self.now[name][first : first + len(rows)] = rows
 
-    def apart(self, held_out: bool = False) -> F64:
+    def divergence(self, held_out: bool = False) -> F64:
         self.reads += 1
         if self.reads > self.most:
             raise KeyboardInterrupt
@@ -109,7 +109,7 @@ def test_one_measurement_tells_what_every_type_costs_and_costs_add_up(
             expected = sum(
                 found[name].loss(kind) - found[name].input_kld(kind) for name, kind in mix.items()
             )
-            assert expected == pytest.approx(stage.apart().mean(), rel=0.01)
+            assert expected == pytest.approx(stage.divergence().mean(), rel=0.01)
 
 
 @contextmanager
@@ -150,7 +150,7 @@ def test_what_a_methods_codes_cost_on_other_text_than_their_moments_is_measured(
         found = work.sensitivities(parts)
         for kind in ("Q4_0", "Q5_0"):
             sensitivity.write_codes([work.step(name, kind) for name in names], stage, 1)
-            truth = stage.apart().mean()
+            truth = stage.divergence().mean()
             assert sum(found[name].predicted_kld(kind) for name in names) < truth / 50
             assert sum(found[name].loss(kind) for name in names) == pytest.approx(truth, rel=0.3)
 
@@ -158,8 +158,8 @@ def test_what_a_methods_codes_cost_on_other_text_than_their_moments_is_measured(
 class Steep(FakeStage):
     """What changes much costs more than in proportion."""
 
-    def apart(self, held_out: bool = False) -> F64:
-        found = super().apart(held_out)
+    def divergence(self, held_out: bool = False) -> F64:
+        found = super().divergence(held_out)
         return found + 30 * found.mean() ** 2
 
 
@@ -175,7 +175,7 @@ def test_what_coarse_codes_cost_beyond_proportion_is_measured(
         found = work.sensitivities(parts)
         for kind, within in (("Q2_K", 0.01), ("Q3_K", 0.35), ("Q4_K", 0.01)):
             sensitivity.write_codes([work.step(name, kind) for name in names], stage, 1)
-            truth = stage.apart().mean()
+            truth = stage.divergence().mean()
             told = sum(found[name].loss(kind) - found[name].input_kld(kind) for name in names)
             assert told == pytest.approx(truth, rel=within)
             if kind == "Q2_K":
@@ -202,7 +202,7 @@ def test_an_embedding_that_is_the_head_costs_what_its_types_are_measured_to(
         found, unread = work.sensitivities(parts)[name], work.sensitivities([])[name]
         for kind in probes.LEGACY_TYPES:
             sensitivity.write_codes([work.step(name, kind)], stage, 1)
-            assert found.loss(kind) == pytest.approx(stage.apart().mean() + found.input_kld(kind))
+            assert found.loss(kind) == pytest.approx(stage.divergence().mean() + found.input_kld(kind))
         # Where nothing was read with it, half is the error of words that are looked up: the head's
         # moments show none.
         assert found.kld and unread.errors["Q5_0"] / unread.probe_error == pytest.approx(

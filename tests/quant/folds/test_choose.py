@@ -130,7 +130,7 @@ def test_second_moments_weigh_the_loss_and_follow_a_fold(source: Source, imatrix
         def mean(self, matrix: int = 0) -> np.ndarray:
             return (random.T @ random / 64).astype(np.float32)
 
-        def of(self, asked: str) -> "Known | None":
+        def input_of(self, asked: str) -> "Known | None":
             return self if asked == name else None
 
     plan = replace(
