@@ -97,7 +97,7 @@ class Tally:
         return (
             f"{self.name}: {words}; {held} intervals contain {self.truth:.4f}, ratios {span}\n"
             f"    median: half an interval {half:.2%}, {pairs:.0f} pairs, {seconds:.1f} s per run; "
-            f"{sum(one.noisy for one in found)} report a noisy machine"
+            f"{sum(one.is_noisy for one in found)} report a noisy machine"
         )
 
 

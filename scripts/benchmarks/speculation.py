@@ -49,7 +49,7 @@ from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.drafting.base import Drafter
 from llmcli.runtime.drafting.pass_cost import PASS_ROWS, PassCost
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
-from llmcli.runtime.runner import Runner, open_runner
+from llmcli.runtime.runner import OpenedParts, Runner, open_runner
 from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.speculation import DraftSettings
 from llmcli.runtime.strategies.base import Speculation
@@ -448,7 +448,17 @@ def opened(asked: argparse.Namespace) -> Iterator[tuple[Bench, Speculation]]:
             "speculation cannot pay on this machine: no pass of several rows is cheaper than separate passes"
         )
         other = Runner(
-            runner.header, runner.model, second, options, runner.template, 0.0, True, found, "on"
+            OpenedParts(
+                header=runner.header,
+                model=runner.model,
+                context=second,
+                options=options,
+                template=runner.template,
+                load_ms=0.0,
+                native_sampling=True,
+                speculation=found,
+                ngram_draft="on",
+            )
         )
         yield Bench([runner, other], Ruler(third), asked), found
 
