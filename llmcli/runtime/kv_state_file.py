@@ -206,9 +206,3 @@ def _digest(tokens: Bytes, state: Bytes) -> str:
     digest = hashlib.sha256(tokens)
     digest.update(state)
     return digest.hexdigest()
-
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from llmcli.runtime.runner import Runner

@@ -7,12 +7,8 @@ The length of the context is not part of it: cells are assigned again when a sta
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from quant.model_file.model_header import ModelHeader
-
-if TYPE_CHECKING:
-    pass
 
 SAMPLE_BYTES = 4096  # bytes read of each tensor
 

@@ -5,7 +5,7 @@ The commands share it. It encodes prompts, starts replies and reports the memory
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -112,49 +112,60 @@ class Reply:
         return self.answers[0]
 
 
-class Runner:
-    """An open model, made by `open_runner`. `template` is None for a base model, which continues
-    text.
+@dataclass(frozen=True, slots=True)
+class OpenedParts:
+    """What a runner is made of.
+
+    - `template`: None for a base model, which continues text.
+    - `load_ms`: milliseconds that opening took. `native_sampling`: sample with llama.cpp.
+    - `speculation`: None when nothing is drafted. `ngram_draft`: a value of --ngram-draft.
+    - `prefill_context`: a second context that computes prompts.
     """
 
-    def __init__(
-        self,
-        header: model_header.ModelHeader,
-        model: Model,
-        context: Context,
-        options: RunOptions,
-        template: ChatTemplate | None,
-        load_ms: float,
-        native_sampling: bool,
-        speculation: Speculation | None = None,
-        ngram_draft: str = "auto",
-        prefill_context: PrefillContext | None = None,
-    ) -> None:
-        self.header, self.model, self.context, self.options = header, model, context, options
-        self.template, self.load_ms = template, load_ms
+    header: model_header.ModelHeader
+    model: Model
+    context: Context
+    options: RunOptions
+    template: ChatTemplate | None
+    load_ms: float
+    native_sampling: bool
+    speculation: Speculation | None = None
+    ngram_draft: str = "auto"
+    prefill_context: PrefillContext | None = None
+
+
+class Runner:
+    """An open model, made by `open_runner`."""
+
+    def __init__(self, parts: OpenedParts) -> None:
+        self.header, self.options, self.template = parts.header, parts.options, parts.template
+        self.model = model = parts.model
+        self.context = context = parts.context
+        self.load_ms, self.ngram_draft = parts.load_ms, parts.ngram_draft
+        self._speculation = parts.speculation
         for token in _tag_tokens(model):
             model.show_as_text(token)
-        self.file_stamp = file_stamp(header.files)
-        native = NativeChains(model.n_vocab, model.vocab) if native_sampling else None
-        self.ngram_draft, self._speculation = ngram_draft, speculation
+        self.file_stamp = file_stamp(parts.header.files)
         self.native_grammars = NativeGrammars(model)
         self.grammars = GrammarCompiler(model, self.native_grammars.compile)
-        keeps = not options.reproducible or context.n_seq_max == 1
-        words = ModelVocabulary(model.piece, model.is_end, model.n_vocab)
         self.engine = Engine(
-            context, words, native, speculation, keeps, prefill_reader=prefill_context
+            context,
+            ModelVocabulary(model.piece, model.is_end, model.n_vocab),
+            NativeChains(model.n_vocab, model.vocab) if parts.native_sampling else None,
+            parts.speculation,
+            keeps_idle=not parts.options.reproducible or context.n_seq_max == 1,
+            prefill_reader=parts.prefill_context,
         )
-        self._shape = kv_size.read_shape(header.metadata)
-        if self._shape and options.reproducible:
+        self._shape = kv_size.read_shape(parts.header.metadata)
+        if self._shape and parts.options.reproducible:
             self._shape = kv_size.without_windows(self._shape)
         # Read once: the cache never changes its size, and each query of llama.cpp leaks a few
         # words.
         allocated = context.memory_breakdown()
         self._kv_bytes = allocated.context_bytes if allocated else None
         self._compute_bytes = allocated.compute_bytes if allocated else None
-        self.prefill_bytes = (
-            prefill_context.nbytes if prefill_context else 0
-        )  # of the context that computes prompts
+        # bytes of the context that computes prompts
+        self.prefill_bytes = parts.prefill_context.nbytes if parts.prefill_context else 0
         self.pooling: str | None = None  # of embeddings; None: the file decides
         self._embedder: Embedder | None = None
 
@@ -437,55 +448,49 @@ def open_runner(
         reproducible.check_model(header)
         if slots > 1:  # rejected drafts leave holes, which another sequence would fill
             drafting = NO_DRAFTING
-    own = gemm.choose_min_rows(
+    gemm_min_rows = gemm.choose_min_rows(
         options.gemm, slots, drafting.max_outputs(options, uses_gpu(gpu_layers)) > 1
     )
-    wanted = context_options(options, slots, drafting, gpu_layers)
-    alike = options.reproducible
+    context_settings = context_options(options, slots, drafting, gpu_layers)
     opened = (
-        reproducible.open_reproducible(header, wanted)
-        if alike
-        else _open(header, wanted, gpu_layers)
+        reproducible.open_reproducible(header, context_settings)
+        if options.reproducible
+        else _open(header, context_settings, gpu_layers)
     )
-    with gemm.enabled(own), opened as (model, context):
+    with ExitStack() as stack:
+        stack.enter_context(gemm.enabled(gemm_min_rows))
+        model, context = stack.enter_context(opened)
         if not context.memory:
             if needs_text or model.is_diffusion:
                 raise no_cache_error(model.is_diffusion)
             drafting = NO_DRAFTING  # measuring the cost of drafts needs a cache
-        reads = (
-            prefill_context.open_prefill_context(model, context, wanted, options)
+        prefill = (
+            stack.enter_context(
+                prefill_context.open_prefill_context(model, context, context_settings, options)
+            )
             if options.prefill_cells
-            else nullcontext()
+            else None
         )
-        with (
-            reads as apart,
-            open_speculation(drafting, header, model, context, options, gpu_layers) as guesses,
-        ):
-            source = None if raw else template or header.metadata.get("tokenizer.chat_template")
-            made = (
-                ChatTemplate(
-                    str(source), bos=model.token_text(model.bos), eos=model.token_text(model.eos)
-                )
-                if source
-                else None
-            )
-            load_ms = (time.perf_counter() - begun) * 1e3
-            runner = Runner(
-                header,
-                model,
-                context,
-                options,
-                made,
-                load_ms,
-                native_sampling,
-                guesses,
-                drafting.ngram,
-                apart,
-            )
-            try:
-                yield runner
-            finally:
-                runner.close()
+        speculation = stack.enter_context(
+            open_speculation(drafting, header, model, context, options, gpu_layers)
+        )
+        source = None if raw else template or header.metadata.get("tokenizer.chat_template")
+        bos, eos = model.token_text(model.bos), model.token_text(model.eos)
+        parts = OpenedParts(
+            header,
+            model,
+            context,
+            options,
+            template=ChatTemplate(str(source), bos=bos, eos=eos) if source else None,
+            load_ms=(time.perf_counter() - begun) * 1e3,
+            native_sampling=native_sampling,
+            speculation=speculation,
+            ngram_draft=drafting.ngram,
+            prefill_context=prefill,
+        )
+        runner = Runner(parts)
+        stack.callback(runner.close)
+        yield runner
 
 
 @contextmanager

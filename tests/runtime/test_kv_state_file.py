@@ -10,7 +10,7 @@ import pytest
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.conversation.conversation import Conversation
 from llmcli.chat.display.stream_writer import StreamWriter
-from llmcli.chat.kv_states import save_state, restore_state
+from llmcli.chat.kv_states import restore_state, save_state
 from llmcli.config import load_config
 from llmcli.model_loader.quantize_file import quantize_file
 from llmcli.runtime import kv_state_file, model_identity, reproducible
@@ -274,7 +274,9 @@ def test_every_tensor_counts(model: Path, tmp_path: Path) -> None:
 
 def test_a_talk_that_was_saved_goes_on_without_prefill(stories_gguf: Path, tmp_path: Path) -> None:
     def talk(runner: Runner) -> ChatSession:
-        return ChatSession("stories", runner, Conversation(GREEDY, predict=12), load_config(), UI(color=False))
+        return ChatSession(
+            "stories", runner, Conversation(GREEDY, predict=12), load_config(), UI(color=False)
+        )
 
     options, file = RunOptions(ctx_size=512, threads=1, batch_size=64), tmp_path / "one.kv"
     with opened(stories_gguf, options) as runner:

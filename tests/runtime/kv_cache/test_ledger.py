@@ -211,7 +211,9 @@ def test_cells_that_another_slot_holds_are_not_moved():
     system, one, two, three = turns(5, 30, 40, 20)
     first, _ = fill(ledger, memory, (*system, *one, *two))
     second, _ = fill(ledger, memory, (*system, *one, *two, *three))
-    assert ledger.apply_overflow(second, [*system, *two, *three], can_move=True) == 5  # two is shared
+    assert (
+        ledger.apply_overflow(second, [*system, *two, *three], can_move=True) == 5
+    )  # two is shared
     ledger.check()
     assert ledger.tokens[first] == [*system, *one, *two]
     assert ledger.apply_overflow(first, [*system, *two], can_move=True) == 45

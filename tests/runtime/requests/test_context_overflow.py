@@ -87,7 +87,9 @@ def test_where_turns_are_computed_anew_the_text_is_that_of_a_chat_without_them(e
         other = talk(runner, "stop", 12)
         for number in one.conversation.tree.sent_turns()[:-1]:
             other.conversation.add_turn(
-                one.conversation.tree[number].question, one.conversation.tree[number].answer, "length"
+                one.conversation.tree[number].question,
+                one.conversation.tree[number].answer,
+                "length",
             )
         assert ids(ask(other, QUESTIONS[3])) == ids(said[3])
 

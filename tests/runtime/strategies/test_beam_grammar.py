@@ -1,5 +1,4 @@
-"""Beams with a grammar, compared with transformers under the same rule and validated by jsonschema.
-"""
+"""Beams with a grammar, compared with transformers under the same rule and validated by jsonschema."""
 
 import itertools
 import json

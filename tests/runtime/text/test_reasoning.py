@@ -5,7 +5,7 @@ import random
 import pytest
 
 from llmcli.runtime.requests.request import Request
-from llmcli.runtime.runner import Runner
+from llmcli.runtime.runner import OpenedParts, Runner
 from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.text.reasoning import (
     THINKING_TAGS,
@@ -116,8 +116,16 @@ def test_tags_that_are_control_tokens_are_text_of_the_answer() -> None:
     prompt = (1, 2, 3)
     like = fake_runner(lambda tokens: said[len(tokens) - len(prompt)])
     runner = Runner(
-        like.header, Tagged(), like.context, like.options, None, 1.0, native_sampling=False
-    )  # type: ignore[arg-type]
+        OpenedParts(
+            like.header,
+            Tagged(),  # type: ignore[arg-type]
+            like.context,
+            like.options,
+            None,
+            1.0,
+            native_sampling=False,
+        )
+    )
     reply = runner.reply(Request(prompt, default_sampling().with_values({"temp": 0})))
     for _ in reply:
         pass
