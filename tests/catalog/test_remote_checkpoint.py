@@ -32,9 +32,9 @@ def folder(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub that has it; no waiting between tries."""
-    from llmcli.catalog.hub import range_reader
+    from llmcli.catalog.hub import retry
 
-    monkeypatch.setattr(range_reader.time, "sleep", lambda _: None)
+    monkeypatch.setattr(retry.time, "sleep", lambda _: None)
     monkeypatch.setattr(pipeline, "SLAB_VALUES", 1 << 18)
     with Hub() as server:
         server.add(REF, folder)

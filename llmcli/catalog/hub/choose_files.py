@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from llmcli.catalog.shard_names import parse_shard_name
 from llmcli.catalog.spec import Spec
 from llmcli.errors import UserError
 from llmcli.units import format_size
@@ -20,13 +21,11 @@ from quant.checkpoint.pickles import (
     require_torch,
 )
 
-SPLIT_PATTERN = re.compile(
-    r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE
-)
 TYPE_SUFFIX = re.compile(r"[-.](\w+)$")
 # GGUFs that are not models
 AUXILIARY_PREFIXES = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
-CONVERSION_FILES = {  # files that a conversion needs beside the weights: data, never code or pickles
+# files that a conversion needs beside the weights: data, never code or pickles
+CONVERSION_FILES = {
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -61,7 +60,7 @@ class HubFile:
 class ChosenFiles:
     """The files to fetch.
 
-    A GGUF's first file is the one to load. `remark` is a note for the user.
+    A GGUF's first file is the one to load. `note` is a note for the user.
     """
 
     kind: str
@@ -72,8 +71,7 @@ class ChosenFiles:
 def choose_files(spec: Spec, blobs: Sequence[HubFile], allow_pickle: bool = False) -> ChosenFiles:
     """Choose the files for `spec`. Raises UserError that lists the alternatives.
 
-    Pickled weights are the last choice, and need `allow_pickle` and torch; otherwise Pickled is
-    raised.
+    Pickled weights are the last choice, and need `allow_pickle` and torch.
     """
     first = [blob for blob in blobs if _is_model(blob.name)]
     if spec.file or spec.quant.lower().endswith(".gguf"):
@@ -93,18 +91,18 @@ def choose_files(spec: Spec, blobs: Sequence[HubFile], allow_pickle: bool = Fals
 
 def type_in_name(name: str) -> str:
     """Return the type in a file name: Model-Q4_K_M-00001-of-00002.gguf -> Q4_K_M."""
-    match = SPLIT_PATTERN.fullmatch(name)
-    stem = match["stem"] if match else name[: -len(".gguf")]
+    shard = parse_shard_name(name)
+    stem = shard.stem if shard else name[: -len(".gguf")]
     type_match = TYPE_SUFFIX.search(stem)
     return type_match[1].upper() if type_match else ""
 
 
 def _is_model(name: str) -> bool:
-    split = SPLIT_PATTERN.fullmatch(name)
+    shard = parse_shard_name(name)
     base = name.rpartition("/")[2]
     return (
         name.lower().endswith(".gguf")
-        and not (split and int(split["number"]) != 1)
+        and not (shard and shard.number != 1)
         and not any(word in base for word in AUXILIARY_PREFIXES)
     )
 
@@ -156,21 +154,17 @@ def _named(name: str, repo: str, blobs: Sequence[HubFile]) -> tuple[HubFile, ...
 
 def _shards(first: HubFile, blobs: Sequence[HubFile]) -> tuple[HubFile, ...]:
     """Return the file, or all shards of its split in order."""
-    split = SPLIT_PATTERN.fullmatch(first.name)
-    if not split:
+    shard = parse_shard_name(first.name)
+    if not shard:
         return (first,)
-    wanted = [
-        f"{split['stem']}-{number:05}-of-{split['count']}.gguf"
-        for number in range(1, int(split["count"]) + 1)
-    ]
     table = {blob.name: blob for blob in blobs}
-    if missing := [name for name in wanted if name not in table]:
+    if missing := [name for name in shard.all_names if name not in table]:
         raise UserError(
             f"{', '.join(missing[:3])} of the split model {first.name} "
             "is missing in the repository",
             hint="choose another type",
         )
-    return tuple(table[name] for name in wanted)
+    return tuple(table[name] for name in shard.all_names)
 
 
 def _folder(
@@ -209,7 +203,7 @@ def _pickles(blobs: Sequence[HubFile]) -> tuple[HubFile, ...]:
 def _pickled(
     spec: Spec, blobs: Sequence[HubFile], pickles: tuple[HubFile, ...], allowed: bool
 ) -> ChosenFiles:
-    """Return a checkpoint of pickles. Raises Pickled or UserError if it cannot be read."""
+    """Return a checkpoint of pickles. Raises UserError if it cannot be read."""
     names = [blob.name for blob in pickles]
     total = format_size(sum(blob.size for blob in pickles))
     remark = (

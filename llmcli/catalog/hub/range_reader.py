@@ -7,13 +7,13 @@ arrive in another order.
 
 import re
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcli.catalog.hub.error_messages import explain_error
+from llmcli.catalog.hub.retry import RETRIED_STATUSES, resume_transfer
 from llmcli.catalog.spec import Spec
 from llmcli.config import Config
 from llmcli.errors import UserError
@@ -24,18 +24,11 @@ if TYPE_CHECKING:
     from quant.native.ggml import U8
 
 TIMEOUT_SECONDS = 15.0  # without receiving a byte
-MAX_FAILURES = 6  # consecutive failures
-RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
-EXPIRED_STATUSES = (
-    400,
-    401,
-    403,
-    404,
-    410,
-)  # answers of a redirect address that is no longer valid
-HEAD_BYTES = (
-    1 << 16
-)  # bytes fetched in advance from each file, which usually contain its tensor table
+READ_STATUSES = (429, *RETRIED_STATUSES)  # retried: many small reads may exceed a rate limit
+# answers of a redirect address that is no longer valid
+EXPIRED_STATUSES = (400, 401, 403, 404, 410)
+# bytes fetched in advance from each file, which usually contain its tensor table
+HEAD_BYTES = 1 << 16
 CONTENT_RANGE_PATTERN = re.compile(r"bytes ([0-9]{1,19})-[0-9]{1,19}/([0-9]{1,19}|\*)")
 
 
@@ -44,7 +37,7 @@ class RangesUnsupported(UserError):
 
 
 class RemoteFile:
-    """One file of a repository at one commit; implements quant.blob.Blob."""
+    """One file of a repository at one commit; implements quant.source.blob.Blob."""
 
     def __init__(
         self, spec: Spec, commit: str, blob: "HubFile", config: Config, watcher: ProgressDisplay
@@ -65,9 +58,8 @@ class RemoteFile:
             **build_hf_headers(token=config.hub_token or False),
             "Accept-Encoding": "identity",
         }
-        self.content_url: str | None = (
-            None  # where the hub redirects for the content, while it is valid
-        )
+        # where the hub redirects for the content, while it is valid
+        self.content_url: str | None = None
         self.etags: dict[str, str] = {}  # host -> the ETag it sends for this content
         self.first_bytes = b""
         self.lock, self.noted_break = threading.Lock(), False
@@ -75,7 +67,7 @@ class RemoteFile:
     def read(self, offset: int, nbytes: int) -> "U8":
         """Return exactly `nbytes` bytes from `offset` as uint8 `[nbytes]`.
 
-        Raises UserError if TRIES consecutive requests fail.
+        Raises UserError if MAX_FAILURES consecutive requests fail.
         """
         import numpy as np
 
@@ -88,30 +80,15 @@ class RemoteFile:
 
     def _fill(self, out: memoryview, offset: int) -> None:
         """Fill `out`, resuming after every broken answer."""
-        import httpx2
-        from huggingface_hub.errors import HfHubHTTPError
+        filled = 0
 
-        filled, failures = 0, 0
-        while filled < len(out):
-            before, pause = filled, 0.0
-            error: Exception | None = None
-            try:
-                for chunk in self._ask(offset + filled, len(out) - filled):
-                    out[filled : filled + len(chunk)] = chunk
-                    filled += len(chunk)
-            except httpx2.TransportError as broken:
-                error = broken
-            except HfHubHTTPError as refused:
-                if refused.response.status_code not in RETRIED_STATUSES:
-                    raise
-                error, pause = refused, _patience(refused.response)
-            if filled == len(out):
-                return
-            failures = 0 if filled > before else failures + 1
-            if failures == MAX_FAILURES:
-                raise error or httpx2.ReadError("the server ended the answer early")
-            self._tell(pause)
-            time.sleep(pause or (min(2 ** (failures - 1), 8) if failures else 0))
+        def fetch() -> None:
+            nonlocal filled
+            for chunk in self._ask(offset + filled, len(out) - filled):
+                out[filled : filled + len(chunk)] = chunk
+                filled += len(chunk)
+
+        resume_transfer(fetch, lambda: len(out) - filled, self._report_break, READ_STATUSES)
 
     def _ask(self, start: int, nbytes: int, hub: bool = False) -> Iterator[bytes]:
         """Yield up to `nbytes` bytes from one request for the range at `start`.
@@ -186,7 +163,7 @@ class RemoteFile:
             hint="add --keep-source: it downloads the whole checkpoint first",
         )
 
-    def _tell(self, pause: float) -> None:
+    def _report_break(self, pause: float) -> None:
         """Note a broken connection once for each file, and every long wait."""
         if pause > 10:
             self.watcher.note(f"the hub reports too many requests; waiting {pause:.0f} s")
@@ -196,17 +173,11 @@ class RemoteFile:
 
 
 def fetch_heads(files: Sequence[RemoteFile]) -> None:
-    """Fetch the beginning of every file, several at once. Raises NoRanges."""
+    """Fetch the beginning of every file, several at once. Raises RangesUnsupported."""
     with ThreadPoolExecutor(8, thread_name_prefix="head") as pool:
         heads = pool.map(lambda file: file.read(0, min(HEAD_BYTES, file.size)).tobytes(), files)
         for file, head in zip(files, heads, strict=True):
             file.first_bytes = head
-
-
-def _patience(response: Any) -> float:
-    """Return the seconds that the server asks to wait, at most 300; 0 if it does not say."""
-    text = response.headers.get("retry-after", "")
-    return min(float(text), 300.0) if re.fullmatch("[0-9]+", text) else 0.0
 
 
 def _tag(value: str | None) -> str:

@@ -1,19 +1,22 @@
-"""Retries of small hub requests whose answer was lost.
+"""Retries of hub requests: small ones are repeated, transfers resume at the byte where they broke."""
 
-Downloads resume at the byte where they broke instead (sources/hub.py, ranges.py).
-"""
-
+import re
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
-MAX_TRIES = 5
+if TYPE_CHECKING:
+    import httpx2
+
+MAX_TRIES = 5  # of a small request
+MAX_FAILURES = 6  # consecutive requests of a transfer that received nothing
+MAX_PAUSE_SECONDS = 300.0
 RETRIED_STATUSES = (408, 500, 502, 503, 504)
 Response = TypeVar("Response")
 
 
 def with_retries(request: Callable[[], Response]) -> Response:
-    """Return `ask()`, retrying transient failures. A host that cannot be reached fails at once."""
+    """Return `request()`, retrying transient failures. A host that cannot be reached fails at once."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -29,3 +32,44 @@ def with_retries(request: Callable[[], Response]) -> Response:
                 raise
         time.sleep(2**attempt / 4)
     raise AssertionError
+
+
+def resume_transfer(
+    fetch: Callable[[], None],
+    count_missing: Callable[[], int],
+    report_break: Callable[[float], None],
+    statuses: Sequence[int] = RETRIED_STATUSES,
+) -> None:
+    """Call `fetch` until `count_missing` returns 0, after transient failures and early ends, too.
+
+    `report_break` receives the seconds that the server asks to wait. Answers with one of `statuses`
+    are retried. Raises the last error after MAX_FAILURES consecutive calls that fetched nothing.
+    """
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError
+
+    failures = 0
+    while n_missing := count_missing():
+        error: Exception | None = None
+        pause = 0.0
+        try:
+            fetch()
+        except httpx2.TransportError as broken:
+            error = broken
+        except HfHubHTTPError as refused:
+            if refused.response.status_code not in statuses:
+                raise
+            error, pause = refused, _requested_pause(refused.response)
+        if not count_missing():
+            return
+        failures = 0 if count_missing() < n_missing else failures + 1
+        if failures == MAX_FAILURES:
+            raise error or httpx2.ReadError("the server ended the transfer early")
+        report_break(pause)
+        time.sleep(pause or (min(2 ** (failures - 1), 8) if failures else 0))
+
+
+def _requested_pause(response: "httpx2.Response") -> float:
+    """Return the seconds that the server asks to wait; 0 if it does not say."""
+    text = response.headers.get("retry-after", "")
+    return min(float(text), MAX_PAUSE_SECONDS) if re.fullmatch("[0-9]+", text) else 0.0

@@ -5,13 +5,12 @@ they arrive; only a blob that matches its digest enters the cache, and the libra
 The library's own download is not used because huggingface_hub 2.4 does not verify what it
 downloaded, does not resume in a later run, and loses up to 10 MB on a broken connection. Xet
 transfers can neither be resumed nor hashed on arrival. A checkpoint may also stay on the hub and be
-read in parts (catalog/hub/ranges.py).
+read in parts (catalog/hub/range_reader.py).
 """
 
 import hashlib
 import json
 import re
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, cast
@@ -20,7 +19,7 @@ from llmcli.atomic_files import AtomicWriter, write_atomically
 from llmcli.catalog.hub.choose_files import ChosenFiles, HubFile, choose_files
 from llmcli.catalog.hub.error_messages import explain_error, note_retries
 from llmcli.catalog.hub.range_reader import RemoteFile, fetch_heads
-from llmcli.catalog.hub.retry import with_retries
+from llmcli.catalog.hub.retry import resume_transfer, with_retries
 from llmcli.catalog.sources.base import FetchedFiles, RemoteCheckpoint, require_free_space
 from llmcli.catalog.spec import Spec
 from llmcli.catalog.store import VerifiedFile, describe_file, hash_file
@@ -33,11 +32,9 @@ from llmcli.units import format_size
 COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}")
 DIGEST_PATTERN = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 REVISION_PATTERN = re.compile(r"(?!.*\.\.)[\w][\w./-]*")
-PARTIAL_SUFFIX = (
-    ".llmcli.incomplete"  # the suffix by which `hf cache` recognizes partial files, too
-)
+# the suffix by which `hf cache` recognizes partial files, too
+PARTIAL_SUFFIX = ".llmcli.incomplete"
 TIMEOUT_SECONDS = 15.0
-MAX_FAILURES = 5
 
 
 class HubSource:
@@ -276,31 +273,15 @@ def _download(
 def _transfer(
     url: str, headers: dict[str, str], file: AtomicWriter, watcher: ProgressDisplay
 ) -> None:
-    """Fill the partial file, resuming after failures; fail after TRIES consecutive ones."""
-    import httpx2
-    from huggingface_hub.errors import HfHubHTTPError
+    """Fill the partial file, resuming after failures."""
 
-    failures = 0
-    while file.position < file.size:
-        before = file.position
-        error: Exception | None = None
-        try:
-            _stream(url, headers, file)
-        except httpx2.TransportError as broken:
-            error = broken
-        except HfHubHTTPError as refused:
-            if refused.response.status_code not in (408, 500, 502, 503, 504):
-                raise
-            error = refused
-        if file.position >= file.size:
-            return
-        failures = 0 if file.position > before else failures + 1
-        if failures == MAX_FAILURES:
-            raise error or httpx2.ReadError("the server ended the file early")
-        watcher.note(
-            f"the connection broke at {format_size(file.position)} of {format_size(file.size)}; resuming"
-        )
-        time.sleep(min(2**failures, 8))
+    def report_break(pause: float) -> None:
+        n_bytes = f"{format_size(file.position)} of {format_size(file.size)}"
+        watcher.note(f"the connection broke at {n_bytes}; resuming")
+
+    resume_transfer(
+        lambda: _stream(url, headers, file), lambda: max(0, file.size - file.position), report_break
+    )
 
 
 def _stream(url: str, headers: dict[str, str], file: AtomicWriter) -> None:

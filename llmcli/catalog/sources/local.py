@@ -1,9 +1,9 @@
 """A file or folder on this disk, used in place and never copied."""
 
-import re
 from pathlib import Path
 from typing import Literal
 
+from llmcli.catalog.shard_names import parse_shard_name
 from llmcli.catalog.sources.base import FetchedFiles
 from llmcli.catalog.spec import Spec
 from llmcli.catalog.store import hash_file
@@ -11,8 +11,6 @@ from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.types import ProgressDisplay
 from quant.checkpoint.pickles import find_pickles
-
-SHARD_PATTERN = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
 class LocalSource:
@@ -38,24 +36,20 @@ def find_model_files(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]
         return _folder(path)
     if not path.is_file():
         raise UserError(f"no such file: {path}", hint=f"ls {path.parent}")
-    if not (shard := SHARD_PATTERN.fullmatch(path.name)):
+    if not (shard := parse_shard_name(path.name)):
         return "gguf", [path]
-    if int(shard[2]) != 1:
-        first = f"{shard[1]}-00001-of-{shard[3]}.gguf"
+    files = [path.with_name(name) for name in shard.all_names]
+    if shard.number != 1:
         raise UserError(
-            f"{path.name} is shard {int(shard[2])} of a split model",
-            hint=f"name the first one: {path.with_name(first)}",
+            f"{path.name} is shard {shard.number} of a split model",
+            hint=f"name the first one: {files[0]}",
         )
-    names = [
-        path.with_name(f"{shard[1]}-{number:05}-of-{shard[3]}.gguf")
-        for number in range(1, int(shard[3]) + 1)
-    ]
-    if missing := [name.name for name in names if not name.is_file()]:
+    if missing := [file.name for file in files if not file.is_file()]:
         raise UserError(
             f"{path} is split, and {', '.join(missing)} is missing",
             hint=f"put the missing shard into {path.parent}",
         )
-    return "gguf", names
+    return "gguf", files
 
 
 def _folder(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
@@ -66,7 +60,7 @@ def _folder(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
     ggufs = [
         file
         for file in sorted(path.glob("*.gguf"))
-        if not (shard := SHARD_PATTERN.fullmatch(file.name)) or int(shard[2]) == 1
+        if not (shard := parse_shard_name(file.name)) or shard.number == 1
     ]
     if len(ggufs) == 1:
         return find_model_files(ggufs[0])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llmcli.catalog.hub import range_reader
+from llmcli.catalog.hub import range_reader, retry
 from llmcli.catalog.hub.choose_files import HubFile
 from llmcli.catalog.hub.range_reader import RangesUnsupported, RemoteFile, fetch_heads
 from llmcli.catalog.spec import Spec
@@ -61,9 +61,8 @@ def test_a_broken_answer_is_gone_on_with_where_it_ended(hub, remote, notes) -> N
 
 
 def test_half_of_all_answers_may_go_wrong(hub, remote, monkeypatch) -> None:
-    monkeypatch.setattr(
-        range_reader, "TIMEOUT_SECONDS", 0.5
-    )  # one that is too short for a busy machine is tried again
+    # one that is too short for a busy machine is tried again
+    monkeypatch.setattr(range_reader, "TIMEOUT_SECONDS", 0.5)
     hub.faults = Faults(3, share=0.5)
     hub.faults.random.choice = lambda kinds: "cut" if len(hub.faults.happened) % 4 else "stall"
     file = remote()
@@ -73,10 +72,10 @@ def test_half_of_all_answers_may_go_wrong(hub, remote, monkeypatch) -> None:
 
 
 def test_one_that_gives_nothing_any_more_is_told_after_a_while(hub, remote) -> None:
-    hub.cuts = [0] * range_reader.MAX_FAILURES
+    hub.cuts = [0] * retry.MAX_FAILURES
     with pytest.raises(UserError, match="no connection to http://127"):
         remote().read(0, 10)
-    assert len(hub.gets(NAME)) == range_reader.MAX_FAILURES
+    assert len(hub.gets(NAME)) == retry.MAX_FAILURES
 
 
 def test_it_waits_as_long_as_the_hub_asks_for(hub, remote, notes, monkeypatch) -> None:
@@ -89,7 +88,7 @@ def test_it_waits_as_long_as_the_hub_asks_for(hub, remote, notes, monkeypatch) -
     def busy(self: _Handler, status: int, code: str, message: str) -> None:
         self.reply(status, b"", {"Retry-After": "42"})
 
-    monkeypatch.setattr(range_reader.time, "sleep", patient)
+    monkeypatch.setattr(retry.time, "sleep", patient)
     monkeypatch.setattr(_Handler, "fail", busy)
     hub.status = 429
     assert remote().read(0, 10).tobytes() == DATA[:10]
@@ -179,7 +178,7 @@ def test_a_strange_wait_is_not_obeyed(hub, remote, monkeypatch, asked) -> None:
         waited.append(seconds)
         hub.status = None
 
-    monkeypatch.setattr(range_reader.time, "sleep", patient)
+    monkeypatch.setattr(retry.time, "sleep", patient)
     monkeypatch.setattr(
         _Handler, "fail", lambda self, *_: self.reply(429, b"", {"Retry-After": asked})
     )
