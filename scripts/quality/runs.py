@@ -188,7 +188,7 @@ class Judge:
 
     def _chunks(self, file: Path) -> evaluate.TextChunks:
         found = tokenize_text(
-            prepare_side(self.teacher, self.options, self.ui), read_evaluation_text(file)[0]
+            prepare_side(self.teacher, self.options, self.ui), read_evaluation_text(file).content
         )
         return evaluate.split_text(found, self.setting.ctx, self.setting.chunks)
 

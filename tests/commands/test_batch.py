@@ -258,7 +258,9 @@ def model(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         tiny_checkpoint.grown(stories, folder / "model", hidden=256, layers=2, shards=1),
         folder / "q8.gguf",
     )
-    write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(grown), "Q8_0"), out, threads=1)
+    write.write_model(
+        plan.plan_quantization(checkpoint_source.open_checkpoint(grown), "Q8_0"), out, threads=1
+    )
     return out
 
 

@@ -209,7 +209,7 @@ def test_quantize_takes_it(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
 def test_mistakes_are_one_line(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
     model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
     shipped, out = tmp_path / "plays.txt", tmp_path / "stats.gguf"
-    shipped.write_text(read_evaluation_text(None)[0], encoding="utf-8")
+    shipped.write_text(read_evaluation_text(None).content, encoding="utf-8")
     norm = next(
         one
         for one in read_header.read_header(model).tensors

@@ -78,7 +78,9 @@ def test_a_build_without_avx2_is_told_with_the_rebuild_command(
     llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        cpu_features, "build_features", lambda: cpu_features.parse_system_info("CPU : SSE3 = 1 | AVX = 1 | ")
+        cpu_features,
+        "build_features",
+        lambda: cpu_features.parse_system_info("CPU : SSE3 = 1 | AVX = 1 | "),
     )
     monkeypatch.setattr(cpu_features, "cpu_flags", lambda: frozenset({"pni", "avx", "avx2", "fma"}))
     done = llmcli("doctor")
@@ -95,7 +97,9 @@ def test_a_build_for_another_processor_is_told(
 ) -> None:
     monkeypatch.setattr(cpu_features, "cpu_flags", lambda: frozenset({"pni"}))
     monkeypatch.setattr(
-        cpu_features, "build_features", lambda: cpu_features.parse_system_info("CPU : SSE3 = 1 | AVX512 = 1 | ")
+        cpu_features,
+        "build_features",
+        lambda: cpu_features.parse_system_info("CPU : SSE3 = 1 | AVX512 = 1 | "),
     )
     assert "AVX512, which this processor does not support" in llmcli("doctor").err
 

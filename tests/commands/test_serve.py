@@ -112,7 +112,9 @@ def test_thinking_is_asked_for_where_the_template_can(fake: Callable[..., list[R
 
     def opened(wanted: str) -> bool | None:
         given = RunFlags(RunOptions(ctx_size=256, threads=1), {}, NO_SEARCH, reasoning=wanted)
-        with open_server_model.open_server_model("fake", given, config.load_config(), UI(), 2) as hosted:
+        with open_server_model.open_server_model(
+            "fake", given, config.load_config(), UI(), 2
+        ) as hosted:
             assert hosted.runner.template is not None
             return hosted.runner.template.reasoning
 

@@ -191,7 +191,9 @@ def test_a_running_chat_is_not_removed(llmcli: Llmcli, fake: Fake, home: Path) -
     fake(b"yes")
     llmcli("chat", "fake", stdin=b"a?\n")
     name = aged(home)
-    log = SessionLog(config.load_config(), pytest.fail, home / "state" / "sessions" / f"{name}.jsonl")
+    log = SessionLog(
+        config.load_config(), pytest.fail, home / "state" / "sessions" / f"{name}.jsonl"
+    )
     assert log.resume(Conversation(default_sampling()))
     done = llmcli("sessions", "rm", name)
     assert (done.code, done.err.splitlines()[0]) == (1, f"error: {name} is in use")

@@ -281,7 +281,11 @@ def test_what_is_refused(llmcli: Llmcli, tmp_path: Path) -> None:
         (("bench", "x.gguf", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
         (("doctor", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
         (("run", "x.gguf", "hello", "-ts", "1,x"), 1, "--tensor-split is '1,x'"),
-        (("run", "x.gguf", "hello", "-ts", "1,1,1,1,1,1,1,1,1"), 1, "--tensor-split has 9 numbers for"),
+        (
+            ("run", "x.gguf", "hello", "-ts", "1,1,1,1,1,1,1,1,1"),
+            1,
+            "--tensor-split has 9 numbers for",
+        ),
         (("run", "x.gguf", "hello", "--reproducible", "--rpc", "a"), 2, "--reproducible"),
         (("calibrate", "x.gguf", "-o", "y", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
         (

@@ -68,7 +68,9 @@ Precision = Annotated[
 Confidence = Annotated[
     float, typer.Option("--confidence", min=50, max=99.99, help="Percent, for all tests jointly.")
 ]
-Separately = Annotated[bool, typer.Option("--apart", help="Load the sides in turn, never both at once.")]
+Separately = Annotated[
+    bool, typer.Option("--apart", help="Load the sides in turn, never both at once.")
+]
 Anyway = Annotated[
     bool,
     typer.Option("--anyway", help="Compare saved runs even of different machines or tests."),

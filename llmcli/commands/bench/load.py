@@ -160,8 +160,8 @@ def load(
     as far as --shared allows. --find-max searches for the most users (or requests per second)
     within limits such as --slo ttft:2000,tpot:100.
     """
-    from llmcli.bench.load.output import OUTPUT_FORMATS
     from llmcli.bench.load.run import run_load
+    from llmcli.bench.result_rows import OUTPUT_FORMATS
     from llmcli.commands.bench.reports.load import print_results
 
     output = "json" if json else output

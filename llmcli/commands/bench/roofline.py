@@ -12,6 +12,7 @@ from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
     from llmcli.bench.roofline import MachineBandwidth, RooflinePoint, RooflineResult
+    from llmcli.bench.speed.parameter_grid import SpeedTest
     from llmcli.config import Config
     from llmcli.ui import UI
     from quant.model_file.model_header import ModelHeader
@@ -46,6 +47,7 @@ def roofline(
 ) -> None:
     """Measure the memory bandwidth of the CPU, and how much of it a model reaches."""
     from llmcli.bench.roofline import measure_machine
+    from llmcli.bench.speed.parameter_grid import SpeedTest
     from llmcli.hardware import host
     from llmcli.planning import resolve_options
     from llmcli.runtime.requests.request import RunOptions
@@ -68,7 +70,15 @@ def roofline(
     measured = (
         None
         if ref is None
-        else _measure(ref, machine, n_depth, (count, type_k, type_v), repetitions, config, ui)
+        else _measure(
+            ref,
+            machine,
+            n_depth,
+            SpeedTest(0, 0, 0, 2048, 512, type_k, type_v, count, 0, "auto"),
+            repetitions,
+            config,
+            ui,
+        )
     )
     result = measured[0] if measured else None
     if json:
@@ -96,7 +106,7 @@ def _measure(
     ref: str,
     machine: "MachineBandwidth",
     n_depth: list[str] | None,
-    threads_and_types: tuple[int, str, str],
+    base_test: "SpeedTest",
     repetitions: int,
     config: "Config",
     ui: "UI",
@@ -108,19 +118,17 @@ def _measure(
     from llmcli.runtime.binding.model import open_model
     from quant.model_file import load_checks, read_header
 
-    threads, type_k, type_v = threads_and_types
     depths = parameter_grid.parse_numbers("-d", n_depth or ["0"])
     header = read_header.read_header(prepare_model(ref, None, config, ui).path)
     load_checks.check_loadable(header)
-    kv_size.check_cache(header.metadata, type_k, type_v)
-    base = parameter_grid.SpeedTest(0, 0, 0, 2048, 512, type_k, type_v, threads, 0, "auto")
+    kv_size.check_cache(header.metadata, base_test.type_k, base_test.type_v)
     tests = len(depths) + len(roofline.UBATCH_SIZES)
     with (
         open_model(header.path, gpu_layers=0) as model,
         ui.bar(f"bench {header.path.name}", tests, "tests") as bar,
     ):
         return roofline.measure_model(
-            model, header, machine, base, depths, repetitions, lambda: bar.advance(1)
+            model, header, machine, base_test, depths, repetitions, lambda: bar.advance(1)
         ), header
 
 

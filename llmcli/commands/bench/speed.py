@@ -137,16 +137,17 @@ def speed(
     roofline REF` measures the limit set by memory, and how close a model comes to it. A sweep
     measures its values in turn and compares them.
     """
-    from llmcli.bench.speed import llama_bench_output, sweep
+    from llmcli.bench.result_rows import OUTPUT_FORMATS
+    from llmcli.bench.speed import sweep
     from llmcli.bench.speed.run import SpeedSettings
     from llmcli.errors import UsageError
     from llmcli.model_loader.prepare import prepare_model
 
     output_format = "json" if json else output
-    if output_format not in llama_bench_output.OUTPUT_FORMATS:
+    if output_format not in OUTPUT_FORMATS:
         raise UsageError(
             f"-o {output!r} is unknown",
-            hint=f"-o takes: {' '.join(llama_bench_output.OUTPUT_FORMATS)}",
+            hint=f"-o takes: {' '.join(OUTPUT_FORMATS)}",
         )
     name = ref or model
     if name is None:
@@ -180,7 +181,8 @@ def _print_results(
     )
     if sweep_names and output_format == "md":
         ui.text()
-        ui.table(*sweep.build_table(results, sweep_names))
+        table = sweep.build_table(results, sweep_names)
+        ui.table(table.columns, table.rows, right=table.right_columns)
     if warning := llama_bench_output.noise_warning(results):
         ui.warn(warning)
 

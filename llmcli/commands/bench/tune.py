@@ -102,7 +102,6 @@ def _tune(
 ) -> None:
     from llmcli.bench.tune.tune import RunSetting
     from llmcli.commands.bench.reports.tune import build_charts, build_page
-    from llmcli.hardware import rpc_workers
     from llmcli.model_loader.prepare import prepare_model
     from llmcli.planning import resolve_options, tuned_profile
     from llmcli.runtime import model_identity
@@ -125,12 +124,7 @@ def _tune(
     except KeyboardInterrupt:
         ui.note("stopped: no profile was written; an earlier one is kept")
         raise
-    machine_and_build = (
-        model_identity.content_hash(header),
-        rpc_workers.machine_and_workers(),
-        tuned_profile.build_identity(),
-    )
-    saved = _build_profile(model, machine_and_build, objective, result)
+    saved = _build_profile(model, model_identity.content_hash(header), objective, result)
     path = tuned_profile.save_profile(saved, config)
     if ui.json:
         ui.result(
@@ -237,11 +231,12 @@ def _changed_options(result: "TuningResult") -> dict[str, Any]:
 
 def _build_profile(
     model: "FetchedModel",
-    machine_and_build: tuple[str, str, str],
+    content_hash: str,
     objective: str,
     result: "TuningResult",
 ) -> "TunedProfile":
-    from llmcli.planning.tuned_profile import TunedProfile
+    from llmcli.hardware import rpc_workers
+    from llmcli.planning.tuned_profile import TunedProfile, build_identity
 
     comparison = result.comparison
     speeds = (
@@ -251,7 +246,9 @@ def _build_profile(
     )
     return TunedProfile(
         model.name,
-        *machine_and_build,
+        content_hash,
+        rpc_workers.machine_and_workers(),
+        build_identity(),
         objective,
         _changed_options(result),
         *speeds,

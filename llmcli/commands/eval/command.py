@@ -126,9 +126,7 @@ def evaluate(
     _refuse_conflicts(base, base_logits, text, ctx, save_base)
     resolve_options.validate_options(options)
     saved_logits = load_base_logits(base_logits.expanduser()) if base_logits else None
-    text_content, text_name = (
-        (None, str(base_logits)) if saved_logits else read_evaluation_text(text)
-    )
+    evaluated_text = None if saved_logits else read_evaluation_text(text)
     options = replace(options, ctx_size=saved_logits.n_ctx) if saved_logits else options
     model = prepare_side(_prepare_source(source, quant, config, ui).path, options, ui)
     base_options = replace(options, cache_type_k="f16", cache_type_v="f16")
@@ -140,10 +138,19 @@ def evaluate(
     )
     target = save_base.expanduser() if save_base else None
     outcome = run_evaluation(
-        EvaluationRequest(model, base_side, saved_logits, text_content, chunks, target, fresh),
+        EvaluationRequest(
+            model,
+            base_side,
+            saved_logits,
+            evaluated_text.content if evaluated_text else None,
+            chunks,
+            target,
+            fresh,
+        ),
         config,
         ui,
     )
+    text_name = evaluated_text.name if evaluated_text else str(base_logits)
     if saved_logits:
         saved_logits.close()
     report.print_report(

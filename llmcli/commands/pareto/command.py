@@ -72,12 +72,11 @@ def pareto(
     )
     plans = build_plans(source, settings, measuring.threads, config, ui)
     _print_notes(source, plans, ui)
-    text_content, text_name = read_evaluation_text(measuring.text)
     kept_folder = measuring.keep.expanduser() if measuring.keep else None
     request = compare.ParetoRequest(
         source,
         plans,
-        (text_content, text_name),
+        read_evaluation_text(measuring.text),
         measuring.ctx,
         measuring.chunks,
         measuring.threads,

@@ -45,7 +45,7 @@ def build_document(
             "path": str(request.source.path),
             "fingerprint": request.source.fingerprint,
         },
-        "text": request.text[1],
+        "text": request.text.name,
         "n_ctx": request.n_ctx,
         "settings": [setting(one) for one in points],
     }

@@ -50,13 +50,13 @@ def read_user_texts(paths: Sequence[Path]) -> list[CalibrationText]:
     """
     calibration_texts = []
     for path in paths:
-        content, name = read_evaluation_text(path)
-        if content == read_evaluation_text(None)[0]:
+        text = read_evaluation_text(path)
+        if text.content == read_evaluation_text(None).content:
             raise UserError(
-                f"{name} is the text that eval reads, so it cannot be used for calibration",
+                f"{text.name} is the text that eval reads, so it cannot be used for calibration",
                 hint="use another --text",
             )
-        calibration_texts.append(CalibrationText(name, content))
+        calibration_texts.append(CalibrationText(text.name, text.content))
     return calibration_texts
 
 

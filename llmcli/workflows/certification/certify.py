@@ -108,7 +108,7 @@ def certify(
     if (text := allocation.get("text")) and not allocation["quick"]:
         request = replace(
             request,
-            allocation_text=(
+            allocation_text=verify.AllocationText(
                 str(text),
                 int(allocation["chunks"]) + int(allocation["held_out_chunks"]),
             ),

@@ -26,6 +26,7 @@ from llmcli.workflows.evaluation import evaluate, models
 from llmcli.workflows.evaluation.text import (
     DEFAULT_CTX,
     PROBE_CHUNK_TOKENS,
+    EvaluationText,
     prepare_side,
     read_evaluation_text,
 )
@@ -65,18 +66,25 @@ SIDECAR_BYTES = 1 << 20  # bytes of the certificate files next to the model file
 
 
 @dataclass(frozen=True, slots=True)
+class AllocationText:
+    """The digest of a text, and the chunks of it that were read."""
+
+    digest: str
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyRequest:
     """How to verify a file: the text (None: the built-in one), the number of chunks and of threads
     (0: all cores).
 
-    `allocation_text`: digest and number of chunks of the text by which the tensor types were
-    chosen.
+    `allocation_text`: the text by which the tensor types were chosen.
     """
 
     text: Path | None = None
     chunks: int = DEFAULT_CHUNKS
     threads: int = 0
-    allocation_text: tuple[str, int] | None = None
+    allocation_text: AllocationText | None = None
 
     @property
     def options(self) -> RunOptions:
@@ -89,10 +97,10 @@ def check_text(source: "Source", request: VerifyRequest) -> None:
     vocabulary.
     """
     float_copy.require_vocabulary(source, "leave --verify out")
-    words, name = read_evaluation_text(request.text)
-    if (count := len(words.encode())) < 2 * DEFAULT_CTX - BYTELESS_TOKENS:
+    text = read_evaluation_text(request.text)
+    if (count := len(text.content.encode())) < 2 * DEFAULT_CTX - BYTELESS_TOKENS:
         raise _too_short(
-            f"{name} has {format_count(count, 'byte')}; verification needs {2 * DEFAULT_CTX} tokens"
+            f"{text.name} has {format_count(count, 'byte')}; verification needs {2 * DEFAULT_CTX} tokens"
         )
 
 
@@ -134,8 +142,8 @@ def verify(
             prepare_side(file, request.options, ui),
             prepare_side(base, request.options, ui),
         )
-        text_content, text_name = read_evaluation_text(request.text)
-        _require_long_text(model_side, text_content, text_name)
+        text = read_evaluation_text(request.text)
+        _require_long_text(model_side, text)
         steered = (
             *used_statistics(plan),
             *_allocation_text(
@@ -144,17 +152,15 @@ def verify(
         )
         outcome = evaluate.run_evaluation(
             evaluate.EvaluationRequest(
-                model_side, base_side, None, text_content, request.chunks, quiet=True
+                model_side, base_side, None, text.content, request.chunks, quiet=True
             ),
             config,
             ui,
         )
-        answers = answer_metrics(
-            outcome, (text_content, text_name), base_side.header.file_type, steered
-        )
+        answers = answer_metrics(outcome, text, base_side.header.file_type, steered)
         if answers.calibrated:
             ui.warn(
-                f"{text_name} was also used to quantize the file, so its results look too good; "
+                f"{text.name} was also used to quantize the file, so its results look too good; "
                 "--verify-text takes another text"
             )
         speed = measure_speed(model_side, base_side, request.threads or host.core_count(), ui)
@@ -185,21 +191,20 @@ def verify(
 
 def answer_metrics(
     outcome: evaluate.EvaluationResult,
-    text: tuple[str, str],
+    text: EvaluationText,
     base: str,
     statistics_used: tuple[CalibrationRecord, ...],
 ) -> AnswerMetrics:
     """Return how closely the answers of both models agree.
 
-    `text`: content and name of the text; `base`: the type that the source was run in;
+    `base`: the type that the source was run in;
     `statistics_used`: the texts that the quantization used.
     """
-    text_content, name = text
-    text_hash = _sha256(text_content)
+    text_hash, name = _sha256(text.content), _name(text.name)
     against = outcome.quality.comparison
     assert against is not None
     return AnswerMetrics(
-        text=_name(name),
+        text=name,
         text_sha256=text_hash,
         n_ctx=outcome.n_ctx,
         chunks=outcome.chunks,
@@ -214,15 +219,14 @@ def answer_metrics(
         kld_most=against.klds.maximum,
         same_top=_figure(against.same_top),
         rms_delta_p=_figure(against.delta_rms),
-        calibrated=any(_is_among((text_hash, _name(name)), record) for record in statistics_used),
+        calibrated=any(_is_among(text_hash, name, record) for record in statistics_used),
     )
 
 
-def _is_among(text: tuple[str, str], statistics_used: CalibrationRecord) -> bool:
-    """Return whether a text (hash and name) is among the used texts; names are compared where a
+def _is_among(text_hash: str, name: str, statistics_used: CalibrationRecord) -> bool:
+    """Return whether a text is among the used texts; names are compared where a
     hash is unknown.
     """
-    text_hash, name = text
     recorded_texts = zip(statistics_used.hashes, statistics_used.texts, strict=True)
     return any(
         text_hash.startswith(recorded_hash) if recorded_hash else name == recorded_name
@@ -379,7 +383,7 @@ def _allocation_text(
     """Return the text that chose the tensor types, if there was one; chunks of `n_ctx` tokens."""
     if request.allocation_text is None:
         return ()
-    digest, chunks = request.allocation_text
+    digest, chunks = request.allocation_text.digest, request.allocation_text.chunks
     return (
         CalibrationRecord(
             "mix", json.loads(plan.settings)["mix"], ("",), (digest,), chunks, chunks * n_ctx
@@ -400,7 +404,7 @@ def _hash(name: str, newest_mtime: float = inf) -> str:
             and path.stat().st_size < MAX_HASHED_TEXT_BYTES
             and path.stat().st_mtime <= newest_mtime
         )
-        return _sha256(read_evaluation_text(path)[0]) if is_trusted else ""
+        return _sha256(read_evaluation_text(path).content) if is_trusted else ""
     except (UserError, OSError, ValueError):
         return ""
 
@@ -430,11 +434,11 @@ def _types_by_count(plan: "Plan") -> dict[str, int]:
     return {kind: types.count(kind) for kind in dict.fromkeys(types)}
 
 
-def _require_long_text(model: "EvaluationSide", words: str, name: str) -> None:
-    count = len(models.tokenize_text(model, words))
+def _require_long_text(model: "EvaluationSide", text: EvaluationText) -> None:
+    count = len(models.tokenize_text(model, text.content))
     if count < 2 * DEFAULT_CTX:
         raise _too_short(
-            f"{name} has {format_count(count, 'token')}; verification needs {2 * DEFAULT_CTX}"
+            f"{text.name} has {format_count(count, 'token')}; verification needs {2 * DEFAULT_CTX}"
         )
 
 

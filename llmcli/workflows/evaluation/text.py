@@ -1,5 +1,6 @@
 """The evaluation text; prepares one side."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,16 @@ DEFAULT_CTX = 512
 PROBE_CHUNK_TOKENS = 512  # of a chunk of the text that a mix of types is chosen by
 
 
-def read_evaluation_text(path: Path | None) -> tuple[str, str]:
-    """Return the content and the name of a text; without a path, of the built-in text.
+@dataclass(frozen=True, slots=True)
+class EvaluationText:
+    """A text to evaluate on. `name`: its path, or words for the built-in text."""
+
+    content: str
+    name: str
+
+
+def read_evaluation_text(path: Path | None) -> EvaluationText:
+    """Return a text; without a path, the built-in one.
 
     Like llama.cpp's -f, leaves out a final line break. Raises UserError.
     """
@@ -35,7 +44,7 @@ def read_evaluation_text(path: Path | None) -> tuple[str, str]:
             raise UserError(
                 f"cannot read {path}: {error.strerror}", hint="--text takes a text file"
             ) from None
-    return decode_utf8(raw, name).removesuffix("\n"), name
+    return EvaluationText(decode_utf8(raw, name).removesuffix("\n"), name)
 
 
 def prepare_side(path: Path, options: "RunOptions", ui: "UI") -> "EvaluationSide":

@@ -28,7 +28,7 @@ from llmcli.units import format_duration, format_size
 from llmcli.workflows.certification import verify
 from llmcli.workflows.evaluation import models
 from llmcli.workflows.evaluation.evaluate import EvaluationRequest, run_evaluation
-from llmcli.workflows.evaluation.text import prepare_side
+from llmcli.workflows.evaluation.text import EvaluationText, prepare_side
 from quant.certificate.certificate import AnswerMetrics, SpeedComparison
 from quant.evaluation import evaluate
 from quant.evaluation.base_logits import load_base_logits
@@ -81,13 +81,13 @@ class ParetoPoint:
 class ParetoRequest:
     """The plans of one source to compare, and how.
 
-    `text`: content and name. `seconds`: measuring time of each speed test, 0 for no tests.
+    `seconds`: measuring time of each speed test, 0 for no tests.
     `keep_folder`: folder for the files, None if they are removed.
     """
 
     source: "Source"
     plans: dict[str, "Plan"]
-    text: tuple[str, str]
+    text: EvaluationText
     n_ctx: int
     chunks: int
     threads: int
@@ -105,7 +105,7 @@ class ParetoRequest:
         """The cache key: everything that a saved result depends on, except the setting."""
         key_parts = [
             self.source.fingerprint,
-            hashlib.sha256(self.text[0].encode()).hexdigest(),
+            hashlib.sha256(self.text.content.encode()).hexdigest(),
             self.n_ctx,
             self.chunks,
             self.threads or host.core_count(),
@@ -203,9 +203,10 @@ def _measure_settings(
         base = prepare_side(path, request.options, ui)
         logits = folder / "base.logits"
         _print_forecast(request, base, len(remaining), logits, ui)
-        text_content, _ = request.text
         run_evaluation(
-            EvaluationRequest(base, None, None, text_content, request.chunks, logits, quiet=True),
+            EvaluationRequest(
+                base, None, None, request.text.content, request.chunks, logits, quiet=True
+            ),
             config,
             ui,
         )
@@ -213,7 +214,7 @@ def _measure_settings(
         stack.callback(base_logits.close)
         for number, name in enumerate(remaining, 1):
             ui.note(f"{name} ({number} of {len(remaining)})")
-            points[name] = _measure_setting(request, name, (base, base_logits), folder, config, ui)
+            points[name] = _measure_setting(request, name, base, base_logits, folder, config, ui)
             write_atomically(
                 _result_path(request, name, folder), json.dumps(encode_value(points[name])).encode()
             )
@@ -223,7 +224,8 @@ def _measure_settings(
 def _measure_setting(
     request: ParetoRequest,
     name: str,
-    base: "tuple[EvaluationSide, BaseLogitsFile]",
+    base: "EvaluationSide",
+    base_logits: "BaseLogitsFile",
     folder: Path,
     config: "Config",
     ui: "UI",
@@ -242,19 +244,17 @@ def _measure_setting(
     )
     model = prepare_side(out, request.options, ui)
     outcome = run_evaluation(
-        EvaluationRequest(model, None, base[1], None, request.chunks, quiet=True),
+        EvaluationRequest(model, None, base_logits, None, request.chunks, quiet=True),
         config,
         ui,
     )
     comparison = outcome.quality.comparison
     assert comparison is not None
     answers = verify.answer_metrics(
-        outcome, request.text, base[0].header.file_type, verify.used_statistics(plan)
+        outcome, request.text, base.header.file_type, verify.used_statistics(plan)
     )
     speed = (
-        verify.measure_speed(
-            model, base[0], request.threads or host.core_count(), ui, request.seconds
-        )
+        verify.measure_speed(model, base, request.threads or host.core_count(), ui, request.seconds)
         if request.seconds
         else ()
     )
@@ -280,7 +280,7 @@ def _print_forecast(
     request: ParetoRequest, base: "EvaluationSide", count: int, logits: Path, ui: "UI"
 ) -> None:
     """Print the expected duration, estimated from one chunk of the base."""
-    token_ids = models.tokenize_text(base, request.text[0])
+    token_ids = models.tokenize_text(base, request.text.content)
     text = evaluate.split_text(token_ids, request.n_ctx, request.chunks)
     with models.open_scorers(base, None, 1) as (scorer, _):
         started_at = time.monotonic()

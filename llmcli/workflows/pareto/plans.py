@@ -56,7 +56,7 @@ def build_plans(
     ggml_builder = _make_builder(source, "ggml", "none", (None, None), threads)
     for size in sizes:  # check all sizes before the first is measured for minutes
         allocate.target_budget(source, ggml_builder.mix_plan, SizeRequest(target_size=size))
-    measured = _load_statistics(source, settings, (methods, folds), threads, config, ui)
+    measured = _load_statistics(source, settings, methods, folds, threads, config, ui)
     plans = {}
     for fold in folds:
         for method in methods:
@@ -80,13 +80,13 @@ def _split_list(text: str | None) -> list[str]:
 def _load_statistics(
     source: "Source",
     settings: ParetoSettings,
-    methods_and_folds: tuple[Sequence[str], Sequence[str]],
+    methods: Sequence[str],
+    folds: Sequence[str],
     threads: int,
     config: "Config",
     ui: "UI",
 ) -> MeasuredStatistics:
     """Return the user's statistics, plus those that the requested methods and folds need."""
-    methods, folds = methods_and_folds
     sums = imatrix.load_imatrix(settings.imatrix.expanduser()) if settings.imatrix else None
     second_moments = (
         moments.load_moments(settings.moments.expanduser()) if settings.moments else None

@@ -28,7 +28,8 @@ def tuned(stories_gguf: Path, home: Path) -> Path:
     )
     settings = {"threads": 1, "ubatch_size": 64}
     return tuned_profile.save_profile(
-        TunedProfile("stories", *world, "chat", settings, 1.2, 1.1, 1.3, "2026-11-22"), config.load_config()
+        TunedProfile("stories", *world, "chat", settings, 1.2, 1.1, 1.3, "2026-11-22"),
+        config.load_config(),
     )
 
 

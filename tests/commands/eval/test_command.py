@@ -34,7 +34,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model in Q4_0."""
     out = tmp_path_factory.mktemp("small") / "stories260K-Q4_0.gguf"
-    write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(stories), "Q4_0"), out, threads=1)
+    write.write_model(
+        plan.plan_quantization(checkpoint_source.open_checkpoint(stories), "Q4_0"), out, threads=1
+    )
     return out
 
 

@@ -1,5 +1,4 @@
-"""`llmcli export vllm`: which weights are exported, which files are written, and what is refused.
-"""
+"""`llmcli export vllm`: which weights are exported, which files are written, and what is refused."""
 
 import json
 import shlex

@@ -76,7 +76,9 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the list of types: rehearsing all of it takes its time."""
     whole = quantized_sizes.file_types()
     names = ("F32", "Q8_0", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ2_XXS", "MXFP4_MOE")
-    monkeypatch.setattr(quantized_sizes, "file_types", lambda: {name: whole[name] for name in names})
+    monkeypatch.setattr(
+        quantized_sizes, "file_types", lambda: {name: whole[name] for name in names}
+    )
 
 
 def wrong(shape: Any, value: Any, where: str, unknown: bool = False) -> list[str]:
@@ -335,7 +337,10 @@ def test_layers_on_a_gpu_come_from_llama_cpp_s_devices(
     def planner(header: Any, options: Any, layers: int, beside: Any) -> Iterator[Any]:
         share = planning.DeviceMemory("GPU0", 100 * layers, 0, 10, 5, 0, 0, free)
         yield SimpleNamespace(
-            device_memory=lambda options: (planning.DeviceMemory("CPU", 1, 0, 0, 0, 0, 0, None), share)
+            device_memory=lambda options: (
+                planning.DeviceMemory("CPU", 1, 0, 0, 0, 0, 0, None),
+                share,
+            )
         )
 
     monkeypatch.setattr(planning.devices, "list_devices", lambda: [Device("GPU0", "", "gpu", 1, 1)])
@@ -357,9 +362,13 @@ def test_what_is_not_quantized_yet_is_planned_as_if_it_were(
     """The header that would be written, against the file itself: to the byte."""
     whole, made = tmp_path / "whole.gguf", tmp_path / "q4_0.gguf"
     write.write_model(
-        plan_module.plan_quantization(checkpoint_source.open_checkpoint(stories), "F32"), whole, threads=1
+        plan_module.plan_quantization(checkpoint_source.open_checkpoint(stories), "F32"),
+        whole,
+        threads=1,
     )
-    write.write_model(plan_module.plan_quantization(write.open_gguf(whole), "Q4_0"), made, threads=1)
+    write.write_model(
+        plan_module.plan_quantization(write.open_gguf(whole), "Q4_0"), made, threads=1
+    )
     receipts = [
         receipt(llmcli("plan", *words, "--json"))
         for words in (

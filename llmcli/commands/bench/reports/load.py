@@ -1,7 +1,6 @@
 """What `bench load` prints, and its report page: tables, verdicts, definitions, charts."""
 
 import sys
-from collections.abc import Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -151,13 +150,13 @@ def build_page(
         f"{entry.load.name}: {doubt}" for entry in _all_figures(result) for doubt in entry.warnings
     ]
     tables = [
-        (f"Times at {entry.load.name}", _as_table(output.build_percentile_table(entry)))
+        (f"Times at {entry.load.name}", output.build_percentile_table(entry))
         for entry in _all_figures(result)
         if entry.times
     ]
     tables.append(("Definitions", Table(("figure", "meaning"), tuple(METRIC_DEFINITIONS.items()))))
     if result.measured:
-        tables.insert(0, ("All loads", _as_table(output.build_table(result.measured))))
+        tables.insert(0, ("All loads", output.build_table(result.measured)))
     return report_page.build_page(
         f"Load on {names}", about, lead, build_charts(result, slo, search), tables
     )
@@ -259,7 +258,7 @@ def _print_tables(result: "LoadResult", search: "MaxLoadSettings | None", ui: "U
             ui.warn(doubt)
         ui.text()
     if len(result.measured) > 1:
-        ui.table(*output.build_table(result.measured))
+        _print_table(output.build_table(result.measured), ui)
         ui.text()
     for entry in _all_figures(result):
         _print_load(entry, ui)
@@ -275,7 +274,7 @@ def _print_load(measured: LoadMetrics, ui: "UI") -> None:
             + (f" ({measured.error_examples[kind]})" if kind in measured.error_examples else "")
         )
     if measured.times:
-        ui.table(*output.build_percentile_table(measured))
+        _print_table(output.build_percentile_table(measured), ui)
     for doubt in measured.warnings:
         ui.warn(doubt)
     ui.text()
@@ -341,10 +340,5 @@ def _format_interval(ratio: "MetricRatio") -> str:
     )
 
 
-def _as_table(table_parts: tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str]]) -> Table:
-    columns, lines, right = table_parts
-    return Table(
-        tuple(columns),
-        tuple(tuple(line) for line in lines),
-        frozenset(at for at, name in enumerate(columns) if name in right),
-    )
+def _print_table(table: Table, ui: "UI") -> None:
+    ui.table(table.columns, table.rows, right=table.right_columns)
