@@ -1,4 +1,6 @@
-"""Numbers formatted for people."""
+"""Numbers and times formatted for people and files."""
+
+from datetime import UTC, datetime
 
 
 def format_size(nbytes: float) -> str:
@@ -18,3 +20,8 @@ def format_count(number: int, noun: str) -> str:
 def format_duration(seconds: float) -> str:
     """Format a duration as seconds, or as minutes from 100 seconds on."""
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+
+
+def format_current_time() -> str:
+    """Format the current time in UTC: 2026-11-22T08:15:00Z."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -13,8 +13,8 @@ from llmcli.bench.speed import llama_bench_output
 from llmcli.bench.speed.measure import (
     SpeedResult,
     average,
+    build_context_options,
     standard_deviation,
-    test_context_options,
 )
 from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.charts.chart import Chart, Table
@@ -111,7 +111,7 @@ def memory_plans(header: ModelHeader, tests: Iterable[SpeedTest]) -> list[tuple[
     """Return the memory plan of each test's context from llama.cpp's dry run. Of many contexts,
     only the longest of each kind are planned.
     """
-    contexts = {(test_context_options(test), test.n_gpu_layers): None for test in tests}
+    contexts = {(build_context_options(test), test.n_gpu_layers): None for test in tests}
     if len(contexts) > MAX_MEMORY_BARS:
         longest = sorted(contexts, key=lambda key: -key[0].n_ctx)
         contexts = dict.fromkeys(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from llmcli.bench.cost import memory_bandwidth
 from llmcli.bench.cost.memory_bandwidth import BandwidthReading
 from llmcli.bench.cost.token_cost import TokenCost, prompt_operations, token_cost
-from llmcli.bench.speed import measure as kernel
+from llmcli.bench.speed import measure
 from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.hardware import host
 from llmcli.reading_speed import measure_pace
@@ -111,7 +111,7 @@ class RooflineResult:
     prompt_rate: float
     ubatch: int
     operations_per_second: float | None
-    tests: tuple[kernel.SpeedResult, ...] = ()
+    tests: tuple[measure.SpeedResult, ...] = ()
 
     @property
     def ridge(self) -> float | None:
@@ -150,7 +150,7 @@ def measure_model(
     test.
     """
     reading_pace = measure_pace(lambda text: model.tokenize(text, special=False))
-    subject = kernel.ModelUnderTest(
+    subject = measure.ModelUnderTest(
         str(header.path), model.description, model.nbytes, model.n_params, reading_pace
     )
 
@@ -169,7 +169,7 @@ def measure_model(
             base.n_gpu_layers,
             base.flash_attn,
         )
-        tests.append(kernel.measure_test(model, subject, test, repetitions))
+        tests.append(measure.measure_test(model, subject, test, repetitions))
         on_test()
         return tests[-1].samples_ts
 
@@ -184,8 +184,8 @@ def measure_model(
             RooflinePoint(
                 depth,
                 cost,
-                kernel.average(rates_at_depth),
-                kernel.standard_deviation(rates_at_depth),
+                measure.average(rates_at_depth),
+                measure.standard_deviation(rates_at_depth),
             )
         )
     operations = prompt_operations(header, PROMPT_TOKENS)

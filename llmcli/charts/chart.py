@@ -153,3 +153,8 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     right_aligned: frozenset[int] = frozenset()
+
+    @property
+    def right_columns(self) -> tuple[str, ...]:
+        """The names of the right-aligned columns."""
+        return tuple(self.columns[index] for index in sorted(self.right_aligned))

@@ -13,8 +13,7 @@ from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from quant.convert import checkpoint_source
 from quant.model_file import read_header
-from quant.quantize import plan as plan_module
-from quant.quantize import write
+from quant.quantize import plan, write
 from tests.quant import families, tiny_gguf
 
 PARTS = ("weights", "repacked", "kv", "compute", "output", "total")
@@ -33,7 +32,7 @@ def packed(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("packed")
     whole = tiny_gguf.llama(folder / "whole.gguf", layers=3, tied=True)
     write.write_model(
-        plan_module.plan_quantization(write.open_gguf(whole), "Q4_0"),
+        plan.plan_quantization(write.open_gguf(whole), "Q4_0"),
         folder / "q4_0.gguf",
         threads=1,
     )
@@ -85,7 +84,7 @@ def test_state_that_is_not_a_cache_is_counted_and_has_no_layers(tmp_path):
 
 def test_several_files_are_mapped_each_from_its_first_tensor_to_its_last(tmp_path):
     whole = tiny_gguf.llama(tmp_path / "whole.gguf", layers=3)
-    split = plan_module.plan_quantization(write.open_gguf(whole), "Q8_0", max_shard_bytes=300_000)
+    split = plan.plan_quantization(write.open_gguf(whole), "Q8_0", max_shard_bytes=300_000)
     report = write.write_model(split, tmp_path / "part.gguf", threads=1)
     assert len(read_header.read_header(report.out).files) > 1
     compare(report.out, ContextOptions(512))
@@ -97,7 +96,7 @@ def test_compressed_keys_and_experts(tmp_path, name):
     (case,) = (case for case in families.cases() if case.name == name)
     folder, out = families.build(case, tmp_path / "model"), tmp_path / "model.gguf"
     write.write_model(
-        plan_module.plan_quantization(checkpoint_source.open_checkpoint(folder), "Q8_0"),
+        plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "Q8_0"),
         out,
         threads=1,
     )

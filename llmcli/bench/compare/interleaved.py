@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 
-from llmcli.bench.speed.measure import ModelUnderTest, measure_test
+from llmcli.bench.speed.measure import ModelUnderTest, build_context_options, measure_test
 from llmcli.bench.speed.parameter_grid import SpeedTest
-from llmcli.bench.speed.random_passes import RandomPasses, run_passes
+from llmcli.bench.speed.random_passes import SETTLING_SECONDS, RandomPasses, run_passes
 from llmcli.bench.statistics import paired_test
 from llmcli.bench.statistics.paired_test import Comparison, Design, Measure
 from llmcli.planning.memory_plan import DeviceMemory, open_memory_planner
@@ -29,15 +29,11 @@ from llmcli.runtime.interrupt import on_interrupt
 from llmcli.types import ProgressDisplay
 from quant.model_file import load_checks, read_header
 
-SETTLING_SECONDS = 0.05  # seconds after a switch until the speed is stable again
 MAX_SETTLING_PASSES = 16  # tokens, or prompts
 TIMED_PER_SETTLING = 2  # timed tokens per settling token
-SHORT_DEPTH_TOKENS = (
-    512  # up to this number of tokens, the KV cache is small compared with the weights
-)
-LONG_SECONDS = (
-    10 * SETTLING_SECONDS
-)  # seconds; a measurement that takes this long needs no settling
+# up to this number of tokens, the KV cache is small compared with the weights
+SHORT_DEPTH_TOKENS = 512
+LONG_SECONDS = 10 * SETTLING_SECONDS  # a measurement that takes this long needs no settling
 
 Tick = Callable[[], None]
 
@@ -67,17 +63,7 @@ class ModelTest:
             + test.n_gen
             + MAX_SETTLING_PASSES * (1 + TIMED_PER_SETTLING) * bool(test.n_gen)
         )
-        return ContextOptions(
-            cells,
-            test.n_batch,
-            min(test.n_ubatch, test.n_batch),
-            1,
-            test.n_threads,
-            test.n_threads,
-            test.type_k,
-            test.type_v,
-            test.flash_attn,
-        )
+        return build_context_options(test, cells)
 
 
 @dataclass(frozen=True, slots=True)

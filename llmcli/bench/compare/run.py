@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from llmcli.bench.compare import interleaved as measuring
-from llmcli.bench.compare import saved_runs as keeping
+from llmcli.bench.compare import interleaved, saved_runs
 from llmcli.bench.compare.interleaved import ModelTest
 from llmcli.bench.compare.saved_runs import SavedRuns
 from llmcli.bench.history.history import History, history_path
@@ -81,7 +80,7 @@ def load_saved_runs(
 
     def named(text: str | None) -> SavedRuns | None:
         return (
-            keeping.read_saved_runs(
+            saved_runs.read_saved_runs(
                 text, lambda number: History(history_path(config), ui).find_run(number).document
             )
             if text
@@ -112,15 +111,15 @@ def compare_saved_runs(
     a: SavedRuns, b: SavedRuns, confidence: float, anyway: bool, ui: UI
 ) -> ComparisonResult:
     """Compare two saved runs."""
-    pairs = keeping.match_tests(a, b, anyway)
+    pairs = saved_runs.match_tests(a, b, anyway)
     test_confidence = 1 - (1 - confidence) / len(pairs)
     comparisons = tuple(
-        keeping.compare_rates(pair.a["samples_ts"], pair.b["samples_ts"], test_confidence)
+        saved_runs.compare_rates(pair.a["samples_ts"], pair.b["samples_ts"], test_confidence)
         for pair in pairs
     )
     ui.note("saved runs were not interleaved: changes of the machine widen the interval")
     names = tuple(
-        _join_names(keeping.format_test_name(pair.a), keeping.format_test_name(pair.b))
+        _join_names(saved_runs.format_test_name(pair.a), saved_runs.format_test_name(pair.b))
         for pair in pairs
     )
     side_a, side_b = (ComparedSide(side.name, None, side.origin) for side in (a, b))
@@ -206,7 +205,7 @@ def measure(
 ) -> ComparisonResult:
     """Measure both sides in turn and compare them."""
     pairs = list(zip(a.sides, b.sides, strict=True))
-    comparisons = tuple(measuring.compare_tests(pairs, design, ui, in_turn or None))
+    comparisons = tuple(interleaved.compare_tests(pairs, design, ui, in_turn or None))
     return ComparisonResult(
         a, b, tuple(side.test.name for side in a.sides), comparisons, design, True
     )

@@ -8,7 +8,6 @@ new file.
 import json
 import math
 import sqlite3
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from llmcli.bench.history.database import (
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.types import ProgressDisplay
+from llmcli.units import format_current_time
 
 COLUMNS = "id, time, machine, build, model, sha256, content, test, document"
 
@@ -74,11 +74,6 @@ class SalvagedRuns:
 def history_path(config: Config) -> Path:
     """Return the path of the history file."""
     return config.data / "bench.sqlite"
-
-
-def format_current_time() -> str:
-    """Return the current time in the format of the history and of llama-bench."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 class History:

@@ -2,9 +2,6 @@
 json and jsonl.
 """
 
-import csv
-import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -12,8 +9,9 @@ from typing import Any
 
 from llmcli.bench.load.metrics import METRIC_DEFINITIONS, PERCENTILES, TIME_METRICS, LoadMetrics
 from llmcli.bench.load.mixes import RequestLengths
+from llmcli.bench.result_rows import format_csv, format_json, format_json_lines
+from llmcli.charts.chart import Table
 
-OUTPUT_FORMATS = ("md", "csv", "json", "jsonl")
 TABLE_PERCENTILES = ("p50", "p90", "p99")
 
 
@@ -112,23 +110,16 @@ def build_row(environment: LoadEnvironment, metrics: LoadMetrics) -> dict[str, A
 
 
 def format_rows(rows: Sequence[dict[str, Any]], output_format: str) -> str:
-    """Format all rows in one of the OUTPUT_FORMATS except md."""
+    """Format all rows in one of bench's output formats except md."""
     if output_format == "json":
-        return json.dumps(rows, indent=2, allow_nan=False)
+        return format_json(rows)
     if output_format == "jsonl":
-        return "\n".join(json.dumps(row, allow_nan=False) for row in rows)
-    flat = [_flat(row) for row in rows]
-    out = io.StringIO()
-    writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
-    out.write(",".join(flat[0]) + "\n")
-    writer.writerows(row.values() for row in flat)
-    return out.getvalue().rstrip("\n")
+        return format_json_lines(rows)
+    return format_csv([_flat(row) for row in rows])
 
 
-def build_table(
-    loads: Sequence[LoadMetrics],
-) -> tuple[tuple[str, ...], list[tuple[str, ...]], tuple[str, ...]]:
-    """Return columns, rows, and right-aligned columns of the table with one row per load."""
+def build_table(loads: Sequence[LoadMetrics]) -> Table:
+    """Build the table with one row per load."""
     has_slo = any(metrics.goodput is not None for metrics in loads)
     columns = (
         "load",
@@ -140,7 +131,7 @@ def build_table(
         *(f"{name} {rank}" for name in TIME_METRICS for rank in TABLE_PERCENTILES),
         *(("goodput", "kept") if has_slo else ()),
     )
-    rows = [
+    rows = tuple(
         (
             metrics.load.name,
             str(metrics.answered),
@@ -156,18 +147,14 @@ def build_table(
             *((f"{metrics.goodput or 0:.2f}", f"{metrics.slo_share or 0:.0%}") if has_slo else ()),
         )
         for metrics in loads
-    ]
-    return columns, rows, columns[1:]
+    )
+    return Table(columns, rows, frozenset(range(1, len(columns))))
 
 
-def build_percentile_table(
-    metrics: LoadMetrics,
-) -> tuple[tuple[str, ...], list[tuple[str, ...]], tuple[str, ...]]:
-    """Return columns, rows, and right-aligned columns of all percentiles of one load in
-    milliseconds; - for too few values.
-    """
+def build_percentile_table(metrics: LoadMetrics) -> Table:
+    """Build the table of all percentiles of one load in milliseconds; - for too few values."""
     columns = ("ms", "values", "mean", *PERCENTILES, "max")
-    rows = [
+    rows = tuple(
         (
             name.upper(),
             f"{summary.count:,}",
@@ -176,8 +163,8 @@ def build_percentile_table(
             f"{summary.largest:.1f}",
         )
         for name, summary in metrics.times.items()
-    ]
-    return columns, rows, columns[1:]
+    )
+    return Table(columns, rows, frozenset(range(1, len(columns))))
 
 
 def format_percentile(metrics: LoadMetrics, name: str, rank: str) -> str:
@@ -205,7 +192,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
         elif name == "failed_by_kind":
             flat_row[name] = "; ".join(f"{kind}: {count}" for kind, count in value.items())
         else:
-            flat_row[name] = int(value) if isinstance(value, bool) else value
+            flat_row[name] = value
     return flat_row
 
 

@@ -23,6 +23,7 @@ from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.types import ProgressBar
 from llmcli.ui import UI
+from llmcli.units import format_current_time
 
 
 def run_load(request: LoadRequest, config: Config, ui: UI) -> LoadResult:
@@ -43,7 +44,7 @@ def run_load(request: LoadRequest, config: Config, ui: UI) -> LoadResult:
 
 
 async def _measured(servers: Sequence[LoadTarget], request: LoadRequest, ui: UI) -> LoadResult:
-    began, rules = history.format_current_time(), request.search_rules
+    began, rules = format_current_time(), request.search_rules
     async with AsyncExitStack() as stack:
         open_ = [
             await stack.enter_async_context(

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from llmcli.bench.load import client as clients
 from llmcli.bench.load import mixes, request_file
-from llmcli.bench.load.client import Client, LoadTarget
+from llmcli.bench.load.client import Client, LoadTarget, open_client
 from llmcli.bench.load.generator import Load, LoadLength, LoadRun, StopCheck, generate_load
 from llmcli.bench.load.mixes import RequestLengths, UnitTokens
 from llmcli.bench.load.records import LoadJob
@@ -108,7 +107,7 @@ def _hint(error: str) -> str:
 @asynccontextmanager
 async def open_session(server: LoadTarget, prompts: PromptShape) -> AsyncIterator[ServerSession]:
     """Open a session with a server. Raises UserError if it does not answer."""
-    async with clients.open_client(server) as client:
+    async with open_client(server) as client:
         if not server.model:
             client.server = server = replace(server, model=await _only(client))
         fit = None if prompts.is_file else await _fitted(client, prompts)

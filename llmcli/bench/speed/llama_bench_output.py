@@ -2,12 +2,10 @@
 come first, followed by additional fields.
 """
 
-import csv
-import io
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from llmcli.bench.result_rows import format_csv, format_json, format_json_lines
 from llmcli.bench.speed.measure import SamplingCost, SpeedResult, average, standard_deviation
 from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.hardware import host
@@ -15,7 +13,6 @@ from llmcli.runtime.binding import devices, library
 from llmcli.runtime.binding.cache_types import FLASH_MODES
 from llmcli.runtime.binding.kernels import gemm
 
-OUTPUT_FORMATS = ("md", "csv", "json", "jsonl")
 # Settings become columns of the table if they differ from these defaults or between the rows.
 DEFAULT_SETTINGS: dict[str, Any] = {
     "n_batch": 2048,
@@ -127,23 +124,16 @@ def format_results(results: Sequence[SpeedResult], output_format: str) -> str:
     """Format all results in one of the OUTPUT_FORMATS."""
     rows = [build_row(result) for result in results]
     if output_format == "json":
-        return json.dumps(rows, indent=2)
+        return format_json(rows)
     if output_format == "jsonl":
-        return "\n".join(json.dumps(row) for row in rows)
-    return _csv(rows) if output_format == "csv" else _markdown(rows, results)
+        return format_json_lines(rows)
+    if output_format == "csv":
+        return format_csv([_csv_fields(row) for row in rows])
+    return _markdown(rows, results)
 
 
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-    """Format the rows as llama-bench's CSV: every value quoted, booleans as 0 and 1, no samples."""
-    out = io.StringIO()
-    writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
-    names = [name for name in rows[0] if name not in NON_CSV_FIELDS]
-    out.write(",".join(names) + "\n")
-    for row in rows:
-        writer.writerow(
-            int(row[name]) if isinstance(row[name], bool) else row[name] for name in names
-        )
-    return out.getvalue().rstrip("\n")
+def _csv_fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in NON_CSV_FIELDS}
 
 
 def _markdown(rows: Sequence[dict[str, Any]], results: Sequence[SpeedResult]) -> str:

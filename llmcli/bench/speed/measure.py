@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.interruptible import interruptible
 from llmcli.runtime.requests.request import percentile
+from llmcli.units import format_current_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +175,13 @@ class SpeedTrial:
         self.depths.fill_sequences(self.context, self.model, self.test)
 
 
-def test_context_options(test: SpeedTest) -> ContextOptions:
-    """Return the options of the context in which a test is measured."""
+def build_context_options(test: SpeedTest, n_ctx: int | None = None) -> ContextOptions:
+    """Return the options of the context in which a test is measured. `n_ctx`: its size if the
+    test's own tokens are not all.
+    """
     cells = (test.n_prompt + test.n_gen + test.n_depth) * test.n_parallel
     return ContextOptions(
-        cells,
+        cells if n_ctx is None else n_ctx,
         test.n_batch,
         min(test.n_ubatch, test.n_batch),
         test.n_parallel,
@@ -202,7 +204,7 @@ def open_trial(
     gemm_rows = gemm.choose_min_rows("auto", test.n_parallel, has_drafts=False)
     with (
         gemm.enabled(gemm_rows),
-        open_context(model, test_context_options(test)) as context,
+        open_context(model, build_context_options(test)) as context,
         interruptible(context),
     ):
         yield SpeedTrial(context, model, test, depths or DepthStates())
@@ -246,11 +248,6 @@ def build_result(
     return SpeedResult(
         subject, test, began, tuple(sample.ns for sample in samples), gaps_ms, sampling_cost
     )
-
-
-def format_current_time() -> str:
-    """Return the current time in llama-bench's format."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def milliseconds_between(stamps: list[int]) -> tuple[float, ...]:

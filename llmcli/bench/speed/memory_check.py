@@ -4,7 +4,7 @@ be misleading.
 
 from collections.abc import Sequence
 
-from llmcli.bench.speed.measure import test_context_options
+from llmcli.bench.speed.measure import build_context_options
 from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.errors import UserError
 from llmcli.hardware import host
@@ -58,7 +58,7 @@ def _cache(header: ModelHeader, test: SpeedTest) -> int:
     """Return the bytes of the KV cache, and of the saved copy of one sequence if there is a depth;
     0: unknown.
     """
-    cache = upper_bound.predict_cache(header, test_context_options(test))
+    cache = upper_bound.predict_cache(header, build_context_options(test))
     if cache is None:
         return 0
     return cache.nbytes + (cache.nbytes // test.n_parallel if test.n_depth else 0)

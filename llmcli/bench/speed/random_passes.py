@@ -16,6 +16,8 @@ from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.model import Model
 
 SEED = 0x11
+# seconds of passes after a change of context, model or threads until the speed is stable again
+SETTLING_SECONDS = 0.05
 
 PreparedPass = Callable[[], None]
 

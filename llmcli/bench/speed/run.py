@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from llmcli.bench.speed import measure as kernel
-from llmcli.bench.speed import memory_check, sampling_overhead, sweep
+from llmcli.bench.speed import measure, memory_check, sampling_overhead, sweep
 from llmcli.bench.speed.bandwidth_share import bandwidth_share
 from llmcli.bench.speed.depth_states import DepthStates
 from llmcli.bench.speed.measure import ModelUnderTest, SpeedResult
@@ -61,7 +60,7 @@ def run_tests(
         "tests",
     ) as bar:
         for layers, group in groupby(tests, key=lambda test: test.n_gpu_layers):
-            with kernel.open_model_under_test(path, layers) as (model, about):
+            with measure.open_model_under_test(path, layers) as (model, about):
                 for measured in _measured(
                     list(group), settings, _Bench(model, about, settings, bar)
                 ):
@@ -120,7 +119,7 @@ class _Bench:
         return result
 
     def _alone(self, test: SpeedTest, count: int, tick: Callable[[int], None]) -> SpeedResult:
-        return kernel.measure_test(
+        return measure.measure_test(
             self.model,
             self.about,
             test,

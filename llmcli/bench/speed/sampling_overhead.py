@@ -19,7 +19,6 @@ from llmcli.bench.speed.measure import (
     SpeedResult,
     SpeedTrial,
     build_result,
-    format_current_time,
     milliseconds_between,
     open_trial,
 )
@@ -33,6 +32,7 @@ from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.sampling.chain import make_chain
 from llmcli.runtime.strategies.base import ModelVocabulary, refuse_nan
 from llmcli.runtime.text.detokenizer import Detokenizer
+from llmcli.units import format_current_time
 
 PAIR_TOKENS = 16  # consecutive tokens whose mean time forms one side of a pair
 ERROR_PROBABILITY = 0.05

@@ -13,6 +13,7 @@ from typing import Any
 from llmcli.bench.speed.measure import SpeedResult, average, standard_deviation
 from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.bench.statistics.paired_test import Comparison, Design, estimate_ratio
+from llmcli.charts.chart import Table
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.cache_types import KV_TYPES, check_cache_types
@@ -154,18 +155,16 @@ def _ranked(results: list[SpeedResult]) -> list[SweepEntry]:
     ]
 
 
-def build_table(
-    results: Sequence[SpeedResult], sweep_names: Sequence[str]
-) -> tuple[list[str], list[list[str]], list[str]]:
-    """Return the columns, the rows and the right-aligned columns of the table of a sweep."""
-    columns = [
+def build_table(results: Sequence[SpeedResult], sweep_names: Sequence[str]) -> Table:
+    """Build the table of a sweep."""
+    columns = (
         "test",
         *(COLUMN_TITLES[name] for name in sweep_names),
         "tok/s",
         "of the fastest",
         "",
-    ]
-    rows = []
+    )
+    rows: list[tuple[str, ...]] = []
     for group in rank_results(results):
         for entry in group:
             test, rates, against = entry.result.test, entry.result.samples_ts, entry.comparison
@@ -178,15 +177,15 @@ def build_table(
             relative_speed = "" if against is None else f"{against.ratio:.3f} ({_span(against)})"
             speed = f"{average(rates):.2f} ± {standard_deviation(rates):.2f}"
             rows.append(
-                [
+                (
                     test.title,
                     *(str(values_by_sweep[name]) for name in sweep_names),
                     speed,
                     relative_speed,
                     entry.mark,
-                ]
+                )
             )
-    return columns, rows, columns[1:-1]
+    return Table(columns, tuple(rows), frozenset(range(1, len(columns) - 1)))
 
 
 def _span(comparison: Comparison) -> str:

@@ -8,27 +8,31 @@ within an answer. So some passes are computed before the clock starts.
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
-from llmcli.bench.speed.random_passes import PreparedPass, RandomPasses, run_passes
+from llmcli.bench.speed.measure import build_context_options
+from llmcli.bench.speed.parameter_grid import SpeedTest
+from llmcli.bench.speed.random_passes import (
+    SETTLING_SECONDS,
+    PreparedPass,
+    RandomPasses,
+    run_passes,
+)
 from llmcli.bench.tune.tune import RunSetting
 from llmcli.hardware import host
 from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.interruptible import interruptible
 
 N_BATCH = 2048
 PACE_TOKENS = (64, 8)  # prompt and generated tokens of a speed estimate
-# estimates to repeat if a prompt token and a generated token together take less than BRIEF seconds
+# estimates to repeat if a prompt token and a generated token together take less than
+# BRIEF_SECONDS
 MAX_ESTIMATES, BRIEF_SECONDS = 4, 0.1
-SETTLING_SECONDS = (
-    0.05  # seconds after which a change no longer matters, as in the interleaved comparison
-)
 SETTLING_PROMPT_TOKENS = 8  # tokens of a prompt that is only computed to settle
-MEMORY_DIVISOR = 4  # the contexts together take at most this fraction (1 / PART) of the free memory
+MEMORY_DIVISOR = 4  # the contexts together take at most 1 / MEMORY_DIVISOR of the free memory
 MAX_UNSIZED_CONTEXTS = 2  # contexts to keep if their size is unknown
 
 
@@ -167,16 +171,20 @@ class ModelTrial:
         return context
 
     def _open(self, setting: RunSetting) -> WarmContext:
-        options = ContextOptions(
-            self.n_ctx,
-            N_BATCH,
-            min(setting.ubatch, N_BATCH),
-            1,
-            setting.threads,
-            setting.threads_batch,
-            setting.cache,
-            setting.cache,
-            setting.flash,
+        test = SpeedTest(
+            n_prompt=0,
+            n_gen=0,
+            n_depth=0,
+            n_batch=N_BATCH,
+            n_ubatch=setting.ubatch,
+            type_k=setting.cache,
+            type_v=setting.cache,
+            n_threads=setting.threads,
+            n_gpu_layers=-1,  # not used: the model is loaded
+            flash_attn=setting.flash,
+        )
+        options = replace(
+            build_context_options(test, self.n_ctx), n_threads_batch=setting.threads_batch
         )
         stack = ExitStack()
         context = stack.enter_context(open_context(self.model, options))

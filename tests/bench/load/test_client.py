@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmcli.bench.load import client as clients
+from llmcli.bench.load.client import open_client, parse_base_url
 from llmcli.bench.load.client import LoadTarget
 from llmcli.bench.load.records import LoadAnswer, LoadJob
 from llmcli.errors import UserError
@@ -18,7 +18,7 @@ Servers = Callable[..., Scripted]
 
 def asked(server: LoadTarget, job: LoadJob = JOB, count: int = 1) -> list[LoadAnswer]:
     async def all_of_them() -> list[LoadAnswer]:
-        async with clients.open_client(server) as client:
+        async with open_client(server) as client:
             answers = [LoadAnswer(0.0) for _ in range(count)]
             for answer in answers:
                 await client.send(job, answer)
@@ -126,10 +126,10 @@ def test_a_client_may_go_away(scripted: Servers, after: int, stamps: int) -> Non
     ],
 )
 def test_an_address_is_taken_as_people_type_it(typed: str, base: str) -> None:
-    assert clients.parse_base_url(typed) == base
+    assert parse_base_url(typed) == base
 
 
 @pytest.mark.parametrize("typed", ["ftp://h", "http://", "http://h:99999", "http://[::1"])
 def test_what_is_no_address_is_refused(typed: str) -> None:
     with pytest.raises(UserError, match="is not a server address"):
-        clients.parse_base_url(typed)
+        parse_base_url(typed)

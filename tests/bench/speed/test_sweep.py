@@ -49,10 +49,11 @@ def test_values_that_the_noise_does_not_tell_apart_are_level():
 
 def test_few_rounds_tell_nothing():
     found = sweep.measure_rounds(cases([1, 2]), 3, machine({1: 50, 2: 100}, 0.001))
-    columns, rows, _ = sweep.build_table(found, ["threads_sweep"])
-    assert columns == ["test", "threads", "tok/s", "of the fastest", ""]
-    assert [row[-1] for row in rows] == ["level", "level"]
-    assert "too few rounds" in rows[0][3]
+    table = sweep.build_table(found, ["threads_sweep"])
+    assert table.columns == ("test", "threads", "tok/s", "of the fastest", "")
+    assert table.right_columns == ("threads", "tok/s", "of the fastest")
+    assert [row[-1] for row in table.rows] == ["level", "level"]
+    assert "too few rounds" in table.rows[0][3]
 
 
 def test_every_round_has_every_test_and_their_order_changes():
