@@ -23,7 +23,7 @@ class AtomicWriter:
     """A partial file, open for appending, with the hashes of its whole content.
 
     Content from an earlier attempt is read once, so that the hashes cover it. `position` is the
-    number of bytes written. `seen` is called with the number of bytes beyond the furthest position
+    number of bytes written. `on_progress` is called with the number of bytes beyond the furthest position
     so far, so progress never runs backwards. `size` is the size of the complete file, which a git
     blob id needs in advance.
     """
@@ -140,7 +140,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Raise UserError if `write_whole` could not replace `path`. Nothing is changed."""
+    """Raise UserError if `write_atomically` could not replace `path`. Nothing is changed."""
     _ordinary(path)
     make_folder(path.parent)
     temporary = _beside(path)

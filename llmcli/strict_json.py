@@ -10,7 +10,7 @@ from typing import Any
 
 
 def parse_strict_json(text: str | bytes, parse_int: Callable[[str], Any] = int) -> Any:
-    """Parse JSON text; integers are converted by `whole`.
+    """Parse JSON text; integers are converted by `parse_int`.
 
     Raises ValueError and RecursionError.
     """

@@ -23,13 +23,13 @@ def read_mode() -> list[Any] | None:
 
 
 def disable_echo(mode: list[Any]) -> None:
-    """Stop the terminal from echoing keys. `before` is its current mode."""
+    """Stop the terminal from echoing keys. `mode` is its current mode."""
     quiet = [*mode]
     quiet[LOCAL_MODES_INDEX] &= ~termios.ECHO
     termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, quiet)
 
 
 def restore_mode(mode: list[Any]) -> None:
-    """Restore the mode `before`; do nothing if the terminal is closed."""
+    """Restore `mode`; do nothing if the terminal is closed."""
     with suppress(termios.error):
         termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, mode)

@@ -47,13 +47,17 @@ def read_template(file_or_text: str) -> str:
     return file_or_text
 
 
-def read_limited(path: Path, max_bytes: int, hint: str, special_file_hint: str = "") -> bytes:
+def read_limited(
+    path: Path, max_bytes: int, hint: str, special_file_hint: str = "", folder_hint: str = ""
+) -> bytes:
     """Return the first `max_bytes + 1` bytes of a file: a longer file is recognized by the last.
 
-    Raises UserError with `hint` if the file cannot be read. With `special_file_hint`, also raises
-    UserError for folders, pipes and devices.
+    Raises UserError with `hint` if the file cannot be read. `special_file_hint`, if given, is
+    the hint of an error for anything but a regular file, and `folder_hint` for a folder.
     """
     try:
+        if folder_hint and path.is_dir():
+            raise UserError(f"{path} is a folder", hint=folder_hint)
         if special_file_hint and path.exists() and not path.is_file():
             raise UserError(f"{path} is not a regular file", hint=special_file_hint)
         with path.open("rb") as file:

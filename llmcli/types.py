@@ -14,7 +14,7 @@ Finish = Literal["stop", "length", "cancelled", "context_full", "repetition", "f
 class Message:
     """One message of a conversation.
 
-    `role` is system, user, assistant or tool. `more` holds further fields that chat templates read:
+    `role` is system, user, assistant or tool. `template_fields` holds further fields that chat templates read:
     tool_calls, tool_call_id, name, reasoning_content.
     """
 
@@ -58,9 +58,9 @@ class Event:
     - `text` may be empty: the token ends inside a character or inside a possible stop string.
     - `finish` is set in the last event of a sequence; that event has no token if the sequence ended
       without one.
-    - `top`: the likeliest tokens of the step and their log-probabilities, if requested.
-    - `prompt`: for every prompt token after the first, its log-probability and the likeliest tokens
-      there, if requested. It comes in a separate event before all others.
+    - `top_logprobs`: the likeliest tokens of the step and their log-probabilities, if requested.
+    - `prompt_logprobs`: for every prompt token after the first, its log-probability and the
+      likeliest tokens there, if requested. It comes in a separate event before all others.
     """
 
     sequence: int

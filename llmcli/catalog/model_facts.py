@@ -35,7 +35,7 @@ DTYPE_BITS = {
 
 
 def read_facts(kind: str, path: Path) -> dict[str, Any]:
-    """Return the value of every key of FACTS. `types` maps a type to {"tensors", "bytes"}.
+    """Return the value of every key of FACT_KEYS. `types` maps a type to {"tensors", "bytes"}.
 
     Raises UserError for a broken GGUF.
     """

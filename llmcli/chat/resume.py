@@ -19,7 +19,7 @@ def load_conversation(
 ) -> None:
     """Load the conversation of `item`, with its KV state if possible.
 
-    Then `typed` applies the options of the command line, which override the stored settings. Raises
+    Then `apply_options` applies the options of the command line, which override the stored settings. Raises
     UserError if the conversation cannot be read; then nothing has changed.
     """
     stored = item.read_conversation()

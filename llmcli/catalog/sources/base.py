@@ -33,7 +33,7 @@ class FetchedFiles:
 class RemoteCheckpoint(FetchedFiles):
     """A checkpoint whose safetensors stay on the hub.
 
-    `blobs` are the safetensors by name; `here` are the paths of the files that were downloaded.
+    `blobs` are the safetensors by name; `local_paths` are the paths of the files that were downloaded.
     """
 
     blobs: Mapping[str, Blob] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class ModelSource(Protocol):
     def fetch(
         self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay
     ) -> FetchedFiles:
-        """Fetch the files of `spec`; `where` is the folder for a source that has no cache.
+        """Fetch the files of `spec`; `folder` is the folder for a source that has no cache.
 
         An interrupted download is resumed. Complete files are hashed again and fetched only if they
         differ. Raises UserError; existing files stay.

@@ -26,9 +26,9 @@ class ReplCommand:
     - `run`: takes the chat session and the rest of the line. Its docstring is the help text; the
       first line also appears in the list of `group` (one of GROUPS).
     - `args`: the arguments, as shown in the help.
-    - `completions`: the first arguments that Tab offers.
-    - `further`: the arguments that Tab offers after the typed ones.
-    - `endings`: replaces both; takes all text after the command's word and returns its possible
+    - `first_completions`: the first arguments that Tab offers.
+    - `later_completions`: the arguments that Tab offers after the typed ones.
+    - `line_completions`: replaces both; takes all text after the command's word and returns its possible
       completions.
     """
 

@@ -1,6 +1,5 @@
 """/read: add a text file to the next message."""
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -61,13 +60,12 @@ def _split_line(argument: str) -> tuple[str, str]:
 
 def _text(path: Path, chat: ChatSession) -> str:
     max_bytes = MAX_BYTES_PER_TOKEN * chat.runner.n_ctx
-    if os.path.isdir(path):  # Path.is_dir raises an error for some names
-        raise UserError(f"{path} is a folder", hint="give one file in it")
     raw = read_limited(
         path,
         max_bytes,
         hint="Tab after /read completes the name",
         special_file_hint="copy its text into a file",
+        folder_hint="give one file in it",
     )
     if len(raw) > max_bytes:
         count = len(chat.runner.encode_text(raw.decode("utf-8", "replace")))

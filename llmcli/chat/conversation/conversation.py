@@ -23,7 +23,7 @@ class Conversation:
     - `predict`: the token limit, None for no limit.
     - `search`: used if it has more than one beam; otherwise `sampling` is used.
     - `constraint`: what every answer must follow.
-    - `on_full`: what happens when the context is full (overflow.py).
+    - `on_full`: what happens when the context is full (context_overflow.py).
     """
 
     sampling: Sampling

@@ -19,7 +19,7 @@ READER_OF_KIND = {"saved": saved_chats.read_chat, "sitting": session_log_reader.
 class HistoryItem:
     """A stored conversation: its file, and the KV state that a saved chat may have.
 
-    `time` is the time of the last change in seconds since 1970.
+    `modified_time` is the time of the last change in seconds since 1970.
     """
 
     name: str

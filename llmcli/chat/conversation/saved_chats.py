@@ -1,6 +1,6 @@
 """Saved chats: /save and /load keep them in state/saved/NAME.jsonl.
 
-The first line is the head; each further line is a turn of the tree (records.py). Files of the first
+The first line is the head; each further line is a turn of the tree (turn_records.py). Files of the first
 format, with one message on each line, can be read as well.
 """
 

@@ -3,7 +3,7 @@
 Each answer is one line: `run --json`'s document and the settings behind it. The first half of the
 line, with the question, is written before the answer, so that a killed process loses only the
 current answer. A line with an `event` records any other change of the position (/undo, /switch,
-/load, …). sitting.py reads the logs.
+/load, …). session_log_reader.py reads the logs.
 """
 
 import errno

@@ -14,9 +14,9 @@ from llmcli.runtime.constraint.base import Constraint
 class StoredConversation:
     """A stored conversation, its last model and its last settings.
 
-    - `unanswered`: a question that has no answer.
-    - `damaged`: the number of unreadable lines.
-    - `constraint`: the constraint on answers; `formed` is set if the file contains it.
+    - `pending_message`: a question that has no answer.
+    - `n_damaged`: the number of unreadable lines.
+    - `constraint`: the constraint on answers; `has_constraint` is set if the file contains it.
     """
 
     tree: TurnTree
@@ -31,7 +31,7 @@ class StoredConversation:
     has_constraint: bool = False
 
     def read_constraint(self, record: Mapping[str, Any]) -> None:
-        """Read the constraint from a record that contains it. Raises records.Damaged."""
+        """Read the constraint from a record that contains it. Raises DamagedRecord."""
         if "format" in record:
             self.constraint, self.has_constraint = (
                 turn_records.parse_constraint(record["format"]),
@@ -39,7 +39,7 @@ class StoredConversation:
             )
 
     def restore_into(self, conversation: Conversation) -> None:
-        """Replace the conversation and settings of `session`.
+        """Replace the conversation and settings of `conversation`.
 
         Raises UserError for settings out of range; then nothing has changed.
         """

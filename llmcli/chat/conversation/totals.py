@@ -12,12 +12,12 @@ MIN_SPEED_TOKENS = 8  # the least number of tokens for a meaningful speed
 class SessionTotals:
     """Sums over the answers of one session. Times are in milliseconds.
 
-    - `prompt`, `reused`: prompt tokens, and those taken from the cache.
-    - `generated`, `thought`: generated tokens, and those of the thinking.
-    - `first_ms`: the sum of the times to the first token.
-    - `best`: tokens per second of the fastest answer with at least LONG tokens.
-    - `guessed`, `right`: drafted and accepted tokens.
-    - `ends`: how often each finish reason occurred.
+    - `reused_tokens`: the prompt tokens that were taken from the cache.
+    - `generated_tokens`, `thinking_tokens`: all generated tokens, and those of the thinking.
+    - `ttft_ms`: the sum of the times to the first token.
+    - `best_tokens_per_second`: of the fastest answer with at least MIN_SPEED_TOKENS tokens.
+    - `n_gaps`: the generated tokens after each answer's first one.
+    - `finish_counts`: how often each finish reason occurred.
     """
 
     answers: int = 0
@@ -35,7 +35,7 @@ class SessionTotals:
     finish_counts: Counter[str] = field(default_factory=Counter)
 
     def add_answer(self, answer: Answer, thinking_chars: int) -> None:
-        """Add an answer; its first `thought` characters are thinking."""
+        """Add an answer; its first `thinking_chars` characters are thinking."""
         self.answers += 1
         self.finish_counts[answer.finish] += 1
         self.prompt_tokens += answer.prompt_tokens

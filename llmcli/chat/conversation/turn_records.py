@@ -48,7 +48,7 @@ def build_constraint_record(constraint: Constraint | None) -> dict[str, str] | N
 
 
 def parse_constraint(record: object) -> Constraint | None:
-    """Parse the constraint on answers. Raises Damaged.
+    """Parse the constraint on answers. Raises DamagedRecord.
 
     Whether a model can follow it is not checked.
     """
@@ -68,7 +68,7 @@ def parse_constraint(record: object) -> Constraint | None:
 
 
 def add_turn(tree: TurnTree, record: Mapping[str, Any]) -> None:
-    """Append a parsed turn to the tree without changing the position. Raises Damaged."""
+    """Append a parsed turn to the tree without changing the position. Raises DamagedRecord."""
     parent, tokens = record.get("parent"), record.get("tokens", 0)
     if not isinstance(parent, int) or not 0 <= parent <= len(tree.turns):
         raise DamagedRecord("its parent is not an earlier turn")
@@ -81,7 +81,7 @@ def add_turn(tree: TurnTree, record: Mapping[str, Any]) -> None:
 
 
 def restore_position(tree: TurnTree, record: Mapping[str, Any]) -> None:
-    """Set the tree's position and branches. Raises Damaged; then nothing has changed."""
+    """Set the tree's position and branches. Raises DamagedRecord; then nothing has changed."""
     at, branch, names, dropped = (record.get(key) for key in ("at", "branch", "names", "left"))
     dropped = [] if dropped is None else dropped
     if not isinstance(names, dict) or not isinstance(dropped, list):

@@ -16,7 +16,7 @@ BRANCH_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 class Turn:
     """A question and its answer, after the turn `parent`.
 
-    `cut`: the answer was stopped. `tokens`: the answer's token count, 0 if unknown.
+    `is_stopped`: the answer was stopped. `n_tokens`: the answer's token count, 0 if unknown.
     """
 
     parent: int
@@ -30,10 +30,10 @@ class Turn:
 class TurnTree:
     """All turns, and the position of the conversation.
 
-    - `at`: the conversation's last turn.
-    - `names`: the branches and their last turns.
-    - `branch`: the branch that grows with the conversation; "" for none.
-    - `left`: turns that are no longer sent to the model.
+    - `current_turn`: the conversation's last turn.
+    - `branch_ends`: the branches and their last turns.
+    - `current_branch`: the branch that grows with the conversation; "" for none.
+    - `dropped`: turns that are no longer sent to the model.
     """
 
     turns: list[Turn] = field(default_factory=list)

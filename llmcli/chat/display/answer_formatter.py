@@ -13,7 +13,7 @@ from llmcli.ui import UI, escape_controls
 class AnswerFormatter:
     """Formats one answer.
 
-    `thinking` is SHOW, FOLD or HIDE. `color` allows dimming. `drawer` renders Markdown; without
+    `thinking` is SHOW, FOLD or HIDE. `color` allows dimming. `renderer` renders Markdown; without
     one, text stays as it is.
     """
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # only a type: the formatter imports this module
 
 
 class StreamWriter:
-    """Writes one answer to stdout. `silent` writes nothing (--json); without `paint`, text is not
+    """Writes one answer to stdout. `silent` writes nothing (--json); without `formatter`, text is not
     formatted.
     """
 
@@ -75,7 +75,7 @@ def print_dimmed(ui: UI, line: str) -> None:
 
 
 def build_histogram(values: Sequence[float], max_bins: int = 8) -> list[tuple[str, int]]:
-    """Count `values` in at most `most` equal bins of round size; return (label, count) pairs.
+    """Count `values` in at most `max_bins` equal bins of round size; return (label, count) pairs.
 
     The bins end at the 95th percentile, and one more bin counts larger values, so that one slow
     token does not squeeze all others into a single bin.

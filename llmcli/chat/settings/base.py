@@ -27,9 +27,9 @@ class ChatSetting:
     """One setting.
 
     - `range`: the accepted values, in words; `default`: the initial value, as text.
-    - `show`: returns the current value as text.
-    - `change`: sets the typed value. Raises UserError for an invalid one; then nothing has changed.
-    - `values`: the values that Tab offers.
+    - `format_value`: returns the current value as text.
+    - `set_value`: sets the typed value. Raises UserError for an invalid one; then nothing has changed.
+    - `offered_values`: the values that Tab offers.
     """
 
     name: str

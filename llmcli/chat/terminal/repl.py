@@ -215,7 +215,7 @@ class _History(FileHistory):
 
 
 class _Commands(Completer):
-    """Passes Tab completion to complete.py."""
+    """Passes Tab completion to completion.py."""
 
     def __init__(self, chat: ChatSession) -> None:
         self.chat = chat
