@@ -8,7 +8,7 @@ shares its cells (`Sequence.waits_for_prefix`).
 from llmcli.runtime.engine.scheduler_state import SchedulerState
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.kv_cache.offload import IdleOffload, PreemptionSwap
-from llmcli.runtime.requests.sequence import Sequence
+from llmcli.runtime.requests.sequence import Sequence, SharedPrefix
 
 RESERVED_CELLS = 32  # cells that each running answer is expected to need soon
 RESERVED_FRACTION = 8  # at most 1/8 of the pool is reserved for all of them
@@ -50,7 +50,7 @@ class Admission:
                     self.idle_offload.offload_idle(max_idle_cells)
                 continue
             tried_ids.add(first.id)
-            is_starving = state.n_passes - first.waiting_since > STARVATION_PASSES
+            is_starving = state.n_passes - first.preemption.waiting_since > STARVATION_PASSES
             if is_starving or len(tried_ids) == MAX_ADMIT_TRIES:
                 return
 
@@ -64,8 +64,8 @@ class Admission:
             return False
         sample.slot = ledger.claim_slot(self._sharing_scope(sample))
         ledger.fork(first.slot, sample.slot)
-        sample.n_computed = sample.n_reused = first.n_computed
-        sample.prompt_seconds = first.prompt_seconds
+        sample.n_computed = sample.accounting.n_reused = first.n_computed
+        sample.accounting.prompt_seconds = first.accounting.prompt_seconds
         self.state.run(sample)
         return True
 
@@ -98,14 +98,14 @@ class Admission:
         n_cached = self.ledger.match_prefix(tokens, scope)[0]
         if prefix_lengths[source] < n_cached + MIN_SHARED_PREFIX:
             return False
-        sequence.prefix_source, sequence.prefix_length = source, prefix_lengths[source]
+        sequence.prefix = SharedPrefix(source, prefix_lengths[source])
         return True
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence its slots. Return False when slots or cells are missing."""
         if self.ledger.n_idle < sequence.strategy.slots or self._must_run_alone(sequence):
             return False
-        if not sequence.swapped_state and not sequence.request.score_prompt:
+        if not sequence.preemption.state and not sequence.request.score_prompt:
             self.idle_offload.restore_prefix(sequence.tokens, self._sharing_scope(sequence))
         if not self._fits(sequence):
             return False
@@ -116,7 +116,7 @@ class Admission:
 
     def _swap_in(self, sequence: Sequence) -> bool:
         """Restore the state of a preempted sequence. Return False when it must be recomputed."""
-        swapped, sequence.swapped_state = sequence.swapped_state, None
+        swapped, sequence.preemption.state = sequence.preemption.state, None
         if swapped is None:
             return False
         if self.ledger.must_cut_to_claim:
@@ -139,8 +139,8 @@ class Admission:
         if claim is None:
             return False
         sequence.slot, sequence.n_computed = claim
-        if not sequence.n_preempted:
-            sequence.n_reused = sequence.n_computed
+        if not sequence.preemption.count:
+            sequence.accounting.n_reused = sequence.n_computed
         sequence.branch_slots = [
             self.ledger.claim_slot(scope) for _ in range(sequence.strategy.slots - 1)
         ]

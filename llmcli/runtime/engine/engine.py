@@ -19,7 +19,7 @@ from llmcli.runtime.kv_cache.context_protocols import BatchedMemory
 from llmcli.runtime.kv_cache.ledger import Ledger
 from llmcli.runtime.requests.repetition import TOKENS_BETWEEN_CHECKS, is_repetitive
 from llmcli.runtime.requests.request import NO_REPLAY, Answer, Request
-from llmcli.runtime.requests.sequence import Sequence
+from llmcli.runtime.requests.sequence import Sequence, SharedPrefix
 from llmcli.runtime.sampling import N_SEEDS
 from llmcli.runtime.sampling.chain import NativeChainFactory, RowLogits, resolve_seed
 from llmcli.runtime.strategies import strategies
@@ -149,7 +149,7 @@ class Engine:
             )
 
     def _queue(
-        self, request: Request, seed: int, number: int = 0, after: Sequence | None = None
+        self, request: Request, seed: int, number: int = 0, prompt_source: Sequence | None = None
     ) -> Sequence:
         assert 0 < len(request.tokens) <= self.context.n_ctx, (
             len(request.tokens),
@@ -167,8 +167,7 @@ class Engine:
             started,
             tokens=list(request.tokens),
             last_token_time=started,
-            prefix_source=after,
-            prefix_length=len(request.tokens),
+            prefix=SharedPrefix(prompt_source, len(request.tokens)) if prompt_source else None,
             replayed=request.replays[number] if request.replays else NO_REPLAY,
         )
         if not (request.allow_repetition or request.ignore_eos):
@@ -291,7 +290,7 @@ class Engine:
             # else its branches have moved on from there
             if sequence.n_computed < len(sequence.tokens):
                 sequence.n_computed = len(self.ledger.tokens[sequence.slot])
-            sequence.n_reused = min(sequence.n_reused, sequence.n_computed)
+            sequence.accounting.n_reused = min(sequence.accounting.n_reused, sequence.n_computed)
 
     def _single_token_pass(self) -> ForwardPass | None:
         """Return the most frequent pass, one token of a single answer, or None when the scheduler
@@ -348,10 +347,10 @@ class Engine:
         self._n_prompt_tokens += count
         if sequence.times or sequence.overflow_stats.times:
             return
-        if not sequence.prompt_seconds:
+        if not sequence.accounting.prompt_seconds:
             waited = time.perf_counter() - pass_seconds - sequence.start_time
-            sequence.queue_seconds = max(0.0, waited)
-        sequence.prompt_seconds += pass_seconds
+            sequence.accounting.queue_seconds = max(0.0, waited)
+        sequence.accounting.prompt_seconds += pass_seconds
 
     def _fork(self, first: Sequence) -> list[Sequence]:
         """Start the samples that wait for this prompt, in cells shared with it. Samples without a
@@ -360,8 +359,9 @@ class Engine:
         samples = [
             sequence
             for sequence in self.scheduler.waiting
-            if not sequence.n_preempted  # a preempted one has generated tokens already
-            and sequence.prefix_source is first
+            if not sequence.preemption.count  # a preempted one has generated tokens already
+            and sequence.prefix
+            and sequence.prefix.source is first
             and sequence.request is first.request
             and sequence.strategy.slots == 1
         ]
@@ -369,7 +369,7 @@ class Engine:
             sample for sample in samples if self.scheduler.admission.admit_fork(first, sample)
         ]
         for sample in started:
-            sample.queue_seconds = first.queue_seconds
+            sample.accounting.queue_seconds = first.accounting.queue_seconds
         return started
 
     def _accept(

@@ -73,8 +73,8 @@ class Scheduler:
             del self.running[sequence.id]
             return
         self.waiting.remove(sequence, self.state.n_passes)
-        if sequence.swapped_state:
-            self.swap.drop(sequence.swapped_state)
+        if sequence.preemption.state:
+            self.swap.drop(sequence.preemption.state)
 
     def record_pass(self, rows: int, seconds: float) -> None:
         """Record the duration of a pass. `rows`: its rows; `seconds`: wall time."""
@@ -118,10 +118,10 @@ class Scheduler:
                 ledger.trim(branch_slot, 0)
                 ledger.release(branch_slot)
         else:
-            sequence.swapped_state = self.swap.swap_out(slot)
+            sequence.preemption.state = self.swap.swap_out(slot)
         ledger.release(slot, sequence.request.turn)
         sequence.slot, sequence.branch_slots, sequence.draft, sequence.n_computed = -1, [], [], 0
-        sequence.n_preempted += 1
+        sequence.preemption.count += 1
         self.n_preemptions += 1
         self.add(sequence)
         if not ledger.keeps_idle and not ledger.has_stranded_cells:

@@ -35,11 +35,11 @@ class WaitingQueue:
     @property
     def n_preempted(self) -> int:
         """Return the number of requests that were preempted."""
-        return sum(sequence.n_preempted > 0 for sequence in self._all)
+        return sum(sequence.preemption.count > 0 for sequence in self._all)
 
     def add(self, sequence: Sequence, current_pass: int) -> None:
         """Add a sequence that waits from pass `current_pass` on."""
-        sequence.waiting_since = current_pass
+        sequence.preemption.waiting_since = current_pass
         self._all.append(sequence)
 
     def remove(self, sequence: Sequence, current_pass: int) -> None:
@@ -57,8 +57,8 @@ class WaitingQueue:
         for sequence in sorted(
             self._all,
             key=lambda sequence: (
-                -_level(sequence, current_pass - sequence.waiting_since),
-                not sequence.n_preempted,
+                -_level(sequence, current_pass - sequence.preemption.waiting_since),
+                not sequence.preemption.count,
                 sequence.id,
             ),
         ):
@@ -69,10 +69,13 @@ class WaitingQueue:
 
         def rank(client: str) -> tuple[int, bool, int, int, str]:
             sequence = clients[client][0]
-            since = max(sequence.waiting_since, self._served.get(client, sequence.waiting_since))
+            since = max(
+                sequence.preemption.waiting_since,
+                self._served.get(client, sequence.preemption.waiting_since),
+            )
             return (
                 -_level(sequence, current_pass - since),
-                not sequence.n_preempted,
+                not sequence.preemption.count,
                 busy[client],
                 sequence.id,
                 client,

@@ -67,62 +67,75 @@ class DecodingStrategy(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedPrefix:
+    """The first `length` tokens of a sequence, which `source` computes for both."""
+
+    source: "Sequence"
+    length: int
+
+
+@dataclass(slots=True, eq=False)
+class Preemption:
+    """The waiting of a sequence."""
+
+    waiting_since: int = 0  # the pass since which it waits
+    count: int = 0  # how often it was preempted
+    state: SwappedState | None = None  # its state in host memory
+
+
+@dataclass(slots=True, eq=False)
+class SequenceAccounting:
+    """What the answer reports besides its tokens."""
+
+    n_reused: int = 0  # prompt tokens that were cached already
+    prompt_seconds: float = 0.0  # seconds of the passes over the prompt
+    queue_seconds: float = 0.0  # seconds before its first pass
+    n_drafted: int | None = None  # guessed tokens that were computed; None without drafting
+    n_accepted: int = 0  # guessed tokens that were right
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A prompt, the part of it that is computed, and the answer so far.
-
-    - `slot`: its llama.cpp sequence id; −1 while it waits. `branch_slots`: further slots of a beam
-      search.
-    - `tokens`: prompt and answer. The first `n_computed` are in the KV cache; the last token of an
-      unfinished answer enters it with the next pass. The list is replaced when tokens are dropped
-      from a full context.
-    - `n_prompt`: how many of the tokens are the prompt's; fewer than at first when some were
-      dropped (`overflow_stats`). `n_reused`: prompt tokens that were cached already.
-    - `draft`: guessed tokens after the last one, computed with it as far as there is room.
-    - `prefix_source`: the sequence that computes the first `prefix_length` tokens for this one,
-      too. `has_samples`: samples wait for this one to compute the prompt.
-    - `waiting_since`: the pass since which it waits. `queue_seconds`: its wait before its first
-      pass. `n_preempted`: how often it was preempted. `swapped_state`: its state in host memory.
-    - `repetition_check_at`: number of answer tokens at which to check next for repetition.
-    - `replayed`: what another process already sent of the answer.
-    """
+    """A prompt, the part of it that is computed, and the answer so far."""
 
     id: int
     request: Request
     strategy: DecodingStrategy
     seed: int
-    start_time: float
-    slot: int = -1
-    branch_slots: list[int] = field(default_factory=list)
+    start_time: float  # time.perf_counter() of the call
+
+    # Slots (llama.cpp sequence ids)
+    slot: int = -1  # -1 while it waits
+    branch_slots: list[int] = field(default_factory=list)  # further slots of a beam search
+
+    # Text
+    # Prompt and answer; the last token of an unfinished answer is computed with the next pass. The
+    # list is replaced when tokens are dropped from a full context.
     tokens: list[int] = field(default_factory=list)
-    draft: list[int] = field(default_factory=list)
-    n_computed: int = 0
-    n_reused: int = 0
-    prompt_seconds: float = 0.0
-    queue_seconds: float = 0.0
-    last_token_time: float = 0.0
+    draft: list[int] = field(default_factory=list)  # guesses, computed as far as there is room
+    n_computed: int = 0  # tokens in the KV cache
+    n_prompt: int = 0  # tokens of the prompt, without dropped ones
+    overflow_stats: OverflowStats = NO_OVERFLOW  # what was dropped
+
+    # Scheduling
+    prefix: SharedPrefix | None = None  # what another sequence computes for this one
+    has_samples: bool = False  # samples wait for this one to compute the prompt
+    preemption: Preemption = field(default_factory=Preemption)
     is_cancelled: bool = False
-    prefix_source: "Sequence | None" = None
-    prefix_length: int = 0
-    replayed: ReplayedAnswer = NO_REPLAY
-    has_samples: bool = False
-    waiting_since: int = 0
-    n_preempted: int = 0
-    swapped_state: SwappedState | None = None
-    repetition_check_at: float = math.inf
-    n_prompt: int = 0
-    overflow_stats: OverflowStats = NO_OVERFLOW
+
+    # Answer
+    replayed: ReplayedAnswer = NO_REPLAY  # what another process sent already
+    repetition_check_at: float = math.inf  # answer tokens at which to check for repetition
+    text: list[str] = field(default_factory=list)  # of each token, and of the end
+    times: list[TokenTime] = field(default_factory=list)  # of each answer token
+    last_token_time: float = 0.0  # time.perf_counter() of the last token
+    top_logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)  # of each step
+    prompt_scores: list[TokenScore] = field(default_factory=list)  # of tokens after the first
+    beams: tuple[Hypothesis, ...] = ()  # the results of a beam search
+    accounting: SequenceAccounting = field(default_factory=SequenceAccounting)
     finish: Finish | None = None
-    error: UserError | None = None
-    text: list[str] = field(default_factory=list)
-    times: list[TokenTime] = field(default_factory=list)
-    beams: tuple[Hypothesis, ...] = ()
-    top_logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
-    n_drafted: int | None = None
-    n_accepted: int = 0
-    prompt_scores: list[TokenScore] = field(
-        default_factory=list
-    )  # of the prompt tokens after the first
+    error: UserError | None = None  # why it failed
 
     def __post_init__(self) -> None:
         self.n_prompt = len(self.request.tokens)
@@ -134,9 +147,12 @@ class Sequence:
 
     def shorten(self, shortened: ShortenedText) -> None:
         """Replace the tokens by the shortened text, and count what was dropped."""
-        left, gone = self.overflow_stats, len(self.tokens) - len(shortened.tokens)
+        stats, n_dropped = self.overflow_stats, len(self.tokens) - len(shortened.tokens)
         self.overflow_stats = replace(
-            left, times=left.times + 1, tokens=left.tokens + gone, turns=shortened.dropped_turns
+            stats,
+            times=stats.times + 1,
+            tokens=stats.tokens + n_dropped,
+            turns=shortened.dropped_turns,
         )
         self.tokens, self.n_prompt = shortened.tokens, shortened.n_prompt
 
@@ -148,27 +164,19 @@ class Sequence:
 
     def restart(self) -> None:
         """Reset to the prompt; the check for repetition starts over."""
-        self.tokens, self.n_prompt, self.overflow_stats = (
-            list(self.request.tokens),
-            len(self.request.tokens),
-            NO_OVERFLOW,
-        )
-        self.repetition_check_at = (
-            min(self.repetition_check_at, TOKENS_BETWEEN_CHECKS)
-            if self.repetition_check_at < math.inf
-            else math.inf
-        )
+        self.tokens, self.n_prompt = list(self.request.tokens), len(self.request.tokens)
+        self.overflow_stats = NO_OVERFLOW
+        if self.repetition_check_at < math.inf:
+            self.repetition_check_at = min(self.repetition_check_at, TOKENS_BETWEEN_CHECKS)
 
     @property
     def waits_for_prefix(self) -> bool:
         """Return whether another sequence is computing a prefix that this one needs."""
-        other = self.prefix_source
-        return (
-            other is not None
-            and other.slot >= 0
-            and other.finish is None
-            and other.n_computed < self.prefix_length
-        )
+        if self.prefix is None:
+            return False
+        source = self.prefix.source
+        is_running = source.slot >= 0 and source.finish is None
+        return is_running and source.n_computed < self.prefix.length
 
     def record_token(
         self,
@@ -186,7 +194,7 @@ class Sequence:
         """
         now = time.perf_counter()
         if not self.times:
-            decode = self.prompt_seconds
+            decode = self.accounting.prompt_seconds
         gap = (now - self.last_token_time) * 1e3
         row = TokenTime(
             token, text, gap, decode * 1e3, sample * 1e3, logprob, constraint * 1e3, forced
@@ -226,24 +234,23 @@ class Sequence:
     def build_answer(self) -> Answer:
         """Return the finished answer with its statistics."""
         assert self.finish is not None
+        accounting, top_logprobs = self.accounting, self.top_logprobs
+        if top_logprobs:
+            top_logprobs = [*top_logprobs, *[()] * (len(self.times) - len(top_logprobs))]
         return Answer(
-            "".join(self.text),
-            tuple(self.times),
-            self.finish,
-            len(self.request.tokens),
-            self.n_reused,
-            self.prompt_seconds * 1e3,
-            self.seed,
-            self.beams,
-            (*self.top_logprobs, *[()] * (len(self.times) - len(self.top_logprobs)))[
-                : len(self.times)
-            ]
-            if self.top_logprobs
-            else (),
-            self.n_drafted,
-            self.n_accepted,
-            self.overflow_stats,
-            self.error,
-            tuple(self.prompt_scores),
-            self.queue_seconds * 1e3,
+            text="".join(self.text),
+            tokens=tuple(self.times),
+            finish=self.finish,
+            prompt_tokens=len(self.request.tokens),
+            cached_tokens=accounting.n_reused,
+            prompt_ms=accounting.prompt_seconds * 1e3,
+            seed=self.seed,
+            beams=self.beams,
+            top_logprobs=tuple(top_logprobs[: len(self.times)]),
+            n_drafted=accounting.n_drafted,
+            n_accepted=accounting.n_accepted,
+            overflow_stats=self.overflow_stats,
+            error=self.error,
+            prompt_scores=tuple(self.prompt_scores),
+            queue_ms=accounting.queue_seconds * 1e3,
         )

@@ -151,7 +151,7 @@ class BeamSearch:
         read = [next(rows) for _ in self.beams]
         if not self.steps:
             refuse_nan(read[0])
-            pass_seconds = sequence.prompt_seconds
+            pass_seconds = sequence.accounting.prompt_seconds
         running = self._sort_out(read)
         is_over = self._over(running)
         if is_over:

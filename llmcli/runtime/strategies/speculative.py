@@ -90,7 +90,7 @@ class SpeculativeStrategy(GuidedStrategy):
             if self.pass_rows == 1:
                 self.draft_length.record_single(pass_seconds)
             elif not self.pass_rows:
-                self.draft_length.record_prompt(sequence.prompt_seconds)
+                self.draft_length.record_prompt(sequence.accounting.prompt_seconds)
         if finish is None and self.can_cut:
             self.pass_rows = len(sequence.tokens) - sequence.n_computed
             self._guess(sequence)
@@ -162,7 +162,10 @@ class SpeculativeStrategy(GuidedStrategy):
 
     def finish(self, sequence: Sequence, finish: Finish) -> str:
         """Return the rest of the text, and record how many tokens were drafted and accepted."""
-        sequence.n_drafted, sequence.n_accepted = self.n_drafted, self.n_accepted
+        sequence.accounting.n_drafted, sequence.accounting.n_accepted = (
+            self.n_drafted,
+            self.n_accepted,
+        )
         for drafter in self.drafters:
             drafter.close()
         return super().finish(sequence, finish)
