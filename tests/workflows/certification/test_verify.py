@@ -313,7 +313,7 @@ def test_a_text_that_types_were_chosen_by_is_said_to_flatter(
     report = write.write_model(plan, out, threads=1)
     digest = hashlib.sha256(text.read_text().removesuffix("\n").encode()).hexdigest()[:32]
     told = {"allocation": {"text": digest, "chunks": 4, "held_out_chunks": 4, "quick": False}}
-    _, made = certify.certify(
+    made = certify.certify(
         plan, out, report, verifying.VerifyRequest(text, 2, 1), told, config.load_config(), UI()
     )
     assert made is not None
