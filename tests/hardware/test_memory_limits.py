@@ -1,9 +1,9 @@
 """Memory within a container's limit and without /proc, read from fake kernel files."""
 
-import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from llmcli.hardware import host, memory_limits
@@ -78,34 +78,14 @@ def test_the_container_s_limit_bounds_what_is_available(monkeypatch: pytest.Monk
     assert (host.available_memory() or 0) > 12345
 
 
-VM_STAT = """Mach Virtual Memory Statistics: (page size of 16384 bytes)
-Pages free:                               10000.
-Pages active:                            200000.
-Pages inactive:                           30000.
-Pages speculative:                          500.
-Pages throttled:                              0.
-Pages wired down:                         99999.
-Pages purgeable:                             20.
-"""
+def test_memory_that_the_system_hides_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise FileNotFoundError("/proc/meminfo")
 
-
-def test_without_proc_macos_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Path.exists
-    monkeypatch.setattr(
-        Path, "exists", lambda path: real(path) and not str(path).startswith("/proc")
-    )
-    monkeypatch.setattr(
-        subprocess,
-        "run",
-        lambda words, **more: subprocess.CompletedProcess(words, 0, stdout=VM_STAT, stderr=""),
-    )
-    assert host.available_memory() == 16384 * (10000 + 30000 + 500 + 20)
-
-    def absent(words: list[str], **more: object) -> None:
-        raise FileNotFoundError(words[0])
-
-    monkeypatch.setattr(subprocess, "run", absent)
+    assert 0 < (host.available_memory() or 0) <= (host.total_memory() or 0)
+    monkeypatch.setattr(psutil, "virtual_memory", refuse)
     assert host.available_memory() is None
+    assert host.total_memory() is None
 
 
 def test_addresses_without_a_limit_or_without_proc_are_unknown(

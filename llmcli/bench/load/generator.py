@@ -121,15 +121,15 @@ class LoadGenerator:
 
     def __init__(
         self,
-        ask: SendRequest,
+        send: SendRequest,
         jobs: Iterator[LoadJob],
         load: Load,
         length: LoadLength,
-        enough: StopCheck,
+        should_stop: StopCheck,
         tick: Callable[[], None],
     ) -> None:
-        self.send, self.jobs, self.load, self.length = ask, jobs, load, length
-        self.should_stop, self.tick = enough, tick
+        self.send, self.jobs, self.load, self.length = send, jobs, load, length
+        self.should_stop, self.tick = should_stop, tick
         self.run = LoadRun(load)
         self.warmup_requests = length.warmup_requests(load)
         self.sent = self.n_counted = self.n_open = self.n_unanswered = 0

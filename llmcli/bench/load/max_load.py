@@ -2,7 +2,7 @@
 
 The measurement of a level ends early when it is clearly above twice the limits or, in a closed
 loop, below half of them, since the fit treats both alike. A single user is measured at the
-beginning, every AGAIN measurements and at the end, to detect changes of the machine.
+beginning, every SINGLE_USER_INTERVAL measurements and at the end, to detect changes of the machine.
 """
 
 import math
@@ -39,10 +39,10 @@ MIN_DRIFT_RATIO, MIN_DRIFT_SECONDS = 1.1, 0.02
 class MaxLoadSettings:
     """When a level holds, and how levels are measured.
 
-    A level holds if `share` of its requests are within `slo` and no queue grows. A level has at
-    least `requests` requests and takes at least `seconds`; its first `warmup` requests do not count
-    (None: see LoadLength). `max_measurements`: limit of the search. `arrivals` and `burstiness`: of
-    the open loop.
+    A level holds if `required_share` of its requests are within `slo` and no queue grows. A level
+    has at least `requests` requests and takes at least `seconds`; its first `warmup` requests do
+    not count (None: see LoadLength). `max_measurements`: limit of the search. `arrivals` and
+    `burstiness`: of the open loop.
     """
 
     slo: Slo
@@ -76,7 +76,7 @@ class MaxLoadResult:
     `level`: the largest level that holds, None: not even the lowest. `next_level`: the next
     measured level, None: no higher one was measured. The largest load lies between `low` and `high`
     (90 % confidence; None: not within the grid). Two searches agree if their levels are at most
-    `steps` of the grid apart. `best`: the metrics of `level`, over all its measurements.
+    `steps` of the grid apart. `best_metrics`: those of `level`, over all its measurements.
     `single_user_seconds`: how long a single user waited for a complete answer, in order of time.
     """
 
@@ -97,170 +97,186 @@ class MaxLoadResult:
         """
         if len(self.single_user_seconds) < 2 or min(self.single_user_seconds) <= 0:
             return None
-        ratio = max(self.single_user_seconds) / min(self.single_user_seconds)
-        return (
-            ratio
-            if ratio > MIN_DRIFT_RATIO
-            and max(self.single_user_seconds) - min(self.single_user_seconds) > MIN_DRIFT_SECONDS
-            else None
-        )
+        shortest, longest = min(self.single_user_seconds), max(self.single_user_seconds)
+        is_drift = longest / shortest > MIN_DRIFT_RATIO and longest - shortest > MIN_DRIFT_SECONDS
+        return longest / shortest if is_drift else None
 
 
 @dataclass(slots=True)
-class _Search:
-    """One search on one server. `runs`: by level index."""
+class _MaxLoadSearch:
+    """One search on one server.
+
+    `observations`, `measurements`: in order of time. `runs`: by level index.
+    `single_user_seconds`: how long a single user waited for a complete answer.
+    """
 
     session: ServerSession
     kind: LoadKind
-    rules: MaxLoadSettings
+    settings: MaxLoadSettings
     levels: Sequence[float]
     number: int
     tick: Callable[[str], None]
-    seen: list[Observation] = field(default_factory=list)
-    points: list[LevelMeasurement] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
+    measurements: list[LevelMeasurement] = field(default_factory=list)
     runs: dict[int, list[LoadRun]] = field(default_factory=dict)
-    alone: list[float] = field(default_factory=list)
+    single_user_seconds: list[float] = field(default_factory=list)
 
-    async def search(self, first: float | None) -> MaxLoadResult:
+    async def search(self, first_level: float | None) -> MaxLoadResult:
         single_user = await self.measure_single_user()
-        first_level = first or (1.0 if self.kind == "concurrency" else single_user.request_rate)
+        if not first_level:
+            first_level = 1.0 if self.kind == "concurrency" else single_user.request_rate
         start = level_search.nearest_index(self.levels, first_level)
         while (
             index := level_search.choose_next_level(
-                self.levels, start, self.seen, self.rules.max_measurements
+                self.levels, start, self.observations, self.settings.max_measurements
             )
         ) is not None:
             await self.measure_level(index)
-            if len(self.seen) % SINGLE_USER_INTERVAL == 0:
+            if len(self.observations) % SINGLE_USER_INTERVAL == 0:
                 await self.measure_single_user()
         await self.measure_single_user()
-        return self.build_result(level_search.estimate_edge(self.levels, self.seen))
+        return self.build_result(level_search.estimate_edge(self.levels, self.observations))
 
     async def measure_single_user(self) -> LoadMetrics:
         """Measure a single user."""
         self.tick("one alone")
         run = await self.session.run_load(
-            Load("closed", 1), SINGLE_USER_LENGTH, self.number + 500 + len(self.alone)
+            Load("closed", 1), SINGLE_USER_LENGTH, self.number + 500 + len(self.single_user_seconds)
         )
         metrics = compute_metrics([run])
         if "e2el" in metrics.times:
-            self.alone.append((metrics.times["e2el"].percentiles["p50"] or 0.0) / 1e3)
+            self.single_user_seconds.append((metrics.times["e2el"].percentiles["p50"] or 0.0) / 1e3)
         return metrics
 
-    async def measure_level(self, at: int) -> None:
-        level, rules = self.levels[at], self.rules
+    async def measure_level(self, index: int) -> None:
+        level, settings = self.levels[index], self.settings
         load = (
             Load("closed", level)
             if self.kind == "concurrency"
-            else Load(rules.arrivals, level, rules.burstiness)
+            else Load(settings.arrivals, level, settings.burstiness)
         )
         self.tick(load.name)
-        seconds = rules.seconds if load.is_closed else rules.seconds or OPEN_LOOP_SECONDS
+        seconds = settings.seconds if load.is_closed else settings.seconds or OPEN_LOOP_SECONDS
         count = max(
-            rules.requests,
+            settings.requests,
             math.ceil(level * REQUESTS_PER_USER if load.is_closed else level * (seconds or 0.0)),
         )
-        watch = _Watch(rules, load, count)
+        stop_check = _LevelStopCheck(settings, load, count)
         length = LoadLength(
             count, seconds if load.is_closed else None, self.warmup(level, load.is_closed)
         )
         run = await self.session.run_load(
-            load, length, self.number + len(self.points), enough=watch, may_fail=True
+            load,
+            length,
+            self.number + len(self.measurements),
+            should_stop=stop_check,
+            may_fail=True,
         )
-        excess = watch.excess(run)
-        self.seen.append(Observation(at, excess))
-        self.points.append(LevelMeasurement(level, excess, compute_metrics([run], rules.slo)))
-        self.runs.setdefault(at, []).append(run)
+        excess = stop_check.excess(run)
+        self.observations.append(Observation(index, excess))
+        self.measurements.append(
+            LevelMeasurement(level, excess, compute_metrics([run], settings.slo))
+        )
+        self.runs.setdefault(index, []).append(run)
 
     def warmup(self, level: float, closed: bool) -> int | None:
         """Return the number of requests until an open loop has filled the server: three times the
         duration of an answer, at least two seconds.
         """
-        if self.rules.warmup is not None or closed:
-            return self.rules.warmup
-        return math.ceil(level * min(OPEN_LOOP_SECONDS, max(2.0, 3 * max(self.alone, default=0.0))))
+        if self.settings.warmup is not None or closed:
+            return self.settings.warmup
+        return math.ceil(
+            level * min(OPEN_LOOP_SECONDS, max(2.0, 3 * max(self.single_user_seconds, default=0.0)))
+        )
 
     def build_result(self, estimate: level_search.LoadEstimate) -> MaxLoadResult:
         levels, largest = self.levels, estimate.level_index
         runs = self.runs.get(largest, [])
         # None: the measurements or the levels ran out
-        above = min((index for index in self.runs if index > largest), default=None)
-        within = largest >= 0 and above is not None
+        next_index = min((index for index in self.runs if index > largest), default=None)
+        within = largest >= 0 and next_index is not None
         return MaxLoadResult(
-            self.kind,
-            levels[largest] if largest >= 0 else None,
-            None if above is None else levels[above],
-            level_search.level_at(levels, estimate.low) if within else None,
-            level_search.level_at(levels, estimate.high) if within else None,
-            estimate.steps,
-            tuple(self.points),
-            compute_metrics(runs, self.rules.slo) if runs else None,
-            tuple(self.alone),
+            kind=self.kind,
+            level=levels[largest] if largest >= 0 else None,
+            next_level=None if next_index is None else levels[next_index],
+            low=level_search.level_at(levels, estimate.low) if within else None,
+            high=level_search.level_at(levels, estimate.high) if within else None,
+            steps=estimate.steps,
+            measurements=tuple(self.measurements),
+            best_metrics=compute_metrics(runs, self.settings.slo) if runs else None,
+            single_user_seconds=tuple(self.single_user_seconds),
         )
 
 
 @dataclass(slots=True)
-class _Watch:
-    """Decides after every answer whether the result of a level is already clear. `clear`: that
-    result, as an excess.
+class _LevelStopCheck:
+    """Decides after every answer whether the result of a level is already clear.
+
+    `count`: requests that count. `clear_excess`: the result once it is clear, as an excess.
+    `n_done`: answers. `n_below_half`, `n_above_twice`: answers below half of the limits, above twice
+    the limits. `next_check`: number of answers at the next check for a growing queue.
     """
 
-    rules: MaxLoadSettings
+    settings: MaxLoadSettings
     load: Load
     count: int
     clear_excess: float | None = None
-    done: int = 0
-    n_below_half: int = 0  # answers below half of the limits
-    n_above_twice: int = 0  # answers above twice the limits
-    next_check: int = 10  # number of answers at the next check for a growing queue
+    n_done: int = 0
+    n_below_half: int = 0
+    n_above_twice: int = 0
+    next_check: int = 10
 
     @property
-    def allowed(self) -> int:
-        return math.floor((1 - self.rules.required_share) * self.count + 1e-9)
+    def allowed_misses(self) -> int:
+        """The number of requests that may miss the limits."""
+        return math.floor((1 - self.settings.required_share) * self.count + 1e-9)
 
     def __call__(self, run: LoadRun, answer: LoadAnswer) -> bool:
         if answer.cancelled:
             return False
-        ratio = self.rules.slo.worst_ratio(answer)
-        self.done += 1
+        ratio = self.settings.slo.worst_ratio(answer)
+        self.n_done += 1
         self.n_below_half += ratio <= 0.5
         self.n_above_twice += ratio >= 2
-        if self.n_above_twice > self.allowed:
+        if self.n_above_twice > self.allowed_misses:
             self.clear_excess = MAX_EXCESS
-        elif self.load.is_closed and self.n_below_half == self.done >= max(
+        elif self.load.is_closed and self.n_below_half == self.n_done >= max(
             MIN_CLEAR_ANSWERS, REQUESTS_PER_USER * self.load.level
         ):
             self.clear_excess = -MAX_EXCESS
-        elif self.done >= self.next_check and answer.scheduled - run.began > FILLING_SECONDS:
-            self.next_check = math.ceil(1.2 * self.done)  # the check takes time, too
+        elif self.n_done >= self.next_check and answer.scheduled - run.began > FILLING_SECONDS:
+            self.next_check = math.ceil(1.2 * self.n_done)  # the check takes time, too
             if run.is_saturated:
                 self.clear_excess = MAX_EXCESS
         return self.clear_excess is not None
 
     def excess(self, run: LoadRun) -> float:
-        """Return the excess of the run: the logarithm of the ratio to the limits that `share` of
-        its requests did not exceed.
+        """Return the excess of the run: the logarithm of the ratio to the limits that
+        `required_share` of its requests did not exceed.
         """
         if self.clear_excess is not None:
             return self.clear_excess
         if run.was_stopped or run.is_saturated:
             return MAX_EXCESS
         ratios = sorted(
-            self.rules.slo.worst_ratio(answer)
+            self.settings.slo.worst_ratio(answer)
             for answer in run.measured_answers
             if answer.ended is not None and not answer.cancelled
         )
         if not ratios:
             return MAX_EXCESS  # all requests were canceled
         return math.log(
-            max(1e-9, ratios[max(0, math.ceil(self.rules.required_share * len(ratios) - 1e-9) - 1)])
+            max(
+                1e-9,
+                ratios[max(0, math.ceil(self.settings.required_share * len(ratios) - 1e-9) - 1)],
+            )
         )
 
 
 async def find_max_load(
     session: ServerSession,
     kind: LoadKind,
-    rules: MaxLoadSettings,
+    settings: MaxLoadSettings,
     first: float | None,
     number: int,
     tick: Callable[[str], None],
@@ -270,4 +286,4 @@ async def find_max_load(
     `number`: number of the first prompt sequence. `tick` receives the name of each measurement.
     """
     levels = level_search.user_levels() if kind == "concurrency" else level_search.rate_levels()
-    return await _Search(session, kind, rules, levels, number, tick).search(first)
+    return await _MaxLoadSearch(session, kind, settings, levels, number, tick).search(first)

@@ -67,7 +67,7 @@ class ServerSession:
         length: LoadLength,
         number: int,
         *,
-        enough: StopCheck = lambda run, answer: False,
+        should_stop: StopCheck = lambda run, answer: False,
         tick: Callable[[], None] = lambda: None,
         may_fail: bool = False,
     ) -> LoadRun:
@@ -78,7 +78,7 @@ class ServerSession:
         """
         load = replace(load, seed=self.prompts.seed * 1_000_003 + number)
         run = await generate_load(
-            self.client.send, self.jobs(number), load, length, should_stop=enough, tick=tick
+            self.client.send, self.jobs(number), load, length, should_stop=should_stop, tick=tick
         )
         await asyncio.sleep(SETTLE_SECONDS)
         measured = run.measured_answers

@@ -51,13 +51,13 @@ class Places:
         length: LoadLength,
         number: int,
         *,
-        enough: StopCheck = lambda run, answer: False,
+        should_stop: StopCheck = lambda run, answer: False,
         may_fail: bool = False,
     ) -> LoadRun:
         self.free = asyncio.Semaphore(self.places)
         self.runs.append(load)
         return await generator.generate_load(
-            self.ask, repeat(LoadJob("x", 1)), load, length, should_stop=enough
+            self.ask, repeat(LoadJob("x", 1)), load, length, should_stop=should_stop
         )
 
 
