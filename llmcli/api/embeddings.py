@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.api.errors import ApiError, unknown_model
+from llmcli.api.errors import ApiError, context_length_error, unknown_model
 from llmcli.api.fields import Fields, json_type
 from llmcli.api.server_settings import ServerSettings
 from llmcli.runtime.binding.pooled_context import Vector
@@ -122,14 +122,8 @@ def encode_texts(texts_: list[EmbeddingInput], embedder: Embedder) -> list[list[
 
 
 def _too_long(index: int, words: str, count: int, embedder: Embedder) -> ApiError:
-    return ApiError(
-        f"input[{index}] has {words}; this model embeds at most {embedder.max_tokens}",
-        param=f"input[{index}]",
-        code="context_length_exceeded",
-        type="exceed_context_size_error",
-        n_prompt_tokens=count,
-        n_ctx=embedder.max_tokens,
-    )
+    message = f"input[{index}] has {words}; this model embeds at most {embedder.max_tokens}"
+    return context_length_error(message, count, embedder.max_tokens, param=f"input[{index}]")
 
 
 def shorten_vector(vector: Vector, size: int) -> Vector:

@@ -90,6 +90,20 @@ def unknown_model(name: str, names: tuple[str, ...]) -> ApiError:
     return ApiError(message, 404, param="model", code="model_not_found")
 
 
+def context_length_error(
+    message: str, n_prompt_tokens: int, n_ctx: int, param: str | None = None
+) -> ApiError:
+    """Return the error of a text that is longer than the context, in llama-server's fields."""
+    return ApiError(
+        message,
+        param=param,
+        code="context_length_exceeded",
+        type="exceed_context_size_error",
+        n_prompt_tokens=n_prompt_tokens,
+        n_ctx=n_ctx,
+    )
+
+
 def as_api_error(error: UserError) -> ApiError:
     """Return any UserError as an ApiError: what the engine, a template or a grammar refuses is a
     mistake of the request (400).

@@ -1,11 +1,12 @@
 """Facts about this machine from the operating system: cores, caches and memory. Unknown values are
 None.
+
+Cores and caches come from sysfs, because they depend on the CPUs that this process may use; psutil
+counts those of the machine.
 """
 
 import os
 import platform
-import re
-import subprocess
 from pathlib import Path
 
 from llmcli.hardware.memory_limits import group_free_bytes
@@ -17,8 +18,8 @@ def core_count() -> int:
     """Return the number of cores this process may use: physical ones if known, within its CPU
     affinity and a container's quota.
     """
-    pairs = {_core(cpu) for cpu in _allowed()}
-    return max(1, min(len(pairs), _quota() or len(pairs)))
+    count = _physical_cores()
+    return max(1, min(count, _quota() or count))
 
 
 def cpu_count() -> int:
@@ -69,33 +70,37 @@ def last_cache_bytes() -> int | None:
 
 
 def available_memory() -> int | None:
-    """Return the bytes available without swapping (Linux MemAvailable, macOS vm_stat), within a
-    container's limit.
-    """
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        return _vm_stat()
-    fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-    available = int(fields["MemAvailable"].split()[0]) * 1024
+    """Return the bytes available without swapping, within a container's limit."""
+    import psutil
+
+    try:
+        available: int = psutil.virtual_memory().available
+    except (OSError, psutil.Error):
+        return None
     limit = group_free_bytes()
     return available if limit is None else min(available, limit)
 
 
 def total_memory() -> int | None:
     """Return the bytes of this machine's memory."""
+    import psutil
+
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
+        total: int = psutil.virtual_memory().total
+    except (OSError, psutil.Error):
         return None
+    return total
 
 
 def resident_memory() -> int | None:
     """Return the resident bytes of this process, including shared libraries and mapped files."""
+    import psutil
+
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
+        resident: int = psutil.Process().memory_info().rss
+    except (OSError, psutil.Error):
         return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return resident
 
 
 def _stepping() -> str:
@@ -111,27 +116,20 @@ def _stepping() -> str:
     return f" ({'/'.join(fields[name] for name in names)})" if fields.keys() >= set(names) else ""
 
 
-def _vm_stat() -> int | None:
-    """Return macOS's free pages and reclaimable file pages, in bytes."""
-    try:
-        output = subprocess.run(["vm_stat"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    size = re.search(r"page size of (\d+) bytes", output)
-    pages = dict(re.findall(r"^Pages ([a-z]+): +(\d+)\.", output, re.MULTILINE))
-    if not size or "free" not in pages:
-        return None
-    return int(size[1]) * sum(
-        int(pages.get(kind, 0)) for kind in ("free", "inactive", "speculative", "purgeable")
-    )
-
-
 def _allowed() -> set[int]:
     return (
         os.sched_getaffinity(0)
         if hasattr(os, "sched_getaffinity")
         else set(range(os.cpu_count() or 1))
     )
+
+
+def _physical_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len({_core(cpu) for cpu in os.sched_getaffinity(0)})
+    import psutil
+
+    return psutil.cpu_count(logical=False) or os.cpu_count() or 1
 
 
 def _core(cpu: int) -> str:

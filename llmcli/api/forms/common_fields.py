@@ -5,7 +5,7 @@ limits, stop sequences, beams.
 from collections.abc import Mapping
 from typing import Any
 
-from llmcli.api.errors import ApiError
+from llmcli.api.errors import ApiError, context_length_error
 from llmcli.api.fields import Fields
 from llmcli.api.server_settings import ServerSettings
 from llmcli.errors import UserError
@@ -106,14 +106,10 @@ def context_tokens(runner: Runner, settings: ServerSettings) -> int:
 
 
 def _too_long(words: str, prompt: int, size: int) -> ApiError:
-    return ApiError(
-        f"the prompt has {words}; the context holds {size} tokens and must leave room for an "
-        "answer",
-        code="context_length_exceeded",
-        type="exceed_context_size_error",
-        n_prompt_tokens=prompt,
-        n_ctx=size,
+    message = (
+        f"the prompt has {words}; the context holds {size} tokens and must leave room for an answer"
     )
+    return context_length_error(message, prompt, size)
 
 
 def read_common_fields(
@@ -130,6 +126,20 @@ def read_common_fields(
         "allow_repetition": read_limit(fields, limits) is not None,
         "search": beams,
         **({"strategy": "beam"} if beams.beams > 1 else {}),
+    }
+
+
+def with_logprobs(
+    request_fields: Mapping[str, Any], runner: Runner, logprobs: bool, top_logprobs: int
+) -> dict[str, Any]:
+    """Return the common fields of a Request with the log-probabilities that its form reads, and
+    with the model's own strategy unless the request is a beam search.
+    """
+    return {
+        "strategy": runner.default_strategy(),
+        **request_fields,
+        "logprobs": logprobs,
+        "top_logprobs": top_logprobs,
     }
 
 

@@ -57,18 +57,12 @@ class ConversationForm(ApiForm):
             runner, settings, len(tokens), limit, self.samples_per_request
         )
         self.constraint = self.prompt.constraint
-        options = {
-            "strategy": runner.default_strategy(),
-            **options,
-            "logprobs": self.has_logprobs,
-            "top_logprobs": top,
-        }
         self.requests = (
             Request(
                 tokens,
                 max_tokens=max_tokens,
                 grammar_after=opened.closing if opened else "",
-                **options,
+                **common.with_logprobs(options, runner, self.has_logprobs, top),
             ),
         )
         self.check_requests()

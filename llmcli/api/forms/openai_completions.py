@@ -64,13 +64,7 @@ class CompletionsForm(ApiForm):
         schema = read_answer_schema(fields, "response_format")
         self.constraint = read_constraint(fields, schema)
         keeps = self.logprobs is not None or self.samples_per_request > self.n_choices
-        request_fields = {
-            "strategy": runner.default_strategy(),
-            **request_fields,
-            "logprobs": keeps,
-            "top_logprobs": self.logprobs or 0,
-            "score_prompt": self.scores_prompt,
-        }
+        request_fields = common.with_logprobs(request_fields, runner, keeps, self.logprobs or 0)
         default_limit = self.default_max_tokens if limit is None else limit
         self.requests = tuple(
             Request(
@@ -78,6 +72,7 @@ class CompletionsForm(ApiForm):
                 max_tokens=common.answer_budget(
                     runner, settings, len(tokens), default_limit, self.samples_per_request
                 ),
+                score_prompt=self.scores_prompt,
                 **request_fields,
             )
             for tokens in self._prompts()

@@ -73,18 +73,12 @@ class ResponsesForm(ApiForm):
         max_tokens = common.answer_budget(
             runner, settings, len(tokens), common.effective_limit(self.limit, settings)
         )
-        options = {
-            "strategy": runner.default_strategy(),
-            **options,
-            "logprobs": self.has_logprobs,
-            "top_logprobs": top,
-        }
         self.requests = (
             Request(
                 tokens,
                 max_tokens=max_tokens,
                 grammar_after=opened.closing if opened else "",
-                **options,
+                **common.with_logprobs(options, runner, self.has_logprobs, top),
             ),
         )
         self.check_requests()

@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Protocol
 
 from llmcli.strict_json import parse_strict_json
 
+SURROGATE_PATTERN = re.compile("[\ud800-\udfff]")
+
 ID_LETTERS = 24  # letters of an id; Mistral's templates want nine
 
 
@@ -224,3 +226,17 @@ def text_between(text: str, opening: str, closing: str, is_last: bool) -> tuple[
     if end >= 0:
         return text[len(opening) : end], end + len(closing)
     return (text[len(opening) :], len(text)) if is_last else None
+
+
+def encode_json_value(value: Any) -> str:
+    """Return JSON in which lone surrogates are escaped: two of them make a character, and alone
+    they are not valid UTF-8.
+    """
+    return SURROGATE_PATTERN.sub(
+        lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False)
+    )
+
+
+def escape_json(text: str) -> str:
+    """Return a text as the inside of a JSON string."""
+    return encode_json_value(text)[1:-1]

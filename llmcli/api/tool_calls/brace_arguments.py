@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from llmcli.api.tool_calls.base import ArgumentFormat
+from llmcli.api.tool_calls.base import ArgumentFormat, escape_json
 from llmcli.runtime.text.detokenizer import overlap_length
 from llmcli.strict_json import parse_strict_json
 
@@ -63,9 +63,9 @@ class BraceArgumentStream:
         end = text.find(self._quote, at)
         if end >= 0:
             self._in_string, self._expected = False, "colon" if self._expected == "key" else "comma"
-            return _escape(text[at:end]) + '"', end + len(self._quote)
+            return escape_json(text[at:end]) + '"', end + len(self._quote)
         end = max(at, len(text) - overlap_length(text, self._quote))
-        return _escape(text[at:end]), end
+        return escape_json(text[at:end]), end
 
     def _mark(self, text: str, at: int) -> tuple[str, int]:
         blank = BLANK_PATTERN.match(text, at)
@@ -133,7 +133,3 @@ def _json_value(word: str, text: bool) -> str:
         return json.dumps(word if text else parse_strict_json(word), ensure_ascii=False)
     except ValueError:
         return json.dumps(word, ensure_ascii=False)
-
-
-def _escape(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -12,7 +12,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
-from llmcli.api.tool_calls.base import ArgumentFormat
+from llmcli.api.tool_calls.base import ArgumentFormat, encode_json_value, escape_json
 from llmcli.runtime.text.detokenizer import overlap_length
 
 # A function's name and the sign that keywords, or no arguments, follow.
@@ -45,7 +45,6 @@ ESCAPED_LETTERS = {
     "v": "\v",
     "\n": "",
 }
-SURROGATE_PATTERN = re.compile("[\ud800-\udfff]")
 # JSON's words, which models write among Python's
 JSON_WORDS = {"true": True, "false": False, "null": None}
 
@@ -102,7 +101,7 @@ class KeywordArgumentStream:
                 match[1],
                 self._value,
             )
-            return f"{before}{_json(self._name)}: ", match.end()
+            return f"{before}{encode_json_value(self._name)}: ", match.end()
         self.is_complete = not PARTIAL_KEY_PATTERN.fullmatch(text, at)
         return "", at
 
@@ -127,18 +126,18 @@ class KeywordArgumentStream:
         match = IN_STRING_PATTERNS[self._quote].search(text, at)
         if match is None:
             end = max(at, len(text) - overlap_length(text, self._quote))
-            return _escape(text[at:end]), end
-        said, start = _escape(text[at : match.start()]), match.start()
+            return escape_json(text[at:end]), end
+        said, start = escape_json(text[at : match.start()]), match.start()
         if match[0] == self._quote:
             self._quote, self._step = "", self._after_string
             return said, match.end()
         if self._raw:
             end = start + 2
-            return (said, start) if end > len(text) else (said + _escape(text[start:end]), end)
+            return (said, start) if end > len(text) else (said + escape_json(text[start:end]), end)
         escape = ESCAPE_PATTERN.match(text, start)
         if escape is None or (PARTIAL_ESCAPE_PATTERN.fullmatch(text, start) and not over):
             return said, start
-        return said + _escape(_unescape(escape)), escape.end()
+        return said + escape_json(_unescape(escape)), escape.end()
 
     def _after_string(self, text: str, at: int, over: bool) -> tuple[str, int]:
         """Read what follows a string: another literal that continues it, or the next argument."""
@@ -178,7 +177,7 @@ class KeywordArgumentStream:
                     "".join([*self._pending, text[start:at]]).strip(), self._name in self._texts
                 )
                 self._pending, self._step = [], self._read_key
-                return _json(value), at + (sign == ",")
+                return encode_json_value(value), at + (sign == ",")
             else:
                 self._depth = max(0, self._depth + {"(": 1, "[": 1, "{": 1, ",": 0}.get(sign, -1))
                 at += 1
@@ -237,16 +236,3 @@ def _value(node: ast.expr) -> Any:
             if isinstance(literal, str | int | float | bool | None):
                 return literal
     raise ValueError(node)
-
-
-def _json(value: Any) -> str:
-    """Return JSON in which lone surrogates are escaped: two of them make a character, and alone
-    they are not valid UTF-8.
-    """
-    return SURROGATE_PATTERN.sub(
-        lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False)
-    )
-
-
-def _escape(text: str) -> str:
-    return _json(text)[1:-1]

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmcli.api.embeddings import MAX_TOKENS
-from llmcli.api.errors import ApiError, unknown_model
+from llmcli.api.errors import ApiError, context_length_error, unknown_model
 from llmcli.api.fields import Fields, json_type
 from llmcli.runtime.scoring.embedder import Embedder
 from llmcli.serve.http.exchange import cancel_on_disconnect, json_response, read_body
@@ -107,13 +107,9 @@ def encode_pairs(embedder: Embedder, query: str, texts: list[str]) -> list[list[
 
 
 def _too_long(index: int, words: str, count: int, embedder: Embedder) -> ApiError:
-    return ApiError(
-        f"document {index} and the query have {words}; this model ranks at most {embedder.max_tokens}",
-        code="context_length_exceeded",
-        type="exceed_context_size_error",
-        n_prompt_tokens=count,
-        n_ctx=embedder.max_tokens,
-    )
+    limit = embedder.max_tokens
+    message = f"document {index} and the query have {words}; this model ranks at most {limit}"
+    return context_length_error(message, count, limit)
 
 
 ROUTES = (Route("/v1/rerank", rerank, ("POST",), ("/rerank", "/v1/reranking", "/reranking")),)
