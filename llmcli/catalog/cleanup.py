@@ -52,8 +52,11 @@ def remove_model(ref: ModelRef, config: Config) -> list[RemovableItem]:
 def _one_type(ref: ModelRef, file_type: str, config: Config) -> list[RemovableItem]:
     folder = store.quantized_folder(config, ref.name, file_type)
     if not folder.is_dir():
-        raise _absent(ref)
-    return [*_beside(folder, config), _delete(folder, f"{ref.name} as {file_type}")]
+        raise _missing_error(ref)
+    return [
+        *_forget_remote_checkpoint(folder, config),
+        _delete(folder, f"{ref.name} as {file_type}"),
+    ]
 
 
 def _all(ref: ModelRef, config: Config) -> list[RemovableItem]:
@@ -62,10 +65,10 @@ def _all(ref: ModelRef, config: Config) -> list[RemovableItem]:
         store.model_folder(config, ref.full_name),
     )
     if manifest is None and not folder.is_dir():
-        raise _absent(ref)
+        raise _missing_error(ref)
     items = []
     if manifest and manifest.source.startswith("hub:"):
-        unshared = _only_mine(manifest, config)
+        unshared = _unshared_files(manifest, config)
         items.append(
             RemovableItem(
                 config.hub_cache,
@@ -78,7 +81,9 @@ def _all(ref: ModelRef, config: Config) -> list[RemovableItem]:
             RemovableItem(Path(manifest.path), 0, "your own file stays; only its record goes")
         )
     items += [
-        item for quantization in sorted(folder.glob("*/")) for item in _beside(quantization, config)
+        item
+        for quantization in sorted(folder.glob("*/"))
+        for item in _forget_remote_checkpoint(quantization, config)
     ]
     return [*items, _delete(folder, "what llmcli made from it" if items else ref.full_name)]
 
@@ -110,26 +115,30 @@ def _discard(item: RemovableItem, config: Config) -> None:
         folder.rmdir()
 
 
-def _absent(ref: ModelRef) -> UserError:
+def _missing_error(ref: ModelRef) -> UserError:
     return UserError(f"{ref.full_name} is not on this disk", hint="`llmcli list` shows what is")
 
 
-def _beside(place: Path, config: Config) -> list[RemovableItem]:
+def _forget_remote_checkpoint(folder: Path, config: Config) -> list[RemovableItem]:
     """Forget a quantization made from a remote checkpoint, and delete its unshared small files."""
-    manifest = store.read_manifest(place / "manifest.json")
+    manifest = store.read_manifest(folder / "manifest.json")
     if manifest is None or not (paths := remote_checkpoint.small_hub_files(config, manifest)):
         return []
     other_manifests = [
-        other for other in store.list_manifests(config) if other.name != manifest.name
+        other_manifest
+        for other_manifest in store.list_manifests(config)
+        if other_manifest.name != manifest.name
     ]
-    shared = {Path(file.path) for other in other_manifests for file in other.files}
+    shared = {
+        Path(file.path) for other_manifest in other_manifests for file in other_manifest.files
+    }
     shared |= {
         path
-        for other in other_manifests
-        for path in remote_checkpoint.small_hub_files(config, other)
+        for other_manifest in other_manifests
+        for path in remote_checkpoint.small_hub_files(config, other_manifest)
     }
     unshared = [path for path in paths if path not in shared]
-    (place / "manifest.json").unlink()
+    (folder / "manifest.json").unlink()
     reason = f"{len(unshared)} small files of {manifest.settings['from']} in the Hugging Face cache"
     return (
         [RemovableItem(config.hub_cache, hub.remove_files(config, unshared), reason)]
@@ -138,19 +147,19 @@ def _beside(place: Path, config: Config) -> list[RemovableItem]:
     )
 
 
-def _only_mine(manifest: Manifest, config: Config) -> list[Path]:
+def _unshared_files(manifest: Manifest, config: Config) -> list[Path]:
     shared = {
         file.path
-        for other in store.list_manifests(config)
-        if other.name != manifest.name
-        for file in other.files
+        for other_manifest in store.list_manifests(config)
+        if other_manifest.name != manifest.name
+        for file in other_manifest.files
     }
     return [Path(file.path) for file in manifest.files if file.path not in shared]
 
 
-def _delete(place: Path, why: str) -> RemovableItem:
-    item = RemovableItem(place, _bytes(place), why)
-    shutil.rmtree(place)
+def _delete(folder: Path, reason: str) -> RemovableItem:
+    item = RemovableItem(folder, _bytes(folder), reason)
+    shutil.rmtree(folder)
     return item
 
 
@@ -218,15 +227,15 @@ def _folders(config: Config) -> Iterator[RemovableItem]:
             store.models_folder(config) / ".locks" / f"{folder.name}.lock"
         ) as is_locked:
             if is_locked:
-                yield from _folder(folder)
+                yield from _folder_items(folder)
 
 
-def _folder(place: Path) -> Iterator[RemovableItem]:
+def _folder_items(folder: Path) -> Iterator[RemovableItem]:
     """Find what in a model's folder belongs to no complete model."""
-    needed = _kept(place)
-    for path in sorted(place.iterdir()):
+    needed = _needed_files(folder)
+    for path in sorted(folder.iterdir()):
         if path.is_dir():
-            needed_by_quantization = _kept(path)
+            needed_by_quantization = _needed_files(path)
             if not needed_by_quantization:
                 yield RemovableItem(path, _bytes(path), "unfinished quantization")
             else:
@@ -243,19 +252,19 @@ def _folder(place: Path) -> Iterator[RemovableItem]:
             )
 
 
-def _kept(place: Path) -> set[Path]:
-    manifest = store.read_manifest(place / "manifest.json")
+def _needed_files(folder: Path) -> set[Path]:
+    manifest = store.read_manifest(folder / "manifest.json")
     if manifest is None or not all(Path(file.path).is_file() for file in manifest.files):
         # A complete file with a missing or damaged record is adopted by the next `pull` or `run`.
-        return {path for path in place.glob("*.gguf") if _whole(path)}
+        return {path for path in folder.glob("*.gguf") if _is_complete(path)}
     files = [Path(file.path) for file in manifest.files]
     certificates = (
-        path for file in files for path in place.glob(f"{escape(file.stem)}.certificate.*")
+        path for file in files for path in folder.glob(f"{escape(file.stem)}.certificate.*")
     )
-    return {place / "manifest.json", *files, *certificates}
+    return {folder / "manifest.json", *files, *certificates}
 
 
-def _whole(path: Path) -> bool:
+def _is_complete(path: Path) -> bool:
     """Return whether a GGUF contains everything that its header describes."""
     try:
         read_header.read_header(path)

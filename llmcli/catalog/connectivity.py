@@ -37,8 +37,8 @@ def check_connectivity(config: Config) -> list[ConnectivityCheck]:
         ("the hub", urlsplit(config.hub_endpoint).netloc, partial(ping_hub, config)),
         ("pip's package index", "as pip is configured", wheel.ping_index),
     )
-    for what, where, ping in targets:
+    for name, host, ping in targets:
         start = time.perf_counter()
         problem = ping()
-        checks.append(ConnectivityCheck(what, where, (time.perf_counter() - start) * 1e3, problem))
+        checks.append(ConnectivityCheck(name, host, (time.perf_counter() - start) * 1e3, problem))
     return checks

@@ -211,7 +211,7 @@ def _bring(
             for blob in partials:
                 bar.describe(blob.name)
                 files[blob] = _download(spec, commit, blob, config, bar, watcher)
-    return tuple(_place(spec, commit, blob, files.get(blob), config) for blob in blobs)
+    return tuple(_link_file(spec, commit, blob, files.get(blob), config) for blob in blobs)
 
 
 def _genuine(repo: Path, blob: HubFile, watcher: ProgressDisplay) -> bool:
@@ -298,7 +298,7 @@ def _stream(url: str, headers: dict[str, str], file: AtomicWriter) -> None:
             file.write(chunk)
 
 
-def _place(
+def _link_file(
     spec: Spec, commit: str, blob: HubFile, file: VerifiedFile | None, config: Config
 ) -> VerifiedFile:
     """Let the library link the blob into the snapshot; return the file under its own name."""

@@ -28,7 +28,7 @@ def commands_by_word() -> dict[str, ReplCommand]:
 
 def run_command(chat: ChatSession, line: str) -> None:
     """Run a line that starts with a slash. Raises UserError that suggests a similar command."""
-    word, _, rest = line.strip().removeprefix("/").partition(" ")
+    word, _, argument = line.strip().removeprefix("/").partition(" ")
     command = commands_by_word().get(word.lower())
     if command is None:
         near = get_close_matches(word.lower(), commands_by_word(), 1)
@@ -37,4 +37,4 @@ def run_command(chat: ChatSession, line: str) -> None:
             f"no command called /{word}",
             hint=f"{hint} Begin a message that starts with a slash with two slashes.",
         )
-    command.run(chat, rest.strip())
+    command.run(chat, argument.strip())

@@ -60,9 +60,9 @@ class SessionLog(NoSessionLog):
         self._broken = self._half = False
         # the tree, turn count and position that a reader of the log has at this point
         self._tree: TurnTree | None = None
-        self._turns, self._place = 0, turn_records.build_position_record(TurnTree())
+        self._n_turns, self._position = 0, turn_records.build_position_record(TurnTree())
         # the constraint that a reader has; written again only when it changes
-        self._form: object = ...
+        self._constraint: object = ...
 
     def resume(self, conversation: Conversation) -> bool:
         """Continue the log at `path`, from which the conversation was read.
@@ -88,9 +88,11 @@ class SessionLog(NoSessionLog):
     def record_question(self, question: Mapping[str, Any]) -> None:
         self.record_unanswered()
         record = {
-            key: value for key, value in question.items() if key != "format" or value != self._form
+            key: value
+            for key, value in question.items()
+            if key != "format" or value != self._constraint
         }
-        self._form = question.get("format")
+        self._constraint = question.get("format")
         self._half = self._append(
             json.dumps(record, ensure_ascii=False, allow_nan=False).removesuffix("}")
         )
@@ -100,7 +102,7 @@ class SessionLog(NoSessionLog):
             dropped = sorted(conversation.tree.dropped)
             self._append(
                 _second_half(
-                    {**answer, **({"left": dropped} if dropped != self._place["left"] else {})}
+                    {**answer, **({"left": dropped} if dropped != self._position["left"] else {})}
                 )
             )
             self._half = False
@@ -116,9 +118,9 @@ class SessionLog(NoSessionLog):
         position = turn_records.build_position_record(tree)
         if tree is not self._tree:
             # A new session has nothing to record yet.
-            if tree.turns or self._turns or position != self._place:
+            if tree.turns or self._n_turns or position != self._position:
                 turns = [turn_records.build_turn_record(turn) for turn in tree.turns]
-                self._form = turn_records.build_constraint_record(conversation.constraint)
+                self._constraint = turn_records.build_constraint_record(conversation.constraint)
                 self._event(
                     {
                         "event": "tree",
@@ -129,12 +131,12 @@ class SessionLog(NoSessionLog):
                         "settings": conversation.sampling.as_dict(),
                         "predict": conversation.predict,
                         "on_full": conversation.on_full,
-                        "format": self._form,
+                        "format": self._constraint,
                     }
                 )
-        elif position != self._place or len(tree.turns) != self._turns:
-            turns = [turn_records.build_turn_record(turn) for turn in tree.turns[self._turns :]]
-            self._event({"event": "place", "first": self._turns + 1, "turns": turns, **position})
+        elif position != self._position or len(tree.turns) != self._n_turns:
+            turns = [turn_records.build_turn_record(turn) for turn in tree.turns[self._n_turns :]]
+            self._event({"event": "place", "first": self._n_turns + 1, "turns": turns, **position})
         self._remember(tree)
 
     def close(self) -> None:
@@ -144,7 +146,7 @@ class SessionLog(NoSessionLog):
             self._file = -1
 
     def _remember(self, tree: TurnTree) -> None:
-        self._tree, self._turns, self._place = (
+        self._tree, self._n_turns, self._position = (
             tree,
             len(tree.turns),
             turn_records.build_position_record(tree),

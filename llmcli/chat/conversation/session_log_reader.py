@@ -23,9 +23,8 @@ def read_log(path: Path) -> StoredConversation:
     """Read the conversation of a log. Raises OSError if the file cannot be read."""
     conversation = StoredConversation(TurnTree())
     *lines, tail = path.read_bytes().split(b"\n")
-    tree_numbers = {
-        0: 0
-    }  # turn numbers in the log -> in the tree; they differ after a damaged line
+    # turn numbers in the log -> in the tree; they differ after a damaged line
+    tree_numbers = {0: 0}
     for raw in lines:
         record = _object(raw)
         if record is None or not _apply(conversation, tree_numbers, record):
@@ -36,33 +35,33 @@ def read_log(path: Path) -> StoredConversation:
     return conversation
 
 
-def _half(held: StoredConversation, numbers: dict[int, int], raw: bytes) -> None:
+def _half(stored: StoredConversation, numbers: dict[int, int], raw: bytes) -> None:
     """Read the question from the first half of an incomplete line."""
     if (half := FIRST_HALF.match(raw)) and (record := _object(half[0] + b"}")):
         with contextlib.suppress(turn_records.DamagedRecord):
-            held.read_constraint(record)
-        _unanswered(held, numbers, record)
+            stored.read_constraint(record)
+        _unanswered(stored, numbers, record)
 
 
-def _apply(held: StoredConversation, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
+def _apply(stored: StoredConversation, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
     """Apply one line to the conversation; return False if it is invalid."""
     try:
-        held.read_constraint(record)
+        stored.read_constraint(record)
     except turn_records.DamagedRecord:
         return False
     event = record.get("event")
     if event == "unanswered" or (event is None and "parent" in record and "node" not in record):
-        return _unanswered(held, numbers, record)
-    held.pending_message = None
-    return _reply(held, numbers, record) if event is None else _moved(held, numbers, record)
+        return _unanswered(stored, numbers, record)
+    stored.pending_message = None
+    return _reply(stored, numbers, record) if event is None else _moved(stored, numbers, record)
 
 
-def _reply(held: StoredConversation, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
+def _reply(stored: StoredConversation, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
     """Add an answered question; return False if the record is invalid."""
     question, answer = record.get("prompt"), record.get("answer", record.get("text"))
     if not isinstance(question, str) or not isinstance(answer, str):
         return False
-    tree = held.tree
+    tree = stored.tree
     tree.move_to(_parent(tree, numbers, record))
     timing = record.get("timing")
     n_tokens = timing.get("generated_tokens") if isinstance(timing, dict) else 0
@@ -74,7 +73,7 @@ def _reply(held: StoredConversation, numbers: dict[int, int], record: Mapping[st
         tree.dropped = {
             numbers[turn] for turn in dropped if isinstance(turn, int) and turn in numbers
         }
-    _settings(held, record)
+    _settings(stored, record)
     return True
 
 
@@ -93,17 +92,17 @@ def _parent(tree: TurnTree, numbers: Mapping[int, int], record: Mapping[str, Any
 
 
 def _unanswered(
-    held: StoredConversation, numbers: Mapping[int, int], record: Mapping[str, Any]
+    stored: StoredConversation, numbers: Mapping[int, int], record: Mapping[str, Any]
 ) -> bool:
     """Record a question without an answer; return False if the record is invalid."""
     if not isinstance(record.get("prompt"), str):
         return False
-    held.tree.move_to(_parent(held.tree, numbers, record))
-    held.pending_message = record["prompt"]
+    stored.tree.move_to(_parent(stored.tree, numbers, record))
+    stored.pending_message = record["prompt"]
     return True
 
 
-def _moved(held: StoredConversation, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
+def _moved(stored: StoredConversation, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
     """Replace the tree, or add turns and change the position; return False if the record is
     invalid.
     """
@@ -118,7 +117,7 @@ def _moved(held: StoredConversation, numbers: dict[int, int], record: Mapping[st
         or not isinstance(first, int)
     ):
         return False
-    tree = TurnTree() if is_new_tree else held.tree
+    tree = TurnTree() if is_new_tree else stored.tree
     new_numbers = {0: 0} if is_new_tree else dict(numbers)
     count, position = len(tree.turns), dict(record)
     try:
@@ -138,23 +137,23 @@ def _moved(held: StoredConversation, numbers: dict[int, int], record: Mapping[st
     numbers.clear()
     numbers.update(new_numbers)
     if is_new_tree:
-        held.tree = tree
-        _settings(held, record)
+        stored.tree = tree
+        _settings(stored, record)
     return True
 
 
-def _settings(held: StoredConversation, record: Mapping[str, Any]) -> None:
+def _settings(stored: StoredConversation, record: Mapping[str, Any]) -> None:
     """Read the settings in effect at a turn; values of a wrong type are ignored."""
     model = record.get("model")
     if isinstance(model, dict) and isinstance(model.get("name"), str):
-        held.model = model["name"]
+        stored.model = model["name"]
     settings, system, predict, on_full = (
         record.get(key) for key in ("settings", "system", "predict", "on_full")
     )
-    held.settings = settings if isinstance(settings, dict) else {}
-    held.system = system if isinstance(system, str) else None
-    held.predict = predict if isinstance(predict, int) else None
-    held.on_full = on_full if isinstance(on_full, str) else ""
+    stored.settings = settings if isinstance(settings, dict) else {}
+    stored.system = system if isinstance(system, str) else None
+    stored.predict = predict if isinstance(predict, int) else None
+    stored.on_full = on_full if isinstance(on_full, str) else ""
 
 
 def _object(raw: bytes) -> dict[str, Any] | None:

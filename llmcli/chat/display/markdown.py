@@ -105,8 +105,8 @@ class MarkdownStream:
         ) + "\n"
 
     def _flush(self) -> str:
-        held, self._pending = "\n".join(self._pending).strip("\n"), []
-        return self._join_drawn(self._renderer.markdown(held)) if held else ""
+        text, self._pending = "\n".join(self._pending).strip("\n"), []
+        return self._join_drawn(self._renderer.markdown(text)) if text else ""
 
     def _join_drawn(self, drawn: str) -> str:
         gap, self._gap = self._gap and self._begun, False

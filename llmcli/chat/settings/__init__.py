@@ -18,11 +18,11 @@ def chat_settings() -> dict[str, ChatSetting]:
 
 def find_setting(name: str) -> ChatSetting:
     """Return the setting with this name or alias. Raises UserError that suggests a similar name."""
-    wanted = name.strip().lower().replace("-", "_")
+    typed_name = name.strip().lower().replace("-", "_")
     for setting in chat_settings().values():
-        if wanted == setting.name or wanted in setting.aliases:
+        if typed_name == setting.name or typed_name in setting.aliases:
             return setting
-    near = get_close_matches(wanted, chat_settings(), 1)
+    near = get_close_matches(typed_name, chat_settings(), 1)
     names = ", ".join(chat_settings())
     raise UserError(
         f"no setting called {name!r}",

@@ -22,7 +22,7 @@ def _word_setting(name: str, meaning: str, about: dict[str, str]) -> ChatSetting
         setattr(chat.display, name, parse_choice(name, about, value))
 
     def values(chat: ChatSession) -> Iterable[str]:
-        return [Completion(word, what) for word, what in about.items()]
+        return [Completion(word, description) for word, description in about.items()]
 
     show: Callable[[ChatSession], str] = lambda chat: str(getattr(chat.display, name))  # noqa: E731
     return ChatSetting(

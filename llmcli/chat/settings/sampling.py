@@ -23,10 +23,13 @@ def _chat_setting(setting: SamplingSetting) -> ChatSetting:
             return [Completion(default, f"default · {limits}")]
         descriptions = {show(chat): "current", default: "default"}
         bounds = ((limits.low, "minimum"), (limits.high, "maximum"))
-        for bound, what in bounds[limits.open_low :]:
+        for bound, description in bounds[limits.open_low :]:
             if abs(bound) <= MAX_SHOWN_LIMIT:
-                descriptions.setdefault(setting.format_value(bound), what)
-        return [Completion(value, f"{what} · {limits}") for value, what in descriptions.items()]
+                descriptions.setdefault(setting.format_value(bound), description)
+        return [
+            Completion(value, f"{description} · {limits}")
+            for value, description in descriptions.items()
+        ]
 
     return ChatSetting(
         setting.name,

@@ -7,8 +7,8 @@ from llmcli.runtime.speculation import NGRAM_DRAFT_MODES
 
 
 def _change(chat: ChatSession, value: str) -> None:
-    wanted = parse_choice("ngram_draft", NGRAM_DRAFT_MODES, value)
-    if not chat.runner.set_ngram_draft(wanted) and wanted == "on":
+    mode = parse_choice("ngram_draft", NGRAM_DRAFT_MODES, value)
+    if not chat.runner.set_ngram_draft(mode) and mode == "on":
         raise UserError(
             "this model was loaded without n-gram drafting, or drafting cannot pay off here",
             hint="leave, and start with --ngram-draft on",

@@ -20,8 +20,10 @@ def complete_line(chat: ChatSession, line: str) -> Iterator[tuple[int, str]]:
     elif not words or not (command := commands.commands_by_word().get(words[0].lower())):
         return
     elif command.line_completions:
-        _, _, rest = line.lstrip("/").partition(" ")
-        yield from ((-len(rest), completed) for completed in command.line_completions(chat, rest))
+        _, _, argument = line.lstrip("/").partition(" ")
+        yield from (
+            (-len(argument), completed) for completed in command.line_completions(chat, argument)
+        )
         return
     else:
         completions = list(
