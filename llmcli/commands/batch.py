@@ -80,17 +80,17 @@ def batch(
     from llmcli.batch.request_line import duplicate_ids
     from llmcli.model_loader import open_server_model
 
-    given = run.parse_run_flags(ctx)
-    ref, lines = run.choose_model_and_argument(ref, lines, given.model)
+    run_flags = run.parse_run_flags(ctx)
+    ref, lines = run.choose_model_and_argument(ref, lines, run_flags.model)
     if ref is None or lines is None or out is None:
         raise UsageError(
             "batch needs a model, an input file and an output file",
             hint="llmcli batch REF IN.jsonl -o OUT.jsonl",
         )
-    open_server_model.refuse_personal_flags(without_line_options(given))
+    open_server_model.refuse_personal_flags(without_line_options(run_flags))
     target = ray_run.parse_target(ray, replicas)
     out = _check_output(out.expanduser().absolute(), lines)
-    config, ui = start_command(json, given.offline)
+    config, ui = start_command(json, run_flags.offline)
     with open_input(lines, out.parent) as source:
         survey = source.survey()
         if survey.unended:
@@ -107,20 +107,20 @@ def batch(
             )
         slots = (
             min(MAX_PARALLEL, SEQUENCES_PER_ANSWER * parallel)
-            if given.options.reproducible
+            if run_flags.options.reproducible
             else parallel
         )
         if target:
-            request = ray_run.ClusterRequest(ref, given, config, ui, slots, parallel, skeleton)
+            request = ray_run.ClusterRequest(ref, run_flags, config, ui, slots, parallel, skeleton)
             result = ray_run.run_on_cluster(request, target, source, survey, out, force)
             _print_result(result, ui)
             return
         with open_server_model.open_server_model(
-            ref, without_line_options(given), config, ui, slots, max_gap_seconds=None
+            ref, without_line_options(run_flags), config, ui, slots, max_gap_seconds=None
         ) as hosted:
             result = run_batch(
                 hosted,
-                build_rules(hosted, given, skeleton),
+                build_rules(hosted, run_flags, skeleton),
                 source,
                 survey,
                 out,

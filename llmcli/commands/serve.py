@@ -152,9 +152,9 @@ def serve(
     from llmcli.serve.http import origin_guard
     from llmcli.serve.processes import parent_watch
 
-    given = run.parse_run_flags(ctx)
-    ref = _require_model(ref, given)
-    open_server_model.refuse_personal_flags(given)
+    run_flags = run.parse_run_flags(ctx)
+    ref = _require_model(ref, run_flags)
+    open_server_model.refuse_personal_flags(run_flags)
     keys = _read_keys(api_key or [], api_key_file or [], host)
     server.check_tls(ssl_key_file, ssl_cert_file)
     origins, host_names = (
@@ -163,14 +163,14 @@ def serve(
     )
     _check_pooling(pooling)
     if grpc_port is not None:
-        _check_grpc(in_other_process=bool(given.rpc or replicas or ray))
-    config, ui = start_command(json, given.offline)
+        _check_grpc(in_other_process=bool(run_flags.rpc or replicas or ray))
+    config, ui = start_command(json, run_flags.offline)
     if while_stdin:
         parent_watch.exit_with_parent(0)
     with server.open_listener(host, port) as socket:
         request = ServeRequest(
             ref,
-            given,
+            run_flags,
             config,
             ui,
             parallel,
@@ -195,7 +195,7 @@ def serve(
         )
         if replicas or ray:
             stopped = launch_processes.run_replicas(request, replicas or 1, ray, socket)
-        elif given.rpc:
+        elif run_flags.rpc:
             stopped = launch_processes.run_child(request, socket)
         else:
             with open_service(request) as (bridge, settings):

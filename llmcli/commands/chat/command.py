@@ -53,22 +53,22 @@ def chat(
     ] = None,
 ) -> None:
     """Chat with a model. Input from a pipe is read as one message per line."""
-    given = parse_run_flags(ctx)
-    ref = choose_model(ref, given.model)
-    if given.samples > 1:
+    run_flags = parse_run_flags(ctx)
+    ref = choose_model(ref, run_flags.model)
+    if run_flags.samples > 1:
         raise UsageError(
             "chat gives one answer at a time",
             hint="for several: llmcli run REF PROMPT --samples N",
         )
-    config, ui = start_command(offline=given.offline)
+    config, ui = start_command(offline=run_flags.offline)
     item = _find_session(resume, config) if resume else None
     if item and not ref and (ref := item.read_conversation().model):
         ui.note(
             f"{item.name}: resumed with {ref} (with another model: "
             f"llmcli chat REF --resume {item.name})"
         )
-    with _open_chat(ref or DEFAULT_MODEL, given, config, ui, is_chat=True) as talk:
-        is_complete = _converse(talk, _read_flags_prompt(given), given, item)
+    with _open_chat(ref or DEFAULT_MODEL, run_flags, config, ui, is_chat=True) as talk:
+        is_complete = _converse(talk, _read_flags_prompt(run_flags), run_flags, item)
     if not is_complete:
         raise typer.Exit(1)
 
@@ -93,35 +93,35 @@ def run(
 
     Without a prompt, on a terminal, opens the chat.
     """
-    given = parse_run_flags(ctx)
-    ref, text = choose_model_and_argument(ref, text, given.model)
+    run_flags = parse_run_flags(ctx)
+    ref, text = choose_model_and_argument(ref, text, run_flags.model)
     if ref is None:
         raise UsageError(
             "no model given", hint=f"llmcli run {DEFAULT_MODEL} 'Why is the sky blue?'"
         )
-    config, ui = start_command(json, given.offline)
-    prompt = _prompt(given, text)
-    if prompt is None and (json or skeleton or given.samples > 1):
+    config, ui = start_command(json, run_flags.offline)
+    prompt = _prompt(run_flags, text)
+    if prompt is None and (json or skeleton or run_flags.samples > 1):
         raise UserError(
             "no prompt given", hint="give one as PROMPT, with -p or -f, or through a pipe"
         )
-    if prompt is not None and given.logprobs and not json:
+    if prompt is not None and run_flags.logprobs and not json:
         raise UsageError("--logprobs needs --json", hint="add --json; in a chat, /probs shows them")
     if prompt is not None and not prompt.strip():
         raise UserError("the prompt is empty", hint=f"llmcli run {ref} 'Why is the sky blue?'")
     if prompt is not None and skeleton:
         from llmcli.batch.skeleton_run import answer_by_skeleton
 
-        result = answer_by_skeleton(ref, prompt, given, config, ui)
+        result = answer_by_skeleton(ref, prompt, run_flags, config, ui)
         if result is None:
             raise typer.Exit(130)
         _print_skeleton_result(result, ui)
         return
-    with _open_chat(ref, given, config, ui, logprobs=json, is_chat=prompt is None) as talk:
+    with _open_chat(ref, run_flags, config, ui, logprobs=json, is_chat=prompt is None) as talk:
         is_complete = (
-            _converse(talk, None, given)
+            _converse(talk, None, run_flags)
             if prompt is None
-            else _answer(talk, prompt, json, given.samples)
+            else _answer(talk, prompt, json, run_flags.samples)
         )
     if not is_complete:
         raise typer.Exit(1)

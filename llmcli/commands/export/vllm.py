@@ -94,31 +94,33 @@ def vllm(
     from llmcli.commands.command_context import start_command
     from llmcli.commands.export import original_weights
 
-    given = run.parse_run_flags(ctx)
-    if not (ref := run.choose_model(ref, given.model)):
+    run_flags = run.parse_run_flags(ctx)
+    if not (ref := run.choose_model(ref, run_flags.model)):
         raise UsageError("no model given", hint="llmcli export vllm qwen3:8b -o DIR")
-    _refuse_unsupported(given)
-    config, ui = start_command(json, given.offline)
+    _refuse_unsupported(run_flags)
+    config, ui = start_command(json, run_flags.offline)
     weights = original_weights.find_original_weights(ref, original, config, ui)
-    _check_shape(weights, given, tensor)
+    _check_shape(weights, run_flags, tensor)
     settings = {
         "model": weights.model,
         "revision": weights.revision or None,
         "served-model-name": name or weights.name,
-        "max-model-len": given.options.ctx_size or weights.context_length or None,
-        "kv-cache-dtype": CACHE_TYPES[given.options.cache_type_k],
+        "max-model-len": run_flags.options.ctx_size or weights.context_length or None,
+        "kv-cache-dtype": CACHE_TYPES[run_flags.options.cache_type_k],
         "max-num-seqs": parallel,
         "tensor-parallel-size": tensor if tensor > 1 else None,
         "pipeline-parallel-size": pipeline if pipeline > 1 else None,
-        **_sampling_settings(weights, given),
+        **_sampling_settings(weights, run_flags),
     }
     settings = {key: value for key, value in settings.items() if value is not None}
     template = (
-        text_input.read_template(given.chat_template) if given.chat_template else weights.template
+        text_input.read_template(run_flags.chat_template)
+        if run_flags.chat_template
+        else weights.template
     )
     if out is not None and template:
         settings["chat-template"] = TEMPLATE_FILE
-    for line in _build_notes(weights, given, bool(template) and out is None):
+    for line in _build_notes(weights, run_flags, bool(template) and out is None):
         ui.note(line)
     files = _write_files(out, settings, template) if out is not None else []
     command = ["sh", str(out / START_FILE)] if out is not None else build_command(settings)
