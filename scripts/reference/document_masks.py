@@ -40,7 +40,9 @@ MASKED_PLACES = tuple(
         # The name of the built-in text.
         (r"verified|^pareto ", r"(^|\.)answers\.text$"),
         (r"^eval ", r"^\.text$"),
-        (r" -md |--ngram-draft on", r"\.(output_bytes|drafted_tokens|accepted_tokens)$"),
+        (r" -md |--ngram-draft on", r"\.(drafted|accepted)_tokens$"),
+        # The output buffer grows with the longest pass, and measured times decide how long it is.
+        (r" -md |--ngram-draft on|--grammar| -jf? |^serve: kv$", r"\.output_bytes$"),
         (r"^sessions", r"\.bytes$"),
         (r"^doctor", r"^\.cpu\.load$|^\.folders\[\]\.(bytes|files)$"),
         (r"^plan ", r"\.max_ctx\.\w+$"),
@@ -97,7 +99,7 @@ def compare_values(entry: str, path: str, first: Any, second: Any) -> list[str]:
             for a, b in zip(first, second, strict=True)
             for line in compare_values(entry, f"{path}[]", a, b)
         ]
-    return [] if comparable(path, first) == comparable(path, second) else [line]
+    return [] if comparable(entry, path, first) == comparable(entry, path, second) else [line]
 
 
 def is_measured(entry: str, path: str) -> bool:
@@ -108,14 +110,18 @@ def is_measured(entry: str, path: str) -> bool:
 def is_masked(entry: str, path: str, value: Any) -> bool:
     """Return whether a value may differ: by its key, or as a measured number."""
     key = path.rpartition(".")[2].removesuffix("[]")
-    return bool(MASKED_KEYS.search(key)) or (
-        isinstance(value, float) and bool(re.search(MEASURED, entry))
-    )
+    if isinstance(value, str) and key == "error":  # a message; an error of figures is a number
+        return True
+    if isinstance(value, float) and re.search(MEASURED, entry):
+        return True
+    return bool(MASKED_KEYS.search(key))
 
 
-def comparable(path: str, value: Any) -> Any:
-    """Return a value without its random part where its key may have one."""
+def comparable(entry: str, path: str, value: Any) -> Any:
+    """Return a value without its random part where its key may have one, and SQL on one line."""
     key = path.rpartition(".")[2].removesuffix("[]")
+    if isinstance(value, str) and entry.endswith(".sqlite"):
+        return " ".join(value.split())
     if isinstance(value, str) and key in VARIABLE_TEXT_KEYS:
         return VARIABLE_TEXT.sub("*", value)
     return value
