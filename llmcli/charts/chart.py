@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Axis:
     """One axis: its title, which includes the unit, and its scale.
 
-    `log`: equal steps are equal factors. `from_zero` False: the axis begins near the smallest
+    `is_log`: equal steps are equal factors. `from_zero` False: the axis begins near the smallest
     value, as for ratios around 1; bars need an axis from zero.
     """
 
@@ -86,8 +86,8 @@ class NamedValue:
 class ChartRow:
     """One labeled row of a chart.
 
-    `span`: a range around the value (a deviation or an interval). `note`: text printed after the
-    row.
+    `value_range`: a range around the value (a deviation or an interval). `note`: text printed after
+    the row.
     """
 
     label: str
@@ -104,8 +104,8 @@ class ChartRow:
 
 @dataclass(frozen=True, slots=True)
 class RowChart:
-    """Rows over one common axis: stacked bars from 0, or one mark for each value if `dots` is
-    set.
+    """Rows over one common axis: stacked bars from 0, or one mark for each value if
+    `draws_marks` is set.
     """
 
     title: str

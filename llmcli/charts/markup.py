@@ -11,7 +11,9 @@ VOID_ELEMENTS = ("meta", "br", "hr")  # HTML elements without an end tag
 
 
 class Markup(str):
-    """Text that is already markup and is not escaped again. Only `element` and `join` create it."""
+    """Text that is already markup and is not escaped again. Only `build_element` and
+    `join_markup` create it.
+    """
 
     __slots__ = ()
 

@@ -54,7 +54,8 @@ def axis_limits(
     """Return the axis limits for values: from 0, or the smallest negative value, to a round number
     above the largest.
 
-    `log`: a fifth of a decade is added on both sides. `zero` False: round numbers on both sides.
+    `log`: a fifth of a decade is added on both sides. `from_zero` False: round numbers on both
+    sides.
     """
     numbers = list(values)
     if log:

@@ -10,8 +10,8 @@ WIDE_PIXELS, NARROW_PIXELS = 720, 340  # pixels
 def draw_chart(
     chart: Chart, width_pixels: float = WIDE_PIXELS, ident: str = "chart", css_class: str = ""
 ) -> Markup:
-    """Draw a chart `wide` pixels wide. `ident` must be unique on the page; `kind` is an additional
-    CSS class.
+    """Draw a chart `width_pixels` wide. `ident` must be unique on the page; `css_class` is an
+    additional class.
     """
     return (
         svg_plot.draw_plot(chart, width_pixels, ident, css_class)

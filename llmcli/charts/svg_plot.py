@@ -16,7 +16,7 @@ from llmcli.charts.svg_frame import (
 
 
 def draw_plot(plot: Plot, width_pixels: float, ident: str, css_class: str) -> Markup:
-    """Draw the plot as SVG, `wide` pixels wide."""
+    """Draw the plot as SVG, `width_pixels` wide."""
     points = [point for series in plot.series for point in series.points]
     pieces = [draw_text(shorten_to_width(plot.y.title, width_pixels), 0, 12, css_class="title")]
     legend_entries = [

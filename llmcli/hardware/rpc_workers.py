@@ -61,8 +61,8 @@ def add_workers(
 ) -> tuple[RpcWorker, ...]:
     """Register workers, so that models of this process use their devices, too.
 
-    `parts`: the proportions of the devices, instead of their free memory. Raises UserError if a
-    worker is not usable; none is registered then.
+    `proportions`: the parts of the model that the devices hold, instead of their free memory.
+    Raises UserError if a worker is not usable; none is registered then.
     """
     workers = tuple(
         probe_worker(worker) for worker in addresses if worker not in rpc.joined_workers()

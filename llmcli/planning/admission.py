@@ -23,9 +23,9 @@ PROCESS_BYTES = 256 << 20
 def check_memory(plan: RunPlan, fit_mode: str, note: Callable[[str], None]) -> RunPlan:
     """Return the plan itself if it fits, otherwise the nearest plan that fits, if it may be used.
 
-    With `fit` "on" any change may be made. Without it, only a context whose size was not requested
-    is shortened. "off" skips the check. `note` receives messages. Raises UserError with the nearest
-    settings that fit.
+    With `fit_mode` "on" any change may be made. Without it, only a context whose size was not
+    requested is shortened. "off" skips the check. `note` receives messages. Raises UserError with
+    the nearest settings that fit.
     """
     if fit_mode == "off" or _plenty(plan):
         return plan

@@ -2,7 +2,8 @@
 
 The interval is Welch's, on the logarithms of the rates, widened by the drift between the runs:
 whatever shifted one whole run is not visible in its samples. Runs that are minutes apart differ at
-least as much as consecutive repetitions, so that much is added for each run, and at least DRIFT.
+least as much as consecutive repetitions, so that much is added for each run, and at least
+MIN_DRIFT.
 """
 
 import json
@@ -26,7 +27,7 @@ MAX_FILE_BYTES = 1 << 26  # of a file with runs
 
 SavedRow = Mapping[str, Any]
 
-# llama-bench's fields. Two tests are the same if their TEST fields are; the MACHINE fields may only
+# llama-bench's fields. Two tests are the same if their TEST_FIELDS are; the MACHINE_FIELDS may only
 # differ with --anyway.
 TEST_FIELDS = ("n_prompt", "n_gen", "n_depth", "n_parallel", "sampling", "load", "mix", "shared")
 MACHINE_FIELDS = ("cpu_info", "gpu_info", "backends")

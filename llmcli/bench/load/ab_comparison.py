@@ -65,7 +65,8 @@ async def compare_servers(
     tick: Callable[[], None],
 ) -> ServerComparison:
     """Measure `turns` turns of each server; both servers of a turn get the same new prompts."""
-    coin, runs = random.Random(number), ([], [])  # type: tuple[random.Random, tuple[list[LoadRun], list[LoadRun]]]
+    coin = random.Random(number)
+    runs: tuple[list[LoadRun], list[LoadRun]] = ([], [])
     for turn in range(turns):
         for index in (0, 1) if coin.random() < 0.5 else (1, 0):
             runs[index].append(await sessions[index].run_load(load, length, number + turn))

@@ -82,7 +82,7 @@ class LoadRun:
     request was due. `ended`: when as many answers had ended as count (open loop: when the counted
     ones had ended). `lateness`: how late the client's event loop was, every HEARTBEAT_SECONDS.
     `cpu_seconds`: the client's CPU time, which shows whether the client itself was the limit.
-    `stopped`: the run was ended early.
+    `was_stopped`: the run was ended early.
     """
 
     load: Load

@@ -213,8 +213,8 @@ class _LevelStopCheck:
     """Decides after every answer whether the result of a level is already clear.
 
     `count`: requests that count. `clear_excess`: the result once it is clear, as an excess.
-    `n_done`: answers. `n_below_half`, `n_above_twice`: answers below half of the limits, above twice
-    the limits. `next_check`: number of answers at the next check for a growing queue.
+    `n_done`: answers. `n_below_half`, `n_above_twice`: answers below half of the limits,
+    above twice the limits. `next_check`: number of answers at the next check for a growing queue.
     """
 
     settings: MaxLoadSettings

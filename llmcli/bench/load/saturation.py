@@ -3,7 +3,7 @@ significantly.
 
 A long queue alone is no sign of overload; a growing queue together with growing times to first
 token is. Neighboring requests meet the same queue and are not independent, so the slopes are fitted
-to the means of BINS parts of the run, which nearly are. Both slopes must be above zero with
+to the means of N_BINS parts of the run, which nearly are. Both slopes must be above zero with
 CONFIDENCE.
 
 Source: guidellm's over-saturation test.

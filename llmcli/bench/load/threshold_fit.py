@@ -25,13 +25,15 @@ PRIOR_SLOPE = 0.85
 PRIOR_DISTANCE = 0.12
 NOISE_OF_SLOPE = 0.1
 MIN_SLOPE = 0.17
-# prior noise of one measurement (one sigma), known as if from NOISES measurements
+# prior noise of one measurement (one sigma), known as if from
+# PRIOR_NOISE_COUNT measurements
 PRIOR_NOISE, PRIOR_NOISE_COUNT = 0.08, 6
 FULL_WEIGHT_SIGMAS = 1.5  # sigmas within which a measurement has full weight
 # half of the interval in standard errors, so that it contains the true value in nine of ten cases
 # (tests/bench/load)
 INTERVAL_ERRORS = 2.2
-# REPEATS measurements of one level, CERTAIN standard errors away from zero, override the fits
+# MIN_REPEATS measurements of one level, CERTAIN_ERRORS standard errors away from zero, override the
+# fits
 CERTAIN_ERRORS, MIN_REPEATS = 3.5, 3
 WEIGHT_ITERATIONS = 8  # iterations of the weights
 
@@ -118,8 +120,8 @@ def _ordered(seen: Sequence[Observation]) -> list[Observation]:
 def fit_crossing(
     observations: Sequence[Observation], log_levels: Sequence[float], below: int, above: int
 ) -> Crossing:
-    """Return the crossing of the line through the measurements near the bracket. `x`: the logarithm
-    of each level.
+    """Return the crossing of the line through the measurements near the bracket.
+    `log_levels`: the logarithm of each level.
     """
     near = [
         (log_levels[measurement.level_index], measurement.clipped_excess)

@@ -9,7 +9,7 @@ from llmcli.charts.chart import Axis, ChartRow, NamedValue, ReferenceLine, RowCh
 
 @dataclass(frozen=True, slots=True)
 class SpeedRatio:
-    """A speed in units of another. `low` and `high` None: no interval. `words`: the verdict."""
+    """A speed in units of another. `low` and `high` None: no interval."""
 
     name: str
     ratio: float

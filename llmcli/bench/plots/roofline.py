@@ -35,8 +35,8 @@ BYTES_PER_GB = 1e9
 class RooflineTest:
     """A test on the roofline.
 
-    `each`: operations per token. `nbytes`: bytes read for one pass over the weights. `tokens`:
-    tokens computed by one pass.
+    `bytes_per_pass`: bytes read for one pass over the weights. `tokens_per_pass`: tokens computed by
+    one pass.
     """
 
     name: str
@@ -213,8 +213,8 @@ def _says(
         not test.is_prompt and test.bytes_per_pass <= cache for test in tests
     )
     cache_note = (
-        f" The data of a token may fit the last-level cache ({format_size(cache or 0)}): then more than"
-        " 100% is possible."
+        f" The data of a token may fit the last-level cache ({format_size(cache or 0)}): then more"
+        " than 100% is possible."
     )
     return ", ".join(sentences) + "." + (cache_note if fits_cache else "")
 

@@ -63,7 +63,7 @@ def machine_bandwidth(
 def bandwidth_share(
     header: ModelHeader, result: SpeedResult, bandwidth: float | None
 ) -> float | None:
-    """Return the share of the bandwidth `roof` (bytes per second) that a generation test used.
+    """Return the share of the `bandwidth` (bytes per second) that a generation test used.
 
     Returns None for prompts, which arithmetic limits, and if the bandwidth, the KV cache or the
     chosen experts are unknown, or a GPU computed.

@@ -121,7 +121,7 @@ def backend_names() -> str:
 
 
 def format_results(results: Sequence[SpeedResult], output_format: str) -> str:
-    """Format all results in one of the OUTPUT_FORMATS."""
+    """Format all results in one of bench's output formats."""
     rows = [build_row(result) for result in results]
     if output_format == "json":
         return format_json(rows)

@@ -222,8 +222,8 @@ def measure_test(
 ) -> SpeedResult:
     """Measure `repetitions` of one test after a warm-up.
 
-    `depths`: the KV state of an earlier test's depth, reused for an equal depth. `tick`: called
-    before each repetition with its number.
+    `depths`: the KV state of an earlier test's depth, reused for an equal depth.
+    `on_repetition`: called before each repetition with its number.
     """
     began = format_current_time()
     samples = []

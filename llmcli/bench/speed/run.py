@@ -22,8 +22,8 @@ class SpeedSettings:
     """How tests are measured.
 
     `is_sweep`: the tests are compared with each other, so all are measured in every round, and
-    unsupported tests are left out. `sampling`: also measure generation with the sampler chain.
-    `bandwidth`: the machine's memory bandwidth in bytes per second, None: unknown.
+    unsupported tests are left out. `with_sampling`: also measure generation with the sampler
+    chain. `bandwidth`: the machine's memory bandwidth in bytes per second, None: unknown.
     """
 
     repetitions: int = 5

@@ -17,8 +17,8 @@ from quant.registry import collect
 class PromptMix(Protocol):
     """A generator of text in units: words or lines.
 
-    The token counts of two prompts of `probe_units` units give the tokens per unit; `guess` is used
-    if the server does not count tokens.
+    The token counts of two prompts of `probe_units` units give the tokens per unit;
+    `default_unit_tokens` is used if the server does not count tokens.
     """
 
     name: str
@@ -44,8 +44,8 @@ class RequestLengths:
 
 @dataclass(frozen=True, slots=True)
 class UnitTokens:
-    """Tokens of a prompt as a linear function of its units: `base` for the template, `each` per
-    unit.
+    """Tokens of a prompt as a linear function of its units: those of the template, and
+    those of each unit.
     """
 
     template_tokens: float
