@@ -202,7 +202,9 @@ def test_an_embedding_that_is_the_head_costs_what_its_types_are_measured_to(
         found, unread = work.sensitivities(parts)[name], work.sensitivities([])[name]
         for kind in probes.LEGACY_TYPES:
             sensitivity.write_codes([work.step(name, kind)], stage, 1)
-            assert found.loss(kind) == pytest.approx(stage.divergence().mean() + found.input_kld(kind))
+            assert found.loss(kind) == pytest.approx(
+                stage.divergence().mean() + found.input_kld(kind)
+            )
         # Where nothing was read with it, half is the error of words that are looked up: the head's
         # moments show none.
         assert found.kld and unread.errors["Q5_0"] / unread.probe_error == pytest.approx(

@@ -1,5 +1,4 @@
-"""Importance matrices are read as by llama.cpp, and quantizing with them gives llama.cpp's bytes.
-"""
+"""Importance matrices are read as by llama.cpp, and quantizing with them gives llama.cpp's bytes."""
 
 import os
 import struct
@@ -14,8 +13,8 @@ from quant.calibration import imatrix
 from quant.errors import UserError
 from quant.model_file import read_header
 from quant.quantize import pipeline
-from quant.quantize import plan as plan_module
-from quant.quantize import write as quantize
+from quant.quantize.plan import plan_quantization
+from quant.quantize.write import open_gguf, write_model
 from quant.recipes import file_types, tensor_types
 from quant.recipes.tensor_types import TypeOverrides
 from tests.quant import upstream
@@ -54,8 +53,8 @@ def assert_equal(
         source, theirs, file_types.FILE_TYPES[kind].number, Settings(importance)
     )
     weights = imatrix.load_imatrix(write_gguf(folder / "imatrix.gguf", sums))
-    quantize.write_model(
-        plan_module.plan_quantization(quantize.open_gguf(source), kind, wishes, weights),
+    write_model(
+        plan_quantization(open_gguf(source), kind, wishes, weights),
         ours,
         threads=2,
     )
@@ -81,9 +80,9 @@ def test_each_expert_has_its_vector_and_an_unseen_one_has_ones(
 def test_types_of_few_bits_are_refused_without_an_imatrix_before_anything_is_written(
     kind, models, tmp_path
 ) -> None:
-    source = quantize.open_gguf(models("one"))
+    source = open_gguf(models("one"))
     with pytest.raises(UserError, match=f"{kind} needs an importance matrix") as caught:
-        plan_module.plan_quantization(source, kind)
+        plan_quantization(source, kind)
     assert "--imatrix" in caught.value.hint
     assert not upstream.quantize(
         models("one"), tmp_path / "x.gguf", file_types.FILE_TYPES[kind].number
@@ -108,8 +107,8 @@ def test_slabs_and_threads_do_not_change_the_bytes(models, tmp_path: Path, monke
     weights = imatrix.load_imatrix(write_gguf(tmp_path / "imatrix.gguf", sums))
     for name, slab, threads in (("a", 1 << 24, 1), ("b", 700, 3)):
         monkeypatch.setattr(pipeline, "SLAB_VALUES", slab)
-        plan = plan_module.plan_quantization(quantize.open_gguf(source), "Q4_K_M", imatrix=weights)
-        quantize.write_model(plan, tmp_path / name, threads=threads)
+        plan = plan_quantization(open_gguf(source), "Q4_K_M", imatrix=weights)
+        write_model(plan, tmp_path / name, threads=threads)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
@@ -137,8 +136,8 @@ def test_the_new_file_says_what_steered_it_as_llama_quantize_does(
     sums = collected(models("one"))
     weights = imatrix.load_imatrix(write(tmp_path / f"imatrix.{form}", sums))
     out = tmp_path / "out.gguf"
-    quantize.write_model(
-        plan_module.plan_quantization(quantize.open_gguf(models("one")), "Q4_0", imatrix=weights),
+    write_model(
+        plan_quantization(open_gguf(models("one")), "Q4_0", imatrix=weights),
         out,
         threads=1,
     )
@@ -165,29 +164,21 @@ def test_the_oldest_files_end_behind_the_last_entry(models, tmp_path: Path) -> N
 
 
 def test_another_imatrix_makes_the_file_anew_and_the_same_does_not(models, tmp_path: Path) -> None:
-    source, out = quantize.open_gguf(models("one")), tmp_path / "out.gguf"
+    source, out = open_gguf(models("one")), tmp_path / "out.gguf"
     first = imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", collected(models("one"))))
     second = imatrix.load_imatrix(write_gguf(tmp_path / "b.gguf", collected(models("one"), seed=4)))
-    assert not quantize.write_model(
-        plan_module.plan_quantization(source, "Q4_0", imatrix=first), out
-    ).already_finished
-    assert quantize.write_model(
-        plan_module.plan_quantization(source, "Q4_0", imatrix=first), out
-    ).already_finished
-    assert not quantize.write_model(
-        plan_module.plan_quantization(source, "Q4_0", imatrix=second), out
-    ).already_finished
-    assert not quantize.write_model(
-        plan_module.plan_quantization(source, "Q4_0"), out
-    ).already_finished
+    assert not write_model(plan_quantization(source, "Q4_0", imatrix=first), out).already_finished
+    assert write_model(plan_quantization(source, "Q4_0", imatrix=first), out).already_finished
+    assert not write_model(plan_quantization(source, "Q4_0", imatrix=second), out).already_finished
+    assert not write_model(plan_quantization(source, "Q4_0"), out).already_finished
 
 
 def test_a_vector_of_another_length_is_refused_by_name_but_the_embeddings_is_passed_over(
     models, tmp_path
 ) -> None:
-    source, sums = quantize.open_gguf(models("one")), collected(models("one"))
+    source, sums = open_gguf(models("one")), collected(models("one"))
     sums["token_embd.weight"] = Sums(np.ones((1, 5), np.float32), np.ones(1))
-    plan = plan_module.plan_quantization(
+    plan = plan_quantization(
         source, "Q4_0", imatrix=imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", sums))
     )
     assert plan.tensors_without_importance == ("token_embd.weight",)
@@ -198,21 +189,21 @@ def test_a_vector_of_another_length_is_refused_by_name_but_the_embeddings_is_pas
         UserError,
         match=r"blk\.0\.ffn_up\.weight has 77 values, the tensor needs 256; .*output\.weight",
     ):
-        plan_module.plan_quantization(source, "Q4_0", imatrix=weights)
+        plan_quantization(source, "Q4_0", imatrix=weights)
 
 
 def test_a_tensor_it_does_not_speak_of_is_told_or_where_it_would_be_noise_refused(
     models, tmp_path: Path
 ) -> None:
-    source, sums = quantize.open_gguf(models("one")), collected(models("one"))
+    source, sums = open_gguf(models("one")), collected(models("one"))
     del sums["blk.0.ffn_gate.weight"]
     weights = imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", sums))
-    plan = plan_module.plan_quantization(source, "Q4_K_M", imatrix=weights)
+    plan = plan_quantization(source, "Q4_K_M", imatrix=weights)
     assert set(plan.tensors_without_importance) == {"token_embd.weight", "blk.0.ffn_gate.weight"}
     with pytest.raises(
         UserError, match=r"has no data for 1 tensors .*blk\.0\.ffn_gate\.weight \(IQ2_XXS\)"
     ):
-        plan_module.plan_quantization(source, "IQ2_XXS", imatrix=weights)
+        plan_quantization(source, "IQ2_XXS", imatrix=weights)
 
 
 def damaged(folder: Path, sums: dict[str, Sums]) -> dict[str, bytes]:
@@ -270,10 +261,10 @@ def test_texts_in_the_new_file_are_whole_characters_whatever_the_names(
             folder / f"{name}.gguf"
         )
         out = tmp_path / "out.gguf"
-        plan = plan_module.plan_quantization(
-            quantize.open_gguf(models("one")), "Q4_0", imatrix=imatrix.load_imatrix(path)
+        plan = plan_quantization(
+            open_gguf(models("one")), "Q4_0", imatrix=imatrix.load_imatrix(path)
         )
-        quantize.write_model(plan, out, force=True)
+        write_model(plan, out, force=True)
         told = gguf.GGUFReader(out).fields["quantize.imatrix.file"].contents()
         assert str(path).encode("utf-8", "ignore").startswith(told.encode())
         assert 120 < len(told.encode()) <= 127
@@ -312,8 +303,8 @@ def test_a_vector_of_zeros_is_no_crash(kind: str, models, tmp_path: Path) -> Non
         for name, found in collected(models("one")).items()
     }
     weights = imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", sums))
-    plan = plan_module.plan_quantization(
-        quantize.open_gguf(models("one")), "Q4_K_M", TypeOverrides((f"ffn_up={kind}",)), weights
+    plan = plan_quantization(
+        open_gguf(models("one")), "Q4_K_M", TypeOverrides((f"ffn_up={kind}",)), weights
     )
-    assert quantize.write_model(plan, tmp_path / "out.gguf", threads=1).type_summaries
+    assert write_model(plan, tmp_path / "out.gguf", threads=1).type_summaries
     assert read_header.read_header(tmp_path / "out.gguf").tensors

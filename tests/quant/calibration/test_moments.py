@@ -1,5 +1,4 @@
-"""The file of second moments: a round trip, shared inputs stored once, and no trust in its content.
-"""
+"""The file of second moments: a round trip, shared inputs stored once, and no trust in its content."""
 
 import struct
 from pathlib import Path

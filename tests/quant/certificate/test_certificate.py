@@ -28,8 +28,8 @@ from quant.errors import UserError
 from quant.gguf.header import TensorInfo
 from quant.json_dataclasses import parse_json
 from quant.model_file import read_header
-from quant.quantize import plan as plan_module
-from quant.quantize import write as quantize
+from quant.quantize.plan import plan_quantization
+from quant.quantize.write import is_finished, open_gguf, write_model
 from tests.quant import tiny_gguf
 
 FIGURE = CertifiedEstimate(1.5, 0.25)
@@ -52,8 +52,8 @@ def file(made: Path, tmp_path: Path) -> Path:
 
 
 def write(source: Path, out: Path, kind: str = "Q4_K_M", most: int = 0) -> Path:
-    plan = plan_module.plan_quantization(quantize.open_gguf(source), kind, max_shard_bytes=most)
-    quantize.write_model(plan, out, threads=1)
+    plan = plan_quantization(open_gguf(source), kind, max_shard_bytes=most)
+    write_model(plan, out, threads=1)
     return plan.files(out)[0]
 
 
@@ -137,12 +137,10 @@ def test_a_second_one_takes_the_place_of_the_first(file: Path) -> None:
 
 
 def test_a_certified_file_is_recognised_and_is_the_same_source(source: Path, file: Path) -> None:
-    before = quantize.open_gguf(file).fingerprint
+    before = open_gguf(file).fingerprint
     embed.embed_certificate(file, certified(file))
-    assert quantize.is_finished(
-        plan_module.plan_quantization(quantize.open_gguf(source), "Q4_K_M"), file
-    )
-    assert quantize.open_gguf(file).fingerprint == before
+    assert is_finished(plan_quantization(open_gguf(source), "Q4_K_M"), file)
+    assert open_gguf(file).fingerprint == before
 
 
 def test_what_is_made_of_a_certified_file_carries_no_certificate(
@@ -380,9 +378,7 @@ def test_errors_are_those_of_numpy_in_float64(source: Path, made: Path, tmp_path
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    plan = plan_module.plan_quantization(
-        quantize.open_gguf(source), "Q4_K_M", imatrix=load_imatrix(matrix)
-    )
+    plan = plan_quantization(open_gguf(source), "Q4_K_M", imatrix=load_imatrix(matrix))
     originals = {
         one.weight.name: OriginalTensor(one.weight, one.statistics.importance) for one in plan.steps
     }

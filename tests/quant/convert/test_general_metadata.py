@@ -1,5 +1,4 @@
-"""The general keys of a converted file: llama.cpp's order and names, from an untrusted model card.
-"""
+"""The general keys of a converted file: llama.cpp's order and names, from an untrusted model card."""
 
 import json
 import shutil

@@ -14,9 +14,8 @@ from quant.folds.folded_statistics import fold_statistics
 from quant.folds.loss import ReaderTensor
 from quant.formats import activation_rounding
 from quant.native import ggml
-from quant.quantize import plan as plan_module
-from quant.quantize import plan as planning
 from quant.quantize import write
+from quant.quantize.plan import Plan, plan_quantization
 from quant.source.source import Source
 from tests.quant import tiny_gguf
 
@@ -48,7 +47,7 @@ def imatrix(source: Source, tmp_path: Path) -> Imatrix:
     return Imatrix(path, "digest", entries, "", 1)
 
 
-def made(plan: planning.Plan, out: Path) -> Source:
+def made(plan: Plan, out: Path) -> Source:
     write.write_model(plan, out, threads=1)
     return write.open_gguf(out)
 
@@ -75,7 +74,7 @@ def error(source: Source, finished: Source, imatrix: Imatrix, role: str) -> floa
 def test_the_finished_file_has_less_error_and_the_same_size(
     file_type: str, method: str, source: Source, imatrix: Imatrix, tmp_path: Path
 ) -> None:
-    plan = plan_module.plan_quantization(source, file_type, imatrix=imatrix, method=method)
+    plan = plan_quantization(source, file_type, imatrix=imatrix, method=method)
     found = choose.choose_folds(plan, ("awq",), 1)
     folded = folded_plan.fold_plan(plan, [one.fold for one in found if one.fold], "awq")
     plain, better = made(plan, tmp_path / "plain.gguf"), made(folded, tmp_path / "better.gguf")
@@ -91,9 +90,7 @@ def test_channels_that_nothing_enters_do_not_hide_the_others(
     for entry in imatrix.entries.values():
         sums[entry.offset // 4 : entry.offset // 4 + entry.count : 5] = 0
     sums.tofile(imatrix.path)
-    found = choose.choose_folds(
-        plan_module.plan_quantization(source, "Q4_K_M", imatrix=imatrix), ("awq",), 1
-    )
+    found = choose.choose_folds(plan_quantization(source, "Q4_K_M", imatrix=imatrix), ("awq",), 1)
     fold = next(one.fold for one in found if one.site.name == "blk.0.attn_norm")
     assert fold and fold.factors is not None
     assert fold.factors[~dead].max() > 1.5 * fold.factors[~dead].min()
@@ -103,7 +100,7 @@ def test_channels_that_nothing_enters_do_not_hide_the_others(
 def test_a_loss_is_that_of_rounded_weights_and_rounded_inputs(
     source: Source, imatrix: Imatrix
 ) -> None:
-    plan = plan_module.plan_quantization(source, "Q4_0", imatrix=imatrix)
+    plan = plan_quantization(source, "Q4_0", imatrix=imatrix)
     step = next(step for step in plan.steps if step.weight.name == "blk.0.attn_output.weight")
     means = imatrix.entries[step.weight.name].mean_squares(0, 1, HIDDEN)[0]
     rows = values(source, "attn_output")[:: HIDDEN // 64].astype(np.float32)
@@ -133,9 +130,7 @@ def test_second_moments_weigh_the_loss_and_follow_a_fold(source: Source, imatrix
         def input_of(self, asked: str) -> "Known | None":
             return self if asked == name else None
 
-    plan = replace(
-        plan_module.plan_quantization(source, "Q4_K_M", imatrix=imatrix), moments=Known()
-    )
+    plan = replace(plan_quantization(source, "Q4_K_M", imatrix=imatrix), moments=Known())
     step = choose._FoldSearch(plan, ("awq",)).steps[name]
     changes = np.random.default_rng(4).normal(size=(8, HIDDEN)).astype(np.float32)
     measured = np.square(changes @ random.T).mean(1).sum()
@@ -159,7 +154,7 @@ def test_the_largest_square_of_a_block_is_expected_as_it_is_drawn(size: int) -> 
 
 
 def test_dealt_channels_share_the_highest_scores_out(source: Source, imatrix: Imatrix) -> None:
-    plan = plan_module.plan_quantization(source, "Q2_K", imatrix=imatrix)
+    plan = plan_quantization(source, "Q2_K", imatrix=imatrix)
     found = {one.site.name: one for one in choose.choose_folds(plan, ("deal",), 1)}
     order = choose._interleaved_order(
         found["blk.0.ffn_down"].site,
@@ -180,7 +175,7 @@ def test_the_same_plan_gets_the_same_folds_and_its_file_is_recognised(
     source: Source, imatrix: Imatrix, tmp_path: Path
 ) -> None:
     plan, out = (
-        plan_module.plan_quantization(source, "Q4_0", imatrix=imatrix),
+        plan_quantization(source, "Q4_0", imatrix=imatrix),
         tmp_path / "out.gguf",
     )
     chosen = [
@@ -201,11 +196,9 @@ def test_the_same_plan_gets_the_same_folds_and_its_file_is_recognised(
 def test_codes_that_are_kept_are_not_folded(
     source: Source, imatrix: Imatrix, tmp_path: Path
 ) -> None:
-    kept = made(plan_module.plan_quantization(source, "Q8_0"), tmp_path / "kept.gguf")
+    kept = made(plan_quantization(source, "Q8_0"), tmp_path / "kept.gguf")
     assert (
-        choose.choose_folds(
-            plan_module.plan_quantization(kept, "Q8_0", imatrix=imatrix), ("awq", "deal"), 1
-        )
+        choose.choose_folds(plan_quantization(kept, "Q8_0", imatrix=imatrix), ("awq", "deal"), 1)
         == ()
     )
 
@@ -218,4 +211,4 @@ def test_folds_are_named_or_refused(source: Source) -> None:
     with pytest.raises(UserError, match="unknown fold 'awk'"):
         choose.parse_fold_kinds("awk")
     with pytest.raises(UserError, match="this plan has none"):
-        choose.choose_folds(plan_module.plan_quantization(source, "Q4_K_M"), ("awq",), 1)
+        choose.choose_folds(plan_quantization(source, "Q4_K_M"), ("awq",), 1)

@@ -10,7 +10,7 @@ import pytest
 from quant import folds
 from quant.errors import UserError
 from quant.quantize import plan
-from quant.quantize import write as quantize
+from quant.quantize.write import open_gguf, write_model
 from quant.source.source import Source
 from tests.quant import families, tiny_gguf
 
@@ -164,9 +164,9 @@ def test_every_architecture_of_the_table_has_a_graph() -> None:
 )
 def test_folds_leave_logits_as_they_are(graph: Graph, tmp_path: Path) -> None:
     path = graph.write(tmp_path / "model.gguf")
-    source, out = quantize.open_gguf(path), tmp_path / "folded.gguf"
+    source, out = open_gguf(path), tmp_path / "folded.gguf"
     assert {site.kind for site in folds.find_sites(source)} | missing(graph) == KINDS
-    quantize.write_model(
+    write_model(
         plan.plan_quantization(folds.fold_source(source, everything(source)), "F32"), out, threads=1
     )
     assert families.nmse(logits(out), logits(path)) < 1e-6
@@ -228,7 +228,7 @@ def logits(path: Path) -> np.ndarray:
 
 
 def test_every_channel_and_every_tensor_of_a_tied_model_changes(tmp_path: Path) -> None:
-    source = quantize.open_gguf(Graph("llama", tied=True).write(tmp_path / "model.gguf"))
+    source = open_gguf(Graph("llama", tied=True).write(tmp_path / "model.gguf"))
     folded = folds.fold_source(source, folds.randomize(source, 1))
     assert folded.fingerprint == source.fingerprint and folded.fold_digest == folds.digest_folds(
         folds.randomize(source, 1)
@@ -245,7 +245,7 @@ def test_every_channel_and_every_tensor_of_a_tied_model_changes(tmp_path: Path) 
 def test_rows_are_the_same_however_they_are_asked_for(
     first: int, last: int, tmp_path: Path
 ) -> None:
-    source = quantize.open_gguf(Graph("llama", experts=4).write(tmp_path / "model.gguf"))
+    source = open_gguf(Graph("llama", experts=4).write(tmp_path / "model.gguf"))
     folded = folds.fold_source(source, everything(source))
     for weight in folded.weights:
         rows = slice(min(first, weight.rows - 1), min(last, weight.rows))
@@ -253,7 +253,7 @@ def test_rows_are_the_same_however_they_are_asked_for(
 
 
 def test_what_enters_a_tensor_follows_its_folds(tmp_path: Path) -> None:
-    source = quantize.open_gguf(Graph("llama").write(tmp_path / "model.gguf"))
+    source = open_gguf(Graph("llama").write(tmp_path / "model.gguf"))
     edit = folds.combine_folds(everything(source))["blk.1.ffn_down.weight"]
     inputs = np.random.default_rng(3).normal(size=(50, FF)).astype(np.float32)
     assert edit.column_factors is not None and edit.column_order is not None
@@ -265,7 +265,7 @@ def test_what_enters_a_tensor_follows_its_folds(tmp_path: Path) -> None:
 
 
 def test_an_architecture_that_is_not_in_the_table_is_refused_by_name(tmp_path: Path) -> None:
-    source = quantize.open_gguf(tiny_gguf.mamba(tmp_path / "model.gguf"))
+    source = open_gguf(tiny_gguf.mamba(tmp_path / "model.gguf"))
     with pytest.raises(UserError, match="mamba") as told:
         folds.find_sites(source)
     assert "qwen3moe" in told.value.hint
@@ -281,5 +281,5 @@ def test_a_block_with_an_unknown_tensor_stays_and_with_it_what_everything_hangs_
         layers=2,
         extra={"blk.1.attn_extra.weight": (4, 64)},
     )
-    found = folds.find_sites(quantize.open_gguf(path))
+    found = folds.find_sites(open_gguf(path))
     assert {site.name.split(".")[1] for site in found} == {"0"}

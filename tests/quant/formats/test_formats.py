@@ -162,7 +162,7 @@ def every_code(known: BlockFormat, fields: BlockFields) -> np.ndarray:
 def test_no_other_code_is_nearer(name: str) -> None:
     known, numbers = FORMATS[name], values(name)
     fields = known.fit(numbers)
-    codes = known.code(numbers, fields)
+    codes = known.nearest_codes(numbers, fields)
     found = known.value(replace(fields, codes=codes))
     errors = np.abs(every_code(known, fields).astype(np.float64) - numbers)
     slack = 1e-6 * np.abs(numbers).max(
@@ -175,7 +175,7 @@ def test_no_other_code_is_nearer(name: str) -> None:
 def test_what_codes_stand_for_gets_the_same_codes(name: str) -> None:
     known = FORMATS[name]
     fields = known.fit(values(name))
-    codes = known.code(known.value(fields), fields)
+    codes = known.nearest_codes(known.value(fields), fields)
     told = np.broadcast_to(
         known.steps(fields)[0] != 0, codes.reshape(len(codes), fields.group_count, -1).shape
     )
@@ -195,7 +195,7 @@ def test_codes_are_ggmls_where_it_rounds_with_the_stored_scales(name: str, weigh
         (len(numbers), fields.group_count, numbers.shape[1] // fields.group_count),
     )
     told = step.reshape(numbers.shape) != 0  # where it is zero ggml leaves what it tried last
-    assert np.array_equal(known.code(numbers, fields)[told], fields.codes[told])
+    assert np.array_equal(known.nearest_codes(numbers, fields)[told], fields.codes[told])
 
 
 @pytest.mark.parametrize("name", SCALARS)
@@ -206,7 +206,7 @@ def test_codes_are_in_range_whatever_the_numbers_and_the_scales(name: str) -> No
     numbers = random.integers(0, 1 << 32, shape, np.uint32).view(
         np.float32
     )  # all kinds: NaN, infinite, subnormal
-    codes = known.code(numbers, fields)
+    codes = known.nearest_codes(numbers, fields)
     least, most = (0, 2) if name.startswith("TQ") else (fields.codes.min(), fields.codes.max())
     assert codes.shape == shape and codes.dtype == np.int16
     assert least <= codes.min() < codes.max() <= most
@@ -218,11 +218,11 @@ def test_columns_get_the_codes_of_whole_blocks(name: str) -> None:
     known, numbers = FORMATS[name], values(name)
     fields = known.fit(numbers)
     width = numbers.shape[1] // fields.group_count
-    codes = known.code(numbers, fields)
+    codes = known.nearest_codes(numbers, fields)
     found, read = [], []
     for column in range(numbers.shape[1]):
         part = fields.group(column // width)
-        found.append(known.code(numbers[:, column : column + 1], part))
+        found.append(known.nearest_codes(numbers[:, column : column + 1], part))
         read.append(known.value(replace(part, codes=found[-1])))
     assert np.array_equal(np.concatenate(found, axis=1), codes)
     assert np.array_equal(np.concatenate(read, axis=1), known.value(replace(fields, codes=codes)))
@@ -275,5 +275,5 @@ def test_halfway_between_two_floats_is_rounded_as_ggml_rounds_it() -> None:
     numbers = np.zeros((1, 32), np.float32)
     numbers[0, :15] = [6, *between, *(-number for number in between)]
     fields = known.fit(numbers)
-    assert known.code(numbers, fields).tolist() == fields.codes.tolist()
+    assert known.nearest_codes(numbers, fields).tolist() == fields.codes.tolist()
     assert known.value(fields)[0, :8].tolist() == [6, 0, 0.5, 1, 1.5, 2, 3, 4]

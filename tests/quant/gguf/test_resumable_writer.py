@@ -11,9 +11,8 @@ import pytest
 
 from quant.errors import UserError
 from quant.gguf import resumable_writer
-from quant.quantize import plan as plan_module
 from quant.quantize import write
-from quant.quantize.plan import Plan
+from quant.quantize.plan import Plan, plan_quantization
 from tests.quant import tiny_gguf
 
 
@@ -23,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan(model: Path) -> Plan:
-    return plan_module.plan_quantization(write.open_gguf(model), "Q8_0")
+    return plan_quantization(write.open_gguf(model), "Q8_0")
 
 
 def beside(out: Path) -> tuple[Path, Path]:

@@ -1,5 +1,4 @@
-"""Error feedback reduces a layer's output error, for every kind of moments, in the stock formats.
-"""
+"""Error feedback reduces a layer's output error, for every kind of moments, in the stock formats."""
 
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -21,8 +20,8 @@ from quant.methods.base import MethodReport
 from quant.methods.gptq import PANEL_ROW_MULTIPLE, PANEL_ROWS, panel_rows
 from quant.methods.hessian_factor import DAMPING, factor_moments
 from quant.native import array_backends, ggml
-from quant.quantize import plan as plan_module
-from quant.quantize import write as quantize
+from quant.quantize import write
+from quant.quantize.plan import plan_quantization
 from quant.recipes import file_types, tensor_types
 from tests.quant import tiny_gguf
 
@@ -189,18 +188,18 @@ def test_of_fused_rows_all_but_the_values_are_solved(tmp_path: Path) -> None:
 
 
 def test_eight_bits_are_left_to_search(tmp_path: Path) -> None:
-    source = quantize.open_gguf(tiny_gguf.llama(tmp_path / "a.gguf", layers=1))
-    plan = plan_module.plan_quantization(
+    source = write.open_gguf(tiny_gguf.llama(tmp_path / "a.gguf", layers=1))
+    plan = plan_quantization(
         source, "Q8_0", method="gptq", moments=load_moments(measured(source, tmp_path / "m.gguf"))
     )
     assert list(plan.methods) == ["search"]
 
 
 def test_a_file_s_report_tells_of_rows_and_of_damping(tmp_path: Path) -> None:
-    source = quantize.open_gguf(tiny_gguf.llama(tmp_path / "a.gguf", layers=1))
+    source = write.open_gguf(tiny_gguf.llama(tmp_path / "a.gguf", layers=1))
     moments = load_moments(measured(source, tmp_path / "m.gguf", ("blk.0.ffn_up.weight",)))
-    plan = plan_module.plan_quantization(source, "Q4_K_M", method="gptq", moments=moments)
-    remarks = quantize.write_model(plan, tmp_path / "o.gguf").method_reports
+    plan = plan_quantization(source, "Q4_K_M", method="gptq", moments=moments)
+    remarks = write.write_model(plan, tmp_path / "o.gguf").method_reports
     assert remarks.keys() == {step.weight.name for step in plan.methods["gptq"]}
     assert {name for name, one in remarks.items() if one.damping} == {"blk.0.ffn_up.weight"}
 
@@ -268,11 +267,11 @@ def test_each_expert_is_rounded_by_its_own_moments(tmp_path: Path) -> None:
         np.testing.assert_array_equal(blocks[own], alone)
 
 
-def measured(source: quantize.Source, out: Path, unsound: tuple[str, ...] = ()) -> Path:
+def measured(source: write.Source, out: Path, unsound: tuple[str, ...] = ()) -> Path:
     """Moments of every matrix; those of the `unsound` are not positive."""
     none, count = np.zeros, np.full(1, 1200.0)
 
-    def moments(weight: quantize.Weight) -> np.ndarray:
+    def moments(weight: write.Weight) -> np.ndarray:
         found = correlated(weight.columns)
         return found if weight.name not in unsound else 2 * found - np.diag(found.diagonal())
 
@@ -287,26 +286,24 @@ def measured(source: quantize.Source, out: Path, unsound: tuple[str, ...] = ()) 
 def test_a_file_is_the_same_from_any_number_of_threads_and_names_its_moments(
     tmp_path: Path,
 ) -> None:
-    source = quantize.open_gguf(tiny_gguf.llama(tmp_path / "a.gguf", layers=1))
+    source = write.open_gguf(tiny_gguf.llama(tmp_path / "a.gguf", layers=1))
     moments = load_moments(measured(source, tmp_path / "m.gguf"))
-    plan = plan_module.plan_quantization(source, "Q4_K_M", method="gptq", moments=moments)
+    plan = plan_quantization(source, "Q4_K_M", method="gptq", moments=moments)
     assert {step.weight.name for step in plan.methods["gptq"]} >= {
         "blk.0.ffn_down.weight",
         "blk.0.attn_q.weight",
     }
     assert "token_embd.weight" not in {step.weight.name for step in plan.methods["gptq"]}
     one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
-    quantize.write_model(plan, one, threads=1)
-    quantize.write_model(plan, two, threads=3)
+    write.write_model(plan, one, threads=1)
+    write.write_model(plan, two, threads=3)
     assert one.read_bytes() == two.read_bytes()
     assert moments.digest in plan.settings
-    assert (
-        plan_module.plan_quantization(source, "Q4_K_M", moments=moments).settings != plan.settings
-    )
+    assert plan_quantization(source, "Q4_K_M", moments=moments).settings != plan.settings
 
 
 def test_moments_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
-    source = quantize.open_gguf(tiny_gguf.llama(tmp_path / "a.gguf", layers=1))
+    source = write.open_gguf(tiny_gguf.llama(tmp_path / "a.gguf", layers=1))
     moments = load_moments(measured(source, tmp_path / "m.gguf"))
     second = moments.input_of("blk.0.attn_q.weight")
     assert second is not None
@@ -314,8 +311,8 @@ def test_moments_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
         file.seek(second.offset + 4)
         file.write(np.array([np.nan], "<f4").tobytes())
     with pytest.raises(UserError, match=r"attn_q.*not finite"):
-        quantize.write_model(
-            plan_module.plan_quantization(source, "Q4_K_M", method="gptq", moments=moments),
+        write.write_model(
+            plan_quantization(source, "Q4_K_M", method="gptq", moments=moments),
             tmp_path / "o.gguf",
         )
 

@@ -17,9 +17,9 @@ from quant.errors import DamagedSourceError
 from quant.formats import FORMATS
 from quant.methods import METHODS
 from quant.methods.base import Method
-from quant.native import ggml as native
-from quant.quantize import plan as plan_module
+from quant.native.ggml import block_size, decode
 from quant.quantize import write
+from quant.quantize.plan import plan_quantization
 from tests.quant import tiny_gguf
 
 COLUMNS, ROWS = 512, 24
@@ -71,9 +71,7 @@ def drawn(kind: str) -> np.ndarray:
 
 
 def solved(method: Method, type: str, rows: np.ndarray, known: InputStatistics) -> np.ndarray:
-    return native.decode(
-        method.make_encoder(FORMATS[type], known)(rows, 0), type, COLUMNS, label="made"
-    )
+    return decode(method.make_encoder(FORMATS[type], known)(rows, 0), type, COLUMNS, label="made")
 
 
 def lost(
@@ -102,7 +100,7 @@ def test_the_blocks_say_the_same_to_every_reader(
     type: str, method: Method, importance, tmp_path: Path
 ) -> None:
     made = method.make_encoder(FORMATS[type], evidence(importance, tmp_path))(drawn("outliers"), 0)
-    blocks = made.reshape(-1, native.block_size(type).nbytes)
+    blocks = made.reshape(-1, block_size(type).nbytes)
     value = FORMATS[type].value(FORMATS[type].unpack(blocks)).reshape(ROWS, COLUMNS)
     np.testing.assert_array_equal(
         gguf.quants.dequantize(made, gguf.GGMLQuantizationType[type]), value
@@ -175,7 +173,7 @@ def test_what_cannot_be_held_is_refused_by_name(
 def test_a_run_that_was_stopped_ends_with_the_same_bytes(
     method: Method, tmp_path: Path, monkeypatch
 ) -> None:
-    plan = plan_module.plan_quantization(
+    plan = plan_quantization(
         write.open_gguf(tiny_gguf.llama(tmp_path / "a.gguf", layers=1)),
         "Q4_K_M",
         method=method.name,
@@ -193,11 +191,11 @@ def test_a_run_that_was_stopped_ends_with_the_same_bytes(
     assert report.resumed >= 4
     assert one.read_bytes() == two.read_bytes()
     assert write.is_finished(plan, two)
-    assert not write.is_finished(plan_module.plan_quantization(plan.source, "Q4_K_M"), two)
+    assert not write.is_finished(plan_quantization(plan.source, "Q4_K_M"), two)
 
 
 def test_what_other_means_began_is_made_anew(tmp_path: Path, monkeypatch) -> None:
-    plan = plan_module.plan_quantization(
+    plan = plan_quantization(
         write.open_gguf(tiny_gguf.llama(tmp_path / "a.gguf", layers=1)), "Q4_K_M", method="search"
     )
     out = tmp_path / "out.gguf"

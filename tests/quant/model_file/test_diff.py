@@ -8,16 +8,14 @@ import pytest
 
 from quant.model_file import diff, read_header
 from quant.quantize import plan
-from quant.quantize import write as quantize
+from quant.quantize.write import open_gguf, write_model
 
 
 @pytest.fixture
 def pair(stories_gguf: Path, tmp_path: Path) -> tuple[Path, Path]:
     """The stories in F32 and in Q8_0."""
     out = tmp_path / "small.gguf"
-    quantize.write_model(
-        plan.plan_quantization(quantize.open_gguf(stories_gguf), "Q8_0"), out, threads=1
-    )
+    write_model(plan.plan_quantization(open_gguf(stories_gguf), "Q8_0"), out, threads=1)
     return stories_gguf, out
 
 

@@ -17,8 +17,7 @@ from quant.calibration.statistics import InputStatistics
 from quant.errors import DamagedSourceError, UserError
 from quant.gguf import resumable_writer
 from quant.quantize import pipeline, write
-from quant.quantize import plan as plan_module
-from quant.quantize.plan import Plan, TensorPlan
+from quant.quantize.plan import Plan, TensorPlan, plan_quantization
 from quant.source.source import Source, Weight
 from tests.quant import tiny_gguf
 
@@ -92,13 +91,11 @@ def plan(model: Path, change: Callable[[Weight], Weight] = lambda weight: weight
     assert source.fingerprint  # read once, before the weights become strange
     changed = replace(source, weights=tuple(change(weight) for weight in source.weights))
     changed.__dict__["fingerprint"] = source.fingerprint
-    return plan_module.plan_quantization(changed, "Q4_K_M")
+    return plan_quantization(changed, "Q4_K_M")
 
 
 def whole(model: Path, out: Path) -> bytes:
-    write.write_model(
-        plan_module.plan_quantization(write.open_gguf(model), "Q4_K_M"), out, threads=1
-    )
+    write.write_model(plan_quantization(write.open_gguf(model), "Q4_K_M"), out, threads=1)
     return out.read_bytes()
 
 

@@ -11,9 +11,8 @@ import pytest
 from quant.errors import UserError
 from quant.gguf.header import read_file_header
 from quant.model_file import read_header
-from quant.quantize import plan as plan_module
 from quant.quantize import write
-from quant.quantize.plan import Plan, parse_size
+from quant.quantize.plan import Plan, parse_size, plan_quantization
 from tests.quant import families, tiny_gguf
 
 MOST = 200_000
@@ -25,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan(model: Path, most: int = MOST) -> Plan:
-    return plan_module.plan_quantization(write.open_gguf(model), "Q8_0", max_shard_bytes=most)
+    return plan_quantization(write.open_gguf(model), "Q8_0", max_shard_bytes=most)
 
 
 def test_the_shards_together_are_the_whole_file(model: Path, tmp_path: Path) -> None:

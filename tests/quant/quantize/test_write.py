@@ -17,8 +17,7 @@ from quant.errors import UserError
 from quant.gguf import resumable_writer
 from quant.model_file import load_checks, read_header
 from quant.quantize import pipeline, write
-from quant.quantize import plan as plan_module
-from quant.quantize.plan import SETTINGS_KEY, SOURCE_KEY
+from quant.quantize.plan import SETTINGS_KEY, SOURCE_KEY, plan_quantization
 from tests.quant import tiny_gguf
 
 KILLED = """
@@ -43,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make(model: Path, out: Path, kind: str = "Q4_K_M", **settings: bool) -> write.WriteReport:
     return write.write_model(
-        plan_module.plan_quantization(write.open_gguf(model), kind), out, threads=1, **settings
+        plan_quantization(write.open_gguf(model), kind), out, threads=1, **settings
     )
 
 
@@ -135,7 +134,7 @@ def test_another_source_or_type_makes_the_file_anew(model: Path, tmp_path: Path)
 
 def test_too_little_disk_is_refused_before_the_first_byte(model, tmp_path, monkeypatch) -> None:
     out = tmp_path / "out.gguf"
-    plan = plan_module.plan_quantization(write.open_gguf(model), "Q4_K_M")
+    plan = plan_quantization(write.open_gguf(model), "Q4_K_M")
     need = plan.layout.nbytes
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=need - 1))
@@ -152,7 +151,7 @@ def test_what_an_earlier_run_left_counts_as_room_and_is_not_spoilt_by_a_refusal(
 ) -> None:
     out, part = tmp_path / "out.gguf", tmp_path / ".out.gguf.part"
     kill(model, out, 9)
-    plan = plan_module.plan_quantization(write.open_gguf(model), "Q8_0")
+    plan = plan_quantization(write.open_gguf(model), "Q8_0")
     need, held = plan.layout.nbytes, part.stat().st_blocks * 512
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=need - held - 1))
@@ -226,7 +225,7 @@ def test_a_folder_or_a_missing_folder_is_no_place_for_a_file(model: Path, tmp_pa
 
 def test_two_writers_of_one_file_do_not_meet(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
-    plan = plan_module.plan_quantization(write.open_gguf(model), "Q4_K_M")
+    plan = plan_quantization(write.open_gguf(model), "Q4_K_M")
     with resumable_writer.ResumableWriter(out, plan.layout, {}).open():
         with pytest.raises(UserError, match="another process is writing"):
             write.write_model(plan, out, threads=1)
@@ -261,9 +260,7 @@ def test_slabs_and_threads_do_not_change_the_bytes(
     make(model, whole)
     monkeypatch.setattr(pipeline, "SLAB_VALUES", 3000)
     monkeypatch.setattr(pipeline, "PIECE_VALUES", 700)
-    write.write_model(
-        plan_module.plan_quantization(write.open_gguf(model), "Q4_K_M"), out, threads=3
-    )
+    write.write_model(plan_quantization(write.open_gguf(model), "Q4_K_M"), out, threads=3)
     assert out.read_bytes() == whole.read_bytes()
 
 
@@ -272,7 +269,7 @@ def test_a_split_source_becomes_one_file(model: Path, tmp_path: Path) -> None:
 
     first = split(model, tmp_path, 3)[0]
     out = tmp_path / "one.gguf"
-    plan = plan_module.plan_quantization(write.open_gguf(first), "Q8_0")
+    plan = plan_quantization(write.open_gguf(first), "Q8_0")
     write.write_model(plan, out, threads=1)
     header = read_header.read_header(out)
     assert len(header.tensors) == len(read_header.read_header(model).tensors)
@@ -285,7 +282,7 @@ def test_rounding_what_was_rounded_is_named_and_its_error_measured(
 ) -> None:
     first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
     make(model, first, "Q5_1")
-    plan = plan_module.plan_quantization(write.open_gguf(first), "Q4_0")
+    plan = plan_quantization(write.open_gguf(first), "Q4_0")
     assert plan.requantized_types == ("Q5_1",)
     report = write.write_model(plan, second, threads=1)
     error = next(line.error for line in report.type_summaries if line.type == "Q4_0")
@@ -299,7 +296,7 @@ def test_rounding_what_was_rounded_is_named_and_its_error_measured(
 
 def test_progress_names_every_tensor_once_in_order(model: Path, tmp_path: Path) -> None:
     seen: list[write.WriteProgress] = []
-    plan = plan_module.plan_quantization(write.open_gguf(model), "Q4_K_M")
+    plan = plan_quantization(write.open_gguf(model), "Q4_K_M")
     write.write_model(plan, tmp_path / "out.gguf", threads=1, on_tensor=seen.append)
     assert [item.index for item in seen] == list(range(1, len(plan.steps) + 1))
     assert [item.step for item in seen] == list(plan.steps)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from quant.errors import UserError
-from quant.quantize import plan as plan_module
 from quant.quantize import write
+from quant.quantize.plan import plan_quantization
 from quant.recipes import tensor_types
 from quant.recipes.plan_file import TypeMix, load_plan_file, nearest_file_type
 from quant.recipes.tensor_types import TypeOverrides
@@ -44,18 +44,14 @@ def test_a_mix_makes_exactly_its_types_and_is_recognised_when_finished(tmp_path:
     path = tiny_gguf.llama(tmp_path / "m.gguf", layers=1)
     mix, source, out = mixed(path), write.open_gguf(path), tmp_path / "o.gguf"
     kind = nearest_file_type(mix.types, {w.name: w.elements for w in source.weights})
-    plan = plan_module.plan_quantization(source, kind, TypeOverrides(mix=mix.types))
+    plan = plan_quantization(source, kind, TypeOverrides(mix=mix.types))
     write.write_model(plan, out)
     made = {w.name: w.type for w in write.open_gguf(out).weights}
     assert {name: made[name] for name in mix.types} == mix.types
     assert out.stat().st_size == plan.nbytes
-    assert write.is_finished(
-        plan_module.plan_quantization(source, kind, TypeOverrides(mix=mix.types)), out
-    )
+    assert write.is_finished(plan_quantization(source, kind, TypeOverrides(mix=mix.types)), out)
     other = dict(mix.types) | {"output.weight": "Q2_K"}
-    assert not write.is_finished(
-        plan_module.plan_quantization(source, kind, TypeOverrides(mix=other)), out
-    )
+    assert not write.is_finished(plan_quantization(source, kind, TypeOverrides(mix=other)), out)
 
 
 @pytest.mark.parametrize(
@@ -72,13 +68,13 @@ def test_a_mix_of_other_tensors_is_refused(
     path = tiny_gguf.llama(tmp_path / "m.gguf", layers=1)
     types = {name: kind for name, kind in (mixed(path).types | change).items() if kind}
     with pytest.raises(UserError, match=word):
-        plan_module.plan_quantization(write.open_gguf(path), "Q4_K_M", TypeOverrides(mix=types))
+        plan_quantization(write.open_gguf(path), "Q4_K_M", TypeOverrides(mix=types))
 
 
 def test_a_type_that_rows_do_not_fill_is_refused(tmp_path: Path) -> None:
     path = tiny_gguf.llama(tmp_path / "m.gguf", layers=1, hidden=96, ff=256)
     with pytest.raises(UserError, match="rows of 96 are no multiple of the blocks of Q4_K"):
-        plan_module.plan_quantization(
+        plan_quantization(
             write.open_gguf(path),
             "Q4_K_M",
             TypeOverrides(mix=dict.fromkeys(mixed(path).types, "Q4_K")),
@@ -88,7 +84,7 @@ def test_a_type_that_rows_do_not_fill_is_refused(tmp_path: Path) -> None:
 def test_a_plan_and_other_wishes_exclude_each_other(tmp_path: Path) -> None:
     path = tiny_gguf.llama(tmp_path / "m.gguf", layers=1)
     with pytest.raises(UserError, match="decides every tensor's type"):
-        plan_module.plan_quantization(
+        plan_quantization(
             write.open_gguf(path), "Q4_K_M", TypeOverrides(mix=mixed(path).types, pure=True)
         )
 

@@ -9,8 +9,8 @@ import pytest
 
 from quant.errors import UserError
 from quant.native import ggml
-from quant.quantize import plan as plan_module
 from quant.quantize import write
+from quant.quantize.plan import plan_quantization
 from quant.recipes import file_types, tensor_types
 from quant.recipes.tensor_types import TypeOverrides
 from tests.quant import tiny_gguf, upstream
@@ -56,11 +56,9 @@ def assert_equal(
     agreed = upstream.quantize(source, theirs, number, settings or Settings())
     if not agreed:
         with pytest.raises(UserError, match=r"importance matrix|no other type can replace"):
-            plan_module.plan_quantization(write.open_gguf(source), kind, wishes)
+            plan_quantization(write.open_gguf(source), kind, wishes)
         return
-    write.write_model(
-        plan_module.plan_quantization(write.open_gguf(source), kind, wishes), ours, threads=2
-    )
+    write.write_model(plan_quantization(write.open_gguf(source), kind, wishes), ours, threads=2)
     upstream.assert_same(ours, theirs)
 
 
@@ -158,15 +156,12 @@ def test_a_typo_is_answered_with_the_nearest_names() -> None:
 
 def test_a_pattern_goes_before_the_recipe_and_pure_has_no_mixture(models) -> None:
     source = write.open_gguf(models("untied"))
-    plan = plan_module.plan_quantization(
-        source, "Q4_K_M", TypeOverrides(("attn_v=q8_0", "attn_.*=q6_k"))
-    )
+    plan = plan_quantization(source, "Q4_K_M", TypeOverrides(("attn_v=q8_0", "attn_.*=q6_k")))
     types = {step.weight.name: step.type for step in plan.steps}
     found = [types[f"blk.0.attn_{role}.weight"] for role in ("v", "q", "norm")]
     assert found == ["Q8_0", "Q6_K", "F32"]
     pure = {
-        step.type
-        for step in plan_module.plan_quantization(source, "Q4_K_M", TypeOverrides(pure=True)).steps
+        step.type for step in plan_quantization(source, "Q4_K_M", TypeOverrides(pure=True)).steps
     }
     assert pure == {"Q4_K", "F32"}
 
@@ -211,13 +206,13 @@ def test_a_wish_that_cannot_be_is_refused(
     name: str, wishes: TypeOverrides, said: str, models
 ) -> None:
     with pytest.raises(UserError, match=said):
-        plan_module.plan_quantization(write.open_gguf(models(name)), "Q4_K_M", wishes)
+        plan_quantization(write.open_gguf(models(name)), "Q4_K_M", wishes)
 
 
 def test_mxfp4_stays_as_the_model_was_trained_unless_a_pattern_asks(models, tmp_path) -> None:
     first = tmp_path / "first.gguf"
     write.write_model(
-        plan_module.plan_quantization(write.open_gguf(models("eight experts")), "MXFP4_MOE"),
+        plan_quantization(write.open_gguf(models("eight experts")), "MXFP4_MOE"),
         first,
         threads=2,
     )
@@ -226,5 +221,5 @@ def test_mxfp4_stays_as_the_model_was_trained_unless_a_pattern_asks(models, tmp_
         (tensor_types.NO_OVERRIDES, "MXFP4"),
         (TypeOverrides(("exps=q4_k",)), "Q4_K"),
     ):
-        plan = plan_module.plan_quantization(write.open_gguf(first), "Q4_K_M", wishes)
+        plan = plan_quantization(write.open_gguf(first), "Q4_K_M", wishes)
         assert {step.type for step in plan.steps if step.weight.name == name} == {kind}

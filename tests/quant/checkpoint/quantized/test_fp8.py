@@ -1,5 +1,4 @@
-"""FP8 checkpoints written with torch's floats: torch's values are read, or the folder is refused.
-"""
+"""FP8 checkpoints written with torch's floats: torch's values are read, or the folder is refused."""
 
 import json
 import re
@@ -15,7 +14,7 @@ from quant.convert import checkpoint_source
 from quant.errors import UserError
 from quant.model_file import load_checks, read_header
 from quant.quantize import plan
-from quant.quantize import write as quantize
+from quant.quantize.write import write_model
 from tests.quant import tiny_checkpoint
 from tests.quant.inputs import opened, write
 
@@ -175,7 +174,7 @@ def test_a_value_that_is_no_number_stops_the_run_by_name(stories: Path, tmp_path
         stories, tmp_path / "nan", BLOCKS, weight_scale_inv=torch.tensor([[1.0], [float("inf")]])
     )
     with pytest.raises(UserError, match=r"up_proj\.weight contains NaN or infinite values"):
-        quantize.write_model(
+        write_model(
             plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "F32"),
             tmp_path / "x.gguf",
         )
@@ -190,7 +189,7 @@ def test_the_method_is_told_and_stands_in_the_file(stories: Path, tmp_path: Path
         "already quantized (FP8)" in note and "org/small gives a better file" in note
         for note in source.notes
     )
-    quantize.write_model(plan.plan_quantization(source, "F16"), tmp_path / "x.gguf")
+    write_model(plan.plan_quantization(source, "F16"), tmp_path / "x.gguf")
     header = read_header.read_header(tmp_path / "x.gguf")
     assert header.metadata["llmcli.convert.source_method"] == "fp8"
     load_checks.check_loadable(header)

@@ -1,5 +1,4 @@
-"""GPTQ checkpoints, packed from known numbers: the floats are restored, or the folder is refused.
-"""
+"""GPTQ checkpoints, packed from known numbers: the floats are restored, or the folder is refused."""
 
 import json
 import re
@@ -14,7 +13,7 @@ from quant.convert import checkpoint_source
 from quant.errors import UserError
 from quant.model_file import read_header
 from quant.quantize import plan
-from quant.quantize import write as quantize
+from quant.quantize.write import open_gguf, write_model
 from tests.quant import tiny_checkpoint
 from tests.quant.inputs import opened, write
 
@@ -200,10 +199,10 @@ def test_a_whole_folder_becomes_a_gguf_with_the_method_in_it(stories: Path, tmp_
         "(GPTQ)" in note and "quantizing them again adds to their error" in note
         for note in source.notes
     )
-    quantize.write_model(plan.plan_quantization(source, "F32"), tmp_path / "x.gguf")
+    write_model(plan.plan_quantization(source, "F32"), tmp_path / "x.gguf")
     header = read_header.read_header(tmp_path / "x.gguf")
     assert header.metadata["llmcli.convert.source_method"] == "gptq"
-    made = quantize.open_gguf(tmp_path / "x.gguf")
+    made = open_gguf(tmp_path / "x.gguf")
     weight = next(weight for weight in made.weights if weight.name == "blk.2.attn_output.weight")
     assert np.array_equal(weight.read(0, 64).view(np.float32), values)
 

@@ -1,5 +1,4 @@
-"""MXFP4 experts keep every value: compared with a table, gguf, transformers and the floats' logits.
-"""
+"""MXFP4 experts keep every value: compared with a table, gguf, transformers and the floats' logits."""
 
 import re
 from itertools import pairwise
@@ -17,8 +16,8 @@ from quant.convert import checkpoint_source
 from quant.errors import UserError
 from quant.model_file import load_checks, read_header
 from quant.native import ggml
-from quant.quantize import plan as plan_module
 from quant.quantize import write
+from quant.quantize.plan import plan_quantization
 from quant.recipes import tensor_types
 from quant.source.source import Source, Weight
 from tests.quant import families, tiny_checkpoint
@@ -174,9 +173,7 @@ def test_the_floats_logits_are_those_of_transformers_and_the_file_with_mxfp4_run
     found = []
     for folder in folders:
         out = tmp_path / f"{folder.name}.gguf"
-        write.write_model(
-            plan_module.plan_quantization(checkpoint_source.open_checkpoint(folder), "F32"), out
-        )
+        write.write_model(plan_quantization(checkpoint_source.open_checkpoint(folder), "F32"), out)
         load_checks.check_loadable(read_header.read_header(out))
         found.append(families.ours(out))
     theirs = families.theirs(folders[0])
@@ -192,7 +189,7 @@ def test_the_floats_logits_are_those_of_transformers_and_the_file_with_mxfp4_run
 def test_experts_stay_mxfp4_whatever_the_file_type(
     folders: tuple[Path, Path], kind: str, pure: bool
 ) -> None:
-    plan = plan_module.plan_quantization(
+    plan = plan_quantization(
         checkpoint_source.open_checkpoint(folders[1]), kind, tensor_types.TypeOverrides(pure=pure)
     )
     kept = [step for step in plan.steps if step.weight.type == "MXFP4"]
@@ -208,9 +205,7 @@ def test_experts_are_rounded_again_where_the_user_asks(
     folders: tuple[Path, Path], kind: str, tmp_path: Path
 ) -> None:
     source = checkpoint_source.open_checkpoint(folders[1])
-    plan = plan_module.plan_quantization(
-        source, kind, tensor_types.TypeOverrides(("ffn_down_exps=q5_0",))
-    )
+    plan = plan_quantization(source, kind, tensor_types.TypeOverrides(("ffn_down_exps=q5_0",)))
     assert {step.type for step in plan.steps if "ffn_down_exps.weight" in step.weight.name} == {
         "Q5_0"
     }
@@ -219,7 +214,7 @@ def test_experts_are_rounded_again_where_the_user_asks(
     }
     assert plan.requantized_types == ("MXFP4",)
     write.write_model(plan, tmp_path / "x.gguf")
-    again = plan_module.plan_quantization(write.open_gguf(tmp_path / "x.gguf"), "Q4_0")
+    again = plan_quantization(write.open_gguf(tmp_path / "x.gguf"), "Q4_0")
     assert {step.type for step in again.steps if "ffn_up_exps.weight" in step.weight.name} == {
         "MXFP4"
     }

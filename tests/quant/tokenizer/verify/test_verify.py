@@ -1,5 +1,4 @@
-"""A converted vocabulary encodes as the model's tokenizer, or the conversion fails and says where.
-"""
+"""A converted vocabulary encodes as the model's tokenizer, or the conversion fails and says where."""
 
 import base64
 import functools
