@@ -1,4 +1,4 @@
-"""`/v1/vocabulary`: how many tokens the model knows."""
+"""`/v1/vocabulary`: the size of the model's vocabulary."""
 
 from starlette.requests import Request
 from starlette.responses import Response
