@@ -32,7 +32,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("app",),
     ),
     "llmcli/runtime": (
-        ("interrupt", "compute_thread", "kv_size"),
+        ("interrupt", "compute_thread", "kv_size", "vocabulary"),
         ("sampling", "constraint"),
         ("binding",),
         ("interruptible", "model_identity"),

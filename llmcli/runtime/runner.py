@@ -33,7 +33,7 @@ from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.sampling import logit_bias
 from llmcli.runtime.scoring.embedder import Embedder
 from llmcli.runtime.speculation import NO_DRAFTING, DraftSettings, open_speculation, uses_gpu
-from llmcli.runtime.strategies.base import ModelVocabulary, Speculation
+from llmcli.runtime.strategies.base import Speculation
 from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.runtime.text.reasoning import HIDDEN_TAGS, THINKING_TAGS, ThinkingTags, find_opened_tags
 from llmcli.types import Event, Message
@@ -150,7 +150,7 @@ class Runner:
         self.grammars = GrammarCompiler(model, self.native_grammars.compile)
         self.engine = Engine(
             context,
-            ModelVocabulary(model.piece, model.is_end, model.n_vocab),
+            model,
             NativeChains(model.n_vocab, model.vocab) if parts.native_sampling else None,
             parts.speculation,
             keeps_idle=not parts.options.reproducible or context.n_seq_max == 1,

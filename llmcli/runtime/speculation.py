@@ -24,7 +24,7 @@ from llmcli.runtime.drafting.draft_model import CHUNK_TOKENS
 from llmcli.runtime.drafting.pass_cost import MAX_PASS_ROWS, PASS_ROWS, PassCost, measure_pass_cost
 from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
 from llmcli.runtime.requests.request import RunOptions
-from llmcli.runtime.strategies.base import ModelVocabulary, Speculation
+from llmcli.runtime.strategies.base import Speculation
 from quant.model_file import load_checks, read_header
 from quant.model_file.model_header import ModelHeader
 
@@ -121,9 +121,8 @@ def open_speculation(
         curve = measure_pass_cost(context, output_rows)
         exact_rows = curve.exact_rows if _exact(options, uses_gpu(gpu_layers)) else 0
         max_rows = output_rows if settings.is_requested and not options.reproducible else exact_rows
-        vocabulary = ModelVocabulary(model.piece, model.is_end, model.n_vocab)
         tools = DrafterResources(
-            settings.ngram == "on" or (settings.ngram == "auto" and max_rows > 0), draft, vocabulary
+            settings.ngram == "on" or (settings.ngram == "auto" and max_rows > 0), draft, model
         )
         kinds = sorted(drafters().values(), key=lambda kind: kind.order)
         created = tuple(drafter for kind in kinds if (drafter := kind.create(tools)))

@@ -39,10 +39,10 @@ from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.beam_settings import BeamSettings
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.sampling import default_sampling
-from llmcli.runtime.strategies.base import ModelVocabulary
 from quant.convert import checkpoint_source
 from quant.quantize import plan, write
 from tests.fixtures import beams
+from tests.fixtures.fakes import FakeVocabulary
 
 STORIES = Path(__file__).parents[2] / "tests" / "data" / "stories260K"
 SEARCHES = [BeamSettings(k, penalty) for k in (2, 4, 8) for penalty in (0.0, 1.0, 2.0)] + [
@@ -84,7 +84,7 @@ def started(context: Context, model: Model, request: Request) -> tuple[Engine, i
     context.clear()
     engine = Engine(
         context,
-        ModelVocabulary(model.piece, lambda token: False, model.n_vocab),
+        FakeVocabulary(model.piece, lambda token: False, model.n_vocab),
         NativeChains(model.n_vocab),
     )
     number = engine.submit(request)

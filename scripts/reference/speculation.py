@@ -43,10 +43,11 @@ from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.sampling import Sampling, default_sampling
 from llmcli.runtime.sampling.chain import NumpyChain, make_chain
-from llmcli.runtime.strategies.base import ModelVocabulary, Speculation
+from llmcli.runtime.strategies.base import Speculation
 from quant.convert import checkpoint_source
 from quant.quantize import plan, write
 from tests.fixtures.drafts import CHEAP, Knowing, Steady
+from tests.fixtures.fakes import FakeVocabulary
 
 STORIES = Path(__file__).parents[2] / "tests" / "data" / "stories260K"
 TEXT = "Once upon a time, there was a"
@@ -65,7 +66,7 @@ def answer(engine: Engine, request: Request) -> tuple[list[int], int, int]:
 
 
 def expected(
-    context: Context, words: ModelVocabulary, prompt: tuple[int, ...], reference: list[int]
+    context: Context, words: FakeVocabulary, prompt: tuple[int, ...], reference: list[int]
 ) -> dict[Cell, float]:
     """Return the exact probability of each first difference from the reference."""
     context.clear()
@@ -118,7 +119,7 @@ def engines(
     stack: ExitStack, model: Model, context: Context, small: Path, reference: list[int], guess: int
 ) -> Iterator[tuple[str, Engine]]:
     """Yield an engine with an empty context for each way to draft."""
-    words = ModelVocabulary(model.piece, lambda token: False, model.n_vocab)
+    words = FakeVocabulary(model.piece, lambda token: False, model.n_vocab)
     draft = stack.enter_context(open_model(small, gpu_layers=0))
     options = ContextOptions(256, n_outputs=4)
     drafter = DraftModel(stack.enter_context(open_context(draft, options)), words, 0.001, 0.0)
@@ -166,7 +167,7 @@ def main() -> int:
             )
         model = stack.enter_context(open_model(files["Q8_0"], gpu_layers=0))
         context = stack.enter_context(open_context(model, ContextOptions(256, n_outputs=16)))
-        words = ModelVocabulary(model.piece, lambda token: False, model.n_vocab)
+        words = FakeVocabulary(model.piece, lambda token: False, model.n_vocab)
         prompt = tuple(model.tokenize(TEXT, special=False, add_special=True))
         greedy = Request(
             prompt, default_sampling().with_values({"temp": 0}), max_tokens=asked.tokens

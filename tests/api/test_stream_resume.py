@@ -24,7 +24,6 @@ from llmcli.api.stream_resume import (
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.request import NO_REPLAY, Answer, ReplayedAnswer, Request
 from llmcli.runtime.sampling import default_sampling
-from llmcli.runtime.strategies.base import ModelVocabulary
 from llmcli.serve.engine_thread.bridge import EngineBridge, PendingAnswers
 from llmcli.serve.http.app import make_app
 from llmcli.types import Event, TokenTime
@@ -199,9 +198,7 @@ class Places(FakeContext):
 def drawn(*known: ReplayedAnswer) -> list[Answer]:
     """The answers of as many samples."""
     model = FakeModel()
-    machine = Engine(
-        Places(n_seq_max=len(known)), ModelVocabulary(model.piece, model.is_end, N_VOCAB), None
-    )
+    machine = Engine(Places(n_seq_max=len(known)), model, None)
     sampling = default_sampling().with_values(
         {"temp": 1, "top_k": 0, "seed": 5, "xtc_probability": 0.5}
     )

@@ -30,7 +30,7 @@ from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.sampler import NativeChains
 from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.sampling.chain import make_chain
-from llmcli.runtime.strategies.base import ModelVocabulary, refuse_nan
+from llmcli.runtime.strategies.base import refuse_nan
 from llmcli.runtime.text.detokenizer import Detokenizer
 from llmcli.units import format_current_time
 
@@ -71,7 +71,7 @@ def measure_with_sampling(
 def measure_sampled(trial: SpeedTrial) -> Repetition:
     """Measure one repetition with sampling."""
     model, test = trial.model, trial.test
-    vocabulary = ModelVocabulary(model.piece, model.is_end, model.n_vocab)
+    vocabulary = model
     native = NativeChains(model.n_vocab, model.vocab)
     with ExitStack() as stack:
         chains = [

@@ -1,24 +1,13 @@
 """Compiles constraints for one model, each only once."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint, Grammar
+from llmcli.runtime.vocabulary import Vocabulary
 
 MAX_COMPILED = 16  # compiled constraints; a conversation uses few
-
-
-class TokenizingVocabulary(Protocol):
-    """What compiling needs of a model: bytes of its tokens, its end tokens, and its tokenizer."""
-
-    n_vocab: int
-
-    def piece(self, token: int) -> bytes: ...
-
-    def is_end(self, token: int) -> bool: ...
-
-    def tokenize(self, text: str, *, special: bool) -> list[int]: ...
 
 
 class GrammarCompiler:
@@ -26,9 +15,7 @@ class GrammarCompiler:
     constraint.
     """
 
-    def __init__(
-        self, model: TokenizingVocabulary, native: Callable[[Constraint], Grammar]
-    ) -> None:
+    def __init__(self, model: Vocabulary, native: Callable[[Constraint], Grammar]) -> None:
         """`native` compiles for llama.cpp's own grammars."""
         self._model, self._native = model, native
         self._compiler: Any = None

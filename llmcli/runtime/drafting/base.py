@@ -10,7 +10,7 @@ from llmcli.runtime.binding.context import Context
 from llmcli.runtime.drafting.pass_cost import PassCost
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
-from llmcli.runtime.sampling.base import Vocabulary
+from llmcli.runtime.vocabulary import Vocabulary
 
 Probabilities = NDArray[np.float32]
 

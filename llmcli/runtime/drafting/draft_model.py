@@ -17,9 +17,9 @@ from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.drafting.base import Draft, DrafterResources, Probabilities
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
-from llmcli.runtime.sampling.base import Vocabulary
 from llmcli.runtime.sampling.chain import NumpyChain, RowLogits, make_chain
 from llmcli.runtime.sampling.rejection import draw_index
+from llmcli.runtime.vocabulary import Vocabulary
 
 INITIAL_CHANCE = 0.85  # acceptance expected at first
 INITIAL_WEIGHT = 4.0  # guesses that the expectation counts as

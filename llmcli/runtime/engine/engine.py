@@ -23,7 +23,8 @@ from llmcli.runtime.requests.sequence import Sequence, SharedPrefix
 from llmcli.runtime.sampling import N_SEEDS
 from llmcli.runtime.sampling.chain import NativeChainFactory, RowLogits, resolve_seed
 from llmcli.runtime.strategies import strategies
-from llmcli.runtime.strategies.base import ModelVocabulary, Speculation, StrategyResources
+from llmcli.runtime.strategies.base import Speculation, StrategyResources
+from llmcli.runtime.vocabulary import Vocabulary
 from llmcli.types import Event, Finish
 
 SINGLE_CONVERSATION = Schedule()
@@ -55,7 +56,7 @@ class Engine:
     def __init__(
         self,
         context: ForwardContext,
-        vocabulary: ModelVocabulary,
+        vocabulary: Vocabulary,
         native: NativeChainFactory | None,
         speculation: Speculation | None = None,
         keeps_idle: bool = True,

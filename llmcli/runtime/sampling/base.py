@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.errors import UserError
+from llmcli.runtime.vocabulary import Vocabulary
 
 Logits = NDArray[np.float32]
 NativeStep = tuple[
@@ -123,16 +124,6 @@ def setting(
         default=default,
         metadata={"help": help, "limits": limits, "flags": flags, "aliases": aliases},
     )
-
-
-class Vocabulary(Protocol):
-    """What a step may need of a vocabulary."""
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def piece(self) -> Callable[[int], bytes]: ...
 
 
 class SamplerStep(ABC):

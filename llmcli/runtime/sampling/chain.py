@@ -18,9 +18,9 @@ from llmcli.runtime.sampling.base import (
     NativeStep,
     PickToken,
     SelectorStep,
-    Vocabulary,
 )
 from llmcli.runtime.sampling.truncate import draw_token, softmax
+from llmcli.runtime.vocabulary import Vocabulary
 
 
 class RowLogits(Protocol):

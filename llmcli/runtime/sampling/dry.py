@@ -18,9 +18,9 @@ from llmcli.runtime.sampling.base import (
     NativeStep,
     NumberLimits,
     SamplerStep,
-    Vocabulary,
     setting,
 )
+from llmcli.runtime.vocabulary import Vocabulary
 
 SEQUENCE_BREAKERS = (b"\n", b":", b'"', b"*")
 LOG_MAX_FLOAT = np.float32(88.7228391)  # log of the largest float, an upper limit of the exponent
@@ -57,7 +57,7 @@ class Dry(SamplerStep):
         return self.penalize(logits, tokens, ())
 
     def bind(self, vocabulary: Vocabulary) -> ApplyStep:
-        texts = ((token, vocabulary.piece(token)) for token in range(vocabulary.size))
+        texts = ((token, vocabulary.piece(token)) for token in range(vocabulary.n_vocab))
         breakers = frozenset(
             token for token, text in texts if any(mark in text for mark in SEQUENCE_BREAKERS)
         )

@@ -5,7 +5,6 @@ strategy decides. The ledger owns the cells and is asked for every change.
 """
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -19,17 +18,7 @@ from llmcli.runtime.kv_cache.ledger import Ledger
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import DecodingStrategy
 from llmcli.runtime.sampling.chain import NativeChainFactory, RowLogits
-
-
-@dataclass(frozen=True, slots=True)
-class ModelVocabulary:
-    """What a strategy needs of a model: the bytes of a token, whether it ends the answer, and the
-    number of tokens.
-    """
-
-    piece: Callable[[int], bytes]
-    is_end: Callable[[int], bool]
-    size: int
+from llmcli.runtime.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +47,7 @@ class StrategyResources:
     nothing.
     """
 
-    vocabulary: ModelVocabulary
+    vocabulary: Vocabulary
     native: NativeChainFactory | None
     ledger: Ledger
     speculation: Speculation | None = None
@@ -75,10 +64,10 @@ class StrategyType(Protocol):
 
 
 @functools.lru_cache(maxsize=4)
-def end_tokens(vocabulary: ModelVocabulary) -> NDArray[np.int64]:
+def end_tokens(vocabulary: Vocabulary) -> NDArray[np.int64]:
     """Return every token that ends an answer, `[end tokens]`."""
     return np.array(
-        [token for token in range(vocabulary.size) if vocabulary.is_end(token)], np.int64
+        [token for token in range(vocabulary.n_vocab) if vocabulary.is_end(token)], np.int64
     )
 
 

@@ -121,7 +121,6 @@ def test_ctrl_c_stops_a_long_prompt_at_once_and_the_cells_stay_in_order(smollm2)
 def test_many_sequences_in_one_batch_say_what_each_says_alone(smollm2):
     from llmcli.runtime.binding.sampler import NativeChains
     from llmcli.runtime.engine.engine import Engine
-    from llmcli.runtime.strategies.base import ModelVocabulary
 
     questions = ["Name a colour.", "Name a country.", "Count to five."]
     kind = ContextOptions(2048, 512, 512, 3, 1, 1, "q8_0", "q8_0", "on")
@@ -137,7 +136,7 @@ def test_many_sequences_in_one_batch_say_what_each_says_alone(smollm2):
         texts = []
         for together in (True, False):
             with open_context(model, kind) as context:
-                words = ModelVocabulary(model.piece, model.is_end, model.n_vocab)
+                words = model
                 engine = Engine(context, words, NativeChains(model.n_vocab))
                 answers = []
                 for group in [prompts] if together else [[prompt] for prompt in prompts]:

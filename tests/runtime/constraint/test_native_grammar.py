@@ -67,6 +67,5 @@ def test_drawing_among_a_few_is_drawing_with_the_others_impossible(
 
 
 def _words(model):
-    from llmcli.runtime.strategies.base import ModelVocabulary
 
-    return ModelVocabulary(model.piece, model.is_end, model.n_vocab)
+    return model

@@ -15,7 +15,7 @@ from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import Sampling, default_sampling
 from llmcli.runtime.speculation import DraftSettings
-from llmcli.runtime.strategies.base import ModelVocabulary, Speculation
+from llmcli.runtime.strategies.base import Speculation
 from quant.convert import checkpoint_source
 from quant.model_file import read_header
 from quant.quantize import plan, write
@@ -35,7 +35,7 @@ def reciting(reply: bytes, prompt: int) -> Callable[[list[int]], int]:
 def pair(drafted: bytes, prompt: int = 3, **more: int) -> tuple[Engine, DraftModel, FakeContext]:
     """An engine whose model says VERSE, guessed for by one that says `drafted`."""
     model = FakeModel()
-    words = ModelVocabulary(model.piece, model.is_end, model.n_vocab)
+    words = model
     small = FakeContext(n_ctx=512, reply=reciting(drafted, prompt), **more)
     drafter = DraftModel(small, words, 0.01, 0.0)  # reading is free
     big = FakeContext(n_ctx=512, reply=reciting(VERSE, prompt))

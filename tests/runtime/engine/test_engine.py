@@ -8,7 +8,6 @@ from llmcli.runtime.engine.engine import SINGLE_CONVERSATION, Engine
 from llmcli.runtime.engine.schedule import QueueFull, Schedule
 from llmcli.runtime.requests.request import Answer, Request, percentile
 from llmcli.runtime.sampling import default_sampling
-from llmcli.runtime.strategies.base import ModelVocabulary
 from tests.fixtures.fakes import EOS, FakeContext, FakeModel
 
 GREEDY = default_sampling().with_values({"temp": 0})
@@ -16,9 +15,7 @@ GREEDY = default_sampling().with_values({"temp": 0})
 
 def engine(context: FakeContext, schedule: Schedule = SINGLE_CONVERSATION) -> Engine:
     model = FakeModel()
-    return Engine(
-        context, ModelVocabulary(model.piece, model.is_end, model.n_vocab), None, schedule=schedule
-    )
+    return Engine(context, model, None, schedule=schedule)
 
 
 def finish(machine: Engine, *ids: int) -> list[Answer]:

@@ -11,7 +11,6 @@ from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.requests.beam_settings import BeamSettings
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.sampling import default_sampling
-from llmcli.runtime.strategies.base import ModelVocabulary
 from tests.fixtures.fakes import FakeContext, FakeModel
 from tests.fixtures.full_pool import storm
 
@@ -26,7 +25,7 @@ def engine(schedule: Schedule, keeps: bool = True, **more) -> tuple[Engine, Fake
     )
     return Engine(
         context,
-        ModelVocabulary(model.piece, model.is_end, model.n_vocab),
+        model,
         None,
         None,
         keeps,

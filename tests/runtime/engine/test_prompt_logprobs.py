@@ -6,8 +6,7 @@ from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.sampling.top_logprobs import TokenScore
-from llmcli.runtime.strategies.base import ModelVocabulary
-from tests.fixtures.fakes import N_VOCAB, FakeContext, FakeModel
+from tests.fixtures.fakes import FakeContext, FakeModel
 
 GREEDY = default_sampling().with_values({"temp": 0})
 PROMPTS = [
@@ -20,7 +19,7 @@ PROMPTS = [
 
 def answers(prompts: list[bytes], **fake: int) -> tuple[list[Answer], Engine]:
     model = FakeModel()
-    engine = Engine(FakeContext(**fake), ModelVocabulary(model.piece, model.is_end, N_VOCAB), None)  # type: ignore[arg-type]
+    engine = Engine(FakeContext(**fake), model, None)  # type: ignore[arg-type]
     asked = [
         Request(tuple(one), GREEDY, 40, ignore_eos=True, score_prompt=True, top_logprobs=2)
         for one in prompts

@@ -6,7 +6,6 @@ from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import open_runner
 from llmcli.runtime.sampling import N_SEEDS, default_sampling
-from llmcli.runtime.strategies.base import ModelVocabulary
 from tests.fixtures.fakes import FakeContext, FakeModel
 
 WILD = default_sampling().with_values({"temp": 6, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 11})
@@ -16,7 +15,7 @@ PROMPT = tuple(b"tell me something")
 def engine(**more) -> tuple[Engine, FakeContext]:
     model = FakeModel()
     context = FakeContext(**{"n_ctx": 512, "reply": lambda tokens: ord("a"), **more})
-    return Engine(context, ModelVocabulary(model.piece, model.is_end, model.n_vocab), None), context
+    return Engine(context, model, None), context
 
 
 def finish(machine: Engine, ids: list[int]) -> list[Answer]:

@@ -16,7 +16,7 @@ from llmcli.runtime.requests.context_overflow import AttentionSinks, DropTurns
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import default_sampling
-from llmcli.runtime.strategies.base import ModelVocabulary, Speculation
+from llmcli.runtime.strategies.base import Speculation
 from llmcli.ui import UI
 from quant.quantize import plan, write
 from tests.fixtures.drafts import CHEAP, Steady
@@ -181,9 +181,7 @@ def test_guesses_go_on_where_the_window_moves() -> None:
             n_ctx=64, reply=lambda tokens: ord("a") + (tokens[-1] - ord("a") + 1) % 12
         )
         model, means = FakeModel(), Speculation((PromptLookup(),), Steady(CHEAP), 16)
-        engine = Engine(
-            context, ModelVocabulary(model.piece, model.is_end, model.n_vocab), None, means
-        )
+        engine = Engine(context, model, None, means)
         number = engine.submit(
             Request(
                 tuple(b"sing: a"),

@@ -9,7 +9,6 @@ from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.repetition import WINDOW_BYTES, is_repetitive
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.sampling import default_sampling
-from llmcli.runtime.strategies.base import ModelVocabulary
 from tests.fixtures.fakes import FakeContext, FakeModel
 
 ROOT = Path(__file__).parents[3]
@@ -68,7 +67,7 @@ def test_a_looping_model_is_stopped_before_its_context_is_full(more, finish):
     sentence, at = b"again and again. ", count()
     context = FakeContext(4096, reply=lambda tokens: sentence[next(at) % len(sentence)])
     model = FakeModel()
-    engine = Engine(context, ModelVocabulary(model.piece, model.is_end, model.n_vocab), None)
+    engine = Engine(context, model, None)
     one = engine.submit(Request((1, 2, 3), GREEDY, **more))
     while engine.is_busy:
         engine.step()

@@ -21,8 +21,7 @@ from llmcli.runtime.sampling import (
 from llmcli.runtime.sampling import logit_bias as bias
 from llmcli.runtime.sampling.base import SamplerStep
 from llmcli.runtime.sampling.chain import GreedyChain, NumpyChain, make_chain, resolve_seed
-from llmcli.runtime.strategies.base import ModelVocabulary
-from tests.fixtures.fakes import FakeRow
+from tests.fixtures.fakes import FakeRow, FakeVocabulary
 
 NEUTRAL = {
     "top_k": 0,
@@ -32,7 +31,7 @@ NEUTRAL = {
     "temp": 1.0,
     "repeat_penalty": 1.0,
 }
-WORDS = ModelVocabulary(lambda token: b"word", lambda token: False, 300)
+WORDS = FakeVocabulary(lambda token: b"word", lambda token: False, 300)
 
 
 def logits(seed: int, size: int = 300) -> np.ndarray:

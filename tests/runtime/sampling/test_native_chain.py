@@ -22,8 +22,7 @@ from llmcli.runtime.sampling.penalties import Penalties
 from llmcli.runtime.sampling.temperature import Temperature
 from llmcli.runtime.sampling.truncate import MinP, TopK, TopP, TypicalP, softmax
 from llmcli.runtime.sampling.xtc import XTC
-from llmcli.runtime.strategies.base import ModelVocabulary
-from tests.fixtures.fakes import FakeRow
+from tests.fixtures.fakes import FakeRow, FakeVocabulary
 
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 HISTORY = [3, 3, 7, 11, 5, 6, 7, 11, 2, 5, 6, 7, 11]
@@ -188,8 +187,8 @@ class Recorder:
         self.steps = steps
 
 
-def words(size: int) -> ModelVocabulary:
-    return ModelVocabulary(lambda token: b"word", lambda token: False, size)
+def words(size: int) -> FakeVocabulary:
+    return FakeVocabulary(lambda token: b"word", lambda token: False, size)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -209,7 +208,7 @@ def test_dry_finds_the_repetitions_that_llama_cpp_finds(seed):
 
 def test_dry_stops_at_the_tokens_where_llama_cpp_stops(stories_gguf):
     with open_model(stories_gguf, vocab_only=True) as model:
-        vocabulary = ModelVocabulary(model.piece, model.is_end, model.n_vocab)
+        vocabulary = model
         apply = Dry(0.8, 1.75, 1, 100).bind(vocabulary)
         breakers = apply.keywords["breakers"]
         assert {model.piece(token) for token in breakers} >= {b"\n", b'"'}

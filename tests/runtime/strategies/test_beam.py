@@ -10,7 +10,6 @@ from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.beam_settings import BeamSettings
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.sampling import default_sampling
-from llmcli.runtime.strategies.base import ModelVocabulary
 from tests.fixtures.fakes import EOS, N_VOCAB, FakeContext, FakeModel, fake_runner
 
 GREEDY = default_sampling().with_values({"temp": 0})
@@ -32,7 +31,7 @@ class Scored(FakeContext):
 
 def engine(context: FakeContext) -> Engine:
     model = FakeModel()
-    return Engine(context, ModelVocabulary(model.piece, model.is_end, model.n_vocab), None)
+    return Engine(context, model, None)
 
 
 def request(text: str, beams: int = 4, **more) -> Request:

@@ -22,9 +22,8 @@ from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.beam_settings import BeamSettings
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.sampling import default_sampling
-from llmcli.runtime.strategies.base import ModelVocabulary
 from tests.fixtures import beams
-from tests.fixtures.fakes import EOS, N_VOCAB, FakeContext, FakeModel
+from tests.fixtures.fakes import EOS, N_VOCAB, FakeContext, FakeModel, FakeVocabulary
 from tests.runtime.constraint.words import gbnf, schema
 
 CALL = {
@@ -139,7 +138,7 @@ def search(
 ) -> Answer:
     model, context = FakeModel(), FakeContext(reply=reply, n_seq_max=beams)
     engine = Engine(
-        context, ModelVocabulary(model.piece, more.pop("ends", model.is_end), model.n_vocab), None
+        context, FakeVocabulary(model.piece, more.pop("ends", model.is_end), model.n_vocab), None
     )
     wanted = Request(
         tuple(b"ask"),
@@ -223,7 +222,7 @@ def test_where_no_token_goes_on_it_is_one_line(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("stop_after", [1, 3, 8])
 def test_a_cancelled_search_tells_the_best_so_far(stop_after: int) -> None:
     model, context = FakeModel(), FakeContext(n_seq_max=3)
-    engine = Engine(context, ModelVocabulary(model.piece, model.is_end, model.n_vocab), None)
+    engine = Engine(context, model, None)
     wanted = Request(
         tuple(b"x"),
         default_sampling(),

@@ -13,7 +13,6 @@ from llmcli.runtime.requests.context_overflow import AttentionSinks, DropTurns, 
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import open_runner
 from llmcli.runtime.sampling import default_sampling
-from llmcli.runtime.strategies.base import ModelVocabulary
 from tests.fixtures.fakes import EOS, N_VOCAB, FakeContext, FakeModel
 from tests.runtime.constraint.words import schema
 
@@ -48,7 +47,7 @@ def search(
 ) -> tuple[Answer, Engine]:
     model = FakeModel()
     made = Branching(n_ctx=n_ctx, n_seq_max=beams + 1, **context)
-    engine = Engine(made, ModelVocabulary(model.piece, model.is_end, model.n_vocab), None)
+    engine = Engine(made, model, None)
     one = engine.submit(
         Request(
             tuple(prompt(0)),
@@ -145,7 +144,7 @@ def test_it_can_be_cancelled_at_every_step() -> None:
 
 def test_another_answer_beside_it_keeps_its_cells() -> None:
     model, context = FakeModel(), Branching(n_ctx=300, n_seq_max=4)
-    engine = Engine(context, ModelVocabulary(model.piece, model.is_end, model.n_vocab), None)
+    engine = Engine(context, model, None)
     greedy = default_sampling().with_values({"temp": 0})
     other = engine.submit(Request(tuple(b"beside"), greedy, 60, ignore_eos=True))
     one = engine.submit(
@@ -174,7 +173,7 @@ def test_documents_are_finished_over_a_full_context() -> None:
     model = FakeModel()
     engine = Engine(
         FakeContext(n_ctx=90, n_seq_max=3),
-        ModelVocabulary(model.piece, model.is_end, model.n_vocab),
+        model,
         None,
     )
     one = engine.submit(
@@ -224,7 +223,7 @@ def test_an_answer_that_only_repeats_itself_ends() -> None:
         FakeModel(),
         FakeContext(n_ctx=200, n_seq_max=2, reply=lambda tokens: ord("a") + len(tokens) % 3),
     )
-    engine = Engine(context, ModelVocabulary(model.piece, model.is_end, model.n_vocab), None)
+    engine = Engine(context, model, None)
     one = engine.submit(
         Request(
             tuple(b"go"),

@@ -8,7 +8,7 @@ from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.context_overflow import AttentionSinks
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.sampling import default_sampling
-from llmcli.runtime.strategies.base import ModelVocabulary, Speculation
+from llmcli.runtime.strategies.base import Speculation
 from llmcli.types import Event
 from tests.fixtures.drafts import CHEAP, Knowing, Steady
 from tests.fixtures.fakes import FakeContext, FakeModel
@@ -30,7 +30,7 @@ def answer(
 ) -> tuple[Answer, list[Event], FakeContext]:
     """One guided answer of a model that would rather say something else."""
     model, context = FakeModel(), FakeContext(reply=b"Well, let me see.", n_ctx=n_ctx)
-    vocabulary = ModelVocabulary(model.piece, model.is_end, model.n_vocab)
+    vocabulary = model
     engine = Engine(context, vocabulary, None, more.pop("speculation", None))
     sampling = default_sampling().with_values({"seed": seed, **more.pop("settings", {})})
     asked = {"strategy": "guided", "grammar": grammar, "logprobs": True, **more}
@@ -95,9 +95,7 @@ def test_a_full_context_ends_forced_text_where_it_ends_drawn_text(n_ctx: int) ->
 
 def test_samples_each_follow_the_grammar_with_a_seed_of_their_own() -> None:
     model = FakeModel()
-    engine = Engine(
-        FakeContext(n_seq_max=3), ModelVocabulary(model.piece, model.is_end, model.n_vocab), None
-    )
+    engine = Engine(FakeContext(n_seq_max=3), model, None)
     sampling = default_sampling().with_values({"seed": 5})
     request = Request(tuple(b"ask"), sampling, strategy="guided", grammar=schema(CALL))
     ids = engine.submit_samples(request, 3)

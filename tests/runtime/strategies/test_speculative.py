@@ -10,7 +10,7 @@ from llmcli.runtime.drafting.pass_cost import PassCost
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.sampling import default_sampling
-from llmcli.runtime.strategies.base import ModelVocabulary, Speculation
+from llmcli.runtime.strategies.base import Speculation
 from tests.fixtures.drafts import CHEAP, Knowing, Steady
 from tests.fixtures.fakes import EOS, FakeContext, FakeModel
 
@@ -29,7 +29,7 @@ def engine(
 ) -> Engine:
     model = FakeModel()
     means = Speculation((drafter or PromptLookup(),), curve or Steady(CHEAP), 16)
-    return Engine(context, ModelVocabulary(model.piece, model.is_end, model.n_vocab), None, means)
+    return Engine(context, model, None, means)
 
 
 def finish(machine: Engine, number: int) -> Answer:

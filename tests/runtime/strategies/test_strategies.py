@@ -6,7 +6,6 @@ from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.strategies import strategies
-from llmcli.runtime.strategies.base import ModelVocabulary
 from tests.fixtures.fakes import FakeContext, FakeModel
 
 GREEDY = default_sampling().with_values({"temp": 0})
@@ -20,7 +19,7 @@ def test_greedily_each_says_what_plain_decoding_says(name: str, more: dict) -> N
     told = []
     for strategy in ("plain", name):
         model, context = FakeModel(), FakeContext(reply=b"hello world", n_seq_max=4)
-        engine = Engine(context, ModelVocabulary(model.piece, model.is_end, model.n_vocab), None)
+        engine = Engine(context, model, None)
         one = engine.submit(Request(tuple(b"ask"), GREEDY, strategy=strategy, **more))
         while engine.is_busy:
             engine.step()
