@@ -114,8 +114,35 @@ DOORS = {
     "yaml": ("quant/checkpoint/model_card.py",),
 }
 FORBIDDEN = frozenset(
-    "wish told tell made part found asked given known own some one other both whole rest left "
-    "apart beside together room place way put take look side".split()
+    [
+        "wish",
+        "told",
+        "tell",
+        "made",
+        "part",
+        "found",
+        "asked",
+        "given",
+        "known",
+        "own",
+        "some",
+        "one",
+        "other",
+        "both",
+        "whole",
+        "rest",
+        "left",
+        "apart",
+        "beside",
+        "together",
+        "room",
+        "place",
+        "way",
+        "put",
+        "take",
+        "look",
+        "side",
+    ]
 )
 
 

@@ -22,6 +22,7 @@ from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling import Sampling
 from llmcli.runtime.sampling.chain import GreedyChain, NumpyChain
 from llmcli.runtime.text.detokenizer import Detokenizer
+from llmcli.runtime.vocabulary import Vocabulary
 from llmcli.types import Event, Message
 
 PHASES = ("tokenize", "prefill", "decode", "sample", "detokenize", "screen", "python")
@@ -37,7 +38,7 @@ PhaseSeconds = Mapping[str, float]
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
     """The times of one answer: seconds of each of PHASES, and for each token after the first the
-    seconds of each of PER_TOKEN.
+    seconds of each of TOKEN_PHASES.
     """
 
     phases: PhaseSeconds
@@ -200,16 +201,27 @@ def _places() -> list[TimedFunction]:
     ]
 
 
+class _EndlessVocabulary:
+    """A vocabulary whose tokens are checked for the end of the answer but never end it."""
+
+    def __init__(self, vocabulary: Vocabulary, probe: FunctionTimers | None) -> None:
+        self.n_vocab, self.tokenize = vocabulary.n_vocab, vocabulary.tokenize
+        self.piece = probe.wrap(DETOKENIZE, vocabulary.piece) if probe else vocabulary.piece
+        self._is_end = vocabulary.is_end
+
+    def is_end(self, token: int) -> bool:
+        """Check the token, as an ordinary vocabulary does, and return False."""
+        self._is_end(token)
+        return False
+
+
 @contextmanager
 def ignore_end_tokens(runner: Runner, probe: FunctionTimers | None = None) -> Iterator[None]:
     """Check every token for the end of the answer, but never end it. `probe` times the token's
     bytes.
     """
     engine, means = runner.engine, runner.engine.resources
-    ends, piece = means.vocabulary.is_end, means.vocabulary.piece
-    timed = probe.wrap(DETOKENIZE, piece) if probe else piece
-    vocabulary = replace(means.vocabulary, is_end=lambda token: ends(token) and False, piece=timed)
-    engine.resources = replace(means, vocabulary=vocabulary)
+    engine.resources = replace(means, vocabulary=_EndlessVocabulary(means.vocabulary, probe))
     try:
         yield
     finally:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from llmcli.charts.chart import Axis, Chart, Plot, Point, ChartRow, RowChart
-from llmcli.charts.label_layout import terminal_columns, fit_columns
-from llmcli.charts.scale import Scale, format_number, axis_limits, format_ticks
+from llmcli.charts.chart import Axis, Chart, ChartRow, Plot, Point, RowChart
+from llmcli.charts.label_layout import fit_columns, terminal_columns
+from llmcli.charts.scale import Scale, axis_limits, format_number, format_ticks
 
 MIN_COLUMNS, MAX_COLUMNS, PLOT_LINES = 24, 100, 14  # columns, columns, lines of a plot
 
@@ -50,7 +50,9 @@ def render_text(chart: Chart, columns: int, unicode: bool = True) -> str:
     lines = (
         _plot(chart, columns, glyphs) if isinstance(chart, Plot) else _rows(chart, columns, glyphs)
     )
-    output = [line.rstrip() for line in (fit_columns(chart.title, columns, glyphs.ellipsis), *lines)]
+    output = [
+        line.rstrip() for line in (fit_columns(chart.title, columns, glyphs.ellipsis), *lines)
+    ]
     return "\n".join(line if unicode else _ascii(line) for line in output)
 
 
@@ -65,7 +67,9 @@ def _rows(chart: RowChart, columns: int, glyphs: Glyphs) -> list[str]:
         if chart.draws_marks
         else (0.0, max(chart.axis_values) or 1.0)
     )
-    scale = Scale(low, high, 0, chart_columns - 1 if chart.draws_marks else chart_columns, chart.axis.is_log)
+    scale = Scale(
+        low, high, 0, chart_columns - 1 if chart.draws_marks else chart_columns, chart.axis.is_log
+    )
     lines = []
     for row in chart.rows:
         drawn = (
@@ -89,7 +93,9 @@ def _rows(chart: RowChart, columns: int, glyphs: Glyphs) -> list[str]:
         lines += _flow(
             [f"{samples[n % len(samples)]} {name}" for n, name in enumerate(names)], columns
         )
-    return lines + _flow([f"{rule.label}: {format_number(rule.position)}" for rule in chart.reference_lines], columns)
+    return lines + _flow(
+        [f"{rule.label}: {format_number(rule.position)}" for rule in chart.reference_lines], columns
+    )
 
 
 def _bar(row: ChartRow, names: Sequence[str], scale: Scale, glyphs: Glyphs) -> str:
@@ -132,7 +138,9 @@ def _plot(plot: Plot, columns: int, glyphs: Glyphs) -> list[str]:
     left = max(map(terminal_columns, labels.values()))
     room = columns - left - 2
     rules = [rule.position for rule in plot.reference_lines]
-    x = Scale(*axis_limits([*(p.x for p in points), *rules], plot.x.is_log), 0, room - 1, plot.x.is_log)
+    x = Scale(
+        *axis_limits([*(p.x for p in points), *rules], plot.x.is_log), 0, room - 1, plot.x.is_log
+    )
     field = [[" "] * room for _ in range(PLOT_LINES)]
     for rule in plot.reference_lines:
         for line in field:
@@ -148,7 +156,8 @@ def _plot(plot: Plot, columns: int, glyphs: Glyphs) -> list[str]:
             _write(point, x, y, field)
     lines = [fit_columns(plot.y.title, columns, glyphs.ellipsis)]
     lines += [
-        f"{labels.get(n, ''):>{left}} {glyphs.vertical}{''.join(line)}" for n, line in enumerate(field)
+        f"{labels.get(n, ''):>{left}} {glyphs.vertical}{''.join(line)}"
+        for n, line in enumerate(field)
     ]
     base, *below = _across(plot.x, x, room, glyphs)
     lines += [" " * (left + 1) + glyphs.corner + base, *(" " * (left + 2) + line for line in below)]
@@ -157,7 +166,9 @@ def _plot(plot: Plot, columns: int, glyphs: Glyphs) -> list[str]:
         for n, one in enumerate(plot.series)
         if one.name and len(plot.series) > 1
     ]
-    return lines + _flow([*shown, *(f"{glyphs.vertical} {rule.label}" for rule in plot.reference_lines)], columns)
+    return lines + _flow(
+        [*shown, *(f"{glyphs.vertical} {rule.label}" for rule in plot.reference_lines)], columns
+    )
 
 
 def _trace(points: Sequence[Point], x: Scale, y: Scale, field: list[list[str]], dot: str) -> None:
@@ -197,7 +208,11 @@ def _across(axis: Axis, scale: Scale, room: int, glyphs: Glyphs) -> list[str]:
         if start >= next_column:
             numbers[start : start + len(label)] = label
             next_column = start + len(label) + 1
-    return ["".join(axis_line), "".join(numbers).rstrip(), fit_columns(axis.title, room, glyphs.ellipsis)]
+    return [
+        "".join(axis_line),
+        "".join(numbers).rstrip(),
+        fit_columns(axis.title, room, glyphs.ellipsis),
+    ]
 
 
 def _named(scale: Scale, most: int) -> list[tuple[float, str]]:

@@ -8,7 +8,11 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-CGROUP_ROOT, CGROUP_FILE, STATM_FILE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/proc/self/statm")
+CGROUP_ROOT, CGROUP_FILE, STATM_FILE = (
+    Path("/sys/fs/cgroup"),
+    Path("/proc/self/cgroup"),
+    Path("/proc/self/statm"),
+)
 THREAD_BYTES = 72 << 20  # address space of one thread: its stack and the C library's arena
 UNLIMITED_BYTES = 1 << 60  # version 1 reports "no limit" as a number near 2^63
 # for each version: limit, usage, and the reclaimable pages in memory.stat

@@ -1,7 +1,7 @@
 import pytest
 
-from llmcli.charts.chart import Axis, Plot, Point, ChartRow, RowChart, Series, NamedValue
-from llmcli.charts.label_layout import terminal_columns, fit_columns
+from llmcli.charts.chart import Axis, ChartRow, NamedValue, Plot, Point, RowChart, Series
+from llmcli.charts.label_layout import fit_columns, terminal_columns
 from llmcli.charts.terminal_chart import render_text
 
 
@@ -16,13 +16,19 @@ def test_no_line_is_longer_than_the_terminal(charts, columns, unicode):
 
 def test_bars_end_on_an_eighth_of_a_cell():
     chart = RowChart(
-        "t", "s", Axis("x"), (ChartRow("a", (NamedValue("v", 32.0),)), ChartRow("b", (NamedValue("v", 12.5),)))
+        "t",
+        "s",
+        Axis("x"),
+        (ChartRow("a", (NamedValue("v", 32.0),)), ChartRow("b", (NamedValue("v", 12.5),))),
     )
     title, full, part = render_text(chart, 40).split("\n")
     room = 38
     assert (title, full) == ("t", "a " + "█" * room)
     assert part == "b " + "█" * 14 + "▉"  # 14.84 cells
-    assert render_text(chart, 41, unicode=False).split("\n")[1:] == ["a " + "#" * room, "b " + "#" * 15]
+    assert render_text(chart, 41, unicode=False).split("\n")[1:] == [
+        "a " + "#" * room,
+        "b " + "#" * 15,
+    ]
 
 
 def test_parts_of_a_stack_have_letters_of_their_own(bars):

@@ -1,5 +1,4 @@
-"""quantize and convert verify the tokenizer first, and warn about a template without an end token.
-"""
+"""quantize and convert verify the tokenizer first, and warn about a template without an end token."""
 
 import json
 import shutil

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmcli.bench.history.history import History, BenchRun
+from llmcli.bench.history.history import BenchRun, History
 from llmcli.bench.speed.llama_bench_output import build_row
 from llmcli.bench.speed.measure import SpeedResult
 from llmcli.errors import UserError

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcli.catalog.hub.error_messages import explain_error
+from llmcli.catalog.hub.headers import hub_headers
 from llmcli.catalog.hub.retry import RETRIED_STATUSES, resume_transfer
 from llmcli.catalog.spec import Spec
 from llmcli.config import Config
@@ -43,7 +44,6 @@ class RemoteFile:
         self, spec: Spec, commit: str, blob: "HubFile", config: Config, watcher: ProgressDisplay
     ) -> None:
         from huggingface_hub import hf_hub_url
-        from huggingface_hub.utils import build_hf_headers
 
         self.spec, self.commit, self.digest, self.config, self.watcher = (
             spec,
@@ -55,7 +55,7 @@ class RemoteFile:
         self.path, self.size = Path(spec.repo) / blob.name, blob.size
         self.url = hf_hub_url(spec.repo, blob.name, revision=commit, endpoint=config.hub_endpoint)
         self.headers = {
-            **build_hf_headers(token=config.hub_token or False),
+            **hub_headers(config),
             "Accept-Encoding": "identity",
         }
         # where the hub redirects for the content, while it is valid
@@ -96,8 +96,7 @@ class RemoteFile:
         The token is sent to the hub only. The answer is read to its end and no further, so that the
         connection can be reused.
         """
-        from huggingface_hub import get_session
-        from huggingface_hub.utils import hf_raise_for_status
+        from huggingface_hub import get_session, hf_raise_for_status
 
         direct = None if hub else self.content_url
         headers = {**self.headers, "Range": f"bytes={start}-{start + nbytes - 1}"}

@@ -18,6 +18,7 @@ from typing import Literal, cast
 from llmcli.atomic_files import AtomicWriter, write_atomically
 from llmcli.catalog.hub.choose_files import ChosenFiles, HubFile, choose_files
 from llmcli.catalog.hub.error_messages import explain_error, note_retries
+from llmcli.catalog.hub.headers import hub_headers
 from llmcli.catalog.hub.range_reader import RemoteFile, fetch_heads
 from llmcli.catalog.hub.retry import resume_transfer, with_retries
 from llmcli.catalog.sources.base import FetchedFiles, RemoteCheckpoint, require_free_space
@@ -244,12 +245,11 @@ def _download(
 ) -> VerifiedFile:
     """Download one blob into its partial file, starting at its end, and verify it."""
     from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils import build_hf_headers
 
     repo = _repo_folder(spec, config)
     target = repo / "blobs" / blob.digest
     url = hf_hub_url(spec.repo, blob.name, revision=commit, endpoint=config.hub_endpoint)
-    headers = {**build_hf_headers(token=config.hub_token or False), "Accept-Encoding": "identity"}
+    headers = {**hub_headers(config), "Accept-Encoding": "identity"}
     with hold_lock(
         config.hub_cache / ".locks" / repo.name / f"{blob.digest}.lock", watcher, blob.name
     ):
@@ -286,8 +286,7 @@ def _transfer(
 
 def _stream(url: str, headers: dict[str, str], file: AtomicWriter) -> None:
     """Make one request, starting at the end of the partial file."""
-    from huggingface_hub import get_session
-    from huggingface_hub.utils import hf_raise_for_status
+    from huggingface_hub import get_session, hf_raise_for_status
 
     all_headers = {**headers, "Range": f"bytes={file.position}-"} if file.position else headers
     with get_session().stream("GET", url, headers=all_headers, timeout=TIMEOUT_SECONDS) as response:

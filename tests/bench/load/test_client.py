@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmcli.bench.load.client import open_client, parse_base_url
-from llmcli.bench.load.client import LoadTarget
+from llmcli.bench.load.client import LoadTarget, open_client, parse_base_url
 from llmcli.bench.load.records import LoadAnswer, LoadJob
 from llmcli.errors import UserError
 from tests.fixtures.load_server import Scripted, counted, plain, streamed, text
@@ -38,7 +37,12 @@ def test_tokens_are_what_the_server_counted_not_the_chunks(scripted: Servers) ->
         )
     )
     (one,) = asked(LoadTarget(made.url + "/v1", "m"))
-    assert (one.is_complete, one.tokens, one.token_counts, one.finish_reason) == (True, 5, [1, 1], "length")
+    assert (one.is_complete, one.tokens, one.token_counts, one.finish_reason) == (
+        True,
+        5,
+        [1, 1],
+        "length",
+    )
     assert (one.prompt_tokens, one.cached_tokens) == (20, 12)
     assert one.sent <= one.arrival_times[0] <= one.arrival_times[1] <= (one.ended or 0)
 
@@ -114,7 +118,12 @@ def test_a_kept_connection_that_the_server_closed_costs_no_request(scripted: Ser
 def test_a_client_may_go_away(scripted: Servers, after: int, stamps: int) -> None:
     made = scripted(streamed("a", "b", "c", counted(9, 3), done=False))
     (one,) = asked(LoadTarget(made.url + "/v1", "m"), replace(JOB, cancel_after=after))
-    assert (one.cancelled, one.is_complete, one.error, len(one.arrival_times)) == (True, False, None, stamps)
+    assert (one.cancelled, one.is_complete, one.error, len(one.arrival_times)) == (
+        True,
+        False,
+        None,
+        stamps,
+    )
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,9 @@ def answer(at: float, first: float, gap: float, count: int, **more: object) -> L
     return LoadAnswer(at, at, arrival_times=stamps, token_counts=[1] * count, **fields)  # type: ignore[arg-type]
 
 
-def run(*answers: LoadAnswer, began: float = 0.0, ended: float = 10.0, load: Load | None = None) -> LoadRun:
+def run(
+    *answers: LoadAnswer, began: float = 0.0, ended: float = 10.0, load: Load | None = None
+) -> LoadRun:
     load = load or Load("closed", 2)
     return LoadRun(load, list(answers), began, ended, [0.001] * 10, 1.0)
 
@@ -90,7 +92,11 @@ def test_goodput_counts_who_kept_every_promise_and_failures_keep_none() -> None:
     )
     assert (found.kept_slo, found.goodput) == (2, pytest.approx(0.2))
     assert found.slo_share == pytest.approx(2 / 5)  # who went away is not in it
-    assert (found.failed, found.error_examples, found.cancelled) == ({"http 429": 1}, {"http 429": "busy"}, 1)
+    assert (found.failed, found.error_examples, found.cancelled) == (
+        {"http 429": 1},
+        {"http 429": "busy"},
+        1,
+    )
 
 
 def test_repetitions_are_pooled_and_told_one_by_one() -> None:

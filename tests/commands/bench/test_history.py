@@ -3,7 +3,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llmcli import config
-from llmcli.bench.history.history import History, BenchRun, history_path
+from llmcli.bench.history.history import BenchRun, History, history_path
 from llmcli.ui import UI
 from tests.fixtures.cli import Done
 

@@ -8,7 +8,7 @@ import pytest
 
 from llmcli.bench.statistics.paired_test import Comparison
 from llmcli.bench.tune import tune
-from llmcli.bench.tune.tune import TuningResult, RunSetting, TriedSetting, TuningWorkload
+from llmcli.bench.tune.tune import RunSetting, TriedSetting, TuningResult, TuningWorkload
 from tests.fixtures.cli import Done
 from tests.quant import tiny_gguf
 

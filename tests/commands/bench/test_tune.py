@@ -10,7 +10,7 @@ import pytest
 from llmcli import config
 from llmcli.bench.statistics.paired_test import Comparison
 from llmcli.bench.tune import tune
-from llmcli.bench.tune.tune import TuningResult, RunSetting, TriedSetting, TuningWorkload
+from llmcli.bench.tune.tune import RunSetting, TriedSetting, TuningResult, TuningWorkload
 from llmcli.hardware import host
 from llmcli.planning import tuned_profile
 from tests.fixtures.cli import Done
