@@ -32,9 +32,9 @@ class Elsewhere(TorchBackend):
 
     def __init__(self) -> None:
         super().__init__("meta")
-        self.quiet: Any = nullcontext
+        self.without_warnings: Any = nullcontext
 
-    def numpy(self, values: Any) -> Any:
+    def to_numpy(self, values: Any) -> Any:
         assert values.device.type == "meta"
         return np.zeros(tuple(values.shape), bool if values.dtype == torch.bool else np.float32)
 
@@ -69,7 +69,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
 
     def put(ops: TorchBackend) -> TorchBackend:
         monkeypatch.setattr(array_backends, "device", lambda: ops.device.type)
-        monkeypatch.setattr(array_backends, "array_backend", lambda where=None: ops)
+        monkeypatch.setattr(array_backends, "array_backend", lambda device=None: ops)
         return ops
 
     return put
