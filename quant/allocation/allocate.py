@@ -1,14 +1,15 @@
 """Choice of a type for each tensor, so that a file has a given size and the least loss.
 
-A tensor's options are types with the bytes they take and the divergence they cost; losses of
-tensors add up. The steps down the lower convex hull of every tensor's options are taken in the
-order of their gain per byte: these are the solutions of the Lagrangian for falling multipliers,
-each optimal at its number of bytes. The remaining budget is then spent on any option that still
-fits, largest gain first.
+A tensor's options are types with the bytes they take and the divergence they cost. The loss of a
+file is the sum of the losses of its tensors. Each tensor starts at its smallest option and moves
+down the lower convex hull of its options. The steps of all tensors are taken in the order of their
+gain per byte: after each step the mix is optimal for its number of bytes (it solves the Lagrangian
+for some multiplier). The remaining budget is then spent on any option that still fits, largest
+reduction of the loss first.
 
-One tensor, such as an embedding, may be most of a model, and a step of it may exceed all remaining
-bytes. Therefore the largest tensors are given each of their types in turn, and the best of these
-mixes is taken.
+A single tensor, such as an embedding, may be most of a model, and one of its steps may exceed all
+remaining bytes. Therefore each type of the largest tensors is tried in turn, and the best resulting
+mix is taken.
 """
 
 from bisect import bisect_right
@@ -18,17 +19,19 @@ from itertools import accumulate, pairwise, product
 
 from quant.errors import UserError
 
-MAX_TYPES = 5  # types in a file, where fewer cost little: every type needs kernels of its own
-MAX_LOSS_GROWTH = 0.02  # share of the loss that may be added to drop one type
-LARGE_SHARE = 0.05  # share of all allocatable bytes above which a tensor's types are tried in turn
+MAX_TYPES = 5  # most types in a file, if fewer cost little: each type needs its own kernels
+# MAX_TYPES is enforced only while dropping a type adds at most this share of the loss
+MAX_LOSS_GROWTH = 0.02
+# share of all bytes that types decide, above which each type of a tensor is tried in turn
+LARGE_SHARE = 0.05
 MAX_LARGE_TENSORS = 2  # most tensors whose types are tried in turn
-SIZE_TOLERANCE = 0.003  # share of the target that a file may be smaller without a warning
+SIZE_TOLERANCE = 0.003  # share of the target by which a file may be smaller without a warning
 
 
 @dataclass(frozen=True, slots=True)
 class TypeOption:
-    """A type for one tensor: its bytes in the file, padding included, and its cost in
-    divergence.
+    """A type for one tensor: the bytes it takes in the file, padding included, and the divergence
+    it costs.
     """
 
     type: str
@@ -41,7 +44,7 @@ TypeMenu = Mapping[str, Sequence[TypeOption]]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step from one corner of a tensor's hull to the next `option`: added bytes, added loss
+    """A step down a tensor's hull, to `option` from the option before it: added bytes, added loss
     (negative), and loss per byte.
     """
 
@@ -54,8 +57,8 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The largest size of the whole file, `max_bytes`, of which `fixed_bytes` do not depend on the
-    types.
+    """The largest size of the whole file, `max_bytes`, and the part of it that does not depend on
+    the types, `fixed_bytes`.
     """
 
     max_bytes: int
@@ -85,7 +88,7 @@ class Allocation:
 
     @property
     def mix(self) -> dict[str, str]:
-        """Name -> type."""
+        """The type of each tensor by name."""
         return {name: pick.type for name, pick in self.options.items()}
 
     @property
@@ -98,8 +101,8 @@ class Allocation:
 
 
 def lower_hull(options: Iterable[TypeOption]) -> tuple[TypeOption, ...]:
-    """Return the lower convex hull, smallest first: each step gains less per byte than the one
-    before it.
+    """Return the options on the lower convex hull of loss over bytes, smallest first: each step
+    gains less per byte than the one before it.
     """
     points: list[TypeOption] = []
     for option in sorted(options, key=lambda option: (option.nbytes, option.loss)):
@@ -117,14 +120,16 @@ def _slope(smaller: TypeOption, larger: TypeOption) -> float:
 
 
 def size_range(menu: TypeMenu) -> tuple[int, int]:
-    """Return the fewest and the most bytes that options on the hulls take."""
+    """Return the bytes of all tensors in their smallest options and in their largest options on the
+    hulls.
+    """
     hulls = [lower_hull(options) for options in menu.values()]
     return sum(points[0].nbytes for points in hulls), sum(points[-1].nbytes for points in hulls)
 
 
 def is_reachable(menu: TypeMenu, budget: Budget) -> bool:
-    """Return whether some mix fits into the budget and the largest mix is not much smaller than
-    it.
+    """Return whether some mix fits into the budget, and the largest mix fills it up to
+    SIZE_TOLERANCE.
     """
     least, most = size_range(menu)
     return (
@@ -145,7 +150,7 @@ def unreachable_error(menu: TypeMenu, budget: Budget) -> UserError:
 
 def allocate(menu: TypeMenu, budget: Budget) -> Allocation:
     """Return the best mix within the budget. Raises UserError with the reachable sizes if no mix
-    fits or all are much smaller.
+    fits, or if even the largest mix is much smaller than the budget.
     """
     if not is_reachable(menu, budget):
         raise unreachable_error(menu, budget)
@@ -166,8 +171,10 @@ def allocate(menu: TypeMenu, budget: Budget) -> Allocation:
 def _large_choices(
     menu: TypeMenu, hulls: TypeMenu, left: int
 ) -> list[tuple[float, dict[str, TypeOption]]]:
-    """Return the options of the large tensors that fit, each with a lower bound of the loss of any
-    mix with them, smallest bound first. The bound takes a fraction of the last step.
+    """Return the combinations of options of the large tensors that fit, each with a lower bound of
+    the loss of any mix that contains it, smallest bound first.
+
+    The bound lets the other tensors take a fraction of their last step, so no mix can be better.
     """
     large = _large_tensors(hulls)
     others = {name: points for name, points in hulls.items() if name not in large}
@@ -196,8 +203,8 @@ def _large_choices(
 
 
 def _large_tensors(hulls: TypeMenu) -> list[str]:
-    """Return the tensors whose types differ most in bytes, where the difference is a large share of
-    the total.
+    """Return the tensors with the largest difference in bytes between their options, if that is a
+    large share of the sum of all differences.
     """
     spans = {name: points[-1].nbytes - points[0].nbytes for name, points in hulls.items()}
     widest = sorted(spans, key=lambda name: (-spans[name], name))[:MAX_LARGE_TENSORS]
@@ -221,18 +228,23 @@ def _steps(hulls: TypeMenu) -> list[_Step]:
 
 
 def _take_steps(menu: TypeMenu, hulls: TypeMenu, left: int) -> Allocation:
-    """Take steps down the hulls while they fit into `left` bytes. The smallest options must fit."""
+    """Take steps down the hulls while they fit into `left` bytes, starting from the smallest
+    options, which must fit.
+    """
     picks = {name: points[0] for name, points in hulls.items()}
     left -= sum(pick.nbytes for pick in picks.values())
     for step in _steps(hulls):
-        if step.nbytes > left:  # the multiplier is found; greedy filling spends the rest
+        # the steps after this one gain less per byte; _fill() spends the remaining bytes
+        if step.nbytes > left:
             break
         picks[step.name], left = step.option, left - step.nbytes
     return Allocation(_fill(menu, picks, left))
 
 
 def _fill(menu: TypeMenu, picks: Mapping[str, TypeOption], left: int) -> dict[str, TypeOption]:
-    """Spend the remaining bytes, largest gain first. Options without a gain are not taken."""
+    """Spend the remaining bytes on single changes of a tensor's option, largest reduction of the
+    loss first.
+    """
     filled = dict(picks)
     while True:
         better = [
@@ -249,8 +261,8 @@ def _fill(menu: TypeMenu, picks: Mapping[str, TypeOption], left: int) -> dict[st
 
 
 def reduce_types(menu: TypeMenu, budget: Budget, max_types: int = MAX_TYPES) -> Allocation:
-    """Return the best mix of few types: types are dropped one after another while there are more
-    than `max_types` and dropping one costs little.
+    """Return the best mix with few types: while there are more than `max_types`, the type that
+    costs least is dropped, unless dropping it costs too much.
     """
     best = allocate(menu, budget)
     while len(best.types) > max_types:
@@ -269,7 +281,7 @@ def reduce_types(menu: TypeMenu, budget: Budget, max_types: int = MAX_TYPES) -> 
 
 
 def drop_type(menu: TypeMenu, kind: str) -> TypeMenu | None:
-    """Return the menu without a type, or None if a tensor would have no option left."""
+    """Return the menu without one type, or None if a tensor would have no option left."""
     reduced = {
         name: [option for option in options if option.type != kind]
         for name, options in menu.items()

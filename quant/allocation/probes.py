@@ -1,12 +1,16 @@
 """Probes: the sets of tensors that are quantized together to measure how much their rounding costs.
 
-- Each tensor with a choice of types, or a layer's group, alone, in plain codes near PROBE_BITS
-  bits. These serve every method.
-- All tensors of a role together in the run's own codes, near PROBE_BITS and near COARSE_PROBE_BITS
-  bits: a method's errors are measured under the moments it was given and are larger on other text,
-  and the cost of two bits is no multiple of that of four.
-- Each type of an embedding that is also the output head: the looked-up rows have its plain error,
-  the head the error under its moments, and which one matters depends on the model.
+There are three kinds:
+
+- Each tensor with a choice of types, or each group of a layer (q with k, gate with up), alone in
+  plain codes near PROBE_BITS bits. These measurements do not depend on the quantization method.
+- All tensors of a role together in the run's own codes, near PROBE_BITS bits and near
+  COARSE_PROBE_BITS bits. They correct two errors of prediction: a method's error is measured with
+  the moments it optimized for and is larger on other text, and the cost of two bits is not a fixed
+  multiple of the cost of four bits.
+- Each type of an embedding that is also the output head. The rows that are looked up have the plain
+  error, the head has the error weighted by its moments, and which of the two matters more depends
+  on the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,20 +29,23 @@ LEGACY_TYPES = (
     "Q5_0",
     "Q5_1",
     "Q8_0",
-)  # for rows that are no multiple of a superblock
-# bits per value of the type that a tensor is measured in, or the nearest: the errors are visible
-# and still small
+)  # for rows whose length is no multiple of 256
+# bits per value that a probe's type should have; the nearest type is taken. At 4.5 bits errors are
+# large enough to measure and still small
 PROBE_BITS = 4.5
-COARSE_PROBE_BITS = 2.6  # bits per value of a role's second measurement, where it has such a choice
+# bits per value of the second measurement of a role whose tensors have such a type
+COARSE_PROBE_BITS = 2.6
 GROUP_OF_ROLE = {"q": "qk", "k": "qk", "gate": "gate_up", "up": "gate_up"}
-# the first numbers of the probes in the run's own codes
+# numbers of the first probe of each kind in the run's own codes
 FIRST_ROLE_PROBE, FIRST_COARSE_PROBE, FIRST_TYPE_PROBE = 1 << 28, 3 << 27, 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
 class SensitivityProbe:
-    """The tensors of `names` that are measured together, in plain codes or in the run's own
-    (`uses_run_codes`), in the types nearest to `bits` bits per value or in type `kind`.
+    """The tensors `names`, measured together.
+
+    Their codes are the run's own if `uses_run_codes` is set, else plain codes. Their type is
+    `kind`, or if that is empty, each tensor's type nearest to `bits` bits per value.
     """
 
     number: int
@@ -49,18 +56,18 @@ class SensitivityProbe:
 
     @property
     def label(self) -> str:
-        """Description for people."""
+        """Description for messages."""
         if self.uses_run_codes and len(self.names) > 1:
             return f"{len(self.names)} tensors of {tensor_types.tensor_role(self.names[0])} near {self.bits} bits"
         return " ".join([", ".join(self.names), self.kind]).strip()
 
 
 def tensor_probes(types: TypeChoices, grouped: bool) -> list[SensitivityProbe]:
-    """Return one probe for each tensor that has a choice, or for each group of a layer: q with k,
-    gate with up.
+    """Return one probe for each tensor that has a choice, or with `grouped` one for each group of a
+    layer: q with k, gate with up.
 
-    Tensors without a choice are numbered as well, so that a number means the same tensor whichever
-    types are allowed.
+    Tensors without a choice are counted in the numbers as well, so that a number means the same
+    tensor whatever types are allowed.
     """
     groups: dict[tuple[int, str], list[str]] = {}
     for name in types:
@@ -74,8 +81,8 @@ def tensor_probes(types: TypeChoices, grouped: bool) -> list[SensitivityProbe]:
 
 
 def role_probes(types: TypeChoices) -> list[SensitivityProbe]:
-    """Return one probe for each role with a choice of types, and one for its tensors that have a
-    coarser choice.
+    """Return one probe for each role with a choice of types, and a second one for those of its
+    tensors that have a type near COARSE_PROBE_BITS.
     """
     names_by_role: dict[str, list[str]] = {}
     for name, kinds in types.items():

@@ -1,9 +1,9 @@
-"""Refinement of a mix: bytes are moved between one role's tensors and all others, and a change is
-kept if it lowers the divergence on held-out text.
+"""Refinement of a mix: bytes are moved between the tensors of one role and all others, and a change
+is kept if it lowers the divergence on held-out text.
 
 Losses that were measured for single tensors add up only approximately. Treating a role (attn_v,
-ffn_down, the head) as twice or half as sensitive moves bytes to it or from it at the same file
-size; the divergence of the whole mix decides.
+ffn_down, the head) as twice or half as sensitive moves bytes to its tensors or away from them at
+the same file size. The divergence of the whole mix decides whether the change is kept.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,14 +17,14 @@ from quant.recipes import tensor_types
 
 ROLE_FACTORS = (2.0, 0.5)
 MIN_STANDARD_ERRORS = (
-    1.0  # standard errors of the paired difference that an improvement must exceed
+    1.0  # an improvement must exceed this many standard errors of the paired difference
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RefinementTrial:
-    """One mix that was measured: `role` was treated as `factor` times as sensitive; the first trial
-    has no role.
+    """One measured mix. `role` was treated as `factor` times as sensitive; the first trial changes
+    nothing and has an empty `role`.
     """
 
     role: str
@@ -34,8 +34,8 @@ class RefinementTrial:
 
 
 class MixRefinement:
-    """Trials of one menu under one budget, at most `max_trials` after the first. `measure` returns
-    the divergences of a mix at the held-out positions.
+    """A series of trials with one menu and one budget: the starting mix, then at most `max_trials`
+    changed ones. `measure` returns the divergence of a mix at each held-out position.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class MixRefinement:
         self.trials: list[RefinementTrial] = []
 
     def run(self, start: Allocation) -> Iterator[Allocation]:
-        """Yield the best mix so far, after each trial."""
+        """Measure trial after trial; after each, yield the best mix so far."""
         best, best_klds = start, self.measure(start.mix)
         self.trials.append(RefinementTrial("", 1.0, float(best_klds.mean()), True))
         yield best
@@ -79,7 +79,7 @@ class MixRefinement:
         )
 
     def _with_measured_losses(self, found: Allocation) -> Allocation:
-        """Return the same types with the measured losses."""
+        """Return the same types with the menu's measured losses instead of the scaled ones."""
         named = {
             name: {option.type: option for option in options} for name, options in self.menu.items()
         }

@@ -1,22 +1,23 @@
-"""Sensitivity: how much each tensor's rounding costs, from the error of its codes and measured
-divergences.
+"""Sensitivity: how much the rounding of each tensor costs, computed from the error of its codes and
+from measured divergences.
 
-For every tensor and type the relative error of the real encoder's codes is computed on sampled
-rows, weighted by the tensor's input: tr(dW H dW^T) / tr(W H W^T), where H are the second moments,
-the imatrix's mean squares, or 1. One measurement then relates error to cost: the divergence from
-the original with only that tensor (or one group of a layer) in one type near 4.5 bits. The cost of
-other types is proportional to their error, because the divergence is quadratic in dW for small
-errors. The error of llama.cpp's rounding of activations is added (activation_rounding.py): the
-measured models use float activations, which do not show it, and near Q6_K it is most of the error.
+For every tensor and type, the relative error of the real encoder's codes is computed on sampled
+rows, weighted by the tensor's input: tr(dW H dW^T) / tr(W H W^T). H are the second moments of the
+input if they were collected, else the imatrix's mean squares (diagonal), else the identity. One
+measurement then relates error to cost: the divergence from the original model when only that tensor
+(or one group of a layer) is quantized, in a type near 4.5 bits. The cost of other types is
+proportional to their error, because the divergence is quadratic in dW for small errors. The error
+of llama.cpp's rounding of activations (activation_rounding.py) is added: the divergences are
+measured with float activations and do not include it, and near Q6_K it is most of the error.
 
 Two corrections are measured in the run's own codes (see probes.py):
 
-- a role's tensors together, compared with their predicted cost: the errors that GPTQ leaves are
-  small under its own moments and larger on other text, and errors of two bits are not small
-- every type of an embedding that is also the head, whose looked-up rows have its plain error
+- A role's tensors together, compared with their predicted cost. GPTQ's errors are small under the
+  moments it optimized for and larger on other text, and the errors of two-bit types are not small.
+- Every type of an embedding that is also the head, because its looked-up rows have the plain error.
 
-"SpQR-style sensitivity" is the share of the error from the worst hundredth of a tensor's columns
-and rows: what would vanish if they were left out.
+The "SpQR-style sensitivity" of a tensor is the share of its error that comes from the worst
+hundredth of its columns, or of its rows: the error that would vanish if these were not quantized.
 """
 
 import json
@@ -52,13 +53,15 @@ if TYPE_CHECKING:
     from quant.native.ggml import F32
 
 F64 = NDArray[np.float64]
-# rows of a tensor that errors are computed on, rows read together, and the number of experts
+# a tensor's error is computed on this many rows, read this many at a time, from at most this many
+# experts
 SAMPLED_ROWS, RUN_ROWS, SAMPLED_MATRICES = 256, 8, 8
-# least divergence of a tensor: its types still differ, and left-over bytes may be spent on it
+# least divergence of a tensor, so that its types still differ and remaining bytes may be spent on
+# it
 MIN_DIVERGENCE = 1e-12
-WORST_SHARE = 0.01  # share of the columns and of the rows whose part of the error is reported
+WORST_SHARE = 0.01  # the worst columns and rows are this share of all
 
-# returns the plan of a mix with the run's other settings
+# a function from a mix to its plan, with the run's other settings
 PlanFunction = Callable[[Mapping[str, str]], Plan]
 
 
@@ -71,7 +74,7 @@ class EditableModel(Protocol):
 
     def divergence(self, held_out: bool = False) -> F64:
         """Return the divergence [positions] from the unchanged model at every scored position of
-        the text, or of the held-out text.
+        the text, or with `held_out` of the held-out text.
         """
         ...
 
@@ -80,11 +83,15 @@ class EditableModel(Protocol):
 class TensorSensitivity:
     """The measured sensitivity of a tensor.
 
-    `errors` are the relative errors of the types it could have, `inputs` what rounding its inputs
-    adds to each. `kld` is the divergence with only this tensor in codes of error `probe_error`, or
-    its share of a group's; None if not measured. `columns` and `rows` are SpQR-style sensitivities
-    of those codes. `corrections` are factors by which the run's own codes of a type cost more than
-    predicted, `measured_klds` the costs of types that were measured themselves.
+    - `errors`: the relative error of each type that it could have.
+    - `inputs`: the relative error that rounding its input adds, for each type.
+    - `probe_error`: the relative error of the codes it was measured in.
+    - `kld`: the divergence with only this tensor in those codes, or the tensor's share of its
+      group's divergence; None if it was not measured.
+    - `columns`, `rows`: the SpQR-style sensitivities of those codes.
+    - `corrections`: for some types, the factor by which the run's own codes cost more than
+      predicted.
+    - `measured_klds`: the divergence of types that were measured themselves.
     """
 
     name: str
@@ -98,8 +105,8 @@ class TensorSensitivity:
     measured_klds: Mapping[str, float] = field(default_factory=dict)
 
     def loss(self, kind: str) -> float:
-        """Return the expected divergence of a type; without a measurement its relative error, which
-        only ranks.
+        """Return the expected divergence of a type. If the tensor was not measured, return the
+        relative error, which can only rank types.
         """
         return self.measured_klds.get(
             kind, self.predicted_kld(kind) * interpolate_factor(self.corrections, kind)
@@ -110,8 +117,8 @@ class TensorSensitivity:
         return self._scale * self.errors[kind]
 
     def input_kld(self, kind: str) -> float:
-        """Return the part of the expected divergence that measurements do not show: the rounding of
-        the inputs.
+        """Return the divergence that rounding the inputs is expected to add; measurements do not
+        include it.
         """
         return self._scale * self.inputs[kind]
 
@@ -121,9 +128,9 @@ class TensorSensitivity:
 
 
 def type_options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
-    """Return the types that each tensor could have: the given ones, or the k-quants, or the types
-    for rows that are no multiple of 256. Raises UserError if no tensor has a choice or if no given
-    type is possible.
+    """Return the types that each tensor could have: `types`, or by default the k-quants, or the
+    legacy types for rows whose length is no multiple of 256. Raises UserError if no tensor has a
+    choice, or if `types` contains none that fits a tensor.
     """
     choices: dict[str, tuple[str, ...]] = {}
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
@@ -152,8 +159,9 @@ def type_options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[s
 
 
 class _CodeError(NamedTuple):
-    """The errors of a step's codes, all relative: weighted by the input, added by rounding the
-    input, and plain; then the shares of the first from the worst columns and rows.
+    """The relative errors of a step's codes: weighted by the input (`entering`), added by rounding
+    the input (`inputs`), and unweighted (`plain`). `columns` and `rows` are the shares of the
+    weighted error that come from the worst columns and rows.
     """
 
     entering: float
@@ -163,8 +171,9 @@ class _CodeError(NamedTuple):
     rows: float
 
     def lookup_error(self, probe_error: "_CodeError") -> float:
-        """Return the error of a tensor whose rows are also looked up: the mean of the weighted
-        error and of the plain error in its units.
+        """Return the error of a tensor whose rows are also looked up: the mean of its weighted
+        error and its plain error. The plain error is first scaled by the ratio of the two errors in
+        `probe_error`.
         """
         if not probe_error.entering or not probe_error.plain:
             return self.entering
@@ -172,10 +181,11 @@ class _CodeError(NamedTuple):
 
 
 class SensitivityRun:
-    """The measurements of a run, each written to disk when finished.
+    """The measurements of a run. Each is written to disk when it is finished.
 
-    `types` are each tensor's options. `plain_store` contains the probes in plain codes, which serve
-    every method, importance and list of types; `run_store` those of the run's own codes.
+    `types` are each tensor's options. `plain_store` contains the probes in plain codes, which are
+    valid for every method, importance and list of types; `run_store` contains the probes in the
+    run's own codes.
     """
 
     def __init__(
@@ -200,7 +210,7 @@ class SensitivityRun:
         }
 
     def step(self, name: str, kind: str) -> TensorPlan:
-        """Return the plan that makes a tensor's codes in a type."""
+        """Return the step that quantizes a tensor to a type with the run's method."""
         return self._steps[name, kind]
 
     def count_measured(self, parts: Sequence[SensitivityProbe]) -> int:
@@ -248,8 +258,8 @@ class SensitivityRun:
             yield name
 
     def sensitivities(self, parts: Sequence[SensitivityProbe]) -> dict[str, TensorSensitivity]:
-        """Return the sensitivity of every tensor. A group's divergence is divided by its tensors'
-        errors.
+        """Return the sensitivity of every tensor. The divergence of a group is divided among its
+        tensors in proportion to their errors.
         """
         sensitivities = {
             name: TensorSensitivity(name, *json.loads(self.run_store.read(number)))
@@ -289,7 +299,7 @@ class SensitivityRun:
         }
 
     def _probe_step(self, part: SensitivityProbe, name: str) -> TensorPlan:
-        """Return the plan that makes a tensor's codes in a probe."""
+        """Return the step that quantizes a tensor as a probe needs it."""
         return (
             self.step(name, part.kind or nearest_type(self.types[name], part.bits))
             if part.uses_run_codes
@@ -297,7 +307,9 @@ class SensitivityRun:
         )
 
     def _store_of(self, part: SensitivityProbe) -> RecordLog:
-        """Return the file of a probe: shared by all methods, or for the run's own codes."""
+        """Return the store of a probe's result: run_store for probes in the run's own codes, else
+        plain_store.
+        """
         return self.run_store if part.uses_run_codes else self.plain_store
 
     def _measure_error(self, step: TensorPlan, name: str) -> _CodeError:
@@ -332,8 +344,8 @@ class SensitivityRun:
 
 
 class _WeightedError:
-    """tr(X H X^T) for rows of the matrix that begins at row `first` of a tensor; `squares` is the
-    diagonal of H.
+    """The weighted error tr(X H X^T) of rows X that belong to the matrix starting at row `first` of
+    a tensor. `squares` is the diagonal of H.
     """
 
     def __init__(self, evidence: InputStatistics, first: int) -> None:
@@ -354,9 +366,7 @@ class _WeightedError:
         )
 
     def inputs(self, rounded: "F32", kind: str) -> float:
-        """Return the error that rounding the input adds where it is multiplied with rows of type
-        `kind`.
-        """
+        """Return the error that rounding the input adds to products with these rows of type `kind`."""
         if not (size := activation_rounding.activation_block(kind)):
             return 0.0
         variances = activation_rounding.rounding_variances(self.squares.astype(np.float32), size)
@@ -365,8 +375,9 @@ class _WeightedError:
 
 def sample_rows(step: TensorPlan) -> Iterator[tuple[int, "F32"]]:
     """Yield sampled rows as floats [rows, columns] from some of a tensor's matrices, each with the
-    number of the matrix's first row. Rows are quantized one by one, so that it does not matter
-    which of a matrix's rows they are.
+    number of the matrix's first row.
+
+    Encoders quantize each row independently, so any rows of a matrix may be sampled.
     """
     weight, evidence = step.weight, step.statistics
     chosen = np.unique(
@@ -387,8 +398,8 @@ def sample_rows(step: TensorPlan) -> Iterator[tuple[int, "F32"]]:
 
 
 def interpolate_factor(factors: Mapping[str, float], kind: str) -> float:
-    """Return a type's factor interpolated from those of other types: linear in the logarithm over
-    bits per value, constant beyond the outermost; 1 if there are none.
+    """Return a type's factor, interpolated from the factors of other types: its logarithm is linear
+    in the bits per value and constant outside their range. Returns 1 if there are no factors.
     """
     if not factors:
         return 1.0
@@ -405,8 +416,8 @@ def interpolate_factor(factors: Mapping[str, float], kind: str) -> float:
 
 
 def worst_share(parts: F64) -> float:
-    """Return the share of a sum that comes from the largest hundredth of its parts, at least one
-    part.
+    """Return the share of the sum of `parts` that comes from the largest hundredth of them, at
+    least one.
     """
     count, total = max(1, round(len(parts) * WORST_SHARE)), float(parts.sum())
     return float(np.sort(parts)[-count:].sum()) / total if total else 0.0
@@ -441,7 +452,7 @@ def restore_weights(steps: Sequence[TensorPlan], stage: EditableModel) -> None:
 def steps_by_type(
     planned: PlanFunction, types: Mapping[str, Sequence[str]]
 ) -> dict[tuple[str, str], TensorPlan]:
-    """Return the plan of each tensor in each of its types."""
+    """Return the step for each tensor in each of its types, by (name, type)."""
     steps: dict[tuple[str, str], TensorPlan] = {}
     for number in range(max(map(len, types.values()))):
         mix = {name: kinds[min(number, len(kinds) - 1)] for name, kinds in types.items()}
@@ -457,7 +468,7 @@ def padded_bytes(step: TensorPlan, alignment: int) -> int:
 def build_menu(
     sensing: SensitivityRun, sensed: Mapping[str, TensorSensitivity], alignment: int
 ) -> TypeMenu:
-    """Return the options of every tensor with a choice."""
+    """Return the options of every tensor, each with its expected loss."""
     return {
         name: [
             TypeOption(
