@@ -27,6 +27,7 @@ HEAVY = {
     "websockets",
     "asyncio",
     "aiohttp",
+    "plotext",
 }
 COMPLETION = {"_LLMCLI_COMPLETE": "complete_bash", "COMP_WORDS": "llmcli ", "COMP_CWORD": "1"}
 

@@ -4,11 +4,9 @@ Comments, order and all other tables stay as they are. The new text is parsed be
 and an edit that would change anything else is refused.
 """
 
-import json
-import re
 import tomllib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmcli.atomic_files import write_atomically
 from llmcli.catalog import catalog
@@ -17,7 +15,8 @@ from llmcli.catalog.model_ref import parse_ref
 from llmcli.config import Config
 from llmcli.errors import UserError
 
-TABLE_HEADER = re.compile(r"\s*\[\[?[^\[\]]+\]\]?\s*(#.*)?")
+if TYPE_CHECKING:
+    from tomlkit.items import Item
 
 
 def write_alias(
@@ -64,15 +63,10 @@ def _replace(config: Config, name: str, table: Mapping[str, Any] | None) -> None
     path = config.user_catalog
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     before = tomllib.loads(text)
-    lines_before, position = _without(text, name)
-    block = _render(name, table) if table else []
-    lines = [*lines_before[:position], *block, *lines_before[position:]]
-    if table and position and lines_before[position - 1].strip():
-        lines.insert(position, "\n")
-    after = "".join(lines).rstrip("\n") + "\n"
     expected = {key: value for key, value in before.get("models", {}).items() if key != name}
     if table:
         expected[name] = dict(table)
+    after = _edit(text, name, table)
     try:
         is_safe = tomllib.loads(after) == {**before, "models": expected} or (
             not expected and tomllib.loads(after) in ({}, {"models": {}})
@@ -93,75 +87,44 @@ def _replace(config: Config, name: str, table: Mapping[str, Any] | None) -> None
     write_atomically(path, data)
 
 
-def _without(text: str, name: str) -> tuple[list[str], int]:
-    """Return the lines without the tables of `name`, and the index where the first table was.
+def _edit(text: str, name: str, table: Mapping[str, Any] | None) -> str:
+    """Return `text` with `table` where the first table of `name` was, or at the end.
 
-    The index is the end of the file if there was none. Blank lines and comments before the next
-    table belong to that table.
+    All tables of `name` are removed; without `table`, nothing replaces them.
     """
-    kept: list[str] = []
-    position: int | None = None
-    is_ours = False
-    # Comments after our lines: the next header shows whether they belong to it.
-    pending_comments: list[str] = []
-    lines = text.splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines[-1] += "\n"
-    for number, line in enumerate(lines):
-        if TABLE_HEADER.fullmatch(line.rstrip("\n")) and _whole(lines[:number]):
-            is_ours = _path(line)[:2] == ["models", name]
-            if is_ours:
-                position = len(kept) if position is None else position
-            kept += [] if is_ours else pending_comments
-            pending_comments = []
-        if not is_ours:
-            kept.append(line)
-        elif not line.strip() or line.lstrip().startswith("#"):
-            pending_comments.append(line)
-        else:
-            pending_comments = []
-    kept += [line for line in pending_comments if line.lstrip().startswith("#")]
-    return kept, len(kept) if position is None else position
+    import tomlkit
+    from tomlkit.items import Table, Whitespace
+
+    document = tomlkit.parse(text)
+    block = tomlkit.dumps({"models": {name: dict(table)}}) if table else ""
+    for key, models in document.body:
+        if key is None or key.key != "models" or not isinstance(models, Table):
+            continue
+        entries = models.value.body
+        for index, (entry_key, entry) in enumerate(entries):
+            if (
+                isinstance(entry, Table)
+                and entry_key is not None
+                and entry_key.key == name
+                and not entry_key.is_dotted()
+            ):
+                # tomlkit gives a table the comments before the next table, which must stay.
+                # Whitespace is the item that is written as it is.
+                entries[index] = (None, Whitespace(block + _final_comments(entry)))
+                block = ""
+    after = tomlkit.dumps(document).rstrip("\n")
+    return (f"{after}\n\n{block}" if after and block else after + block).rstrip("\n") + "\n"
 
 
-def _whole(lines: list[str]) -> bool:
-    """Return whether a new statement can begin after `lines`.
+def _final_comments(item: "Item") -> str:
+    """Return the blank lines and the comments after the last value of a table."""
+    from tomlkit.items import AoT, Table
 
-    A line that looks like a table header may be part of a multi-line string.
-    """
-    try:
-        tomllib.loads("".join(lines))
-    except tomllib.TOMLDecodeError:
-        return False
-    return True
-
-
-def _path(header: str) -> list[str]:
-    """Return the keys of a header line: [models."a:b".settings] -> models, a:b, settings."""
-    try:
-        value: Any = tomllib.loads(header)
-    except tomllib.TOMLDecodeError:
-        return []
-    keys: list[str] = []
-    while isinstance(value, dict) and value:
-        key = next(iter(value))
-        keys.append(key)
-        value = value[key]
-        value = value[0] if isinstance(value, list) and value else value
-    return keys
-
-
-def _render(name: str, table: Mapping[str, Any]) -> list[str]:
-    lines = [f'[models."{name}"]\n']
-    lines += [f"{key} = {_value(table[key])}\n" for key in ("alias", "system") if key in table]
-    if settings := table.get("settings"):
-        lines += [
-            f'\n[models."{name}".settings]\n',
-            *(f"{key} = {_value(value)}\n" for key, value in settings.items()),
-        ]
-    return [*lines, "\n"]
-
-
-def _value(value: Any) -> str:
-    """Format a TOML value. JSON strings, numbers and booleans are valid TOML, except for DEL."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(item, AoT):
+        return _final_comments(item.body[-1])
+    comments = ""
+    for key, value in reversed(item.value.body) if isinstance(item, Table) else ():
+        if key is not None:
+            return _final_comments(value) + comments
+        comments = value.as_string() + comments
+    return comments

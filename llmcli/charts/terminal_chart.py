@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from llmcli.charts.chart import Axis, Chart, ChartRow, Plot, Point, RowChart
 from llmcli.charts.label_layout import fit_columns, terminal_columns
@@ -24,13 +23,13 @@ class Glyphs:
     dot: str
     vertical: str
     horizontal: str
-    corner: str
     tick: str
     ellipsis: str
 
 
-UNICODE_GLYPHS = Glyphs("●■▲◆▼✕○□", "█▒▓░▚═▞─", " ▏▎▍▌▋▊▉█", "·", "│", "─", "└", "┴", "…")
-ASCII_GLYPHS = Glyphs("o#^*vx@&", "#=%:+@~-", " #", ".", "|", "-", "+", "+", "~")
+UNICODE_GLYPHS = Glyphs("●■▲◆▼✕○□", "█▒▓░▚═▞─", " ▏▎▍▌▋▊▉█", "·", "│", "─", "┴", "…")
+ASCII_GLYPHS = Glyphs("o#^*vx@&", "#=%:+@~-", " #", ".", "|", "-", "+", "~")
+ASCII_TEXT = str.maketrans("│─└┘┌┐├┤┬┴┼…", "|-+++++++++~") | {ord("±"): "+-"}
 
 
 def compares_values(chart: Chart) -> bool:
@@ -132,64 +131,82 @@ def _marks(row: ChartRow, names: Sequence[str], scale: Scale, room: int, glyphs:
 
 
 def _plot(plot: Plot, columns: int, glyphs: Glyphs) -> list[str]:
-    points = [point for one in plot.series for point in one.points]
-    y = Scale(*axis_limits([p.y for p in points], plot.y.is_log), PLOT_LINES - 1, 0, plot.y.is_log)
-    labels = {round(y(value)): name for value, name in _named(y, 5)}
-    left = max(map(terminal_columns, labels.values()))
-    room = columns - left - 2
+    points = [point for series in plot.series for point in series.points]
     rules = [rule.position for rule in plot.reference_lines]
-    x = Scale(
-        *axis_limits([*(p.x for p in points), *rules], plot.x.is_log), 0, room - 1, plot.x.is_log
-    )
-    field = [[" "] * room for _ in range(PLOT_LINES)]
-    for rule in plot.reference_lines:
-        for line in field:
-            line[round(x(rule.position))] = glyphs.vertical
-    for one in plot.series:
-        if one.line:
-            _trace(one.points, x, y, field, glyphs.dot)
-    for number, one in enumerate(plot.series):
-        for point in one.points if one.marks else ():
-            field[round(y(point.y))][round(x(point.x))] = glyphs.marks[number % len(glyphs.marks)]
-    for one in plot.series:
-        for point in one.points:
-            _write(point, x, y, field)
-    lines = [fit_columns(plot.y.title, columns, glyphs.ellipsis)]
-    lines += [
-        f"{labels.get(n, ''):>{left}} {glyphs.vertical}{''.join(line)}"
-        for n, line in enumerate(field)
+    # Positions from 0 to 1: plotext ignores the limits of a logarithmic axis that has named ticks.
+    x = Scale(*axis_limits([*(p.x for p in points), *rules], plot.x.is_log), 0, 1, plot.x.is_log)
+    y = Scale(*axis_limits([p.y for p in points], plot.y.is_log), 0, 1, plot.y.is_log)
+    drawn = _draw_canvas(plot, x, y, columns, glyphs)
+    axis_columns = drawn[PLOT_LINES].index("└") + 1
+    canvas_columns = columns - axis_columns
+    canvas = [list(line) for line in drawn[:PLOT_LINES]]
+    for point in points:
+        line = canvas[round((1 - y(point.y)) * (PLOT_LINES - 1))]
+        _write(point, line, axis_columns, axis_columns + round(x(point.x) * (canvas_columns - 1)))
+    legend = [
+        f"{glyphs.marks[n % len(glyphs.marks)] if series.marks else glyphs.dot * 2} {series.name}"
+        for n, series in enumerate(plot.series)
+        if series.name and len(plot.series) > 1
     ]
-    base, *below = _across(plot.x, x, room, glyphs)
-    lines += [" " * (left + 1) + glyphs.corner + base, *(" " * (left + 2) + line for line in below)]
-    shown = [
-        f"{glyphs.marks[n % len(glyphs.marks)] if one.marks else glyphs.dot * 2} {one.name}"
-        for n, one in enumerate(plot.series)
-        if one.name and len(plot.series) > 1
+    legend += [f"{glyphs.vertical} {rule.label}" for rule in plot.reference_lines]
+    return [
+        fit_columns(plot.y.title, columns, glyphs.ellipsis),
+        *map("".join, canvas),
+        *drawn[PLOT_LINES:],
+        " " * axis_columns + fit_columns(plot.x.title, canvas_columns, glyphs.ellipsis),
+        *_flow(legend, columns),
     ]
-    return lines + _flow(
-        [*shown, *(f"{glyphs.vertical} {rule.label}" for rule in plot.reference_lines)], columns
-    )
 
 
-def _trace(points: Sequence[Point], x: Scale, y: Scale, field: list[list[str]], dot: str) -> None:
-    """Draw a straight line between neighboring points."""
-    for first, last in pairwise(points):
-        x1, y1, x2, y2 = x(first.x), y(first.y), x(last.x), y(last.y)
-        count = max(1, round(max(abs(x2 - x1), abs(y2 - y1))))
-        for step in range(count + 1):
-            field[round(y1 + (y2 - y1) * step / count)][round(x1 + (x2 - x1) * step / count)] = dot
-
-
-def _write(point: Point, x: Scale, y: Scale, field: list[list[str]]) -> None:
-    """Write the label of a point next to its mark if it would cover nothing but lines. The data
-    table always contains the label.
+def _draw_canvas(plot: Plot, x: Scale, y: Scale, columns: int, glyphs: Glyphs) -> list[str]:
+    """Return the marks, lines and axes of a plot: `PLOT_LINES` lines of text, then the line and
+    the numbers of the x axis.
     """
-    line, at = field[round(y(point.y))], round(x(point.x))
+    import plotext
+
+    figure = plotext.figure
+    try:
+        plotext.terminal.limit(False, False)
+        figure.clear()
+        figure.plot_size(columns, PLOT_LINES + 2)
+        for axis, bare_side, scale, max_ticks in (
+            ("x", "upper", x, max(2, columns // 10)),
+            ("y", "right", y, 5),
+        ):
+            figure.axes(False, axis=axis, side=bare_side)
+            ticks = _named(scale, max_ticks)
+            ruler = figure.ruler(axis)
+            ruler.lim(0, 1)
+            ruler.ticks([scale(value) for value, _ in ticks], [name for _, name in ticks])
+        for rule in plot.reference_lines:
+            figure.line(x(rule.position), "vertical")
+        shapes = [(series.points, glyphs.dot, True) for series in plot.series if series.line] + [
+            (series.points, glyphs.marks[number % len(glyphs.marks)], False)
+            for number, series in enumerate(plot.series)
+            if series.marks
+        ]
+        for points, marker, is_line in shapes:
+            signal = figure.signal(
+                [x(point.x) for point in points], [y(point.y) for point in points], marker=marker
+            )
+            figure.draw(signal.lines(is_line))
+        lines: list[str] = figure.build().string(colorless=True).splitlines()
+    finally:
+        # The figure of plotext is global.
+        figure.clear()
+        plotext.terminal.clear()
+    return lines
+
+
+def _write(point: Point, line: list[str], first: int, at: int) -> None:
+    """Write the label of a point next to its mark, at column `first` or later, if it would cover
+    nothing but lines. The data table always contains the label.
+    """
     for words in dict.fromkeys((point.full_label, point.label)):
         size = len(words)
         for start in (at + 2, at - 1 - size) if size and terminal_columns(words) == size else ():
             if (
-                start >= 0
+                start >= first
                 and start + size <= len(line)
                 and all(cell in " ·.│|" for cell in line[start : start + size])
             ):
@@ -232,4 +249,4 @@ def _flow(words: Sequence[str], columns: int) -> list[str]:
 
 
 def _ascii(line: str) -> str:
-    return line.replace("±", "+-").replace("…", "~").encode("ascii", "replace").decode()
+    return line.translate(ASCII_TEXT).encode("ascii", "replace").decode()

@@ -20,7 +20,7 @@ from llmcli.runtime.binding.dry_run import DryRun, dry_run
 from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
-from llmcli.runtime.speculation import draft_context_options
+from llmcli.runtime.draft_settings import draft_context_options
 from quant.model_file.model_header import ModelHeader
 
 PLANNED_CACHE_TYPES = (

@@ -22,6 +22,7 @@ from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.sampler import NativeChains
 from llmcli.runtime.constraint.base import Grammar
 from llmcli.runtime.constraint.compile import GrammarCompiler
+from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings, open_speculation, uses_gpu
 from llmcli.runtime.drafting.ngram import PromptLookup
 from llmcli.runtime.engine import prefill_context
 from llmcli.runtime.engine.engine import Engine
@@ -32,7 +33,6 @@ from llmcli.runtime.requests.beam_settings import TooManyBeams
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.sampling import logit_bias
 from llmcli.runtime.scoring.embedder import Embedder
-from llmcli.runtime.speculation import NO_DRAFTING, DraftSettings, open_speculation, uses_gpu
 from llmcli.runtime.strategies.base import Speculation
 from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.runtime.text.reasoning import HIDDEN_TAGS, THINKING_TAGS, ThinkingTags, find_opened_tags

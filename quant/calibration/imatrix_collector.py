@@ -12,22 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from quant.calibration.imatrix import (
-    CHUNK_SIZE_KEY,
-    CHUNKS_KEY,
-    COUNTS_SUFFIX,
-    DATASETS_KEY,
-    MODEL_KEY,
-    SUMS_SUFFIX,
-    TRANSFORM_KEY,
-)
 from quant.errors import UserError
-from quant.gguf.layout import encode_entry, lay_out_file
-from quant.model_file.load_checks import IMATRIX_TYPE
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
-ALIGNMENT_BYTES = 32
 F32_ROWS = 512  # rows whose squares are added in float32
 DAMAGED_HINT = "the model file may be damaged: compare it with its source by `llmcli diff`"
 
@@ -139,52 +127,6 @@ class ImatrixCollector:
             if count := int((sums[has_tokens] == 0).sum()):
                 columns[name] = count
         return columns
-
-    def build_file(
-        self,
-        datasets: Sequence[str],
-        chunks: int,
-        chunk_size: int,
-        model: str = "",
-        transform: str | None = None,
-    ) -> list[bytes]:
-        """Return the pieces of an imatrix file as llama-imatrix writes it. `model` and `transform`
-        go into extra keys.
-
-        Raises UserError if no product was seen.
-        """
-        if not self.sums:
-            raise UserError(
-                "the model multiplied by no weight that has a name", hint="is it a language model?"
-            )
-        entries = [
-            ("general.type", encode_entry("string", IMATRIX_TYPE)),
-            (DATASETS_KEY, encode_entry("array:string", list(datasets))),
-            (CHUNKS_KEY, encode_entry("uint32", chunks)),
-            (CHUNK_SIZE_KEY, encode_entry("uint32", chunk_size)),
-        ]
-        extra = {MODEL_KEY: model or None, TRANSFORM_KEY: transform}
-        entries += [
-            (key, encode_entry("string", value))
-            for key, value in extra.items()
-            if value is not None
-        ]
-        arrays: list[tuple[str, F64]] = []
-        for name in sorted(self.sums):
-            counts = self.counts[name]
-            arrays += [
-                (name + SUMS_SUFFIX, self.sums[name].reshape(len(counts), -1)),
-                (name + COUNTS_SUFFIX, counts[:, None]),
-            ]
-        layout = lay_out_file(
-            entries, [(name, values.shape[::-1], "F32") for name, values in arrays], ALIGNMENT_BYTES
-        )
-        pieces, at = [layout.header], len(layout.header)
-        for slot, (_, values) in zip(layout.slots, arrays, strict=True):
-            raw = values.astype("<f4").tobytes()
-            pieces += [bytes(slot.offset - at), raw]
-            at = slot.offset + len(raw)
-        return [*pieces, bytes(layout.nbytes - at)]
 
 
 def _squares(product: WeightProduct) -> F64:

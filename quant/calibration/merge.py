@@ -14,6 +14,7 @@ import numpy as np
 from quant.calibration import imatrix, moments, moments_writer
 from quant.calibration.imatrix import Imatrix, ImatrixEntry
 from quant.calibration.imatrix_collector import ImatrixCollector
+from quant.calibration.imatrix_writer import build_imatrix_file
 from quant.calibration.moments import MomentsFile, StoredMoments
 from quant.calibration.moments_writer import MomentsInput, MomentSums, MomentsWriter
 from quant.errors import UserError
@@ -57,8 +58,8 @@ def merge_imatrix(paths: Sequence[Path]) -> tuple[MergeResult, list[bytes]]:
     datasets = list(dict.fromkeys(text for file in files for text in file.datasets))
     models, folds = {file.model for file in files}, {file.transform for file in files}
     model, transform = (values.pop() if len(values) == 1 else None for values in (models, folds))
-    return MergeResult(len(sums.sums), chunks, tuple(notes)), sums.build_file(
-        datasets, chunks, usual, model or "", transform
+    return MergeResult(len(sums.sums), chunks, tuple(notes)), build_imatrix_file(
+        sums.sums, sums.counts, datasets, chunks, usual, model or "", transform
     )
 
 

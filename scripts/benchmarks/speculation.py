@@ -51,7 +51,7 @@ from llmcli.runtime.drafting.pass_cost import PASS_ROWS, PassCost
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import OpenedParts, Runner, open_runner
 from llmcli.runtime.sampling import default_sampling
-from llmcli.runtime.speculation import DraftSettings
+from llmcli.runtime.draft_settings import DraftSettings
 from llmcli.runtime.strategies.base import Speculation
 from llmcli.types import Message
 from tests.fixtures.drafts import Knowing

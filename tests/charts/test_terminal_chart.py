@@ -52,8 +52,54 @@ def test_a_plot_rises_where_its_values_do():
     assert marks == sorted(marks, reverse=True)
 
 
-def test_labels_stand_where_there_is_room(plot):
+def test_labels_are_written_where_there_is_space(plot):
     assert "depth 0" in render_text(plot, 100)
+
+
+@pytest.mark.parametrize("unicode", [True, False])
+def test_a_plot_shows_its_titles_its_numbers_and_its_series(plot, unicode):
+    lines = render_text(plot, 100, unicode).split("\n")
+    assert lines[0].startswith("Roof of")
+    assert lines[1] == "G operations/s"
+    y_numbers = [number for line in lines[2:16] if (number := line[:3].strip())]
+    assert y_numbers == ["300", "100", "30", "10"]
+    assert {"1", "10", "100"} <= set(lines[17].split())
+    assert lines[18].strip() == "operations a byte"
+    legend = "\n".join(lines[19:])
+    samples = ("·· attainable", "▲ prompt", "│ ridge: 20")
+    for sample in samples if unicode else (".. attainable", "^ prompt", "| ridge: 20"):
+        assert sample in legend
+    mark, end = ("▲", "┤") if unicode else ("^", "+")
+    assert mark in lines[4] and lines[2].startswith(f"300{end}")
+
+
+def test_marks_are_above_their_numbers():
+    series = Series("", (Point(0, 0), Point(50, 10), Point(100, 20)))
+    plot = Plot("t", "s", Axis("x"), Axis("y"), (series,))
+    for columns in (30, 61, 100):
+        lines = render_text(plot, columns).split("\n")
+        middle = next(line for line in lines if line.startswith("10┤"))
+        axis, numbers = lines[-3:-1]
+        ticks = [column for column, cell in enumerate(axis) if cell == "┬"]
+        assert numbers.split()[0] == "0" and numbers.split()[-1] == "100"
+        assert abs(middle.index("●") - (ticks[0] + ticks[-1]) / 2) <= 0.5
+        assert lines[2].index("●") == ticks[-1] == columns - 1
+
+
+def test_a_reference_line_crosses_the_plot(plot):
+    lines = render_text(plot, 60).split("\n")
+    column = lines[16].index("┴")
+    assert all(line[column : column + 1] in ("│", "·") for line in lines[2:16])
+
+
+def test_a_plot_does_not_depend_on_the_terminal_or_on_earlier_plots(plot, monkeypatch):
+    straight = Plot("t", "s", Axis("x"), Axis("y"), (Series("", (Point(0, 0), Point(9, 9))),))
+    drawn = render_text(straight, 100)
+    render_text(plot, 60)
+    monkeypatch.setenv("COLUMNS", "10")
+    monkeypatch.setenv("LINES", "3")
+    assert render_text(straight, 100) == drawn
+    assert "\x1b" not in drawn
 
 
 def test_wide_letters_take_two_columns():

@@ -14,7 +14,7 @@ from llmcli.planning.run_plan import RunPlan
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.requests.request import RunOptions
-from llmcli.runtime.speculation import NO_DRAFTING, DraftSettings
+from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
 from quant.model_file import read_header
 from tests.quant import tiny_gguf
 

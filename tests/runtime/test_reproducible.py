@@ -17,11 +17,11 @@ from llmcli.runtime import kv_size, reproducible
 from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.draft_settings import DraftSettings
 from llmcli.runtime.requests.beam_settings import BeamSettings
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import default_sampling
-from llmcli.runtime.speculation import DraftSettings
 from quant.convert import checkpoint_source
 from quant.model_file import read_header
 from quant.quantize import plan, write
@@ -236,7 +236,7 @@ def test_a_draft_model_changes_nothing_that_is_drawn(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does how fast it is, which decides when it is asked."""
-    monkeypatch.setattr("llmcli.runtime.speculation._pays", lambda curve, most: True)
+    monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda curve, most: True)
     with runner(weights) as one:
         (plain,) = answers(one, words(30), sampling=CHANCE, max_tokens=40)
     options = reproducible.with_required_options(RunOptions(ctx_size=512, threads=1))

@@ -21,7 +21,7 @@ from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.open_context import open_context
-from llmcli.runtime.interruptible import interruptible
+from llmcli.runtime.interruptible_pass import interruptible
 from llmcli.runtime.requests.request import percentile
 from llmcli.units import format_current_time
 

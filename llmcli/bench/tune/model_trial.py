@@ -24,7 +24,7 @@ from llmcli.hardware import host
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.open_context import open_context
-from llmcli.runtime.interruptible import interruptible
+from llmcli.runtime.interruptible_pass import interruptible
 
 N_BATCH = 2048
 PACE_TOKENS = (64, 8)  # prompt and generated tokens of a speed estimate

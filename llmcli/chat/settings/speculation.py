@@ -3,7 +3,7 @@
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.settings.base import ANSWER_GROUP, ChatSetting, parse_choice
 from llmcli.errors import UserError
-from llmcli.runtime.speculation import NGRAM_DRAFT_MODES
+from llmcli.runtime.draft_settings import NGRAM_DRAFT_MODES
 
 
 def _change(chat: ChatSession, value: str) -> None:

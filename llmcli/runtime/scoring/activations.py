@@ -15,7 +15,7 @@ from llmcli.runtime.binding.eval_callback import AttentionMix, ProductInput, Pro
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.engine.forward_pass import TILE_ROWS
-from llmcli.runtime.interruptible import interruptible
+from llmcli.runtime.interruptible_pass import interruptible
 from llmcli.runtime.scoring.chunk_scorer import max_logit_rows
 
 

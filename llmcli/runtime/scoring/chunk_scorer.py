@@ -18,7 +18,7 @@ from llmcli.runtime.binding.logits_matrix import logits_matrix
 from llmcli.runtime.binding.logits_row import LogitsRow
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.engine.forward_pass import TILE_ROWS
-from llmcli.runtime.interruptible import interruptible
+from llmcli.runtime.interruptible_pass import interruptible
 
 LOGITS_BYTES = 128 << 20  # bytes of logits in memory at once
 

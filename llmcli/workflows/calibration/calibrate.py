@@ -27,6 +27,7 @@ from llmcli.workflows.evaluation.models import EvaluationSide
 from quant.calibration import moments_collector, resume_file
 from quant.calibration.expected_moments import mixing_product
 from quant.calibration.imatrix_collector import AttentionMixture, ImatrixCollector, WeightProduct
+from quant.calibration.imatrix_writer import build_imatrix_file
 from quant.calibration.moments import MomentsOrigin
 from quant.calibration.moments_collector import InputSurvey, MomentsCollector
 from quant.calibration.moments_writer import MomentsWriter
@@ -196,8 +197,14 @@ class _CalibrationRun:
                 for group in groups:
                     self._pass(group, progress, file, bar)
             request = self.request
-            file_bytes = progress.sums.build_file(
-                request.datasets, total, request.text.n_ctx, request.fingerprint, self._transform
+            file_bytes = build_imatrix_file(
+                progress.sums.sums,
+                progress.sums.counts,
+                request.datasets,
+                total,
+                request.text.n_ctx,
+                request.fingerprint,
+                self._transform,
             )
             write_atomically(self.request.out, *file_bytes)
             if file:

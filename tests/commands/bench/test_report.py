@@ -136,7 +136,11 @@ def test_charts_are_drawn_when_they_are_asked_for(llmcli: Llmcli, model: Path) -
     done = llmcli(*words, "--chart", "-o", "json")
     assert json.loads(done.out)
     assert "Percentiles" in done.err
-    assert "Roofline" in llmcli("bench", "roofline", str(model), *FAST, "--chart").out
+    lines = llmcli("bench", "roofline", str(model), *FAST, "--chart").out.splitlines()
+    roof = lines[next(n for n, line in enumerate(lines) if line.startswith("Roofline")) :]
+    assert "operations" in roof[1]  # the title of the y axis
+    assert len([line for line in roof[2:16] if line.lstrip()[:1].isdigit()]) > 1
+    assert roof[17].split()
     assert "64 B, 1 thread" in llmcli("bench", "roofline", "--chart").out
 
 

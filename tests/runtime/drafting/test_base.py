@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from llmcli.errors import UserError
+from llmcli.runtime.draft_settings import DraftSettings, open_speculation, parse_ngram_draft
 from llmcli.runtime.drafting import drafters
 from llmcli.runtime.drafting.draft_length import MAX_LOSS_SHARE, DraftLength
 from llmcli.runtime.drafting.ngram import LENGTH_CLASSES, MAX_LENGTH, NgramDrafts, PromptLookup
@@ -18,7 +19,6 @@ from llmcli.runtime.drafting.pass_cost import (
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling import default_sampling
-from llmcli.runtime.speculation import DraftSettings, open_speculation, parse_ngram_draft
 from llmcli.runtime.strategies.base import Speculation
 from tests.fixtures.drafts import CHEAP, Steady
 from tests.fixtures.fakes import FakeContext, FakeModel, FakeRow, fake_header

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmcli.errors import UserError
+from llmcli.runtime.draft_settings import DraftSettings
 from llmcli.runtime.drafting.draft_model import DraftModel
 from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
 from llmcli.runtime.engine.engine import Engine
@@ -14,7 +15,6 @@ from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import Sampling, default_sampling
-from llmcli.runtime.speculation import DraftSettings
 from llmcli.runtime.strategies.base import Speculation
 from quant.convert import checkpoint_source
 from quant.model_file import read_header
@@ -121,7 +121,7 @@ def answered(runner: Runner, strategy: str, sampling: Sampling) -> Answer:
 def test_a_real_model_that_drafts_for_itself_is_believed(
     stories_q8: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("llmcli.runtime.speculation._pays", lambda curve, most: True)
+    monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda curve, most: True)
     options = RunOptions(ctx_size=256, threads=1)
     with open_runner(stories_q8, options, drafting=DraftSettings("off", stories_q8)) as runner:
         means = runner.engine.resources

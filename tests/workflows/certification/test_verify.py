@@ -24,6 +24,7 @@ from llmcli.workflows.certification import verify as verifying
 from quant import folds
 from quant.calibration import imatrix, moments, moments_writer
 from quant.calibration.imatrix_collector import ImatrixCollector
+from quant.calibration.imatrix_writer import build_imatrix_file
 from quant.calibration.moments_writer import MomentSums
 from quant.certificate import certificate
 from quant.folds import folded_plan
@@ -290,7 +291,7 @@ def test_moments_that_chose_folds_are_named_whatever_the_method(
         np.ones((1, 64)),
         np.ones(1),
     )
-    matrix.write_bytes(b"".join(sums.build_file(["a"], 1, 512)))
+    matrix.write_bytes(b"".join(build_imatrix_file(sums.sums, sums.counts, ["a"], 1, 512)))
     plan = plan_module.plan_quantization(
         source, "Q4_0", imatrix=imatrix.load_imatrix(matrix), moments=moments.load_moments(file)
     )

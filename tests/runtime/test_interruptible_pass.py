@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from llmcli.runtime.binding.context import Aborted
-from llmcli.runtime.interruptible import interruptible
+from llmcli.runtime.interruptible_pass import interruptible
 
 
 class Pass:

@@ -11,12 +11,12 @@ from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.draft_settings import DraftSettings
 from llmcli.runtime.drafting.ngram import PromptLookup
 from llmcli.runtime.requests.context_overflow import AttentionSinks
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import Sampling, default_sampling
-from llmcli.runtime.speculation import DraftSettings
 from llmcli.runtime.strategies.base import Speculation
 from quant.convert import checkpoint_source
 from quant.quantize import plan, write
@@ -104,7 +104,7 @@ def test_the_output_buffer_is_as_large_as_what_was_asked_for(stories_gguf: Path)
 def test_looking_up_is_switched_while_the_model_stays_loaded(
     runner: Runner, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("llmcli.runtime.speculation._pays", lambda curve, most: True)
+    monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda curve, most: True)
     kinds = {
         "f16": {"auto": "plain", "on": "speculative"},
         "q8_0": {"auto": "speculative", "on": "speculative"},

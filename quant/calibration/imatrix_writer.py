@@ -1,0 +1,68 @@
+"""Writes importance matrices as GGUF files, in llama-imatrix's form."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quant.calibration.imatrix import (
+    CHUNK_SIZE_KEY,
+    CHUNKS_KEY,
+    COUNTS_SUFFIX,
+    DATASETS_KEY,
+    MODEL_KEY,
+    SUMS_SUFFIX,
+    TRANSFORM_KEY,
+)
+from quant.errors import UserError
+from quant.gguf.layout import encode_entry, lay_out_file
+from quant.model_file.load_checks import IMATRIX_TYPE
+
+F64 = NDArray[np.float64]
+ALIGNMENT_BYTES = 32
+
+
+def build_imatrix_file(
+    sums: Mapping[str, F64],
+    counts: Mapping[str, F64],
+    datasets: Sequence[str],
+    chunks: int,
+    chunk_size: int,
+    model: str = "",
+    transform: str | None = None,
+) -> list[bytes]:
+    """Return the pieces of an imatrix file as llama-imatrix writes it.
+
+    Shapes: `sums` are squares `[matrices, columns]`, `counts` are rows `[matrices]`, both by the
+    weight's name. `model` and `transform` go into extra keys. Raises UserError if there are no sums.
+    """
+    if not sums:
+        raise UserError(
+            "the model multiplied by no weight that has a name", hint="is it a language model?"
+        )
+    entries = [
+        ("general.type", encode_entry("string", IMATRIX_TYPE)),
+        (DATASETS_KEY, encode_entry("array:string", list(datasets))),
+        (CHUNKS_KEY, encode_entry("uint32", chunks)),
+        (CHUNK_SIZE_KEY, encode_entry("uint32", chunk_size)),
+    ]
+    extra = {MODEL_KEY: model or None, TRANSFORM_KEY: transform}
+    entries += [
+        (key, encode_entry("string", value)) for key, value in extra.items() if value is not None
+    ]
+    arrays: list[tuple[str, F64]] = []
+    for name in sorted(sums):
+        rows = counts[name]
+        arrays += [
+            (name + SUMS_SUFFIX, sums[name].reshape(len(rows), -1)),
+            (name + COUNTS_SUFFIX, rows[:, None]),
+        ]
+    layout = lay_out_file(
+        entries, [(name, values.shape[::-1], "F32") for name, values in arrays], ALIGNMENT_BYTES
+    )
+    pieces, at = [layout.header], len(layout.header)
+    for slot, (_, values) in zip(layout.slots, arrays, strict=True):
+        raw = values.astype("<f4").tobytes()
+        pieces += [bytes(slot.offset - at), raw]
+        at = slot.offset + len(raw)
+    return [*pieces, bytes(layout.nbytes - at)]
