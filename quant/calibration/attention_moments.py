@@ -1,11 +1,12 @@
-"""Second moments of attention's value inputs after the attention weights: one matrix for each
-chunk.
+"""Second moments of the input of an attention's values, weighted as the attention mixes it: one
+matrix for each chunk.
 
-Attention mixes the outputs of the values: for head h and query q, o = W_v (sum over t of a_hqt
-x_t). The error of W_v matters after that mixture, so its moments are those of the sum in
-parentheses: X^T B X, where B is the sum of A^T A over heads. With plain moments of x, error
-feedback makes attn_v worse than ggml's search; with these it is far better. Neighboring queries
-have nearly the same attention weights, so every second query is skipped.
+For head h and query q, attention mixes the values of the tokens t to o = W_v (sum over t of a_hqt
+x_t). An error of W_v matters only after this mixture, so its moments are taken over the sums in
+parentheses: X^T B X, where X are the rows that enter W_v and B is the sum of A^T A over heads. With
+the plain moments of x, error feedback makes attn_v worse than ggml's search; with these it makes it
+far better. Neighboring queries have nearly the same attention weights, so only every second query
+is counted.
 """
 
 from dataclasses import dataclass
@@ -14,18 +15,19 @@ import numpy as np
 
 from quant.calibration.imatrix_collector import F32, F64
 
-# Smaller shares count as this: products of two would be denormal numbers, each of which takes a CPU
-# about 100 cycles.
+# Smaller shares are replaced by this value: their products would be denormal numbers, each of which
+# takes a CPU about 100 cycles.
 MIN_SHARE = np.float32(1e-15)
 QUERY_STEP = 2  # every second query is counted
-# queries whose shares are multiplied at a time; keys after the last one they attend to are zeros
+# number of queries whose shares are multiplied at a time, up to the last key that any of them
+# attends to
 STRIP_QUERIES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class MixedRows:
-    """The mixture of a chunk's rows X: `rows` are B X, `first` is the sum of all mixtures, `count`
-    their number.
+    """The mixtures of a chunk's rows X: `rows` are B X, `first` is the sum of all mixtures, and
+    `count` is the number of mixtures.
     """
 
     rows: F32
@@ -34,9 +36,9 @@ class MixedRows:
 
 
 class ChunkMixing:
-    """The mixture of one layer's values in a chunk: sums of A^T A and of A over heads and counted
-    queries, with A [queries, keys] for each head, and the number of mixtures. `rows` is the slice
-    of the chunk's rows.
+    """The attention of one layer in one chunk: sums over heads and counted queries of A^T A
+    (`pair_sums`) and of A (`share_sums`), where A [queries, keys] are a head's shares, and the
+    number of mixtures. `rows` is the slice of the chunk in the rows that are collected.
     """
 
     def __init__(self) -> None:
@@ -50,13 +52,13 @@ class ChunkMixing:
         return sum(shares.nbytes for shares in self._shares)
 
     def add(self, shares: F32) -> None:
-        """Add one pass. The shares are only copied, because llama.cpp busy-waits meanwhile."""
+        """Add the shares of one pass. They are only copied now, because llama.cpp busy-waits during
+        this call.
+        """
         self._shares.append(select_queries(shares).copy())
 
     def multiply_waiting(self) -> None:
-        """Multiply the waiting shares in order of arrival. The queries of a later pass have more
-        keys.
-        """
+        """Multiply the waiting shares in order of arrival. Later passes of a chunk have more keys."""
         for shares in self._shares:
             heads, queries, keys = shares.shape
             if (new_keys := keys - len(self.share_sums)) > 0:
@@ -74,7 +76,9 @@ class ChunkMixing:
         self._shares.clear()
 
     def mix_rows(self, rows: F32) -> MixedRows:
-        """Mix the layer's rows [tokens, columns], of which `rows` are the chunk's."""
+        """Return the mixtures of the chunk's rows, which are the slice `self.rows` of `rows`
+        [tokens, columns].
+        """
         self.multiply_waiting()
         rows = rows[self.rows]
         tokens = len(rows)
@@ -84,6 +88,6 @@ class ChunkMixing:
 
 
 def select_queries(shares: F32) -> F32:
-    """Return the counted queries' shares of [heads, queries, keys]."""
+    """Return the shares of the counted queries from shares [heads, queries, keys]."""
     selected: F32 = shares[:, QUERY_STEP - 1 :: QUERY_STEP]
     return selected

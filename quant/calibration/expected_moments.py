@@ -1,7 +1,9 @@
-"""Second moments that will be collected, for a plan that is made before the calibration.
+"""Stand-ins for second moments that are not collected yet, so that a plan can be made before the
+calibration.
 
-They are predicted from names and shapes. A model whose attention llama.cpp computes in an unusual
-way gets fewer moments than predicted; the method is then chosen again from the collected ones.
+The plan only needs to know which weights will have moments, and this is predicted from names and
+shapes. A model whose attention llama.cpp computes in an unusual way gets fewer moments than
+predicted; the method of the affected tensors is then chosen again from the collected moments.
 """
 
 import re
@@ -20,14 +22,18 @@ VALUE_WEIGHT = re.compile(r"blk\.(\d+)\.attn_v\.weight")
 
 
 def mixing_product(weight: str) -> str:
-    """Return the name of the product that mixes the outputs of a weight, or ""."""
+    """Return the name of the attention product that mixes the outputs of a value weight ("kqv-5"
+    for "blk.5.attn_v.weight"), or "" for other weights.
+    """
     match = VALUE_WEIGHT.fullmatch(weight)
     return f"kqv-{match[1]}" if match else ""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedInput:
-    """SecondMoments of which only the shape is known. Reading a number is a programming error."""
+    """SecondMoments of which only the shape is known. Reading values from them is a programming
+    error.
+    """
 
     columns: int
     matrices: int
@@ -44,8 +50,8 @@ class ExpectedInput:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedMoments:
-    """The calibration that moments will come from: `digest` of everything that determines them (""
-    if undecided), `texts` by name, and `chunks` of `chunk_size` tokens (0: unknown).
+    """A calibration that has not run yet: `digest` of everything that determines its moments ("" if
+    undecided), the names of its `texts`, and `chunks` of `chunk_size` tokens (0: unknown).
     """
 
     digest: str = ""
@@ -56,8 +62,9 @@ class ExpectedMoments:
     def expected_inputs(
         self, tensors: Sequence[tuple[str, Sequence[int]]]
     ) -> "dict[str, SecondMoments]":
-        """Return the expected moments of every weight (name, shape with the row length first) that
-        is multiplied. The rows of an embedding are looked up, unless it is also the head.
+        """Return the expected moments of the weights among `tensors` (name, shape with the row
+        length first) that are multiplied. An embedding only counts if it is also the head, because
+        its rows are otherwise looked up.
         """
         rows = (
             EMBEDDING_NAMES

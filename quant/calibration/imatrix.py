@@ -1,8 +1,8 @@
 """Importance matrices: how much each input column of a weight matters, as measured by
 llama-imatrix.
 
-Reads llama.cpp's GGUF form and the older .dat form. The file is indexed and checked once; sums are
-read from it when a tensor is encoded.
+Reads llama.cpp's GGUF form and the older .dat form. Loading indexes and checks the file once; sums
+are read from it when a tensor is encoded.
 
 Source: common/imatrix-loader.cpp and load_imatrix (tools/quantize/quantize.cpp).
 """
@@ -32,11 +32,11 @@ DATASETS_KEY, CHUNKS_KEY, CHUNK_SIZE_KEY = (
     "imatrix.chunk_count",
     "imatrix.chunk_size",
 )
-# our own keys, which llama.cpp's tools ignore
+# llmcli's own keys, which llama.cpp's tools ignore
 MODEL_KEY, TRANSFORM_KEY = "llmcli.imatrix.model", "llmcli.imatrix.transform"
 MAX_NAME_BYTES = 255  # bytes of a name in the .dat form
-MAX_TEXT_BYTES = 127  # bytes of a text that llama.cpp writes into the quantized file
-MAX_MATRICES = 1 << 16  # in one tensor: experts, or heads
+MAX_TEXT_BYTES = 127  # longest text that llama.cpp writes into the quantized file, in bytes
+MAX_MATRICES = 1 << 16  # most matrices (experts or heads) in a tensor
 MAX_LISTED_MISFITS = 5
 CHECKED_VALUES = 1 << 20  # values checked at a time
 REMAKE_HINT = "make it again with llama-imatrix"
@@ -44,11 +44,11 @@ REMAKE_HINT = "make it again with llama-imatrix"
 
 @dataclass(frozen=True, slots=True)
 class ImatrixEntry:
-    """One weight's sums of squares: `count` floats at `offset` of `file`, equally many for each
-    divisor.
+    """The sums of squares of one weight: `count` floats at `offset` of `file`, equally many for
+    each divisor.
 
-    A divisor is the number of rows that were added, one for each expert; 0 for an expert that
-    received no token.
+    A divisor is the number of rows that were added. A weight of experts has one divisor for each
+    expert (0 if it received no token), any other weight has a single one.
     """
 
     file: Path
@@ -58,7 +58,7 @@ class ImatrixEntry:
 
     def mean_squares(self, first: int, last: int, columns: int) -> "F32":
         """Return the mean squares [last - first, columns] of matrices first .. last; ones for an
-        expert without tokens. Raises UserError if the file has become shorter.
+        expert without tokens. Raises UserError if the file is now shorter than when it was loaded.
         """
         import numpy as np
 
@@ -73,8 +73,8 @@ class ImatrixEntry:
         return means.reshape(last - first, columns)
 
     def sums(self) -> "F32":
-        """Return the stored sums [divisors, values of each]. Raises UserError if the file has
-        become shorter.
+        """Return the stored sums [divisors, values for each divisor]. Raises UserError if the file
+        is now shorter than when it was loaded.
         """
         import numpy as np
 
@@ -96,12 +96,12 @@ class ImatrixEntry:
 
 @dataclass(frozen=True)
 class Imatrix:
-    """An importance matrix file; `digest` identifies its content, `path` is as the user gave it.
+    """An importance matrix file. `digest` identifies its content; `path` is as the user gave it.
 
-    `chunk_size` is in tokens: 0 in the older form, which does not record it and whose divisors
-    count chunks instead of rows. `model` is the Source.fingerprint of the model it was collected
-    from, `transform` the digest of that model's folds; "" and None where the file does not record
-    them, as in files of llama-imatrix.
+    `chunk_size` is in tokens. It is 0 for the older form, which does not record it and whose
+    divisors count chunks instead of rows. `model` is the Source.fingerprint of the model that it
+    was collected from ("" if the file does not record it), and `transform` is the digest of that
+    model's folds (None if the file does not record it). Files of llama-imatrix record neither.
     """
 
     path: Path
@@ -115,12 +115,12 @@ class Imatrix:
 
     @property
     def dataset(self) -> str:
-        """Name of the first text that was read."""
+        """Name of the first calibration text."""
         return self.datasets[0] if self.datasets else ""
 
     @property
     def metadata(self) -> dict[str, bytes]:
-        """Metadata about the imatrix that llama-quantize writes into the new file."""
+        """Metadata about the imatrix that llama-quantize writes into the quantized file."""
         metadata = {"quantize.imatrix.file": _text(os.fsencode(self.path))}
         if self.dataset:
             metadata["quantize.imatrix.dataset"] = _text(self.dataset.encode())
@@ -134,9 +134,9 @@ class Imatrix:
     ) -> dict[str, ImatrixEntry]:
         """Return the entries of these tensors (name, shape with the row length first).
 
-        An embedding's entry of another size is ignored, as in llama.cpp, because an embedding's
-        rows may be looked up instead of multiplied. Raises UserError if another entry has the wrong
-        size, or if the imatrix was collected with other folds (`transform`).
+        As in llama.cpp, an embedding's entry with the wrong size is ignored, because an embedding's
+        rows may be looked up instead of multiplied. Raises UserError if any other entry has the
+        wrong size, or if the imatrix was collected with folds other than `transform`.
         """
         if self.transform is not None:
             require_same_folds(f"{self.path} is the imatrix", self.transform, transform)
@@ -155,7 +155,7 @@ class Imatrix:
 
 
 def require_same_model(subject: str, misfits: Sequence[str], flag: str) -> None:
-    """Raise UserError if entries do not fit this model's tensors."""
+    """Raise UserError if there are `misfits`: entries that do not fit this model's tensors."""
     if misfits:
         raise UserError(
             f"{subject} of another model: {list_first(misfits, MAX_LISTED_MISFITS)}",
@@ -178,8 +178,8 @@ def require_same_folds(subject: str, collected: str, current: str) -> None:
 
 
 def _text(blob: bytes) -> bytes:
-    """Return a text with llama.cpp's maximum length, without invalid UTF-8 (a split character, an
-    unusual file name).
+    """Return a text cut to llama.cpp's maximum length, without invalid UTF-8, which a cut character
+    or an unusual file name may contain.
     """
     return encode_entry("string", blob[:MAX_TEXT_BYTES].decode("utf-8", "ignore"))
 
@@ -271,7 +271,9 @@ def _gguf(path: Path, digest: str) -> Imatrix:
 
 
 def _count(path: Path, field: header.MetadataField) -> int:
-    """Return a number of the header; llama.cpp would abort on another type."""
+    """Return the number in a header field. Raises UserError for any other type, on which llama.cpp
+    would abort.
+    """
     if field.kind != "uint32" or not isinstance(field.value, int):
         raise UserError(f"{path}: {field.key} is {field.kind} instead of uint32", hint=REMAKE_HINT)
     return field.value
@@ -292,7 +294,8 @@ def _entry(
     stored = np.fromfile(path, "<f4", counts.elements, offset=counts.offset).astype("f8")
     if not np.isfinite(stored).all():
         raise UserError(f"{path}: the counts of {name} are not finite", hint=REMAKE_HINT)
-    divisors = np.maximum(np.floor(stored + 0.5), 0)  # as lround does for non-negative values
+    # rounds as lround does for non-negative values
+    divisors = np.maximum(np.floor(stored + 0.5), 0)
     return ImatrixEntry(path, sums.offset, sums.elements, tuple(divisors.tolist()))
 
 
@@ -301,7 +304,7 @@ def _belong(sums: header.TensorInfo, counts: header.TensorInfo) -> bool:
 
 
 class _DatReader:
-    """A cursor over the .dat form: int32 counts, names and floats one after another."""
+    """A cursor over the .dat form: int32 counts, names and floats, one after another."""
 
     def __init__(self, path: Path, stream: BinaryIO) -> None:
         self.path, self.stream = path, stream
@@ -317,7 +320,7 @@ class _DatReader:
         entries = dict(self._entries(count))
         if len(entries) != count:
             raise self._bad("a name occurs twice")
-        if self.stream.tell() == self.size:  # the oldest files end here
+        if self.stream.tell() == self.size:  # the oldest files end before the number of chunks
             return entries, (), 0, 0
         (chunks,) = self._numbers("<i")
         dataset = self._text(self.size) if self.stream.tell() < self.size else ""

@@ -1,5 +1,5 @@
 """State of a running calibration on disk, so that a killed run can resume. Each save writes a new
-file and renames it over the old one.
+file and renames it over the previous one.
 
 All sums are stored in float64 as they are in memory, so that a resumed run gives the same bytes as
 an uninterrupted one.
@@ -19,15 +19,19 @@ from quant.calibration.moments_collector import MomentsCollector, sums_bytes
 from quant.calibration.moments_writer import MomentsInput
 from quant.record_log import RecordLog
 
-SAVE_SECONDS = 20.0  # seconds of work between two saves, at least
-SAVE_TIME_FACTOR = 20  # and at least so many times the duration of the last save
+SAVE_SECONDS = 20.0  # least seconds of work between two saves
+# least work between two saves, as a multiple of the duration of the last save
+SAVE_TIME_FACTOR = 20
 DESCRIPTION_RECORD = 0
 
 
 @dataclass
 class CalibrationProgress:
-    """The sums of all weights so far. Of the inputs whose second moments are collected, `finished`
-    are in their file and `moments` are in progress; `chunks` were read in this pass.
+    """The state of a calibration: the sums of all weights so far, and `chunks`, the number of
+    chunks read in this pass.
+
+    Of the inputs whose second moments are collected, those in `finished` are complete in the
+    moments file, and those in `moments` are in progress.
     """
 
     sums: ImatrixCollector
@@ -37,8 +41,8 @@ class CalibrationProgress:
 
 
 class CalibrationState:
-    """The state file at `path`. `head` contains everything that the sums depend on; a file with
-    another head is ignored.
+    """The state file at `path`. `head` contains everything that the sums depend on; a state file
+    with another head is ignored.
     """
 
     def __init__(self, path: Path, head: dict[str, Any], inputs: Sequence[MomentsInput]) -> None:
@@ -46,7 +50,7 @@ class CalibrationState:
         self._next = time.monotonic() + SAVE_SECONDS
 
     def load(self) -> CalibrationProgress | None:
-        """Return the state that an earlier run left, or None if there is none for this head."""
+        """Return the progress that an earlier run saved, or None if there is none for this head."""
         file = RecordLog.resume(self.path, write=False)
         if file is None:
             return None
@@ -73,11 +77,11 @@ class CalibrationState:
         return progress
 
     def is_due(self) -> bool:
-        """Return whether it is time to save."""
+        """Return whether enough time has passed since the last save."""
         return time.monotonic() >= self._next
 
     def save(self, progress: CalibrationProgress) -> None:
-        """Save the state."""
+        """Save the progress."""
         started = time.monotonic()
         new_path = self.path.with_name(self.path.name + ".new")
         arrays = list(_arrays(progress))
@@ -117,8 +121,8 @@ class CalibrationState:
 
 
 def disk_bytes(inputs: Sequence[MomentsInput], group: Sequence[int]) -> int:
-    """Return the approximate bytes on disk while a group is in progress: the file, and the one that
-    replaces it.
+    """Return the approximate bytes on disk while a group is in progress: of the state file, and of
+    the next one that will replace it.
     """
     return 2 * sum(sums_bytes(inputs[number]) for number in group)
 

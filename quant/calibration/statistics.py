@@ -1,4 +1,4 @@
-"""SecondMoments and InputStatistics: what a method may know of an input."""
+"""The calibration statistics that a method gets: SecondMoments and InputStatistics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ class SecondMoments(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InputStatistics:
-    """The calibration statistics of one tensor's input; `matrices` (experts) of `rows` rows each
-    follow one another.
+    """The calibration statistics of one tensor's input. The tensor has `matrices` (experts) of
+    `rows` rows each, one after another.
 
-    `mean_squares` are an imatrix's mean squares of the columns, `moments` the second moments; None
-    where they were not measured. In a weight that computes queries, keys and values together, the
+    `mean_squares` are an imatrix's mean squares of the columns, `moments` the second moments; each
+    is None if it was not measured. In a weight that computes queries, keys and values together, the
     last `value_rows` rows compute the values.
     """
 
@@ -48,7 +48,7 @@ class InputStatistics:
     value_rows: int = 0
 
     def importance(self, first: int, last: int) -> ggml.Importance | None:
-        """Return the imatrix's importance of rows first .. last, or None if it has none."""
+        """Return the importance of rows first .. last, or None if there are no mean squares."""
         return (
             self.mean_squares.importance(first, last, self.rows, self.columns)
             if self.mean_squares
@@ -56,8 +56,8 @@ class InputStatistics:
         )
 
     def importance_reader(self) -> Callable[[int, int], ggml.Importance | None]:
-        """Return importance() for repeated calls: the vector of a tensor with one matrix is read
-        only once.
+        """Return a function like importance() for repeated calls: it reads the mean squares of a
+        tensor with a single matrix only once.
         """
         if self.matrices > 1 or (only := self.importance(0, self.rows)) is None:
             return self.importance

@@ -22,10 +22,11 @@ MAX_TEXT_CHARACTERS = 64 << 20  # enough for a million tensors
 SAMPLE_BYTES = 4096  # bytes from the middle of each tensor that a quick check reads
 BLOCK_BYTES = 1 << 22
 MAX_NAMED_TENSORS = 3  # tensors named in a message
-# most bytes of JSON for a tensor and a text, beside their names, and for the other parts
+# upper bounds of the JSON's bytes: for a tensor and for a text, without their names, and for all
+# other parts
 TENSOR_JSON_BYTES, TEXT_JSON_BYTES, BASE_JSON_BYTES = 160, 160, 8192
-# Keys that depend on how the files are split, and the certificate, which cannot contain its own
-# digest.
+# Keys that are not hashed: those that depend on how the files are split, and the certificate, which
+# cannot contain its own digest.
 UNHASHED_KEYS = frozenset({CERTIFICATE_KEY, "split.no", "split.count", "split.tensors.count"})
 
 
@@ -39,8 +40,8 @@ class CertifiedEstimate:
 
 @dataclass(frozen=True, slots=True)
 class CertifiedSource:
-    """The source of the file: its name without a folder, quantize's fingerprint of it, the types
-    its floats are stored as, and the bytes of its tensors.
+    """The source of the file: its name without a folder, its fingerprint (Source.fingerprint), the
+    types that its floats are stored as, and the bytes of its tensors.
     """
 
     name: str
@@ -54,9 +55,9 @@ class CertifiedSource:
 class ContentDigests:
     """Digests of the certified bytes.
 
-    `data` is the sha256 of name, shape, type and bytes of every tensor in order, however the file
-    is split; `sample` the same with 4,096 bytes from the middle of each tensor; `metadata` the
-    sha256 of all other keys.
+    `data` is the sha256 of the name, shape, type and bytes of every tensor, in order; it does not
+    depend on how the file is split. `sample` is the same with only 4,096 bytes from the middle of
+    each tensor. `metadata` is the sha256 of all keys and values except UNHASHED_KEYS.
     """
 
     data: str
@@ -69,11 +70,11 @@ class ContentDigests:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRecord:
-    """An input that influenced the rounding: "imatrix" or "moments" with the digest of a file, or
-    "mix", the choice of types.
+    """Something that influenced the rounding: `kind` is "imatrix" or "moments", with the digest of
+    that file, or "mix", the choice of types.
 
-    `texts` are the names of the texts it was collected from, `hashes` the sha256 of each or its
-    beginning ("": unknown).
+    `texts` are the names of the texts that it was made from; `hashes` has the sha256 of each text,
+    or the beginning of it ("" if unknown).
     """
 
     kind: str
@@ -86,9 +87,11 @@ class CalibrationRecord:
 
 @dataclass(frozen=True, slots=True)
 class TensorRecord:
-    """One tensor. `error` is the relative RMS error of its values against the source's, `weighted`
-    the same with columns weighted by the imatrix; None where they cannot be computed. For folded
-    tensors the source is the folded one.
+    """The record of one tensor.
+
+    `error` is the relative RMS error of its values against the source, `weighted` the same with
+    columns weighted by the imatrix; each is None if it cannot be computed. The values of a folded
+    tensor are compared with the folded source.
     """
 
     name: str
@@ -103,7 +106,7 @@ class TensorRecord:
 class AnswerMetrics:
     """How closely the file answers like its source: llama-perplexity's metrics on a text.
 
-    `base` is the type that the source ran in. `calibrated` means that the text also served as
+    `base` is the type that the source ran in. `calibrated` means that the text was also used for
     calibration, so that the metrics are optimistic.
     """
 
@@ -127,9 +130,13 @@ class AnswerMetrics:
 
 @dataclass(frozen=True, slots=True)
 class SpeedComparison:
-    """Tokens per second in one test, with source and file measured in turn: medians, their slowest
-    and fastest tenth, and the ratio with its interval (None: too few measurements). `noisy` means
-    that the machine was busy meanwhile.
+    """The speeds of the source (`base`) and of the file (`quantized`) in one test, measured in
+    turn.
+
+    Both are median tokens per second; each span is from the slowest to the fastest tenth of the
+    measurements. `ratio` is the file's speed relative to the source's, with the interval from `low`
+    to `high`, which are None if there are too few measurements. `noisy` means that the machine was
+    busy during the test.
     """
 
     test: str
@@ -159,9 +166,9 @@ class Environment:
 class Certificate:
     """The whole certificate.
 
-    `settings` is quantize's record in the file of how it was made. `methods` counts the tensors
-    with new codes by the method that chose them, because `method` does not do all; empty if
-    unknown.
+    `settings` are the settings of `quantize` as the file records them. `methods` maps each method
+    to the number of tensors whose codes it chose, because `method` may leave tensors to a fallback;
+    empty if unknown.
     """
 
     format: int
@@ -199,8 +206,8 @@ def max_json_bytes(tensors: Iterable[str], texts: Iterable[str]) -> int:
 
 
 def read_certificate(header: ModelHeader) -> Certificate | None:
-    """Return the certificate in a file, or None if it has none. Raises UserError if it cannot be
-    read.
+    """Return the certificate in a file, or None if it has none. Raises UserError if the certificate
+    cannot be read.
     """
     value = header.metadata.get(CERTIFICATE_KEY)
     if value is None:
@@ -240,8 +247,8 @@ def digest_content(
 def digest_tensors(
     tensors: Sequence[TensorInfo], on_bytes: Callable[[int], None] = lambda nbytes: None
 ) -> str:
-    """Return the sha256 of every tensor. `on_bytes` is called with the number of bytes read each
-    time.
+    """Return the sha256 over the names, shapes, types and bytes of all tensors. `on_bytes` is
+    called after each read with the number of bytes.
     """
     digest = hashlib.sha256()
     for tensor in tensors:
@@ -254,7 +261,9 @@ def digest_tensors(
 
 
 def read_blocks(stream: BinaryIO, tensor: TensorInfo) -> Iterator[bytes]:
-    """Yield a tensor's bytes from its open file. Raises Damaged if the file ends too early."""
+    """Yield a tensor's bytes from its open file. Raises DamagedSourceError if the file ends too
+    early.
+    """
     stream.seek(tensor.offset)
     remaining = tensor.nbytes
     while remaining:
@@ -268,7 +277,7 @@ def read_blocks(stream: BinaryIO, tensor: TensorInfo) -> Iterator[bytes]:
 
 
 def digest_sample(tensors: Sequence[TensorInfo]) -> str:
-    """Return the sha256 of the middle of every tensor: a few MB of any file."""
+    """Return the sha256 over the middle of every tensor, which reads only a few MB of any file."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(_label(tensor))
@@ -294,9 +303,10 @@ def find_mismatches(
     all_bytes: bool = False,
     on_bytes: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[str, ...]:
-    """Return why a certificate does not match the file that contains it; empty if it matches.
+    """Return the reasons why a certificate does not match the file that contains it; empty if it
+    matches.
 
-    Types, sizes, metadata and a sample of every tensor are checked, with `all_bytes` every byte.
+    Checks types, sizes, metadata and a sample of every tensor; with `all_bytes`, every byte.
     """
     reasons = [*_table_differences(header, certificate)]
     if not reasons and digest_sample(header.tensors) != certificate.content.sample:
@@ -315,7 +325,7 @@ def find_mismatches(
 
 
 def _table_differences(header: ModelHeader, certificate: Certificate) -> list[str]:
-    """Return the differences between the tensors in the file and those in the certificate."""
+    """Return the differences between the table of tensors in the file and that in the certificate."""
     in_file = {tensor.name: (tensor.type, tensor.nbytes) for tensor in header.tensors}
     certified = {tensor.name: (tensor.type, tensor.nbytes) for tensor in certificate.tensors}
     differing = [

@@ -1,10 +1,10 @@
 """Writes a certificate into a finished GGUF: a complete new file is written beside it and renamed
-over it, or nothing changes.
+over it. If anything fails, the old file stays unchanged.
 
-Only the metadata differs in the new file. Its tensors are copied, read back and compared with the
-certificate's digest before the rename. Reserving space in every header instead would avoid the
-copy, but the certificate's length would have to be guessed, and a kill during the write would leave
-half a certificate.
+Only the metadata differs in the new file. The tensors are copied, read back and compared with the
+certificate's digest before the rename. Space reserved in every header would avoid the copy, but the
+certificate's length would have to be guessed, and a kill during the write would leave half a
+certificate.
 """
 
 import os
@@ -28,11 +28,12 @@ from quant.model_file.read_header import read_header
 def embed_certificate(
     path: Path, new_certificate: Certificate, on_bytes: Callable[[int], None] = lambda nbytes: None
 ) -> None:
-    """Write a certificate into `path`, or into its first shard, replacing an old one. `on_bytes` is
-    called with the number of bytes written each time.
+    """Write a certificate into `path`, or into the first shard of a split model, replacing an old
+    certificate. `on_bytes` is called after each write with the number of bytes.
 
     Raises UserError if the disk is too small, if another process is writing the file, or if the
-    tensors do not match the certificate. If killed, the file has either its old or its new content.
+    tensors do not match the certificate. After a kill the file has either its old or its new
+    content.
     """
     header = read_header(path)
     first = read_file_header(header.files[0])
@@ -60,8 +61,8 @@ def _layout(first: FileHeader, new_certificate: Certificate) -> FileLayout:
 
 @contextmanager
 def _open_new_file(file: Path, layout: FileLayout) -> Iterator[tuple[Path, BinaryIO]]:
-    """Open the new file, locked for this process; it is deleted afterwards unless it was
-    renamed.
+    """Yield the new file and its open stream, locked for this process. The file is deleted
+    afterwards unless it was renamed.
     """
     part = file.with_name(f".{file.name}.stamped")
     if part.is_symlink() or (part.exists() and not part.is_file()):
@@ -97,19 +98,19 @@ def _lock(stream: BinaryIO, part: Path, file: Path) -> None:
         raise busy from None
     if not _is_current(
         stream, part
-    ):  # it was renamed to the finished file before the lock was taken
+    ):  # another process renamed it to the finished file before the lock was taken
         raise busy
 
 
 def _is_current(stream: BinaryIO, part: Path) -> bool:
-    """Return whether the open file still has that name."""
+    """Return whether the name `part` still belongs to the open file."""
     return part.exists() and os.path.samestat(os.fstat(stream.fileno()), part.stat())
 
 
 def _copy(
     first: FileHeader, layout: FileLayout, out: BinaryIO, tick: Callable[[int], None]
 ) -> None:
-    """Write the header, then each tensor at its offset, with zeros between."""
+    """Write the header, then each tensor at its offset, with zeros between them."""
     out.write(layout.header)
     with first.file.open("rb") as data:
         for tensor, slot in zip(first.tensors, layout.slots, strict=True):

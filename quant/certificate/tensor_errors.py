@@ -1,7 +1,7 @@
 """Relative RMS error of every tensor of a finished file against its source, over all values.
 
-Both files are read and decoded by ggml's own routines, so that the error is that of the bytes in
-the file. Columns are weighted by importance where the plan has it.
+Both files are read and decoded by ggml's own routines, so that the errors are those of the bytes in
+the file. Columns are weighted by their importance if the tensor has one.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,15 +18,14 @@ from quant.source.source import Weight, make_file_row_reader
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
-SLAB_VALUES = 1 << 22  # values of a tensor in memory at a time, twice as floats
-PIECE_VALUES = 1 << 18  # values in a thread's job
+# values of a tensor in memory at a time, as floats of the source and of the file
+SLAB_VALUES = 1 << 22
+PIECE_VALUES = 1 << 18  # values in a job of one thread
 
 
 @dataclass(frozen=True, slots=True)
 class OriginalTensor:
-    """One tensor of the source, with a function that returns the importance of rows first ..
-    last.
-    """
+    """A tensor of the source, and a function that returns the importance of its rows first .. last."""
 
     weight: Weight
     importance: Callable[[int, int], ggml.Importance | None]
@@ -34,8 +33,8 @@ class OriginalTensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorError:
-    """Relative RMS error of a tensor's values; `weighted`: weighted by importance. None where it
-    cannot be computed.
+    """The relative RMS error of a tensor's values: `error`, and `weighted` with columns weighted by
+    importance. Each is None if it cannot be computed.
     """
 
     name: str
@@ -45,7 +44,7 @@ class TensorError:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Sums of squares of source and difference, plain and weighted."""
+    """Sums of squares of the source and of the differences, plain and weighted."""
 
     signal: float = 0.0
     noise: float = 0.0
@@ -67,8 +66,8 @@ def tensor_errors(
     threads: int,
     on_tensor: Callable[[int], None] = lambda count: None,
 ) -> Iterator[TensorError]:
-    """Yield the error of every tensor of the file in order, against its original of the same name.
-    `on_tensor` is called with 1 after each.
+    """Yield the error of every tensor of the file in order, compared with the original of the same
+    name. `on_tensor` is called with 1 after each tensor.
     """
     with ThreadPoolExecutor(threads, thread_name_prefix="deviate") as pool:
         for tensor in header.tensors:
