@@ -1,4 +1,4 @@
-"""Reads an embeddings request; builds its document."""
+"""The request and the response document of `/v1/embeddings`."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -33,8 +33,8 @@ class EmbeddingsRequest:
         self.texts = read_texts(self._fields)
 
     def vector_length(self, embedder: Embedder) -> int:
-        """Return the number of values of each vector that the request asks for. Raises ApiError if
-        the model has no embeddings.
+        """Return the number of values that the request wants in each vector (`dimensions`). Raises
+        ApiError if the model has no embeddings.
         """
         if embedder.is_reranker:
             raise ApiError(
@@ -49,8 +49,8 @@ class EmbeddingsRequest:
     def build_document(
         self, ids: list[list[int]], vectors: Sequence[Vector], length: int
     ) -> dict[str, Any]:
-        """Return OpenAI's document. `vectors`: `[texts, embedding_size]`; `length`: values that are
-        kept.
+        """Return the response document in OpenAI's format. `vectors`: shaped `[texts,
+        embedding_size]`; `length`: the number of values that each vector keeps.
         """
         data = [
             {
@@ -66,8 +66,8 @@ class EmbeddingsRequest:
 
 
 def read_texts(fields: Fields) -> list[EmbeddingInput]:
-    """Read `input`: a text, several texts, the token ids of a text, or several such lists. Raises
-    ApiError.
+    """Return the texts of the field `input`. The field is a text, a list of texts, the token ids of
+    one text, or a list of token id lists. Raises ApiError for any other value.
     """
     values = fields.values.get("input")
     if values is None:
@@ -98,9 +98,11 @@ def read_texts(fields: Fields) -> list[EmbeddingInput]:
 
 
 def encode_texts(texts_: list[EmbeddingInput], embedder: Embedder) -> list[list[int]]:
-    """Return the token ids of each text. Raises ApiError for a text without tokens, an unknown
-    token, or too many tokens, and at once for a text that is certainly too long: megabytes of
-    spaces would occupy the tokenizer for many seconds.
+    """Return the token ids of each text.
+
+    Raises ApiError for a text without tokens, an unknown token, or too many tokens. A text that
+    must be too long by its length is refused before it is tokenized, because megabytes of spaces
+    would occupy the tokenizer for many seconds.
     """
     tokens: list[list[int]] = []
     for index, text in enumerate(texts_):
@@ -127,14 +129,16 @@ def _too_long(index: int, words: str, count: int, embedder: Embedder) -> ApiErro
 
 
 def shorten_vector(vector: Vector, size: int) -> Vector:
-    """Return the first `size` values of a vector, scaled to length 1 again, as OpenAI does with
-    models trained for it. Shapes: `[embedding_size]` to `[size]`.
+    """Return the first `size` values of a vector, scaled to length 1 again. OpenAI shortens vectors
+    in the same way; models must be trained for it. Shapes: `[embedding_size]` to `[size]`.
     """
     return vector if size == len(vector) else normalize(vector[:size])
 
 
 def encode_vector(vector: Vector, form: str) -> list[float] | str:
-    """Return the values, or the bytes of float32 in base64."""
+    """Return a vector as a list of numbers, or as the base64 text of its float32 bytes if `form` is
+    "base64".
+    """
     if form == "float":
         values: list[float] = vector.tolist()
         return values

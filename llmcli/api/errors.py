@@ -1,7 +1,8 @@
-"""Errors of requests: OpenAI's error objects and HTTP statuses, with llama-server's types where
-OpenAI has none.
+"""Errors of requests: OpenAI's error objects and HTTP statuses. Where OpenAI has no type for an
+error, the type is llama-server's.
 
-Free of HTTP: lines of a batch and messages of a WebSocket fail with the same objects.
+This module does not depend on HTTP: lines of a batch and messages of a WebSocket fail with the same
+error objects.
 """
 
 from typing import Any
@@ -12,7 +13,7 @@ from llmcli.runtime.requests.beam_settings import TooManyBeams
 
 
 class ServerBusy(UserError):
-    """The queue is full; `retry_after` is in seconds."""
+    """The queue is full. `retry_after`: seconds after which the client may try again."""
 
     def __init__(self, waiting: int, retry_after: int) -> None:
         super().__init__(
@@ -34,8 +35,9 @@ class AnswerFailed(UserError):
 
 
 def answer_error(error: UserError) -> UserError:
-    """Return the error that a client receives for a failed answer. A grammar that no token can
-    continue is the request's own mistake.
+    """Return the error that a client receives for a failed answer. If no token can continue the
+    grammar, the error is returned unchanged, because the request caused it; any other error becomes
+    AnswerFailed.
     """
     return (
         error
@@ -65,8 +67,8 @@ ANTHROPIC_ERROR_TYPES = {413: "request_too_large", 500: "api_error", 503: "overl
 
 
 class ApiError(UserError):
-    """A request that cannot be answered. `param`: the field that is wrong; `more`: further fields
-    of the error object.
+    """A request that cannot be answered. `param`: the name of the wrong field; `more`: additional
+    fields of the error object.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class ApiError(UserError):
 
 
 def unknown_model(name: str, names: tuple[str, ...]) -> ApiError:
-    """Return the error of a request for a model that is not served."""
+    """Return the error for a request that names a model which is not served."""
     message = f"the model {name[:100]!r} is not served here; available: {', '.join(names)}"
     return ApiError(message, 404, param="model", code="model_not_found")
 
@@ -93,7 +95,9 @@ def unknown_model(name: str, names: tuple[str, ...]) -> ApiError:
 def context_length_error(
     message: str, n_prompt_tokens: int, n_ctx: int, param: str | None = None
 ) -> ApiError:
-    """Return the error of a text that is longer than the context, in llama-server's fields."""
+    """Return the error for a text that is longer than the context. The error object has
+    llama-server's fields for this case.
+    """
     return ApiError(
         message,
         param=param,
@@ -105,11 +109,11 @@ def context_length_error(
 
 
 def as_api_error(error: UserError) -> ApiError:
-    """Return any UserError as an ApiError: what the engine, a template or a grammar refuses is a
-    mistake of the request (400).
+    """Return any UserError as an ApiError. A UserError of the engine, a template or a grammar is a
+    mistake of the request and gets status 400.
 
-    Hints are dropped because they name flags of a command line; where one helps, the message says
-    it in the server's terms.
+    Hints are dropped because they name flags of a command line. Where advice helps, the message
+    itself contains it, in terms of the server.
     """
     match error:
         case ApiError():
@@ -128,8 +132,8 @@ def as_api_error(error: UserError) -> ApiError:
 
 
 def error_document(error: ApiError, path: str = "") -> dict[str, Any]:
-    """Return the error document in the form of a path's API: ollama's has only a message,
-    Anthropic's has its own types.
+    """Return the error document in the format of the API that `path` belongs to: ollama's has only
+    a message, Anthropic's has its own error types, and all others have OpenAI's format.
     """
     if path.startswith("/api/"):
         return {"error": str(error)}

@@ -1,4 +1,6 @@
-"""Typed reads of an untrusted JSON document; every error names the path of the field."""
+"""Typed access to the fields of an untrusted JSON document. Every error names the path of the
+field.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ TYPE_NAMES = {
 
 
 def json_type(value: object) -> str:
-    """Return the kind of a JSON value in words."""
+    """Return the type of a JSON value as words for a message."""
     if value is None:
         return "null"
     return next(
@@ -27,21 +29,21 @@ def json_type(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """An object of the document; `path` is its place in the document. A null counts as missing
-    everywhere.
+    """An object of the document. `path`: the object's position in the document. All methods treat a
+    null as a missing field.
     """
 
     values: Mapping[str, Any]
     path: str = ""
 
     def path_of(self, name: str | int) -> str:
-        """Return the path of a field."""
+        """Return the path of a field in the document."""
         if isinstance(name, int):
             return f"{self.path}[{name}]"
         return f"{self.path}.{name}" if self.path else name
 
     def type_error(self, name: str, expected: str) -> ApiError:
-        """Return the error of a field whose value is not what it must be."""
+        """Return the error for a field whose value has the wrong type."""
         value = self.values.get(name)
         shown = repr(value)[:60] if isinstance(value, str | int | float) else json_type(value)
         shown = shown.lower() if isinstance(value, bool) else shown
@@ -61,23 +63,25 @@ class Fields:
         return value
 
     def text(self, name: str, default: str | None = None) -> str | None:
-        """Return a text, or `default`."""
+        """Return the text in a field, or `default` if the field is missing."""
         value: str | None = self._typed(name, str, default)
         return value
 
     def required_text(self, name: str) -> str:
-        """Return a text. Raises ApiError if it is missing."""
+        """Return the text in a field. Raises ApiError if the field is missing."""
         value = self.text(name)
         if value is None:
             raise ApiError(f"{self.path_of(name)} is missing", param=self.path_of(name))
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """Return a Boolean."""
+        """Return the Boolean in a field, or `default` if the field is missing."""
         return bool(self._typed(name, bool, default))
 
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int | None:
-        """Return a whole number from `low` to `high`, both included."""
+        """Return the whole number in a field, or `default` if the field is missing. The number must
+        be from `low` to `high`, both included.
+        """
         value = self._typed(name, int, None)
         if value is None:
             return default
@@ -86,31 +90,35 @@ class Fields:
         return int(value)
 
     def number(self, name: str, default: float | None = None) -> float | None:
-        """Return a number."""
+        """Return the number in a field, or `default` if the field is missing."""
         value = self._typed(name, float, default)
         return None if value is None else float(value)
 
     def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:
-        """Return one of the allowed words."""
+        """Return the word in a field, which must be one of `allowed`; `default` if the field is
+        missing.
+        """
         value = self.text(name, default)
         if value not in allowed:
             raise self.type_error(name, f"one of {', '.join(allowed)}")
         return value or default
 
     def table(self, name: str) -> "Fields | None":
-        """Return the object in a field, or None."""
+        """Return the object in a field, or None if the field is missing."""
         value = self._typed(name, dict, None)
         return None if value is None else Fields(value, self.path_of(name))
 
     def list(self, name: str, max_count: int = 1 << 20) -> list[Any]:
-        """Return a list of at most `max_count` entries; an absent list is empty."""
+        """Return the list in a field, which may have at most `max_count` entries. A missing list is
+        empty.
+        """
         value: list[Any] = self._typed(name, list, [])
         if len(value) > max_count:
             raise self._too_many(name, len(value), max_count)
         return value
 
     def tables(self, name: str, max_count: int = 1 << 20) -> "Iterator[Fields]":
-        """Yield the objects of a list of at most `max_count` entries."""
+        """Yield the objects of the list in a field, which may have at most `max_count` entries."""
         inner = Fields({}, self.path_of(name))
         for index, value in enumerate(self.list(name, max_count)):
             if type(value) is not dict:
@@ -119,7 +127,9 @@ class Fields:
             yield Fields(value, inner.path_of(index))
 
     def texts(self, name: str, max_count: int) -> tuple[str, ...]:
-        """Return a text or a list of at most `max_count` texts as a tuple."""
+        """Return the texts in a field as a tuple. The field is one text, or a list of at most
+        `max_count` texts.
+        """
         value = self.values.get(name)
         if value is None:
             return ()

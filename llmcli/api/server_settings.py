@@ -1,4 +1,4 @@
-"""Settings of a server: frozen, the same for every request."""
+"""The settings of a server, which do not change while it runs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +8,18 @@ from llmcli.runtime.sampling import Sampling, default_sampling
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """`names`: what a request may call the model; the first is its own name. `sampling`, `system`,
-    `stops` and `max_tokens` are defaults of a request. `most_tokens` limits every answer,
-    `most_context` prompt and answer together (None: the cache does). Without `keys` no request
-    needs one. `cors`: origins whose pages may send requests; `allow_hosts`: further names of the
-    server. `max_body` is in bytes, `drain` in seconds.
+    """The settings of a server.
+
+    - `names`: the model names that a request may use; the first is the model's own name.
+    - `sampling`, `system`, `stops`, `max_tokens`: defaults for requests that do not set them.
+    - `most_tokens`: largest number of tokens of any answer.
+    - `most_context`: largest number of tokens of a prompt and its answer; None for the whole
+      context.
+    - `keys`: API keys; if empty, requests need no key.
+    - `cors`: origins of web pages that may send requests.
+    - `allow_hosts`: additional host names of the server.
+    - `max_body`: largest request body, in bytes.
+    - `drain`: seconds that running answers have to finish at shutdown.
     """
 
     names: tuple[str, ...]

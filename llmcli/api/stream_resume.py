@@ -1,17 +1,20 @@
-"""The position of streamed answers: what another model needs to continue a stream that was
-interrupted.
+"""The position of streamed answers: the data with which another model continues an interrupted
+stream.
 
-The front server (front.py) gives each request a name, a time and a seed, and sends them along. With
-each piece of a stream it receives the marks of its events: number of the answer, token, finish
-reason. To continue, another model replays the request: it draws each token that was sent again, but
-keeps the one that was sent (`Request.replays`), so that random numbers, penalties and grammars
-reach the same state; it sends only the events after that. So the text that a client has read stays
-the beginning of its answers. Each answer of a stream continues independently, because events may
-arrive in another order. An answer that had ended is not continued, even if other logits (from other
-rows in the same pass) would continue it.
+The front server (front.py) gives each request a name, a time and a seed, and sends them with the
+request. Each piece of a stream comes with the marks of its events: the number of the answer, the
+token and the finish reason. The front server collects them as the position.
 
-These tokens are drawn one by one instead of being read like a prompt, because the state of a
-sampling chain depends on every row of logits. So the pause is about as long as the text took.
+To continue the stream, another model replays the request. It draws again each token that was
+already sent, but uses the sent token instead of the drawn one (`Request.replays`), so that random
+numbers, penalties and grammars reach the same state. It sends only the events after that. So the
+text that the client already has remains the beginning of its answer. Each answer of a stream
+continues independently, because events may arrive in another order. An answer that has ended is not
+continued, even if the new model's logits would continue it (logits depend slightly on other rows of
+the same pass).
+
+Replayed tokens are drawn one by one instead of being processed like a prompt, because the state of
+a sampling chain depends on every row of logits. So the replay takes about as long as the text took.
 """
 
 import time
@@ -25,18 +28,21 @@ from llmcli.runtime.sampling import RANDOM_SEED
 from llmcli.runtime.sampling.chain import resolve_seed
 from llmcli.types import Event, Finish
 
-POSITION_KEY = "llmcli.known"  # in a scope: the position
-MARKS_KEY = "llmcli.told"  # in a message: the marks of its bytes
-# An event as plain values, which can be sent to another process: number of the answer, token id,
+POSITION_KEY = "llmcli.known"  # key of the position in an ASGI scope
+MARKS_KEY = "llmcli.told"  # key of the marks in an ASGI message
+# One event as plain values that can be sent to another process: number of the answer, token id,
 # finish reason.
 StreamMark = tuple[int, int | None, Finish | None]
 
 
 @dataclass(slots=True)
 class StreamPosition:
-    """The position of a request's answers. `name`: digits of a UUID; `created`: Unix seconds;
-    `seed`: for requests without one. By the number of the answer: `tokens` that were sent (an empty
-    list if the answer has only begun), and `ends`, the finish reasons.
+    """The position of a request's answers.
+
+    `name`: hexadecimal digits of a UUID; `created`: Unix time in seconds; `seed`: the seed if the
+    request sets none. `tokens`: the token ids that were sent, by number of the answer; an empty
+    list if an answer has begun without a token. `ends`: the finish reasons, by number of the
+    answer.
     """
 
     name: str
@@ -55,17 +61,19 @@ class StreamPosition:
                 self.ends[number] = finish
 
     def replayed_answer(self, number: int) -> ReplayedAnswer:
-        """Return the beginning of one answer, to be replayed."""
+        """Return the tokens of one answer that were already sent, and its finish reason, as a
+        replay.
+        """
         return ReplayedAnswer(tuple(self.tokens.get(number, ())), self.ends.get(number))
 
     def attach_to(self, scope: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a scope that carries the position as plain values."""
+        """Return a copy of an ASGI scope with this position as plain values."""
         return {**scope, POSITION_KEY: asdict(self)}
 
 
 class PastAnswer:
-    """Recognizes the events of a stream that were sent before. `has_started`: at least one was
-    sent.
+    """Recognizes the events of a stream that were already sent before the interruption.
+    `has_started`: whether any answer had begun.
     """
 
     def __init__(self, position: StreamPosition | None) -> None:
@@ -76,7 +84,7 @@ class PastAnswer:
         self.has_started = bool(self._left)
 
     def includes(self, event: Event) -> bool:
-        """Return whether this event was sent before; call it once for each event."""
+        """Return whether this event was already sent. Call it exactly once for each event."""
         if event.token is None:
             return event.finish is not None and event.sequence in self._ends
         remaining = self._left.get(event.sequence, 0)
@@ -85,18 +93,18 @@ class PastAnswer:
 
 
 def stream_marks(events: Iterable[Event]) -> tuple[StreamMark, ...]:
-    """Return the marks of events."""
+    """Return the marks of events: number of the answer, token id, finish reason."""
     return tuple(
         (event.sequence, event.token.id if event.token else None, event.finish) for event in events
     )
 
 
 def new_position() -> StreamPosition:
-    """Return the position of a request that has no answer yet."""
+    """Return the position for a request without any answer, with a new name and seed."""
     return StreamPosition(uuid.uuid4().hex, int(time.time()), resolve_seed(RANDOM_SEED))
 
 
 def read_position(scope: Mapping[str, Any]) -> StreamPosition | None:
-    """Return the position that a scope carries, or None if the stream cannot be continued."""
+    """Return the position in an ASGI scope, or None if it contains none."""
     values = scope.get(POSITION_KEY)
     return StreamPosition(**values) if values else None

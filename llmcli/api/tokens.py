@@ -1,4 +1,4 @@
-"""Tokenize and detokenize requests."""
+"""The `/tokenize` and `/detokenize` requests."""
 
 from typing import Any
 
@@ -12,8 +12,9 @@ MAX_TEXT_CHARACTERS, MAX_PIECES = 1 << 21, 1 << 17
 def encode_text(
     model: Model, text: str, add_special: bool, parse_special: bool, with_pieces: bool
 ) -> list[Any]:
-    """Return the token ids of a text, or ids with pieces. `add_special`: add the tokens that the
-    file puts around a text; `parse_special`: parse control tokens.
+    """Return the token ids of a text, or objects with the id and the text of each token if
+    `with_pieces`. `add_special`: add the tokens that the model file puts around a text;
+    `parse_special`: read names of control tokens as control tokens.
 
     Raises ApiError for a text that is too long.
     """
@@ -40,8 +41,8 @@ def _piece(model: Model, token: int) -> str | list[int]:
 
 
 def decode_tokens(model: Model, fields: Fields) -> str:
-    """Return the text of the field `tokens`. Raises ApiError for a value that is not a token of the
-    model.
+    """Return the text for the token ids in the field `tokens`. Raises ApiError for an id that the
+    model does not have.
     """
     ids = fields.list("tokens")
     for index, id_ in enumerate(ids):

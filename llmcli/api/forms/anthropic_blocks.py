@@ -1,4 +1,6 @@
-"""Anthropic's content blocks: read into OpenAI's messages, and streamed as an answer's blocks."""
+"""Anthropic's content blocks: converts the blocks of a request to OpenAI's messages, and streams an
+answer as blocks.
+"""
 
 import json
 from collections.abc import Iterator
@@ -19,8 +21,8 @@ TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def translate_messages(fields: Fields) -> list[Document] | None:
-    """Return `system` and `messages` as OpenAI's messages, or None if there are none. Raises
-    ApiError for an unknown block.
+    """Return `system` and `messages` as OpenAI's messages, or None if the request has no messages.
+    Raises ApiError for an unknown type of block.
     """
     if not fields.has("messages"):
         return None
@@ -50,7 +52,7 @@ def _read_message(fields: Fields) -> list[Document]:
         match block.text("type", "text"):
             case "thinking":
                 thoughts.append(block.text("thinking") or "")
-            case "redacted_thinking":  # encrypted: only its author can read it
+            case "redacted_thinking":  # only Anthropic can decrypt it
                 pass
             case "tool_use":
                 arguments = json.dumps(block.values.get("input") or {})
@@ -92,8 +94,8 @@ def _read_result(block: Fields) -> str:
 
 
 def translate_tools(fields: Fields) -> dict[str, Any]:
-    """Return `tools` and `tool_choice` as OpenAI's fields. Raises ApiError for a tool that is not a
-    function of the client.
+    """Return `tools` and `tool_choice` as OpenAI's fields. Raises ApiError for a tool that the
+    client does not run itself.
     """
     document: dict[str, Any] = {}
     if fields.has("tools"):
@@ -128,19 +130,21 @@ def _read_tool(fields: Fields) -> Document:
 
 
 class AnswerBlocks:
-    """The blocks of one answer. add() and close() yield the events of each change."""
+    """The blocks of one answer. add() and close() yield the stream events for the blocks that they
+    change.
+    """
 
     def __init__(self) -> None:
         self.blocks: list[Document] = []
-        self._open = ""  # the kind of the last block, while it grows
+        self._open = ""  # the kind of the open block; empty if no block is open
 
     @property
     def has_call(self) -> bool:
-        """Whether one of the blocks is a tool call."""
+        """Whether any of the blocks is a tool call."""
         return any(block["type"] == "tool_use" for block in self.blocks)
 
     def add(self, piece: OutputPiece) -> Iterator[Document]:
-        """Add a piece of the answer."""
+        """Add a piece of the answer and yield the events for it."""
         if piece.kind == "call_start" and piece.call:
             yield from self.close()
             block: Document = {
@@ -166,7 +170,7 @@ class AnswerBlocks:
         yield self._delta({"type": f"{name}_delta", name: piece.text})
 
     def close(self) -> Iterator[Document]:
-        """End the open block."""
+        """Close the open block and yield the events for it."""
         if self._open:
             self._open = ""
             yield {"type": "content_block_stop", "index": len(self.blocks) - 1}

@@ -1,8 +1,8 @@
-"""`/v1/messages`: Anthropic's API, for clients that speak no other.
+"""`/v1/messages`: Anthropic's API, for clients that support no other API.
 
-A request is translated into OpenAI's document; fields without an equivalent (temperature, top_k,
-our own settings) are passed on unchanged. An assistant's message at the end is the beginning of the
-answer, as in Anthropic's API.
+A request is translated into a document for OpenAI's chat completions. Fields without an equivalent
+(temperature, top_k, llmcli's own settings) are passed on unchanged. If the last message is the
+assistant's, the answer continues it, as in Anthropic's API.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner
 from llmcli.types import Event
 
-# Fields of Anthropic's API that OpenAI's has under other names.
+# Fields of Anthropic's API that have another name in OpenAI's API.
 RENAMED_FIELDS = {
     "system",
     "stop_sequences",
@@ -34,7 +34,7 @@ THINKING_EFFORTS = {"enabled": "medium", "adaptive": "medium", "disabled": "none
 
 
 class MessagesForm(ConversationForm):
-    """Anthropic's messages."""
+    """Anthropic's messages endpoint."""
 
     path: ClassVar[str] = "/v1/messages"
     id_prefix: ClassVar[str] = "msg_"
@@ -52,19 +52,19 @@ class MessagesForm(ConversationForm):
         self._blocks = AnswerBlocks()
 
     def document(self, answers: Sequence[Answer]) -> Document:
-        """Return the message with its blocks."""
+        """Return the whole message with its content blocks."""
         blocks_, listener = AnswerBlocks(), self.prompt.new_splitter()
         for piece in [*listener.feed(answers[0].text), *listener.finish()]:
             list(blocks_.add(piece))
         return self._message(blocks_, answers[0])
 
     def stream_start(self) -> Iterable[Document]:
-        """Return the empty message."""
+        """Return the event that opens the message, which is still empty."""
         self.has_started = True
         return [{"type": "message_start", "message": self._message(AnswerBlocks(), None)}]
 
     def stream_event(self, event: Event) -> Iterable[Document]:
-        """Return the events for what an engine event adds to the blocks."""
+        """Return the stream events for the blocks that an engine event changes."""
         return [
             change
             for heard in self._splitters[0].feed(event.text)
@@ -72,7 +72,7 @@ class MessagesForm(ConversationForm):
         ]
 
     def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """Yield the remaining events, the stop reason and the token counts."""
+        """Yield the remaining events, then the stop reason and the token counts."""
         for heard in self._splitters[0].finish():
             yield from self._blocks.add(heard)
         yield from self._blocks.close()
@@ -82,12 +82,12 @@ class MessagesForm(ConversationForm):
         yield {"type": "message_stop"}
 
     def encode_chunks(self, chunks: Iterable[Document]) -> bytes:
-        """Encode events with their names."""
+        """Encode events as Server-Sent Events with the event's name."""
         return encode_named_events(chunks)
 
     @classmethod
     def encode_error(cls, error: ApiError) -> bytes:
-        """Return an error event."""
+        """Encode an error as an error event."""
         return b"event: error\n" + super().encode_error(error)
 
     def _message(self, blocks_: AnswerBlocks, answer: Answer | None) -> Document:

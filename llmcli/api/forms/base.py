@@ -1,7 +1,8 @@
-"""One API's request, and how its answers are written, complete or in chunks.
+"""ApiForm: a request of one API, and the writer of its answers as one document or as a stream of
+chunks.
 
-Free of HTTP: the HTTP server, WebSockets, gRPC and batch files all read and write through the same
-forms.
+This module does not depend on HTTP: the HTTP server, WebSockets, gRPC and batch files all use the
+same forms.
 """
 
 import json
@@ -25,27 +26,29 @@ from llmcli.runtime.sampling import N_SEEDS, RANDOM_SEED
 from llmcli.types import Event
 
 Document = dict[str, Any]
-TEXT_PLACEHOLDER = "\x00text\x00"  # stands for the text while a chunk's JSON is prepared
+TEXT_PLACEHOLDER = "\x00text\x00"  # replaced by the real text in a prepared chunk
 
 
 class ApiForm(ABC):
     """One request of one API, and the writer of its answers.
 
-    The constructor reads the request's JSON (raises ApiError) and sets `requests`, the number of
-    `samples_per_request` of each, and `is_stream`. Call compile_constraint() before submitting the
-    requests. A stream consists of stream_start(), stream_event() for every event, and stream_end().
-    Events and answers are numbered as the engine bridge numbers them.
+    The constructor reads the request's JSON and raises ApiError if it is invalid. It sets
+    `requests`, `samples_per_request` (the number of answers to each of the requests) and
+    `is_stream`. Call compile_constraint() before submitting the requests.
+
+    A stream consists of stream_start(), one stream_event() for every event, and stream_end().
+    Events and answers are numbered as in PendingAnswers of the engine bridge.
     """
 
     path: ClassVar[str]
-    id_prefix: ClassVar[str]  # of ids
+    id_prefix: ClassVar[str]  # prefix of the ids of answers
     media_type: ClassVar[str] = "text/event-stream"
     end_marker: ClassVar[bytes] = b"data: [DONE]\n\n"  # ends a stream
-    ping: ClassVar[bytes] = b": still here\n\n"  # sent after some silence
+    ping: ClassVar[bytes] = b": still here\n\n"  # sent when a stream was silent for some seconds
     # Unsupported fields that would change the answer -> what to do instead.
     refused_fields: ClassVar[dict[str, str]] = {}
     supports_beams: ClassVar[bool] = (
-        False  # whether its answers have room for all beams of a search
+        False  # whether the response has a format for the best beams of a search
     )
     requests: tuple[Request, ...]
     samples_per_request: int = 1
@@ -67,9 +70,9 @@ class ApiForm(ABC):
         self.is_stream = self.fields.flag("stream")
 
     def compile_constraint(self) -> None:
-        """Compile the constraint into a grammar for every request; this may take a second. Raises
-        UserError for a constraint that cannot be compiled, ApiError for requests that cannot be
-        answered.
+        """Compile the constraint into a grammar and add it to every request. This may take a
+        second. Raises UserError for a constraint that cannot be compiled, ApiError for requests
+        that cannot be answered.
         """
         if self.constraint is None:
             return
@@ -85,8 +88,8 @@ class ApiForm(ABC):
         self.check_requests()
 
     def check_requests(self) -> None:
-        """Raise ApiError or UserError for requests that this form, the model or its context cannot
-        answer.
+        """Raise ApiError or UserError for requests that cannot be answered by this form, by the
+        model, or within its context.
         """
         if self.is_beam_search and not self.supports_beams:
             raise ApiError(
@@ -98,7 +101,7 @@ class ApiForm(ABC):
 
     @property
     def is_beam_search(self) -> bool:
-        """Whether the request is a beam search, whose answers are known only at its end."""
+        """Whether the request is a beam search. Its answers are not known before the search ends."""
         return bool(self.requests) and self.requests[0].strategy == "beam"
 
     @property
@@ -107,8 +110,8 @@ class ApiForm(ABC):
         return 1 if self.is_beam_search else self.samples_per_request
 
     def resume(self, position: StreamPosition) -> None:
-        """Continue the stream at a position: keep its id, time and seed, and replay the tokens that
-        were already sent.
+        """Continue a stream that was interrupted at `position`: use the id, time and seed of the
+        position, and replay the tokens that were already sent.
         """
         self.id, self.created, n_samples = (
             f"{self.id_prefix}{position.name}",
@@ -130,19 +133,21 @@ class ApiForm(ABC):
 
     @abstractmethod
     def document(self, answers: Sequence[Answer]) -> Any:
-        """Return the complete answer: one document, or a list of documents."""
+        """Return the complete response: one document, or a list of documents."""
 
     @abstractmethod
     def stream_start(self) -> Iterable[Document]:
-        """Return the first chunks of a stream, and set `has_started`."""
+        """Return the first chunks of the stream and set `has_started`."""
 
     @abstractmethod
     def stream_event(self, event: Event) -> Iterable[Document]:
-        """Return the chunks for an event; `event.sequence` is the number of the answer."""
+        """Return the chunks for an event. `event.sequence`: the number of the answer that the event
+        belongs to.
+        """
 
     @abstractmethod
     def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """Return the last chunks of a stream."""
+        """Return the last chunks of the stream."""
 
     def encode_event(self, event: Event) -> bytes:
         """Return the chunks for an event as Server-Sent Events."""
@@ -166,21 +171,22 @@ class ApiForm(ABC):
 
     @classmethod
     def encode_error(cls, error: ApiError) -> bytes:
-        """Return the event that ends a failed stream."""
+        """Encode an error as the event that ends a failed stream."""
         return b"data: " + encode_json(error_document(error, cls.path)) + b"\n\n"
 
 
 def _seed(request: Request, position: StreamPosition, number: int) -> int:
-    """Return the request's own seed, or one for its first answer, which has this number.
+    """Return the request's own seed. For a request without one, derive the seed from the position's
+    seed and `number`, the number of the request's first answer.
 
-    Each request without a seed gets another one, because two may have the same prompt.
+    So two requests without a seed get different seeds, even if their prompts are equal.
     """
     seed: int = request.sampling["seed"]
     return (position.seed + number) % N_SEEDS if seed == RANDOM_SEED else seed
 
 
 def encode_named_events(chunks: Iterable[Document]) -> bytes:
-    """Encode chunks as Server-Sent Events that carry their `type` as the event's name."""
+    """Encode chunks as Server-Sent Events whose name is the `type` of the chunk."""
     return b"".join(
         b"event: " + chunk["type"].encode() + b"\ndata: " + encode_json(chunk) + b"\n\n"
         for chunk in chunks
@@ -188,15 +194,15 @@ def encode_named_events(chunks: Iterable[Document]) -> bytes:
 
 
 def encode_json(value: Any) -> bytes:
-    """Encode a value as JSON. A lone surrogate, which only a client's own text can contain, becomes
-    a question mark.
+    """Encode a value as JSON in UTF-8. Surrogate code points, which only a client's own text can
+    contain, become question marks.
     """
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def token_usage(answers: Sequence[Answer], samples: int = 1) -> Document:
-    """Return OpenAI's token counts. A prompt counts once, even if `samples` answers were drawn for
-    it.
+    """Return OpenAI's token counts. `samples`: the number of answers to each prompt; the tokens of
+    a prompt are counted once for all of them.
     """
     prompt = sum(answer.prompt_tokens for answer in answers[::samples])
     completion = sum(len(answer.tokens) for answer in answers)
@@ -211,7 +217,7 @@ def token_usage(answers: Sequence[Answer], samples: int = 1) -> Document:
 
 
 def answer_timings(answer: Answer) -> Document:
-    """Return llama-server's timing fields of an answer, and the time to the first token."""
+    """Return llama-server's timing fields of an answer, plus the time to its first token."""
     computed, generated = answer.prompt_tokens - answer.cached_tokens, len(answer.tokens)
     return {
         "cache_n": answer.cached_tokens,
@@ -233,15 +239,15 @@ def answer_timings(answer: Answer) -> Document:
 
 
 def best_beams(answer: Answer, count: int) -> Sequence[Hypothesis]:
-    """Return at most `count` beams of a search, best first. A grammar may leave fewer; if no token
-    was drawn, the only beam is the answer's own text.
+    """Return the `count` best beams of a search, best first; fewer if a grammar allowed fewer. If
+    the search has no beams, return the answer's own text as the only beam.
     """
     return answer.beams[:count] or (Hypothesis(answer.text, 0.0, ()),)
 
 
 def find_stop_sequence(runner: Runner, request: Request, answer: Answer) -> str | None:
-    """Return the stop sequence that ended an answer, or None. The drawn tokens contain it, the
-    answer's text does not.
+    """Return the stop sequence that ended an answer, or None. The stop sequence is in the text of
+    the drawn tokens, but not in the answer's text.
     """
     if not request.stops or answer.finish != "stop":
         return None
@@ -252,5 +258,5 @@ def find_stop_sequence(runner: Runner, request: Request, answer: Answer) -> str 
 
 
 def finish_reason(answer: Answer) -> str:
-    """Return OpenAI's finish reason: stop or length."""
+    """Return OpenAI's finish reason: "stop" or "length"."""
     return "stop" if answer.finish == "stop" else "length"

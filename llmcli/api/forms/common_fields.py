@@ -1,5 +1,5 @@
-"""The fields that every form has: sampling settings (read from the registered sampling steps),
-limits, stop sequences, beams.
+"""The request fields that all forms have in common: sampling settings (as defined by the registered
+sampling steps), token limits, stop sequences, beam search.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from llmcli.runtime.sampling import sampling_settings as known
 
 MAX_STOPS, MAX_SAMPLES, MAX_TOKENS = 16, 128, 2**31 - 1
 MAX_PRIORITY = 100
-# Names that vLLM and others give to our settings.
+# Names of our settings in the APIs of vLLM and other servers.
 SETTING_ALIASES = {"repetition_penalty": "repeat_penalty"}
 BEAM_FIELDS = {
     "beams": "beams",
@@ -27,7 +27,7 @@ LIMIT_FIELDS = "max_completion_tokens", "max_tokens"
 
 
 def read_sampling(fields: Fields, defaults: Sampling) -> Sampling:
-    """Return the server's sampling settings with those of the request applied."""
+    """Return the server's sampling settings, replaced by the request's where the request sets them."""
     names = {
         name: setting.name
         for setting in known().values()
@@ -51,7 +51,7 @@ def read_sampling(fields: Fields, defaults: Sampling) -> Sampling:
 
 
 def read_limit(fields: Fields, names: tuple[str, ...] = LIMIT_FIELDS) -> int | None:
-    """Return the largest number of tokens that the request asks for, or None."""
+    """Return the token limit that the request sets, or None if it sets none."""
     return next(
         (value for name in names if (value := fields.integer(name, 0, MAX_TOKENS)) is not None),
         None,
@@ -59,8 +59,8 @@ def read_limit(fields: Fields, names: tuple[str, ...] = LIMIT_FIELDS) -> int | N
 
 
 def effective_limit(requested: int | None, settings: ServerSettings) -> int | None:
-    """Return the largest number of tokens that the request and the server allow, or None if neither
-    sets a limit.
+    """Return the smaller of the request's and the server's token limit, or None if neither sets
+    one.
     """
     tokens = settings.max_tokens if requested is None else requested
     if settings.most_tokens is not None:
@@ -75,8 +75,8 @@ def answer_budget(
     limit: int | None,
     samples: int = 1,
 ) -> int:
-    """Return the largest number of tokens for each answer to a prompt of `prompt_tokens` tokens.
-    Raises ApiError if the prompt leaves no room for one token.
+    """Return the largest number of tokens of each answer to a prompt of `prompt_tokens` tokens.
+    Raises ApiError if the prompt leaves no space for one token in the context.
     """
     size = context_tokens(runner, settings)
     if prompt_tokens >= size:
@@ -91,8 +91,8 @@ def answer_budget(
 def encode_prompt(runner: Runner, settings: ServerSettings, text: str) -> tuple[int, ...]:
     """Return the token ids of a rendered template or of a plain text.
 
-    Raises ApiError at once for a text that is too long whatever its tokens are: without this check,
-    megabytes of spaces would occupy the tokenizer for many seconds.
+    Raises ApiError if the text is too long. A text that must be too long by its length is refused
+    before it is tokenized, because megabytes of spaces would occupy the tokenizer for many seconds.
     """
     size = context_tokens(runner, settings)
     if (least := runner.model.min_tokens(text)) >= size:
@@ -101,7 +101,7 @@ def encode_prompt(runner: Runner, settings: ServerSettings, text: str) -> tuple[
 
 
 def context_tokens(runner: Runner, settings: ServerSettings) -> int:
-    """Return the largest number of tokens of a prompt and its answer together."""
+    """Return the largest number of tokens that a prompt and its answer may have together."""
     return min(runner.n_ctx, settings.most_context or runner.n_ctx)
 
 
@@ -115,14 +115,14 @@ def _too_long(words: str, prompt: int, size: int) -> ApiError:
 def read_common_fields(
     fields: Fields, settings: ServerSettings, limits: tuple[str, ...] = LIMIT_FIELDS
 ) -> dict[str, Any]:
-    """Return the fields of a Request that all forms share, except its token limit."""
+    """Return the values of the Request fields that all forms read, except the token limit."""
     beams = read_search(fields)
     return {
         "sampling": read_sampling(fields, settings.sampling),
         "stops": fields.texts("stop", MAX_STOPS) or settings.stops,
         "ignore_eos": fields.flag("ignore_eos"),
         "priority": fields.integer("priority", -MAX_PRIORITY, MAX_PRIORITY, 0),
-        # A request that sets a length gets it, even if the answer only repeats itself.
+        # If the request sets a length, the answer gets this length, even if it only repeats itself.
         "allow_repetition": read_limit(fields, limits) is not None,
         "search": beams,
         **({"strategy": "beam"} if beams.beams > 1 else {}),
@@ -132,8 +132,8 @@ def read_common_fields(
 def with_logprobs(
     request_fields: Mapping[str, Any], runner: Runner, logprobs: bool, top_logprobs: int
 ) -> dict[str, Any]:
-    """Return the common fields of a Request with the log-probabilities that its form reads, and
-    with the model's own strategy unless the request is a beam search.
+    """Return `request_fields` (read_common_fields) with the log-probability settings that the form
+    has read. If they contain no strategy, as they do for a beam search, add the default strategy.
     """
     return {
         "strategy": runner.default_strategy(),
@@ -144,8 +144,8 @@ def with_logprobs(
 
 
 def read_search(fields: Fields) -> BeamSettings:
-    """Return the beam search that a request asks for, by the command line's names or by vLLM's
-    (use_beam_search with best_of).
+    """Return the beam search settings of a request. The request uses the names of the command line,
+    or vLLM's `use_beam_search` with `best_of`.
     """
     values: dict[str, object] = {
         name_of_setting: fields.values[name]
@@ -172,5 +172,5 @@ def _search(values: Mapping[str, object]) -> BeamSettings:
 
 
 def read_samples(fields: Fields, beams: int = 1) -> int:
-    """Return the number of answers, at most as many as there are beams."""
+    """Return the number of answers (`n`). For a beam search it is at most the number of beams."""
     return fields.integer("n", 1, beams if beams > 1 else MAX_SAMPLES, 1) or 1

@@ -1,4 +1,6 @@
-"""Base of the conversational forms: reads OpenAI's chat fields and builds the engine's request."""
+"""ConversationForm: the base of all forms with conversations. It reads the fields of OpenAI's chat
+completions and builds the request for the engine.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,11 +25,11 @@ from llmcli.runtime.runner import Runner
 
 
 class ConversationForm(ApiForm):
-    """Reads the fields of OpenAI's chat completions; subclasses write the answers in their API's
-    form.
+    """Reads the fields of OpenAI's chat completions. Subclasses write the answers in the format of
+    their API.
 
-    `prompt` is what the model reads, `has_logprobs` whether log-probabilities are returned,
-    `_splitters` has one splitter for each sample.
+    `prompt`: the rendered prompt; `has_logprobs`: whether log-probabilities are returned;
+    `_splitters`: one output splitter for each sample.
     """
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: ServerSettings) -> None:

@@ -1,8 +1,9 @@
-"""`/completion` and `/infill`: llama-server's own endpoints to continue a text and to fill a gap.
+"""llama-server's own endpoints: `/completion` continues a text, `/infill` fills a gap in a text.
 
-Both are Completions with other field names. Unsupported fields that would change the answer are
-refused by name; these, which only tune a cache or the connection, are ignored: cache_prompt,
-id_slot, n_keep, n_cache_reuse, return_progress, timings_per_token, sse_ping_interval, min_keep.
+Both endpoints are OpenAI's completions with other field names. Unsupported fields that would change
+the answer are refused. Fields that only control a cache or the connection are ignored:
+cache_prompt, id_slot, n_keep, n_cache_reuse, return_progress, timings_per_token, sse_ping_interval,
+min_keep.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,10 +22,10 @@ from llmcli.types import Event
 
 LIMIT_FIELD = "n_predict"
 MAX_FIELDS, MAX_EXTRAS = 64, 256
-# before each extra text, if the model has no token that separates files
+# text before each extra text if the model has no token that separates files
 SNIPPET_SEPARATOR = "\n\n--- snippet ---\n\n"
-GAP_TOKENS = ("pre", "suf", "mid")  # the tokens that a gap needs
-# Fields of Completions that these endpoints do not have -> what to do instead.
+GAP_TOKENS = ("pre", "suf", "mid")  # the kinds of tokens that a model needs to fill a gap
+# Fields of OpenAI's completions that these endpoints do not have -> what to do instead.
 REPLACED_FIELDS = {
     "logprobs": "use n_probs",
     "echo": "the answer has prompt",
@@ -33,7 +34,9 @@ REPLACED_FIELDS = {
 
 
 class LlamaCompletionForm(CompletionsForm):
-    """llama-server's completions: one object for each answer, in a list if there are several."""
+    """llama-server's completion endpoint. The response is one object, or a list of objects if there
+    are several answers.
+    """
 
     path: ClassVar[str] = "/completion"
     end_marker: ClassVar[bytes] = b""
@@ -62,8 +65,8 @@ class LlamaCompletionForm(CompletionsForm):
         return super()._is_single(value) or mixed or isinstance(value, dict)
 
     def _tokens(self, where: str, value: Any) -> tuple[int, ...]:
-        """Return the token ids of a prompt: text, ids, a mix of both, or an object with
-        `prompt_string`.
+        """Return the token ids of a prompt: a text, a list of token ids, a list of texts and token
+        ids, or an object with `prompt_string`.
         """
         if isinstance(value, dict):
             inner = Fields(value, where)
@@ -86,17 +89,17 @@ class LlamaCompletionForm(CompletionsForm):
         return tuple(tokens)
 
     def document(self, answers: Sequence[Answer]) -> Any:
-        """Return the result object of each answer."""
+        """Return the result object of the only answer, or the list of all result objects."""
         results = [self._result(number, answer) for number, answer in enumerate(answers)]
         return results[0] if len(results) == 1 else results
 
     def stream_start(self) -> Iterable[Document]:
-        """Return nothing: these streams begin with the first token."""
+        """Return no chunks: a stream of this API begins with its first token."""
         self.has_started = True
         return []
 
     def stream_event(self, event: Event) -> Iterable[Document]:
-        """Return a token and its text."""
+        """Return the chunk for a token and its text."""
         if not event.token and not event.text:
             return []
         number = event.sequence
@@ -179,9 +182,10 @@ class LlamaCompletionForm(CompletionsForm):
 
 
 class InfillForm(LlamaCompletionForm):
-    """Fills the gap between `input_prefix` and `input_suffix`: extra text, prefix, prompt, suffix,
-    and the token after which the gap is written. The prefix and the suffix are never shortened;
-    extra text that does not fit loses its beginning.
+    """Fills the gap between `input_prefix` and `input_suffix`. The model reads the extra texts, the
+    prefix, the prompt and the suffix, followed by the token that asks for the text in the gap. If
+    they do not fit, only the beginning of the extra texts is dropped; prefix and suffix are never
+    shortened.
 
     Source: format_prompt_infill in llama.cpp's tools/server/server-common.cpp.
     """
@@ -251,8 +255,8 @@ def _openai_document(fields: Fields, runner: Runner) -> Document:
 
 
 def _biases(fields: Fields, runner: Runner) -> list[str]:
-    """Return logit biases as strings. Each entry is a pair: a token or a text (all of whose tokens
-    are meant), and a number or false, which forbids the token.
+    """Return logit biases in the engine's text form. Each entry is a pair of a token id or a text,
+    and a number or false. A text stands for all of its tokens; false forbids them.
     """
     biases = []
     for pair in fields.list("logit_bias"):
@@ -274,7 +278,7 @@ def _biases(fields: Fields, runner: Runner) -> list[str]:
 
 
 def _values_at(value: Any, path: str) -> list[Any]:
-    """Return the value at a path of names as a list of one, or an empty list."""
+    """Return a list with the value at a path of field names, or an empty list if there is no value."""
     for name in path.split("/"):
         if not isinstance(value, dict) or name not in value:
             return []

@@ -1,5 +1,5 @@
-"""OpenAI's logprobs objects. A token's text is its own bytes, even if the streamed text was held
-back.
+"""OpenAI's logprobs objects. The text of an entry is the text of its token alone, even if the
+streamed text of the token was held back.
 """
 
 import codecs
@@ -12,7 +12,7 @@ from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling.top_logprobs import TokenLogprob, TokenScore
 from llmcli.types import Event, TokenTime
 
-MAX_ALTERNATIVES = 20  # alternatives of a token, OpenAI's limit
+MAX_ALTERNATIVES = 20  # OpenAI's limit of alternatives for a token
 IMPOSSIBLE_LOGPROB = -9999.0  # OpenAI's value for an impossible token: JSON has no infinity
 
 
@@ -25,8 +25,8 @@ def token_logprobs(runner: Runner, token: TokenTime, top: Sequence[tuple[int, fl
 
 
 def answer_logprobs(runner: Runner, answer: Answer) -> list[Document]:
-    """Return the entries of all tokens. Forced tokens of a grammar were not drawn and have the
-    value 0.
+    """Return the entries of all tokens of an answer. Tokens that a grammar forced were not drawn;
+    their log-probability is 0.
     """
     top = answer.top_logprobs or ((),) * len(answer.tokens)
     return [
@@ -36,7 +36,7 @@ def answer_logprobs(runner: Runner, answer: Answer) -> list[Document]:
 
 
 def event_logprobs(runner: Runner, event: Event) -> Document | None:
-    """Return a chunk's logprobs, or None if the event has no token."""
+    """Return the logprobs object of a chunk, or None if the event has no token."""
     return (
         {"content": [token_logprobs(runner, event.token, event.top_logprobs)], "refusal": None}
         if event.token
@@ -47,8 +47,8 @@ def event_logprobs(runner: Runner, event: Event) -> Document | None:
 def completion_logprobs(
     runner: Runner, tokens: Sequence[TokenTime], top: Sequence[Sequence[TokenLogprob]], start: int
 ) -> Document:
-    """Return the older form of /v1/completions: four lists. `start` is the character offset of the
-    first token.
+    """Return the logprobs object of /v1/completions, which has four lists. `start`: the offset of
+    the first token in characters.
     """
     texts = [token_text(runner, drawn.id) for drawn in tokens]
     offsets = [*accumulate(map(len, texts), initial=start)][:-1]
@@ -64,12 +64,14 @@ def completion_logprobs(
 def prompt_logprobs(
     runner: Runner, tokens: Sequence[int], scores: Sequence[TokenScore], echo: str
 ) -> Document:
-    """Return the log-probabilities of a prompt in the older form, with offsets into the text
-    `echo`. The first token has none.
+    """Return the logprobs object of a prompt for /v1/completions, which has four lists. The offsets
+    are positions in `echo`, the text that the client receives. The first token has no
+    log-probability.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     lengths = [len(decoder.decode(_token_bytes(runner, token))) for token in tokens]
-    # characters that the echo lacks: BOS, the leading space of SentencePiece
+    # number of characters of the tokens that are not in `echo`: BOS, the leading space of
+    # SentencePiece
     unseen = max(0, sum(lengths) - len(echo))
     ranked = [
         {
@@ -87,12 +89,12 @@ def prompt_logprobs(
 
 
 def join_logprobs(prompt: Document, answer: Document) -> Document:
-    """Return the lists of a prompt followed by those of its answer."""
+    """Return one logprobs object with the prompt's lists followed by the answer's lists."""
     return {name: (prompt[name] or []) + (answer[name] or []) or None for name in prompt}
 
 
 def token_text(runner: Runner, token: int) -> str:
-    """Return a token's own text, also that of a control token."""
+    """Return the text of a token. A control token has a text, too."""
     return _token_bytes(runner, token).decode("utf-8", "replace")
 
 
@@ -101,7 +103,7 @@ def _token_bytes(runner: Runner, token: int) -> bytes:
 
 
 def finite_logprob(value: float | None) -> float:
-    """Return a value that JSON can hold; None becomes 0."""
+    """Return a log-probability as a number that JSON can contain. None becomes 0."""
     return 0.0 if value is None else max(IMPOSSIBLE_LOGPROB, value)
 
 

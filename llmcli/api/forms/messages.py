@@ -41,7 +41,8 @@ def _read_message(fields: Fields) -> Message:
         if calls := [_read_call(call) for call in fields.tables("tool_calls")]:
             more["tool_calls"] = calls
         thinking, answer = split_thinking(text)
-        # templates expect no thinking in earlier answers, and most would remove it themselves
+        # templates expect earlier answers without thinking, and most templates would remove it
+        # anyway
         text = answer if thinking else text
         if reasoning := fields.text("reasoning_content"):
             more["reasoning_content"] = reasoning
@@ -62,7 +63,9 @@ def _read_call(fields: Fields) -> dict[str, Any]:
 
 
 def parse_template_arguments(text: str) -> Any:
-    """Return a call's arguments as templates expect them: an object if the text is one."""
+    """Return a call's arguments as templates expect them: the parsed object if `text` is a JSON
+    object, otherwise `text` unchanged.
+    """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -71,7 +74,7 @@ def parse_template_arguments(text: str) -> Any:
 
 
 def read_content(fields: Fields, name: str = "content") -> str:
-    """Return a message's text; the text parts of a list are joined."""
+    """Return a message's text. If the content is a list of parts, their texts are joined."""
     value = fields.values.get(name)
     if value is None or isinstance(value, str):
         return value or ""

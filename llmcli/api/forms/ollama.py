@@ -1,9 +1,10 @@
-"""`/api/chat` and `/api/generate`: ollama's API, for clients that speak no other. Requests are
-translated into OpenAI's chat completions.
+"""`/api/chat` and `/api/generate`: ollama's API, for clients that support no other API. Requests
+are translated into OpenAI's chat completions.
 
-Answers are lines of JSON, streamed unless the request says otherwise; durations are in nanoseconds.
-Options that control how a model is loaded and kept (num_ctx, num_thread, keep_alive, …) are
-ignored. A prompt that does not fit is an error with the numbers; it is never shortened silently.
+Responses are lines of JSON; they are streamed unless the request sets `stream` to false. Durations
+are in nanoseconds. Options that control how a model is loaded and how long it stays loaded
+(num_ctx, num_thread, keep_alive, …) are ignored. A prompt that does not fit into the context is an
+error and is never shortened silently.
 """
 
 import itertools
@@ -34,11 +35,12 @@ LATEST_TAG = ":latest"  # ollama's clients add it to a name
 LIMIT_FIELD = "num_predict"
 # Fields that have the same name in OpenAI's document.
 SHARED_FIELDS = ("messages", "tools", "logprobs", "top_logprobs", "model")
-LOAD_REASON = "load"  # reason of a request without a prompt, by which clients load a model
+# finish reason for a request without a prompt, which clients send to load a model
+LOAD_REASON = "load"
 
 
 class OllamaChatForm(ConversationForm):
-    """ollama's conversations."""
+    """ollama's chat endpoint."""
 
     path: ClassVar[str] = "/api/chat"
     id_prefix: ClassVar[str] = "ollama-"
@@ -51,7 +53,7 @@ class OllamaChatForm(ConversationForm):
         fields = Fields(body)
         self._prompt_text = fields.text("prompt") or ""
         self._raw = fields.flag("raw") or runner.template is None
-        self._n_calls = 0  # tool calls so far
+        self._n_calls = 0  # number of tool calls in the answer so far
         super().__init__(self._openai_document(fields, settings), runner, settings)
         self.is_stream = fields.flag("stream", True)
         self.requested_name = fields.text("model") or settings.model_name
@@ -83,7 +85,7 @@ class OllamaChatForm(ConversationForm):
 
     @property
     def n_samples(self) -> int:
-        """Always one answer, even if the options contain `n`."""
+        """Return 1, even if the options contain `n`: this API has one answer."""
         return 1
 
     def document(self, answers: Sequence[Answer]) -> Document:
@@ -95,12 +97,12 @@ class OllamaChatForm(ConversationForm):
         return {**self._piece(heard), **self._end_document(answers)}
 
     def stream_start(self) -> Iterable[Document]:
-        """Return nothing: these streams begin with the first piece."""
+        """Return no chunks: a stream of this API begins with the first piece of its answer."""
         self.has_started = True
         return []
 
     def stream_event(self, event: Event) -> Iterable[Document]:
-        """Return the object for what an event adds."""
+        """Return the objects for the text and the tool calls that an event adds."""
         heard = self._splitters[0].feed(event.text)
         log_probabilities = (
             logprobs.event_logprobs(self.runner, event) if self.has_logprobs else None
@@ -117,7 +119,7 @@ class OllamaChatForm(ConversationForm):
         ]
 
     def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """Yield what was held back, then the token counts."""
+        """Yield the text that was held back, then the token counts."""
         if self.requests and (heard := self._splitters[0].finish()):
             yield {**self._piece(heard), "done": False}
         yield {**self._piece([]), **self._end_document(answers, is_complete=False)}
@@ -134,7 +136,7 @@ class OllamaChatForm(ConversationForm):
     def _piece(self, heard: Iterable[OutputPiece]) -> Document:
         pieces = list(heard)
         calls = [piece.call for piece in pieces if piece.kind == "call_end" and piece.call]
-        # A call that was cut off must not be executed: it becomes text.
+        # A call that was cut off must not be executed, so the client receives it as text.
         cut = "".join(
             f"{call.name} {call.arguments}" for call in calls if parse_arguments(call) is None
         )
@@ -181,8 +183,8 @@ class OllamaChatForm(ConversationForm):
 
 
 class OllamaGenerateForm(OllamaChatForm):
-    """ollama's single answers: one message through the template, or with `raw` a text that is
-    continued.
+    """ollama's generate endpoint. The prompt becomes one user message in the model's template, or
+    with `raw` a text that is continued without a template.
     """
 
     path: ClassVar[str] = "/api/generate"
@@ -232,7 +234,9 @@ def _text_of_kind(heard: Sequence[OutputPiece], sort: str) -> str:
 
 
 def find_served_name(name: str | None, settings: ServerSettings) -> str | None:
-    """Return the served name that a client means, with or without ollama's default tag."""
+    """Return the served name for a client's name, which may have ollama's default tag or not. If no
+    served name fits, return the client's name unchanged.
+    """
     if name is None or name in settings.names:
         return name
     bare = name.removesuffix(LATEST_TAG)
@@ -251,8 +255,8 @@ def _format(fields: Fields, wanted: object) -> Document:
 
 
 def _messages(fields: Fields) -> list[Document]:
-    """Return ollama's messages in OpenAI's form. ollama's calls have no ids, and their results
-    follow in order.
+    """Return ollama's messages as OpenAI's messages. ollama's tool calls may have no ids, so calls
+    and results are numbered in order.
     """
     messages: list[Document] = []
     call_numbers, result_numbers = itertools.count(), itertools.count()

@@ -1,4 +1,8 @@
-"""`/v1/chat/completions`: a conversation, answered in one message or in deltas."""
+"""`/v1/chat/completions`: writes the answer to a conversation as one message, or as a stream of
+deltas.
+
+The fields of the request are read by ConversationForm (conversation.py).
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -18,7 +22,7 @@ DELTA_FIELDS = {"thinking": "reasoning_content", "content": "content"}
 
 
 class ChatForm(ConversationForm):
-    """OpenAI's chat completions."""
+    """OpenAI's chat completions. The base class reads the request; this class writes the answers."""
 
     path: ClassVar[str] = "/v1/chat/completions"
     id_prefix: ClassVar[str] = "chatcmpl-"
@@ -37,8 +41,8 @@ class ChatForm(ConversationForm):
         self._n_calls = [0] * self.samples_per_request
 
     def document(self, answers: Sequence[Answer]) -> Document:
-        """Return one document with a choice for each sample; for a beam search with the best beams
-        and their scores.
+        """Return one document with a choice for each sample. For a beam search the choices are the
+        best beams, with their scores.
         """
         if self.is_beam_search:
             choices = [
@@ -84,8 +88,8 @@ class ChatForm(ConversationForm):
         return {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
 
     def stream_start(self) -> Iterable[Document]:
-        """Return the role of each choice; nothing for a beam search, whose number of choices is not
-        known yet.
+        """Return a chunk with the role for each choice. A beam search returns no chunks here,
+        because its number of choices is not known yet.
         """
         self.has_started = True
         return (
@@ -104,7 +108,9 @@ class ChatForm(ConversationForm):
         return self._event_chunks(event, self._splitters[event.sequence].feed(event.text))
 
     def encode_event(self, event: Event) -> bytes:
-        """Return the chunks of an event as Server-Sent Events; text alone takes a fast path."""
+        """Return the chunks for an event as Server-Sent Events. An event that only adds text takes
+        a faster path.
+        """
         if self.has_logprobs or self.is_beam_search:
             return super().encode_event(event)
         heard = self._splitters[event.sequence].feed(event.text)
@@ -123,8 +129,8 @@ class ChatForm(ConversationForm):
         return chunks
 
     def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """Return what was held back, the reason why each choice ended, and the token counts if the
-        request asked for them.
+        """Return the text that was held back, the finish reason of each choice, and the token
+        counts if the request asked for them.
         """
         chunks: list[Document] = []
         if self.is_beam_search:

@@ -1,4 +1,4 @@
-"""`/v1/completions`: continues texts as they are, without a chat template."""
+"""`/v1/completions`: continues texts without a chat template."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -24,19 +24,20 @@ from llmcli.runtime.sampling.top_logprobs import TokenLogprob, TokenScore
 from llmcli.types import Event
 
 MAX_PROMPTS = 256
-# Answers to one request: an idle server accepts any request, and the next one waits for it.
+# Largest number of answers to one request. An idle server accepts any request within it, and the
+# next request has to wait.
 MAX_ANSWERS = 1024
 LIMIT_FIELDS = "max_tokens", "n_predict"
 
 
 class CompletionsForm(ApiForm):
-    """OpenAI's older completions: one prompt or several, as text or as token ids."""
+    """OpenAI's completions, the older API without messages: one prompt or several, as text or as
+    token ids.
+    """
 
     path: ClassVar[str] = "/v1/completions"
     id_prefix: ClassVar[str] = "cmpl-"
-    default_max_tokens: ClassVar[int | None] = (
-        16  # tokens when the request sets no limit, as OpenAI's API does
-    )
+    default_max_tokens: ClassVar[int | None] = 16  # the default token limit of OpenAI's API
     supports_beams: ClassVar[bool] = True
     refused_fields: ClassVar[dict[str, str]] = {
         "suffix": "a text is continued at its end; /infill fills a gap"
@@ -80,12 +81,12 @@ class CompletionsForm(ApiForm):
         self.check_requests()
         self._echoes = [self._echo(number, request) for number, request in enumerate(self.requests)]
         self._offsets = [len(echo) for echo in self._echoes for _ in range(self.n_choices)]
-        # The prompts whose log-probabilities were not sent yet.
+        # For each prompt, whether its log-probabilities must still be sent.
         self._prompt_pending = [self.scores_prompt] * len(self.requests)
 
     def resume(self, position: StreamPosition) -> None:
-        """Skip the log-probabilities of prompts that were sent: they came with the first event of
-        any of a prompt's answers.
+        """Continue a stream. Log-probabilities of prompts are not sent again: they were sent with
+        the first event of any answer to the prompt.
         """
         super().resume(position)
         started = {number // self.n_choices for number in position.tokens}
@@ -130,7 +131,7 @@ class CompletionsForm(ApiForm):
         return [self._tokens(f"prompt[{index}]", prompt) for index, prompt in enumerate(value)]
 
     def _is_single(self, value: Any) -> bool:
-        """Return whether the value is one prompt, not a list of prompts."""
+        """Return whether the value is one prompt instead of a list of prompts."""
         return isinstance(value, str) or _is_ids(value)
 
     def _tokens(self, where: str, value: Any) -> tuple[int, ...]:
@@ -148,7 +149,9 @@ class CompletionsForm(ApiForm):
         return tuple(value)
 
     def _echo(self, number: int, request: Request) -> str:
-        """Return a prompt as the client sent it; for token ids, the text that they stand for."""
+        """Return a prompt as text for the echo: the client's own text, or the text of the client's
+        token ids. Empty if no echo was requested.
+        """
         if not self.has_echo:
             return ""
         value = self.fields.values["prompt"]
@@ -159,8 +162,8 @@ class CompletionsForm(ApiForm):
         return raw.decode("utf-8", "replace")
 
     def document(self, answers: Sequence[Answer]) -> Document:
-        """Return one document with the choices of every prompt; with `best_of`, those with the
-        highest mean log-probability.
+        """Return one document with the choices of every prompt. If the request sets `best_of`, the
+        choices are the answers with the highest mean log-probability.
         """
         choices: list[Document] = []
         for number, echo in enumerate(self._echoes):
@@ -209,8 +212,9 @@ class CompletionsForm(ApiForm):
         }
 
     def stream_start(self) -> Iterable[Document]:
-        """Return the prompts, if they are echoed. Prompts with log-probabilities come with their
-        first event, those of a beam search at its end.
+        """Return the prompts if the request wants them echoed. Prompts with log-probabilities are
+        sent later, with the first event of their answers; prompts of a beam search are sent when
+        the search ends.
         """
         self.has_started = True
         later = self.scores_prompt or self.is_beam_search
@@ -218,7 +222,9 @@ class CompletionsForm(ApiForm):
         return [self._chunk(index, echo) for index, echo in enumerate(echoed) if echo]
 
     def _prompt_chunks(self, event: Event) -> list[Document]:
-        """Return the prompt for each of its choices, at the first event of any of them."""
+        """Return the prompt with its log-probabilities for each of its choices. Only the first
+        event of a prompt's answers returns chunks.
+        """
         number = event.sequence // self.n_choices
         if not self._prompt_pending[number]:
             return []
@@ -253,7 +259,9 @@ class CompletionsForm(ApiForm):
         return [self._chunk(event.sequence, event.text, lists)] if event.text or lists else []
 
     def encode_event(self, event: Event) -> bytes:
-        """Return the chunks of an event as Server-Sent Events; text alone takes a fast path."""
+        """Return the chunks for an event as Server-Sent Events. An event that only adds text takes
+        a faster path.
+        """
         if self.logprobs is not None or not event.text or self.is_beam_search:
             return super().encode_event(event)
         return self.encode_text_event(
@@ -261,7 +269,7 @@ class CompletionsForm(ApiForm):
         )
 
     def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """Return the reason why each choice ended, and the token counts if the request asked for
+        """Return the finish reason of each choice, and the token counts if the request asked for
         them.
         """
         chunks = []

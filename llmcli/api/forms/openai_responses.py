@@ -1,5 +1,5 @@
-"""`/v1/responses`: OpenAI's newer form. The server stores nothing between two requests: each
-request brings the whole conversation.
+"""`/v1/responses`: OpenAI's newer API. The server stores nothing between two requests, so each
+request must contain the whole conversation.
 """
 
 import time
@@ -35,7 +35,7 @@ STATELESS = "this server stores nothing between two requests: send the whole con
 
 
 class ResponsesForm(ApiForm):
-    """OpenAI's responses: one answer as a list of items."""
+    """OpenAI's responses. The response is a list of output items."""
 
     path: ClassVar[str] = "/v1/responses"
     id_prefix: ClassVar[str] = "resp_"
@@ -92,8 +92,9 @@ class ResponsesForm(ApiForm):
         )
 
     def _digits(self) -> str:
-        """Return the digits of the next id. Ids occur in many events, and a model that continues
-        the stream must make the same ones.
+        """Return 32 hexadecimal digits for the next id. They are derived from the response's id,
+        because many events repeat an id, and a model that resumes the stream must generate the same
+        ids.
         """
         self._n_ids += 1
         return uuid.uuid5(uuid.UUID(self.id.removeprefix(self.id_prefix)), str(self._n_ids)).hex
@@ -105,7 +106,7 @@ class ResponsesForm(ApiForm):
         return read_template_variables(Fields({**self.fields.values, **more}), self.runner.template)
 
     def document(self, answers: Sequence[Answer]) -> Document:
-        """Return the response with its items."""
+        """Return the response with its output items."""
         (answer,) = answers
         top = answer.top_logprobs or ((),) * len(answer.tokens)
         position = 0
@@ -119,7 +120,7 @@ class ResponsesForm(ApiForm):
         return self._response(self._output, answer)
 
     def stream_start(self) -> Iterable[Document]:
-        """Return the events that the request was accepted."""
+        """Return the events that report that the request was accepted."""
         self.has_started = True
         return self._numbered(
             {"type": f"response.{name}", "response": self._response(self._output, None)}
@@ -127,21 +128,22 @@ class ResponsesForm(ApiForm):
         )
 
     def stream_event(self, event: Event) -> Iterable[Document]:
-        """Return the events for what an engine event adds to the items."""
+        """Return the stream events for the items that an engine event changes."""
         return self._numbered(self._token_events(event.text, event.token, event.top_logprobs))
 
     def _token_events(
         self, text: str, token: TokenTime | None = None, top: Sequence[tuple[int, float]] = ()
     ) -> Iterator[Document]:
-        """Yield the events for a token, or for text without one. A token's log-probability is sent
-        with its text; tokens of thinking and of tool calls have none.
+        """Yield the events for a piece of text and its token, if it has one. A token's
+        log-probability is sent with its text. Tokens of thinking and of tool calls have no
+        log-probability.
         """
         if self.has_logprobs and token:
             self._pending_logprobs.append(logprobs.token_logprobs(self.runner, token, top))
         yield from self._item_events(self._listener.feed(text))
 
     def _closing_events(self, answer: Answer) -> Iterator[Document]:
-        """Yield the events for what was held back and for the end of the open item."""
+        """Yield the events for the text that was held back, then those that close the open item."""
         yield from self._item_events(self._listener.finish())
         yield from self._output.close(_status(answer))
 
@@ -163,7 +165,7 @@ class ResponsesForm(ApiForm):
         yield from self._numbered([event])
 
     def encode_chunks(self, chunks: Iterable[Document]) -> bytes:
-        """Encode events with their names."""
+        """Encode events as Server-Sent Events with the event's name."""
         return encode_named_events(chunks)
 
     def _numbered(self, events: Iterable[Document]) -> Iterator[Document]:

@@ -1,8 +1,8 @@
-"""Splits streamed text into thinking, content and tool calls.
+"""Splits the text of an answer into thinking, content and tool calls while it is generated.
 
-A call's arguments are streamed (tool_call_stream.py) where the format allows it; otherwise the call
-is reported once it is complete. Text that only looks like a call is content. Tags may be split over
-any number of pieces.
+Where the format of calls allows it, a call's arguments are streamed (tool_call_stream.py).
+Otherwise a call is reported once it is complete. Text that begins like a call but is none becomes
+content. A tag may arrive in several pieces of text.
 """
 
 from collections.abc import Mapping
@@ -14,16 +14,18 @@ from llmcli.api.tool_calls.base import MakeDigits, ToolCallFormat, random_digits
 from llmcli.runtime.text.detokenizer import overlap_length
 from llmcli.runtime.text.reasoning import THINKING_TAGS, ThinkingSplitter, ThinkingTags
 
-# After this many false openings no more calls are searched for: each attempt may scan all that
-# follows.
+# After this many openings that began no call, the splitter stops looking for calls, because each
+# attempt may scan the whole remaining text.
 MAX_FALSE_OPENINGS = 64
 NO_STRING_ARGUMENTS: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
 class OutputSplitter:
-    """`opened`: the thinking tags at the end of the prompt. `family`: how the model writes calls;
-    None without tools. `names`: the functions' names. `string_arguments`: for each function, the
-    arguments that are strings by its schema. `digits` makes the digits of call ids.
+    """Splits the text of one answer.
+
+    `opened`: the thinking tags at the end of the prompt. `family`: the format of tool calls; None
+    without tools. `names`: the names of the functions. `string_arguments`: for each function, the
+    arguments that are strings by its schema. `digits`: returns the digits of a new call id.
     """
 
     def __init__(
@@ -36,7 +38,7 @@ class OutputSplitter:
     ) -> None:
         self._texts, self._digits = string_arguments, digits
         self._splitter, self._family, self._names = ThinkingSplitter(opened), family, names
-        self._tags = opened  # the tags of this answer's thinking, once they are known
+        self._tags = opened  # the thinking tags of this answer; None until they are known
         self._buffer = ""
         self._call_stream: ToolCallStream | None = None
         self._false_openings = 0
@@ -45,7 +47,7 @@ class OutputSplitter:
         )
 
     def feed(self, text: str) -> list[OutputPiece]:
-        """Return the pieces that are certain after this text."""
+        """Return the pieces that can be classified after this text."""
         if self._family is None and self._splitter.is_replying and not self._has_thinking:
             return [OutputPiece("content", text)] if text else []
         return [
@@ -55,7 +57,7 @@ class OutputSplitter:
         ]
 
     def finish(self) -> list[OutputPiece]:
-        """Return what was held back, at the end of the answer."""
+        """Return the pieces that were held back. Call it at the end of the answer."""
         out = [
             output
             for segment in self._splitter.finish()
@@ -71,7 +73,7 @@ class OutputSplitter:
         if thinking:
             text = self._strip_tags(text)
             return [OutputPiece("thinking", text)] if text else []
-        if self._has_thinking and not self._has_text:  # blank lines after the thinking
+        if self._has_thinking and not self._has_text:  # remove blank lines after the thinking
             text = text.lstrip()
         if not text:
             return []
@@ -83,7 +85,7 @@ class OutputSplitter:
         return self._read(over=False)
 
     def _strip_tags(self, text: str) -> str:
-        """Remove the tags from thinking. The splitter never cuts a tag in two."""
+        """Return a thinking text without its tags. A tag is never split over two texts here."""
         if self._tags is None:
             text = text.lstrip()
             self._tags = next(
@@ -121,15 +123,16 @@ class OutputSplitter:
             if words:
                 self._has_content = True
                 out.append(OutputPiece("content", words))
-            # White space is held back until the next text is known: before a call it is dropped.
+            # White space is held back until the following text is known, because it is dropped
+            # before a call.
             self._buffer = remainder if self._in_call else said[len(words) :] + remainder
             if not self._in_call:
                 break
         return out
 
     def _parse_calls(self, family: ToolCallFormat, over: bool) -> list[OutputPiece] | None:
-        """Return the calls at the beginning of the held text, or content if there is no call; None
-        if more text is needed.
+        """Return the pieces of the call at the beginning of the held text, or a piece of content if
+        there is no call; None if more text is needed to decide.
         """
         calling = ToolCallStream(family, self._names, self._texts, self._digits)
         if begun := calling.begin(self._buffer):
@@ -162,8 +165,8 @@ class OutputSplitter:
         return [heard for call in calls for heard in complete_call_pieces(call)]
 
     def _opening(self, family: ToolCallFormat) -> int:
-        """Return the position in the held text where a call begins or may begin; the text's length
-        if there is none.
+        """Return the position in the held text where a call begins or may begin. If there is no
+        such position, return the text's length.
         """
         held = self._buffer
         if self._false_openings >= MAX_FALSE_OPENINGS:

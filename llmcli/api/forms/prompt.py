@@ -1,4 +1,6 @@
-"""From a conversation to its prompt, the constraint on the answer, and the splitter of its text."""
+"""Renders a conversation as a prompt, and selects the constraint and the output splitter of its
+answer.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,9 +31,9 @@ RESERVED_VARIABLES = {"messages", "tools", "add_generation_prompt", "bos_token",
 
 @dataclass(frozen=True, slots=True)
 class PromptRequest:
-    """What a request asks of the model, in the same terms for every API. `schema`: the JSON schema
-    of the answer, or None; `add_generation_prompt`: the template opens an answer; `continues_last`:
-    the last message is the beginning of the answer.
+    """A request's input for the model, independent of the API. `schema`: the JSON schema of the
+    answer, or None; `add_generation_prompt`: whether the template begins an answer at the end of
+    the prompt; `continues_last`: whether the answer continues the last message.
     """
 
     messages: Sequence[Message]
@@ -45,8 +47,8 @@ class PromptRequest:
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """The token ids that the model reads, and what is needed to split its answer. `opened_tags`:
-    the thinking tags that the prompt ends with.
+    """The token ids of a prompt, and the data for splitting its answer. `opened_tags`: the thinking
+    tags at the end of the prompt.
     """
 
     tokens: tuple[int, ...]
@@ -56,7 +58,7 @@ class RenderedPrompt:
     tools: ToolSet
 
     def new_splitter(self, digits: MakeDigits = random_digits) -> OutputSplitter:
-        """Return the splitter for one answer; `digits` makes the digits of call ids."""
+        """Return a splitter for one answer. `digits`: returns the digits of a new call id."""
         return OutputSplitter(
             self.opened_tags,
             self.call_format,
@@ -66,7 +68,7 @@ class RenderedPrompt:
         )
 
     def count_thinking(self, answer: Answer) -> int:
-        """Return the number of an answer's tokens that are thinking."""
+        """Return the number of thinking tokens at the beginning of an answer."""
         listener, thinking = self.new_splitter(), 0
         for number, token in enumerate(answer.tokens):
             kinds = {piece.kind for piece in listener.feed(token.text)}
@@ -80,8 +82,8 @@ class RenderedPrompt:
 def render_prompt(
     request: PromptRequest, runner: Runner, settings: ServerSettings
 ) -> RenderedPrompt:
-    """Render a request through the model's chat template. Raises ApiError if the model has none,
-    UserError if the template refuses the conversation.
+    """Render a request through the model's chat template. Raises ApiError if the model has no
+    template, UserError if the template fails for this conversation.
     """
     template, tools, system = runner.template, request.tools, settings.system
     if template is None:
@@ -128,8 +130,8 @@ def _constraint(wanted: PromptRequest, kin: ToolCallFormat | None) -> Constraint
 
 
 def merge_system_texts(messages: list[Message], template: ChatTemplate) -> list[Message]:
-    """Return the conversation with all system texts in one first message, or in front of the first
-    question if the template has no system role.
+    """Return the conversation with all system texts joined in one message at the beginning. If the
+    template has no system role, they are put in front of the text of the first other message.
     """
     system = "\n\n".join(
         message.content for message in messages if message.role == "system" and message.content
@@ -196,8 +198,8 @@ def _read_schema(fields: Fields, name: str) -> Any:
 
 
 def read_constraint(fields: Fields, schema: Any = None) -> Constraint | None:
-    """Return the constraint of llama-server's own fields: a GBNF grammar or a JSON schema.
-    `schema`, from response_format, takes precedence.
+    """Return the constraint that llama-server's fields set: a GBNF grammar or a JSON schema.
+    `schema`: the schema from response_format, which takes precedence.
     """
     if schema is not None:
         return Constraint("json_schema", json.dumps(schema))
@@ -214,8 +216,8 @@ def read_constraint(fields: Fields, schema: Any = None) -> Constraint | None:
 
 
 def read_template_variables(fields: Fields, template: ChatTemplate | None) -> dict[str, Any]:
-    """Return the template's variables that a request sets: chat_template_kwargs, and the reasoning
-    effort.
+    """Return the template variables that a request sets: those in chat_template_kwargs, and the
+    reasoning effort.
     """
     table = fields.table("chat_template_kwargs")
     values = dict(table.values) if table else {}

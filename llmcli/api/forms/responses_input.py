@@ -1,4 +1,4 @@
-"""Reads the input of `/v1/responses`, text or items, as a conversation."""
+"""Converts the input of `/v1/responses`, a text or a list of items, to a conversation."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def _read_item(item: Fields, said: list[Message]) -> None:
             output = item.values.get("output")
             text = output if isinstance(output, str) else read_content(item, "output")
             said.append(Message("tool", text, {"tool_call_id": item.required_text("call_id")}))
-        case "reasoning":  # earlier reasoning is not shown to the model
+        case "reasoning":  # the model does not receive earlier reasoning
             pass
         case kind:
             raise ApiError(
@@ -49,7 +49,9 @@ def _read_item(item: Fields, said: list[Message]) -> None:
 
 
 def _add_call(item: Fields, said: list[Message]) -> None:
-    """Add a call to the assistant's message before it, or start one."""
+    """Add a call to the assistant's message at the end of the conversation, or to a new message if
+    the last one is not the assistant's.
+    """
     function: dict[str, Any] = {
         "name": item.required_text("name"),
         "arguments": parse_template_arguments(item.text("arguments") or "{}"),

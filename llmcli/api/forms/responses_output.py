@@ -21,8 +21,9 @@ EVENT_NAMES = {"message": "response.output_text", "reasoning": "response.reasoni
 
 
 class ResponseOutput:
-    """The items of one answer. add() and close() yield the events of each change, without sequence
-    numbers. `digits` makes the digits of the items' ids.
+    """The output items of one answer. add() and close() yield the events for the items that they
+    change; these events have no sequence numbers yet. `digits`: returns the digits of a new item
+    id.
     """
 
     def __init__(self, digits: MakeDigits) -> None:
@@ -31,7 +32,9 @@ class ResponseOutput:
         self._open: Document | None = None
 
     def add(self, piece: OutputPiece, logprobs: list[Document] | None = None) -> Iterator[Document]:
-        """Add a piece of the answer, with the log-probabilities of its tokens."""
+        """Add a piece of the answer and yield the events for it. `logprobs`: the log-probabilities
+        of the piece's tokens.
+        """
         if piece.kind == "call_end" and piece.call:
             yield from self.close(
                 "incomplete" if parse_arguments(piece.call) is None else "completed"
@@ -57,7 +60,7 @@ class ResponseOutput:
         yield self._event(f"{EVENT_NAMES[kind]}.delta", content_index=0, delta=piece.text, **extra)
 
     def close(self, status: str = "completed") -> Iterator[Document]:
-        """End the open item."""
+        """Close the open item and yield the events for it."""
         item = self._open
         if item is None:
             return
@@ -117,7 +120,7 @@ class ResponseOutput:
 
 
 def _copy(item: Document) -> Document:
-    """Return a copy of an item, which will still change."""
+    """Return a copy of an item, because the item still changes after its event."""
     return {
         key: [_copy(entry) if isinstance(entry, dict) else entry for entry in value]
         if isinstance(value, list)

@@ -1,8 +1,8 @@
 """Streams the tool calls of one block: each call's name, then its arguments in pieces.
 
-A call counts from where its arguments begin, because what was streamed cannot be taken back. The
-arguments are what the model wrote; if they are cut off or are not JSON they simply end there, in a
-document as in a stream.
+As soon as a call's arguments begin, the call is certain, because streamed pieces cannot be taken
+back. The arguments are sent as the model wrote them. If they are cut off or are not JSON, they end
+at that point, in a complete document as in a stream.
 """
 
 import re
@@ -14,23 +14,24 @@ from typing import Any, Literal
 from llmcli.api.tool_calls.base import ArgumentStream, MakeDigits, ToolCall, ToolCallFormat
 from llmcli.strict_json import parse_strict_json
 
-# Characters that change the state, inside and outside of a string. Outside of a string only words
-# and numbers may appear besides.
+# Characters that change the parser's state inside and outside of a string. Outside of strings, JSON
+# has only these characters, words and numbers.
 IN_STRING_PATTERN, BETWEEN_STRINGS_PATTERN = (
     re.compile(r'["\\]'),
     re.compile(r'["{}\[\]]|[^\s\w.,:+-]'),
 )
 CONTROL_ESCAPES = {code: f"\\u{code:04x}" for code in range(32)} | {9: "\\t", 10: "\\n", 13: "\\r"}
 CLOSING_BRACKETS = {"{": "}", "[": "]"}
-MAX_COMPLETIONS = 256  # attempts at completing a text that was cut off
+MAX_COMPLETIONS = 256  # attempts to complete a text that was cut off
 SEPARATOR_CHARACTERS = " \t\r\n}],;`"
-CALL_ID_PATTERN = re.compile(r',\s*"id"\s*:\s*"[^"]*"')  # Mistral writes it after the arguments
+# Mistral's models write the id after the arguments
+CALL_ID_PATTERN = re.compile(r',\s*"id"\s*:\s*"[^"]*"')
 
 
 @dataclass(frozen=True, slots=True)
 class OutputPiece:
     """A piece of an answer: thinking, content, the start of a call, a piece of its arguments, or
-    its end. The `call` of a start has no arguments yet.
+    its end. The `call` of a start piece has no arguments yet.
     """
 
     kind: Literal["thinking", "content", "call_start", "arguments", "call_end"]
@@ -39,7 +40,7 @@ class OutputPiece:
 
 
 def complete_call_pieces(call: ToolCall) -> list[OutputPiece]:
-    """Return the pieces of a call that is complete."""
+    """Return all pieces of a complete call."""
     return [
         OutputPiece("call_start", "", replace(call, arguments="")),
         OutputPiece("arguments", call.arguments),
@@ -48,8 +49,8 @@ def complete_call_pieces(call: ToolCall) -> list[OutputPiece]:
 
 
 class JsonArgumentStream:
-    """A JSON object that arrives in pieces: finds its end, and escapes control characters inside
-    its strings.
+    """Reads a JSON object that arrives in pieces. It finds the object's end and escapes control
+    characters inside its strings.
     """
 
     def __init__(self) -> None:
@@ -58,11 +59,13 @@ class JsonArgumentStream:
 
     @property
     def closing_brackets(self) -> str | None:
-        """The brackets that would close the object here; None inside a string."""
+        """The brackets that would close the object at the current position; None inside a string."""
         return None if self._in_string else "".join(reversed(self._open))
 
     def feed(self, text: str, is_last: bool = False) -> tuple[str, int]:
-        """Return the piece of `text` that belongs to the object, and its length in characters."""
+        """Return the part of `text` that belongs to the object, with escapes, and the number of
+        characters read.
+        """
         out: list[str] = []
         position = 0
         while position < len(text) and not self.is_complete:
@@ -85,7 +88,9 @@ class JsonArgumentStream:
         return "".join(out), position
 
     def _step(self, mark: str, out: list[str]) -> int:
-        """Handle a character that changes the state; return 0 if it cannot be part of JSON."""
+        """Process a character that changes the state. Return the number of characters read: 1, or 0
+        if the character cannot be part of the object.
+        """
         if mark == "\\":
             self._escaped = True
         elif mark == '"':
@@ -103,9 +108,11 @@ class JsonArgumentStream:
 
 
 class ToolCallStream:
-    """The calls of one block: `begin` finds the first call, `feed` continues. `has_ended` is set
-    once the block has ended. `string_arguments`: for each function, the arguments that are strings
-    by its schema. `digits` makes the digits of call ids.
+    """The calls of one block. `begin` finds the first call, `feed` reads the following text.
+    `has_ended` is true once the block has ended.
+
+    `string_arguments`: for each function, the arguments that are strings by its schema. `digits`:
+    returns the digits of a new call id.
     """
 
     def __init__(
@@ -127,8 +134,9 @@ class ToolCallStream:
         self._arguments: ArgumentStream = JsonArgumentStream()
 
     def begin(self, text: str) -> tuple[list[OutputPiece], str] | None:
-        """Return the start of the call at the beginning of `text`, and the rest of the text, which
-        holds its arguments; None if there is no call (yet).
+        """Return the start piece of the call at the beginning of `text`, and the remaining text,
+        which begins with the call's arguments. Return None if `text` does not begin with a call, or
+        if the call's head is incomplete.
         """
         head = self._family.match_head(text, self._number)
         if head is None or (self._family.starts_answer and head.call.name not in self._names):
@@ -145,8 +153,8 @@ class ToolCallStream:
         return [OutputPiece("call_start", "", self._call)], text[head.n_characters :]
 
     def feed(self, text: str, is_last: bool) -> tuple[list[OutputPiece], str]:
-        """Return the pieces that `text` adds, and the part of it that was not read. `is_last`: no
-        more text follows.
+        """Return the pieces that `text` adds, and the unread part of `text`. `is_last`: no more
+        text follows.
         """
         out: list[OutputPiece] = []
         while text or is_last:
@@ -173,7 +181,10 @@ class ToolCallStream:
         return out, text
 
     def _end_block(self, text: str, over: bool) -> tuple[list[OutputPiece], str]:
-        """Find the end of the block; return the content after it and the rest of the text."""
+        """Look for the end of the block. Return the content before that end and the text after it;
+        without an end, no content and the whole text. `over`: no more text follows, so the block
+        ends with the text.
+        """
         family = self._family
         ends = [
             (index, index + len(word))
@@ -193,8 +204,8 @@ class ToolCallStream:
 
 
 def parse_partial_arguments(arguments: str) -> dict[str, Any]:
-    """Return the complete part of a call's arguments, as Anthropic's client parses arguments that
-    were cut off.
+    """Return the part of a call's arguments that is complete, as Anthropic's client does for
+    arguments that were cut off.
     """
     for text in _completions(arguments):
         try:
@@ -206,8 +217,9 @@ def parse_partial_arguments(arguments: str) -> dict[str, Any]:
 
 
 def _completions(text: str) -> Iterator[str]:
-    """Yield possible completions of a text that was cut off, the longest first: closed at its end,
-    before one of its commas, or after one of its opening brackets.
+    """Yield possible completions of a text that was cut off, the longest first. Each closes the
+    open brackets at the end of the text, before one of its commas, or after one of its opening
+    brackets.
     """
     cuts = (
         index + (text[index] != ",")

@@ -1,5 +1,5 @@
 """Tool definitions and tool_choice: reads OpenAI's fields, describes the tools to the model, and
-builds the constraint of forced calls.
+builds the constraint for tool calls.
 """
 
 import json
@@ -19,8 +19,8 @@ MAX_TOOLS, MAX_NAME_LETTERS = 128, 64
 TOOL_CHOICES = "none", "auto", "required"
 ANY_PARAMETERS = {"type": "object", "properties": {}}
 ANY_OBJECT = {"type": "object"}
-# The prompt for models whose template has no tools: Hermes's text, which most models have seen in
-# training.
+# The prompt for models whose template does not support tools. It is the text of the Hermes models,
+# which most models have seen in training.
 TOOLS_PROMPT = (
     "You may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n"
@@ -33,8 +33,8 @@ TOOLS_PROMPT = (
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """A function: its name, its argument schema, and its definition as templates receive it.
-    `is_strict`: its arguments must follow `parameters`.
+    """A function: its name, the schema of its arguments, and its definition in the form that
+    templates expect. `is_strict`: whether the arguments must follow `parameters`.
     """
 
     name: str
@@ -45,8 +45,8 @@ class ToolDefinition:
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    """The functions that the model may call. `choice` is none, auto, required, or the name of the
-    one function that must be called (`names_function`).
+    """The functions that the model may call. `choice`: "none", "auto", "required", or the name of
+    the only function that must be called; `names_function` is true for such a name.
     """
 
     tools: tuple[ToolDefinition, ...] = ()
@@ -66,17 +66,19 @@ class ToolSet:
 
     @property
     def is_forced(self) -> bool:
-        """Whether the answer must be a call."""
+        """Whether the answer must contain a call."""
         return bool(self.tools) and (self.names_function or self.choice == "required")
 
     @property
     def is_strict(self) -> bool:
-        """Whether calls that the model decides to make must follow a schema."""
+        """Whether any function is strict, so that its arguments must follow its schema even if no
+        call is forced.
+        """
         return any(tool.is_strict for tool in self.tools)
 
     def constraint(self, family: ToolCallFormat, document: Any = None) -> Constraint:
-        """Return the constraint that the answer is a call in this format whose arguments follow the
-        functions' schemas, or a document of a schema if one is given.
+        """Return the constraint for an answer that is a call in this format with arguments by the
+        function's schema. If `document` is set, the answer may also be a document of this schema.
 
         Raises ApiError with the name of the function whose schema cannot be enforced.
         """
@@ -96,13 +98,13 @@ class ToolSet:
         )
 
     def interleaved_constraint(self, family: ToolCallFormat) -> Constraint:
-        """Return the constraint for any text in which calls follow the functions' schemas from
-        their opening mark on; arguments of functions that are not strict may be any JSON object.
-        Raises ApiError as constraint() does.
+        """Return the constraint for free text with calls in it. From its opening mark on, a call
+        must follow the schema of its function; arguments of a function that is not strict may be
+        any JSON object. Raises ApiError if a schema cannot be enforced.
         """
         opening, separator, closing = family.wrappers
         frames_by_mark = [family.optional_frames(tool.name) for tool in self.tools]
-        # otherwise each call has its own mark
+        # without a separator, each call has its own mark
         has_separator = self.allows_parallel and bool(opening or family.ends_answer)
         syntaxes = [
             tool_calls.CallSyntax(
@@ -149,8 +151,9 @@ def _constraint(
 
 
 def read_tools(fields: Fields, is_nested: bool = True) -> ToolSet:
-    """Read `tools`, `tool_choice` and `parallel_tool_calls` of a request. `is_nested`: functions
-    are described in a field `function`, as in chat completions. Raises ApiError.
+    """Return the tools of a request from `tools`, `tool_choice` and `parallel_tool_calls`.
+    `is_nested`: each function is described in a field `function`, as in chat completions. Raises
+    ApiError for invalid tools.
     """
     definitions = tuple(_read_tool(entry, is_nested) for entry in fields.tables("tools", MAX_TOOLS))
     names = [tool.name for tool in definitions]
@@ -226,8 +229,8 @@ def _read_choice(fields: Fields, nested: bool) -> tuple[str, bool]:
 
 
 def spell_out(conversation: Sequence[Message], tools: ToolSet) -> list[Message]:
-    """Return a conversation for a template without tools: definitions, calls and results as plain
-    text.
+    """Return the conversation for a template that does not support tools: tool definitions, calls
+    and results become plain text.
     """
     messages = [_spell_out(message) for message in conversation]
     if not tools.tools:

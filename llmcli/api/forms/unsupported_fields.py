@@ -1,5 +1,5 @@
-"""Fields of other servers that would change the answer and are not supported: they are refused by
-name.
+"""Unsupported fields of other servers that would change the answer. A request that sets one is
+refused with the field's name.
 
 Fields that would not change the answer are ignored: store, metadata, service_tier, user,
 safety_identifier, prompt_cache_key, prediction, cache_prompt, id_slot, timings_per_token,
