@@ -31,8 +31,9 @@ class CellMap:
 
     @property
     def can_fork(self) -> bool:
-        """Return whether slots may share cells and diverge at any token. Shared cells of a sliding
-        window never expire, and recurrent state can only be copied at its end.
+        """Return whether slots may share cells and diverge at any token. This is False for
+        recurrent state, which can only be copied at its end, and for a sliding window that is
+        smaller than the pool, whose shared cells would never expire.
         """
         return not self.memory.is_recurrent and (
             not self.memory.n_swa or self.size <= self.memory.n_swa
@@ -48,7 +49,8 @@ class CellMap:
 
     def append(self, slot: int, tokens: list[int]) -> None:
         """Record tokens that a forward pass has added to the cache."""
-        # Nearly every pass appends one token per sequence, and the list slices below cost more.
+        # Nearly every pass appends one token per sequence, and for one token list slices cost more
+        # than appending.
         if len(tokens) == 1:
             self.tokens[slot].append(tokens[0])
             self.cells[slot].append(self._next_cell)
@@ -59,7 +61,9 @@ class CellMap:
         self.used_cells += len(tokens)
 
     def fork(self, source: int, target: int) -> None:
-        """Make `target` hold the tokens of `source`. Cells that both hold already are kept."""
+        """Make `target` hold exactly the tokens of `source`, in shared cells. Cells that both slots
+        already share are kept.
+        """
         same = self.count_shared(source, target)
         self.trim(target, same)
         assert len(self.tokens[target]) == same, "a memory that cannot be forked"
@@ -93,17 +97,17 @@ class CellMap:
             self.cells[target] += self.cells[source][start:end]
 
     def append_shared(self, source: int, target: int, count: int) -> None:
-        """Record that an empty slot shares the first `count` cells of `source`, which the memory
-        has done already.
+        """Record that an empty slot shares the first `count` cells of `source`. The memory must
+        have shared them already.
         """
         self.tokens[target] += self.tokens[source][:count]
         self.cells[target] += self.cells[source][:count]
 
     def shift(self, slot: int, start: int, end: int) -> None:
-        """Drop the tokens from `start` to `end` of a slot and move the later cells up, which no
-        other slot may hold.
+        """Drop the tokens from `start` to `end` of a slot, and move its later cells toward the
+        start to close the gap. No other slot may hold the cells that move.
 
-        Raises UserError, with all slots empty, when the memory cannot do it.
+        Raises UserError, with all slots empty, when the memory cannot move them.
         """
         tokens, cells = self.tokens[slot], self.cells[slot]
         others = (other for other in range(len(self.cells)) if other != slot)
@@ -118,15 +122,15 @@ class CellMap:
         self._prefixes.truncate(slot, start)
 
     def empty_memory(self, slot: int) -> None:
-        """Drop cells that were written to a slot without being recorded."""
+        """Drop all cells of a slot from the memory, without a change of this map."""
         emptied = self.memory.trim(slot, 0)
         assert emptied, "a memory that cannot even be emptied"
 
     def match(
         self, tokens: Sequence[int], scopes: Sequence[str], scope: str
     ) -> tuple[int, set[int]]:
-        """Return the length of the longest prefix that slots of one scope hold, and these slots.
-        `scopes`: the scope of each slot.
+        """Return the length of the longest prefix of `tokens` that a slot of `scope` holds, and the
+        slots that hold it. `scopes`: the scope of each slot.
         """
         # the radix tree lacks the tokens that were appended since the last lookup
         for slot, recorded in enumerate(self.tokens):
@@ -135,20 +139,22 @@ class CellMap:
         return self._prefixes.match(tokens, scope)
 
     def is_redundant(self, slot: int) -> bool:
-        """Return whether another slot is known to hold all tokens of this one."""
+        """Return whether another slot is known to hold all tokens of this slot. This is False when
+        the radix tree lacks some of the tokens.
+        """
         is_known = self._prefixes.lengths[slot] == len(self.tokens[slot])
         return is_known and self._prefixes.is_redundant(slot)
 
     def _clear(self) -> None:
-        """Forget everything, after the memory was cleared."""
+        """Empty all slots of this map, after the memory was cleared."""
         for slot in range(len(self.tokens)):
             self.tokens[slot], self.cells[slot] = [], []
             self._prefixes.truncate(slot, 0)
         self.used_cells = 0
 
     def _held_elsewhere(self, slot: int, keep: int) -> int:
-        """Return how many of a slot's first cells (at least `keep`) other slots would still hold if
-        it dropped the rest.
+        """Return how many cells from the start of a slot stay in use when the slot is cut to `keep`
+        tokens: the first `keep` cells, and later ones that another slot also holds.
         """
         cell = self.cells[slot][keep]
         others = [
@@ -163,8 +169,8 @@ class CellMap:
         return common_prefix.count_shared(self.cells[first], self.cells[second])
 
     def trim(self, slot: int, keep: int) -> int:
-        """Cut a slot to `keep` tokens. Return the number left, 0 when the memory cannot be cut
-        there.
+        """Cut a slot to `keep` tokens. Return the number of tokens left, which is 0 when the memory
+        cannot be cut there.
         """
         tokens = self.tokens[slot]
         if keep < len(tokens) and not self.window_holds(slot, keep):
@@ -180,6 +186,8 @@ class CellMap:
         return len(tokens)
 
     def window_holds(self, slot: int, keep: int) -> bool:
-        """Return whether the token at position `keep` would still see its whole window."""
+        """Return whether the slot still has all cells of the sliding window that a token at
+        position `keep` attends to. It is True for a model without a window.
+        """
         first = self.memory.first_position(slot) if self.memory.n_swa and keep else 0
         return 0 <= first <= max(0, keep - self.memory.n_swa)

@@ -1,15 +1,16 @@
-"""Common prefixes of token lists, also after a gap."""
+"""Common prefixes of token lists, and matches that continue after a gap."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
 
 ANCHOR_TOKENS = 16  # tokens that must agree for a match after a gap
-MAX_CANDIDATES = 32  # candidate positions after a gap; a text that repeats itself has many
+# candidate positions after a gap that are compared; a repetitive text has many more
+MAX_CANDIDATES = 32
 BLOCK_TOKENS = 64  # tokens compared at once
 
 
 def common_prefix(held: Sequence[int], tokens: Sequence[int]) -> int:
-    """Return the length of the common prefix of two texts, in tokens."""
+    """Return the length of the common prefix of two token lists."""
     most = min(len(held), len(tokens))
     for at in range(0, most, BLOCK_TOKENS):
         left, right = list(held[at : at + BLOCK_TOKENS]), list(tokens[at : at + BLOCK_TOKENS])
@@ -20,8 +21,8 @@ def common_prefix(held: Sequence[int], tokens: Sequence[int]) -> int:
 
 
 def find_gap(held: list[int], tokens: Sequence[int], at: int) -> int:
-    """Return how many tokens of `held` to skip at `at` so that the longest run of `tokens` follows;
-    0 for none.
+    """Return how many tokens of `held` to skip from index `at` so that it continues like `tokens`
+    from `at`, for as many tokens as possible. Return 0 when no such position exists.
     """
     anchor = list(tokens[at : at + ANCHOR_TOKENS])
     if len(anchor) < ANCHOR_TOKENS:
@@ -39,15 +40,15 @@ def find_gap(held: list[int], tokens: Sequence[int], at: int) -> int:
 
 
 def match_after_gap(held: list[int], tokens: Sequence[int]) -> int:
-    """Return how many of `tokens` a text would match if one gap in it were closed."""
+    """Return how many of `tokens` the list `held` would start with if one gap in it were closed."""
     at = common_prefix(held, tokens)
     left_out = find_gap(held, tokens, at)
     return at + common_prefix(held[at + left_out :], tokens[at:]) if left_out else at
 
 
 def count_shared(mine: list[int], theirs: list[int]) -> int:
-    """Return the length of the common prefix of two lists of numbers that differ everywhere after
-    it, by bisection.
+    """Return the length of the common prefix of two lists, found by bisection. After the common
+    prefix the lists must differ at every index.
     """
     return bisect_left(
         range(min(len(mine), len(theirs))), True, key=lambda at: mine[at] != theirs[at]

@@ -7,8 +7,9 @@ from typing import Protocol
 class CacheMemory(Protocol):
     """What the ledger needs of a context (llama_memory_* of llama.h).
 
-    `has_complete_states`: a state contains every cell. It is False where the cache keeps all cells
-    of a sliding window but llama.cpp leaves the ones out of sight out of a state.
+    `has_complete_states`: a saved state contains every cell of its sequence. It is False when the
+    cache keeps every cell of sliding-window layers, because llama.cpp then leaves the cells outside
+    the window out of a state.
     """
 
     n_ctx: int
@@ -47,8 +48,9 @@ class BatchedMemory(CacheMemory, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SwappedState:
-    """The tokens of a slot outside the pool, and the state of those from `start` on; another slot
-    holds the tokens before `start`.
+    """A state that was moved out of the pool. `tokens` are all tokens of its slot; `state` contains
+    the cells of the tokens from `start` on. The cells before `start` are not in it, because another
+    slot held them, too.
     """
 
     tokens: tuple[int, ...]
@@ -58,10 +60,10 @@ class SwappedState:
 
 @dataclass(frozen=True, slots=True)
 class CellOwners:
-    """How the pool is divided.
+    """How the cells of the pool are divided between slots.
 
-    `latest_is_shared`: for each token of the most recently used slot, whether another slot holds
-    its cell, too. `other_cells`: cells that this slot does not hold.
+    `latest_is_shared`: for each token of the most recently used slot, whether another slot also
+    holds its cell. `other_cells`: cells that only other slots hold.
     """
 
     latest_is_shared: tuple[bool, ...]

@@ -1,9 +1,9 @@
 """Which KV cells hold which tokens: prefix matching, sharing, cutting and eviction.
 
 All slots (llama.cpp sequence ids) share one unified pool of cells. The cells of a finished answer
-stay under its slot until they are needed, so the next turn of a conversation finds its prefix. The
-memory says what it supports: a sliding window that has moved on and recurrent state cannot be cut
-at any token.
+stay under its slot until they are needed, so the next turn of a conversation finds its prefix. Not
+every memory can be cut at every token: a sliding window has lost its oldest cells, and recurrent
+state exists only for the last token.
 """
 
 from collections import Counter
@@ -19,20 +19,20 @@ MIN_EVICTED_CELLS = 64  # minimum cells evicted at a time
 
 
 class Ledger:
-    """The map of cells and the slots in use: finds prefixes, shares cells, swaps states, evicts
-    idle cells.
+    """The map of cells and the slots in use. It finds prefixes, shares cells, swaps states and
+    evicts idle cells.
     """
 
     def __init__(self, memory: CacheMemory, keeps_idle: bool = True) -> None:
-        """`keeps_idle` False: an answer starts in an empty pool, and nothing is evicted while
-        others run. llama.cpp fills holes, and attention sums in cell order, so results round
-        differently when the cells are not in token order.
+        """With `keeps_idle` False, cells stay in token order: answers start in a pool without idle
+        cells and without holes. Otherwise llama.cpp fills the holes that eviction leaves, and
+        because attention sums in cell order, results round differently.
         """
         self.memory, self.keeps_idle = memory, keeps_idle
         self._map, self._slots = CellMap(memory), SlotTable(memory.n_seq_max)
         self.tokens = self._map.tokens  # of every slot
-        # Bound here, because they are called for each token and one more call would be slow right
-        # after a pass.
+        # These methods are called for each token. Binding them saves one more call, which would be
+        # slow right after a pass.
         self.append, self.fork, self.trim = self._map.append, self._map.fork, self._map.trim
         self.restore, self.check = self._map.restore, self._map.check
         self.count_cells = self._map.count_cells
@@ -58,7 +58,7 @@ class Ledger:
         return self._slots.scopes
 
     def cell_owners(self) -> CellOwners:
-        """Return how the most recently used slot shares the pool with the others."""
+        """Return how the most recently used slot shares the pool with the other slots."""
         holders = Counter(cell for cells in self._map.cells for cell in cells)
         shared = tuple(holders[cell] > 1 for cell in self._map.cells[self._slots.latest])
         return CellOwners(shared, len(holders) - len(shared), self.size - len(holders))
@@ -71,14 +71,17 @@ class Ledger:
         scope: str = "",
     ) -> tuple[int, int] | None:
         """Claim a slot for a prompt. Return the slot and the number of prompt tokens already in it,
-        or None when every slot is busy.
+        or None when every slot is busy or idle cells are stranded (`has_stranded_cells`).
 
         At least the last token is left to compute, because its logits are needed. The slot with the
-        longest common prefix is reused when it is idle and the prompt continues it, or when it
-        holds a turn in `earlier_turns` (an earlier turn of the same conversation, now spelled differently).
-        Otherwise its cells are shared and the rest of its tokens stays. `can_move`: cells after a part
-        that the prompt leaves out may be moved up, as in `apply_overflow`. Only slots of one
-        `scope` are considered.
+        longest common prefix is claimed when it is idle and the prompt continues all of its tokens,
+        or when it is idle and may be cut: it holds a turn in `earlier_turns` (an earlier turn of
+        the same conversation, now spelled differently), or it would be evicted next. Otherwise
+        another idle slot is claimed, which shares the cells of the common prefix, and the first
+        slot keeps all its tokens.
+
+        `can_move`: when the prompt leaves out a part of a slot's tokens, the cells after that part
+        may be moved, as in `apply_overflow`. Only slots of one `scope` are considered.
         """
         idle = self._slots.idle
         if not idle:
@@ -113,7 +116,9 @@ class Ledger:
     def _best(
         self, tokens: Sequence[int], earlier_turns: frozenset[int], own: list[int], scope: str
     ) -> tuple[int, int]:
-        """Return the slot with the longest prefix of a prompt, and the length of that prefix."""
+        """Return the slot with the longest common prefix with a prompt, and the length of that
+        prefix.
+        """
         if self.can_fork:
             reused, holders = self._match(tokens[:-1], scope)
         else:  # the cells of a slot cannot be shared
@@ -135,14 +140,16 @@ class Ledger:
         ), reused
 
     def _usable(self, slot: int, length: int) -> int:
-        """Return how many of the first `length` tokens a slot can keep when it cannot be shared."""
+        """Return how many of the first `length` tokens a slot can keep when its cells cannot be
+        shared: all or none.
+        """
         is_whole = length == len(self.tokens[slot])
         can_cut = not self.memory.is_recurrent and self._map.window_holds(slot, length)
         return length if is_whole or can_cut else 0
 
     def match_prefix(self, tokens: Sequence[int], scope: str = "") -> tuple[int, bool]:
-        """Return the length of the longest shareable prefix of a prompt, and whether a busy slot
-        holds it.
+        """Return the length of the longest prefix of a prompt that can be shared, and whether a
+        busy slot holds that prefix.
         """
         length, holders = self._match(tokens[:-1], scope) if self.can_fork else (0, set[int]())
         return length, any(self._slots.is_busy[slot] for slot in holders)
@@ -156,8 +163,8 @@ class Ledger:
         return self.tokens[self._slots.latest]
 
     def find_nearest(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """Return the slot with the longest prefix of these tokens and its length; among equals the
-        most recently used slot.
+        """Return the slot with the longest common prefix with these tokens, and the length of that
+        prefix. Among equally long prefixes the most recently used slot is returned.
         """
         lengths = [common_prefix(mine, tokens) for mine in self.tokens]
         slot = max(
@@ -168,7 +175,8 @@ class Ledger:
     def restore_state(
         self, tokens: Sequence[int], restore: Callable[[int], bool], turn: int
     ) -> bool:
-        """Fill an idle slot with tokens whose cells `restore` brings.
+        """Fill an idle slot with `tokens`, whose cells `restore` writes to the slot that it is
+        given.
 
         Return False, with the slot empty, when no slot is idle, cells are missing or `restore`
         fails.
@@ -200,8 +208,8 @@ class Ledger:
 
     @property
     def must_cut_to_claim(self) -> bool:
-        """Return whether claiming a slot would cut another one, and so leave holes where nothing
-        may be evicted.
+        """Return whether every idle slot holds tokens although nothing may be evicted. Claiming a
+        slot would then cut one and leave holes in the pool.
         """
         return not self.keeps_idle and all(
             tokens or busy for tokens, busy in zip(self.tokens, self._slots.is_busy, strict=True)
@@ -225,8 +233,8 @@ class Ledger:
         return sorted(idle, key=self._slots.last_used.__getitem__)
 
     def swap_out(self, slot: int, all_tokens: bool = False) -> SwappedState:
-        """Return the state of the tokens that no other busy slot holds (or all with `all_tokens`),
-        and empty the slot.
+        """Return the state of a slot, and empty the slot. The state leaves out the longest prefix
+        that another busy slot shares, unless `all_tokens` is set.
         """
         others = [] if all_tokens else [other for other in self.busy_slots if other != slot]
         start = max((self._map.count_shared(slot, other) for other in others), default=0)
@@ -236,8 +244,8 @@ class Ledger:
         return SwappedState(tokens, start, state)
 
     def swap_in(self, slot: int, swapped: SwappedState) -> bool:
-        """Restore a state into an empty slot. Return False when cells are missing or the shared
-        prefix is gone.
+        """Restore a state into an empty slot. Return False when cells are missing, or when no slot
+        holds the prefix any more that the state leaves out.
         """
         count, start = len(swapped.tokens), swapped.start
         if not self.make_room(count - start):
@@ -260,9 +268,7 @@ class Ledger:
 
     @property
     def has_stranded_cells(self) -> bool:
-        """Return whether idle cells exist that can be evicted only after every running answer has
-        ended.
-        """
+        """Return whether the idle cells cannot be evicted before every running answer has ended."""
         return (
             not self.keeps_idle
             and not self.memory.has_complete_states
@@ -271,8 +277,8 @@ class Ledger:
         )
 
     def compact(self) -> None:
-        """Evict idle slots and rebuild the others, each with its cells in token order and without
-        holes.
+        """Evict idle slots, and rebuild the busy ones so that the cells of each are in token order
+        and without holes.
         """
         self.evict_idle()
         slots = [slot for slot, tokens in enumerate(self.tokens) if tokens]
@@ -282,11 +288,13 @@ class Ledger:
             assert is_restored, "what was in the pool fits into it"
 
     def apply_overflow(self, slot: int, tokens: Sequence[int], can_move: bool) -> int:
-        """Make a slot hold the longest possible prefix of `tokens`. Return its length.
+        """Make a slot hold as long a prefix of `tokens` as possible. Return the length of that
+        prefix.
 
-        With `can_move`, cells after a part that `tokens` leave out are moved up, if the memory supports
-        that and no other slot holds them. Moved keys and values keep the influence of the dropped
-        tokens; recomputing the text would give different ones.
+        With `can_move`, where `tokens` leaves out a part of the slot's tokens, the later cells are
+        moved toward the start to close the gap, if the memory supports that and no busy slot shares
+        them. Moved keys and values were computed from the dropped tokens, too, so recomputing the
+        text would give different ones.
         """
         cached = self.tokens[slot]
         length = common_prefix(cached, tokens)
@@ -299,8 +307,8 @@ class Ledger:
         return self._map.trim(slot, length)
 
     def keep_best_branch(self, slots: list[int], tokens: list[int]) -> int:
-        """Keep the slot with the longest common prefix with `tokens`, cut to that prefix; empty and
-        release the others. Return the kept slot.
+        """Keep the slot that has the longest common prefix with `tokens`, and cut it to that
+        prefix. Empty and release the other slots. Return the kept slot.
         """
         kept = max(slots, key=lambda slot: common_prefix(self.tokens[slot], tokens))
         self._map.trim(kept, common_prefix(self.tokens[kept], tokens))
@@ -311,14 +319,14 @@ class Ledger:
         return kept
 
     def release(self, slot: int, turn: int = 0) -> None:
-        """Mark a slot as idle. Its cells stay cached; `turn` is the turn of the conversation that
-        they hold.
+        """Mark a slot as idle. Its cells stay cached. `turn`: the turn of the conversation that the
+        cells hold.
         """
         self._slots.release(slot, turn)
 
     def make_room(self, cells: int) -> bool:
-        """Evict idle cells, least recently used slot first and from its end, until `cells` are
-        free. Return False when that is not enough.
+        """Evict idle cells until `cells` cells are free, beginning with the end of the least
+        recently used slot. Return False when evicting does not free enough.
         """
         while (missing := cells - self.size + self.used_cells) > 0:
             evictable = self.reusable_slots
@@ -340,8 +348,8 @@ class Ledger:
         return bool(evictable)
 
     def _oldest(self, idle: list[int]) -> int:
-        """Return the idle slot to overwrite: an empty one, then one whose tokens another slot also
-        holds, then the least recently used.
+        """Return the idle slot to overwrite: an empty one first, then one whose tokens another slot
+        also holds, then any other; among equals the least recently used.
         """
 
         def rank(slot: int) -> tuple[int, int]:
@@ -353,8 +361,10 @@ class Ledger:
     def _claim_moved(
         self, tokens: Sequence[int], earlier_turns: frozenset[int], idle: list[int]
     ) -> tuple[int, int] | None:
-        """Reuse an idle slot of the same conversation that matches more of the prompt once a gap is
-        closed. Return None when no slot is better than a plain prefix match.
+        """Claim an idle slot that matches more of the prompt after a gap is closed than any slot
+        matches by a plain prefix. Return the slot and the number of prompt tokens in it, or None
+        when there is no such slot. Only slots with a turn in `earlier_turns` are considered, if it
+        is not empty.
         """
         own = [
             slot for slot in idle if not earlier_turns or self._slots.turns[slot] in earlier_turns
@@ -378,8 +388,8 @@ class Ledger:
         )
 
     def _shift(self, slot: int, start: int, end: int) -> bool:
-        """Drop the tokens from `start` to `end` and move the later cells up. Return False when the
-        memory does not support it or a busy slot holds cells that would move.
+        """Drop the tokens from `start` to `end` and move the later cells toward the start. Return
+        False when the memory does not support it or a busy slot holds cells that would move.
         """
         memory, cells = self.memory, self._map
         holders = [
@@ -392,7 +402,7 @@ class Ledger:
         first, length = memory.first_position(slot) if memory.n_swa else 0, len(self.tokens[slot])
         if not window_survives_shift(first, start, end, length, memory.n_swa):
             return False
-        for other in holders:  # an idle branch that shares the moving cells loses its end
+        for other in holders:  # idle slots that share the cells to be moved are cut before them
             cells.trim(other, end)
         cells.shift(slot, start, end)
         return True

@@ -1,25 +1,28 @@
-"""States of answers in host memory instead of the pool: one store, one byte budget, three callers.
+"""States of answers, stored in host memory instead of the pool.
 
-- `PreemptionSwap`: answers that were preempted. Swapping moves the bytes twice, recomputing costs
-  the sequence's tokens; both speeds are measured while running, and the cheaper way is taken.
-- `IdleOffload`: finished answers, which are offloaded when a prompt is admitted that does not share
-  their cells, and restored for a prompt that starts with the same tokens.
-- `DecodeOffload`: running answers while a long piece of a prompt is computed.
+`OffloadStore` contains all states within one byte budget. Three classes use it:
 
-Why idle and running answers are offloaded: llama.cpp's CPU attention steps over every used cell of
-the pool for each row, whichever sequence owns it, so cells of others slow down every pass. Rows of
-answers are also cheaper in a separate pass, because one tile of 64 rows visits all cells of the
-sequences in it.
+- `PreemptionSwap` stores preempted answers. Swapping copies a state out and back, recomputing
+  computes the tokens again. Both speeds are measured while running, and the faster way is taken.
+- `IdleOffload` stores finished answers. They are offloaded when a prompt is admitted that does not
+  share their cells, and restored for a prompt that starts with the same tokens.
+- `DecodeOffload` stores running answers while a long piece of a prompt is computed.
 
-Drop rule: idle states take at most half of the budget, and the least recently used are dropped when
-others need the bytes. States of preempted and running answers are never dropped; one that does not
-fit beside them is not made.
+Reason for offloading: llama.cpp's CPU attention visits every used cell of the pool for each row,
+whichever sequence owns the cell, so the cells of idle and running answers slow down every pass.
+Rows of answers are also cheaper in a separate pass, because flash attention computes rows in tiles
+of 64, and a tile visits the cells of all sequences in it.
 
-Without flash attention, values are stored by channel and a state is copied in stretches of
-consecutive cells, which is slow when cells of several sequences are mixed.
-binding/sequence_state.py then reads the whole pool and cuts the sequence out. Offloading idle
-answers after the prompts instead would leave running answers in higher cells, and every row would
-still step over the empty ones below.
+Rule for dropping: idle states take at most half of the budget, and the least recently used ones are
+dropped when preempted or running answers need the bytes. States of preempted and running answers
+are never dropped; an answer whose state would not fit is not offloaded.
+
+Without flash attention, llama.cpp stores values by channel and copies a state in stretches of
+consecutive cells, which is slow when the cells of several sequences are mixed. In that case
+binding/sequence_state.py reads the whole pool and cuts the sequence out.
+
+Idle answers are offloaded before a new prompt is computed. Otherwise the new answer would be in
+higher cells, and every row would still visit the empty cells below.
 """
 
 import time
@@ -31,29 +34,29 @@ from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.kv_cache.context_protocols import SwappedState
 from llmcli.runtime.kv_cache.ledger import Ledger
 
-MIN_GAINED_TOKENS = 8  # tokens that must be gained before an idle state is restored
-MAX_IDLE_STATES = 64  # each is compared with every new prompt
-NEW_WEIGHT = 0.25  # of a new measurement in the moving averages
-MIN_TIMED_TOKENS = 32  # tokens of a pass from which its time per token is representative
+MIN_GAINED_TOKENS = 8  # an idle state is restored only if it saves at least this many tokens
+MAX_IDLE_STATES = 64  # maximum idle states; each is compared with every new prompt
+NEW_WEIGHT = 0.25  # weight of a new measurement in the moving averages
+MIN_TIMED_TOKENS = 32  # passes with fewer tokens are not used to measure the time per token
 
 
 @dataclass(frozen=True, slots=True)
 class IdleState:
-    """The state of a finished answer, and the scope in which it may be shared."""
+    """The state of a finished answer, and the scope whose prompts may reuse it."""
 
     scope: str
     swapped: SwappedState
 
 
 class OffloadStore:
-    """The states outside the pool, up to `max_bytes`."""
+    """All states outside the pool, at most `max_bytes` bytes together."""
 
     def __init__(self, ledger: Ledger, max_bytes: int) -> None:
         self.ledger, self.max_bytes = ledger, max_bytes
         self.idle: list[IdleState] = []  # least recently used first
         self.idle_bytes = 0
-        self._pinned_bytes = 0  # of states that must not be dropped
-        self._token_bytes = 0.0  # unknown before the first state
+        self._pinned_bytes = 0  # bytes of the states that must not be dropped
+        self._token_bytes = 0.0  # bytes per token of the last state; 0 before the first state
 
     @property
     def nbytes(self) -> int:
@@ -66,11 +69,13 @@ class OffloadStore:
         return self.max_bytes // 2
 
     def estimate_bytes(self, slot: int) -> float:
-        """Return the expected bytes of a slot's state; 0 before the first state."""
+        """Return the expected bytes of the state of a slot. Before the first state this is 0."""
         return len(self.ledger.tokens[slot]) * self._token_bytes
 
     def make_room(self, nbytes: float) -> bool:
-        """Drop idle states until `nbytes` bytes are free. Return False when they cannot be."""
+        """Drop idle states until `nbytes` more bytes fit into the budget. Return False when
+        dropping idle states is not enough.
+        """
         if not self.max_bytes or self._pinned_bytes + nbytes > self.max_bytes:
             return False
         self._drop_idle(self.max_bytes - nbytes)
@@ -85,22 +90,24 @@ class OffloadStore:
         return swapped
 
     def pin(self, swapped: SwappedState) -> None:
-        """Count a state that must not be dropped."""
+        """Count the bytes of a state that must not be dropped."""
         self._pinned_bytes += len(swapped.state)
         self._drop_idle(self.max_bytes)
 
     def unpin(self, swapped: SwappedState) -> None:
-        """Forget a state that is restored or not needed any more."""
+        """Stop counting the bytes of a pinned state, which is restored or not needed any more."""
         self._pinned_bytes -= len(swapped.state)
 
     def add_idle(self, state: IdleState) -> None:
-        """Add the state of a finished answer; it or older ones may be dropped for the budget."""
+        """Add the state of a finished answer. If the budget is exceeded, the oldest idle states are
+        dropped, possibly including the new one.
+        """
         self.idle.append(state)
         self.idle_bytes += len(state.swapped.state)
         self._drop_idle(self.max_bytes)
 
     def pop_idle(self, number: int) -> SwappedState:
-        """Remove and return the idle state of this index."""
+        """Remove and return the idle state with this index."""
         swapped = self.idle.pop(number).swapped
         self.idle_bytes -= len(swapped.state)
         return swapped
@@ -116,7 +123,9 @@ class OffloadStore:
 
 
 class PreemptionSwap:
-    """The states of preempted sequences; what does not fit the budget is recomputed."""
+    """The states of preempted sequences. A sequence whose state does not fit the budget is
+    recomputed.
+    """
 
     def __init__(self, store: OffloadStore) -> None:
         self.store, self.nbytes = store, 0
@@ -129,8 +138,9 @@ class PreemptionSwap:
             self._token_seconds = _moving_average(self._token_seconds, seconds / tokens)
 
     def swap_out(self, slot: int) -> SwappedState | None:
-        """Empty a slot and return its state, or None when it shall be recomputed; the slot then
-        keeps its cells, unless its first state turned out too large.
+        """Return the state of a slot and empty the slot. Return None when the sequence must be
+        recomputed; the slot then keeps its cells, unless its state turned out larger than estimated
+        and did not fit.
         """
         store, memory = self.store, self.store.ledger.memory
         count, nbytes = len(store.ledger.tokens[slot]), store.estimate_bytes(slot)
@@ -145,27 +155,27 @@ class PreemptionSwap:
         if size := len(swapped.state):
             seconds = time.perf_counter() - begun
             self._byte_seconds = _moving_average(self._byte_seconds, seconds / size)
-        if not store.make_room(size):  # its size was not known exactly beforehand
+        if not store.make_room(size):  # its exact size was unknown before
             return None
         store.pin(swapped)
         self.nbytes += size
         return swapped
 
     def swap_in(self, slot: int, swapped: SwappedState) -> bool:
-        """Restore a state into an empty slot and forget it. Return False when it cannot be restored
-        and must be recomputed.
+        """Restore a state into an empty slot and remove it from the store. Return False when it
+        cannot be restored and the sequence must be recomputed.
         """
         self.drop(swapped)
         return self.store.ledger.swap_in(slot, swapped)
 
     def drop(self, swapped: SwappedState) -> None:
-        """Forget a state that will not be restored."""
+        """Remove a state that will not be restored."""
         self.store.unpin(swapped)
         self.nbytes -= len(swapped.state)
 
 
 class IdleOffload:
-    """The states of finished answers, with the least recently used dropped first."""
+    """The states of finished answers. The least recently used one is dropped first."""
 
     def __init__(self, store: OffloadStore) -> None:
         self.store = store
@@ -175,12 +185,13 @@ class IdleOffload:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the states."""
+        """Return the bytes of all idle states."""
         return self.store.idle_bytes
 
     def offload_idle(self, max_cells: int) -> None:
-        """Offload idle slots, least recently used first, until idle cells that no busy slot shares
-        number at most `max_cells`. A state above the byte limit stays in the pool.
+        """Offload idle slots, least recently used first, until the pool contains at most
+        `max_cells` cells that no busy slot holds. A slot whose state would exceed the byte limit
+        stays in the pool.
         """
         ledger = self.store.ledger
         for slot in ledger.reusable_slots:
@@ -199,8 +210,9 @@ class IdleOffload:
             store.add_idle(IdleState(scope, swapped))
 
     def restore_prefix(self, tokens: Sequence[int], scope: str) -> None:
-        """Restore the state with the longest common prefix with `tokens`, if the pool holds clearly
-        fewer of them, and then the states that continue it.
+        """Restore the idle state with the longest common prefix with `tokens`, if this prefix is at
+        least MIN_GAINED_TOKENS longer than the one in the pool. Then do the same again, because
+        another state may continue the restored one.
         """
         store, ledger = self.store, self.store.ledger
         while store.idle and ledger.n_idle and (number := self._best(tokens, scope)) is not None:
@@ -212,7 +224,7 @@ class IdleOffload:
                 return
 
     def _best(self, tokens: Sequence[int], scope: str) -> int | None:
-        """Return the index of the state to restore, or None when none is worth it."""
+        """Return the index of the state to restore, or None when no state saves enough tokens."""
         ledger, wanted = self.store.ledger, tokens[:-1]
         n_cached = ledger.match_prefix(tokens, scope)[0]
         # a state that cannot be cut is useful only if the prompt continues all of it
@@ -230,15 +242,15 @@ class IdleOffload:
 
 
 class DecodeOffload:
-    """The states of running answers while another sequence is computed."""
+    """The states of running answers while the pass of another sequence is computed."""
 
     def __init__(self, store: OffloadStore) -> None:
         self.store = store
 
     @contextmanager
     def offload_slots(self, slots: Sequence[int]) -> Iterator[None]:
-        """Offload the cells that only these slots hold, as far as the budget allows, for the
-        duration of the block. A slot may come back empty when cells run short.
+        """Offload the cells that only these slots hold, as far as the budget allows, and restore
+        them at the end of the block. A slot stays empty when its cells do not fit any more.
         """
         store, offloaded = self.store, []
         for slot in slots:
@@ -249,7 +261,7 @@ class DecodeOffload:
         try:
             yield
         finally:
-            # a later state may contain the prefix of an earlier one
+            # a state that was saved later may contain the prefix that an earlier one leaves out
             for slot, swapped in reversed(offloaded):
                 store.unpin(swapped)
                 store.ledger.swap_in(slot, swapped)

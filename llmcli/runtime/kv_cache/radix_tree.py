@@ -1,8 +1,8 @@
 """A radix tree over the tokens of all slots, to find common prefixes.
 
-A node is a run of tokens and the slots whose text contains all of it. A lookup walks down once,
-however many slots there are. Each scope (a client that shares nothing with others) has a tree of
-its own.
+A node is a run of tokens, with the slots whose tokens contain the path from the root to the end of
+the run. One walk from the root finds a prefix, however many slots there are. Each scope (a client
+that shares nothing with others) has a separate tree.
 
 Source: Zheng et al. 2024, RadixAttention.
 """
@@ -32,8 +32,8 @@ class RadixNode:
 
 
 class RadixTree:
-    """The radix tree. It is updated lazily: a slot's tokens count as far as `extend` has added
-    them.
+    """The radix tree. It is updated lazily: tokens appended to a slot are found only after `extend`
+    has added them.
     """
 
     def __init__(self, slots: int) -> None:
@@ -42,8 +42,9 @@ class RadixTree:
         self.lengths = [0] * slots  # tokens of each slot that are in the tree
 
     def extend(self, slot: int, tokens: list[int], scope: str) -> None:
-        """Add the new tokens of a slot, whose text starts with what the tree has of it. An empty
-        slot enters the tree of `scope`.
+        """Add the tokens of a slot that are not in the tree yet. `tokens`: all tokens of the slot;
+        the first `lengths[slot]` of them are in the tree already. A slot without tokens in the tree
+        is added to the tree of `scope`.
         """
         end = self._ends[slot]
         if end is None:
@@ -68,7 +69,7 @@ class RadixTree:
         return child
 
     def truncate(self, slot: int, keep: int) -> None:
-        """Cut a slot to its first `keep` tokens."""
+        """Remove a slot's tokens from the tree, except the first `keep`."""
         node, length = self._ends[slot], self.lengths[slot]
         if keep >= length:
             return
@@ -91,7 +92,9 @@ class RadixTree:
             del node.parent.children[node.run[0]]
 
     def match(self, tokens: Sequence[int], scope: str) -> tuple[int, set[int]]:
-        """Return the length of the longest prefix in this scope, and the slots that hold it."""
+        """Return the length of the longest prefix of `tokens` in the tree of this scope, and the
+        slots that hold this prefix.
+        """
         at, node = 0, self._roots.get(scope)
         while node is not None and at < len(tokens):
             child = node.children.get(tokens[at])
@@ -104,6 +107,8 @@ class RadixTree:
         return at, node.holders if node is not None and at else set()
 
     def is_redundant(self, slot: int) -> bool:
-        """Return whether another slot holds everything that the tree has of this one."""
+        """Return whether another slot holds all tokens that the tree contains for this slot. It is
+        True when there are none.
+        """
         end = self._ends[slot]
         return end is None or len(end.holders) > 1

@@ -2,10 +2,11 @@
 
 
 class SlotTable:
-    """The state of every slot (llama.cpp sequence id) besides its cells.
+    """The state of every slot (llama.cpp sequence id), except for its cells.
 
     `scopes`: only slots of one scope share cells. `turns`: the turn of a conversation that an idle
-    slot holds. `last_used`: a clock that counts claims and releases.
+    slot holds. `last_used`: when the slot was last claimed or released, on a clock that counts
+    these events.
     """
 
     def __init__(self, count: int) -> None:

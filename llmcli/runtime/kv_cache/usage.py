@@ -12,8 +12,9 @@ from llmcli.runtime.kv_cache.ledger import Ledger
 class SequenceUsage:
     """The use of one slot.
 
-    `shared_cells`: cells of its longest prefix that another slot holds, too. `exclusive_cells`:
-    cells that no earlier slot of the list holds, so that these add up to the cells in use.
+    `shared_cells`: the longest prefix, in cells, that another slot also holds. `exclusive_cells`:
+    cells that no earlier slot of `CacheUsage.sequences` holds; their sum over all slots is the
+    number of cells in use.
     """
 
     slot: int
@@ -25,7 +26,9 @@ class SequenceUsage:
 
 @dataclass(slots=True)
 class PrefixNode:
-    """A run of `tokens` tokens that the texts of `slots` have in common after the parent's run."""
+    """A run of `tokens` tokens that the slots in `slots` have in common after the run of the parent
+    node.
+    """
 
     tokens: int
     slots: list[int]
@@ -50,7 +53,7 @@ def measure_cache_usage(ledger: Ledger) -> CacheUsage:
         (slot for slot, tokens in enumerate(ledger.tokens) if tokens), key=ledger.tokens.__getitem__
     )
     lengths = [len(ledger.tokens[slot]) for slot in slots]
-    # cells that each pair of neighbors shares
+    # number of cells that each slot shares with the next one
     shared = [
         sum(len(ledger.tokens[member]) for member in pair) - ledger.count_cells(pair)
         for pair in pairwise(slots)
@@ -78,14 +81,17 @@ def _tree(tokens: Sequence[Sequence[int]], slots: Sequence[int]) -> tuple[Prefix
     root = PrefixNode(0, [])
     path: list[tuple[int, PrefixNode]] = [
         (0, root)
-    ]  # the depth at which each node ends, from the root to the last text's leaf
+        # the nodes from the root to the leaf of the last text, each with the tokens from the root to
+        # its end
+    ]
     for at, slot in enumerate(slots):
         shared = common_prefix(tokens[slots[at - 1]], tokens[slot]) if at else 0
         last: tuple[int, PrefixNode] | None = None
         while path[-1][0] > shared:
             last = path.pop()
         depth, node = path[-1]
-        if depth < shared:  # split the last text's run where this text leaves it
+        # this text branches off inside the last text's run, which is split there
+        if depth < shared:
             assert last is not None
             upper = PrefixNode(shared - depth, list(last[1].slots), [last[1]])
             last[1].tokens -= upper.tokens

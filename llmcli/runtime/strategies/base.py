@@ -1,7 +1,8 @@
-"""What a strategy is: it reads rows of logits and decides what the next pass computes.
+"""The interface of strategies. A strategy reads rows of logits and decides what the next pass
+computes.
 
-The engine computes the prompt in the request's own slot; from the last row of the prompt on, the
-strategy decides. The ledger owns the cells and is asked for every change.
+The engine computes the prompt in the request's own slot. From the last row of the prompt on, the
+strategy decides. A strategy changes cells only through the ledger.
 """
 
 import functools
@@ -23,11 +24,12 @@ from llmcli.runtime.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What drafts are made with.
+    """What a strategy needs to draft tokens.
 
-    - `drafters`: in the order in which they are asked. `pass_cost`: the cost of a pass by its rows.
-    - `max_rows`: rows of a pass. `exact_rows`: rows up to which each has, bit for bit, the logits
-      of a single row.
+    - `drafters`: the drafters, in the order in which they are asked. `pass_cost`: the cost of a
+      pass by its number of rows.
+    - `max_rows`: maximum rows of a pass. `exact_rows`: up to this many rows in a pass, each row
+      has, bit for bit, the logits of a pass of one row.
     - `is_reproducible`: the answer must not depend on the guesses or on measured speed.
     """
 
@@ -43,8 +45,8 @@ NO_SPECULATION = Speculation((), PassCost({1: 1.0}), 1)
 
 @dataclass(frozen=True, slots=True)
 class StrategyResources:
-    """What a strategy works with. `native` None samples with numpy; `speculation` None drafts
-    nothing.
+    """What a strategy works with. `native`: makes llama.cpp's sampler chains; None samples with
+    numpy. `speculation`: None drafts no tokens.
     """
 
     vocabulary: Vocabulary
@@ -72,8 +74,8 @@ def end_tokens(vocabulary: Vocabulary) -> NDArray[np.int64]:
 
 
 def refuse_nan(row: RowLogits) -> None:
-    """Raise UserError when a row contains NaN. Checked once per answer, because damaged weights
-    show in the first row.
+    """Raise UserError when a row contains NaN. It is enough to check the first row of an answer,
+    because damaged weights show there.
     """
     logits = row.logits
     if (logits != logits).any():

@@ -1,16 +1,16 @@
 """Beam search: the k likeliest answers are extended at once, on shared cells.
 
-Which beams are kept, finished and ended follows transformers (generation/utils.py, `_beam_search`).
-Among equal scores the lowest beam comes first, then the lowest token id; beams are numbered from
-the likeliest, and among equal finished answers the one found first wins. (torch.topk leaves that
-open.)
+The rules by which beams are kept and finished, and by which the search ends, follow transformers
+(generation/utils.py, `_beam_search`). Among equal scores the lowest beam comes first, then the
+lowest token id; beams are numbered from the likeliest. Among finished answers with equal scores the
+one found first comes first. (torch.topk leaves the order of equal scores open.)
 
 Inside a grammar illegal tokens get the log-probability -inf and the others keep theirs, as with a
-LogitsProcessor (constrained_beam.py). An answer that the grammar does not accept, because the limit
-came first, ranks after all that it accepts. Forced text is computed token by token.
+LogitsProcessor (constrained_beam.py). An answer that reaches the length limit before the grammar
+accepts it ranks after all accepted answers. Forced text is computed token by token.
 
-A beam is a slot of the ledger. A parent's first child stays in its slot; each further child takes
-the slot of a beam without children, which then shares the parent's cells.
+Each beam has a slot of the ledger. A parent's first child stays in its slot; each further child
+takes the slot of a beam without children, which then shares the parent's cells.
 """
 
 import copy
@@ -34,12 +34,15 @@ from llmcli.runtime.strategies.constrained_chain import dead_end_error
 from llmcli.runtime.text.detokenizer import Detokenizer
 from llmcli.types import Event, Finish, TokenTime
 
-LOGIT_SLACK = 1e-3  # logits this much below the threshold are considered, too, because sums round
+# logits this far below the threshold are also considered, because sums are rounded
+LOGIT_SLACK = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class BeamNode:
-    """A token of an answer and the tokens before it; beams share their beginnings."""
+    """A token of an answer, linked to the token before it. Beams with a common beginning share its
+    nodes.
+    """
 
     parent: "BeamNode | None"
     token: int
@@ -64,8 +67,8 @@ class Beam:
 
 
 class BeamCandidate(NamedTuple):
-    """A possible next token of a beam; a tuple, because its order is the order of preference and
-    sorts fast.
+    """A possible next token of a beam. It is a tuple with the cost first, so candidates sort fast
+    and in order of preference.
     """
 
     cost: float  # minus the score
@@ -81,8 +84,8 @@ class BeamCandidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FinishedBeam:
-    """A finished answer; the score includes the length penalty. `is_complete`: the grammar accepts
-    it, or there is none.
+    """A finished answer. `score` includes the length penalty. `is_complete`: the grammar accepts
+    the answer, or there is no grammar.
     """
 
     is_complete: bool
@@ -92,7 +95,7 @@ class FinishedBeam:
 
 
 class BeamStepTimes(NamedTuple):
-    """How the time of a pass was spent, in milliseconds."""
+    """The time of one step of the search and its parts, in milliseconds."""
 
     ms: float
     decode_ms: float
@@ -101,15 +104,15 @@ class BeamStepTimes(NamedTuple):
 
 
 class BeamSearch:
-    """Extends `search.beams` answers and keeps as many finished ones."""
+    """Extends `search.beams` answers at once, and keeps up to as many finished ones."""
 
     name: ClassVar[str] = "beam"
 
     def __init__(self, request: Request, seed: int, resources: StrategyResources) -> None:
         self.request, self.search, self.slots = request, request.search, request.search.beams
         self.vocabulary, self.ledger = resources.vocabulary, resources.ledger
-        # As many as the context holds, unless tokens may be dropped; the last token of an answer is
-        # never computed.
+        # The context must hold the prompt and the answer without its last token, which is never
+        # computed. The limit does not apply when tokens may be dropped.
         self.max_new_tokens = resources.ledger.size - len(request.tokens) + 1
         most = math.inf if request.overflow else self.max_new_tokens
         self.limit = most if request.max_tokens is None else min(request.max_tokens, most)
@@ -125,15 +128,17 @@ class BeamSearch:
         self.last_log_sum = float("nan")
 
     def pending_rows(self) -> list[tuple[int, int]]:
-        """Return the last token of every beam."""
+        """Return the slot and the last token of every beam."""
         return [(beam.slot, beam.node.token) for beam in self.beams if beam.node]
 
     def accept(
         self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
     ) -> tuple[list[Event], Finish | None]:
-        """Extend the beams by one token. Nothing is shown before the end."""
+        """Extend the beams by one token. The result contains no events, because nothing is shown
+        before the end of the search.
+        """
         if self.recompute.is_busy:
-            next(rows)  # these logits were read before the context was shortened
+            next(rows)  # the logits of this row were read already, before the context was shortened
             self.recompute.finish_beam(sequence)
             return [], None
         begun = time.perf_counter()
@@ -177,8 +182,8 @@ class BeamSearch:
         return [], "repetition" if self._repeats(sequence) else None
 
     def _repeats(self, sequence: Sequence) -> bool:
-        """Return whether the best answer only repeats itself. Without overflow the context limits
-        it anyway.
+        """Return whether the best answer only repeats itself. This is checked only if tokens may be
+        dropped from a full context; otherwise the context limits the answer.
         """
         if not self.request.overflow or len(self.steps) < sequence.repetition_check_at:
             return False
@@ -187,7 +192,7 @@ class BeamSearch:
         return is_repetitive([answer.decode("utf-8", "replace")])
 
     def on_context_shift(self, sequence: Sequence) -> None:
-        """Fail: `apply_overflow` is called instead."""
+        """Raise AssertionError, because the engine calls `apply_overflow` for beams."""
         raise AssertionError("beams take as many slots as there are")
 
     def apply_overflow(self, sequence: Sequence, max_cells: int) -> None:
@@ -203,8 +208,8 @@ class BeamSearch:
         sequence.restart()
 
     def finish(self, sequence: Sequence, finish: Finish) -> str:
-        """Return the best answer's text. When the search was cut short, unfinished answers count as
-        they are.
+        """Return the text of the best answer. When the search was cut short, unfinished answers are
+        ranked together with finished ones.
         """
         if finish in ("cancelled", "context_full", "repetition") and self.steps:
             for beam in self.beams:
@@ -227,8 +232,8 @@ class BeamSearch:
         return best.text
 
     def _sort_out(self, rows: list[RowLogits]) -> list[tuple[BeamCandidate, Detokenizer]]:
-        """Record the finished answers among the best tokens. Return the others, at most as many as
-        beams.
+        """Record the answers that end with one of the best tokens. Return the best continuations
+        that do not end their answer, at most `search.beams` of them.
         """
         width, wanted = self.search.beams, 2 * self.search.beams
         log_sums = []
@@ -266,7 +271,7 @@ class BeamSearch:
         return running[:width]
 
     def _forbid(self, rows: list[RowLogits]) -> None:
-        """Write -inf for tokens that the beams' grammars forbid. Each row belongs to one beam."""
+        """Write -inf for tokens that the beams' grammars forbid. `rows`: one for each beam."""
         if self.request.grammar is None:
             return
         begun = time.perf_counter()
@@ -276,12 +281,15 @@ class BeamSearch:
         self.grammar_seconds += time.perf_counter() - begun
 
     def _whole(self, beam: Beam, token: int, finish: Finish) -> bool:
-        """Return whether an answer that ends with `token` is complete in the grammar."""
+        """Return whether the grammar accepts an answer of this beam that ends with `token`; True
+        without a grammar.
+        """
         if beam.branch is None or self.vocabulary.is_end(
             token
-        ):  # a forbidden end token is never a candidate
+        ):  # an end token is a candidate only where the grammar accepts it
             return True
-        if finish == "stop":  # at a stop string, which is cut off
+        # the answer is cut off before a stop string, so the grammar is not complete
+        if finish == "stop":
             return False
         branch = beam.branch.child(token, self.vocabulary.piece(token))
         accepting = branch.is_accepting
@@ -291,13 +299,13 @@ class BeamSearch:
     def _best(
         self, rows: list[RowLogits], offsets: list[float], sums: list[float], count: int
     ) -> list[BeamCandidate]:
-        """Return the `count` best continuations of all beams, best first. A token adds its
-        log-softmax to its beam's score.
+        """Return the `count` best continuations of all beams, best first. The score of a
+        continuation is the beam's score plus the token's log-softmax.
         """
         best: list[BeamCandidate] = []
         for beam, (row, offset, total) in enumerate(zip(rows, offsets, sums, strict=True)):
             logits = row.logits
-            # once enough are found, nothing below the last of them can be among the best
+            # once there are `count` continuations, only tokens that beat the worst of them matter
             threshold = (
                 -best[-1].cost - offset - LOGIT_SLACK
                 if len(best) == count
@@ -317,7 +325,9 @@ class BeamSearch:
         return self.request.ignore_eos and self.vocabulary.is_end(token)
 
     def _ends(self, candidate: BeamCandidate) -> tuple[Detokenizer, Finish | None]:
-        """Return the decoder after this token, and the finish if the answer ends there."""
+        """Return the text decoder after this token, and the reason to finish if the answer ends
+        there.
+        """
         decoder = self.beams[candidate.beam].decoder
         if self.vocabulary.is_end(candidate.token):
             return decoder, "stop"
@@ -331,18 +341,20 @@ class BeamSearch:
         return decoder, "length" if self.limit == self.request.max_tokens else "context_full"
 
     def _keep(self, ended: FinishedBeam, length: int) -> None:
-        """Add a finished answer whose score is still the sum over `length` tokens, and keep the
-        best ones.
+        """Add a finished answer, and keep only the best finished answers. Its `score` is still
+        without the length penalty, which is applied for `length` tokens.
         """
         self.finished.append(replace(ended, score=ended.score / length**self.search.length_penalty))
         self.finished.sort(
             key=lambda answer: (not answer.is_complete, -answer.score)
-        )  # stable: the answer found first stays first
+        )  # the sort is stable, so among equals the answer found first comes first
         del self.finished[self.search.beams :]
 
     def _over(self, running: list[tuple[BeamCandidate, Detokenizer]]) -> bool:
-        """Return whether no better answer can be found (`_check_early_stop_heuristic` and the code
-        after it).
+        """Return whether the search is over, because no unfinished answer can still be among the
+        best. `running`: the unfinished answers, best first.
+
+        Source: transformers, `_check_early_stop_heuristic` and the code after its call.
         """
         if not running:
             return True
@@ -357,7 +369,7 @@ class BeamSearch:
         return reachable <= self.finished[-1].score
 
     def _descend(self, running: list[tuple[BeamCandidate, Detokenizer]]) -> None:
-        """Replace the beams by their children, each with a slot that holds its parent's cells."""
+        """Replace the beams by their children. Each child gets a slot with the cells of its parent."""
         parents = {candidate.beam for candidate, _ in running}
         self.free_slots += [
             beam.slot for number, beam in enumerate(self.beams) if number not in parents
@@ -380,7 +392,7 @@ class BeamSearch:
         self.beams = children
 
     def _grown(self, parent: Beam, token: int) -> GrammarBranch | None:
-        """Return the state in the grammar after one more token."""
+        """Return the state in the grammar after the beam's answer is extended by `token`."""
         if parent.branch is None:
             return None
         begun = time.perf_counter()
@@ -416,7 +428,7 @@ class BeamSearch:
 
 
 def _path(node: BeamNode | None) -> list[BeamNode]:
-    """Return the tokens of an answer from the first to this one."""
+    """Return the nodes of an answer from the first one to `node`."""
     nodes: list[BeamNode] = []
     while node:
         nodes.append(node)

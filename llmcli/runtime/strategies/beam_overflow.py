@@ -1,9 +1,9 @@
-"""Beams in a full context: the same tokens are dropped from all of them, and their cells are
-rebuilt.
+"""Beams in a full context: the same tokens are dropped from all beams, and the cells of the beams
+are rebuilt.
 
-The cells of the best beam are treated like those of a single answer: moved up or recomputed
-(Ledger.apply_overflow). The other beams share the prefix that they have in common with it, and the
-rest of each is computed, one beam after the other.
+The cells of the best beam are treated like those of a single answer: moved or recomputed
+(Ledger.apply_overflow). Each other beam then shares the longest common prefix with a rebuilt beam,
+and the rest of it is computed, one beam after another.
 """
 
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from llmcli.runtime.requests.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class SharedStem:
-    """The tokens that a beam's slot shall hold."""
+    """A beam's slot, and the tokens that it must hold after the rebuild."""
 
     slot: int
     tokens: list[int]
 
 
 class BranchRecompute:
-    """Rebuilds the cells of beams through the engine, which computes whatever `sequence` has not
-    computed yet.
+    """Rebuilds the cells of beams one after another: `sequence` gets the slot and the tokens of a
+    beam, and the engine then computes the tokens without cells.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -46,8 +46,8 @@ class BranchRecompute:
     ) -> bool:
         """Drop tokens from all beams. Return False when nothing may be dropped.
 
-        `last_tokens`: each beam's slot, the best beam first, and its last token, which is not
-        computed. `max_cells`: cells that the beams may use.
+        `last_tokens`: the slot of each beam, best beam first, and the beam's last token, which has
+        no cell yet. `max_cells`: cells that the beams may use.
         """
         texts = [[*self.ledger.tokens[slot], token] for slot, token in last_tokens.items()]
         others = (
@@ -82,12 +82,12 @@ class BranchRecompute:
         self._go_on(sequence)
 
     def finish_beam(self, sequence: Sequence) -> None:
-        """Continue with the next beam after the cells of one are computed."""
+        """Continue with the next beam, after the cells of the present one are computed."""
         self._done.append(self._todo.pop(0))
         self._go_on(sequence)
 
     def _go_on(self, sequence: Sequence) -> None:
-        """Set the sequence to the first beam that has tokens to compute."""
+        """Set the sequence to the first beam that still has tokens to compute."""
         slots = {sequence.slot, *sequence.branch_slots}
         while self._todo:
             stem = self._todo[0]
@@ -102,7 +102,9 @@ class BranchRecompute:
             self._done.append(self._todo.pop(0))
 
     def _take(self, stem: SharedStem) -> None:
-        """Share cells with the beam that has the longest common prefix."""
+        """Give a beam's slot the cells of the longest prefix that it has in common with a rebuilt
+        beam.
+        """
         lengths = {done.slot: common_prefix(done.tokens, stem.tokens) for done in self._done}
         source = max(lengths, key=lengths.__getitem__)
         self.ledger.fork(source, stem.slot)
@@ -110,11 +112,12 @@ class BranchRecompute:
 
 
 def context_tokens(sequence: Sequence, answer: tuple[int, ...]) -> list[int]:
-    """Return the tokens of a prompt and an answer that are in the context, some of which may have
-    been dropped.
+    """Return the tokens of the prompt and of `answer`, without those that were dropped from a full
+    context.
     """
     prompt, dropped = sequence.tokens[: sequence.n_prompt], sequence.overflow_stats.tokens
-    if dropped == len(sequence.request.tokens) - len(prompt):  # dropped from the prompt only
+    # all dropped tokens belong to the prompt
+    if dropped == len(sequence.request.tokens) - len(prompt):
         return [*prompt, *answer]
     text = [*sequence.request.tokens, *answer]
     n_kept = common_prefix(text, sequence.tokens)

@@ -1,8 +1,9 @@
-"""A grammar for each of several answers that branch: beam search inside a grammar.
+"""Beam search inside a grammar: the progress of each beam in the grammar, and the mask for its next
+token.
 
-Forbidden tokens get the log-probability -inf. Allowed tokens keep theirs without renormalization,
-so the score of an answer is what the model itself gives that text (as in transformers' beam search
-with a LogitsProcessor).
+Forbidden tokens get the log-probability -inf. The log-probabilities of allowed tokens are not
+renormalized, so the score of an answer is the score that the model gives to the same text without a
+grammar (as in transformers' beam search with a LogitsProcessor).
 """
 
 import numpy as np
@@ -15,20 +16,23 @@ from llmcli.runtime.strategies.constrained_chain import mask_logits
 
 
 class GrammarBranch:
-    """The progress of one answer in a grammar, immutable: a longer answer gets a new object."""
+    """The progress of one answer in a grammar. It is immutable; each longer answer gets a new
+    object.
+    """
 
     def __init__(self, matcher: Matcher, tag: bytes = b"", recent_bytes: bytes = b"") -> None:
-        """The grammar starts after `tag`, until which everything but an end is allowed; an empty
-        tag means that it has started. `recent_bytes`: the latest bytes of the answer, which may
-        contain the start of the tag.
+        """`matcher`: the progress in the grammar. `tag`: a text in the answer after which the
+        grammar starts, such as the end of thinking; until then every token except an end token is
+        allowed. An empty `tag` means that the grammar has started. `recent_bytes`: the end of the
+        answer so far, in which the first part of the tag may already be present.
         """
         self.matcher, self.tag, self.recent_bytes = matcher, tag, recent_bytes
 
     def forbid(self, logits: Logits, ends: NDArray[np.int64]) -> None:
-        """Write -inf for every token that may not follow.
+        """Write -inf for every token that must not come next.
 
-        Where the answer may end, only the likeliest end token stays; with several the search would
-        find the same text again.
+        Where the answer may end, only the likeliest end token stays allowed, because each further
+        end token would give the same text again.
 
         Shapes: logits `[n_vocab]`, ends `[end tokens]` (ids).
         """
@@ -45,7 +49,7 @@ class GrammarBranch:
             logits[end] = before
 
     def child(self, token: int, piece: bytes) -> "GrammarBranch":
-        """Return the progress after one more token, whose bytes are `piece`."""
+        """Return the progress after the answer is extended by `token`, whose bytes are `piece`."""
         matcher = self.matcher.copy()
         if not self.tag:
             matcher.accept(token)
@@ -66,7 +70,7 @@ class GrammarBranch:
 
 
 def start_branch(request: Request) -> GrammarBranch | None:
-    """Return the start of the request's grammar, or None without one."""
+    """Return the progress at the start of an answer, or None when the request has no grammar."""
     return (
         GrammarBranch(request.grammar.start(), request.grammar_after.encode())
         if request.grammar

@@ -1,9 +1,11 @@
 """The sampler chain inside a grammar.
 
-A token that is the only legal one is taken without a draw; otherwise all illegal tokens get the
-logit -inf before the first step of the chain. So a seed gives the same text whether or not forced
-text is inserted directly. A greedy chain draws first, and the mask is computed only if the grammar
-refuses its token: the likeliest token is also the likeliest legal one if it is legal.
+When only one token is legal, it is taken without a draw. Otherwise all illegal tokens get the logit
+-inf before the first step of the chain. For this reason a seed gives the same text whether or not
+forced text is inserted directly.
+
+A greedy chain draws first, and the mask is computed only if the grammar refuses the drawn token: if
+the likeliest token of all is legal, it is also the likeliest legal one.
 """
 
 import time
@@ -19,12 +21,13 @@ from llmcli.runtime.sampling.base import Logits
 from llmcli.runtime.sampling.chain import ChoosingChain, GreedyChain, RowLogits, SamplerChain
 
 FULL_BYTE = 255  # a byte of a mask with eight legal tokens
-MAX_FEW_BYTES = 256  # non-zero bytes of a mask that has more than a few legal tokens
-NEARLY_FULL_FRACTION = 4  # a mask is nearly full when fewer than 1 in 4 bytes is not full
+MAX_FEW_BYTES = 256  # a mask with more non-zero bytes counts as having many legal tokens
+# a mask is nearly full when fewer than 1/4 of its bytes contain an illegal token
+NEARLY_FULL_FRACTION = 4
 
 
 class GuidedChain:
-    """Draws only what the grammar allows after the tokens of the answer."""
+    """A sampler chain that draws only tokens that the grammar allows next."""
 
     def __init__(
         self,
@@ -34,9 +37,9 @@ class GuidedChain:
         tag: str = "",
         piece: Callable[[int], bytes] = lambda token: b"",
     ) -> None:
-        """`n_prompt`: number of tokens passed to draw() that are not the answer's. The grammar
-        starts after `tag`, which is searched in the bytes of the tokens (`piece`); until then every
-        token is allowed.
+        """`n_prompt`: how many of the tokens passed to draw() belong to the prompt. `tag`: the text
+        after which the grammar starts; until then every token is allowed. An empty tag starts the
+        grammar at once. `piece`: returns the bytes of a token, in which the tag is searched.
         """
         self.chain, self.matcher, self.n_prompt, self.tag, self.piece = (
             chain,
@@ -48,8 +51,9 @@ class GuidedChain:
         self.choosing_chain = chain if isinstance(chain, ChoosingChain) else None
         # index at which the grammar starts; negative when that token was dropped from the context
         self._start = None if tag else n_prompt
-        self._accepted: list[int] = []  # tokens from there on that the matcher has accepted
-        self._total = self._inside = 0.0  # seconds in the grammar, and those of them inside draw()
+        self._accepted: list[int] = []  # tokens from `_start` on that the matcher has accepted
+        # seconds spent in the grammar: all of them, and those inside draw()
+        self._total = self._inside = 0.0
 
     def draw(self, row: RowLogits, tokens: list[int]) -> int:
         """Return the next token.
@@ -79,16 +83,18 @@ class GuidedChain:
         self._spend(begun)
         try:
             token = self.chain.draw(row, tokens)
-            if not bits[token >> 3] >> (token & 7) & 1:  # all candidates are as good as impossible
+            # all legal tokens are nearly impossible: take the likeliest of them
+            if not bits[token >> 3] >> (token & 7) & 1:
                 token = int(logits.argmax())
         finally:
             restore()
         return token
 
     def follow(self, tokens: list[int]) -> bool:
-        """Bring the matcher to the end of `tokens`. Return False while the grammar has not started.
+        """Advance the matcher to the end of `tokens`. Return False while the grammar has not
+        started.
 
-        Tokens at the end that are gone or changed since the last call are rewound.
+        Tokens that were removed or replaced at the end since the last call are rewound first.
         """
         if self._start is None or self._start > len(tokens):
             self._start = self._begin(tokens)
@@ -110,18 +116,18 @@ class GuidedChain:
 
     def on_context_shift(self, n_dropped: int, n_prompt: int) -> None:
         """Record that `n_dropped` tokens were dropped from a full context and that `n_prompt` of
-        the remaining ones are not the answer's.
+        the remaining tokens belong to the prompt.
         """
         self.n_prompt = n_prompt
         if self._start is not None:
             self._start -= n_dropped
 
     def _begin(self, tokens: list[int]) -> int | None:
-        """Return the index at which the grammar starts: the end of `tokens`, if the tag is complete
-        there.
+        """Return the index at which the grammar starts, which is the end of `tokens` if the tag is
+        complete there, otherwise None.
         """
-        # called at every token, so only the end must be searched; the tag has no more tokens than
-        # bytes
+        # This runs for every token, so only the end of the text is searched. A tag has no more
+        # tokens than bytes.
         recent = tokens[max(self.n_prompt, len(tokens) - len(self.tag.encode())) :]
         return None if pieces_until_tag(self.tag, map(self.piece, recent)) is None else len(tokens)
 
@@ -136,7 +142,9 @@ class GuidedChain:
         return forced, complete
 
     def pop_seconds(self) -> tuple[float, float]:
-        """Return and reset the seconds in the grammar, and those of them inside draw()."""
+        """Return the seconds spent in the grammar since the last call: all of them, and those
+        inside draw().
+        """
         spent = self._total, self._inside
         self._total = self._inside = 0.0
         return spent
@@ -155,8 +163,8 @@ class GuidedChain:
 def guide_chain(
     chain: SamplerChain, request: Request, piece: Callable[[int], bytes]
 ) -> SamplerChain:
-    """Return `chain` inside the request's grammar, or `chain` itself without one. `piece` returns a
-    token's bytes.
+    """Return a chain that draws inside the request's grammar, or `chain` itself when the request
+    has no grammar. `piece`: returns the bytes of a token.
     """
     grammar = request.grammar
     return (
@@ -167,7 +175,9 @@ def guide_chain(
 
 
 def pieces_until_tag(tag: str, pieces: Iterable[bytes]) -> int | None:
-    """Return how many pieces it takes to complete `tag`, or None; 0 for an empty tag."""
+    """Return how many of the first pieces are needed to complete `tag`, or None when they do not
+    contain it. An empty tag needs 0.
+    """
     if not tag:
         return 0
     text, wanted = b"", tag.encode()
@@ -179,7 +189,7 @@ def pieces_until_tag(tag: str, pieces: Iterable[bytes]) -> int | None:
 
 
 def few_legal_tokens(bits: TokenBits) -> NDArray[np.int64] | None:
-    """Return the tokens of a mask in ascending order, or None when there are many.
+    """Return the legal tokens of a mask in ascending order, or None when there are many.
 
     Shapes: bits `[n_vocab / 8]`, result `[tokens]`. Raises UnsatisfiableConstraint when there are
     none.
@@ -203,10 +213,10 @@ def dead_end_error() -> UnsatisfiableConstraint:
 
 
 def mask_logits(logits: Logits, bits: TokenBits) -> Callable[[], None]:
-    """Write -inf for the tokens that are not in `bits`. Return a function that restores the row for
-    other readers.
+    """Write -inf for the tokens that are not in `bits`. Return a function that restores the
+    original logits.
 
-    Inside a string nearly all tokens are legal, and only the others are touched.
+    Where nearly all tokens are legal, as inside a string, only the illegal ones are visited.
 
     Shapes: logits `[n_vocab]`, bits `[n_vocab / 8]`.
     """

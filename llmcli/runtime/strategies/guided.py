@@ -1,8 +1,9 @@
-"""One token after another inside a grammar; forced text is inserted without sampling
+"""One token after another inside a grammar. Forced text is inserted without sampling
 (jump-forward).
 
-Forced tokens are in the sequence like others, so penalties see them, and are computed with the next
-pass: a span of n tokens costs one pass of n rows with logits for the last.
+Forced tokens are appended to the sequence like drawn ones, so penalties count them. They are
+computed with the next pass: n forced tokens cost one pass of n rows, of which only the last gives
+logits.
 """
 
 from collections.abc import Iterator
@@ -19,8 +20,8 @@ from llmcli.types import Event, Finish
 
 
 class GuidedStrategy(PlainStrategy):
-    """Plain decoding inside a grammar, or without one. An answer that nothing may follow ends
-    without another pass.
+    """Plain decoding, inside a grammar if the request has one. When the grammar allows no further
+    text, the answer ends without another pass.
     """
 
     name: ClassVar[str] = "guided"
@@ -35,7 +36,7 @@ class GuidedStrategy(PlainStrategy):
     def accept(
         self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
     ) -> tuple[list[Event], Finish | None]:
-        """Draw from the single row, then insert the forced text."""
+        """Draw a token from the single row, then insert the forced text after it."""
         events, finish = super().accept(sequence, rows, pass_seconds)
         guide = self.guide
         if guide is None:
@@ -58,12 +59,12 @@ class GuidedStrategy(PlainStrategy):
                 events.append(event)
                 if finish or len(sequence.tokens) == self.max_tokens:
                     break
-            # before some of the tokens are dropped from a full context
+            # the matcher must read these tokens before any of them are dropped from a full context
             guide.follow(sequence.tokens)
         return events, finish
 
     def on_context_shift(self, sequence: Sequence) -> None:
-        """Pass on how many tokens were dropped; the grammar's state still includes them."""
+        """Report the dropped tokens to the chain. The state of the grammar still includes them."""
         if self.guide:
             self.guide.on_context_shift(
                 sequence.overflow_stats.tokens - self.n_dropped, sequence.n_prompt
@@ -73,7 +74,9 @@ class GuidedStrategy(PlainStrategy):
     def _take(
         self, sequence: Sequence, token: int, constraint: float
     ) -> tuple[Event, Finish | None]:
-        """Append a token without a draw; stop strings and the limit apply as usual."""
+        """Append a forced token, which needs no draw. Stop strings and the token limit apply as
+        usual.
+        """
         sequence.tokens.append(token)
         text = self.decoder.feed(self.vocabulary.piece(token))
         event = Event(

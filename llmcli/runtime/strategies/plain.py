@@ -27,7 +27,8 @@ class PlainStrategy:
         self.vocabulary = resources.vocabulary
         chain = make_chain(request.sampling, seed, resources.native, resources.vocabulary)
         self.chain = guide_chain(chain, request, self.vocabulary.piece)
-        # The log-sum must be computed before forbidden ends are written to the row.
+        # With ignore_eos the row changes between the log-sum and the draw, so one scan cannot serve
+        # for both.
         self.summing_chain = (
             self.chain if isinstance(self.chain, SummingChain) and not request.ignore_eos else None
         )
@@ -36,7 +37,9 @@ class PlainStrategy:
         self.last_logit = math.nan
 
     def pending_rows(self) -> list[tuple[int, int]]:
-        """Return no rows: the last drawn token is in the sequence and is computed from there."""
+        """Return no rows, because the last drawn token is in `Sequence.tokens` and is computed from
+        there.
+        """
         return []
 
     def accept(
@@ -50,8 +53,8 @@ class PlainStrategy:
             return [], "length"
         if replayed.finish and len(sequence.times) == len(replayed.tokens):
             return [], replayed.finish
-        # Before the draw: the first scan of the row waits for memory, and this one computes
-        # meanwhile.
+        # The log-sum comes before the draw: the first scan of a row waits for memory, and the
+        # log-sum has computations to do during the wait.
         log_sum = self._log_sum(row) if request.logprobs else None
         begun = time.perf_counter()
         token = self._draw(row, sequence)
@@ -68,7 +71,9 @@ class PlainStrategy:
         return row.log_sum(self.last_logit)
 
     def _draw(self, row: RowLogits, sequence: Sequence) -> int:
-        """Draw a token, or replace it by the one that another process has sent already."""
+        """Draw a token. Return it, or the token that another process has already sent at this
+        position.
+        """
         draw = self._draw_no_end if sequence.request.ignore_eos else self.chain.draw
         token = draw(row, sequence.tokens)
         replayed, n_tokens = sequence.replayed.tokens, len(sequence.times)
@@ -103,7 +108,7 @@ class PlainStrategy:
         return "length" if len(sequence.times) == sequence.request.max_tokens else None
 
     def _draw_no_end(self, row: RowLogits, tokens: list[int]) -> int:
-        """Draw with all end tokens forbidden, as llama.cpp does, and restore the row for other
+        """Draw with all end tokens forbidden, as llama.cpp does, and restore the row for later
         readers.
         """
         ends = end_tokens(self.vocabulary)
@@ -114,19 +119,21 @@ class PlainStrategy:
         return token
 
     def on_context_shift(self, sequence: Sequence) -> None:
-        """Do nothing: a chain remembers what it drew and looks back from the end of the tokens."""
+        """Do nothing: what a chain remembers does not depend on positions in the text."""
 
     def apply_overflow(self, sequence: Sequence, max_cells: int) -> None:
-        """Fail: the engine shortens a sequence with one slot itself."""
+        """Raise AssertionError, because the engine itself shortens a sequence with one slot."""
         raise AssertionError("an answer has one slot")
 
     def restart(self, sequence: Sequence) -> None:
-        """Fail: the cells of one slot are swapped or recomputed."""
+        """Raise AssertionError, because a preempted sequence with one slot is swapped or
+        recomputed, not restarted.
+        """
         raise AssertionError("an answer has one slot")
 
     def finish(self, sequence: Sequence, finish: Finish) -> str:
-        """Return the text held back: an incomplete character, or the start of a possible stop
-        string.
+        """Return the text that was held back: an incomplete character, or the start of a possible
+        stop string.
         """
         self.chain.close()
         return self.decoder.finish()

@@ -2,10 +2,11 @@
 model would have generated.
 
 The result is exact (Leviathan et al. 2023; llama.cpp's common_sampler_sample_and_accept_n). Row by
-row, the request's own chain draws a token as without guesses; the first token that differs from its
-guess replaces it, and the cells of later guesses are dropped. A guess that a draft model drew from
-a known distribution is kept as often as possible (sampling/rejection.py); inside a grammar, which
-changes the distribution, it must be drawn again like any other.
+row, the request's own chain draws a token, as it would without guesses. The first drawn token that
+differs from its guess replaces the guess, and the cells of later guesses are dropped. If a draft
+model drew a guess from a known distribution, the guess is kept as often as possible
+(sampling/rejection.py). Inside a grammar, which changes the distribution, such a guess is treated
+like any other.
 
 Without a draft, a token takes the same path as in plain decoding, plus one table lookup. Inside a
 grammar forced text is inserted first (guided.py); guesses that agree with it are computed already.
@@ -33,8 +34,8 @@ from llmcli.types import Event, Finish
 class SpeculativeStrategy(GuidedStrategy):
     """Draws one token per pass, or several when guesses are right.
 
-    The tokens of a pass become visible together. Each is assigned an equal share of the pass's
-    time, of the sampling time and of the gap since the previous token, so that times add up and
+    The tokens of a pass become visible together. Each gets an equal share of the time of the pass,
+    of the sampling time and of the gap since the previous token, so that times add up and
     percentiles are comparable.
     """
 
@@ -49,8 +50,8 @@ class SpeculativeStrategy(GuidedStrategy):
         draft_request = request
         if (
             uses_draws and speculation.is_reproducible
-            # then only a draw from the chain itself may confirm a guess, so the likeliest token is
-            # guessed
+            # in reproducible mode only the chain's own draw may confirm a guess, so the drafters
+            # guess the likeliest token
         ):
             uses_draws, draft_request = (
                 False,
@@ -70,18 +71,18 @@ class SpeculativeStrategy(GuidedStrategy):
         self.drafters = [drafter.start(draft_request, seed) for drafter in speculation.drafters]
         self.limit = math.inf if request.max_tokens is None else request.max_tokens
         self.last_draft: tuple[DraftState, Draft, float] | None = (
-            None  # the drafter, its draft, and the seconds it took
+            None  # the drafter's state, its draft, and the seconds spent on it
         )
         self.n_drafted = self.n_accepted = 0
         self.can_cut = True  # whether the memory can drop guesses
-        # rows of the next pass without guesses: more than one when text was forced
+        # rows of the next pass besides the guesses; more than one after forced text
         self.pass_rows = 0
 
     def accept(
         self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
     ) -> tuple[list[Event], Finish | None]:
-        """Draw from the row of the last token, and from the rows of guesses as long as they are
-        right.
+        """Draw from the row of the last token, and then from the row of each guess until a guess is
+        wrong.
         """
         if sequence.draft:
             events, finish = self._verify(sequence, rows, pass_seconds)
@@ -97,11 +98,11 @@ class SpeculativeStrategy(GuidedStrategy):
         return events, finish
 
     def _guess(self, sequence: Sequence) -> None:
-        """Fill `sequence.draft` from the first drafter that pays."""
+        """Fill `sequence.draft` with the guesses of the first drafter whose guesses pay."""
         for drafter in self.drafters:
             drafter.follow(sequence)
-        # One token of the pass needs no guess. The pass ends where the engine checks for
-        # repetition, as single passes do.
+        # A pass also yields one token without a guess. It ends at the token where the engine checks
+        # for repetition, so that the check sees the same text as without drafting.
         limit = min(self.limit, sequence.repetition_check_at) - len(sequence.times) - 1
         for drafter in self.drafters:
             if count := self.draft_length.choose(drafter, limit):
@@ -114,10 +115,10 @@ class SpeculativeStrategy(GuidedStrategy):
     def _verify(
         self, sequence: Sequence, rows: Iterator[RowLogits], spent: float
     ) -> tuple[list[Event], Finish | None]:
-        """Draw from row after row until one differs from its guess."""
+        """Draw from row after row until a token differs from its guess."""
         assert self.last_draft
         drafter, draft, drafting = self.last_draft
-        guessed, sequence.draft = sequence.draft, []  # the engine may have cut the draft
+        guessed, sequence.draft = sequence.draft, []  # the engine may have shortened the draft
         read_rows = list(islice(rows, len(guessed) + 1))
         start, since = len(sequence.tokens), sequence.last_token_time
         events: list[Event] = []
@@ -147,8 +148,8 @@ class SpeculativeStrategy(GuidedStrategy):
         return _shared(sequence, events, since, spent), finish
 
     def _take_back(self, sequence: Sequence, keep: int) -> None:
-        """Drop the cells of wrong guesses. If the memory cannot, the text is recomputed and
-        drafting stops.
+        """Drop the cells of wrong guesses. If the memory cannot drop them, the text is recomputed
+        and drafting stops.
         """
         sequence.n_computed = self.ledger.trim(sequence.slot, keep)
         self.can_cut = sequence.n_computed == keep
@@ -161,7 +162,7 @@ class SpeculativeStrategy(GuidedStrategy):
             drafter.on_context_shift()
 
     def finish(self, sequence: Sequence, finish: Finish) -> str:
-        """Return the rest of the text, and record how many tokens were drafted and accepted."""
+        """Return the text that was held back, and record how many tokens were drafted and accepted."""
         sequence.accounting.n_drafted, sequence.accounting.n_accepted = (
             self.n_drafted,
             self.n_accepted,
@@ -172,8 +173,8 @@ class SpeculativeStrategy(GuidedStrategy):
 
 
 def _shared(sequence: Sequence, events: list[Event], since: float, spent: float) -> list[Event]:
-    """Return the events of one pass with equal shares of its times, including the time in the
-    grammar.
+    """Return the events of one pass, each with an equal share of the pass's times, including the
+    time in the grammar.
     """
     rows = [event.token for event in events if event.token]
     if not rows:
