@@ -16,7 +16,9 @@ OPENING, CLOSING = "<|tools_prefix|>", "<|tools_suffix|>"
 
 
 class ApertusCalls(ToolCallFormat):
-    """A list of objects, each with one name and its arguments."""
+    """A list of objects, each with a function's name as its only key and the arguments as the
+    value.
+    """
 
     name: ClassVar[str] = "apertus"
     order: ClassVar[int] = 1

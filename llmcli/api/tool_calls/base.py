@@ -1,4 +1,6 @@
-"""How a model family writes tool calls: recognize, parse and force one format."""
+"""ToolCallFormat: the base class of the formats of tool calls. A format recognizes and parses
+calls, and says how a forced call is written.
+"""
 
 import json
 import re
@@ -12,10 +14,10 @@ from llmcli.strict_json import parse_strict_json
 
 SURROGATE_PATTERN = re.compile("[\ud800-\udfff]")
 
-ID_LETTERS = 24  # letters of an id; Mistral's templates want nine
+ID_LETTERS = 24  # letters of an id, except in Mistral's format
 
 
-# Makes the digits of ids, new ones at each call.
+# Returns new digits for an id at each call.
 MakeDigits = Callable[[], str]
 
 
@@ -26,7 +28,7 @@ def random_digits() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function call of the model; `arguments` is JSON."""
+    """A call of a function by the model. `arguments`: the arguments as JSON text."""
 
     name: str
     arguments: str
@@ -34,7 +36,9 @@ class ToolCall:
 
 
 def parse_arguments(call: ToolCall) -> dict[str, Any] | None:
-    """Return a call's arguments, or None if they were cut off or are not JSON (NaN is not)."""
+    """Return a call's arguments as an object. Return None if they were cut off or are not strict
+    JSON (NaN is not).
+    """
     try:
         value = parse_strict_json(call.arguments)
     except (ValueError, RecursionError):
@@ -44,16 +48,18 @@ def parse_arguments(call: ToolCall) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class ParsedCalls:
-    """Calls read from the beginning of a text, and how many of its characters they take."""
+    """The calls at the beginning of a text, and the number of characters that they occupy."""
 
     calls: tuple[ToolCall, ...]
     n_characters: int
 
 
 class ArgumentStream(Protocol):
-    """Converts arguments to JSON while they arrive. `feed` returns the JSON of a piece of text and
-    the number of characters it has read; `is_last`: no more text follows. `is_complete`: the
-    arguments are complete, and the following text is not part of them.
+    """Converts a call's arguments to JSON while they arrive in pieces.
+
+    `feed` returns the JSON of a piece of text and the number of characters it has read; `is_last`:
+    no more text follows. `is_complete`: the arguments have ended, and the following text is not
+    part of them.
     """
 
     is_complete: bool
@@ -62,8 +68,8 @@ class ArgumentStream(Protocol):
 
 
 class ArgumentFormat(ABC):
-    """A way to write arguments that is not JSON. The two patterns match the beginning of the first
-    and of a later call, as in ToolCallFormat.
+    """A format of arguments other than JSON. The two patterns match the beginning of the first call
+    and of a later call in a block, as in ToolCallFormat.
     """
 
     first_call_pattern: str
@@ -71,15 +77,15 @@ class ArgumentFormat(ABC):
 
     @abstractmethod
     def open_stream(self, string_arguments: frozenset[str]) -> ArgumentStream:
-        """Return a stream for one call's arguments; `string_arguments` are those that are strings
-        by its schema.
+        """Return a stream for one call's arguments. `string_arguments`: the arguments that are
+        strings by the function's schema.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class CallHead:
-    """A call whose arguments begin after this many characters: a JSON object, or another argument
-    format.
+    """The beginning of a call, up to its arguments. `n_characters`: the position where the
+    arguments begin; `argument_format`: the format of the arguments, None for JSON.
     """
 
     call: ToolCall
@@ -88,10 +94,15 @@ class CallHead:
 
 
 class ToolCallFormat(ABC):
-    """The format in which a model family writes tool calls. `template_marks` identify its chat
-    template; `openings` begin calls and `closings` end them. `starts_answer`: an answer is either a
-    call from its beginning or no call, because the opening marks are too common in text.
-    `ends_answer`: nothing follows the calls.
+    """The format in which a model family writes tool calls.
+
+    - `name`: name of the format.
+    - `order`: formats with lower numbers are tried first.
+    - `template_marks`: texts that identify the family's chat templates.
+    - `openings`, `closings`: the marks that begin and end calls.
+    - `starts_answer`: only text at the beginning of an answer can be a call, because the opening
+      marks are too common in text.
+    - `ends_answer`: no text follows the calls.
     """
 
     name: ClassVar[str]
@@ -101,35 +112,34 @@ class ToolCallFormat(ABC):
     closings: ClassVar[tuple[str, ...]] = ()
     starts_answer: ClassVar[bool] = False
     ends_answer: ClassVar[bool] = False
-    # Patterns of the beginning of a call with JSON arguments: of the first call, and of a later one
-    # in the same block. Groups: json (a JSON string) or name, id.
+    # Patterns for the beginning of a call with JSON arguments: for the first call of a block, and
+    # for a later one. Groups: `json` (the function's name as a JSON string) or `name`, and `id`.
     first_call_pattern: ClassVar[str] = ""
     next_call_pattern: ClassVar[str] = ""
-    argument_format: ClassVar[ArgumentFormat | None] = (
-        None  # how arguments are written that are not JSON
-    )
+    argument_format: ClassVar[ArgumentFormat | None] = None  # format of arguments that are not JSON
 
     def matches_template(self, template: str) -> bool:
-        """Return whether a chat template is of this family."""
+        """Return whether a chat template belongs to this family."""
         return any(mark in template for mark in self.template_marks)
 
     @property
     def visible_marks(self) -> tuple[str, ...]:
-        """The marks that must not be dropped from an answer's text."""
+        """The marks that must stay in an answer's text, because they are needed to find calls."""
         return (*self.openings, *self.closings)
 
     def make_id(self, digits: str) -> str:
-        """Return the id of a new call, made of 32 hexadecimal digits."""
+        """Return the id of a new call, made from 32 hexadecimal digits."""
         return f"call_{digits[:ID_LETTERS]}"
 
     @property
     def block_endings(self) -> tuple[str, ...]:
-        """The marks that end a block of calls; empty if only the end of the answer does."""
+        """The marks that end a block of calls; empty if a block ends only with the answer."""
         return () if self.ends_answer else self.closings[:1]
 
     def match_head(self, text: str, number: int) -> CallHead | None:
-        """Return the call that `text` begins with, or None if its name is not complete or there is
-        no call. `number`: 0 for the first call of a block, more for later ones.
+        """Return the head of the call that `text` begins with. Return None if there is no call, or
+        if its name is incomplete. `number`: 0 for the first call of a block, greater for later
+        calls.
         """
         for argument_format in (None, self.argument_format):
             patterns = argument_format or self
@@ -150,12 +160,14 @@ class ToolCallFormat(ABC):
         )
 
     def model_id(self, id_: str | None, name: str, number: int) -> str:
-        """Return the id that the model itself wrote for a call; empty if there is none."""
+        """Return the id that the model wrote for a call; empty if the model writes no ids. `id_`:
+        the matched id; `number`: the number of the call in its block.
+        """
         return ""
 
     @abstractmethod
     def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
-        """Parse the calls at the beginning of `text`, which begins with an opening mark; None if
+        """Return the calls at the beginning of `text`, which begins with an opening mark; None if
         more text is needed. `is_last`: no more text follows.
 
         Raises ValueError if there is no call.
@@ -163,25 +175,29 @@ class ToolCallFormat(ABC):
 
     @abstractmethod
     def forced_frame(self, name: str) -> tuple[str, str]:
-        """Return the text before and after the arguments of a forced call of `name`."""
+        """Return the text before and the text after the arguments of a forced call of the function
+        `name`.
+        """
 
     def optional_frames(self, name: str) -> dict[str, tuple[str, str]]:
-        """Return the frames of a call that the model may choose to make, by the mark from which on
-        the text is constrained.
+        """Return the text before and after the arguments of a call that the model may choose to
+        make. The keys are the marks from which on the constraint applies.
         """
         return {self.openings[0]: self.forced_frame(name)}
 
     @property
     def wrappers(self) -> tuple[str, str | None, str]:
-        """Text before all calls, between two (None: only one call is possible), and after all."""
+        """The text before all calls, the text between two calls (None if only one call is
+        possible), and the text after all calls.
+        """
         return "", "\n", ""
 
 
 def json_call_pattern(
     prefix: str, name_key: str = "name", argument_keys: str = "arguments|parameters"
 ) -> str:
-    """Return the pattern of a call that is a JSON object, up to its arguments. `prefix` matches
-    what precedes the object.
+    """Return the pattern for a call that is a JSON object, up to its arguments. `prefix`: the
+    pattern of the text before the object.
     """
     string = r'"(?:[^"\\]|\\.)*"'
     key = rf'"{name_key}"\s*:\s*(?P<json>{string})'
@@ -189,8 +205,8 @@ def json_call_pattern(
 
 
 def make_call(name: str, values: Any, id: str = "") -> ToolCall:
-    """Return a call with these arguments. Raises ValueError if they are not an object or cannot be
-    strict JSON (NaN).
+    """Return a call with these arguments. Raises ValueError if `values` is not an object, or
+    contains a NaN or another value that strict JSON does not have.
     """
     if not isinstance(values, dict):
         raise ValueError(values)
@@ -200,17 +216,22 @@ def make_call(name: str, values: Any, id: str = "") -> ToolCall:
 def read_call(
     value: Any, *, name: str = "name", arguments: tuple[str, ...] = ("arguments", "parameters")
 ) -> ToolCall:
-    """Return the call that a JSON object describes. Raises ValueError if it describes none."""
+    """Return the call that a parsed JSON object describes. `name` and `arguments`: the keys of the
+    name and of the arguments. Raises ValueError if the object describes no call.
+    """
     if not isinstance(value, dict) or not isinstance(value.get(name), str):
         raise ValueError(value)
     values: Any = next((value[key] for key in arguments if key in value), {})
-    if isinstance(values, str):  # JSON within a JSON string
+    # some models write the arguments as a JSON string that contains JSON
+    if isinstance(values, str):
         values = json.loads(values)
     return make_call(value[name], values)
 
 
 def read_calls(value: Any, **keys: Any) -> tuple[ToolCall, ...]:
-    """Return the calls in a JSON object or list. Raises ValueError if there are none."""
+    """Return the calls in a parsed JSON object or list of objects. Raises ValueError if there are
+    none.
+    """
     objects = value if isinstance(value, list) else [value]
     if not objects:
         raise ValueError(value)
@@ -218,9 +239,9 @@ def read_calls(value: Any, **keys: Any) -> tuple[ToolCall, ...]:
 
 
 def text_between(text: str, opening: str, closing: str, is_last: bool) -> tuple[str, int] | None:
-    """Return the text between the opening mark at the beginning of `text` and the closing mark, and
-    the position after it; None if the closing mark is missing. `is_last`: the answer has ended, and
-    needs no closing mark.
+    """Return the text between the opening mark, with which `text` begins, and the closing mark, and
+    the position after the closing mark. Without a closing mark return None, or all the text if
+    `is_last`: the answer has ended.
     """
     end = text.find(closing, len(opening))
     if end >= 0:
@@ -229,8 +250,8 @@ def text_between(text: str, opening: str, closing: str, is_last: bool) -> tuple[
 
 
 def encode_json_value(value: Any) -> str:
-    """Return JSON in which lone surrogates are escaped: two of them make a character, and alone
-    they are not valid UTF-8.
+    r"""Return a value as JSON text. Surrogate code points are written as escapes, such as `\ud83d`,
+    because UTF-8 cannot encode them; a JSON parser combines the escapes of a pair to one character.
     """
     return SURROGATE_PATTERN.sub(
         lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False)
@@ -238,5 +259,5 @@ def encode_json_value(value: Any) -> str:
 
 
 def escape_json(text: str) -> str:
-    """Return a text as the inside of a JSON string."""
+    """Return a text as it is written inside the quotes of a JSON string."""
     return encode_json_value(text)[1:-1]

@@ -1,5 +1,5 @@
-"""Arguments in braces with unquoted keys and strings between marks, converted to JSON while they
-arrive.
+"""Arguments in braces, with unquoted keys and with strings between marks. They are converted to
+JSON while they arrive.
 """
 
 import json
@@ -19,8 +19,8 @@ CLOSING_BRACKETS = {"{": "}", "[": "]"}
 
 @dataclass(frozen=True)
 class BraceArguments(ArgumentFormat):
-    """Arguments in braces. The call pattern matches up to the brace (group: name); `quote` is the
-    mark around strings.
+    """The format of arguments in braces. `first_call_pattern` and `next_call_pattern` match a call
+    up to its opening brace (group: name); `quote`: the mark around strings.
     """
 
     first_call_pattern: str
@@ -33,16 +33,16 @@ class BraceArguments(ArgumentFormat):
 
 
 class BraceArgumentStream:
-    """Converts one call's arguments in braces to JSON; `string_arguments` are those that are
-    strings by its schema.
+    """Converts the braces of one call's arguments to JSON. `string_arguments`: the arguments that
+    are strings by the function's schema.
     """
 
     def __init__(self, quote: str, string_arguments: frozenset[str]) -> None:
         self.is_complete = False
         self._quote, self._texts, self._key = quote, string_arguments, ""
         self._open = list[str]()
-        # What comes next: a value, a key, the colon after a quoted key, or a comma. `_is_empty`: a
-        # list or an object has just begun, so its end may also follow.
+        # `_expected`: what may come next (a value, a key, the colon after a quoted key, or a
+        # comma). `_is_empty`: the list or object has no entry yet, so it may end here, too.
         self._expected, self._is_empty, self._in_string = "value", False, False
 
     def feed(self, text: str, is_last: bool) -> tuple[str, int]:
@@ -54,10 +54,11 @@ class BraceArgumentStream:
             out.append(piece)
             moved = at > before
         if is_last and not self.is_complete:
-            at = len(text)  # drop a partial mark, or a word that may be incomplete
+            at = len(text)  # drop an incomplete mark, and a word that may be incomplete
         return "".join(out), at
 
-    # Each step reads the text from a position and returns JSON and the position after it.
+    # Each step reads the text from a position and returns the JSON and the position after the part
+    # that was read.
 
     def _text(self, text: str, at: int) -> tuple[str, int]:
         end = text.find(self._quote, at)
@@ -80,7 +81,7 @@ class BraceArgumentStream:
         if self._expected in ("value", "key") and text.startswith(self._quote, at):
             self._in_string, self._is_empty = True, False
             return '"', at + len(self._quote)
-        # a part of the mark, or nothing
+        # an incomplete mark, or the end of the text
         if self._quote.startswith(text[at : at + len(self._quote)]):
             return "", at
         piece, end = self._word(text, at)
@@ -88,7 +89,7 @@ class BraceArgumentStream:
         return piece, end
 
     def _sign(self, sign: str) -> str:
-        """Read a comma, a colon or a closing bracket."""
+        """Return the JSON for a comma, a colon or a closing bracket."""
         if sign in CLOSING_BRACKETS.values():
             self._open.pop()
             self._expected, self._is_empty, self.is_complete = "comma", False, not self._open
@@ -97,7 +98,7 @@ class BraceArgumentStream:
         return sign + " "
 
     def _word(self, text: str, at: int) -> tuple[str, int]:
-        """Read a key, or a value without marks."""
+        """Read a key, or a value that is not between marks."""
         first = text[at]
         if self._expected == "key":
             if match := KEY_PATTERN.match(text, at):

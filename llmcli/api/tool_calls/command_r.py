@@ -18,7 +18,7 @@ OPENING, CLOSING = "<|START_ACTION|>", "<|END_ACTION|>"
 
 
 class CommandRCalls(ToolCallFormat):
-    """One list of actions."""
+    """A list of actions between two marks."""
 
     name: ClassVar[str] = "command"
     order: ClassVar[int] = 1

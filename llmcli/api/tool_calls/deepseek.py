@@ -27,7 +27,7 @@ FENCED_PATTERN = re.compile(r"([^\n]*)\n```json\n(.*)\n?```\s*", re.DOTALL)
 
 
 class DeepSeekCalls(ToolCallFormat):
-    """Each call between its own marks, all calls between an outer pair."""
+    """Each call is between its own marks, and all calls are between an outer pair of marks."""
 
     name: ClassVar[str] = "deepseek"
     order: ClassVar[int] = 1

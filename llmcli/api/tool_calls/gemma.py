@@ -1,8 +1,9 @@
-"""`<|tool_call>call:name{key:<|"|>text<|"|>,other:3}<tool_call|>`: Gemma 4, and FunctionGemma with
-its own marks.
+"""`<|tool_call>call:name{key:<|"|>text<|"|>,other:3}<tool_call|>`: Gemma 4. FunctionGemma uses
+other marks.
 
-Like JSON, but keys have no quotes, and strings are between marks and without escapes. A forced call
-has JSON arguments, which a schema can constrain; those are read, too.
+The arguments are like JSON, but keys have no quotes, and strings are between marks and have no
+escapes. A forced call has JSON arguments, because a schema can constrain them; JSON arguments are
+parsed, too.
 """
 
 from typing import ClassVar
@@ -12,7 +13,7 @@ from llmcli.api.tool_calls.brace_arguments import BraceArguments
 
 
 class GemmaCalls(ToolCallFormat):
-    """Gemma 4."""
+    """Gemma 4's calls."""
 
     name: ClassVar[str] = "gemma"
     order: ClassVar[int] = 1
@@ -25,7 +26,8 @@ class GemmaCalls(ToolCallFormat):
     )
 
     def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
-        # A call with a head is streamed: this text is unfinished, or not a call.
+        # A call with a recognized head is streamed and does not reach this method. So this text is
+        # incomplete or not a call.
         inner = text_between(text, self.openings[0], self.closings[0], is_last=False)
         if inner is None and not is_last:
             return None
@@ -40,7 +42,7 @@ class GemmaCalls(ToolCallFormat):
 
 
 class FunctionGemmaCalls(GemmaCalls):
-    """Gemma 3 of 270 million parameters, trained for function calls."""
+    """FunctionGemma: Gemma 3 with 270 million parameters, trained for function calls."""
 
     name: ClassVar[str] = "functiongemma"
     template_marks: ClassVar[tuple[str, ...]] = ("<start_function_call>",)

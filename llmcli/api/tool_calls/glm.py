@@ -12,7 +12,7 @@ from llmcli.api.tool_calls.tag_arguments import TagArguments
 
 
 class GlmCalls(HermesCalls):
-    """The name, then pairs of key and value."""
+    """The function's name, then pairs of a key and a value, each between tags."""
 
     name: ClassVar[str] = "glm"
     order: ClassVar[int] = 1

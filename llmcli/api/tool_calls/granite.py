@@ -9,7 +9,7 @@ OPENING, CLOSING = "<|tool_call|>", "<|/tool_call|>"
 
 
 class GraniteCalls(ToolCallFormat):
-    """One list of calls; Phi ends it with a mark."""
+    """A list of calls after a mark. Phi writes another mark after the list."""
 
     name: ClassVar[str] = "granite"
     order: ClassVar[int] = 3

@@ -13,7 +13,7 @@ HEAD_PATTERN = re.compile(r"<\|channel\|>commentary to=functions\.([\w.-]+)[^{]*
 
 
 class HarmonyCalls(ToolCallFormat):
-    """A message on its own channel, addressed to a function."""
+    """A call is a message on the channel "commentary" that is addressed to a function."""
 
     name: ClassVar[str] = "harmony"
     order: ClassVar[int] = 1
@@ -37,7 +37,8 @@ class HarmonyCalls(ToolCallFormat):
         return f"{OPENING} to=functions.{name} <|constrain|>json<|message|>", ""
 
     def optional_frames(self, name: str) -> dict[str, tuple[str, str]]:
-        return {f"{OPENING} to=": self.forced_frame(name)}  # commentary without an address is text
+        # a message on this channel without an address is text
+        return {f"{OPENING} to=": self.forced_frame(name)}
 
     @property
     def wrappers(self) -> tuple[str, str | None, str]:

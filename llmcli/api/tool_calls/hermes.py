@@ -1,7 +1,7 @@
 """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen 2.5 and 3, SmolLM3, Granite
 4 and many more.
 
-Models whose template has no tools are asked to write this format, too.
+Models whose template does not support tools are asked to write this format, too.
 """
 
 import json
@@ -19,7 +19,7 @@ OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
 
 class HermesCalls(ToolCallFormat):
-    """JSON between two tags, one pair for each call."""
+    """A JSON object between two tags for each call."""
 
     name: ClassVar[str] = "hermes"
     order: ClassVar[int] = 9

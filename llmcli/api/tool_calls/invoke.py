@@ -1,7 +1,7 @@
-"""`<invoke name="…"><parameter name="…">…</parameter></invoke>` between tags: MiniMax M2, DeepSeek
-V3.2 and V4.
+"""`<invoke name="…"><parameter name="…">…</parameter></invoke>` between outer tags: MiniMax M2,
+DeepSeek V3.2 and V4.
 
-DeepSeek marks each value that is a string. A forced call is written in the hermes format.
+DeepSeek's tags say whether a value is a string. A forced call is written in the hermes format.
 """
 
 from typing import ClassVar
@@ -13,8 +13,9 @@ from llmcli.api.tool_calls.tag_arguments import TagArguments
 
 
 def invoke_tags(outer_names: str, prefix: str, padding: str) -> TagArguments:
-    """Return the inner tags. `outer_names` is the pattern of the outer tags' names, `prefix`
-    precedes the inner names, `padding` is removed around a value.
+    """Return the format of the arguments. `outer_names`: the pattern of the outer tags' names;
+    `prefix`: text before the names of the inner tags; `padding`: characters that are removed around
+    a value.
     """
     name = rf'<{prefix}invoke name="(?P<name>[^"\n]+)"[^>\n]*>'
     return TagArguments(
@@ -31,7 +32,7 @@ def invoke_tags(outer_names: str, prefix: str, padding: str) -> TagArguments:
 
 
 class MiniMaxCalls(HermesCalls):
-    """Tags in a namespace."""
+    """MiniMax's tags, whose outer tags have the namespace `minimax:`."""
 
     name: ClassVar[str] = "minimax"
     order: ClassVar[int] = 1
@@ -43,7 +44,7 @@ class MiniMaxCalls(HermesCalls):
 
 
 class DsmlCalls(MiniMaxCalls):
-    """DeepSeek's markup, in which white space around a value belongs to it."""
+    """DeepSeek's tags. White space around a value belongs to the value."""
 
     name: ClassVar[str] = "dsml"
     template_marks: ClassVar[tuple[str, ...]] = ("｜DSML｜",)

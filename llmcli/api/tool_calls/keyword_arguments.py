@@ -1,8 +1,8 @@
-"""Arguments as Python keywords, converted to JSON while they arrive.
+"""Arguments as Python keywords. They are converted to JSON while they arrive.
 
 Strings are streamed in pieces; adjacent string literals are joined. Any other value is converted
-once it is complete: a Python literal (number, list, …) becomes its JSON value, anything else a
-string. No code is run.
+once it is complete: a Python literal (number, list, …) becomes its JSON value, anything else
+becomes a string. No code is run.
 """
 
 import ast
@@ -15,7 +15,7 @@ from typing import Any
 from llmcli.api.tool_calls.base import ArgumentFormat, encode_json_value, escape_json
 from llmcli.runtime.text.detokenizer import overlap_length
 
-# A function's name and the sign that keywords, or no arguments, follow.
+# A function's name and an opening parenthesis, if a keyword or a closing parenthesis follows.
 CALL_PATTERN = r"(?P<name>[\w.-]+)\s*\((?=\s*(?:\)|[^\W\d]\w*\s*=))"
 KEY_PATTERN = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
 PARTIAL_KEY_PATTERN = re.compile(r"\s*\w*\s*")  # the beginning of a key
@@ -45,13 +45,13 @@ ESCAPED_LETTERS = {
     "v": "\v",
     "\n": "",
 }
-# JSON's words, which models write among Python's
+# JSON's words, which some models write instead of Python's
 JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
 @dataclass(frozen=True)
 class KeywordArguments(ArgumentFormat):
-    """Keyword arguments; both patterns end with CALL_PATTERN."""
+    """The format of keyword arguments. Both patterns end with CALL_PATTERN."""
 
     first_call_pattern: str
     next_call_pattern: str = ""
@@ -63,15 +63,15 @@ class KeywordArguments(ArgumentFormat):
 
 class KeywordArgumentStream:
     """Converts one call's keyword arguments to JSON. `string_arguments`: the arguments that are
-    strings by the schema, so that numbers in them stay text.
+    strings by the function's schema; a number in such an argument becomes text.
     """
 
     def __init__(self, string_arguments: frozenset[str]) -> None:
         self.is_complete = False
         self._texts, self._name = string_arguments, ""
         self._separator, self._step = "{", self._read_key
-        self._quote, self._raw = "", False  # of the open string
-        # a value that is converted once it is complete, and the depth of its brackets
+        self._quote, self._raw = "", False  # of the string that is being read
+        # a value that is converted once it is complete, and the number of its open brackets
         self._pending, self._depth = list[str](), 0
 
     def feed(self, text: str, is_last: bool) -> tuple[str, int]:
@@ -88,7 +88,8 @@ class KeywordArgumentStream:
             position = len(text)
         return "".join(out), position
 
-    # Each step reads the text from a position and returns JSON and the position after it.
+    # Each step reads the text from a position and returns the JSON and the position after the part
+    # that was read.
 
     def _read_key(self, text: str, at: int, over: bool) -> tuple[str, int]:
         if match := END_PATTERN.match(text, at):
@@ -115,7 +116,7 @@ class KeywordArgumentStream:
         return "", at
 
     def _open_string(self, text: str, at: int) -> int:
-        """Return the position after an opening quote; 0 if there is none."""
+        """Return the position after the opening quote at `at`; 0 if there is no quote."""
         match = QUOTE_PATTERN.match(text, at)
         if match is None:
             return 0
@@ -140,7 +141,9 @@ class KeywordArgumentStream:
         return said + escape_json(_unescape(escape)), escape.end()
 
     def _after_string(self, text: str, at: int, over: bool) -> tuple[str, int]:
-        """Read what follows a string: another literal that continues it, or the next argument."""
+        """Read the text after a string: another literal that continues the string, or the end of
+        the argument.
+        """
         at = _skip_blank(text, at)
         if PARTIAL_QUOTE_PATTERN.fullmatch(text, at) and not over:
             return "", at
@@ -151,7 +154,7 @@ class KeywordArgumentStream:
         return '"', at + (first == ",")
 
     def _read_other(self, text: str, at: int, over: bool) -> tuple[str, int]:
-        """Read a value that is not a string, up to the comma or bracket after it."""
+        """Read a value that is not a string, up to the comma or bracket that ends it."""
         start = at
         while match := (
             IN_STRING_PATTERNS[self._quote] if self._quote else DELIMITER_PATTERN
@@ -169,7 +172,7 @@ class KeywordArgumentStream:
                 opening = QUOTE_PATTERN.match(text, at)
                 assert opening
                 self._quote, at = opening[2], opening.end()
-            elif sign == "<|":  # a special token: the value was cut off
+            elif sign == "<|":  # a special token: the model did not complete the value
                 self.is_complete = True
                 return "", at
             elif not self._depth and sign in (",", ")"):
@@ -208,8 +211,8 @@ def _unescape(escape: re.Match[str]) -> str:
 
 
 def _parse_literal(words: str, text: bool) -> Any:
-    """Return the value of a Python literal, without evaluating code. Anything else is text, and so
-    are numbers if `text` is set.
+    """Return the value of a Python literal, without running code. Other words are returned as text.
+    If `text` is true, numbers are returned as text, too.
     """
     try:
         value = _value(ast.parse(words, mode="eval").body)

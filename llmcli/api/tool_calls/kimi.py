@@ -1,7 +1,7 @@
 """`<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`: Kimi K2.
 
-All calls are in one section (`<|tool_calls_section_begin|>`). The id is the model's own; its
-template repeats it with the result.
+All calls are in one section (`<|tool_calls_section_begin|>`). The model writes the id of each call,
+and its template repeats the id with the call's result.
 """
 
 import json
@@ -30,7 +30,7 @@ ID_PATTERN = re.compile(r"\s*(?:functions\.)?([\w.-]+):\d+\s*")
 
 
 class KimiCalls(ToolCallFormat):
-    """A name and a number, then the arguments."""
+    """A call has an id, made of the function's name and a number, then the arguments."""
 
     name: ClassVar[str] = "kimi"
     order: ClassVar[int] = 1
@@ -46,7 +46,8 @@ class KimiCalls(ToolCallFormat):
     next_call_pattern: ClassVar[str] = rf"\s*{re.escape(CALL_CLOSING)}\s*{HEAD_PATTERN}"
 
     def model_id(self, id_: str | None, name: str, number: int) -> str:
-        # Two calls with the same number could not be distinguished by their results.
+        # With equal ids, the results of two calls could not be distinguished. So only the first
+        # call keeps the model's own id.
         return f"functions.{name}:{number}" if number or not id_ else id_.strip()
 
     def parse(self, text: str, is_last: bool) -> ParsedCalls | None:

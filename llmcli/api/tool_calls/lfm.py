@@ -1,6 +1,7 @@
-"""`<|tool_call_start|>[name(key="text", other=3)]<|tool_call_end|>`: LFM2, with Python keywords.
+"""`<|tool_call_start|>[name(key="text", other=3)]<|tool_call_end|>`: LFM2, with arguments as Python
+keywords.
 
-A forced call is written as JSON, which these models also write when they are asked to.
+A forced call is written as JSON, which these models can write, too.
 """
 
 import json
@@ -20,7 +21,7 @@ OPENING, CLOSING = "<|tool_call_start|>", "<|tool_call_end|>"
 
 
 class LfmCalls(ToolCallFormat):
-    """One list of calls."""
+    """A list of calls between two marks."""
 
     name: ClassVar[str] = "lfm"
     order: ClassVar[int] = 1

@@ -11,7 +11,7 @@ NAME_OPENING, TYPE_OPENING = '{"name"', '{"type": "function"'
 
 
 class LlamaCalls(ToolCallFormat):
-    """The whole answer is one call, or several that are separated by semicolons."""
+    """The whole answer is one call, or several calls separated by semicolons."""
 
     name: ClassVar[str] = "llama"
     order: ClassVar[int] = 2
@@ -44,8 +44,8 @@ class LlamaCalls(ToolCallFormat):
         return f'{{"name": {json.dumps(name)}, "parameters": ', "}"
 
     def optional_frames(self, name: str) -> dict[str, tuple[str, str]]:
-        """Return the frames by their marks. JSON has no mark but its first key, so a call with
-        other spacing is not recognized and not constrained.
+        """Return the frames of an optional call by its mark. This JSON has no opening mark except
+        its first key, so a call with other white space is neither recognized nor constrained.
         """
         before, after = self.forced_frame(name)
         return {

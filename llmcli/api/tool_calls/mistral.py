@@ -23,7 +23,7 @@ HEAD_PATTERN = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)(?:\[CALL_ID\]\w+)
 
 
 class MistralListCalls(ToolCallFormat):
-    """A list of calls, which ends with the answer."""
+    """The earlier format: a list of calls at the end of the answer."""
 
     name: ClassVar[str] = "mistral"
     order: ClassVar[int] = 2
@@ -40,7 +40,7 @@ class MistralListCalls(ToolCallFormat):
         return super().matches_template(template) and ARGUMENTS_OPENING not in template
 
     def make_id(self, digits: str) -> str:
-        """Return nine letters: these templates accept no other length."""
+        """Return an id of nine letters, because Mistral's templates accept no other length."""
         return digits[:9]
 
     def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
@@ -63,7 +63,7 @@ class MistralListCalls(ToolCallFormat):
 
 
 class MistralNamedCalls(MistralListCalls):
-    """The later form: name and arguments without a list."""
+    """The later format: names and arguments without a list."""
 
     name: ClassVar[str] = "mistral-named"
     order: ClassVar[int] = 1

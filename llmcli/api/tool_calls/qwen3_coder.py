@@ -1,8 +1,8 @@
 """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder,
 Nemotron 3.
 
-A forced call is written in the hermes format, whose JSON can be constrained by a schema; these
-models know both.
+A forced call is written in the hermes format, because a schema can constrain its JSON; these models
+can write both formats.
 """
 
 from typing import ClassVar
@@ -13,7 +13,9 @@ from llmcli.api.tool_calls.tag_arguments import TagArguments
 
 
 def function_tags(outer_closing: str) -> TagArguments:
-    """Return the inner tags; `outer_closing` is the pattern of the outer closing tag."""
+    """Return the format of the arguments. `outer_closing`: the closing tag around the function's
+    tag.
+    """
     return TagArguments(
         first_call_pattern=r"<[\w:]+>\s*<function=(?P<name>[^>\n]+)>",
         argument_pattern=r"<parameter=(?P<key>[^>\n]+)>",
@@ -26,7 +28,7 @@ def function_tags(outer_closing: str) -> TagArguments:
 
 
 class QwenCoderCalls(HermesCalls):
-    """A tag for the function, and one for each argument."""
+    """A tag for the function, and inside it a tag for each argument."""
 
     name: ClassVar[str] = "coder"
     order: ClassVar[int] = 1

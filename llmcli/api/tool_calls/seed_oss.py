@@ -14,10 +14,10 @@ OPENING, CLOSING = "<seed:tool_call>", "</seed:tool_call>"
 
 
 class SeedOssCalls(QwenCoderCalls):
-    """Qwen3-Coder's tags inside other outer tags."""
+    """Qwen3-Coder's format with other outer tags."""
 
     name: ClassVar[str] = "seed"
-    order: ClassVar[int] = 0  # before coder, whose mark is in this template, too
+    order: ClassVar[int] = 0  # before "coder", because Seed-OSS's template contains its mark, too
     template_marks: ClassVar[tuple[str, ...]] = (OPENING,)
     openings: ClassVar[tuple[str, ...]] = (OPENING, hermes.OPENING)
     closings: ClassVar[tuple[str, ...]] = (CLOSING, hermes.CLOSING)

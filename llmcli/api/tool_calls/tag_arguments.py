@@ -1,8 +1,8 @@
-"""Arguments between tags, converted to JSON while they arrive.
+"""Arguments between tags. They are converted to JSON while they arrive.
 
-A value is a string if the function's schema says so, or as soon as its beginning cannot be JSON:
-such a value is streamed in pieces. A value that may be JSON (a number, or one that begins with a
-bracket or a quotation mark) is converted once it is complete.
+A value is a string if the function's schema says so, or if its beginning cannot be JSON; strings
+are streamed in pieces. A value that may be JSON (a number, or text that begins with a bracket or a
+quotation mark) is converted once it is complete.
 """
 
 import json
@@ -18,18 +18,22 @@ JSON_WORDS = "true", "false", "null"
 JSON_OPENINGS = "{", "[", '"'
 NUMBER_PATTERN = re.compile(r"[-+.\deE]*\s*")
 TAG_SPACE_PATTERN = re.compile(r">\s+(?=<|$)")
-# what an unfinished tag at the end of an answer may look like
+# an incomplete tag at the end of an answer
 PARTIAL_TAG_PATTERN = re.compile(r"\s*(<[^>]*|<\S*\s*(<\S*)?)?")
 
 
 @dataclass(frozen=True)
 class TagArguments(ArgumentFormat):
-    """How a call is written. The two call patterns match the head of the first and of a later call
-    of a block (group: name). `argument_pattern` matches the opening of an argument (groups: key;
-    text if the tag says that the value is a string), `call_end_pattern` the end of the call.
-    `value_closing` is the tag after a value; `value_stops` are tags that also end it, with any
-    white space between them. `padding`: characters that are removed around a value, only one on
-    each side if `pads_once`.
+    """The format of arguments between tags.
+
+    - `first_call_pattern`, `next_call_pattern`: match the beginning of the first call and of a
+      later call in a block (group: name).
+    - `argument_pattern`: matches the opening of an argument (groups: key; text, if the tag says
+      that the value is a string).
+    - `call_end_pattern`: matches the end of the call.
+    - `value_closing`: the tag after a value.
+    - `value_stops`: other tags that also end a value; white space may be between two tags.
+    - `padding`: characters that are removed around a value; only one on each side if `pads_once`.
     """
 
     first_call_pattern: str
@@ -47,20 +51,22 @@ class TagArguments(ArgumentFormat):
 
     @cached_property
     def between_values(self) -> re.Pattern[str]:
-        """Matches what comes between two values: an argument's opening, or the call's end."""
+        """The pattern that matches the text after a value: the opening of the next argument, or the
+        end of the call.
+        """
         return re.compile(f"{self.argument_pattern}|(?P<ends>{self.call_end_pattern})", re.DOTALL)
 
     @cached_property
     def value_end(self) -> re.Pattern[str]:
-        """Matches the end of a value."""
+        """The pattern that matches the end of a value."""
         stops = "".join(f"|(?={re.escape(word)})" for word in self.value_stops).replace(
             "><", r">\s*<"
         )
         return re.compile(re.escape(self.value_closing) + stops)
 
     def certain_length(self, text: str) -> int:
-        """Return the length of the part of a value's text that cannot be the beginning of its
-        end.
+        """Return the number of characters of `text` that certainly belong to the value. The
+        characters after them may be the beginning of the value's end.
         """
         last = text.rfind("<")
         for index in (text.rfind("<", 0, max(last, 0)), last):
@@ -73,8 +79,8 @@ class TagArguments(ArgumentFormat):
 
 
 class TagArgumentStream:
-    """Converts one call's tagged arguments to JSON; `string_arguments` are those that are strings
-    by its schema.
+    """Converts the tags of one call's arguments to JSON. `string_arguments`: the arguments that are
+    strings by the function's schema.
     """
 
     def __init__(self, argument_format: TagArguments, string_arguments: frozenset[str]) -> None:
@@ -118,8 +124,8 @@ class TagArgumentStream:
 
 
 class _Value:
-    """One argument's value. `text`: it is a string. feed() receives only text that certainly
-    belongs to it.
+    """The value of one argument. `text`: whether the value is a string. feed() must only receive
+    text that certainly belongs to the value.
     """
 
     def __init__(self, form: TagArguments, text: bool) -> None:
@@ -133,7 +139,9 @@ class _Value:
         self._pending = list[str]()
 
     def feed(self, words: str) -> str:
-        """Return the JSON of a piece of the value."""
+        """Return the JSON of a piece of the value; empty while the value may still be something
+        other than a string.
+        """
         form = self._form
         if not self._has_text:
             words = (
@@ -150,18 +158,20 @@ class _Value:
         return before + json.dumps(body, ensure_ascii=False)[1:-1]
 
     def end(self, words: str) -> str:
-        """Return the JSON of the last piece and the end of the value."""
+        """Return the JSON of the last piece, and the end of the value."""
         piece = self.feed(words)
         if self._has_quote:
             return piece + '"'
         return json.dumps(_value(self._strip("".join(self._pending))), ensure_ascii=False)
 
     def cut(self) -> str:
-        """Return the rest of the value when the answer ends inside it."""
+        """Return the JSON of the text that was held back. Call it if the answer ends inside the
+        value.
+        """
         return "" if self._has_quote else self._strip("".join(self._pending))
 
     def _is_plain(self) -> bool:
-        """Return whether the held text cannot be the beginning of JSON."""
+        """Return whether the text so far cannot be the beginning of a JSON value."""
         text = "".join(self._pending).lstrip()
         self._may_be_json = text.startswith(JSON_OPENINGS)
         is_word = any(word.startswith(text) or word == text.rstrip() for word in JSON_WORDS)
