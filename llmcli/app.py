@@ -86,7 +86,7 @@ def _standard_streams() -> None:
 
 
 def _settle_output() -> None:
-    """Flush stdout; discard its buffer if that fails, because an error was already printed."""
+    """Flush stdout. If that fails, discard its buffer: the user has already seen an error message."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):

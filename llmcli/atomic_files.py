@@ -22,10 +22,10 @@ HINT_OF_ERRNO = {
 class AtomicWriter:
     """A partial file, open for appending, with the hashes of its whole content.
 
-    Content from an earlier attempt is read once, so that the hashes cover it. `position` is the
-    number of bytes written. `on_progress` is called with the number of bytes beyond the furthest position
-    so far, so progress never runs backwards. `size` is the size of the complete file, which a git
-    blob id needs in advance.
+    Content that an earlier attempt left in the file is read at the start, so that the hashes cover
+    it. `position` is the number of bytes in the file. `on_progress` receives the number of new
+    bytes; bytes that are written again after `restart` are not reported, so that progress never
+    runs backwards. `size` is the size of the complete file, which a git blob id needs in advance.
     """
 
     def __init__(
@@ -75,13 +75,15 @@ class AtomicWriter:
         return len(chunk)
 
     def restart(self) -> None:
-        """Empty the file, for a server that sends all of it again."""
+        """Empty the file, because the server sends it again from the beginning."""
         self.file.truncate(0)
         self.file.seek(0)
         self._forget()
 
     def has_digest(self, digest: str) -> bool:
-        """Return whether the content has `digest`: 64 hex digits are a sha256, 40 a git blob id."""
+        """Return whether the content matches `digest`: 64 hex digits are a sha256, 40 a git blob
+        id.
+        """
         return digest == (self.sha256 if len(digest) == 64 else self.git_hash.hexdigest())
 
     @property
@@ -108,9 +110,7 @@ class AtomicWriter:
 
     def _hash(self, chunk: bytes) -> None:
         self.sha256_hash.update(chunk)
-        if (
-            self.size < 64 * CHUNK_BYTES
-        ):  # larger files are in LFS, whose blobs are named by their sha256
+        if self.size < 64 * CHUNK_BYTES:  # larger files are in LFS, whose digest is a sha256
             self.git_hash.update(chunk)
         self.position += len(chunk)
 
@@ -130,7 +130,7 @@ def write_error(path: Path, error: OSError) -> UserError:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power failure, where folders can be flushed."""
+    """Make a rename in `folder` survive a power failure, on systems that can flush a folder."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -191,7 +191,7 @@ def write_atomically(path: Path, *data: bytes | memoryview, mode: int = 0o666) -
 
 
 def _ordinary(path: Path) -> None:
-    """Raise UserError for a folder, a device or a pipe, which a rename would replace."""
+    """Raise UserError if `path` is a folder, a device or a pipe, because a rename would replace it."""
     try:
         if path.exists() and not path.is_file():
             kind = "a folder" if path.is_dir() else "not a regular file"

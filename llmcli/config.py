@@ -43,7 +43,7 @@ class Config:
 def load_config(environ: Mapping[str, str] | None = None) -> Config:
     """Read the configuration from `environ` (default: os.environ).
 
-    `LLMCLI_HOME` puts all four folders under one.
+    If LLMCLI_HOME is set, the data, config, state and cache folders are subfolders of it.
     """
     env = os.environ if environ is None else environ
     if home := env.get("LLMCLI_HOME"):
@@ -98,7 +98,7 @@ def disable_backtrace() -> None:
 def disable_tiled_kernels() -> None:
     """Make llama.cpp use the same kernel for k-quants at every batch size.
 
-    llama.cpp reads the variable at its first matrix product.
+    Sets an environment variable, which llama.cpp reads at its first matrix product.
     """
     os.environ["GGML_CPU_TILED_MM"] = "0"
 
@@ -124,7 +124,7 @@ def configure_ray(token: str | None) -> None:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if token:
         os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", token
-    # `ray start` wrote the token, and the cluster requires it
+    # `ray start` wrote this file, so the cluster requires its token
     elif (Path.home() / ".ray" / "auth_token").exists():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # avoids a deprecation warning
@@ -133,13 +133,14 @@ def configure_ray(token: str | None) -> None:
 def has_rotated_cache() -> bool:
     """Return whether llama.cpp rotates quantized K and V before storing them.
 
-    Source: src/llama-kv-cache.cpp, which reads the variable as a number.
+    It does unless the variable LLAMA_ATTN_ROT_DISABLE is a number other than 0. Source:
+    src/llama-kv-cache.cpp.
     """
     return not re.match(r"\s*[+-]?0*[1-9]", os.environ.get("LLAMA_ATTN_ROT_DISABLE", ""))
 
 
 def build_child_environ(**changes: str) -> dict[str, str]:
-    """Return the environment for a child process: this one's with `changes`."""
+    """Return the environment for a child process: the environment of this process with `changes`."""
     return {**os.environ, **changes}
 
 

@@ -4,7 +4,7 @@ from quant.errors import UserError as UserError
 
 
 class OutputClosed(Exception):
-    """The reader of our output has ended (`llmcli list | head -1`). This is not an error."""
+    """The program that reads stdout has ended (`llmcli list | head -1`). This is not an error."""
 
 
 class UsageError(UserError):

@@ -12,10 +12,10 @@ from llmcli.types import ProgressDisplay
 def hold_lock(
     path: Path, watcher: ProgressDisplay | None = None, resource: str = ""
 ) -> Iterator[bool]:
-    """Hold the lock file at `path`; yield whether this process has the lock.
+    """Hold the lock file at `path` inside the block; yield whether this process has the lock.
 
-    Without a watcher, yields False at once if another process has the lock. With a watcher, prints
-    a note and waits. The kernel frees the lock of a dead process.
+    If another process has the lock: without a watcher, yields False at once; with a watcher, prints
+    a note that names `resource`, and waits. The kernel frees the lock of a dead process.
     """
     from filelock import FileLock, Timeout
 

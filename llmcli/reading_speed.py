@@ -1,8 +1,8 @@
 """Human reading speeds, to put a model's generation speed into perspective.
 
-Words per minute follow from the model's own tokens per word, counted over the sample text below.
-The text is English prose: other languages, code and tables need more tokens per word in most
-vocabularies. The reading speeds are rules of thumb.
+Tokens per second are converted to words per minute by the number of tokens that the model needs for
+a word of the sample text below. The text is English prose: other languages, code and tables need
+more tokens per word in most vocabularies. The reading speeds are rules of thumb.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ SAMPLE_WORDS = len(SAMPLE_TEXT.split())
 
 @dataclass(frozen=True, slots=True)
 class ReadingPace:
-    """A model's tokens per word, and conversions of its speeds."""
+    """Converts between a model's tokens per second and words per minute."""
 
     tokens_per_word: float
 
@@ -59,8 +59,8 @@ class ReadingPace:
         return words * self.tokens_per_word / 60
 
     def build_document(self, rate: float) -> dict[str, Any]:
-        """Return a JSON object with the speed relative to each of READING_PACES; below 1 is slower
-        than people read.
+        """Return a JSON object. `times` is the speed divided by each of READING_PACES, so that a
+        value below 1 is slower than people read.
         """
         words = self.words_per_minute(rate)
         times = {
@@ -73,8 +73,9 @@ class ReadingPace:
         }
 
     def format_line(self, rates: Sequence[float]) -> str:
-        """Return the speeds as one line: `98.0 tok/s are 4,455 words a minute (1.32 tokens a word):
-        18 × silent reading, …`.
+        """Return the lowest and the highest of `rates`, in tokens per second, as one line.
+
+        Example: `98.0 tok/s are 4,455 words a minute (1.32 tokens a word): 18 × silent reading, …`.
         """
         low, high = min(rates), max(rates)
         ends = (low,) if f"{low:.1f}" == f"{high:.1f}" else (low, high)

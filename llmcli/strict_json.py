@@ -1,6 +1,6 @@
 """Strict JSON: rejects NaN, Infinity and numbers beyond the range of a double.
 
-Python accepts these when reading, but could not write them back as valid JSON.
+Python's parser accepts all three, but Python could not write them back as valid JSON.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 def parse_strict_json(text: str | bytes, parse_int: Callable[[str], Any] = int) -> Any:
     """Parse JSON text; integers are converted by `parse_int`.
 
-    Raises ValueError and RecursionError.
+    Raises ValueError for invalid JSON, and RecursionError if it is nested too deeply.
     """
     return json.loads(
         text, parse_constant=_no_number, parse_float=parse_finite_float, parse_int=parse_int

@@ -1,4 +1,4 @@
-"""The terminal's mode: read it, turn off its echo, and restore it.
+"""Reads the terminal's mode, turns off its echo, and restores the mode.
 
 Without a terminal or without termios (Windows) there is no mode to read.
 """

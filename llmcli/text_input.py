@@ -8,8 +8,8 @@ from llmcli.errors import UserError
 def decode_utf8(raw: bytes, name: str, start: int = 0, hint_prefix: str = "") -> str:
     """Decode UTF-8. Raises UserError that names the first invalid byte.
 
-    `name` names the input in the message, `start` is the offset of `raw` in it, and `hint_prefix`
-    is put before the hint.
+    In the message, `name` names the input, and the position of the byte is counted from `start`,
+    the offset of `raw` in that input. `hint_prefix` is put before the hint.
     """
     try:
         return raw.decode("utf-8")
@@ -37,7 +37,7 @@ def read_template(file_or_text: str) -> str:
     try:
         if path.is_file():
             return read_text(path)
-    except OSError:  # a Jinja text may not be a valid file name
+    except OSError:  # Jinja text is often not a valid file name
         pass
     if "{" not in file_or_text:
         raise UserError(
@@ -50,10 +50,11 @@ def read_template(file_or_text: str) -> str:
 def read_limited(
     path: Path, max_bytes: int, hint: str, special_file_hint: str = "", folder_hint: str = ""
 ) -> bytes:
-    """Return the first `max_bytes + 1` bytes of a file: a longer file is recognized by the last.
+    """Return at most `max_bytes + 1` bytes of a file; more than `max_bytes` mean that it is too
+    long.
 
-    Raises UserError with `hint` if the file cannot be read. `special_file_hint`, if given, is
-    the hint of an error for anything but a regular file, and `folder_hint` for a folder.
+    Raises UserError with `hint` if the file cannot be read. If given, `folder_hint` is the hint for
+    a folder, and `special_file_hint` the hint for anything else that is not a regular file.
     """
     try:
         if folder_hint and path.is_dir():
@@ -72,7 +73,8 @@ def read_text(path: Path) -> str:
     Raises UserError if the file cannot be read, is too large or is not UTF-8; the error names the
     first invalid byte.
     """
-    raw = read_limited(path, MAX_TEXT_BYTES, hint="check the name")  # may be an endless device
+    # limited, because the path may name an endless device
+    raw = read_limited(path, MAX_TEXT_BYTES, hint="check the name")
     if len(raw) > MAX_TEXT_BYTES:
         raise UserError(
             f"{path} has more than {MAX_TEXT_BYTES:,} bytes",

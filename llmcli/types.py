@@ -14,8 +14,8 @@ Finish = Literal["stop", "length", "cancelled", "context_full", "repetition", "f
 class Message:
     """One message of a conversation.
 
-    `role` is system, user, assistant or tool. `template_fields` holds further fields that chat templates read:
-    tool_calls, tool_call_id, name, reasoning_content.
+    `role` is system, user, assistant or tool. `template_fields` contains further fields that chat
+    templates read: tool_calls, tool_call_id, name, reasoning_content.
     """
 
     role: str

@@ -56,7 +56,7 @@ class UI:
     def table(
         self, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()
     ) -> None:
-        """Print a table. The columns named in `right` are aligned to the right."""
+        """Print a table. `right` names the columns that are aligned to the right."""
         from rich.table import Table
         from rich.text import Text
 
@@ -73,7 +73,8 @@ class UI:
         for row in rows:
             table.add_row(*(Text(escape_controls(cell)) for cell in row))
         stream = sys.stderr if self.json else sys.stdout
-        # Rich exits at a broken pipe, and a full disk must be reported: draw first, then write.
+        # Rich exits at a broken pipe, and a full disk must be reported: draw to a string, then
+        # write.
         drawn = io.StringIO()
         self._console(stream, drawn).print(table)
         write_now(stream, drawn.getvalue())
@@ -220,7 +221,10 @@ class _Lines:
 
 
 def _tame(tokens: Iterable[Any]) -> None:
-    """Make parsed Markdown safe: all content becomes visible text, and line breaks are kept."""
+    """Change parsed Markdown so that all of its content is shown as text.
+
+    Line breaks are kept.
+    """
     for token in tokens:
         token.content = escape_controls(token.content)
         if "href" in token.attrs:
@@ -244,7 +248,8 @@ def _tame(tokens: Iterable[Any]) -> None:
 def write_now(stream: TextIO, text: str) -> None:
     """Write and flush `text`.
 
-    Raises UserError if the disk is full, and ReaderGone if the pipe is closed.
+    Raises OutputClosed if the pipe is closed, and UserError for other errors, such as a full disk;
+    an OSError of stderr is not converted.
     """
     try:
         stream.write(text)
@@ -253,7 +258,7 @@ def write_now(stream: TextIO, text: str) -> None:
         raise OutputClosed from None
     except OSError as error:
         if stream is sys.stderr:
-            raise  # the error could not be printed either
+            raise  # stderr: an error message could not be printed either
         raise UserError(
             f"cannot write the output: {error.strerror}",
             hint="free disk space, or write the output somewhere else",
@@ -263,9 +268,9 @@ def write_now(stream: TextIO, text: str) -> None:
 def escape_controls(text: str) -> str:
     """Replace control characters by visible ones; tab and newline stay.
 
-    C0 and DEL become their pictures (U+2400…). C1, bidirectional overrides and other format
-    characters that can reorder or hide text become U+FFFD. Text from a model, a GGUF header or a
-    server must pass through here before it is printed.
+    C0 and DEL are replaced by their pictures (U+2400…). C1, bidirectional overrides and other
+    format characters that can reorder or hide text are replaced by U+FFFD. Text from a model, a
+    GGUF header or a server must be passed through this function before it is printed.
     """
     return text if text.isascii() and text.isprintable() else text.translate(_PICTURES)
 

@@ -16,7 +16,7 @@ from llmcli.config import Config
 from llmcli.errors import UserError
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9._-]+)?")
-# A package name or version: it becomes a folder name and an argument of pip.
+# A package name or version. Both are used in a folder name and as arguments of pip.
 PACKAGE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
 ENTRY_KEYS = {
@@ -33,10 +33,11 @@ ENTRY_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """The catalog's description of one name.
+    """One entry of the catalog: a name, and the model that it stands for.
 
-    `alias` names another model instead of sources. `original` is the hub repository with the float
-    weights that a GGUF was made from. `origin` is the models.toml file that defines the entry.
+    An entry has either `sources`, or an `alias` that names another model. `original` is the hub
+    repository with the float weights that a GGUF was made from. `origin` is the models.toml file
+    that defines the entry.
     """
 
     name: str
@@ -52,11 +53,13 @@ class CatalogEntry:
 
 
 class InvalidSource(ValueError):
-    """A table that does not describe a source. The text is the reason."""
+    """An error in an entry's description of a source. The exception's text is the reason."""
 
 
 def builtin_catalog_path() -> Path:
-    """Return the path of the built-in models.toml: in the package, or at the top of a checkout."""
+    """Return the path of the built-in models.toml: in the package, or at the top of a checkout of
+    it.
+    """
     package = Path(llmcli.__file__).parent
     inside = package / "models.toml"
     return inside if inside.is_file() else package.parent / "models.toml"
@@ -166,7 +169,7 @@ def _weight_file(table: Any) -> WeightFile:
     """Return the wheel member that an entry of `parts` describes. Raises InvalidSource."""
     try:
         part = WeightFile(**table)
-    except TypeError:  # not a table, or with a missing or unknown key
+    except TypeError:  # `table` is not a table, or a key of it is missing or unknown
         raise InvalidSource(
             "a part must be a table of package, version, member and bytes"
         ) from None
@@ -179,6 +182,9 @@ def _weight_file(table: Any) -> WeightFile:
 
 
 def _wrong(path: Path, text: str, word: str, message: str) -> UserError:
-    """Return a UserError that names the first line that contains `word`."""
+    """Return a UserError for an error in the file `path`, whose content is `text`.
+
+    The error names the line that contains `word` first.
+    """
     line = next((number for number, line in enumerate(text.splitlines(), 1) if word in line), 1)
     return UserError(f"{path}, line {line}: {message}", hint=f"correct it in {path}")

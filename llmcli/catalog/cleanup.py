@@ -20,7 +20,7 @@ from quant.model_file import read_header
 
 @dataclass(frozen=True, slots=True)
 class RemovableItem:
-    """A file or folder that can be deleted, its bytes, and the reason."""
+    """A file or folder that can be deleted, its size in bytes, and the reason."""
 
     path: Path
     nbytes: int
@@ -30,7 +30,7 @@ class RemovableItem:
 def remove_model(ref: ModelRef, config: Config) -> list[RemovableItem]:
     """Remove a model and everything quantized from it, or one quantization (NAME:TYPE).
 
-    Files in the Hugging Face cache are deleted through the library, and only those that no other
+    Files in the Hugging Face cache are deleted by huggingface_hub, and only those that no other
     model uses. A file that the user named by its path is never deleted. Raises UserError if the
     model is not on this disk.
     """
@@ -89,7 +89,8 @@ def _all(ref: ModelRef, config: Config) -> list[RemovableItem]:
 
 
 def find_garbage(config: Config, *, delete: bool = False) -> list[RemovableItem]:
-    """Find what can be deleted without loss: partial files, waiting wheels, records without files.
+    """Find what can be deleted without loss: partial files, wheels that are not unpacked yet,
+    records without files.
 
     Models that another process works on are skipped. With `delete`, each item is deleted when it is
     found, while its lock is held, so that no other process can start using it in between.
@@ -105,7 +106,9 @@ def find_garbage(config: Config, *, delete: bool = False) -> list[RemovableItem]
 
 
 def _discard(item: RemovableItem, config: Config) -> None:
-    """Delete an item, and its folder if that is now empty and not one of the user's."""
+    """Delete an item. Delete the folder around it, too, if that is empty and in a folder of llmcli
+    or in the Hugging Face cache.
+    """
     if item.path.is_dir():
         shutil.rmtree(item.path)
     else:
@@ -120,7 +123,11 @@ def _missing_error(ref: ModelRef) -> UserError:
 
 
 def _forget_remote_checkpoint(folder: Path, config: Config) -> list[RemovableItem]:
-    """Forget a quantization made from a remote checkpoint, and delete its unshared small files."""
+    """Delete what the Hugging Face cache contains only for one quantization of a remote checkpoint.
+
+    `folder` is the folder of the quantization. Its manifest and the small files of the checkpoint
+    that no other model uses are deleted. Does nothing for any other folder.
+    """
     manifest = store.read_manifest(folder / "manifest.json")
     if manifest is None or not (paths := remote_checkpoint.small_hub_files(config, manifest)):
         return []
@@ -183,9 +190,10 @@ def _partials(config: Config) -> Iterator[RemovableItem]:
 
 
 def _scratch(config: Config) -> Iterator[RemovableItem]:
-    """Find what a killed verification, measurement or comparison left in the cache.
+    """Find files that a killed verification, measurement or comparison left in the cache.
 
-    Finished results stay, except for second moments, which are large.
+    Files of finished runs are not included, except for second moments, which are large and can be
+    measured again.
     """
     copies = {
         "bases": "a checkpoint's copy for a verification",
@@ -212,7 +220,7 @@ def _scratch(config: Config) -> Iterator[RemovableItem]:
 
 
 def _elsewhere(config: Config) -> Iterator[RemovableItem]:
-    """Find what a killed run left beside the user's own files."""
+    """Find the scratch folders that killed runs left beside the user's own files."""
     for path in scratch_folders.find_abandoned(config):
         yield RemovableItem(path, _bytes(path), "unfinished quantize --sequential")
 
@@ -231,7 +239,7 @@ def _folders(config: Config) -> Iterator[RemovableItem]:
 
 
 def _folder_items(folder: Path) -> Iterator[RemovableItem]:
-    """Find what in a model's folder belongs to no complete model."""
+    """Find the files and folders in a model's folder that belong to no complete model."""
     needed = _needed_files(folder)
     for path in sorted(folder.iterdir()):
         if path.is_dir():
@@ -255,7 +263,7 @@ def _folder_items(folder: Path) -> Iterator[RemovableItem]:
 def _needed_files(folder: Path) -> set[Path]:
     manifest = store.read_manifest(folder / "manifest.json")
     if manifest is None or not all(Path(file.path).is_file() for file in manifest.files):
-        # A complete file with a missing or damaged record is adopted by the next `pull` or `run`.
+        # The next `pull` or `run` uses a complete file even if its record is missing or damaged.
         return {path for path in folder.glob("*.gguf") if _is_complete(path)}
     files = [Path(file.path) for file in manifest.files]
     certificates = (

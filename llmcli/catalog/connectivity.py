@@ -14,7 +14,9 @@ from llmcli.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class ConnectivityCheck:
-    """The result for one host: `problem` is empty if it answered, after `ms` milliseconds."""
+    """The check of one host: it answered or failed after `ms` milliseconds; `problem` is "" if it
+    answered.
+    """
 
     name: str
     host: str

@@ -1,4 +1,4 @@
-"""From a model's name to a model on this disk: an existing one is used, any other is downloaded.
+"""Finds a model by its name: a model on this disk is used, any other is downloaded.
 
 Every command gets its models through this module.
 """
@@ -28,10 +28,10 @@ class FetchedModel:
     """A model on this disk.
 
     `path` is the GGUF to load (the first shard of a split one), or the folder of a float
-    checkpoint. `quant` is the type that a checkpoint should become; for a GGUF it is None, unless
-    the name requests another type. `sha256` is empty for a file that was named by its path and
-    never pulled. For a checkpoint that stays on the hub, `blobs` are the safetensors, and `record`
-    is what the store should record about models made from it.
+    checkpoint. `quant` is the type to quantize to: always set for a checkpoint, and None for a GGUF
+    unless the name requests another type. `sha256` is empty for a file that was named by its path
+    and never pulled. For a checkpoint that stays on the hub, `blobs` are its safetensors, and
+    `record` is what the store should record about models quantized from it.
     """
 
     name: str
@@ -51,7 +51,7 @@ class FetchedModel:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRef:
-    """A name after following aliases: its sources and its defaults."""
+    """A name with its aliases followed: the sources and the defaults of the model."""
 
     ref: ModelRef
     entry: CatalogEntry | None
@@ -61,7 +61,7 @@ class ResolvedRef:
 
 
 def resolve_ref(text: str, config: Config) -> ResolvedRef:
-    """Follow a name through the catalog.
+    """Look up a name in the catalog, and follow its aliases to a model.
 
     The system prompt and settings of an alias override those of its target. Raises UserError.
     """
@@ -112,16 +112,16 @@ def fetch_model(
 ) -> FetchedModel:
     """Return the model called `ref`, downloading it if it is not on this disk.
 
-    `revision` (hub only) and `source` (a kind of source) must match the local model; otherwise it
-    is downloaded. `force` resolves and verifies again, and downloads what does not match. Raises
-    UserError.
+    A model on this disk is used only if it has the `revision` (hub only) and the kind of `source`,
+    where these are given. With `force`, the revision is looked up and all files are verified again;
+    files that do not match are downloaded. Raises UserError.
     """
     resolved = resolve_ref(ref, config)
     if resolved.ref.kind == "path":
         return _local(resolved, config, watcher)
     specs = allowed_sources(resolved, revision, source)
     if not force and (model := find_local(resolved, config, watcher, revision, source)):
-        return model  # no lock needed: nothing is downloaded
+        return model  # no lock is needed, because nothing is downloaded
     with file_lock.hold_lock(
         store.lock_path(config, resolved.ref.name), watcher, resolved.ref.name
     ):
@@ -149,7 +149,7 @@ def fetch_model(
 
 
 def register_local(ref: str, config: Config, watcher: ProgressDisplay) -> FetchedModel:
-    """Hash a file or folder that stays in its place, and list it in the store. Raises UserError."""
+    """Hash a file or folder without moving it, and list it in the store. Raises UserError."""
     resolved = resolve_ref(ref, config)
     if not (manifest := store.load_unchanged(config, resolved.ref.name, watcher)):
         model = _local(resolved, config, watcher)
@@ -182,7 +182,7 @@ def find_local(
     revision: str | None = None,
     source: str | None = None,
 ) -> FetchedModel | None:
-    """Return the model if it is on this disk, with this revision and source."""
+    """Return the model if it is on this disk with this revision and source, else None."""
     if resolved.ref.kind == "path":
         return _local(resolved, config, watcher)
     manifest = (
@@ -198,7 +198,7 @@ def find_local(
             and resolved.ref.quant
             and manifest.kind == "gguf"
         ):
-            return None  # another type from the same repository
+            return None  # a file of this repository with another type
     if manifest is None or (revision and revision not in (manifest.revision, manifest.requested)):
         return None
     if source and not manifest.source.startswith(f"{source}:"):
@@ -275,7 +275,7 @@ def _first(
 
 
 def _readable(kind: str, path: Path) -> None:
-    """Raise UserError if the file is not a complete GGUF."""
+    """Raise UserError if a GGUF is not complete and valid. Folders are not checked."""
     if kind == "gguf":
         from quant.model_file import read_header
 
@@ -299,7 +299,10 @@ def build_model(resolved: ResolvedRef, manifest: Manifest) -> FetchedModel:
 
 
 def _finish(resolved: ResolvedRef, model: FetchedModel) -> FetchedModel:
-    """Add the catalog's values: the type that a checkpoint becomes, system prompt, settings."""
+    """Return `model` with the file type that it should have, the system prompt and the settings.
+
+    They are taken from the name and from the catalog.
+    """
     requested = (
         resolved.ref.quant if not (resolved.ref.kind == "hub" and model.kind == "gguf") else None
     )

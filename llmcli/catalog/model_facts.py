@@ -35,9 +35,9 @@ DTYPE_BITS = {
 
 
 def read_facts(kind: str, path: Path) -> dict[str, Any]:
-    """Return the value of every key of FACT_KEYS. `types` maps a type to {"tensors", "bytes"}.
+    """Return the properties of a model under the keys of FACT_KEYS.
 
-    Raises UserError for a broken GGUF.
+    `types` maps a type to {"tensors", "bytes"}. Raises UserError for a broken GGUF.
     """
     return (
         checkpoint_facts(path) if kind == "folder" else header_facts(read_header.read_header(path))
@@ -45,7 +45,7 @@ def read_facts(kind: str, path: Path) -> dict[str, Any]:
 
 
 def header_facts(header: model_header.ModelHeader) -> dict[str, Any]:
-    """Return the facts of a GGUF."""
+    """Return the properties of a GGUF under the keys of FACT_KEYS."""
     return {
         "architecture": header.architecture,
         "parameters": header.parameters,
@@ -86,12 +86,13 @@ def _role(tensors: Sequence[TensorInfo]) -> dict[str, Any]:
 
 
 def empty_facts() -> dict[str, Any]:
-    """Return the same keys with None values, for a model that is not on this disk."""
+    """Return None for every key of FACT_KEYS, for a model that is not on this disk."""
     return dict.fromkeys(FACT_KEYS)
 
 
 def checkpoint_facts(path: Path) -> dict[str, Any]:
-    """Return the facts of a checkpoint folder from the headers of its safetensors.
+    """Return the properties of a checkpoint folder, from its JSON files and the headers of its
+    safetensors.
 
     Unreadable headers are skipped. Pickles are not opened: their file type is "pickled".
     """

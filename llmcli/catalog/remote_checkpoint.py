@@ -32,8 +32,8 @@ def open_remote_checkpoint(
     """Open `ref` as a checkpoint whose safetensors stay on the hub.
 
     Returns None if that is not possible: offline, not a checkpoint, not on the hub, already in the
-    cache, or (with a note) if the server does not send parts. Raises UserError as downloading
-    would.
+    cache, or (with a note) if the server does not send parts. Raises the same UserErrors as a
+    download.
     """
     resolved = fetch.resolve_ref(ref, config)
     if config.offline or resolved.ref.kind == "path":
@@ -51,7 +51,7 @@ def open_remote_checkpoint(
         return None
     except UserError:
         if other_specs:
-            return None  # downloading reports the error, and tries the other sources
+            return None  # the download reports the error, and tries the other sources
         raise
     return _model(resolved, remote, spec.revision, watcher) if remote else None
 
@@ -65,10 +65,11 @@ def find_quantized(
     revision: str | None = None,
     source: str | None = None,
 ) -> FetchedModel | None:
-    """Find a model that was quantized from the remote checkpoint of `ref`.
+    """Find a model on this disk that was quantized from the remote checkpoint of `ref`.
 
-    Returns None if the checkpoint itself is on this disk. Its type must be `quant` or the type in
-    the name; without either, the default type is preferred.
+    The model must have the type `quant` or the type in the name; without either, the default type
+    is preferred. Returns None if there is no such model, or if the checkpoint itself is on this
+    disk.
     """
     resolved = fetch.resolve_ref(ref, config)
     if resolved.ref.kind == "path":
@@ -122,7 +123,11 @@ def _model(
 
 
 def small_hub_files(config: Config, manifest: Manifest) -> list[Path]:
-    """Return the small files in the hub's cache that a remote quantization needed."""
+    """Return the small files, such as config and tokenizer, of a remote checkpoint that was
+    quantized.
+
+    Only files in the hub's cache are returned; nothing if `manifest` describes any other model.
+    """
     paths = manifest.settings.get("beside")
     if not manifest.settings.get("straight") or not isinstance(paths, list):
         return []

@@ -1,7 +1,7 @@
 """Scratch folders beside the user's own files, such as those of `quantize --sequential`.
 
-For each folder, a lock file in the cache contains its path, so that gc can find the folders that
-killed runs left behind.
+For each folder, a lock file in the cache contains the folder's path, so that `llmcli gc` can find
+the folders that killed runs left behind.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ MAX_PATH_BYTES = 4095  # bytes of a path: PATH_MAX
 
 
 def scratch_folder(out: Path) -> Path:
-    """Return the folder in which a file is being made."""
+    """Return the scratch folder in which the file `out` is being made."""
     return out.with_name(f".{out.name}{FOLDER_SUFFIX}")
 
 
 @contextmanager
 def claim_work_folder(out: Path, config: Config, watcher: ProgressDisplay) -> Iterator[Path]:
-    """Lock and yield the folder for making `out`; wait if another process has the lock.
+    """Lock and yield the scratch folder for making `out`; wait if another process has the lock.
 
     The folder is not created.
     """
@@ -38,7 +38,9 @@ def claim_work_folder(out: Path, config: Config, watcher: ProgressDisplay) -> It
 
 
 def find_abandoned(config: Config) -> Iterator[Path]:
-    """Yield the existing folders that no process works in, each while its lock is held."""
+    """Yield the scratch folders that exist and that no process uses, holding the lock of each
+    meanwhile.
+    """
     for lock in sorted((config.cache / "elsewhere").glob("*.lock")):
         with file_lock.hold_lock(lock) as is_locked:
             if is_locked and (folder := _named_folder(lock)):

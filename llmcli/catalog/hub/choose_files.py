@@ -2,7 +2,7 @@
 
 The result is one GGUF with its shards, or a float checkpoint. The rules for GGUFs are llama.cpp's
 (common/download.cpp), but where llama.cpp takes the first of several matching files, the user must
-choose. Only names and sizes are looked at; for pickles, whether torch is installed, too.
+choose. The choice depends only on names and sizes, and for pickles on whether torch is installed.
 """
 
 import re
@@ -58,9 +58,8 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class ChosenFiles:
-    """The files to fetch.
-
-    A GGUF's first file is the one to load. `note` is a note for the user.
+    """The files to fetch; for a GGUF, the first one is the file to load. `note` is printed before
+    that.
     """
 
     kind: str
@@ -71,7 +70,8 @@ class ChosenFiles:
 def choose_files(spec: Spec, blobs: Sequence[HubFile], allow_pickle: bool = False) -> ChosenFiles:
     """Choose the files for `spec`. Raises UserError that lists the alternatives.
 
-    Pickled weights are the last choice, and need `allow_pickle` and torch.
+    A GGUF is preferred unless `spec` requests safetensors. Pickled weights need `allow_pickle` and
+    torch.
     """
     first = [blob for blob in blobs if _is_model(blob.name)]
     if spec.file or spec.quant.lower().endswith(".gguf"):
@@ -153,7 +153,7 @@ def _named(name: str, repo: str, blobs: Sequence[HubFile]) -> tuple[HubFile, ...
 
 
 def _shards(first: HubFile, blobs: Sequence[HubFile]) -> tuple[HubFile, ...]:
-    """Return the file, or all shards of its split in order."""
+    """Return all shards in order if `first` is a shard, else `first` alone. Raises UserError."""
     shard = parse_shard_name(first.name)
     if not shard:
         return (first,)
@@ -181,9 +181,10 @@ def _folder(
 
 
 def _weights(blobs: Sequence[HubFile], allow_pickle: bool) -> tuple[HubFile, ...]:
-    """Return model*.safetensors with their index, or else any safetensors at the top level.
+    """Return model*.safetensors with their index, or else all safetensors at the top level.
 
-    Others than model*.safetensors cannot always be read: allowed pickles are preferred to them.
+    Safetensors with other names cannot always be read. If the repository also has pickles and they
+    are allowed, the result is therefore empty, so that the pickles are used.
     """
     top_level = [
         blob
@@ -224,7 +225,7 @@ def _pickled(
 
 
 def _listing(first: Sequence[HubFile], blobs: Sequence[HubFile]) -> str:
-    """Describe the first files of several models: type, file name and total size."""
+    """Describe several models, each given by its first file: type, file name and total size."""
     descriptions = []
     for blob in first:
         total = sum(shard.size for shard in _shards(blob, blobs))

@@ -1,4 +1,4 @@
-"""Errors of the hub, its library and the network as one-line messages with a hint."""
+"""Errors of the hub, of huggingface_hub and of the network as one-line messages with a hint."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ from llmcli.types import ProgressDisplay
 
 
 class _Retries(logging.Handler):
-    """Forwards the library's log lines about retries as notes."""
+    """Forwards huggingface_hub's log lines about retries to `watcher` as notes."""
 
     def __init__(self, watcher: ProgressDisplay) -> None:
         super().__init__(logging.WARNING)
@@ -26,7 +26,7 @@ class _Retries(logging.Handler):
 
 @contextmanager
 def note_retries(watcher: ProgressDisplay) -> Iterator[None]:
-    """Show the library's own retries as notes of `watcher`, and nowhere else."""
+    """Print huggingface_hub's log lines about retries as notes; its other log lines are dropped."""
     logger = logging.getLogger("huggingface_hub")
     handler = _Retries(watcher)
     before, handlers = logger.propagate, logger.handlers
@@ -80,7 +80,11 @@ def explain_error(spec: Spec, config: Config) -> Iterator[None]:
 
 
 def _refused(error: Exception, spec: Spec, config: Config) -> UserError:
-    """Return the most specific error first: the library's error classes inherit from each other."""
+    """Return a UserError for a request that the hub refused.
+
+    The library's error classes inherit from each other, so the most specific ones are checked
+    first.
+    """
     from huggingface_hub import errors
 
     page = f"{config.hub_endpoint}/{spec.repo}"
@@ -139,9 +143,9 @@ def _refused(error: Exception, spec: Spec, config: Config) -> UserError:
 
 
 def _elsewhere(error: Exception, config: Config) -> str:
-    """Return the host that an error came from, "" if it is the hub itself.
+    """Return the host that an error came from, or "" if it is the hub itself.
 
-    The hub keeps large files on other hosts.
+    The hub stores large files on other hosts.
     """
     # error.request is a property that may raise
     request = getattr(error, "response", None) or getattr(error, "_request", None)

@@ -4,7 +4,7 @@ from llmcli.config import Config
 
 
 def hub_headers(config: Config) -> dict[str, str]:
-    """Return the program's name and, if there is one, the user's token."""
+    """Return headers with the program's name and, if there is one, the user's token."""
     from huggingface_hub import __version__
 
     headers = {"user-agent": f"llmcli; hf_hub/{__version__}"}

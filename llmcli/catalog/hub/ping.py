@@ -1,4 +1,4 @@
-"""Whether the hub answers, tested with one small request."""
+"""Tests with one small request whether the hub answers."""
 
 from llmcli.config import Config, disable_hub_telemetry
 

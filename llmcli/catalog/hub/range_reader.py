@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llmcli.catalog.hub.choose_files import HubFile
     from quant.native.ggml import U8
 
-TIMEOUT_SECONDS = 15.0  # without receiving a byte
+TIMEOUT_SECONDS = 15.0  # the longest wait for the next byte
 READ_STATUSES = (429, *RETRIED_STATUSES)  # retried: many small reads may exceed a rate limit
 # answers of a redirect address that is no longer valid
 EXPIRED_STATUSES = (400, 401, 403, 404, 410)
@@ -58,7 +58,7 @@ class RemoteFile:
             **hub_headers(config),
             "Accept-Encoding": "identity",
         }
-        # where the hub redirects for the content, while it is valid
+        # the address to which the hub redirects for the content; None if unknown or expired
         self.content_url: str | None = None
         self.etags: dict[str, str] = {}  # host -> the ETag it sends for this content
         self.first_bytes = b""
@@ -79,7 +79,7 @@ class RemoteFile:
         return out
 
     def _fill(self, out: memoryview, offset: int) -> None:
-        """Fill `out`, resuming after every broken answer."""
+        """Fill `out` with the bytes from `offset` on, resuming after every broken answer."""
         filled = 0
 
         def fetch() -> None:
@@ -91,10 +91,11 @@ class RemoteFile:
         resume_transfer(fetch, lambda: len(out) - filled, self._report_break, READ_STATUSES)
 
     def _ask(self, start: int, nbytes: int, hub: bool = False) -> Iterator[bytes]:
-        """Yield up to `nbytes` bytes from one request for the range at `start`.
+        """Yield up to `nbytes` bytes from one request for the range that begins at `start`.
 
-        The token is sent to the hub only. The answer is read to its end and no further, so that the
-        connection can be reused.
+        The token is sent to the hub only. With `hub`, the known address of the content is not used.
+        The answer is read to its end, so that the connection can be reused, unless it is longer
+        than requested.
         """
         from huggingface_hub import get_session, hf_raise_for_status
 
@@ -163,7 +164,7 @@ class RemoteFile:
         )
 
     def _report_break(self, pause: float) -> None:
-        """Note a broken connection once for each file, and every long wait."""
+        """Print a note about the first broken connection of a file, and about every long wait."""
         if pause > 10:
             self.watcher.note(f"the hub reports too many requests; waiting {pause:.0f} s")
         elif not self.noted_break:
@@ -172,7 +173,7 @@ class RemoteFile:
 
 
 def fetch_heads(files: Sequence[RemoteFile]) -> None:
-    """Fetch the beginning of every file, several at once. Raises RangesUnsupported."""
+    """Fetch the first HEAD_BYTES of every file, several files at once. Raises RangesUnsupported."""
     with ThreadPoolExecutor(8, thread_name_prefix="head") as pool:
         heads = pool.map(lambda file: file.read(0, min(HEAD_BYTES, file.size)).tobytes(), files)
         for file, head in zip(files, heads, strict=True):

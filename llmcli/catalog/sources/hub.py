@@ -1,11 +1,11 @@
 """Weights on the Hugging Face hub, stored in its ordinary cache.
 
-Downloads go through huggingface_hub's session into a partial file beside the blob, hashed while
-they arrive; only a blob that matches its digest enters the cache, and the library then links it.
-The library's own download is not used because huggingface_hub 2.4 does not verify what it
-downloaded, does not resume in a later run, and loses up to 10 MB on a broken connection. Xet
-transfers can neither be resumed nor hashed on arrival. A checkpoint may also stay on the hub and be
-read in parts (catalog/hub/range_reader.py).
+Downloads go through huggingface_hub's session into a partial file beside the blob and are hashed
+while they arrive; only a blob that matches its digest enters the cache, and huggingface_hub then
+links it. The download function of huggingface_hub 2.4 is not used because it does not verify the
+files, does not resume in a later run, and loses up to 10 MB on a broken connection. Xet transfers
+can neither be resumed nor hashed on arrival. A checkpoint may also stay on the hub and be read in
+parts (catalog/hub/range_reader.py).
 """
 
 import hashlib
@@ -33,13 +33,13 @@ from llmcli.units import format_size
 COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}")
 DIGEST_PATTERN = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 REVISION_PATTERN = re.compile(r"(?!.*\.\.)[\w][\w./-]*")
-# the suffix by which `hf cache` recognizes partial files, too
+# ends with .incomplete, by which `hf cache` recognizes partial files, too
 PARTIAL_SUFFIX = ".llmcli.incomplete"
 TIMEOUT_SECONDS = 15.0
 
 
 class HubSource:
-    """One repository at one commit."""
+    """A repository on the hub, at one commit."""
 
     name, required_fields = "hub", ("repo",)
 
@@ -99,9 +99,9 @@ def find_remote_checkpoint(
 def find_remote_gguf(
     spec: Spec, config: Config, watcher: ProgressDisplay
 ) -> tuple[RemoteFile, ...] | None:
-    """Return the GGUF that a pull would fetch, left on the hub: its file, or its shards in order.
+    """Return the GGUF that a pull would download: one file, or all shards in order.
 
-    Returns None if the repository has a checkpoint instead. Raises UserError.
+    The files stay on the hub. Returns None if a pull would download a checkpoint. Raises UserError.
     """
     disable_hub_telemetry()
     _check_revision(spec)
@@ -133,7 +133,7 @@ def _fetched(
 
 
 def _listing(spec: Spec, config: Config) -> tuple[str, list[HubFile]]:
-    """Return the commit of the revision, and its files."""
+    """Return the commit that the requested revision points to, and the files of that commit."""
     from huggingface_hub import HfApi
 
     api = HfApi(endpoint=config.hub_endpoint, token=config.hub_token or False)
@@ -153,7 +153,7 @@ def _listing(spec: Spec, config: Config) -> tuple[str, list[HubFile]]:
         TypeError,
         AttributeError,
         RecursionError,
-    ):  # the library accepts any JSON as a listing
+    ):  # the library does not check the JSON of a listing
         raise UserError(
             f"{config.hub_endpoint} does not answer like a hub",
             hint="check HF_ENDPOINT and the proxy settings",
@@ -182,14 +182,14 @@ def _listing(spec: Spec, config: Config) -> tuple[str, list[HubFile]]:
 
 
 def _inside(name: str) -> bool:
-    """Return whether a file name from a server stays inside the folder it is put in."""
+    """Return whether a file name from a server stays inside the folder that the file is stored in."""
     return bool(name) and not re.search(r"(^|/)\.\.?(/|$)|^/|\\|//|\0|:", name)
 
 
 def _bring(
     spec: Spec, commit: str, blobs: Sequence[HubFile], config: Config, watcher: ProgressDisplay
 ) -> tuple[VerifiedFile, ...]:
-    """Bring every blob into the cache, verified. Blobs that are already there are hashed once."""
+    """Download every blob that is not in the cache, verify all of them, and link them."""
     repo = _repo_folder(spec, config)
     valid = {
         blob
@@ -243,7 +243,7 @@ def _download(
     bar: ProgressBar,
     watcher: ProgressDisplay,
 ) -> VerifiedFile:
-    """Download one blob into its partial file, starting at its end, and verify it."""
+    """Download one blob into its partial file, resuming at the end of that file, and verify it."""
     from huggingface_hub import hf_hub_url
 
     repo = _repo_folder(spec, config)
@@ -285,7 +285,7 @@ def _transfer(
 
 
 def _stream(url: str, headers: dict[str, str], file: AtomicWriter) -> None:
-    """Make one request, starting at the end of the partial file."""
+    """Make one request for the bytes after the end of the partial file, and append them."""
     from huggingface_hub import get_session, hf_raise_for_status
 
     all_headers = {**headers, "Range": f"bytes={file.position}-"} if file.position else headers
@@ -300,7 +300,7 @@ def _stream(url: str, headers: dict[str, str], file: AtomicWriter) -> None:
 def _link_file(
     spec: Spec, commit: str, blob: HubFile, file: VerifiedFile | None, config: Config
 ) -> VerifiedFile:
-    """Let the library link the blob into the snapshot; return the file under its own name."""
+    """Let huggingface_hub link the blob into the snapshot; return the record of the link."""
     from huggingface_hub import hf_hub_download
 
     path = Path(
@@ -322,14 +322,18 @@ def _link_file(
 
 
 def _point(spec: Spec, commit: str, config: Config) -> None:
-    """Record which commit a branch points to, as the library does, for later use offline."""
+    """Record the commit of a branch or tag as huggingface_hub does, for later use offline."""
     revision = spec.revision or "main"
     if not COMMIT_PATTERN.fullmatch(revision):
         write_atomically(_repo_folder(spec, config) / "refs" / revision, commit.encode())
 
 
 def _from_cache(spec: Spec, config: Config, watcher: ProgressDisplay) -> FetchedFiles:
-    """Return what is already in the cache, verified by the blobs' names."""
+    """Return the files that are already in the cache.
+
+    Each blob is verified by its digest, which is its name in the cache. Raises UserError if files
+    are missing or damaged.
+    """
     repo = _repo_folder(spec, config)
     revision = spec.revision or "main"
     ref = repo / "refs" / revision
@@ -381,13 +385,13 @@ def _from_cache(spec: Spec, config: Config, watcher: ProgressDisplay) -> Fetched
 
 
 def _unlinked(snapshot: Path, choice: ChosenFiles) -> str:
-    """Return a shard that a cached index names but that is not in the cache, or ""."""
+    """Return the name of a shard that a cached index lists and that is not in the cache, or ""."""
     names = {blob.name for blob in choice.files}
     for index in (snapshot / name for name in names if name.endswith(".index.json")):
         try:
             shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue  # reading the weights will report the error
+            continue  # the error is reported when the weights are read
         if missing := sorted(str(shard) for shard in shards - names):
             return missing[0]
     return ""
@@ -423,7 +427,7 @@ def remove_files(config: Config, files: Sequence[Path]) -> int:
         return 0
     paths = {
         path.parent.resolve() / path.name for path in files
-    }  # the library resolves the folder but not the link
+    }  # huggingface_hub resolves symlinks of the folder, but not of the file
     cached = [
         file
         for repo in info.repos

