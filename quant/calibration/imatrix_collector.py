@@ -1,9 +1,9 @@
 """Importance matrix collection while a model reads a text: sums of squares for each input column of
 each weight, as in llama-imatrix.
 
-Source: IMatrixCollector (tools/imatrix/imatrix.cpp), with two differences: sums above 512 rows are
-float64 (llama.cpp adds all rows in float32), and a tied output head counts, too, under the name of
-the embedding.
+Source: IMatrixCollector (tools/imatrix/imatrix.cpp), with two differences. Sums of up to 512 rows
+are float32 and larger sums float64, while llama.cpp adds all rows in float32. A tied output head is
+counted as well, under the name of the embedding.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from quant.errors import UserError
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
-F32_ROWS = 512  # rows whose squares are added in float32
+F32_ROWS = 512  # number of rows whose squares are added in float32
 DAMAGED_HINT = "the model file may be damaged: compare it with its source by `llmcli diff`"
 
 
@@ -24,9 +24,10 @@ DAMAGED_HINT = "the model file may be damaged: compare it with its source by `ll
 class WeightProduct:
     """One product with a weight, as llama.cpp computed it.
 
-    `rows` is the input [.., rows, columns] with up to four dimensions; a weight with several
-    `matrices` uses them in turn. With `experts`, int32 [tokens, used], `rows` are [tokens, used or
-    1, columns]. `key` is the same if the next weight has the same input rows.
+    `rows` is the input [.., rows, columns] with up to four dimensions. A weight with several
+    `matrices` multiplies them with successive parts of the rows. For experts, `experts` [tokens,
+    used] (int32) has the experts of each token, and `rows` is [tokens, used or 1, columns]. Two
+    products in a row with the same `key` have the same input rows.
     """
 
     name: str
@@ -38,10 +39,10 @@ class WeightProduct:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMixture:
-    """How attention mixed the values of one layer in one pass: the share [heads, queries, keys] of
-    each key in each query's output.
+    """The attention weights of one layer in one pass: `shares` [heads, queries, keys] is the share
+    of each key's value in each query's output.
 
-    `name` is llama.cpp's name of that product, such as "kqv-5".
+    `name` is llama.cpp's name of the product that mixes the values, such as "kqv-5".
     """
 
     name: str
@@ -49,11 +50,11 @@ class AttentionMixture:
 
 
 class ImatrixCollector:
-    """Sums of squares and counts of every weight seen so far. `sums` are [matrices, columns]."""
+    """Sums of squares and numbers of rows of every weight seen so far."""
 
     def __init__(self) -> None:
-        self.sums: dict[str, F64] = {}  # [matrices, columns]
-        self.counts: dict[str, F64] = {}  # [matrices] of experts, else [1]
+        self.sums: dict[str, F64] = {}  # by weight, [matrices, columns]
+        self.counts: dict[str, F64] = {}  # rows by weight: [matrices] for experts, else [1]
         self._last: tuple[tuple[int, int], set[str], F64] | None = None
 
     def add(self, product: WeightProduct) -> None:
@@ -64,8 +65,8 @@ class ImatrixCollector:
             self._add_experts(product, product.experts)
 
     def add_shared(self, product: WeightProduct, names: Sequence[str]) -> None:
-        """Add rows that are the input of all weights in `names`. Several threads may call it, each
-        with other names.
+        """Add rows that are the input of all weights in `names`. Several threads may call this at a
+        time if each has different names.
         """
         if product.experts is None:
             squares = _squares(product)
@@ -76,14 +77,15 @@ class ImatrixCollector:
                 self._add_experts(replace(product, name=name), product.experts)
 
     def _add_dense(self, product: WeightProduct) -> None:
-        # The next pass may reuse the key for other rows: a name comes once in a pass.
+        # A pass contains each weight once, so a repeated name means a new pass, which may use the
+        # same key for other rows.
         if self._last is None or self._last[0] != product.key or product.name in self._last[1]:
             self._last = product.key, set(), _squares(product)
         self._last[1].add(product.name)
         self._add_squares(product.name, product, self._last[2])
 
     def _add_squares(self, name: str, product: WeightProduct, squares: F64) -> None:
-        """Add the `squares` [i3, i2, columns] of an input."""
+        """Add an input's sums of squares [i3, i2, columns] to a weight."""
         inner, outer = product.matrices
         sums = self.sums.setdefault(name, np.zeros((inner * outer, squares.shape[-1])))
         for i3, i2 in np.ndindex(squares.shape[:2]):
@@ -110,7 +112,9 @@ class ImatrixCollector:
         self.counts = {name: counts for name, counts in self.counts.items() if name in retained}
 
     def unseen_experts(self) -> dict[str, int]:
-        """Return weights of experts that received no token, with the number of such experts."""
+        """Return the number of experts that received no token, by weight, for weights with such
+        experts.
+        """
         return {
             name: int((counts == 0).sum())
             for name, counts in self.counts.items()
@@ -118,8 +122,8 @@ class ImatrixCollector:
         }
 
     def dead_columns(self) -> dict[str, int]:
-        """Return weights with input columns that were always zero, with their number. Only experts
-        that received tokens are counted.
+        """Return the number of input columns that were always zero, by weight, for weights with
+        such columns. Only experts that received tokens are counted.
         """
         columns = {}
         for name, sums in self.sums.items():
@@ -142,8 +146,8 @@ def _squares(product: WeightProduct) -> F64:
 
 
 def _require_finite(squares: F64, name: str) -> F64:
-    """Return the squares. Raises UserError if they are not finite, before hours are spent on the
-    rest.
+    """Return the squares unchanged. Raises UserError if they are not finite, so that a damaged
+    model fails early.
     """
     if not np.isfinite(squares).all():
         raise UserError(f"the input of {name} is not finite", hint=DAMAGED_HINT)

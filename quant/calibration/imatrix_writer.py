@@ -33,8 +33,9 @@ def build_imatrix_file(
 ) -> list[bytes]:
     """Return the pieces of an imatrix file as llama-imatrix writes it.
 
-    Shapes: `sums` are squares `[matrices, columns]`, `counts` are rows `[matrices]`, both by the
-    weight's name. `model` and `transform` go into extra keys. Raises UserError if there are no sums.
+    Both `sums` (of squares, `[matrices, columns]`) and `counts` (of rows, `[matrices]`) are by
+    weight. `model` and `transform` are written under llmcli's own keys. Raises UserError if there
+    are no sums.
     """
     if not sums:
         raise UserError(

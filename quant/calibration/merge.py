@@ -1,8 +1,8 @@
-"""Several calibrations of one model merged into one: sums and counts are added.
+"""Merges several calibrations of one model into one: sums and counts are added.
 
-Files of the older imatrix form contain means and numbers of chunks instead of sums and rows. As in
-load_imatrix (tools/imatrix/imatrix.cpp), each of their chunks counts as many rows as it has tokens,
-for each expert alike.
+Files of the older imatrix form contain means and numbers of chunks instead of sums and numbers of
+rows. As in load_imatrix (tools/imatrix/imatrix.cpp), each chunk of such a file counts as many rows
+as it has tokens, and as many for each expert.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from quant.calibration.moments import MomentsFile, StoredMoments
 from quant.calibration.moments_writer import MomentsInput, MomentSums, MomentsWriter
 from quant.errors import UserError
 
-DEFAULT_CHUNK_TOKENS = 512  # tokens of a chunk if no file records it
+DEFAULT_CHUNK_TOKENS = 512  # tokens of a chunk if none of the files records it
 MERGE_HINT = "merge files of one model only"
 
 
@@ -33,8 +33,8 @@ class MergeResult:
 
 
 def merge_imatrix(paths: Sequence[Path]) -> tuple[MergeResult, list[bytes]]:
-    """Return the pieces of the importance matrix that results from these files. Raises UserError if
-    they are of different models.
+    """Return the pieces of the merged importance matrix. Raises UserError if the files are of
+    different models.
     """
     files = [imatrix.load_imatrix(path) for path in paths]
     values = sorted({file.chunk_size for file in files if file.chunk_size})
@@ -64,8 +64,8 @@ def merge_imatrix(paths: Sequence[Path]) -> tuple[MergeResult, list[bytes]]:
 
 
 def merge_moments(paths: Sequence[Path], out: Path) -> MergeResult:
-    """Write the moments that result from these files, one input at a time. Raises UserError if they
-    are of different models.
+    """Write the merged moments to `out`, one input at a time. Raises UserError if the files are of
+    different models.
     """
     files = [moments.load_moments(path) for path in paths]
     first = files[0]
@@ -90,8 +90,8 @@ def merge_moments(paths: Sequence[Path], out: Path) -> MergeResult:
 
 
 def _require_same_weights(first: Imatrix, file: Imatrix) -> None:
-    """Raise UserError if the files are of different models. Weights of experts may be missing where
-    no token used them.
+    """Raise UserError if the files have different weights. Weights of experts may be missing from a
+    file if no token used them.
     """
     for complete, partial in ((first, file), (file, first)):
         missing = [
@@ -189,8 +189,8 @@ def _counterpart(file: MomentsFile, stored_input: StoredMoments) -> StoredMoment
 
 
 def _add_up(seconds: Sequence[StoredMoments]) -> MomentSums:
-    """Return the sums of these moments, added in float64. An expert without tokens in all of them
-    stays without.
+    """Return the sums of these moments, added in float64. An expert that received no token in any
+    of them has a count of 0.
     """
     shape = seconds[0]
     second = np.zeros((shape.matrices, shape.columns, shape.columns))

@@ -1,23 +1,24 @@
-"""Second moments of what enters each weight: sum of x x^T over a text, one matrix for each distinct
-input.
+"""Second moments of the inputs of weights: the sum of x x^T over a text, one matrix for each
+distinct input.
 
 The file is a GGUF container of general.type "llmcli.moments". Weights with the same input rows (q,
-k and v; gate and up) share an input: the key `llmcli.moments.weights` lists their names,
-`llmcli.moments.inputs` the number N of each one's input. An input has these tensors:
+k and v; gate and up) share an input. The key `llmcli.moments.weights` lists the names of the
+weights, and `llmcli.moments.inputs` the number N of each weight's input. An input has these
+tensors:
 
-- N.second, F32 [columns, columns, matrices]: sum of x x^T, exactly symmetric; one matrix for each
-  expert
-- N.squares, F32 [columns, matrices]: its diagonal again, an imatrix that is read without the
-  matrices
-- N.first, F32 [columns, matrices]: sum of x
-- N.counts, F64 [matrices]: number of rows that were added; 0 for an expert without tokens
+- N.second, F32 [columns, columns, matrices]: the sum of x x^T, exactly symmetric; one matrix for
+  each expert
+- N.squares, F32 [columns, matrices]: the diagonal of N.second, stored again so that it can be read
+  as an imatrix without reading the matrices
+- N.first, F32 [columns, matrices]: the sum of x
+- N.counts, F64 [matrices]: the number of rows that were added; 0 for an expert without tokens
 
-The inputs in the key `llmcli.moments.mixed` are what attention makes of the rows that enter a
-layer's values: with the shares a of a query's keys it is the sum of a x, for each query and each
-head, and the counts are numbers of these.
+The key `llmcli.moments.mixed` lists the inputs of attention's values (attention_moments.py). Their
+x is not a row that enters the weight, but a mixture of such rows: for each query and each head the
+sum of the rows, weighted by the query's attention to them. The counts are numbers of mixtures.
 
-Matrices are read one by one when needed and not mapped, so that a file that shrinks meanwhile
-raises UserError instead of crashing the process. moments_writer.py writes these files.
+Matrices are read when needed and not mapped, so that a file that shrinks meanwhile raises UserError
+instead of crashing the process. moments_writer.py writes these files.
 """
 
 import hashlib
@@ -51,15 +52,15 @@ SECOND_SUFFIX, SQUARES_SUFFIX, FIRST_SUFFIX, COUNTS_SUFFIX = (
     ".first",
     ".counts",
 )
-CHECKED_ROWS = 16  # rows of a matrix that are compared with its columns
+CHECKED_ROWS = 16  # number of rows of a matrix that are compared with its columns
 REMAKE_HINT = "make it again: llmcli calibrate SRC -o STATS --moments FILE"
 
 
 @dataclass(frozen=True, slots=True)
 class MomentsOrigin:
-    """What moments were collected from: `model` is the Source.fingerprint, `texts` are the sha256
-    of the chunks that were read and `datasets` their names, `transform` is the digest of the
-    model's folds ("" for none).
+    """What moments were collected from. `model` is the Source.fingerprint. `datasets` are the names
+    of the texts, and `texts` the sha256 of those chunks of each text that were read. `transform` is
+    the digest of the model's folds ("" for none).
     """
 
     model: str = ""
@@ -72,11 +73,11 @@ class MomentsOrigin:
 
 @dataclass(frozen=True, slots=True)
 class StoredMoments:
-    """The moments of one input in a file: `matrices` of [columns, columns] each, with the `counts`
-    of rows added to each.
+    """The moments of one input in a file: `matrices` matrices of [columns, columns], each the sum
+    over its number of rows in `counts`.
 
-    `names` are the weights that it enters; `mixed` means that the moments were taken after the
-    attention that mixes their outputs. Everything is read from the file at each call.
+    `names` are the weights that share the input. `mixed` means that the moments are those of
+    attention's mixtures of the rows (see above). Every call reads from the file.
     """
 
     file: Path
@@ -86,7 +87,7 @@ class StoredMoments:
     counts: tuple[float, ...] = field(repr=False)
     offset: int
     importance: ImatrixEntry = field(repr=False)
-    first_offset: int  # file offset of the sums of x
+    first_offset: int  # where the sums of x begin in the file
     mixed: bool = False
 
     def sums(self, matrix: int = 0) -> "F32":
@@ -109,8 +110,8 @@ class StoredMoments:
         return products
 
     def mean(self, matrix: int = 0) -> "F32":
-        """Return the mean of x x^T [columns, columns], which is symmetric; the identity for an
-        expert without tokens, as an imatrix has ones.
+        """Return the mean of x x^T [columns, columns], which is symmetric. For an expert without
+        tokens it is the identity, which corresponds to an imatrix of ones.
         """
         import numpy as np
 
@@ -122,8 +123,8 @@ class StoredMoments:
         return products
 
     def squares(self, matrix: int = 0) -> "F32":
-        """Return the mean of x^2 [columns], the diagonal of mean(), as in an imatrix; ones for an
-        expert without tokens.
+        """Return the mean of x^2 [columns], the diagonal of mean(), as an imatrix contains it; ones
+        for an expert without tokens.
         """
         return self.importance.mean_squares(matrix, matrix + 1, self.columns).reshape(self.columns)
 
@@ -146,19 +147,19 @@ class StoredMoments:
 
     @property
     def unseen_matrices(self) -> int:
-        """Number of matrices without rows."""
+        """The number of matrices without any rows."""
         return self.counts.count(0)
 
     @property
     def thin_matrices(self) -> int:
-        """Number of matrices with fewer rows than columns, but some: they cannot be inverted
-        without damping.
+        """The number of matrices that have rows, but fewer rows than columns: they cannot be
+        inverted without damping.
         """
         return sum(0 < count < self.columns for count in self.counts)
 
     @property
     def fewest_rows(self) -> float:
-        """Fewest rows that were added to a matrix, among those with rows."""
+        """The smallest number of rows that were added to a matrix, among matrices with rows."""
         return min((count for count in self.counts if count), default=0.0)
 
     def _squares(self, matrix: int) -> "F32":
@@ -180,8 +181,8 @@ class StoredMoments:
 
 @dataclass(frozen=True)
 class MomentsFile:
-    """A moments file; `digest` identifies its content, `path` is as the user gave it, `inputs` are
-    the distinct inputs.
+    """A moments file. `digest` identifies its content, `path` is as the user gave it, and `inputs`
+    are the distinct inputs.
     """
 
     path: Path
@@ -202,7 +203,7 @@ class MomentsFile:
 
     @property
     def imatrix(self) -> Imatrix:
-        """The diagonals as an importance matrix: mean squares under each weight's name."""
+        """The diagonals as an importance matrix, under each weight's name."""
         entries = {
             name: self.inputs[number].importance for name, number in sorted(self._of.items())
         }
@@ -223,9 +224,9 @@ class MomentsFile:
     ) -> dict[str, StoredMoments]:
         """Return the inputs of these tensors (name, shape with the row length first).
 
-        An embedding's input of another size is ignored, because an embedding's rows may be looked
-        up instead of multiplied. Raises UserError if another input has the wrong size, or if the
-        moments were collected with other folds (`transform`).
+        An embedding's input of the wrong size is ignored, because an embedding's rows may be looked
+        up instead of multiplied. Raises UserError if any other input has the wrong size, or if the
+        moments were collected with folds other than `transform`.
         """
         require_same_folds(f"{self.path} contains the moments", self.origin.transform, transform)
         inputs, wrong = {}, []
@@ -247,7 +248,7 @@ class MomentsFile:
 
 
 def is_moments_file(path: Path) -> bool:
-    """Return whether a file claims to contain moments; nothing else is checked."""
+    """Return whether a file is marked as a moments file; nothing else is checked."""
     try:
         part = header.read_file_header(path)
     except UserError:
@@ -290,7 +291,7 @@ def load_moments(path: Path) -> MomentsFile:
     digest = fields.text("digest")
     if not digest or not digest.strip("0"):
         raise _invalid(path, "it was not finished")
-    # this text is hashed, so it must not change with the names of About and its fields
+    # This text is hashed, so it must never change, even when names in the code do.
     described = (
         f"About(model={about.model!r}, chunk_size={about.chunk_size!r}, chunks={about.chunks!r},"
         f" texts={about.texts!r}, datasets={about.datasets!r}, transform={about.transform!r})"

@@ -1,14 +1,14 @@
-"""Collection of second moments: which weights share an input, how many inputs fit into memory at a
-time, and the sums.
+"""Collection of second moments: finds out which weights share an input and how many inputs fit into
+memory at a time, and computes the sums.
 
-Rows are multiplied in float32, once for each distinct input, and added in float64. Only the lower
-triangle is computed, in squares along the diagonal and rectangles between them. Rows are stored
-until several whole chunks have been read, because larger products are faster. While llama.cpp waits
-for the callback that observes its products, rows are only copied; squares and mixtures are computed
-later.
+Rows are multiplied in float32, once for each distinct input, and the products are added in float64.
+Only the lower triangle is computed, as squares along the diagonal and rectangles below them. Rows
+are stored until several whole chunks have been read, because larger products are faster. While
+llama.cpp waits for the callback that observes its products, rows are only copied; squares and
+mixtures are computed later.
 
-Each product runs on one thread: BLAS's own threads busy-wait like llama.cpp's and would take time
-from them. If torch has a GPU, it computes the products, of more rows at a time.
+Each product runs on one thread, because BLAS's own threads busy-wait like llama.cpp's and would
+take time from them. If torch has a GPU, it computes the products, of more rows at a time.
 """
 
 import math
@@ -34,16 +34,16 @@ from quant.calibration.moments_writer import MomentsInput, MomentSums
 from quant.errors import UserError
 from quant.native import array_backends
 
-# columns of a triangle's parts: of those on its diagonal, and of the others at most
+# size of the squares on a triangle's diagonal, and largest side of the rectangles below them
 DIAGONAL_PART_COLUMNS, MAX_PART_COLUMNS = 256, 1024
 PRODUCT_ROWS, MAX_CHUNKS_PER_PRODUCT = (
     1024,
     4,
 )  # most rows and most chunks that are multiplied at a time
-MAX_STORED_BYTES = 1 << 28  # most bytes that wait for it
-DEVICE_FACTOR = 8  # all three are so many times larger on a GPU
-MapFunction = Callable[..., Any]  # the signature of map
-WorkItem = tuple[int, Callable[[], None]]  # cost, and the job
+MAX_STORED_BYTES = 1 << 28  # most bytes of rows that are stored until they are multiplied
+DEVICE_FACTOR = 8  # on a GPU the three limits above are this many times larger
+MapFunction = Callable[..., Any]  # has the signature of the built-in map
+WorkItem = tuple[int, Callable[[], None]]  # cost of a job, and the job
 MatrixPart = tuple[slice, slice]  # rows and columns of a matrix
 # most bytes of attention shares that wait to be multiplied
 MAX_WAITING_BYTES = 1 << 27
@@ -58,7 +58,7 @@ def product_names(entry: MomentsInput) -> tuple[str, ...]:
 
 class InputSurvey:
     """The distinct `inputs` of a pass, in the order in which the graph computes them, and the bytes
-    of `rows` of each. A chunk has `tokens`; `threads` will multiply.
+    of each input's `rows`. A chunk has `tokens` tokens, and `threads` threads will multiply.
     """
 
     def __init__(self, tokens: int = PRODUCT_ROWS, threads: int = 1) -> None:
@@ -66,11 +66,12 @@ class InputSurvey:
         self.inputs: list[MomentsInput] = []
         self.rows: list[int] = []
         self._number: dict[str, int] = {}
-        self._shares: dict[str, int] = {}  # bytes stored for a chunk, by weight
+        # bytes of attention shares that are stored for a chunk, by weight
+        self._shares: dict[str, int] = {}
         self._key: tuple[int, int] | None = None
 
     def add(self, product: WeightProduct) -> None:
-        """Add one product. A weight that was seen before only adds its rows."""
+        """Add one product. If the weight was seen before, only its rows are counted."""
         number = self._number.get(product.name)
         if number is not None:
             self.rows[number] += (
@@ -93,8 +94,8 @@ class InputSurvey:
         self._key = product.key
 
     def add_mixture(self, mixed: AttentionMixture) -> None:
-        """Add one mixture. A mixed input is separate from others, and is computed after all inputs
-        so far.
+        """Add one mixture. The values' input becomes a separate, mixed input, which is computed
+        after all inputs so far.
         """
         name = mixed.name.replace("kqv-", "blk.") + ".attn_v.weight"
         number = self._number.get(name)
@@ -122,8 +123,9 @@ class InputSurvey:
 
     @property
     def chunks_per_product(self) -> int:
-        """Chunks whose rows are multiplied at a time. It does not depend on the available memory,
-        so that the sums of a text have the same bytes in any number of passes.
+        """Number of chunks whose rows are multiplied at a time. It does not depend on the available
+        memory, so that the sums of a text have the same bytes whether they are collected in one
+        pass or in several.
         """
         factor = DEVICE_FACTOR if array_backends.device() else 1
         return max(
@@ -136,8 +138,8 @@ class InputSurvey:
         )
 
     def input_bytes(self, number: int) -> int:
-        """Return the bytes of memory for an input: sums of x x^T and of x in float64, and rows with
-        a joined or mixed copy.
+        """Return the bytes of memory for an input: the sums of x x^T and of x in float64, and the
+        stored rows with a joined or mixed copy.
         """
         entry, chunks = self.inputs[number], self.chunks_per_product
         return sums_bytes(entry) + self.rows[number] * (
@@ -145,8 +147,8 @@ class InputSurvey:
         )
 
     def waiting_bytes(self, group: Sequence[int]) -> int:
-        """Return the bytes of attention shares that wait to be multiplied, and of those that arrive
-        when the limit is reached.
+        """Return the bytes of attention shares that a group stores before they are multiplied,
+        including those of the pass that exceeds the limit.
         """
         shares = [self._shares.get(self.inputs[number].names[0], 0) for number in group]
         return min(
@@ -160,14 +162,14 @@ def sums_bytes(entry: MomentsInput) -> int:
 
 
 def product_bytes(entry: MomentsInput) -> int:
-    """Return the bytes of a product of an input, and of the sums that it is added to."""
+    """Return the bytes of a product of an input's rows, and of the sums that it is added to."""
     return 8 * max(map(_area, _parts(0, entry.columns)))
 
 
 def split_into_groups(
     survey: InputSurvey, numbers: Sequence[int], memory: int
 ) -> list[tuple[int, ...]]:
-    """Split the input `numbers`, in order, into groups that can be collected at a time in `memory`
+    """Split the input `numbers`, in order, into groups, each of which can be collected in `memory`
     bytes.
 
     Raises UserError if a single input needs more, because its moments cannot be split.
@@ -199,7 +201,7 @@ def group_bytes(survey: InputSurvey, group: Sequence[int]) -> int:
 
 
 class MomentsCollector:
-    """The sums of a group of inputs. `numbers` are their indices in `inputs`."""
+    """The sums of a group of inputs; `numbers` are the indices of the group in `inputs`."""
 
     def __init__(self, inputs: Sequence[MomentsInput], numbers: Sequence[int]) -> None:
         self.numbers = tuple(numbers)
@@ -214,7 +216,7 @@ class MomentsCollector:
         self._mixing = {number: [ChunkMixing()] for number in self._mixed.values()}
         self._keys: dict[int, tuple[int, int]] = {}
         self._kept = {number: _InputRows() for number in numbers}
-        self.waiting_chunks = 0  # chunks that are not yet in the sums
+        self.waiting_chunks = 0  # chunks that are not yet added to the sums
         self.sums = {number: _empty_sums(inputs[number]) for number in numbers}
 
     def add(self, product: WeightProduct) -> None:
@@ -229,7 +231,7 @@ class MomentsCollector:
         self._kept[number].add(product)
 
     def add_mixture(self, mixed: AttentionMixture) -> None:
-        """Store how the values of a layer are mixed, or add it at once if too much waits
+        """Store the attention shares of a layer; multiply them at once if too many bytes are stored
         already.
         """
         number = self._mixed.get(mixed.name)
@@ -242,12 +244,12 @@ class MomentsCollector:
 
     @property
     def _shares(self) -> int:
-        """Bytes of attention shares that wait."""
+        """Bytes of attention shares that are stored."""
         return sum(mixing.waiting_bytes for chunks in self._mixing.values() for mixing in chunks)
 
     def end_chunk(self, each: MapFunction = map) -> None:
         """End a chunk, which may have taken several passes. `each` is map or a threaded map; the
-        sums are the same.
+        sums are the same with either.
         """
         if self._shares > MAX_WAITING_BYTES // 2:  # leave memory for the next chunk
             _run_all(
@@ -260,13 +262,13 @@ class MomentsCollector:
         self.waiting_chunks += 1
 
     def flush(self, sums: ImatrixCollector, each: MapFunction = map) -> None:
-        """Add all ended chunks to the moments, and their squares to `sums`."""
+        """Add all ended chunks to the moments, and the squares of their rows to `sums`."""
         squares = [
             partial(sums.add_shared, kept.product(self._names[number][0]), self._names[number])
             for number, kept in self._kept.items()
             if kept.rows.size
         ]
-        _run_all(each, squares)  # raises UserError with the first weight whose input is not finite
+        _run_all(each, squares)  # raises UserError for the first weight whose input is not finite
         ended = [(number, item) for number, chunks in self._mixing.items() for item in chunks[:-1]]
         mixtures = each(
             ChunkMixing.mix_rows,
@@ -290,8 +292,8 @@ class MomentsCollector:
 
 
 class _InputRows:
-    """The rows of an input over several passes, as if from one pass. The memory is reused, because
-    fresh pages cost more than copying.
+    """The rows of an input, collected over several passes. The memory is reused, because fresh
+    pages cost more than copying.
     """
 
     def __init__(self) -> None:
@@ -326,7 +328,7 @@ class _InputRows:
         )[...] = rows
 
     def turn(self) -> slice:
-        """Return the slice of the rows since the last call."""
+        """Return the slice of the rows that were added since the last call."""
         first, self._chunk_start = self._chunk_start, self._end
         return slice(first, self._end)
 
@@ -341,7 +343,7 @@ class _InputRows:
         self.experts.clear()
 
     def work(self, into: MomentSums, mixes: Sequence[MixedRows]) -> Iterator[WorkItem]:
-        """Yield the jobs that add the rows to the sums."""
+        """Yield the jobs that add the rows, or their `mixes`, to the sums."""
         rows = self.rows
         if self.experts:
             experts = np.concatenate(self.experts)
@@ -374,7 +376,7 @@ class _InputRows:
 
 
 def _run_all(each: MapFunction, work: Iterable[Callable[[], None]]) -> None:
-    """Run all jobs; re-raise the first exception."""
+    """Run all jobs; the first exception of a job is raised here."""
     for _ in each(operator.call, work):
         pass
 
@@ -397,8 +399,8 @@ def _expert(into: MomentSums, expert: int, rows: F32, places: tuple[Any, ...]) -
 
 
 def _parts(first: int, last: int) -> Iterator[MatrixPart]:
-    """Yield the parts of a triangle: squares on its diagonal, half of which is redundant, and the
-    rectangles between them.
+    """Yield the parts of the lower triangle of columns first .. last: squares on its diagonal, half
+    of which is redundant, and the rectangles below them.
     """
     if last - first <= DIAGONAL_PART_COLUMNS:
         yield slice(first, last), slice(first, last)
@@ -420,8 +422,8 @@ def _area(part: MatrixPart) -> int:
 
 
 def _triangle(sums: F64, rows: F32, other: F32) -> None:
-    """Add the triangle of rows^T other part by part, on a GPU with enough memory, else on this
-    thread.
+    """Add the lower triangle of rows^T other to the sums, part by part: on a GPU with enough
+    memory, else on this thread.
     """
     done, ops = 0, array_backends.array_backend(array_backends.device())
     parts = [*_parts(0, rows.shape[1])]
@@ -444,7 +446,7 @@ def _triangle(sums: F64, rows: F32, other: F32) -> None:
 
 
 def _product(sums: F64, part: MatrixPart, rows: F32, other: F32) -> None:
-    """Add a part of the triangle of rows^T other."""
+    """Add one part of the lower triangle of rows^T other to the sums."""
     down, across = part
     _add(sums, part, rows[:, down].T @ other[:, across], mixed=other is not rows)
 

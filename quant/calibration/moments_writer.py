@@ -1,8 +1,8 @@
-"""A file of second moments that is laid out before the first text is read and then filled input by
-input.
+"""A writer of moments files that lays out the file before the first text is read and then fills it
+input by input.
 
-Inputs may be written in any order and in several runs. Once an input is on disk, it is marked with
-the digest of its bytes; after a crash the next run finds the marks and writes only the missing
+Inputs may be written in any order and in several runs. Once an input is on disk, the digest of its
+bytes is written as its mark; after a crash the next run finds the marks and writes only the missing
 inputs.
 """
 
@@ -33,15 +33,16 @@ from quant.model_file.load_checks import MOMENTS_TYPE
 
 F64 = NDArray[np.float64]
 ALIGNMENT_BYTES = 32
-MARK_SUFFIX = ".mark"  # I32 [8]: the sha256 of an input's bytes, zeros until it is written
+MARK_SUFFIX = ".mark"  # I32 [8], the sha256 of an input's bytes; zeros until the input is written
 UNFINISHED_DIGEST = "0" * 64
-MIRROR_ROWS = 128  # rows mirrored at a time: single rows would be a cache miss for each value
+# rows that are mirrored at a time: mirroring single rows would cost a cache miss for each value
+MIRROR_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class MomentsInput:
-    """One input of a file: the weights that it enters, and the size of its matrices; `mixed` as in
-    SecondMoments.
+    """One input of a file: the weights that share it, and the size of its matrices. `mixed` is as
+    in StoredMoments.
     """
 
     names: tuple[str, ...]
@@ -52,8 +53,8 @@ class MomentsInput:
 
 @dataclass(frozen=True)
 class MomentSums:
-    """The sums of one input: x x^T [matrices, columns, columns], x [matrices, columns], and the
-    number of rows [matrices]. Only the lower triangles are read, because the file's matrices are
+    """The sums of one input: of x x^T [matrices, columns, columns] and of x [matrices, columns],
+    and the number of rows [matrices]. Only the lower triangles are read, because the matrices are
     symmetric.
     """
 
@@ -70,8 +71,8 @@ class MomentSums:
 
 
 class MomentsWriter:
-    """The writer of a moments file, `.OUT.part` beside `out` until finish(). Use it in a `with`; an
-    unfinished file is resumed by the next run.
+    """The writer of a moments file. It writes `.OUT.part` beside `out`, which finish() renames. Use
+    it in a `with` statement; the next run resumes an unfinished file.
 
     Raises UserError if the file cannot be written or the disk is too small.
     """
@@ -95,7 +96,7 @@ class MomentsWriter:
         self._file.close()
 
     def _resume(self) -> None:
-        """Resume an earlier run's file if its header is identical; otherwise start a new file."""
+        """Resume an earlier run's file if its header is identical, else start a new file."""
         if self.part_path.is_file():
             self._file = self.part_path.open("r+b")
             if self._file.read(len(self.layout.header)) == self.layout.header:
@@ -115,7 +116,7 @@ class MomentsWriter:
 
     @property
     def finished_inputs(self) -> frozenset[int]:
-        """Numbers of the inputs that are written."""
+        """Numbers of the inputs that are already written."""
         return frozenset(
             number for number in range(len(self.inputs)) if self._mark(number).strip(b"\0")
         )
@@ -147,7 +148,7 @@ class MomentsWriter:
         self._sync()
 
     def finish(self) -> None:
-        """Write the file's digest and rename it to its final name."""
+        """Write the file's digest and rename the file to its final name."""
         assert len(self.finished_inputs) == len(self.inputs), self.finished_inputs
         sha = hashlib.sha256(b"".join(self._mark(number) for number in range(len(self.inputs))))
         self._write_at(
@@ -158,7 +159,7 @@ class MomentsWriter:
         self.part_path.replace(self.out)
 
     def _write_matrix(self, offset: int, matrix: int, square: F64, sha: "hashlib._Hash") -> None:
-        """Write the lower triangle and its mirror image, some rows at a time."""
+        """Write the lower triangle and its mirror image, MIRROR_ROWS rows at a time."""
         columns = len(square)
         for first in range(0, columns, MIRROR_ROWS):
             last = first + MIRROR_ROWS
@@ -197,10 +198,11 @@ def write_moments(
     inputs_with_sums: Sequence[tuple[Sequence[str], MomentSums]],
     about: MomentsOrigin | None = None,
 ) -> Path:
-    """Write a whole file at once from [(names of the weights, sums of their input), ..];
-    MomentSums.from_rows(rows) computes the latter.
+    """Write a moments file at once. `inputs_with_sums` has, for each input, the names of its
+    weights and its sums (see MomentSums.from_rows).
 
-    moments.load_moments reads it. Tests of second-order methods need no model with it.
+    moments.load_moments reads the file. Tests of second-order methods use this function to get
+    moments without a model.
     """
     inputs = [
         MomentsInput(tuple(names), sums.second.shape[-1], len(sums.second))
