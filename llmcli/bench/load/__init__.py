@@ -1,3 +1,3 @@
-"""Load tests of servers with OpenAI's API: many parallel requests, and how long each of them
-waits.
+"""Load tests of servers with OpenAI's API: send many parallel requests and measure how long each
+one waits.
 """

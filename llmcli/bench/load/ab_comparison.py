@@ -1,8 +1,8 @@
-"""Comparison of two servers: the same prompts in alternating turns in random order, and ratios with
-confidence intervals.
+"""Comparison of two servers under the same load, as ratios with confidence intervals.
 
-Servers that share a machine are never measured at the same time, because they would disturb each
-other.
+Servers that share a machine would disturb each other, so they are never measured at the same time.
+They take turns: in each turn both servers get the same prompts, one server after the other, and
+chance decides which is first.
 """
 
 import random
@@ -26,14 +26,16 @@ from llmcli.bench.statistics import paired_test
 from llmcli.bench.statistics.paired_test import Comparison, Design
 from llmcli.runtime.requests.request import percentile
 
-BOOTSTRAP_DRAWS = 1000  # of the bootstrap
+BOOTSTRAP_DRAWS = 1000  # resamplings for one interval
 CONFIDENCE = 0.95
-DEFAULT_TURNS = 8  # turns of each server; at least 6 are needed for an interval with CONFIDENCE
+DEFAULT_TURNS = 8  # turns of each server; an interval with CONFIDENCE needs at least 6
 
 
 @dataclass(frozen=True, slots=True)
 class MetricRatio:
-    """B relative to A, with its interval; None: too few turns for an interval."""
+    """One metric of servers A and B, and the ratio B / A with its confidence interval. `low` and
+    `high` are None if there are too few turns for an interval.
+    """
 
     name: str
     a: float
@@ -45,8 +47,8 @@ class MetricRatio:
 
 @dataclass(frozen=True, slots=True)
 class ServerComparison:
-    """The metrics of both servers under one load over all turns, and their ratios. Higher is better
-    for tok/s, lower for times.
+    """The metrics of two servers under one load, each over all turns, and the ratios of these
+    metrics. Higher is better for tokens per second, lower is better for times.
     """
 
     a: LoadMetrics
@@ -64,7 +66,9 @@ async def compare_servers(
     number: int,
     tick: Callable[[], None],
 ) -> ServerComparison:
-    """Measure `turns` turns of each server; both servers of a turn get the same new prompts."""
+    """Measure both servers in `turns` turns, and compare them. Both servers of a turn get the same
+    prompts; each turn has new ones. `number` selects the prompts of the first turn.
+    """
     coin = random.Random(number)
     runs: tuple[list[LoadRun], list[LoadRun]] = ([], [])
     for turn in range(turns):
@@ -77,7 +81,7 @@ async def compare_servers(
 def compare_runs(
     a: Sequence[LoadRun], b: Sequence[LoadRun], slo: Slo | None = None
 ) -> ServerComparison:
-    """Return the comparison of pairs of runs."""
+    """Compare two servers; `a[i]` and `b[i]` are their runs in turn i."""
     metrics_a, metrics_b = compute_metrics(a, slo), compute_metrics(b, slo)
     ratios = [_rate(metrics_a, metrics_b)]
     for name in TIME_METRICS:
@@ -88,13 +92,15 @@ def compare_runs(
                 for rank in ("p50", "p99")
                 if None not in (percentiles[rank] for percentiles in ranks)
             ]
-    # a ratio to a time of zero does not exist
+    # a metric of server A that is zero has no ratio
     finite = [ratio for ratio in ratios if ratio.a > 0]
     return ServerComparison(metrics_a, metrics_b, tuple(finite), len(a))
 
 
 def _rate(metrics_a: LoadMetrics, metrics_b: LoadMetrics) -> MetricRatio:
-    """Return the ratio of output tokens per second, with the signed-rank interval of the pairs."""
+    """Return the ratio of output tokens per second. Its interval comes from the signed-rank test on
+    the pairs of runs.
+    """
     comparison = paired_test.estimate_ratio(
         metrics_a.repetition_rates,
         metrics_b.repetition_rates,
@@ -113,8 +119,8 @@ def _rate(metrics_a: LoadMetrics, metrics_b: LoadMetrics) -> MetricRatio:
 
 
 def _time(name: str, rank: str, a: Sequence[LoadRun], b: Sequence[LoadRun]) -> MetricRatio:
-    """Return the ratio of a percentile over all requests of each server. Its interval is a
-    bootstrap over turns, in pairs.
+    """Return the ratio of a percentile, such as the p99 of "ttft", over all requests of each
+    server. Its interval comes from a bootstrap that draws whole turns.
     """
     share = PERCENTILES[rank][0]
     times = [
@@ -153,6 +159,8 @@ def _time(name: str, rank: str, a: Sequence[LoadRun], b: Sequence[LoadRun]) -> M
 
 
 def _ranked(values: NDArray[np.float64], share: float) -> float:
-    """Return the nearest-rank percentile of an array. Shape: values `[n]`."""
+    """Return the nearest-rank percentile of an array; `share` 0.5 is the median. Shape: values
+    `[n]`.
+    """
     at = max(0, -(-len(values) * round(share * 1000) // 1000) - 1)
     return float(np.partition(values, at)[at]) if len(values) else 0.0

@@ -1,4 +1,6 @@
-"""The client of load tests: one coroutine per request, and a time stamp for every piece of text."""
+"""The client of load tests: sends a request, and records a time stamp for every piece of text of
+its answer.
+"""
 
 import json
 import time
@@ -27,8 +29,8 @@ from llmcli.http_client.client import (
 class LoadTarget:
     """A server, and how to send requests to it.
 
-    `base_url`: the URL before /chat/completions. `extra_fields`: additional fields of each request
-    body.
+    `base_url`: the part of the URL before /chat/completions. `chat`: use /chat/completions,
+    otherwise /completions. `extra_fields`: additional fields of each request body.
     """
 
     base_url: str
@@ -47,7 +49,7 @@ class LoadTarget:
 
     @property
     def connection(self) -> ConnectionSettings:
-        """How to connect to the server."""
+        """The settings of the connection to the server."""
         return ConnectionSettings(
             uses_tls=self.base_url.startswith("https"),
             api_key=self.api_key,
@@ -63,8 +65,8 @@ class LoadTarget:
 
 
 def parse_base_url(url: str) -> str:
-    """Return the base URL of an API from http://host:8080, …/v1 or …/v1/chat/completions. Raises
-    UserError.
+    """Return the base URL of an API, such as http://host:8080/v1. Accepts http://host:8080, …/v1
+    and …/v1/chat/completions. Raises UserError for anything else.
     """
     try:
         parts = urlsplit(url)
@@ -109,8 +111,8 @@ class Client:
         return json.dumps({**body, **server.extra_fields}).encode()
 
     async def send(self, job: LoadJob, answer: LoadAnswer) -> None:
-        """Send a job and fill in its answer, including errors. If the request is canceled, the
-        answer has no end time.
+        """Send a job, and record the answer or the error in `answer`. If this coroutine is
+        canceled, `answer.ended` stays None.
         """
         body = self.request_body(job)
         answer.sent = time.perf_counter()
@@ -126,7 +128,7 @@ class Client:
         answer.ended = time.perf_counter()
 
     async def complete(self, job: LoadJob) -> dict[str, Any]:
-        """Return the complete answer to a job without streaming. Raises UserError."""
+        """Send a job without streaming, and return the server's JSON answer. Raises UserError."""
         return await self._fetch(self.server.url, self.request_body(job, streamed=False))
 
     async def list_models(self) -> list[str]:
@@ -148,16 +150,16 @@ class Client:
 
 @asynccontextmanager
 async def open_client(server: LoadTarget) -> AsyncIterator[Client]:
-    """Open a client with its connections, and close them at the end. Raises UserError for a
-    certificate that cannot be read.
+    """Open a client with its connections, and close them at the end of the block. Raises UserError
+    for a certificate that cannot be read.
     """
     async with open_http_client(server.connection) as http:
         yield Client(server, http)
 
 
 async def _read(response: StreamResponse, job: LoadJob, answer: LoadAnswer) -> None:
-    """Record a time stamp for every piece of text, until the end of the answer or until the job is
-    to be canceled.
+    """Record a time stamp for every piece of text until the answer ends, or until the number of
+    pieces is reached after which the job cancels it.
     """
     events, done = sse.EventDecoder(), False
     async for piece in response.pieces():

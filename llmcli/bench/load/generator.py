@@ -1,10 +1,13 @@
-"""Load generation: a fixed number of parallel requests (closed loop), or requests at times
-independent of the answers (open loop).
+"""Load generation. In a closed loop, a fixed number of requests runs in parallel; a new one is sent
+when an answer ends. In an open loop, requests are sent at given times, whether or not earlier ones
+are answered.
 
-The load stays constant during the measurement: the first requests do not count, and requests
-continue until the last counted one is answered; then the remaining ones are canceled. In an open
-loop, the waiting time of a request starts when it is due, even if the client sends it late. So a
-server that stalls cannot hide this by delaying the next request (coordinated omission).
+The load stays constant during the measurement: the first requests do not count, and further
+requests are sent until the last counted one is answered. Then the unfinished requests are canceled.
+
+In an open loop, the waiting time of a request starts when it is due, even if the client sends it
+late. Otherwise a server that stalls would delay the next requests and so hide its own stall
+(coordinated omission).
 """
 
 import asyncio
@@ -21,18 +24,19 @@ from llmcli.bench.load.records import LoadAnswer, LoadJob
 SendRequest = Callable[[LoadJob, LoadAnswer], Awaitable[None]]
 Arrivals = Literal["closed", "poisson", "gamma", "constant"]
 ARRIVAL_KINDS: tuple[Arrivals, ...] = ("poisson", "gamma", "constant")
-BLOCK_REQUESTS = 40  # an open loop keeps its rate exactly over each block of this many requests
-HEARTBEAT_SECONDS = 0.02  # seconds between checks of the event loop's lateness
-# maximum number of open requests in an open loop; more would give no further information
+BLOCK_REQUESTS = 40  # in an open loop, each block of this many requests has exactly the set rate
+HEARTBEAT_SECONDS = 0.02  # seconds between two measurements of how late the event loop wakes up
+# an open loop ends when this many requests are unanswered; more of them would show nothing new
 MAX_OPEN_REQUESTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load. `level`: parallel requests ("closed"), or requests per second.
+    """A load on a server. `level`: the number of parallel requests if `arrivals` is "closed",
+    otherwise requests per second.
 
-    `burstiness`: the gaps of "gamma" have the shape 1/burstiness; 1 is Poisson, higher values are
-    burstier. `seed`: of the gaps.
+    `burstiness`: only for "gamma", whose gaps between requests have the shape 1/burstiness: 1 is a
+    Poisson process, higher values are burstier. `seed`: seed of the random gaps.
     """
 
     arrivals: Arrivals
@@ -42,7 +46,7 @@ class Load:
 
     @property
     def is_closed(self) -> bool:
-        """Whether a new request waits for an answer."""
+        """Whether a new request is only sent when an earlier one is answered."""
         return self.arrivals == "closed"
 
     @property
@@ -56,11 +60,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class LoadLength:
-    """The length of a measurement: until `requests` requests are sent and `seconds` have passed,
-    whichever are set.
+    """The length of a measurement. It lasts until `requests` requests are sent and `seconds` have
+    passed; None: no such condition.
 
-    `warmup`: first requests that do not count. None: one round of a closed loop, two seconds of an
-    open loop.
+    `warmup`: how many of the first requests do not count. None: one round of a closed loop; the
+    requests of two seconds, at most 20, of an open loop.
     """
 
     requests: int | None = 100
@@ -68,7 +72,7 @@ class LoadLength:
     warmup: int | None = None
 
     def warmup_requests(self, load: Load) -> int:
-        """Return the number of requests that do not count."""
+        """Return how many of the first requests do not count."""
         if self.warmup is not None:
             return self.warmup
         return int(load.level) if load.is_closed else min(20, math.ceil(2 * load.level))
@@ -76,13 +80,13 @@ class LoadLength:
 
 @dataclass(slots=True)
 class LoadRun:
-    """The result of one load. Times are seconds of the performance counter.
+    """The result of one load. Times are seconds of `time.perf_counter`.
 
     `answers`: all answers, including those that do not count. `began`: when the first counted
-    request was due. `ended`: when as many answers had ended as count (open loop: when the counted
-    ones had ended). `lateness`: how late the client's event loop was, every HEARTBEAT_SECONDS.
-    `cpu_seconds`: the client's CPU time, which shows whether the client itself was the limit.
-    `was_stopped`: the run was ended early.
+    request was due. `ended`: the end of the measurement (see `LoadGenerator._ended`). `lateness`:
+    how late the client's event loop woke up, measured every HEARTBEAT_SECONDS. `cpu_seconds`: the
+    client's CPU time, which shows whether the client itself was the limit. `was_stopped`: the run
+    was ended early.
     """
 
     load: Load
@@ -95,7 +99,7 @@ class LoadRun:
 
     @property
     def measured_answers(self) -> list[LoadAnswer]:
-        """The answers that count."""
+        """The answers of the requests that count."""
         return [answer for answer in self.answers if answer.measured]
 
     @property
@@ -113,10 +117,10 @@ StopCheck = Callable[[LoadRun, LoadAnswer], bool]
 
 
 class LoadGenerator:
-    """Generates one load on one server, counts the open requests and ends the run.
+    """Generates one load on one server, counts the unanswered requests and ends the run.
 
-    `should_stop` receives each counted answer, and ends the run early by returning True. `tick` is
-    called for each counted answer.
+    `should_stop` is called with each counted answer; if it returns True, the run ends early. `tick`
+    is called after each counted answer, to show progress.
     """
 
     def __init__(
@@ -136,8 +140,8 @@ class LoadGenerator:
         self.finished = asyncio.Event()
 
     async def measure(self) -> LoadRun:
-        """Generate the load until all counted requests are answered; the remaining ones are
-        canceled.
+        """Generate the load until all counted requests are answered, then cancel the unfinished
+        requests and return the result.
         """
         began = time.process_time()
         loads = self._closed() if self.load.is_closed else [self._open_loop()]
@@ -146,7 +150,7 @@ class LoadGenerator:
         try:
             done, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in done - {waiting}:
-                task.result()  # re-raises an unexpected exception of a task
+                task.result()  # re-raise the exception of a task that failed
         finally:
             for task in (waiting, *tasks):
                 task.cancel()
@@ -156,12 +160,13 @@ class LoadGenerator:
         return self.run
 
     def _ended(self) -> float:
-        """Return when the last counted answer had ended; in a closed loop, when as many answers had
-        ended since the start as count.
+        """Return the time at which the measurement ended.
 
-        A closed loop keeps sending requests until the last counted answer ends. A server whose
-        answers end one after another would otherwise be charged for prompts whose answers have
-        hardly begun, unlike a server whose answers end together.
+        In an open loop, this is when the last counted answer ended. In a closed loop with n counted
+        answers, it is when the n-th answer of any kind ended after the start: other requests run
+        beside the counted ones until the last of these is answered. A server whose answers end one
+        after another would otherwise be charged for other prompts whose answers have hardly begun,
+        unlike a server whose answers end together.
         """
         end_times = [answer.ended for answer in self.run.measured_answers if answer.ended]
         if not end_times:
@@ -198,7 +203,9 @@ class LoadGenerator:
                 group.create_task(self._one(due))
 
     async def _one(self, due: float) -> None:
-        """Send one request at its time. The last counted answer ends the run."""
+        """Send the request that is due at `due`, and record its answer. End the run after the last
+        counted answer.
+        """
         answer = LoadAnswer(due, open_requests=self.n_open)
         answer.measured = self._counts(due)
         self.run.answers.append(answer)
@@ -217,11 +224,11 @@ class LoadGenerator:
             elif not self.n_unanswered and self._complete(time.perf_counter()):
                 self.finished.set()
         if answer.error:
-            # do not flood a server that refuses immediately
+            # send slowly to a server that refuses requests immediately
             await asyncio.sleep(0.01)
 
     def _counts(self, due: float) -> bool:
-        """Return whether a request that is due now counts."""
+        """Return whether the request that is due at `due` counts, and count it if so."""
         if self.sent < self.warmup_requests:
             return False
         if not self.n_counted:
@@ -233,15 +240,15 @@ class LoadGenerator:
         return True
 
     def _complete(self, now: float) -> bool:
-        """Return whether all requests that count were sent."""
+        """Return whether the measurement has reached its length, so that no further request counts."""
         length = self.length
         return self.n_counted >= (length.requests or 1) and now - self.run.began >= (
             length.seconds or 0
         )
 
     async def _watch(self) -> None:
-        """Record how late this event loop wakes up, which adds to any time stamp, and end a run
-        whose time is over.
+        """Record how late the event loop wakes up, since every time stamp may be that late. Also
+        end the run when its seconds are over and every counted request is answered.
         """
         while True:
             due = time.perf_counter() + HEARTBEAT_SECONDS
@@ -254,11 +261,11 @@ class LoadGenerator:
 
 
 def arrival_gaps(load: Load, rng: random.Random) -> Iterator[float]:
-    """Yield the seconds between requests endlessly, 1/level on average.
+    """Yield the gaps between requests in seconds, endlessly; the mean is 1 / level.
 
-    Each block of BLOCK_REQUESTS takes exactly BLOCK_REQUESTS / level seconds. Otherwise 40 requests
-    of a Poisson process would have a rate that differs by 16 % (one sigma) from the requested one,
-    and two searches for the largest rate would not agree.
+    Each block of BLOCK_REQUESTS gaps takes exactly BLOCK_REQUESTS / level seconds. Otherwise the
+    rate of 40 requests of a Poisson process would differ from the set rate by 16 % (one sigma), and
+    two searches for the largest rate would not agree.
     """
     while True:
         block = [_gap(load, rng) for _ in range(BLOCK_REQUESTS)]
@@ -267,7 +274,7 @@ def arrival_gaps(load: Load, rng: random.Random) -> Iterator[float]:
 
 
 def _gap(load: Load, rng: random.Random) -> float:
-    """Return one gap before it is scaled."""
+    """Return one random gap with a mean of 1."""
     match load.arrivals:
         case "constant":
             return 1.0
@@ -286,5 +293,7 @@ async def generate_load(
     should_stop: StopCheck = lambda run, answer: False,
     tick: Callable[[], None] = lambda: None,
 ) -> LoadRun:
-    """Generate a load on a server, and return its result."""
+    """Generate a load on a server, and return the result. `should_stop` and `tick`: see
+    `LoadGenerator`.
+    """
     return await LoadGenerator(send, jobs, load, length, should_stop, tick).measure()

@@ -1,11 +1,15 @@
-"""The order of measurements in the search for the largest load, and the estimate from all of them.
+"""The search for the largest load: which level to measure next, and the estimate from all
+measurements.
 
-Loads are levels of a fixed grid, so that two searches are comparable: they agree within one step if
-their levels are neighbors. Doubling finds a level that holds and one that does not, and bisection
-finds neighbors. Then the levels around the limit are measured repeatedly until the interval is one
-step wide or the maximum number of measurements is reached. Every measurement contributes to the
-estimate, and none decides alone: how far a measurement is from the limit tells much more than
-whether it is above or below.
+A level is a number of users or a request rate. A level "holds" if the server keeps the latency
+limits at it. Levels come from a fixed grid, so that the results of two searches are comparable:
+they agree if they are at most one step of the grid apart.
+
+First, the level is doubled or halved until one level holds and another does not. Bisection then
+finds two neighboring levels like this. Finally, the levels around the limit are measured repeatedly
+until the interval of the limit is one step wide or the maximum number of measurements is reached.
+No single measurement decides. The estimate uses how far each one is from the limit, which tells
+more than whether it is above or below.
 """
 
 import math
@@ -23,21 +27,22 @@ from llmcli.bench.load.threshold_fit import (
     fit_monotone,
 )
 
-# ratio of neighboring request rates; numbers of users differ by one, or by an eighth if that is
-# more
+# Ratio of neighboring request rates. Neighboring numbers of users differ by one or by an eighth,
+# whichever is more.
 RATE_STEP = 1.1
-MAX_MEASUREMENTS = 30  # measurements of a search
-MIN_MEASUREMENTS = 8  # measurements before it may end
+MAX_MEASUREMENTS = 30  # maximum number of measurements in a search
+MIN_MEASUREMENTS = 8  # minimum number of measurements before a search may end
 MIN_LEVEL_REPEATS = 3  # measurements of the lowest level before the search gives up
-MAX_STEP_WIDTH = 1.2  # width in steps of an interval that counts as one step
+MAX_STEP_WIDTH = 1.2  # an interval of the limit up to this many steps wide counts as one step
 
 
 @dataclass(frozen=True, slots=True)
 class LoadEstimate:
     """The estimate of the largest level that holds.
 
-    `level_index`: its index, -1: none. `low`, `high`: the interval of the limit, as indices (90 %
-    confidence). `steps`: two searches agree if they are at most this many steps apart.
+    `level_index`: index of that level in the grid, -1 if no level holds. `low`, `high`: 90 %
+    confidence interval of the limit, as fractional indices. `steps`: two searches agree if their
+    levels are at most this many steps apart.
     """
 
     level_index: int
@@ -47,7 +52,7 @@ class LoadEstimate:
 
 
 def user_levels(most: int = 4096) -> list[float]:
-    """Return the numbers of users to try."""
+    """Return the grid of numbers of users, from 1 to `most`."""
     levels = [1]
     while levels[-1] < most:
         levels.append(max(levels[-1] + 1, round(levels[-1] * 1.125)))
@@ -55,7 +60,7 @@ def user_levels(most: int = 4096) -> list[float]:
 
 
 def rate_levels(least: float = 0.01, most: float = 10_000.0) -> list[float]:
-    """Return the request rates to try, in requests per second."""
+    """Return the grid of request rates in requests per second, from `least` to about `most`."""
     levels = [least]
     while levels[-1] < most:
         levels.append(levels[-1] * RATE_STEP)
@@ -63,20 +68,22 @@ def rate_levels(least: float = 0.01, most: float = 10_000.0) -> list[float]:
 
 
 def nearest_index(levels: Sequence[float], target: float) -> int:
-    """Return the index of a level in the grid, or of the next lower one."""
+    """Return the index of the highest level that is at most `target`; 0 if there is none."""
     return max((at for at, level in enumerate(levels) if level <= target), default=0)
 
 
 def level_at(levels: Sequence[float], fractional_index: float) -> float:
-    """Return the level at a fractional index, interpolated geometrically."""
+    """Return the level at a fractional index: between two levels of the grid, interpolated
+    geometrically.
+    """
     clamped = min(max(fractional_index, 0.0), len(levels) - 1.0)
     index = min(int(clamped), len(levels) - 2)
     return float(levels[index] * (levels[index + 1] / levels[index]) ** (clamped - index))
 
 
 def find_fractional_index(levels: Sequence[float], logarithm: float) -> float:
-    """Return the fractional index of a level, given its logarithm; beyond the grid it is
-    extrapolated.
+    """Return the fractional index of the level whose natural logarithm is `logarithm`. Levels
+    outside the grid are extrapolated.
     """
     index = min(max(bisect_right(levels, math.exp(min(logarithm, 700.0))) - 1, 0), len(levels) - 2)
     low, high = math.log(levels[index]), math.log(levels[index + 1])
@@ -89,7 +96,9 @@ def choose_next_level(
     observations: Sequence[Observation],
     max_measurements: int = MAX_MEASUREMENTS,
 ) -> int | None:
-    """Return the index of the level to measure next; None if the estimate is good enough."""
+    """Return the index of the level to measure next; None: end the search. `start` is the index of
+    the first level.
+    """
     if not observations:
         return start
     if len(observations) >= max_measurements:
@@ -104,7 +113,7 @@ def choose_next_level(
         return (below + above) // 2
     estimate, counts = estimate_edge(levels, observations), _counts(observations)
     uncertain = [index for index in (below, above) if counts[index] < MIN_REPEATS]
-    # the line fit and the last measurement disagree: a jump is not linear
+    # The line fit contradicts the monotone fit. The curve may jump here, so measure again.
     if estimate.level_index != below and uncertain:
         return uncertain[0]
     pair = [
@@ -119,7 +128,7 @@ def choose_next_level(
         and not missing
     ):
         return None
-    # Levels next to the two help to estimate the slope unless they are far from the limit.
+    # The neighbors of this pair help to estimate the slope, unless they are far from the limit.
     neighbors = [
         index
         for index in (estimate.level_index - 1, estimate.level_index + 2)
@@ -130,7 +139,7 @@ def choose_next_level(
 
 
 def estimate_edge(levels: Sequence[float], observations: Sequence[Observation]) -> LoadEstimate:
-    """Return the estimate from all measurements."""
+    """Return the estimate of the largest level that holds, from all measurements."""
     below, above = find_bracket(fit_monotone(observations))
     if below is None:
         return LoadEstimate(-1, -1.0, float(above or 0), 1)
@@ -164,8 +173,8 @@ def estimate_edge(levels: Sequence[float], observations: Sequence[Observation]) 
 
 
 def _lower(levels: Sequence[float], seen: Sequence[Observation]) -> int | None:
-    """Return a lower level if nothing has held so far: half the load. The lowest level is repeated
-    a few times.
+    """Return the index of a lower level, because no measured level holds: that of half the load.
+    The lowest level is measured MIN_LEVEL_REPEATS times, then None ends the search.
     """
     lowest = min(measurement.level_index for measurement in seen)
     if lowest:
@@ -174,8 +183,9 @@ def _lower(levels: Sequence[float], seen: Sequence[Observation]) -> int | None:
 
 
 def _higher(levels: Sequence[float], seen: Sequence[Observation]) -> int | None:
-    """Return a higher level if everything has held so far: twice the load, or the next level if an
-    apparently failing one turned out to hold.
+    """Return the index of a higher level, because every measured level holds; None at the end of
+    the grid. This is the level of twice the load. It is only the next level if a level was measured
+    repeatedly, since the limit is then near.
     """
     highest, counts = max(measurement.level_index for measurement in seen), _counts(seen)
     if highest == len(levels) - 1:

@@ -1,5 +1,5 @@
-"""A local server for load tests: `llmcli serve REF` in a child process on a free port, stopped at
-the end.
+"""A local server for load tests: `llmcli serve REF` in a child process on a free port, which is
+stopped after the test.
 """
 
 import json
@@ -17,13 +17,13 @@ from llmcli import config
 from llmcli.errors import UserError
 
 STOP_SECONDS = 20.0  # seconds to wait for the server to stop
-MAX_LOG_BYTES = 1 << 20  # bytes of its log that are read
+MAX_LOG_BYTES = 1 << 20  # maximum bytes of the server's log that are read
 
 
 @contextmanager
 def open_local_server(ref: str, flags: Sequence[str]) -> Iterator[str]:
-    """Start a server, and yield its address when it is ready. Raises UserError with its last
-    message if it does not start.
+    """Start a server, yield its address when it is ready, and stop it after the block. If it does
+    not start, raise UserError with the last message of the server.
     """
     command = [
         sys.executable,
@@ -64,7 +64,9 @@ def open_local_server(ref: str, flags: Sequence[str]) -> Iterator[str]:
 
 @contextmanager
 def _leaving_at_sigterm() -> Iterator[None]:
-    """Let SIGTERM end this process with an exception, so that the server is stopped, too."""
+    """Turn SIGTERM into an exception within the block, so that the server is stopped before this
+    process ends.
+    """
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -80,7 +82,7 @@ def _leaving_at_sigterm() -> Iterator[None]:
 
 
 def stop_process(process: "subprocess.Popen[bytes]") -> None:
-    """Terminate a process, and kill it if it does not end."""
+    """Terminate a process, and kill it if it is still running after STOP_SECONDS."""
     process.terminate()
     try:
         process.wait(STOP_SECONDS)

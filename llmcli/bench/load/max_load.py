@@ -1,8 +1,10 @@
 """Search for the largest load at which a server keeps its latency limits.
 
-The measurement of a level ends early when it is clearly above twice the limits or, in a closed
-loop, below half of them, since the fit treats both alike. A single user is measured at the
-beginning, every SINGLE_USER_INTERVAL measurements and at the end, to detect changes of the machine.
+The measurement of a level ends early when the latencies are clearly above twice the limits or, in a
+closed loop, clearly below half of them. The fit clips all values to this range, so a longer
+measurement would not change the estimate. A single user is measured at the beginning, every
+SINGLE_USER_INTERVAL measurements and at the end. If this user's waiting time changes, the machine
+has changed.
 """
 
 import math
@@ -19,30 +21,30 @@ from llmcli.bench.load.slo import Slo
 from llmcli.bench.load.threshold_fit import MAX_EXCESS, Observation
 
 LoadKind = Literal["concurrency", "rate"]
-MIN_REQUESTS = 40  # requests of a level
-REQUESTS_PER_USER = 2  # requests of each user
-OPEN_LOOP_SECONDS = 20.0  # of an open loop
+MIN_REQUESTS = 40  # minimum number of requests in the measurement of a level
+REQUESTS_PER_USER = 2  # in a closed loop, each user sends at least this many requests on average
+OPEN_LOOP_SECONDS = 20.0  # seconds of a measurement in an open loop
 FILLING_SECONDS = (
-    10.0  # seconds after which a growing queue is no longer just the server filling up
+    10.0  # seconds before which a growing queue only means that the server is filling up
 )
 MIN_CLEAR_ANSWERS = (
     10  # minimum number of answers, all below half of the limits, to end a level early
 )
 SINGLE_USER_LENGTH = LoadLength(6, warmup=3)
 SINGLE_USER_INTERVAL = 10
-# minimum ratio, and minimum difference in seconds, between waiting times of a single user that
-# count as drift
+# The waiting times of a single user count as drift if the longest exceeds the shortest by more than
+# this ratio and by more than these seconds.
 MIN_DRIFT_RATIO, MIN_DRIFT_SECONDS = 1.1, 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class MaxLoadSettings:
-    """When a level holds, and how levels are measured.
+    """The condition for a level to hold, and how levels are measured.
 
-    A level holds if `required_share` of its requests are within `slo` and no queue grows. A level
-    has at least `requests` requests and takes at least `seconds`; its first `warmup` requests do
-    not count (None: see LoadLength). `max_measurements`: limit of the search. `arrivals` and
-    `burstiness`: of the open loop.
+    A level holds if `required_share` of its requests are within the limits of `slo` and the queue
+    does not grow. Each measurement has at least `requests` requests and takes at least `seconds`;
+    its first `warmup` requests do not count (None: see LoadLength). The search ends after
+    `max_measurements`. `arrivals` and `burstiness` describe the open loop (see Load).
     """
 
     slo: Slo
@@ -57,7 +59,9 @@ class MaxLoadSettings:
 
 @dataclass(frozen=True, slots=True)
 class LevelMeasurement:
-    """One measurement of one level. `excess`: see `Observation`."""
+    """One measurement of one level. `excess`: logarithm of the measured latency relative to its
+    limit (see `Observation`).
+    """
 
     level: float
     excess: float
@@ -65,7 +69,7 @@ class LevelMeasurement:
 
     @property
     def keeps_limits(self) -> bool:
-        """Whether this measurement kept the limits."""
+        """Whether the server kept the latency limits in this measurement."""
         return self.excess <= 0
 
 
@@ -73,11 +77,13 @@ class LevelMeasurement:
 class MaxLoadResult:
     """The result of a search for the largest load.
 
-    `level`: the largest level that holds, None: not even the lowest. `next_level`: the next
-    measured level, None: no higher one was measured. The largest load lies between `low` and `high`
-    (90 % confidence; None: not within the grid). Two searches agree if their levels are at most
-    `steps` of the grid apart. `best_metrics`: those of `level`, over all its measurements.
-    `single_user_seconds`: how long a single user waited for a complete answer, in order of time.
+    `level`: the largest level that holds; None if the lowest level does not hold. `next_level`: the
+    lowest measured level above `level`; None if no higher level was measured. `low`, `high`: 90 %
+    confidence interval of the largest load; None if no level holds or no higher level was measured.
+    `steps`: the results of two searches agree if their levels are at most this many steps of the
+    grid apart. `best_metrics`: the metrics of `level`, over all its measurements.
+    `single_user_seconds`: median seconds for a complete answer in each measurement of a single
+    user, in order of time.
     """
 
     kind: LoadKind
@@ -92,8 +98,8 @@ class MaxLoadResult:
 
     @property
     def drift(self) -> float | None:
-        """The ratio of the longest to the shortest waiting time of a single user; None if they do
-        not differ significantly.
+        """The ratio of the longest to the shortest waiting time of a single user; None if the
+        difference is too small to count as drift.
         """
         if len(self.single_user_seconds) < 2 or min(self.single_user_seconds) <= 0:
             return None
@@ -106,8 +112,9 @@ class MaxLoadResult:
 class _MaxLoadSearch:
     """One search on one server.
 
-    `observations`, `measurements`: in order of time. `runs`: by level index.
-    `single_user_seconds`: how long a single user waited for a complete answer.
+    `number`: number of the first prompt sequence. `observations`, `measurements`: of the levels, in
+    order of time. `runs`: the runs of each level, by its index. `single_user_seconds`: median
+    seconds for a complete answer in each measurement of a single user.
     """
 
     session: ServerSession
@@ -138,7 +145,9 @@ class _MaxLoadSearch:
         return self.build_result(level_search.estimate_edge(self.levels, self.observations))
 
     async def measure_single_user(self) -> LoadMetrics:
-        """Measure a single user."""
+        """Measure the load of a single user, record the median time of a complete answer, and
+        return the metrics.
+        """
         self.tick("one alone")
         run = await self.session.run_load(
             Load("closed", 1), SINGLE_USER_LENGTH, self.number + 500 + len(self.single_user_seconds)
@@ -180,8 +189,9 @@ class _MaxLoadSearch:
         self.runs.setdefault(index, []).append(run)
 
     def warmup(self, level: float, closed: bool) -> int | None:
-        """Return the number of requests until an open loop has filled the server: three times the
-        duration of an answer, at least two seconds.
+        """Return how many first requests of a measurement do not count; None: the default of
+        LoadLength. In an open loop these are the requests until the server is filled, which takes
+        three times the duration of an answer, at least two seconds.
         """
         if self.settings.warmup is not None or closed:
             return self.settings.warmup
@@ -192,7 +202,7 @@ class _MaxLoadSearch:
     def build_result(self, estimate: level_search.LoadEstimate) -> MaxLoadResult:
         levels, largest = self.levels, estimate.level_index
         runs = self.runs.get(largest, [])
-        # None: the measurements or the levels ran out
+        # None if the search ended before it measured a higher level
         next_index = min((index for index in self.runs if index > largest), default=None)
         within = largest >= 0 and next_index is not None
         return MaxLoadResult(
@@ -212,9 +222,11 @@ class _MaxLoadSearch:
 class _LevelStopCheck:
     """Decides after every answer whether the result of a level is already clear.
 
-    `count`: requests that count. `clear_excess`: the result once it is clear, as an excess.
-    `n_done`: answers. `n_below_half`, `n_above_twice`: answers below half of the limits,
-    above twice the limits. `next_check`: number of answers at the next check for a growing queue.
+    `count`: number of requests that count. `clear_excess`: the excess of the level (see
+    `Observation`) once it is clear, until then None. `n_done`: number of answers so far.
+    `n_below_half`, `n_above_twice`: how many of them took at most half of the limits, or at least
+    twice the limits. `next_check`: number of answers at which to check next whether the queue
+    grows.
     """
 
     settings: MaxLoadSettings
@@ -245,14 +257,15 @@ class _LevelStopCheck:
         ):
             self.clear_excess = -MAX_EXCESS
         elif self.n_done >= self.next_check and answer.scheduled - run.began > FILLING_SECONDS:
-            self.next_check = math.ceil(1.2 * self.n_done)  # the check takes time, too
+            # check seldom, because the check takes time
+            self.next_check = math.ceil(1.2 * self.n_done)
             if run.is_saturated:
                 self.clear_excess = MAX_EXCESS
         return self.clear_excess is not None
 
     def excess(self, run: LoadRun) -> float:
-        """Return the excess of the run: the logarithm of the ratio to the limits that
-        `required_share` of its requests did not exceed.
+        """Return the excess of a run (see `Observation`): the logarithm of the ratio of a request's
+        times to the limits that `required_share` of the requests do not exceed.
         """
         if self.clear_excess is not None:
             return self.clear_excess
@@ -281,9 +294,11 @@ async def find_max_load(
     number: int,
     tick: Callable[[str], None],
 ) -> MaxLoadResult:
-    """Search from a level near `first` (None: one user, or the request rate of a single user).
+    """Search for the largest load that the server can take, from a level near `first`.
 
-    `number`: number of the first prompt sequence. `tick` receives the name of each measurement.
+    `first` None: start with one user, or with the request rate that a single user reached.
+    `number`: number of the first prompt sequence. `tick` is called with the name of each
+    measurement.
     """
     levels = level_search.user_levels() if kind == "concurrency" else level_search.rate_levels()
     return await _MaxLoadSearch(session, kind, settings, levels, number, tick).search(first)

@@ -1,5 +1,5 @@
-"""Metrics of a load, computed from its answers as METRIC_DEFINITIONS says. Percentiles are
-nearest-rank.
+"""The metrics of a load, computed from its answers by the definitions in METRIC_DEFINITIONS.
+Percentiles are nearest-rank values.
 """
 
 import math
@@ -13,8 +13,8 @@ from llmcli.bench.load.records import LoadAnswer
 from llmcli.bench.load.slo import Slo
 from llmcli.runtime.requests.request import percentile
 
-# Each percentile with the minimum number of values: with fewer, it would be one of the largest
-# values.
+# For each percentile its rank, and the minimum number of values. With fewer values it would be
+# nothing but one of the largest ones.
 PERCENTILES = {
     "p50": (0.5, 1),
     "p90": (0.9, 10),
@@ -24,9 +24,9 @@ PERCENTILES = {
 }
 TIME_METRICS = ("ttft", "tpot", "itl", "e2el")
 MAX_LATE_SECONDS = (
-    0.010  # seconds of lateness of the client (p99) from which its results are doubtful
+    0.010  # if the client is later than this (p99, in seconds), its results are doubtful
 )
-MAX_CLIENT_CPU = 0.7  # of one CPU; above this the client may be the limit
+MAX_CLIENT_CPU = 0.7  # share of one CPU; if the client uses more, it may be the limit itself
 METRIC_DEFINITIONS = {
     "ttft": "time to first token: from the due time (closed loop: sending) to the first text, "
     "including queueing and prefill",
@@ -44,8 +44,8 @@ METRIC_DEFINITIONS = {
 
 @dataclass(frozen=True, slots=True)
 class TimeSummary:
-    """Summary of one latency metric in milliseconds. A percentile is None if there are too few
-    values.
+    """One latency metric over all requests, in milliseconds. A percentile is None if there are too
+    few values for it.
     """
 
     count: int
@@ -58,12 +58,14 @@ class TimeSummary:
 class LoadMetrics:
     """The metrics of one load.
 
-    `answered`, `failed` (by kind; `error_examples`: a message for each kind) and `cancelled` count
-    the measured requests; `kept_slo` of them met the limits. `bundled_share`: share of tokens that
-    arrived in chunks with others, whose gaps are those of the chunks. `cached_share`: share of
-    prompt tokens that the server had cached, None: unknown. `late_ms`: the client's own lateness
-    (p50, p99). `client_cpu`: its share of a CPU. `repetition_rates`: output tokens per second of
-    each repetition.
+    `answered`, `failed` and `cancelled` count measured requests; `failed` has a count for each kind
+    of error, `error_examples` a message for each kind. `kept_slo`: number of measured requests that
+    met the limits, None without limits. `prompt_tokens`, `output_tokens`: means per request.
+    `cached_share`: share of the prompt tokens that the server had cached, None if unknown.
+    `bundled_share`: share of the tokens that arrived together with others in one chunk, so that
+    their own times are unknown. `late_ms`: how late the client's event loop was (p50, p99).
+    `client_cpu`: share of one CPU that the client used. `repetition_rates`: output tokens per
+    second of each repetition.
     """
 
     load: Load
@@ -89,17 +91,17 @@ class LoadMetrics:
 
     @property
     def requests(self) -> int:
-        """All measured requests except canceled ones."""
+        """The number of measured requests that were not canceled."""
         return self.answered + sum(self.failed.values())
 
     @property
     def goodput(self) -> float | None:
-        """Requests per second within the limits."""
+        """The number of requests per second that met the limits; None without limits."""
         return None if self.kept_slo is None or not self.seconds else self.kept_slo / self.seconds
 
     @property
     def slo_share(self) -> float | None:
-        """The share of the requests within the limits."""
+        """The share of the requests that met the limits; None without limits."""
         return None if self.kept_slo is None else self.kept_slo / max(1, self.requests)
 
     @property
@@ -127,7 +129,7 @@ class LoadMetrics:
 
 
 def summarize_times(values: Sequence[float]) -> TimeSummary | None:
-    """Summarize times in seconds; None if there are none."""
+    """Summarize times in seconds; None if there are no times."""
     if not values:
         return None
     ms = [value * 1e3 for value in values]
@@ -139,8 +141,8 @@ def summarize_times(values: Sequence[float]) -> TimeSummary | None:
 
 
 def compute_metrics(runs: Sequence[LoadRun], slo: Slo | None = None) -> LoadMetrics:
-    """Compute the metrics of one load, which may have been run several times: times are pooled,
-    rates are over the total seconds.
+    """Compute the metrics of one load from one or several runs. Percentiles are taken over the
+    requests of all runs; rates are totals divided by the total seconds.
     """
     measured = [answer for run in runs for answer in run.measured_answers]
     complete = [answer for answer in measured if answer.is_complete]
@@ -184,7 +186,7 @@ def compute_metrics(runs: Sequence[LoadRun], slo: Slo | None = None) -> LoadMetr
 
 
 def metric_seconds(name: str, good: Sequence[LoadAnswer]) -> list[float]:
-    """Return the seconds of one of TIME_METRICS for complete answers."""
+    """Return the values of one of TIME_METRICS in seconds. All answers must be complete."""
     match name:
         case "ttft":
             return [answer.ttft for answer in good]
@@ -198,8 +200,8 @@ def metric_seconds(name: str, good: Sequence[LoadAnswer]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class _Arrivals:
-    """What arrived during a measurement: output tokens, prompt tokens of answers that began, and
-    answers that ended.
+    """The amounts that arrived during a measurement: output tokens, the prompt tokens of answers
+    whose first text arrived, and the number of answers that ended.
     """
 
     output_tokens: float
@@ -223,8 +225,8 @@ def _count_arrivals(run: LoadRun) -> _Arrivals:
 
 
 def _arrived_tokens(answer: LoadAnswer, began: float, ended: float) -> float:
-    """Return the tokens of an answer that arrived in the interval. If the server's count differs
-    from the chunks', its count is distributed proportionally.
+    """Return how many tokens of an answer arrived between `began` and `ended`. If the server counts
+    other tokens than the chunks contain, the server's total is divided in proportion to the chunks.
     """
     arrived = sum(
         count
@@ -236,7 +238,9 @@ def _arrived_tokens(answer: LoadAnswer, began: float, ended: float) -> float:
 
 
 def _cached_share(answers: Sequence[LoadAnswer]) -> float | None:
-    """Return the share of prompt tokens that the server had cached; None if it reports none."""
+    """Return the share of prompt tokens that the server had cached; None if the server reports no
+    cached tokens.
+    """
     counted = [
         (answer.cached_tokens, answer.prompt_tokens)
         for answer in answers
@@ -248,7 +252,7 @@ def _cached_share(answers: Sequence[LoadAnswer]) -> float | None:
 
 
 def _bundled_share(answers: Sequence[LoadAnswer]) -> float:
-    """Return the share of tokens that arrived in a chunk with others."""
+    """Return the share of the tokens that arrived in one chunk together with an earlier token."""
     tokens = sum(answer.tokens for answer in answers)
     chunks = sum(len(answer.arrival_times) for answer in answers)
     return max(0.0, 1 - chunks / tokens) if tokens else 0.0

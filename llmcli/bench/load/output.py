@@ -1,5 +1,5 @@
-"""The results of a load as JSON documents, as tables, and in llama-bench's four formats: md, csv,
-json and jsonl.
+"""The results of load tests as JSON documents, as tables, and in llama-bench's four formats: md,
+csv, json and jsonl.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ TABLE_PERCENTILES = ("p50", "p90", "p99")
 
 @dataclass(frozen=True, slots=True)
 class LoadEnvironment:
-    """The circumstances of a load: server, model, prompts, limits, build, processor, time and
+    """The conditions of a load test: server, model, prompts, limits, build, processor, time and
     seed.
     """
 
@@ -34,7 +34,7 @@ class LoadEnvironment:
 
 
 def test_title(environment: LoadEnvironment, metrics: LoadMetrics) -> str:
-    """Return the name of the test for the history."""
+    """Return the name under which the history stores the test."""
     lengths = (
         f"{environment.lengths.prompt_tokens}+{environment.lengths.output_tokens}"
         if environment.mix in ("fixed", "sonnet")
@@ -152,7 +152,9 @@ def build_table(loads: Sequence[LoadMetrics]) -> Table:
 
 
 def build_percentile_table(metrics: LoadMetrics) -> Table:
-    """Build the table of all percentiles of one load in milliseconds; - for too few values."""
+    """Build the table of all percentiles of one load in milliseconds. "-" means that there were too
+    few values.
+    """
     columns = ("ms", "values", "mean", *PERCENTILES, "max")
     rows = tuple(
         (
@@ -180,7 +182,9 @@ def definition_lines() -> list[str]:
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row without lists and nested objects: p50 of ttft_ms becomes ttft_p50_ms."""
+    """Return the row with its lists left out and its nested objects replaced by single fields: p50
+    of ttft_ms becomes ttft_p50_ms.
+    """
     flat_row: dict[str, Any] = {}
     for name, value in row.items():
         if name in ("samples_ts", "samples_ns", "failed_says"):

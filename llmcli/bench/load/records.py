@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class LoadJob:
-    """A request to send. `shared`: a system prompt common to several requests. `messages`: sent
-    instead of the text if set.
+    """A request to send: `messages` if set, otherwise `text`.
 
-    `cancel_after`: the client cancels the request after this many chunks with text; 0: as soon as
-    the answer begins.
+    `shared`: a system prompt that several requests have in common. `cancel_after`: the client
+    cancels the request after this many chunks with text; 0: as soon as the answer begins; None:
+    never.
     """
 
     text: str
@@ -26,10 +26,11 @@ class LoadJob:
 class LoadAnswer:
     """The answer to one request, filled in by the client that sends it.
 
-    `scheduled`: when the request was due. `sent`: when it was sent. `arrival_times`: of chunks with
-    text. `token_counts`: tokens of each chunk, from its ids or logprobs, otherwise 1.
-    `output_tokens`: the server's count (usage). `error`: a kind such as "http 429" or "timeout".
-    `error_message`: the server's text.
+    `scheduled`: when the request was due. `sent`: when it was sent. `arrival_times`: when each
+    chunk with text arrived. `token_counts`: the tokens in each of these chunks, counted from token
+    ids or logprobs, or 1 if the chunk has neither. `output_tokens`: the server's own count (usage).
+    `error`: the kind of an error, such as "http 429" or "timeout". `error_message`: the server's
+    text about it. `measured`: the request counts in the measurement.
     """
 
     scheduled: float
@@ -45,11 +46,11 @@ class LoadAnswer:
     error_message: str = ""
     cancelled: bool = False
     measured: bool = False
-    open_requests: int = 0  # requests that were running when this one was due
+    open_requests: int = 0  # number of unanswered requests when this one was due
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer is complete."""
+        """Whether the answer ended with text, without an error and without being canceled."""
         return (
             self.ended is not None
             and self.error is None
@@ -59,17 +60,21 @@ class LoadAnswer:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the answer: the server's count, otherwise the sum over the chunks."""
+        """The number of tokens of the answer: the server's count, or the sum over the chunks if the
+        server gives none.
+        """
         return sum(self.token_counts) if self.output_tokens is None else self.output_tokens
 
     @property
     def ttft(self) -> float:
-        """Seconds from the due time to the first text."""
+        """Time to first token: seconds from when the request was due to its first text."""
         return self.arrival_times[0] - self.scheduled
 
     @property
     def tpot(self) -> float | None:
-        """Seconds per token after the first one; None for a single token."""
+        """Time per output token: mean seconds of the tokens after the first one; None if there is
+        only one.
+        """
         return (
             (self.arrival_times[-1] - self.arrival_times[0]) / (self.tokens - 1)
             if self.tokens > 1
@@ -78,11 +83,11 @@ class LoadAnswer:
 
     @property
     def e2el(self) -> float:
-        """Seconds from the due time to the last byte."""
+        """End-to-end latency: seconds from when the request was due to the last byte of the answer."""
         assert self.ended is not None
         return self.ended - self.scheduled
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between arrivals of text."""
+        """Seconds between successive chunks with text."""
         return [after - before for before, after in pairwise(self.arrival_times)]

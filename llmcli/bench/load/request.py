@@ -1,6 +1,7 @@
-"""The request of `bench load`: groups of settings, each with its rules.
+"""The request of `bench load`: groups of command line settings, each with the rules it must follow.
 
-Imports of modules that measure are inside the functions: the command's help reads these classes.
+Modules that measure are imported inside functions, because `--help` reads these classes and must
+start fast.
 """
 
 import json
@@ -19,16 +20,17 @@ if TYPE_CHECKING:
     from llmcli.bench.load.slo import Slo
 
 DEFAULT_CONCURRENCY = "8"
-DEFAULT_PERCENT = 95.0  # of the requests that must meet --slo
+DEFAULT_PERCENT = 95.0  # percentage of the requests that must meet --slo, unless the user sets it
 MAX_CONCURRENCY = 10_000
-MAX_RATE = 1e5  # requests per second
+MAX_RATE = 1e5  # maximum --rate in requests per second
 MAX_LOAD_KINDS = ("concurrency", "rate", "both")
 ENDPOINTS = ("chat", "completions")
 
 
 @dataclass(frozen=True)
 class LevelSettings:
-    """The loads to measure: requests at once (closed loop) or per second (open loop).
+    """The loads to measure: numbers of parallel requests (closed loop), and request rates (open
+    loop).
 
     Raises UserError or UsageError for invalid values.
     """
@@ -48,7 +50,7 @@ class LevelSettings:
 
     @cached_property
     def open_loop(self) -> "Load":
-        """An open loop without a set rate."""
+        """The kind of open loop that was requested, without its rate."""
         from llmcli.bench.load import generator
 
         word = self.arrivals or "poisson"
@@ -63,7 +65,7 @@ class LevelSettings:
 
     @cached_property
     def loads(self) -> "tuple[Load, ...]":
-        """The loads of --concurrency, then those of --rate."""
+        """All loads: those of --concurrency, then those of --rate."""
         from llmcli.bench.load.generator import Load
         from llmcli.bench.speed.parameter_grid import parse_numbers
 
@@ -92,7 +94,7 @@ class LevelSettings:
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """The limits of the latency, and a search for the largest load within them.
+    """The latency limits, and whether to search for the largest load that keeps them.
 
     Raises UserError or UsageError for invalid values.
     """
@@ -122,14 +124,14 @@ class SearchSettings:
 
     @cached_property
     def limits(self) -> "Slo | None":
-        """The limits of --slo."""
+        """The latency limits of --slo; None without --slo."""
         from llmcli.bench.load.slo import parse_slo
 
         return parse_slo(self.slo) if self.slo else None
 
     @property
     def kinds(self) -> "tuple[LoadKind, ...]":
-        """The loads of which the largest is searched."""
+        """The kinds of load whose maximum is searched; empty without --find-max."""
         match self.find_max:
             case None:
                 return ()
@@ -142,13 +144,15 @@ class SearchSettings:
 
     @property
     def fraction(self) -> float:
-        """The fraction of the requests that must be within the limits."""
+        """The fraction of the requests that must be within the limits for a level to hold."""
         return (DEFAULT_PERCENT if self.percent is None else self.percent) / 100
 
 
 @dataclass(frozen=True)
 class LengthSettings:
-    """How long and how often each load is measured; None is the default of each measurement."""
+    """How long and how often each load is measured. None: the default, which differs between loads,
+    searches and comparisons.
+    """
 
     requests: int | None = None
     seconds: float | None = None
@@ -157,21 +161,23 @@ class LengthSettings:
 
     @property
     def load_length(self) -> "LoadLength":
-        """The length of one measurement."""
+        """The length of one measurement of a load."""
         from llmcli.bench.load.generator import LoadLength
 
         requests = self.requests or (None if self.seconds else LoadLength().requests)
         return LoadLength(requests, self.seconds, self.warmup)
 
     def total_requests(self, n_loads: int, n_runs: int) -> int | None:
-        """Return the requests of all measurements, None if their seconds decide."""
+        """Return the total number of requests of all measurements; None if a time in seconds
+        determines the number.
+        """
         count = self.load_length.requests
         return None if count is None or self.seconds else count * n_loads * n_runs
 
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """The prompts that are sent. Raises UsageError if --shared does not apply."""
+    """The prompts to send. Raises UsageError if --shared does not apply to them."""
 
     mix: str = "fixed"
     n_prompt: int = 512
@@ -188,13 +194,13 @@ class PromptSettings:
 
     @property
     def is_generated(self) -> bool:
-        """Whether the prompts are generated, and not read from a file."""
+        """Whether the prompts are generated; otherwise they come from a file."""
         from llmcli.bench.load.mixes import load_mixes
 
         return self.mix in load_mixes()
 
     def source(self, seed: int) -> "PromptShape":
-        """Return the source of the prompts."""
+        """Return the settings of the prompts, with the seed."""
         from llmcli.bench.load.mixes import RequestLengths
         from llmcli.bench.load.session import PromptShape
 
@@ -204,9 +210,10 @@ class PromptSettings:
 
 @dataclass(frozen=True)
 class EndpointSettings:
-    """How the server is called. Raises UserError or UsageError for invalid values.
+    """How requests are sent to the server. Raises UserError or UsageError for invalid values.
 
-    `model`: the name to send; "" for the server's first. `timeout`: seconds.
+    `model`: the model name to send; "": the first model that the server lists. `timeout`: in
+    seconds. `body`: additional fields of each request, as JSON.
     """
 
     endpoint: str = "chat"
@@ -243,7 +250,7 @@ class EndpointSettings:
         return fields
 
     def read_key(self) -> str | None:
-        """Return the API key, which may be in a file. Raises UserError."""
+        """Return the API key, given directly or in a file; None without a key. Raises UserError."""
         if self.api_key_file is None:
             return self.api_key
         hint = "--api-key-file takes a file that contains a key"
@@ -259,10 +266,11 @@ class EndpointSettings:
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """The servers (addresses or models; the second is compared with the first) and the settings.
+    """Everything that `bench load` needs: servers and settings.
 
-    `serve`: flags for a server that is started. Raises UsageError for settings that cannot be
-    combined.
+    `servers`: addresses of running servers, or models for which a server is started. If there are
+    two, they are compared. `serve`: flags for servers that are started. Raises UsageError for
+    settings that exclude each other.
     """
 
     servers: tuple[str, ...]
@@ -305,7 +313,7 @@ class LoadRequest:
 
     @cached_property
     def serve_flags(self) -> list[str]:
-        """The flags of --serve as words."""
+        """The text of --serve, split into flags."""
         try:
             return shlex.split(self.serve)
         except ValueError:
@@ -315,7 +323,7 @@ class LoadRequest:
 
     @property
     def search_rules(self) -> "MaxLoadSettings | None":
-        """The rules of the search, None without --find-max."""
+        """The settings of the search for the largest load; None without --find-max."""
         from llmcli.bench.load import level_search, max_load
 
         if self.search.limits is None or not self.search.find_max:

@@ -1,7 +1,7 @@
-"""Requests from a file: OpenAI batch lines, ShareGPT conversations, lines with a prompt or
-messages, or plain prompts.
+"""Requests from a file. Its format may be OpenAI batch lines, ShareGPT conversations, lines with a
+prompt or messages, or plain prompts.
 
-The file is untrusted input: an invalid line is reported with its number.
+The file is untrusted input. An error message states the number of the invalid line.
 """
 
 import json
@@ -31,8 +31,8 @@ FORMAT_HINT = (
 
 
 def read_requests(path: Path, shape: RequestLengths) -> list[LoadJob]:
-    """Return the requests of a file in order. `shape.output_tokens` applies to lines without a
-    length. Raises UserError.
+    """Return the requests of a file in the order of the file. A request without a length of its own
+    gets `shape.output_tokens`. Raises UserError.
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -53,7 +53,9 @@ def read_requests(path: Path, shape: RequestLengths) -> list[LoadJob]:
 
 
 def replay_requests(jobs: Sequence[LoadJob], shape: RequestLengths, seed: int) -> Iterator[LoadJob]:
-    """Yield the jobs in random order endlessly: every job once, then all again."""
+    """Yield the jobs of a file endlessly: each job once in random order, then each again in a new
+    order.
+    """
     rng = random.Random(f"{seed} file")
     while True:
         for job in rng.sample(jobs, len(jobs)):
@@ -61,8 +63,8 @@ def replay_requests(jobs: Sequence[LoadJob], shape: RequestLengths, seed: int) -
 
 
 def _rows(text: str, path: Path) -> Iterator[tuple[int, Any]]:
-    is_array = text.lstrip().startswith("[")  # ShareGPT is published as one array
-    # str.splitlines() would also split at U+2028 inside a text
+    is_array = text.lstrip().startswith("[")  # ShareGPT data is published as one JSON array
+    # split("\n"), because splitlines() would also split at U+2028 inside a text
     pieces = [(1, text)] if is_array else list(enumerate(text.split("\n"), 1))
     for number, piece in pieces:
         if not piece.strip():
@@ -75,7 +77,7 @@ def _rows(text: str, path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _job(row: Any, shape: RequestLengths, where: str) -> LoadJob:
-    if isinstance(row, str):  # as accepted by `batch`
+    if isinstance(row, str):  # a JSON string is a prompt, as in `batch`
         return LoadJob(row, shape.output_tokens)
     body = row.get("body", row) if isinstance(row, dict) else None
     if not isinstance(body, dict):
@@ -99,7 +101,9 @@ def _job(row: Any, shape: RequestLengths, where: str) -> LoadJob:
 
 
 def _talk(turns: list[Any], where: str) -> list[dict[str, str]]:
-    """Return a conversation up to the last user message; the model writes what follows."""
+    """Return a ShareGPT conversation as messages, up to the last user message, which the model then
+    answers.
+    """
     messages = []
     for turn in turns:
         role = ROLE_NAMES.get(str(turn.get("from"))) if isinstance(turn, dict) else None

@@ -1,4 +1,4 @@
-"""LoadResult: everything one run measured."""
+"""The result of `bench load`."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,12 @@ from llmcli.bench.load.metrics import LoadMetrics
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """Everything that one run measured."""
+    """Everything that one call of `bench load` measured. Only the field of the requested
+    measurement is filled: `measured` for loads, `max_loads` for a search, `comparisons` for two
+    servers.
+
+    `environments`: one for each server.
+    """
 
     environments: tuple[output.LoadEnvironment, ...]
     measured: tuple[LoadMetrics, ...] = ()

@@ -1,5 +1,5 @@
-"""`bench load` without its options and tables: opens the servers, applies the loads, saves the
-results.
+"""The work of `bench load`: open the servers, apply the loads and save the results. Options and
+tables are in the command.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from llmcli.units import format_current_time
 
 
 def run_load(request: LoadRequest, config: Config, ui: UI) -> LoadResult:
-    """Measure the loads and save them to the history. Raises UserError."""
+    """Measure what the request asks for, and save the results to the history. Raises UserError."""
     with ExitStack() as stack:
         servers = [
             stack.enter_context(_server(name, request, config, ui)) for name in request.servers
@@ -110,7 +110,7 @@ async def _edges(
             bar.advance(1)
 
         for kind in request.search.kinds:
-            # the request rate at the largest concurrency is close to the largest rate
+            # The server reaches about the same request rate at its largest concurrency.
             before = found[0].best_metrics if found else None
             first = before.request_rate if before else None
             found.append(
@@ -123,7 +123,9 @@ async def _edges(
 
 @contextmanager
 def _server(name: str, request: LoadRequest, config: Config, ui: UI) -> Iterator[LoadTarget]:
-    """Yield a server by its address, or start one for a model. Raises UserError."""
+    """Yield the server at an address, or start a server for a model and stop it after the block.
+    Raises UserError.
+    """
     target = request.target
     extra = {
         "temperature": 0,
@@ -180,7 +182,7 @@ def _environment(
 
 
 def _keep(result: LoadResult, config: Config, ui: UI) -> None:
-    """Save every load to the history; if that fails, print a warning and keep the results."""
+    """Save every load to the history. If saving fails, print a warning and continue."""
     machine = host.machine_identity()
     rows = [(result.environments[0], one) for one in result.measured]
     rows += [

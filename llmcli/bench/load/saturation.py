@@ -1,10 +1,10 @@
-"""Detection of an overloaded server: open requests and waiting times for the first token both grow
-significantly.
+"""Detection of an overloaded server, by two series that both grow significantly: the number of open
+requests and the time to first token.
 
-A long queue alone is no sign of overload; a growing queue together with growing times to first
-token is. Neighboring requests meet the same queue and are not independent, so the slopes are fitted
-to the means of N_BINS parts of the run, which nearly are. Both slopes must be above zero with
-CONFIDENCE.
+A long queue alone is no sign of overload. Neighboring requests meet the same queue, so their values
+are not independent. Therefore the run is divided into N_BINS parts, and a line is fitted to the
+means of the parts, which are nearly independent. The slopes of both series must be above zero with
+a confidence of CONFIDENCE.
 
 Source: guidellm's over-saturation test.
 """
@@ -18,20 +18,21 @@ from statistics import fmean
 from llmcli.bench.statistics.student_t import student_t_quantile
 
 N_BINS = 10
-MIN_REQUESTS = 30  # fewer requests give no result
+MIN_REQUESTS = 30  # minimum number of requests; with fewer, a server never counts as overloaded
 CONFIDENCE = 0.99
-# the fitted line must end at this many times its start: a significant slope may still be small
+# The fitted line must end at this many times its start, because even a small slope can be
+# significant.
 MIN_GROWTH = 1.5
 
 
 def is_falling_behind(
     times: Sequence[float], waiting: Sequence[float], ttft: Sequence[float]
 ) -> bool:
-    """Return whether the requests, ordered by their due time, met more and more open requests and
-    waited longer and longer.
+    """Return whether the server falls behind: during the run, both the number of open requests and
+    the time to first token grow significantly.
 
-    `times`: due times in seconds. `waiting`: open requests at that time. `ttft`: seconds to the
-    first token.
+    Each sequence has one value for each request, in any order. `times`: when it was due, in
+    seconds. `waiting`: requests that were open at that time. `ttft`: seconds to the first token.
     """
     if len(times) < MIN_REQUESTS:
         return False

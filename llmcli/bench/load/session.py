@@ -1,5 +1,5 @@
-"""A session with one server under test: its model, the length of its prompts in tokens, and its
-loads.
+"""A session with one server under test: measures how many tokens its prompts have, and applies
+loads to it.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from llmcli.errors import UserError
 from llmcli.http_client.sse import read_usage
 
 SETTLE_SECONDS = (
-    0.2  # seconds after a run in which the server notices that its clients disconnected
+    0.2  # seconds after each run, in which the server can notice that clients disconnected
 )
 
 
 @dataclass(frozen=True, slots=True)
 class PromptShape:
-    """The source of prompts: a mix by its name, or a file with requests; and the seed."""
+    """The settings of the prompts. `mix`: the name of a mix, or the path of a file with requests."""
 
     mix: str = "fixed"
     lengths: RequestLengths = field(default_factory=RequestLengths)
@@ -32,13 +32,13 @@ class PromptShape:
 
     @property
     def is_file(self) -> bool:
-        """Whether the mix is a file."""
+        """Whether `mix` is the path of a file."""
         return self.mix not in mixes.load_mixes()
 
 
 class ServerSession:
-    """A server whose model is known and whose prompt lengths are calibrated in tokens.
-    `unit_tokens` None: the requests come from a file.
+    """A server under test with its source of prompts. `unit_tokens`: the tokens per unit of a
+    generated prompt, measured on this server; None if the requests come from a file.
     """
 
     def __init__(self, client: Client, asked: PromptShape, fit: UnitTokens | None) -> None:
@@ -49,11 +49,11 @@ class ServerSession:
 
     @property
     def model(self) -> str:
-        """The model name sent in requests."""
+        """The model name that requests contain."""
         return self.client.server.model
 
     def jobs(self, number: int) -> Iterator[LoadJob]:
-        """Yield jobs endlessly, with different prompts for each number."""
+        """Yield jobs endlessly. A different `number` gives different prompts."""
         asked, seed = self.prompts, self.prompts.seed * 1_000_003 + number
         if self.unit_tokens is None:
             return request_file.replay_requests(self.file_jobs, asked.lengths, seed)
@@ -71,10 +71,10 @@ class ServerSession:
         tick: Callable[[], None] = lambda: None,
         may_fail: bool = False,
     ) -> LoadRun:
-        """Apply a load to the server. `number` selects its prompts.
+        """Apply a load to the server, and return the result. `number` selects the prompts.
 
-        Raises UserError if every request failed, unless `may_fail`: a server may refuse all
-        requests of an excessive load.
+        Raises UserError if every request failed, except with `may_fail`: a server may refuse all
+        requests of a load that is too high.
         """
         load = replace(load, seed=self.prompts.seed * 1_000_003 + number)
         run = await generate_load(
@@ -106,7 +106,9 @@ def _hint(error: str) -> str:
 
 @asynccontextmanager
 async def open_session(server: LoadTarget, prompts: PromptShape) -> AsyncIterator[ServerSession]:
-    """Open a session with a server. Raises UserError if it does not answer."""
+    """Open a session with a server: find its model name, and measure the tokens of prompts. Raises
+    UserError if the server does not answer.
+    """
     async with open_client(server) as client:
         if not server.model:
             client.server = server = replace(server, model=await _only(client))
@@ -122,7 +124,9 @@ async def _only(client: Client) -> str:
 
 
 async def _fitted(client: Client, asked: PromptShape) -> UnitTokens:
-    """Ask the server for the token counts of two prompts."""
+    """Measure the tokens per unit of a mix by sending two prompts of different length to the
+    server.
+    """
     mix, rng, counts = mixes.load_mixes()[asked.mix], Random(f"probe {asked.seed}"), []
     for units in mix.probe_units:
         token_usage = read_usage(await client.complete(LoadJob(mix.text(units, rng), 1)))

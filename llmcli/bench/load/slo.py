@@ -1,4 +1,4 @@
-"""Service level objectives: maximum latencies that a server should keep."""
+"""Service level objectives: limits that the latencies of a server should not exceed."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ SLO_HINT = "--slo ttft:2000,tpot:100 (milliseconds; also e2el)"
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """The maximum milliseconds of each of SLO_METRICS."""
+    """The latency limits of each request: for some of SLO_METRICS the maximum in milliseconds."""
 
     limits: Mapping[str, float] = field(default_factory=dict)
 
@@ -25,8 +25,8 @@ class Slo:
         return self.worst_ratio(answer) <= 1
 
     def worst_ratio(self, answer: LoadAnswer) -> float:
-        """Return the largest ratio of a measured time to its limit; inf for a failed answer. The
-        TPOT of a single token is 0.
+        """Return the largest ratio of a measured time to its limit; infinity for a failed answer.
+        An answer with a single token has no time per output token, which then counts as 0.
         """
         if not answer.is_complete:
             return math.inf

@@ -1,10 +1,11 @@
-"""Where an increasing curve crosses zero, estimated from noisy measurements.
+"""The point at which an increasing curve crosses zero, estimated from noisy measurements. For a
+search, the curve is the excess (see `Observation`) over the load.
 
 Two fits use all measurements. The monotone fit (isotonic regression by pooling adjacent violators)
-gives the two levels between which the crossing lies; single outliers do not mislead it, but it
-cannot be finer than the levels. A line through the nearby measurements gives the position between
-the levels and its uncertainty. Outliers count less (Huber's weights), and with few measurements the
-slope stays near the typical slope of servers.
+gives the two levels between which the curve crosses zero. Single outliers do not mislead it, but it
+says nothing about the position between the levels. A line through the nearby measurements gives
+this position and its uncertainty. In the line fit, outliers count less (Huber's weights), and with
+few measurements the slope stays near the typical slope of servers.
 """
 
 import math
@@ -15,33 +16,33 @@ from statistics import fmean
 
 MAX_EXCESS = math.log(
     2
-)  # excesses beyond twice the limit, or below half of it, are clipped to these
-NEAR_LEVELS = 4  # the curve is assumed to be straight within this many levels of the crossing
-# prior exponent of the load with which times grow on servers, known as if from one pair of
-# measurements
+)  # excesses are clipped to ± this value, which is a ratio of 2 or 1/2 to the limit
+NEAR_LEVELS = 4  # the line fit uses levels up to this many steps from the crossing
+# The line fit starts from a prior, a typical slope of servers: times grow with this power of the
+# load. The prior has the weight of one pair of measurements.
 PRIOR_SLOPE = 0.85
-# distance in log load of the prior's pair of measurements, each with an error of NOISE_OF_SLOPE
-# (one sigma)
+# That pair of measurements is this far apart in log load; each of the two has an error of
+# NOISE_OF_SLOPE (one sigma).
 PRIOR_DISTANCE = 0.12
 NOISE_OF_SLOPE = 0.1
 MIN_SLOPE = 0.17
-# prior noise of one measurement (one sigma), known as if from
-# PRIOR_NOISE_COUNT measurements
+# Noise of a measurement (one sigma) before any is known. It has the weight of PRIOR_NOISE_COUNT
+# measurements.
 PRIOR_NOISE, PRIOR_NOISE_COUNT = 0.08, 6
-FULL_WEIGHT_SIGMAS = 1.5  # sigmas within which a measurement has full weight
-# half of the interval in standard errors, so that it contains the true value in nine of ten cases
-# (tests/bench/load)
+FULL_WEIGHT_SIGMAS = 1.5  # up to this many sigmas from the line, a measurement has full weight
+# Half of the confidence interval in standard errors. With this value, the interval contains the
+# true crossing in nine of ten cases (tests/bench/load).
 INTERVAL_ERRORS = 2.2
-# MIN_REPEATS measurements of one level, CERTAIN_ERRORS standard errors away from zero, override the
-# fits
+# The mean of at least MIN_REPEATS measurements of one level overrides the fits if it is more than
+# CERTAIN_ERRORS standard errors away from zero.
 CERTAIN_ERRORS, MIN_REPEATS = 3.5, 3
-WEIGHT_ITERATIONS = 8  # iterations of the weights
+WEIGHT_ITERATIONS = 8  # iterations of the line fit, each with new weights
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One measurement: the index of its level, and the logarithm of the measured value relative to
-    the limit (0: exactly at the limit).
+    """One measurement of a level. `excess`: the natural logarithm of the measured latency divided
+    by its limit, so 0 is exactly at the limit and positive values exceed it.
     """
 
     level_index: int
@@ -49,20 +50,24 @@ class Observation:
 
     @property
     def clipped_excess(self) -> float:
-        """The excess, clipped to ±MAX_EXCESS."""
+        """The excess, clipped to at most MAX_EXCESS and at least -MAX_EXCESS."""
         return max(-MAX_EXCESS, min(MAX_EXCESS, self.excess))
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """The position of the crossing and half of its interval, as logarithms of a load."""
+    """The load at which the curve crosses zero. `log_load`: its natural logarithm. `half_width`:
+    half of the width of its confidence interval, also as a logarithm.
+    """
 
     log_load: float
     half_width: float
 
 
 def fit_monotone(observations: Sequence[Observation]) -> dict[int, float]:
-    """Return the fitted value of each measured level in order; the values never decrease."""
+    """Return the fitted excess of each measured level, in the order of the levels. The values never
+    decrease.
+    """
     blocks: list[tuple[list[int], list[float]]] = []
     for at, group in groupby(_ordered(observations), lambda measurement: measurement.level_index):
         blocks.append(([at], [measurement.clipped_excess for measurement in group]))
@@ -74,18 +79,20 @@ def fit_monotone(observations: Sequence[Observation]) -> dict[int, float]:
 
 
 def find_bracket(fit: dict[int, float]) -> tuple[int | None, int | None]:
-    """Return the last measured level that is not above zero, and the first one that is."""
+    """Return the highest level whose fitted value is at most zero, and the lowest level whose
+    fitted value is above zero; None: there is no such level.
+    """
     return max((at for at, value in fit.items() if value <= 0), default=None), min(
         (at for at, value in fit.items() if value > 0), default=None
     )
 
 
 def certain_bracket(observations: Sequence[Observation]) -> tuple[int | None, int | None]:
-    """Return the last level that is certainly not above zero by its own measurements, and the first
-    one that certainly is.
+    """Return the highest level that is certainly below zero, and the lowest level that is certainly
+    above zero; None: there is no such level. Each level is judged by its own measurements.
 
-    A curve may jump, for example where a server has no slot for one more user. The line is wrong
-    there, but these levels are right.
+    The curve may jump, for example where a server has no slot for one more user. A line fits badly
+    at a jump, but the levels returned here are right.
     """
     by_level = {
         at: [measurement.clipped_excess for measurement in group]
@@ -120,8 +127,8 @@ def _ordered(seen: Sequence[Observation]) -> list[Observation]:
 def fit_crossing(
     observations: Sequence[Observation], log_levels: Sequence[float], below: int, above: int
 ) -> Crossing:
-    """Return the crossing of the line through the measurements near the bracket.
-    `log_levels`: the logarithm of each level.
+    """Fit a line to the measurements near the bracket, and return where it crosses zero.
+    `log_levels`: the logarithm of each level's load. `below`, `above`: the levels of the bracket.
     """
     near = [
         (log_levels[measurement.level_index], measurement.clipped_excess)
@@ -154,7 +161,7 @@ def fit_crossing(
             for residual in residuals
         ]
     at = middle - mean / slope
-    # the slope is uncertain, too: use its lower bound
+    # compute the width with the lower bound of the slope, because the slope is uncertain, too
     flattest_slope = max(MIN_SLOPE, slope - sigma / math.sqrt(spread))
     return Crossing(
         at,

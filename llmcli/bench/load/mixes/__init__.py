@@ -1,8 +1,9 @@
-"""Prompt mixes: each module exports MIXES, ways to write a prompt of a given length.
+"""Prompt mixes. Each module of this package exports MIXES, which are generators of prompts of a
+given length.
 
-A mix generates an endless sequence of jobs from a seed. By default no two prompts have the same
-beginning, so that a server's prefix cache can reuse only the template; a fraction of every prompt
-can be shared on request.
+A mix generates an endless sequence of jobs from a seed. Prompts begin differently, so that a
+server's prefix cache can reuse only the chat template. If `shared_fraction` is set, all prompts
+share this fraction at their beginning.
 """
 
 import random
@@ -15,10 +16,10 @@ from quant.registry import collect
 
 
 class PromptMix(Protocol):
-    """A generator of text in units: words or lines.
+    """A generator of text in units, which are words or lines.
 
-    The token counts of two prompts of `probe_units` units give the tokens per unit;
-    `default_unit_tokens` is used if the server does not count tokens.
+    The tokens per unit are measured with two prompts of `probe_units` units. If the server does not
+    count tokens, `default_unit_tokens` is used.
     """
 
     name: str
@@ -32,8 +33,9 @@ class PromptMix(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RequestLengths:
-    """Lengths of prompts and answers in tokens. `shared_fraction` (0 to 1) of each prompt is common
-    to all; `cancelled_fraction` of the requests are canceled early.
+    """Lengths of prompts and answers in tokens. `shared_fraction`: the fraction (0 to 1) of each
+    prompt that is the same in all prompts. `cancelled_fraction`: the fraction of the requests that
+    the client cancels before their answers end.
     """
 
     prompt_tokens: int = 512
@@ -44,15 +46,15 @@ class RequestLengths:
 
 @dataclass(frozen=True, slots=True)
 class UnitTokens:
-    """Tokens of a prompt as a linear function of its units: those of the template, and
-    those of each unit.
+    """The tokens of a prompt as a linear function of its units: `template_tokens` for the chat
+    template, and `tokens_per_unit` for each unit.
     """
 
     template_tokens: float
     tokens_per_unit: float
 
     def count_units(self, tokens: int) -> int:
-        """Return the units for a number of tokens, at least one."""
+        """Return how many units a prompt of `tokens` tokens needs, at least one."""
         return max(1, round((tokens - self.template_tokens) / self.tokens_per_unit))
 
 
@@ -64,10 +66,10 @@ def load_mixes() -> dict[str, PromptMix]:
 def generate_jobs(
     mix: PromptMix, lengths: RequestLengths, unit_tokens: UnitTokens, seed: int
 ) -> Iterator[LoadJob]:
-    """Yield jobs endlessly; the same ones for the same seed."""
+    """Yield jobs endlessly. The same seed gives the same jobs."""
     units = unit_tokens.count_units(lengths.prompt_tokens)
     common = round(units * lengths.shared_fraction)
-    # The shared part depends only on the mix and its length, so that all seeds of a load share it.
+    # The random generator of the shared part does not depend on the seed, so all loads share it.
     prefix = mix.text(common, random.Random(f"shared {mix.name} {common}")) if common else ""
     rng = random.Random(f"{seed} {mix.name}")
     while True:
@@ -81,7 +83,9 @@ def generate_jobs(
 
 
 def draw_cancellation(lengths: RequestLengths, output: int, rng: random.Random) -> int | None:
-    """Return the chunk after which this request is canceled; None: it is not."""
+    """Return the number of chunks after which to cancel a request; None: do not cancel it. Chance
+    decides both.
+    """
     return (
         rng.randrange(output)
         if lengths.cancelled_fraction and rng.random() < lengths.cancelled_fraction
@@ -90,8 +94,8 @@ def draw_cancellation(lengths: RequestLengths, output: int, rng: random.Random) 
 
 
 def fit_units(mix: PromptMix, fewer_tokens: int | None, more_tokens: int | None) -> UnitTokens:
-    """Return the line through the token counts of two prompts of `probe_units` units, or the mix's
-    guess if there are no counts.
+    """Return the line through the token counts of two prompts, which have `probe_units` units.
+    Without usable counts, return the mix's default.
     """
     if fewer_tokens is None or more_tokens is None or more_tokens <= fewer_tokens:
         return UnitTokens(0, mix.default_unit_tokens)

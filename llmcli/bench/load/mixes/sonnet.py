@@ -12,7 +12,7 @@ SONNET_FILE = Path(__file__).with_name("sonnet.txt")
 
 
 class SonnetMix:
-    """Prompts whose unit is a line."""
+    """A mix of verse, whose unit is a line."""
 
     name = "sonnet"
     probe_units = (1, 9)
@@ -25,7 +25,7 @@ class SonnetMix:
 
 @lru_cache(maxsize=1)
 def sonnet_lines() -> tuple[str, ...]:
-    """Return all lines that are not empty."""
+    """Return all lines of the sonnets that are not empty."""
     return tuple(line for line in SONNET_FILE.read_text("utf-8").splitlines() if line.strip())
 
 

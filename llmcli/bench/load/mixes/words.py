@@ -1,4 +1,4 @@
-"""Prompts of a fixed length: common English words in random order, as in most load tests."""
+"""Prompts of common English words in random order, as in most load tests."""
 
 import random
 
@@ -21,7 +21,7 @@ were what when where which while white who why will with wood word work world wo
 
 
 class WordMix:
-    """Prompts whose unit is a word."""
+    """A mix of words, whose unit is a word."""
 
     name = "fixed"
     probe_units = (8, 72)
