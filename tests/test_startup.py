@@ -28,6 +28,7 @@ HEAVY = {
     "asyncio",
     "aiohttp",
     "plotext",
+    "tomlkit",
 }
 COMPLETION = {"_LLMCLI_COMPLETE": "complete_bash", "COMP_WORDS": "llmcli ", "COMP_CWORD": "1"}
 

@@ -60,18 +60,20 @@ def delete_alias(config: Config, name: str) -> None:
 
 
 def _replace(config: Config, name: str, table: Mapping[str, Any] | None) -> None:
+    from tomlkit.exceptions import TOMLKitError
+
     path = config.user_catalog
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     before = tomllib.loads(text)
     expected = {key: value for key, value in before.get("models", {}).items() if key != name}
     if table:
         expected[name] = dict(table)
-    after = _edit(text, name, table)
     try:
+        after = _edit(text, name, table)
         is_safe = tomllib.loads(after) == {**before, "models": expected} or (
             not expected and tomllib.loads(after) in ({}, {"models": {}})
         )
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, TOMLKitError):
         is_safe = False
     if not is_safe:
         raise UserError(

@@ -69,6 +69,38 @@ def test_deleting_takes_only_its_own_table():
     assert "# about the last" in path.read_text()
 
 
+@pytest.mark.parametrize("name", ["first", "tiny", "last"])
+def test_comments_outside_of_the_table_stay(name):
+    path = user(WRITTEN + "# the end\n")
+    aliases.delete_alias(load_config(), name)
+    comments = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    assert comments == ["# my models", "# about tiny", "# about the last", "# the end"]
+
+
+def test_tables_of_a_name_may_be_apart():
+    path = user(
+        '[models.tiny]\nalias = "smollm2:135m"\n\n# about a\n[models.a]\nalias = "gemma3:270m"\n\n'
+        "# about settings\n[models.tiny.settings]\ntemp = 0.1\n\n"
+        '# about the last\n[models.last] # last\nalias = "gemma3:270m" # value\n'
+    )
+    aliases.write_alias(load_config(), "tiny", "gemma3:270m", None, {}, force=True)
+    assert path.read_text() == (
+        '[models.tiny]\nalias = "gemma3:270m"\n\n# about a\n[models.a]\nalias = "gemma3:270m"\n\n'
+        '# about settings\n\n# about the last\n[models.last] # last\nalias = "gemma3:270m" # value\n'
+    )
+
+
+def test_a_file_that_tomlkit_cannot_read_is_refused():
+    text = (
+        '[models.tiny.settings]\ntemp = 0.1\n\n[models.tiny]\nalias = "gemma3:270m"\n'
+        '[models]\n[models.a]\nalias = "gemma3:270m"\n[models.tiny.limits]\nq = 1\n'
+    )
+    path = user(text)
+    with pytest.raises(UserError, match="cannot safely edit tiny"):
+        aliases.delete_alias(load_config(), "tiny")
+    assert path.read_text() == text
+
+
 def test_the_last_alias_leaves_a_file_that_reads():
     aliases.write_alias(load_config(), "a", "smollm2:135m", None, {"temp": 0.5}, force=False)
     aliases.delete_alias(load_config(), "a")

@@ -1,6 +1,15 @@
 import pytest
 
-from llmcli.charts.chart import Axis, ChartRow, NamedValue, Plot, Point, RowChart, Series
+from llmcli.charts.chart import (
+    Axis,
+    ChartRow,
+    NamedValue,
+    Plot,
+    Point,
+    ReferenceLine,
+    RowChart,
+    Series,
+)
 from llmcli.charts.label_layout import fit_columns, terminal_columns
 from llmcli.charts.terminal_chart import render_text
 
@@ -86,10 +95,14 @@ def test_marks_are_above_their_numbers():
         assert lines[2].index("●") == ticks[-1] == columns - 1
 
 
-def test_a_reference_line_crosses_the_plot(plot):
+def test_a_reference_line_crosses_the_plot():
+    series = Series("", (Point(0, 0), Point(9, 9)))
+    plot = Plot("t", "s", Axis("x"), Axis("y"), (series,), (ReferenceLine(4, "limit"),))
     lines = render_text(plot, 60).split("\n")
-    column = lines[16].index("┴")
-    assert all(line[column : column + 1] in ("│", "·") for line in lines[2:16])
+    column = lines[2].index("│", lines[2].index("┤"))
+    assert all(line[column] in "│·" for line in lines[2:16])
+    assert lines[16][column] in "┴┼"
+    assert lines[-1] == "│ limit"
 
 
 def test_a_plot_does_not_depend_on_the_terminal_or_on_earlier_plots(plot, monkeypatch):
