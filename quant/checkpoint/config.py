@@ -1,4 +1,4 @@
-"""Config: config.json with bounds-checked numbers."""
+"""The values of config.json, with bounds-checked numbers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,6 +1,8 @@
-"""Reads a quantized checkpoint as floats, or refuses a format that is not supported.
+"""Reads the tensors of a quantized checkpoint as floats, or refuses a quantization that is not
+supported.
 
-config.json names the format; quant/checkpoint/quantized/ has one module for each supported one.
+config.json names the quantization; quant/checkpoint/quantized/ has one module for each supported
+one.
 """
 
 from collections.abc import Mapping
@@ -34,10 +36,11 @@ TITLES = {
     "torchao": "torchao",
     "vptq": "VPTQ",
 }
-# These quantize floats at load time: if the checkpoint holds floats, they are not rounded yet.
-# Finetunes merged into the floats of such a model keep these settings.
+# Methods that quantize when the model is loaded: a checkpoint in floats is not rounded yet. Models
+# that were fine-tuned with such a method and merged into floats keep these settings.
 LOAD_TIME_METHODS = ("bitsandbytes", "eetq", "hqq", "quanto", "torchao")
-# Settings files of older tools -> the method that uses them; config.json holds them today.
+# Settings files of older tools -> the method that uses them. Newer tools write the settings to
+# config.json.
 SETTINGS_FILES = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
@@ -47,7 +50,9 @@ SETTINGS_FILES = {
 
 @dataclass(frozen=True, slots=True)
 class FloatCheckpoint:
-    """A checkpoint in floats; `method` is its quantization, "" if it was stored in floats."""
+    """A checkpoint with all tensors as floats. `method` is the quantization that it was stored in,
+    "" if it was stored in floats.
+    """
 
     tensors: Tensors
     method: str
@@ -57,7 +62,8 @@ class FloatCheckpoint:
 def restore_floats(
     folder: CheckpointFolder, config: CheckpointConfig, tensors: Tensors
 ) -> FloatCheckpoint:
-    """Return the tensors with every quantized one computed when it is read.
+    """Return the checkpoint with quantized tensors as floats, which are computed when they are
+    read.
 
     Raises UserError for a quantization that is not supported.
     """
@@ -71,7 +77,7 @@ def restore_floats(
         CheckpointConfig(settings, f"{config.location}: quantization_config"), tensors
     )
     if all(tensors.get(name) is tensor for name, tensor in result.items()):
-        # The weights are floats; the settings are left over from another model.
+        # All weights are floats, so the settings are left over from another model.
         return FloatCheckpoint(result, "", ())
     if input_format.is_native:
         return FloatCheckpoint(result, input_format.name, ())
@@ -96,9 +102,8 @@ def _all_floats(tensors: Tensors) -> bool:
 
 
 def _sidecar_settings(folder: CheckpointFolder, tensors: Tensors) -> Mapping[str, Any] | None:
-    """Return the settings from a separate file of the folder, or None.
-
-    They are ignored if all weights are floats.
+    """Return the quantization settings of a separate file in the folder, or None if there is none
+    or if all weights are floats.
     """
     if _all_floats(tensors):
         return None

@@ -13,7 +13,7 @@ REFETCH_HINT = "fetch the file again"
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFolder:
-    """A checkpoint folder. A JSON file is read when it is first needed, and then kept."""
+    """A checkpoint folder. Each JSON file is read when it is first needed, and cached."""
 
     path: Path
     _documents: dict[str, dict[str, Any]] = field(
@@ -47,7 +47,8 @@ def _read_json_object(file: Path) -> dict[str, Any]:
             )
         data = file.read_bytes()
         value = json.loads(data)
-        # Half a surrogate pair is not text: encoding it raises ValueError.
+        # JSON may contain half of a surrogate pair, which cannot be encoded: encode() raises
+        # ValueError.
         if b"\\ud" in data.lower():
             json.dumps(value, ensure_ascii=False).encode()
     except (OSError, ValueError, RecursionError) as error:

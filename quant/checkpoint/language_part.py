@@ -1,6 +1,6 @@
-"""The language part of a multimodal checkpoint: its tensors under a text model's names.
+"""The language part of a multimodal checkpoint, with the tensor names of a text model.
 
-Vision and audio towers and projectors are left out, with a note.
+Tensors of vision and audio parts and of projectors are left out, with a note.
 """
 
 import re

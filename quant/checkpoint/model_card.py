@@ -1,5 +1,5 @@
 """A checkpoint's model card: the YAML at the head of README.md as plain strings, and the parent
-models it names.
+models that it names.
 
 The card is untrusted: its size and depth are bounded, aliases are refused, and only strings and
 lists of strings are returned.
@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-MAX_HEAD_BYTES = 1 << 18  # bytes; cards with tables of results are the largest
-MAX_TEXT_CHARS, MAX_ITEMS = 1000, 100  # characters of a string; entries of a list or of the card
-MAX_DEPTH = 32  # libyaml builds nested values by recursion in C, and scans them in quadratic time
+MAX_HEAD_BYTES = 1 << 18  # most bytes of the YAML; cards with tables of results are the largest
+# most characters of a string; most entries of a list or of the card
+MAX_TEXT_CHARS, MAX_ITEMS = 1000, 100
+# most levels of nesting: libyaml builds nested values by recursion in C and scans them in quadratic
+# time
+MAX_DEPTH = 32
 REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 EMPTY_WORDS = ("", "~", "null", "none")
 PARENT_KEYS = ("base_model", "base_models", "base_model_sources")
@@ -32,7 +35,7 @@ def load_card(folder: Path) -> Card:
     if not lines or lines[0].strip() != "---" or "---" not in lines[1:]:
         return {}
     text = "\n".join(lines[1 : lines.index("---", 1)]).replace("\t", "  ")
-    # Every scalar stays a string: "no" is a language.
+    # The base loader keeps every scalar a string: "no" is the language Norwegian, not False.
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     try:
         values = yaml.load(text, loader) if _is_bounded(text, loader) else None
@@ -48,7 +51,7 @@ def load_card(folder: Path) -> Card:
 def _is_bounded(text: str, loader: Any) -> bool:
     """Return whether the text is nested at most MAX_DEPTH deep and has no aliases.
 
-    Stops at the first event that breaks a limit.
+    Stops parsing as soon as a limit is exceeded.
     """
     import yaml
 
@@ -67,7 +70,7 @@ def _items(values: Mapping[Any, Any]) -> list[tuple[str, Any]]:
 
 
 def _clean_entry(item: tuple[str, Any]) -> tuple[str, str | list[str]]:
-    """Return one entry reduced to valid text: no lone surrogates, no over-long strings."""
+    """Return one entry of the card without strings that are too long or contain lone surrogates."""
     key, value = item
     if isinstance(value, list):
         return key, [text for text in value[:MAX_ITEMS] if isinstance(text, str) and _is_text(text)]
@@ -92,8 +95,8 @@ def parent_repos(card: Card) -> list[str]:
 
 
 def find_parent(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Return the repository that this checkpoint was made from, as the card or config.json names
-    it, or None.
+    """Return the repository of the model that this checkpoint was made from, as the card or
+    config.json names it, or None.
     """
     named = config.get("_name_or_path")
     names = [

@@ -1,9 +1,9 @@
-"""Pickled checkpoints (pytorch_model.bin, .pt) as lazy tensors, through torch's weights-only
+"""Pickled checkpoints (pytorch_model.bin, .pt) as lazy tensors, read by torch's weights-only
 unpickler.
 
-Only this module lets torch open a file. Only tensors and plain containers are unpickled; code in
-the file is refused. Only torch's zip format is read, because the older format cannot be
-memory-mapped.
+Only this module lets torch open a file. Only tensors and plain containers are unpickled; a file
+with anything else is refused, so no code in it is run. Only torch's zip format is read, because the
+older format cannot be memory-mapped.
 """
 
 import importlib.util
@@ -23,14 +23,16 @@ from quant.errors import PickleNotAllowedError, UserError
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
-MAX_PICKLE_BYTES = 64_000_000  # bytes of the pickle itself: names and shapes, without the values
+# most bytes of the pickle itself, which has names and shapes; the values are separate
+MAX_PICKLE_BYTES = 64_000_000
 INDEX_FILE, SINGLE_FILE = "pytorch_model.bin.index.json", "pytorch_model.bin"
 PICKLE_ENDINGS = (".bin", ".pt", ".pth")
-# Beginnings of the names of files that trainers save.
+# Beginnings of the names of files that trainers save beside the weights.
 TRAINER_PREFIXES = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")
-OTHER_FORMATS = ("ggml", "openvino")  # in names of .bin files of other formats
+OTHER_FORMATS = ("ggml", "openvino")  # parts of the names of .bin files in other formats
 SAFETENSORS_HINT = "use the safetensors of this model"
-# What a malicious file can raise in the unpickler; UnpicklingError means "not allowed".
+# Exceptions that the unpickler raises for malicious or damaged files; UnpicklingError means that
+# something in the file is not allowed.
 UNPICKLING_ERRORS = (
     pickle.UnpicklingError,
     RuntimeError,
@@ -50,11 +52,11 @@ UNPICKLING_ERRORS = (
 
 
 def choose_pickles(names: Collection[str]) -> list[str]:
-    """Return those of a folder's file names that hold its pickled weights, an index before its
+    """Return the names of the files that contain a folder's pickled weights, an index before its
     shards.
 
-    Without transformers' names, all files that may hold weights are returned, but never those that
-    trainers save.
+    These are transformers' file names if they are present, else all files that may contain weights;
+    never files that trainers save beside them.
     """
     candidates = sorted(
         name
@@ -76,7 +78,9 @@ def choose_pickles(names: Collection[str]) -> list[str]:
 
 
 def find_pickles(folder: Path) -> list[Path]:
-    """Return the files of a folder that hold its pickled weights, and their index."""
+    """Return the paths of the files that contain a folder's pickled weights, an index before its
+    shards.
+    """
     return [
         folder / name
         for name in choose_pickles([path.name for path in folder.iterdir() if path.is_file()])
@@ -84,7 +88,7 @@ def find_pickles(folder: Path) -> list[Path]:
 
 
 def pickles_not_allowed(where: object, names: Collection[str]) -> PickleNotAllowedError:
-    """Return the error for pickled weights, `names`, that the user has not allowed to read."""
+    """Return the error for the pickled files `names`, which the user has not allowed to be read."""
     listed = ", ".join(sorted(names)[:3]) + (" …" if len(names) > 3 else "")
     return PickleNotAllowedError(
         f"{where} has only pickled weights ({listed}), which are read if you allow it; no code in "
@@ -103,10 +107,10 @@ def require_torch() -> None:
 
 
 def load_pickles(folder: CheckpointFolder) -> dict[str, LazyTensor]:
-    """Return all tensors by name: those of an index's shards, of pytorch_model.bin, or of the only
-    pickled file.
+    """Return all tensors by name, read from the shards of an index, from pytorch_model.bin, or from
+    the only pickled file.
 
-    Raises UserError if several files have no index, and for files that are refused.
+    Raises UserError if there are several files without an index, or if a file is refused.
     """
     if folder.has_file(INDEX_FILE):
         return safetensors.load_shards(folder, INDEX_FILE, read_pickle)
@@ -121,9 +125,9 @@ def load_pickles(folder: CheckpointFolder) -> dict[str, LazyTensor]:
 
 
 def read_pickle(file: Path) -> Iterator[LazyTensor]:
-    """Return an iterator over the tensors of one pickled file.
+    """Yield the tensors of one pickled file.
 
-    Raises UserError if the file holds anything else.
+    Raises UserError if the file contains anything else.
     """
     values = _unpickle(file)
     if not isinstance(values, dict) or not values:
@@ -136,14 +140,15 @@ def read_pickle(file: Path) -> Iterator[LazyTensor]:
 
 
 def _unpickle(file: Path) -> Any:
-    """Return what torch's weights-only unpickler reads from the file, with the values mapped."""
+    """Return what torch's weights-only unpickler reads from the file; the values are memory-mapped."""
     require_torch()
     import torch
 
     _check_archive(file)
     try:
         with warnings.catch_warnings():
-            # Warnings about classes of old torch: the content is checked below.
+            # Files of old torch versions cause warnings about deprecated classes; the content is
+            # checked below.
             warnings.simplefilter("ignore")
             return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except UNPICKLING_ERRORS as error:
@@ -152,8 +157,8 @@ def _unpickle(file: Path) -> Any:
 
 
 def _check_archive(file: Path) -> None:
-    """Refuse files that are not zip archives of uncompressed members, or whose pickle is too large
-    for a table of names.
+    """Raise UserError unless the file is a zip archive of uncompressed members with a pickle that
+    is small enough for a table of names.
     """
     try:
         if not zipfile.is_zipfile(file):

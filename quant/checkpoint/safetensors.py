@@ -1,5 +1,5 @@
-"""The weights of a checkpoint folder: safetensors, one file or shards, as lazy tensors without
-torch.
+"""The weights of a checkpoint folder in safetensors format, one file or shards, as lazy tensors,
+read without torch.
 
 Every length and offset in a header is checked against the file before it is used.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quant.native.ggml import U8
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
-DTYPE_BYTES = {  # bytes per value; quantized/ needs those that are not floats
+DTYPE_BYTES = {  # bytes per value; the dtypes that are not floats are used by quantized checkpoints
     "F32": 4,
     "F16": 2,
     "BF16": 2,
@@ -38,8 +38,8 @@ DTYPE_BYTES = {  # bytes per value; quantized/ needs those that are not floats
     "U8": 1,
     "BOOL": 1,
 }
-# Bytes of a safetensors header: the tensors of 50,000 experts take 7 MB, and JSON takes about
-# thirty times its size in memory.
+# Most bytes of a safetensors header. The tensors of 50,000 experts take 7 MB, and parsed JSON takes
+# about thirty times as much memory as its text.
 MAX_HEADER_BYTES = 1 << 25
 MAX_AXES = 8
 INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
@@ -47,11 +47,11 @@ INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class LazyTensor:
-    """A tensor that stays in its file.
+    """A tensor that is read from its file on demand.
 
-    `shape` is torch's, rows first, (1,) for a single number. `dtype` is one of DTYPE_BYTES, or a
-    ggml type for tensors made by a view. `read(first, last)` returns rows, counted over all axes
-    but the last, as bytes `[rows, row_bytes]`.
+    `shape` is torch's, rows first; (1,) for a single number. `dtype` is one of DTYPE_BYTES, or a
+    ggml type for tensors that a view computes. `read(first, last)` returns rows as bytes `[rows,
+    row_bytes]`; rows are counted over all axes but the last.
     """
 
     name: str
@@ -76,8 +76,8 @@ def load_tensors(
     """Return all tensors of a folder by name, from model.safetensors or from the shards of an
     index.
 
-    `blobs` are the safetensors files if they are not in the folder; the index is always in the
-    folder. Raises UserError for missing or damaged files.
+    `blobs` are the safetensors files by name if they are not in the folder; the index is always
+    read from the folder. Raises UserError for missing or damaged files.
     """
     blobs = find_safetensors(folder.path) if blobs is None else blobs
     if folder.has_file(INDEX_FILE):
@@ -119,7 +119,9 @@ def read_safetensors(source: Path | Blob) -> Iterator[LazyTensor]:
 
 
 def _check_coverage(file: Path, spans: list[list[int]], nbytes: int) -> None:
-    """Refuse tensors that overlap or leave gaps: a wrong header length shifts all of them."""
+    """Raise UserError if tensors overlap or leave gaps in the file: a wrong header length, for
+    example, shifts all of them.
+    """
     at = 0
     for first, last in sorted(spans):
         if first != at:
@@ -183,8 +185,8 @@ def load_shards(
 ) -> dict[str, LazyTensor]:
     """Return the tensors of all files that an index names.
 
-    `read` opens one file; `blobs` are the files that exist, by default those of the folder. Raises
-    UserError if a file or a tensor is missing.
+    `read` yields the tensors of one file. `blobs` are the files that exist, by default those in the
+    folder. Raises UserError if a file or a tensor is missing.
     """
     folder, places = checkpoint.path, checkpoint.read_json(index_name).get("weight_map")
     if (

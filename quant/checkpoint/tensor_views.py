@@ -1,9 +1,9 @@
-"""Lazy tensors made from lazy tensors: reordered rows, parts, stacks, transposed and shifted
-values.
+"""Lazy tensors made from other lazy tensors: reordered rows, parts, stacks, transposed tensors and
+changed values.
 
-Nothing is read before its rows are needed, and little more than those rows, so that a family can
-rearrange a checkpoint of any size. Shapes are torch's, rows first; `read` counts rows over all axes
-but the last.
+Rows are read only when they are requested, and little more than these rows, so that a model family
+can rearrange a checkpoint of any size. Shapes are torch's, rows first; `read` counts rows over all
+axes but the last.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,13 +52,15 @@ def map_values(tensor: LazyTensor, function: "Callable[[F32], F32]") -> LazyTens
 
 
 def add_one(tensor: LazyTensor) -> LazyTensor:
-    """Return a tensor with one added to every value: Gemma stores its norms minus one."""
+    """Return a tensor with one added to every value, because Gemma's checkpoints store the weights
+    of norms minus one.
+    """
     return map_values(tensor, lambda values: values + 1)
 
 
 def pick_rows(tensor: LazyTensor, order: Sequence[int]) -> LazyTensor:
-    """Return the rows of a matrix, or the values of a vector, in another order: entry i is entry
-    order[i] of the source.
+    """Return a tensor with the rows of a matrix, or the values of a vector, in another order: row i
+    of the result is row order[i] of `tensor`.
     """
     if len(tensor.shape) == 1:
         return replace(
@@ -70,8 +72,8 @@ def pick_rows(tensor: LazyTensor, order: Sequence[int]) -> LazyTensor:
 
 
 def pick_range(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> LazyTensor:
-    """Return rows start, start + step, ... before `stop` of every matrix `[..., rows, columns]`, or
-    those values of a vector.
+    """Return a tensor with rows start, start + step, ... before `stop` of every matrix `[..., rows,
+    columns]`, or with these values of a vector.
     """
     chosen = range(start, stop, step)
     if len(tensor.shape) == 1:
@@ -86,7 +88,7 @@ def pick_range(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> Lazy
 
 
 def pick_columns(tensor: LazyTensor, start: int, step: int) -> LazyTensor:
-    """Return values start, start + step, ... of every row, as F32."""
+    """Return a tensor with values start, start + step, ... of every row, as F32."""
     width = len(range(start, tensor.shape[-1], step))
     return replace(
         tensor,
@@ -97,16 +99,19 @@ def pick_columns(tensor: LazyTensor, start: int, step: int) -> LazyTensor:
 
 
 def stack(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
-    """Return tensors of one shape stacked along a new first axis, as experts are."""
+    """Return a tensor with the given tensors, which have one shape, stacked along a new first axis
+    (the axis of experts).
+    """
     assert tensors
     joined = concatenate(name, tensors)
     return replace(joined, shape=(len(tensors), *tensors[0].shape))
 
 
 def concatenate(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
-    """Return matrices of one row length, one below the other.
+    """Return a tensor with the rows of several matrices of one row length, one matrix after
+    another.
 
-    Vectors count as rows; if the dtypes differ, the result is F32.
+    A vector counts as one row. If the dtypes differ, the result is F32.
     """
     assert len({tensor.shape[-1] for tensor in tensors}) == 1
     if len({tensor.dtype for tensor in tensors}) > 1:
@@ -127,15 +132,15 @@ def concatenate(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
 
 
 def reshape(tensor: LazyTensor, *shape: int) -> LazyTensor:
-    """Return the same rows in another shape with the same last axis."""
+    """Return a tensor with the same rows in another shape, whose last axis stays the same."""
     assert prod(shape) == prod(tensor.shape), (tensor.shape, shape)
     assert shape[-1] == tensor.shape[-1], (tensor.shape, shape)
     return replace(tensor, shape=shape)
 
 
 def transpose(tensor: LazyTensor) -> LazyTensor:
-    """Return the tensor with its last two axes exchanged. Reading some rows reads each of their
-    matrices completely.
+    """Return the tensor with its last two axes exchanged. Reading a row of the result reads the
+    whole matrix that it belongs to.
     """
     height, width = tensor.shape[-2:]
 
@@ -153,8 +158,8 @@ def transpose(tensor: LazyTensor) -> LazyTensor:
 
 
 def _read_rows(tensor: LazyTensor, wanted: list[int]) -> "U8":
-    """Return the wanted rows, reading neighbors together; strides of up to four rows are read
-    completely and thinned out.
+    """Return the wanted rows in their order. Rows at most four apart are read together, and the
+    rows between them are discarded.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""INPUTS: the formats of quantized checkpoints that can be read, by config.json's quant_method."""
+"""INPUTS: the quantized checkpoint formats that can be read, by the quant_method of config.json."""
 
 from quant.checkpoint.quantized.base import QuantizedInput
 from quant.registry import collect

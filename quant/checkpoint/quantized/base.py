@@ -1,6 +1,6 @@
-"""A quantized checkpoint format as the converter sees it, and tools that the formats share.
+"""The interface of a quantized checkpoint format, and tools that the formats share.
 
-The tools read whole small tensors and build tensors whose rows are computed on demand.
+The tools read whole small tensors and make tensors whose rows are computed on demand.
 """
 
 from collections.abc import Callable
@@ -45,11 +45,12 @@ ORIGINAL_MODEL_HINT = "use the model that this one was quantized from"
 class QuantizedInput:
     """One quantized checkpoint format.
 
-    `name` is config.json's quant_method, `title` the name shown to users. `restore(settings,
-    tensors)` replaces quantized tensors by float tensors that are computed when their rows are
-    read; `settings` is the config's quantization part. Tensors it does not recognize stay, and the
-    converter lists them as unknown. A format that `is_native` keeps its blocks, so that conversion
-    adds no rounding error.
+    `name` is the quant_method of config.json, `title` the name shown to users. `restore(settings,
+    tensors)` returns the tensors with quantized ones replaced by float tensors, which are computed
+    when their rows are read; `settings` is the quantization part of config.json. Tensors that it
+    does not recognize stay unchanged, and the converter reports them as unknown. With `is_native`,
+    restore() returns ggml's own blocks instead of floats, so that the conversion adds no rounding
+    error.
     """
 
     name: str
@@ -59,9 +60,9 @@ class QuantizedInput:
 
 
 class LastTensorCache:
-    """The last tensor that was read whole.
+    """A cache of one tensor: the last one that was read whole.
 
-    A transposed matrix is read slab by slab; the cache lets the file be read once for all slabs.
+    A transposed matrix is read slab by slab, and every slab needs the whole tensor.
     """
 
     def __init__(self) -> None:
@@ -78,9 +79,9 @@ class LastTensorCache:
 
 
 def unpack_words(words: "NDArray[Any]", bits: int) -> "U8":
-    """Return the codes of `bits` (up to 8) in int32 words, lowest bits first.
+    """Return the codes of `bits` (up to 8) bits in int32 words, lowest bits first.
 
-    Shapes: words `[...]`, result `[..., 32 // bits]`.
+    Each word contains whole codes. Shapes: words `[...]`, result `[..., 32 // bits]`.
     """
     import numpy as np
 
@@ -92,8 +93,9 @@ def unpack_words(words: "NDArray[Any]", bits: int) -> "U8":
 
 
 def unpack_stream(words: "NDArray[Any]", bits: int) -> "U8":
-    """Return the codes of `bits` (up to 8) in rows of int32 words without gaps, lowest bits first.
+    """Return the codes of `bits` (up to 8) bits in rows of int32 words, lowest bits first.
 
+    The codes of a row follow each other without gaps, so a code may be split over two words.
     Shapes: words `[rows, words]`, result `[rows, 32 * words // bits]`.
     """
     import numpy as np
@@ -169,7 +171,8 @@ def make_computed_tensor(
     import numpy as np
 
     def read(first: int, last: int) -> "U8":
-        with np.errstate(all="ignore"):  # overflow is reported below, with the tensor's name
+        # overflow makes infinite values, which are reported below with the tensor's name
+        with np.errstate(all="ignore"):
             values = np.ascontiguousarray(rows(first, last), np.float32)
         if not np.isfinite(values).all():
             raise DamagedSourceError(
@@ -184,5 +187,5 @@ def make_computed_tensor(
 def make_input_error(
     settings: CheckpointConfig, problem: str, hint: str = ORIGINAL_MODEL_HINT
 ) -> UserError:
-    """Return the error for settings or tensors that the format does not support."""
+    """Return the error for settings or tensors that a quantized checkpoint format does not support."""
     return UserError(f"{settings.location}: {problem}", hint=hint)

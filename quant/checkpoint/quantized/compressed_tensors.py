@@ -1,9 +1,10 @@
 """compressed-tensors checkpoints: packed integers, plain 8-bit integers and FP8.
 
-Follows dequant_model of llama.cpp (conversion/base.py), and the compressed-tensors library where it
-supports more: actorder, unpacked zeros, several groups of settings, and codes of 3, 5, 6 or 7 bits
-(one layout fills each word separately, the newer one packs codes across words). How a tensor is
-stored decides how it is read; the settings must not contradict it.
+Follows dequant_model of llama.cpp (conversion/base.py), and the compressed-tensors library for
+features that llama.cpp lacks: actorder, unpacked zeros, several groups of settings, and codes of 3,
+5, 6 or 7 bits (in the older layout each word contains whole codes, in the newer one a code may be
+split over two words). A tensor is read by the way it is stored; settings that contradict it are an
+error.
 """
 
 from dataclasses import dataclass
@@ -44,8 +45,8 @@ REFETCH_HINT = "fetch the whole model again"
 class PackedMatrix:
     """One packed matrix.
 
-    `groups` is the group of each column, `[columns]`; `zero` holds the stored zeros or is None.
-    With `spans_words`, a code may be split over two words.
+    `groups` is the group of each column, `[columns]`. `zero` contains the stored zeros, None if
+    there are none. With `spans_words`, a code may be split over two words.
     """
 
     words: LazyTensor
@@ -91,13 +92,15 @@ class PackedMatrix:
         )
 
     def _rows_of(self, values: "NDArray[Any]", first: int, last: int) -> "NDArray[Any]":
-        """Return these rows' values `[rows, groups]`; a single value applies to every row."""
+        """Return the scales or zeros of these rows, `[rows, groups]`; a single value applies to
+        every row.
+        """
         return values.reshape(1, 1) if values.size == 1 else values[first:last]
 
 
 def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
-    """Return the tensors with every packed or 8-bit weight as floats, without the scales of
-    activations.
+    """Return the tensors with every packed or 8-bit weight as floats. The scales of activations are
+    left out.
 
     Raises UserError for formats and tensors that are not supported.
     """
@@ -130,7 +133,9 @@ def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
 
 
 def _weight_settings(settings: CheckpointConfig) -> list[dict[str, Any]]:
-    """Return the settings of weights of each group; refuse formats that are not supported."""
+    """Return the weight settings of each group. Raises UserError for formats that are not
+    supported.
+    """
     values, groups = settings.values, settings.values.get("config_groups")
     groups = list(groups.values()) if isinstance(groups, dict) else []
     groups = [group for group in groups if isinstance(group, dict)]
@@ -151,14 +156,16 @@ def _weight_settings(settings: CheckpointConfig) -> list[dict[str, Any]]:
 
 
 def _numbers(weights: list[dict[str, Any]], key: str) -> list[int]:
-    """Return the distinct positive integers under a key of the settings."""
+    """Return the distinct positive integers that the groups' settings have under a key."""
     return sorted(
         {setting[key] for setting in weights if type(setting.get(key)) is int and setting[key] > 0}
     )
 
 
 def _block(weights: list[dict[str, Any]]) -> list[int] | None:
-    """Return the rows and columns that share a scale if all groups agree, else None."""
+    """Return the numbers of rows and of columns that share a scale, or None if the groups of
+    settings differ.
+    """
     blocks: list[list[int] | None] = []
     for setting in weights:
         size = setting.get("group_size")
@@ -172,7 +179,9 @@ def _block(weights: list[dict[str, Any]]) -> list[int] | None:
 def _packed(
     settings: CheckpointConfig, tensors: Tensors, name: str, weights: list[dict[str, Any]]
 ) -> PackedMatrix:
-    """Take one matrix's tensors out of `tensors`, checked against each other and the settings."""
+    """Remove one matrix's tensors from `tensors` and return them as a PackedMatrix, checked against
+    each other and the settings.
+    """
     missing = [name + ending for ending in ("_scale", "_shape") if name + ending not in tensors]
     if missing:
         raise make_input_error(
@@ -222,9 +231,9 @@ def _groups(
     shape: tuple[int, int],
     weights: list[dict[str, Any]],
 ) -> "NDArray[np.int64]":
-    """Return the group of each column `[columns]`, by g_idx or by group_size.
+    """Return the group of each column `[columns]`, from g_idx or else from group_size.
 
-    The scale must have as many groups.
+    Raises UserError if the scale has another number of groups.
     """
     import numpy as np
 
@@ -246,7 +255,7 @@ def _groups(
                 f"{g_idx.name} does not name a group for each of {columns} columns",
                 hint=REFETCH_HINT,
             )
-        if index.min() >= 0:  # -1 means that columns keep their order
+        if index.min() >= 0:  # -1 means that the columns are in their original order
             return index.astype(np.int64)
     if groups == 1:
         return np.zeros(columns, np.int64)
@@ -263,7 +272,9 @@ def _groups(
 def _check_zeros(
     settings: CheckpointConfig, scale: LazyTensor, zero: LazyTensor | None, rows: int | None = None
 ) -> None:
-    """Refuse zeros of another shape than the scale's; packed zeros have `rows` rows of words."""
+    """Raise UserError if the zeros do not have the scale's shape; packed zeros have `rows` rows of
+    words.
+    """
     if zero is None or (zero.dtype == "I8" and zero.shape == scale.shape):
         return
     if (

@@ -1,8 +1,7 @@
 """FP8 checkpoints: weights as 8-bit floats, with one scale for each block, row or tensor.
 
-Follows dequant_model of llama.cpp (conversion/base.py): a value is its 8-bit float times its scale,
-under any of the scale's names. Scales of activations are left out, because nothing is computed in
-FP8.
+Follows dequant_model of llama.cpp (conversion/base.py): a value is its 8-bit float times its scale.
+Scales of activations are left out, because llama.cpp computes nothing in FP8.
 """
 
 from typing import TYPE_CHECKING
@@ -40,8 +39,8 @@ ACTIVATION_ENDINGS = (
 def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with every 8-bit weight multiplied by its scale.
 
-    A weight without a scale stays, and the converter lists its dtype. Raises UserError for settings
-    that are not supported.
+    A weight without a scale stays unchanged, and the converter reports its dtype as an error.
+    Raises UserError for settings that are not supported.
     """
     if settings.values.get("quant_algo") not in (None, "FP8"):
         raise make_input_error(
@@ -74,7 +73,7 @@ def scale_tensor(
     block: object = None,
     zero: LazyTensor | None = None,
 ) -> LazyTensor:
-    """Return `tensor` times `scale`, after subtracting `zero`, which has the scale's shape.
+    """Return (`tensor` - `zero`) * `scale` as floats; `zero` has the scale's shape.
 
     The scale is one number, one for each row `[..., rows, 1]`, or one for each block of `block` =
     [rows, columns]. Raises UserError if the shapes do not fit.
@@ -110,8 +109,8 @@ def scale_tensor(
 def _block(
     settings: CheckpointConfig, tensor: LazyTensor, scale: LazyTensor, block: object
 ) -> tuple[int, int]:
-    """Return how many rows and columns share a scale. Refuse a scale whose shape contradicts the
-    settings.
+    """Return how many rows and columns share a scale. Raises UserError if the shape of the scale
+    contradicts the settings.
     """
     if len(tensor.shape) < 2:
         raise make_input_error(

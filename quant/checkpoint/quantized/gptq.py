@@ -2,10 +2,13 @@
 of inputs.
 
 Follows dequant_gptq of llama.cpp (conversion/base.py). Shapes: qweight `[inputs / codes_per_word,
-outputs]`, scales `[groups, outputs]`, qzeros `[groups, outputs / codes_per_word]`; g_idx names the
-group of each input. The older format (gptq) stores each zero minus one, the newer one (gptq_v2) the
-zero itself. GPTQModel subtracts the one from whole words (convert_gptq_v2_to_v1_format), so that a
-zero of 0 borrows from its neighbor: for its files the one is added to whole words.
+outputs]`, scales `[groups, outputs]`, qzeros `[groups, outputs / codes_per_word]`. g_idx has the
+group of each input.
+
+The older format (gptq) stores each zero minus one, the newer one (gptq_v2) the zero itself.
+GPTQModel writes the older format by subtracting one from every zero of a word at once
+(convert_gptq_v2_to_v1_format), so that a zero of 0 borrows from its neighbor. To undo this, the
+ones are added to the whole word in files of GPTQModel.
 """
 
 from dataclasses import dataclass
@@ -29,20 +32,20 @@ if TYPE_CHECKING:
     from quant.native.ggml import F32
 
 SUPPORTED_BITS = (2, 4, 8)
-# by checkpoint_format; what the format subtracted from each zero
+# checkpoint_format -> what it subtracts from each zero
 ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
-# Settings under which the codes have another meaning.
+# Settings with which the codes have another meaning.
 UNSUPPORTED_SETTINGS = ("is_marlin_format", "rotation", "adapter")
-BAND_CODES = 1 << 20  # codes unpacked at a time
+BAND_CODES = 1 << 20  # number of codes that are unpacked at a time
 REFETCH_HINT = "fetch the whole model again"
 
 
 @dataclass(frozen=True, slots=True)
 class GptqMatrix:
-    """One quantized matrix's tensors, and the settings of the checkpoint.
+    """The tensors of one quantized matrix, and the settings needed to read them.
 
-    `groups` is the group of each input, `[inputs]`. `zero_offset` is added to each zero,
-    `word_offset` to each word of zeros.
+    `groups` is the group of each input, `[inputs]`. `zero_offset` is added to each zero after
+    unpacking, `word_offset` to each word of zeros before unpacking.
     """
 
     qweight: LazyTensor
@@ -55,7 +58,7 @@ class GptqMatrix:
     cache: LastTensorCache
 
     def read_rows(self, first: int, last: int) -> "F32":
-        """Return rows of outputs as float32 `[rows, inputs]`.
+        """Return rows first .. last of the outputs as float32 `[rows, inputs]`.
 
         Works in bands of inputs, so that temporary memory does not grow with the matrix.
         """
@@ -68,7 +71,7 @@ class GptqMatrix:
         out = np.empty((last - first, len(self.groups)), np.float32)
         step = max(1, BAND_CODES // (count * (last - first)))
         for start in range(0, len(words), step):
-            # [words, outputs, codes of a word]
+            # [words, outputs, codes in a word]
             codes = unpack_words(words[start : start + step], self.bits)
             codes = codes.swapaxes(1, 2).reshape(-1, last - first)
             inputs = slice(start * count, start * count + len(codes))
@@ -77,7 +80,7 @@ class GptqMatrix:
         return out
 
     def _zeros(self, first: int, last: int) -> "F32":
-        """Return the zeros of outputs `[groups, outputs]`."""
+        """Return the zeros of outputs first .. last, `[groups, outputs]`."""
         import numpy as np
 
         codes = unpack_words(
@@ -90,8 +93,8 @@ class GptqMatrix:
 
 
 def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
-    """Return the tensors with every qweight and its companions replaced by one float matrix
-    `.weight`.
+    """Return the tensors with each qweight, its scales, zeros and g_idx replaced by one float
+    matrix, whose name ends in `.weight`.
 
     Raises UserError for settings and tensors that are not supported.
     """
@@ -136,7 +139,9 @@ def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
 
 
 def _by_words(settings: CheckpointConfig) -> bool:
-    """Return whether GPTQModel wrote the checkpoint; `meta` names the program and its version."""
+    """Return whether GPTQModel wrote the checkpoint: the `meta` settings name the program and its
+    version.
+    """
     meta = settings.values.get("meta")
     return isinstance(meta, dict) and "gptqmodel:" in str(meta.get("quantizer")).lower()
 
@@ -144,9 +149,9 @@ def _by_words(settings: CheckpointConfig) -> bool:
 def _matrix(
     settings: CheckpointConfig, tensors: Tensors, base: str, bits: int
 ) -> "tuple[tuple[LazyTensor, LazyTensor, LazyTensor], NDArray[np.int64]]":
-    """Take qweight, qzeros and scales out of `tensors`; return them and the group of each input.
+    """Remove qweight, qzeros and scales from `tensors`; return them and the group of each input.
 
-    Their shapes must fit each other and `bits`.
+    Raises UserError if their shapes do not fit each other and `bits`.
     """
     missing = [base + ending for ending in ("qzeros", "scales") if base + ending not in tensors]
     if missing:
@@ -182,7 +187,7 @@ def _matrix(
 def _groups(
     settings: CheckpointConfig, g_idx: LazyTensor | None, base: str, inputs: int, groups: int
 ) -> "NDArray[np.int64]":
-    """Return the group of each input `[inputs]`, by g_idx, or in sequence by group_size."""
+    """Return the group of each input `[inputs]`, from g_idx or else from group_size."""
     import numpy as np
 
     if g_idx is None:

@@ -1,8 +1,9 @@
-"""MXFP4 weights of a checkpoint, stored as codes and scales in two tensors, as ggml's MXFP4 blocks.
+"""MXFP4 weights of a checkpoint, which are stored as a tensor of codes and a tensor of scales,
+converted to ggml's MXFP4 blocks.
 
-The layout is that of gpt-oss: 32 values share a power of two, and a byte holds the codes of two
-neighboring values. A ggml block starts with the scale, and its bytes pair values i and i + 16. No
-value changes.
+The checkpoint's layout is that of gpt-oss: 32 values share a scale, which is a power of two, and a
+byte contains the codes of two neighboring values. A ggml block starts with the scale, and each of
+its other bytes contains the codes of values i and i + 16. No value changes.
 """
 
 from typing import TYPE_CHECKING
@@ -15,8 +16,9 @@ from quant.errors import UserError
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
-BLOCK_VALUES, CODE_BYTES = 32, 16  # in a block
-# The scale byte of 2 ** 125: 6 times 2 ** 126 overflows float32, and 255 is NaN.
+BLOCK_VALUES, CODE_BYTES = 32, 16  # values of a block; bytes of its codes
+# The largest valid scale byte stands for 2 ** 125: 6 times the next power of two overflows float32,
+# and byte 255 is NaN.
 MAX_SCALE_BYTE = 252
 BLOCKS_ENDING, SCALES_ENDING = "_blocks", "_scales"
 
@@ -24,8 +26,8 @@ BLOCKS_ENDING, SCALES_ENDING = "_blocks", "_scales"
 def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with every NAME_blocks and NAME_scales replaced by one MXFP4 tensor NAME.
 
-    Anything else stays for the error that lists unknown tensors: a single half, shapes or dtypes
-    that do not fit, a NAME that exists already.
+    All other tensors stay unchanged, and the converter reports them as unknown: a NAME_blocks or
+    NAME_scales without the other, shapes or dtypes that do not fit, or a NAME that exists already.
     """
     result = dict(tensors)
     for name, codes in tensors.items():
@@ -48,8 +50,8 @@ def _fit(codes: LazyTensor, scales: LazyTensor) -> bool:
 def make_mxfp4_tensor(name: str, codes: LazyTensor, scales: LazyTensor) -> LazyTensor:
     """Return one MXFP4 tensor of shape [..., rows, 32 * b].
 
-    Shapes: codes `[..., rows, b, 16]`, scales `[..., rows, b]`, both U8. Reading raises UserError
-    for scales that make NaN or infinite values.
+    Shapes: codes `[..., rows, b, 16]`, scales `[..., rows, b]`, both U8. Reading it raises
+    UserError if a scale makes NaN or infinite values.
     """
     count = scales.shape[-1]
 
@@ -77,7 +79,7 @@ def pack_ggml_rows(codes: "U8", scales: "U8") -> "U8":
     import numpy as np
 
     low, high, half = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0xF0F0F0F0F0F0F0F0), np.uint64(4)
-    # Values 0 to 15 and 16 to 31 of every block.
+    # values 0 to 15 and values 16 to 31 of every block, as 8-byte words
     first, second = np.ascontiguousarray(codes).view("<u8").T
     out = np.empty((len(codes), 1 + CODE_BYTES), np.uint8)
     out[:, 0] = scales.reshape(-1)
