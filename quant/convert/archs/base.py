@@ -1,7 +1,7 @@
-"""A model family as the converter sees it: class names, metadata keys, tensors and their
-transformations.
+"""The description of a model family for the converter: class names, metadata keys, tensors and
+their transformations.
 
-A family is data and small pure functions. A close relative of a family is written as
+A family consists of data and small pure functions. A close relative of a family is written as
 `replace(LLAMA, ...)`. Tensor names come from the gguf package.
 """
 
@@ -22,8 +22,8 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ArchKey:
-    """One metadata key of the architecture: its name without the prefix, its GGUF type and its
-    value.
+    """One metadata key of the architecture: its name without the architecture's prefix, its GGUF
+    type and its value.
 
     The GGUF type of an array is written "array:int32".
     """
@@ -37,12 +37,12 @@ TensorOp = Callable[[CheckpointConfig, LazyTensor], LazyTensor]
 
 
 def no_tensors(config: CheckpointConfig) -> dict[str, Any]:
-    """Return no tensors."""
+    """Return no tensors: the default for families without extra tensors."""
     return {}
 
 
 def keep_tensors(config: CheckpointConfig, tensors: Tensors) -> Tensors:
-    """Return the checkpoint's tensors unchanged."""
+    """Return the tensors unchanged: the default for families that need no preparation."""
     return tensors
 
 
@@ -50,27 +50,30 @@ def keep_tensors(config: CheckpointConfig, tensors: Tensors) -> Tensors:
 class Arch:
     """A model family.
 
-    `kind` names the gguf package's MODEL_ARCH, `hf` the class names in config.json. `defaults` are
-    the class's values for settings that config.json omits. With `vocab_size_from_tokenizer`, a
-    config without vocab_size takes the tokenizer's size, and added tokens beyond it are left out.
+    `kind` is the gguf package's MODEL_ARCH of the family, `hf` its class names in config.json.
+    `defaults` are the values that transformers' config class has for settings that config.json
+    omits. With `vocab_size_from_tokenizer`, a config without vocab_size takes the tokenizer's size,
+    and added tokens beyond it are left out.
 
     A checkpoint's tensors pass through these fields in this order:
 
-    - `dropped_endings`: endings of names to leave out (buffers that can be computed).
-    - `prepare`: makes tensors that the gguf package's name tables know, one for each entry (stacks
-      experts, splits fused matrices). The keys of its result are looked up there; a tensor's `name`
-      is shown in messages. Tensors it does not recognize pass through and are listed in the error.
+    - `dropped_endings`: tensors whose names have these endings are left out (buffers that can be
+      computed).
+    - `prepare`: a function that returns tensors under the names in the gguf package's tables, one
+      tensor for each name; it stacks experts and splits fused matrices. The keys of its result are
+      looked up in the tables; a tensor's own `name` is only shown in messages. Tensors that it does
+      not recognize stay unchanged and are listed in the error.
     - `names`: ending of the Hugging Face name -> GGUF role, for tensors that
       `gguf.get_tensor_name_map` does not know.
     - `required_shapes` and `optional_shapes`: the GGUF tensors with their shapes, rows first. Any
       other tensor or shape is an error.
-    - `ops`: a transformation for each role ("attn_q"), applied to its weights and biases. It keeps
-      the shape, except that a vocabulary may lose rows.
+    - `ops`: role ("attn_q") -> a transformation of its weights and biases. It keeps the shape,
+      except that a vocabulary may lose rows.
     - `extra_tensors`: tensors computed from the config alone.
 
-    `needs_head` writes a copy of a tied embedding as the head, because llama.cpp loads the head by
-    name. `keys` returns the architecture's metadata keys. `check` raises UserError for settings
-    that llama.cpp computes differently, and returns notes for the user.
+    With `needs_head`, a tied embedding is written a second time as the head, because llama.cpp
+    loads the head by its name. `keys` returns the architecture's metadata keys. `check` raises
+    UserError for settings that llama.cpp computes differently, and returns notes for the user.
     """
 
     name: str

@@ -1,4 +1,5 @@
-"""What most families share: head counts, rotary settings, common metadata keys and tensor shapes.
+"""Parts that most families share: head counts, rotary settings, common metadata keys and tensor
+shapes.
 
 Follows TextModel.set_gguf_parameters of llama.cpp (conversion/base.py).
 """
@@ -20,7 +21,7 @@ ROPE_TYPES = ("default", "linear", "yarn")
 ROPE_TYPES_WITH_FACTORS = (
     *ROPE_TYPES,
     "llama3",
-)  # families whose llama.cpp graph also reads rope_freqs.weight
+)  # families whose graph in llama.cpp also reads rope_freqs.weight
 
 
 def layer_count(config: CheckpointConfig) -> int:
@@ -39,12 +40,12 @@ def head_counts(config: CheckpointConfig) -> tuple[int, int, int]:
 
 
 def rope_settings(config: CheckpointConfig, layer_type: str = "full_attention") -> CheckpointConfig:
-    """Return the rotary settings of either spelling as one Config: rope_type, rope_theta, factor,
-    ...
+    """Return the rotary settings (rope_type, rope_theta, factor, ...) as one config, whether
+    config.json has them in rope_scaling or in rope_parameters.
 
-    `kind` picks one part of a config that has settings for each layer type. As in transformers,
-    original_max_position_embeddings defaults to max_position_embeddings, and a value at the root of
-    config.json wins.
+    If config.json has settings for each layer type, those of `layer_type` are returned. As in
+    transformers, original_max_position_embeddings defaults to max_position_embeddings, and its
+    value at the root of config.json takes precedence.
     """
     settings: dict[str, Any] = {
         "rope_theta": 10000.0,
@@ -66,7 +67,7 @@ def rope_settings(config: CheckpointConfig, layer_type: str = "full_attention") 
 
 
 def rotary_width(config: CheckpointConfig) -> int:
-    """Return how many values of a head are rotary: partial_rotary_factor of its width.
+    """Return how many values of a head are rotary: partial_rotary_factor of the head's width.
 
     Raises UserError unless that is an even number of at least two values.
     """
@@ -87,8 +88,8 @@ def rotary_width(config: CheckpointConfig) -> int:
 def sliding_layers(config: CheckpointConfig, period: int) -> list[bool]:
     """Return for each layer whether it attends to a sliding window only.
 
-    Follows layer_types; without it, every layer slides except each `period`-th. Raises UserError if
-    layer_types is malformed.
+    Follows layer_types if the config has them. Otherwise every layer has a window except each
+    `period`-th one. Raises UserError if layer_types is malformed.
     """
     types = config.values.get("layer_types")
     if types is None:
@@ -108,9 +109,10 @@ def sliding_layers(config: CheckpointConfig, period: int) -> list[bool]:
 
 
 def sliding_window_keys(config: CheckpointConfig, layers: list[bool], period: int) -> list[ArchKey]:
-    """Return the keys of a sliding window on the layers that `layers` marks.
+    """Return the keys of a sliding window; `layers` says for each layer whether it has the window.
 
-    `period` is the pattern that llama.cpp assumes for the family; any other pattern is written out.
+    `period` is the pattern that llama.cpp assumes for the family. A key for the pattern is added
+    only if `layers` differs from it.
     """
     keys = [ArchKey("attention.sliding_window", "uint32", config.get_int("sliding_window"))]
     if layers != [bool((layer + 1) % period) for layer in range(len(layers))]:
@@ -119,7 +121,9 @@ def sliding_window_keys(config: CheckpointConfig, layers: list[bool], period: in
 
 
 def raise_problems(config: CheckpointConfig, problems: Sequence[tuple[object, str]]) -> None:
-    """Raise one UserError that lists the text of every problem whose condition is true."""
+    """Raise one UserError that lists the texts of all (condition, text) `problems` whose condition
+    is true.
+    """
     reasons = [text for wrong, text in problems if wrong]
     if reasons:
         raise UserError(
@@ -201,7 +205,7 @@ def common_keys(config: CheckpointConfig) -> list[ArchKey]:
 
 
 def rope_scaling_keys(settings: CheckpointConfig) -> list[ArchKey]:
-    """Return the keys of linear and yarn rope scaling; none for other rope types."""
+    """Return the keys of linear or yarn rope scaling; no keys for other rope types."""
     if settings.values["rope_type"] == "linear":
         factor = settings.get_float("factor")
         return [
@@ -214,10 +218,10 @@ def rope_scaling_keys(settings: CheckpointConfig) -> list[ArchKey]:
 
 
 def _yarn(settings: CheckpointConfig) -> list[ArchKey]:
-    """Return the keys of yarn.
+    """Return the keys of yarn scaling.
 
     llama.cpp itself multiplies sines and cosines by 1 + ln(factor) / 10 (rope_yarn in ggml-cpu), so
-    attn_factor holds the checkpoint's factor divided by that.
+    the key attn_factor gets the checkpoint's factor divided by that.
     """
     return [
         ArchKey("rope.scaling.type", "string", "yarn"),
@@ -234,12 +238,12 @@ def _yarn(settings: CheckpointConfig) -> list[ArchKey]:
 
 
 def yarn_scale(settings: CheckpointConfig, weight: float = 1.0) -> float:
-    """Return 1 + weight * ln(factor) / 10 of a yarn."""
+    """Return 1 + weight * ln(factor) / 10, the form of all of yarn's factors."""
     return 0.1 * weight * math.log(max(1.0, settings.get_float("factor"))) + 1
 
 
 def yarn_attention_factor(settings: CheckpointConfig) -> float:
-    """Return the factor that transformers applies to a yarn's sines and cosines
+    """Return the factor by which transformers multiplies the sines and cosines of a yarn model
     (modeling_rope_utils).
     """
     if "attention_factor" in settings.values:
@@ -252,8 +256,8 @@ def yarn_attention_factor(settings: CheckpointConfig) -> float:
 
 
 def _has_other_ramp(settings: CheckpointConfig, rough: bool) -> bool:
-    """Return whether a yarn's ramp differs from llama.cpp's fixed one (beta_fast 32, beta_slow 1,
-    truncated).
+    """Return whether the ramp of a yarn model differs from llama.cpp's fixed ramp (beta_fast 32,
+    beta_slow 1, truncated).
     """
     values = settings.values
     truncated = rough or values.get("truncate", True)
@@ -261,8 +265,8 @@ def _has_other_ramp(settings: CheckpointConfig, rough: bool) -> bool:
 
 
 def yarn_ramp_notes(config: CheckpointConfig) -> list[str]:
-    """Return a note if a yarn's ramp should not be rounded to whole dimensions; llama.cpp always
-    rounds it.
+    """Return a note if a yarn model does not round the ends of its ramp to whole dimensions,
+    because llama.cpp always does.
     """
     settings = rope_settings(config).values
     if settings["rope_type"] != "yarn" or settings.get("truncate", True):
@@ -274,11 +278,11 @@ def yarn_ramp_notes(config: CheckpointConfig) -> list[str]:
 
 
 def has_sliding_window(config: CheckpointConfig, slides: Callable[[int, int], bool]) -> bool:
-    """Return whether some layer attends to a sliding window only, by layer_types or else by
-    `slides`.
+    """Return whether some layer attends to a sliding window only, by layer_types if the config has
+    them, else by `slides`.
 
-    `slides` gets the layer and the config's max_window_layers, which families count from either
-    end.
+    `slides(layer, max_window_layers)` is a function because some families give the first layers a
+    window and others the last layers.
     """
     if not config.get_bool("use_sliding_window") or config.values.get("sliding_window") in (
         None,
@@ -298,20 +302,24 @@ def has_sliding_window(config: CheckpointConfig, slides: Callable[[int, int], bo
 
 
 def problem_head_width(config: CheckpointConfig) -> tuple[object, str]:
-    """Return the problem of heads whose total width is not hidden_size."""
+    """Return the problem (condition, text) of heads whose widths do not add up to hidden_size."""
     count, _, head_dim = head_counts(config)
     wide = count * head_dim != config.get_int("hidden_size")
     return wide, f"its heads have {head_dim} values, not hidden_size / heads"
 
 
 def problem_biases(config: CheckpointConfig, *settings: str) -> tuple[object, str]:
-    """Return the problem of biases, flagged by `settings`, that llama.cpp's graph does not add."""
+    """Return the problem (condition, text) of biases that llama.cpp's graph does not add;
+    `settings` are the flags in the config that say whether the model has them.
+    """
     names = [name for name in settings if config.get_bool(name)]
     return names, f"{' and '.join(names)}: llama.cpp does not add these biases"
 
 
 def embedding_and_head(config: CheckpointConfig) -> Shapes:
-    """Return the shapes of the embedding, the last norm and, unless it is tied, the head."""
+    """Return the shapes of the embedding, the last norm and, unless it is tied to the embedding,
+    the head.
+    """
     hidden, vocab = config.get_int("hidden_size"), config.get_int("vocab_size")
     shapes: Shapes = {"token_embd.weight": (vocab, hidden), "output_norm.weight": (hidden,)}
     if not config.get_bool("tie_word_embeddings"):
@@ -375,7 +383,9 @@ def post_norm_shapes(config: CheckpointConfig) -> Shapes:
 
 
 def repeat_for_blocks(config: CheckpointConfig, *parts: Shapes) -> Shapes:
-    """Return the shapes of all blocks by GGUF name, from one block's shapes by role."""
+    """Return the shapes of the tensors of all blocks by GGUF name, given those of one block by
+    role.
+    """
     roles = {role: shape for shapes in parts for role, shape in shapes.items()}
     return {
         f"blk.{i}.{role}": shape
@@ -385,7 +395,7 @@ def repeat_for_blocks(config: CheckpointConfig, *parts: Shapes) -> Shapes:
 
 
 def llama3_rope_factors(config: CheckpointConfig) -> "dict[str, F32]":
-    """Return Llama 3's frequency factors as rope_freqs.weight `[head_dim / 2]`; nothing for other
+    """Return Llama 3's frequency factors as rope_freqs.weight `[head_dim / 2]`; no tensor for other
     rope types.
 
     Raises UserError if the factors contradict each other.
@@ -420,8 +430,9 @@ def llama3_rope_factors(config: CheckpointConfig) -> "dict[str, F32]":
     return {"rope_freqs.weight": np.array(factors, np.float32)}
 
 
-# For families whose checkpoints split rotary heads in halves where llama.cpp rotates interleaved
-# pairs (llama_model_rope_type, src/llama-model.cpp). Biases are reordered like their weights.
+# For families whose checkpoints store the two halves of rotary heads one after the other, while
+# llama.cpp rotates interleaved pairs (llama_model_rope_type, src/llama-model.cpp). Biases are
+# reordered like their weights.
 INTERLEAVE_OPS: dict[str, TensorOp] = {
     "attn_q": lambda config, tensor: tensor_views.pick_rows(
         tensor, rope_row_order(head_counts(config)[0], head_counts(config)[2])

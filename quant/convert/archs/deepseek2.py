@@ -1,9 +1,9 @@
-"""DeepSeek V2 and V3: compressed keys and values (MLA), a few dense layers, then routed and shared
-experts.
+"""DeepSeek V2 and V3: attention with compressed keys and values (MLA), a few dense layers, then
+layers with routed and shared experts.
 
-Follows conversion/deepseek.py and src/models/deepseek2.cpp of llama.cpp. Keys stay compressed in
-its cache, so kv_b is split into attn_k_b, which is transposed and applied to queries, and attn_v_b,
-which makes values.
+Follows conversion/deepseek.py and src/models/deepseek2.cpp of llama.cpp. llama.cpp's cache contains
+the compressed keys, so kv_b is split in two: attn_k_b, transposed, is applied to the queries, and
+attn_v_b makes the values.
 """
 
 import re
@@ -17,7 +17,8 @@ from quant.convert.archs import blocks, experts
 from quant.convert.archs.base import Arch, ArchKey, Shapes, TensorOp, rope_row_order
 
 SOFTMAX, SIGMOID = 1, 2  # llama_expert_gating_func_type
-INNER_NORM_EPS = 1e-6  # of the two norms inside the attention; transformers ignores the config here
+# of the two norms inside the attention, where transformers ignores the config
+INNER_NORM_EPS = 1e-6
 ATTN_FACTOR_KEY = "rope.scaling.attn_factor"
 
 
@@ -25,9 +26,9 @@ ATTN_FACTOR_KEY = "rope.scaling.attn_factor"
 class MlaWidths:
     """Widths of the compressed attention, in values.
 
-    `query_rank` is the rank of compressed queries, 0 if they are not compressed; `kv_rank` is that
-    of keys and values. A key's head has `plain_width` values without and `rope_width` values with a
-    rotary position.
+    `query_rank` is the width of compressed queries, 0 if queries are not compressed; `kv_rank` is
+    the width of compressed keys and values. A key's head has `plain_width` values without a rotary
+    position, then `rope_width` values with one.
     """
 
     heads: int
@@ -65,8 +66,8 @@ def dense_layer_count(config: CheckpointConfig) -> int:
 
 
 def expert_groups(config: CheckpointConfig) -> tuple[int, int]:
-    """Return the number of expert groups and how many of them a token may use; (1, 1) if groups do
-    not restrict the choice.
+    """Return the number of expert groups and the number of groups that a token may use; (1, 1) if a
+    token may use all groups.
     """
     count, used = config.get_int("n_group", default=1), config.get_int("topk_group", default=1)
     return (
@@ -75,9 +76,7 @@ def expert_groups(config: CheckpointConfig) -> tuple[int, int]:
 
 
 def mtp_layer_count(config: CheckpointConfig) -> int:
-    """Return the number of extra layers that predict further tokens (MTP), which follow the last
-    layer.
-    """
+    """Return the number of extra layers after the last layer that predict further tokens (MTP)."""
     return (
         config.get_int("num_nextn_predict_layers")
         if config.values.get("num_nextn_predict_layers")
@@ -119,7 +118,9 @@ def check_v3(config: CheckpointConfig) -> list[str]:
 
 
 def _problems(config: CheckpointConfig, scoring: str) -> list[tuple[object, str]]:
-    """Return the problems that V2 and V3 share. `scoring` is the version's scoring_func."""
+    """Return the problems that V2 and V3 share. `scoring` is the scoring_func that the version must
+    have.
+    """
     sizes, layers, count = (
         mla_widths(config),
         blocks.layer_count(config),
@@ -176,15 +177,15 @@ def _notes(config: CheckpointConfig) -> list[str]:
 
 
 def _rotary_part(config: CheckpointConfig, **changes: Any) -> CheckpointConfig:
-    """Return the config of a model whose heads consist of their rotary part only."""
+    """Return the config with heads that consist only of their rotary part, and with `changes`."""
     return replace(
         config, values={**config.values, "head_dim": mla_widths(config).rope_width, **changes}
     )
 
 
 def keys(config: CheckpointConfig, gating: int) -> list[ArchKey]:
-    """Return the common keys of a model with one key-value head, the attention's widths, and the
-    experts' keys. `gating` is llama.cpp's number of the scoring function.
+    """Return the common keys of a model with one key-value head, then the keys of the attention's
+    widths and of the experts. `gating` is llama.cpp's number of the scoring function.
     """
     sizes, (split, chosen) = mla_widths(config), expert_groups(config)
     rotary = _rotary_part(config, num_key_value_heads=1, head_dim=None)
@@ -210,12 +211,14 @@ def keys(config: CheckpointConfig, gating: int) -> list[ArchKey]:
 
 
 def _with_yarn_factors(config: CheckpointConfig, keys: list[ArchKey]) -> list[ArchKey]:
-    """Return the keys with yarn's factors as llama.cpp's deepseek2 reads them.
+    """Return the keys with yarn's factors set so that llama.cpp's deepseek2 computes what
+    transformers computes.
 
-    With m(w) = 1 + w ln(factor) / 10, llama.cpp multiplies rotated values by `attn_factor` and all
-    scores by (`attn_factor` m(w)) squared, where w is ten times yarn_log_multiplier. It reads w = 0
-    as "not set" and then multiplies `attn_factor` by m(1) (llama_context; graph of deepseek2.cpp).
-    transformers multiplies rotated values by `rotated_factor` and scores by `score_factor` squared.
+    transformers multiplies rotated values by `rotated_factor` and scores by the square of
+    `score_factor`. With m(w) = 1 + w ln(factor) / 10, llama.cpp multiplies rotated values by
+    attn_factor and all scores by the square of attn_factor * m(w); the key yarn_log_multiplier is a
+    tenth of w. llama.cpp reads w = 0 as "not set" and then multiplies attn_factor by m(1)
+    (llama_context; graph of deepseek2.cpp).
     """
     settings = blocks.rope_settings(config)
     if settings.values["rope_type"] != "yarn":
@@ -241,7 +244,7 @@ def _with_yarn_factors(config: CheckpointConfig, keys: list[ArchKey]) -> list[Ar
 def required_shapes(config: CheckpointConfig, has_expert_bias: bool) -> Shapes:
     """Return the required tensors with their shapes, rows first.
 
-    With `has_expert_bias` (V3), the router has a bias.
+    With `has_expert_bias` (V3), each router has a bias.
     """
     hidden, shared = config.get_int("hidden_size"), config.get_int("n_shared_experts")
     width, first = config.get_int("moe_intermediate_size"), dense_layer_count(config)
@@ -291,7 +294,9 @@ def _attention(config: CheckpointConfig) -> Shapes:
 
 
 def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
-    """Stack experts, split kv_b, rename the router's bias, and drop the MTP layers."""
+    """Return the tensors with experts stacked, kv_b split and the router's bias renamed, without
+    the MTP layers.
+    """
     result: Tensors = {}
     mtp_layers = range(
         blocks.layer_count(config), blocks.layer_count(config) + mtp_layer_count(config)
@@ -308,10 +313,10 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
 
 
 def _split(config: CheckpointConfig, name: str, tensor: LazyTensor) -> Tensors:
-    """Split kv_b [heads * (plain + value), compressed] into its key and value parts.
+    """Split kv_b [heads * (plain + value), compressed] into its key part and its value part.
 
-    A tensor of another shape gets a name that shows the shape, so that the error lists it as
-    unknown.
+    A kv_b of any other shape is not split. It is renamed to a name that contains its shape, so that
+    the error about unknown tensors shows the shape.
     """
     sizes = mla_widths(config)
     height = sizes.plain_width + sizes.value_width
@@ -332,9 +337,9 @@ def _split(config: CheckpointConfig, name: str, tensor: LazyTensor) -> Tensors:
 def _interleave_rotary(
     config: CheckpointConfig, tensor: LazyTensor, heads: int, plain: int
 ) -> LazyTensor:
-    """Reorder the rotary rows that follow each head's `plain` rows into interleaved pairs.
+    """Reorder the rotary rows, which follow the `plain` rows of each head, into interleaved pairs.
 
-    Most checkpoints store pairs already (rope_interleave).
+    Checkpoints with rope_interleave (most of them) store pairs already and stay unchanged.
     """
     turned = mla_widths(config).rope_width
     if config.get_bool("rope_interleave", default=True):

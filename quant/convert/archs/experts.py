@@ -1,8 +1,8 @@
-"""Mixtures of experts: a block's experts stacked into one tensor for each projection.
+"""Mixtures of experts: stacks a block's experts into one tensor for each projection.
 
-Checkpoints hold either `...experts.7.up_proj.weight` for each expert, or `...experts.gate_up_proj`
-and `...experts.down_proj` for all of them (transformers 5). Follows Qwen2MoeModel.modify_tensors of
-llama.cpp (conversion/qwen.py).
+Checkpoints contain either `...experts.7.up_proj.weight` and the like for each expert, or
+`...experts.gate_up_proj` and `...experts.down_proj` for all experts (transformers 5). Follows
+Qwen2MoeModel.modify_tensors of llama.cpp (conversion/qwen.py).
 """
 
 import re
@@ -45,7 +45,7 @@ def expert_problems(config: CheckpointConfig) -> list[tuple[object, str]]:
 
 
 def expert_keys(config: CheckpointConfig) -> list[ArchKey]:
-    """Return the keys for the number of experts and how many are used."""
+    """Return the keys for the number of experts and for the number that a token uses."""
     return [
         ArchKey("expert_count", "uint32", expert_count(config)),
         ArchKey("expert_used_count", "uint32", used_expert_count(config)),
@@ -64,12 +64,12 @@ def expert_shapes(config: CheckpointConfig, ff: int) -> Shapes:
 
 
 def stack_experts(config: CheckpointConfig, tensors: Tensors) -> Tensors:
-    """Return the tensors with every block's experts stacked into the tensors that the gguf package
-    names.
+    """Return the tensors with every block's experts stacked under the names that the gguf package
+    knows.
 
-    Faulty experts raise no error here, so that one later error lists them all: the name of an
-    incomplete stack says which experts are missing, and experts with too high a number, of another
-    shape, or stored in both spellings keep their own, unknown names.
+    Faulty experts raise no error here, because a later error lists all of them as unknown tensors.
+    The name of an incomplete stack says which experts are missing. Experts with too high a number
+    or another shape, and experts that the checkpoint contains in both forms, keep their names.
     """
     result: Tensors = {}
     fused: Tensors = {}
@@ -91,8 +91,8 @@ def stack_experts(config: CheckpointConfig, tensors: Tensors) -> Tensors:
 
 
 def _split(name: str, tensor: LazyTensor) -> Tensors:
-    """Split fused gate and up [experts, 2 * ff, hidden] into two tensors, and complete the name of
-    down.
+    """Split a tensor of fused gates and ups [experts, 2 * ff, hidden] into two tensors. A fused
+    down tensor only gets its complete name.
     """
     if match := FUSED_DOWN_NAME.fullmatch(name):
         return {f"{match[1]}.weight": tensor}
@@ -106,8 +106,10 @@ def _split(name: str, tensor: LazyTensor) -> Tensors:
 
 
 def _stack(name: str, experts: Tensors, wanted: int) -> Tensors:
-    """Stack the experts below `wanted` into one tensor, as F32 if their dtypes differ; others keep
-    their names.
+    """Stack the experts 0 .. `wanted` - 1 of one projection into one tensor `name`.
+
+    Experts with other numbers or of another shape than most are not stacked and keep their names.
+    If the dtypes differ, the stack is F32. If experts are missing, the tensor's name lists them.
     """
     shape = Counter(tensor.shape for tensor in experts.values()).most_common(1)[0][0]
     mixed = len({tensor.dtype for tensor in experts.values()}) > 1

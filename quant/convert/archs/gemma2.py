@@ -1,8 +1,8 @@
-"""Gemma 2: norms around attention and feed-forward, soft caps on attention scores and logits, and a
-sliding window on every other layer.
+"""Gemma 2: norms before and after attention and feed-forward, soft caps on attention scores and
+logits, and a sliding window on every other layer.
 
-Follows conversion/gemma.py and src/models/gemma2.cpp of llama.cpp, which always caps, ties the head
-to the embedding, and derives the scale of the queries itself.
+Follows conversion/gemma.py and src/models/gemma2.cpp of llama.cpp. llama.cpp always applies the
+caps, ties the head to the embedding, and derives the scale of the queries itself.
 """
 
 from quant.checkpoint import tensor_views
@@ -21,13 +21,13 @@ DEFAULTS = {  # defaults of transformers' Gemma2Config
     "final_logit_softcapping": 30.0,
     "attn_logit_softcapping": 50.0,
 }
-PERIOD_LAYERS = 2  # layers; the last layer of each period attends to all positions
+PERIOD_LAYERS = 2  # the last layer of each period attends to all positions
 LARGE_MODEL_LAYERS = 46  # layers of the 27B model, which scales queries differently
 
 
 def query_scalar(config: CheckpointConfig, large_model_layers: int) -> int:
-    """Return the query_pre_attn_scalar that llama.cpp computes with. It recognizes the largest
-    model by its layer count.
+    """Return the query_pre_attn_scalar that llama.cpp computes with. llama.cpp recognizes the
+    largest model, which has its own value, by `large_model_layers`.
     """
     heads, _, head_dim = blocks.head_counts(config)
     return (

@@ -27,7 +27,7 @@ DEFAULTS = {  # defaults of transformers' Gemma3TextConfig, without its vocab_si
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
-PERIOD_LAYERS = 6  # layers; the last layer of each period attends to all positions
+PERIOD_LAYERS = 6  # the last layer of each period attends to all positions
 LARGE_MODEL_LAYERS = 62  # layers of the 27B model, which scales queries differently
 
 
@@ -99,8 +99,8 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
 
 
 def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
-    """Cut off rows of the embedding and the head that have no token: the tokenizer may have fewer
-    tokens than the class has rows.
+    """Return the tensors without rows of the embedding and the head that have no token, because the
+    tokenizer may have fewer tokens than these tensors have rows.
     """
     size, result = config.get_int("vocab_size"), dict(tensors)
     for name in ("model.embed_tokens.weight", "lm_head.weight"):

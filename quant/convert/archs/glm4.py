@@ -1,8 +1,8 @@
-"""GLM 4 (0414): rotary pairs in a part of each head, norms around attention and feed-forward, gate
-and up in one matrix.
+"""GLM 4 (0414): rotary pairs in a part of each head, norms before and after attention and
+feed-forward, gate and up in one matrix.
 
 Follows conversion/glm.py and src/models/glm4.cpp of llama.cpp. The checkpoint stores interleaved
-pairs, so the rows of queries and keys keep their order.
+pairs, as llama.cpp does, so the rows of queries and keys keep their order.
 """
 
 from quant.checkpoint.config import CheckpointConfig

@@ -2,7 +2,8 @@
 every other layer.
 
 Follows conversion/gpt_oss.py and src/models/openai-moe.cpp of llama.cpp. Experts are stored either
-as MXFP4, which is kept, or as transposed floats. In both, rows of gate and up alternate.
+as MXFP4, whose blocks are copied, or as transposed floats. In both forms the rows of gate and up
+alternate.
 """
 
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ DEFAULTS = {
     "swiglu_limit": SWIGLU_LIMIT,
     "swiglu_alpha": SWIGLU_ALPHA,
 }
-PERIOD_LAYERS = 2  # layers; the last layer of each period attends to all positions
+PERIOD_LAYERS = 2  # the last layer of each period attends to all positions
 
 
 def check(config: CheckpointConfig) -> list[str]:
@@ -92,14 +93,16 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
 
 
 def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
-    """Split gate and up, transpose experts, and use the names of the gguf package's tables."""
+    """Return the tensors under the names that the gguf package knows, with gate and up split and
+    float experts transposed.
+    """
     parts = [part for tensor in tensors.values() for part in _parts(tensor)]
     return {part.name: part for part in parts}
 
 
 def _parts(tensor: LazyTensor) -> Iterator[LazyTensor]:
-    """Yield the tensors that one checkpoint tensor becomes; a tensor that is not an expert's stays
-    as it is.
+    """Yield the tensors that one checkpoint tensor becomes: several for a fused tensor of experts,
+    else the tensor itself.
     """
     stem, _, last = tensor.name.rpartition(".")
     if last == "sinks":

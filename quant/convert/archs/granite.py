@@ -1,7 +1,7 @@
 """Granite (dense): Llama with multipliers for embedding, attention, residual and logits.
 
-Follows GraniteModel of llama.cpp (conversion/granite.py, src/models/granite.cpp), except that a
-head_dim in the config is honored, as in transformers.
+Follows GraniteModel of llama.cpp (conversion/granite.py, src/models/granite.cpp), except that
+head_dim is read from the config if it has one, as in transformers.
 """
 
 from dataclasses import replace

@@ -1,7 +1,8 @@
-"""Llama and Mistral: grouped-query attention, rotary halves, SiLU-gated feed-forward, RMS norms.
+"""Llama and Mistral: grouped-query attention, rotary heads in halves, SiLU-gated feed-forward, RMS
+norms.
 
-Follows conversion/llama.py of llama.cpp. Both spellings of rotary settings are read: rope_theta
-with rope_scaling, and rope_parameters.
+Follows conversion/llama.py of llama.cpp. Rotary settings are read from rope_theta with
+rope_scaling, or from rope_parameters.
 """
 
 from dataclasses import replace
@@ -50,7 +51,9 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
 
 
 def optional_biases(config: CheckpointConfig) -> Shapes:
-    """Return the shapes of biases that some finetunes have and llama.cpp loads if present."""
+    """Return the shapes of biases that some fine-tuned models have; llama.cpp loads them if they
+    are present.
+    """
     hidden, ff = config.get_int("hidden_size"), config.get_int("intermediate_size")
     output_biases: Shapes = {
         "attn_output.bias": (hidden,),

@@ -1,8 +1,9 @@
-"""Phi 3, 3.5 and 4: query, key and value in one matrix, gate and up in another, long contexts by
-rotary factors (LongRoPE).
+"""Phi 3, 3.5 and 4: query, key and value in one matrix, gate and up in another, and rotary factors
+for long contexts (LongRoPE).
 
 Follows conversion/phi.py and src/models/phi3.cpp of llama.cpp. llama.cpp ignores the sliding
-window, and uses the long factors whenever its context is larger than the original length.
+window, and uses the factors for long contexts whenever its context is larger than the original
+length.
 """
 
 import math
@@ -67,7 +68,7 @@ def check(config: CheckpointConfig) -> list[str]:
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common keys, the rotary width of a head, and the sliding window.
 
-    The window is 0 if there is none, which marks Phi 4 for llama.cpp.
+    A window of 0 means that there is none; llama.cpp recognizes Phi 4 by it.
     """
     window = config.values.get("sliding_window")
     return [
@@ -83,7 +84,7 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
 
 
 def longrope_keys(config: CheckpointConfig) -> list[ArchKey]:
-    """Return the original context length, and LongRoPE's attention factor."""
+    """Return the keys of the original context length and of LongRoPE's attention factor."""
     original = config.get_int("original_max_position_embeddings")
     keys = [ArchKey("rope.scaling.original_context_length", "uint32", original)]
     if settings := longrope_settings(config):
@@ -106,7 +107,8 @@ def longrope_keys(config: CheckpointConfig) -> list[ArchKey]:
 
 
 def longrope_factors(config: CheckpointConfig) -> "dict[str, F32]":
-    """Return LongRoPE's factors of every rotary pair for long and short contexts, each `[pairs]`.
+    """Return LongRoPE's two tensors of factors, for long and for short contexts, each with one
+    factor for each rotary pair `[pairs]`; no tensors for other rotary settings.
 
     Raises UserError for malformed factors.
     """

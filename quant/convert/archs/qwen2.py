@@ -1,4 +1,5 @@
-"""Qwen2 and Qwen2.5: Llama with biases of query, key and value; rotary halves stay in place.
+"""Qwen2 and Qwen2.5: Llama with biases of query, key and value. The halves of rotary heads keep
+their order.
 
 Follows Qwen2Model of llama.cpp (conversion/qwen.py, src/models/qwen2.cpp).
 """
@@ -22,7 +23,9 @@ def check(config: CheckpointConfig) -> list[str]:
 
 
 def problem_window(config: CheckpointConfig) -> tuple[object, str]:
-    """Return the problem of a sliding window on the last layers (Qwen2 and Qwen3)."""
+    """Return the problem (condition, text) of a sliding window on the last layers, for Qwen2 and
+    Qwen3.
+    """
     return blocks.has_sliding_window(
         config, lambda layer, first: layer >= first
     ), "some of its layers have a sliding window"

@@ -16,8 +16,8 @@ DEFAULTS = {
 
 
 def check(config: CheckpointConfig) -> list[str]:
-    """Raise UserError for settings that llama.cpp's qwen2moe computes differently: it never
-    normalizes the experts' weights.
+    """Raise UserError for settings that llama.cpp's qwen2moe computes differently. One of them is
+    norm_topk_prob, because llama.cpp never normalizes the weights of the chosen experts.
     """
     blocks.raise_problems(
         config,
@@ -39,7 +39,9 @@ def check(config: CheckpointConfig) -> list[str]:
 
 
 def problem_dense_blocks(config: CheckpointConfig) -> list[tuple[object, str]]:
-    """Return the problems of blocks without experts, which llama.cpp does not support."""
+    """Return the problems (condition, text) of blocks without experts, which llama.cpp does not
+    support.
+    """
     return [
         (config.values.get("mlp_only_layers"), "the layers in mlp_only_layers have no experts"),
         (

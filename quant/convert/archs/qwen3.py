@@ -1,7 +1,8 @@
-"""Qwen3: Qwen2 without its biases, with a norm of every query and key head, and heads of any width.
+"""Qwen3: Qwen2 without biases of query, key and value, with a norm of every query and key head, and
+with heads of any width.
 
-Follows Qwen3Model of llama.cpp (conversion/qwen.py, src/models/qwen3.cpp). Rerankers with another
-head have another class name, so they are refused.
+Follows Qwen3Model of llama.cpp (conversion/qwen.py, src/models/qwen3.cpp). Rerankers, whose head is
+different, have another class name and are therefore refused.
 """
 
 from dataclasses import replace
@@ -13,8 +14,8 @@ from quant.convert.archs.qwen2 import QWEN2, problem_window
 
 
 def check(config: CheckpointConfig) -> list[str]:
-    """Raise UserError for settings that llama.cpp's qwen3 computes differently: it adds no bias to
-    the attention's output.
+    """Raise UserError for settings that llama.cpp's qwen3 computes differently. One of them is a
+    bias of the attention's output, which llama.cpp does not add.
     """
     blocks.raise_problems(
         config,

@@ -10,8 +10,8 @@ from quant.convert.archs.qwen2_moe import problem_dense_blocks
 
 
 def check(config: CheckpointConfig) -> list[str]:
-    """Raise UserError for settings that llama.cpp's qwen3moe computes differently: it always
-    normalizes the experts' weights.
+    """Raise UserError for settings that llama.cpp's qwen3moe computes differently. One of them is
+    norm_topk_prob, because llama.cpp always normalizes the weights of the chosen experts.
     """
     blocks.raise_problems(
         config,

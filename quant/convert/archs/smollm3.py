@@ -1,4 +1,4 @@
-"""SmolLM3: Llama without rotary positions in every fourth layer, a step that llama.cpp has fixed.
+"""SmolLM3: Llama with every fourth layer without rotary positions, as llama.cpp requires.
 
 Follows SmolLM3Model of llama.cpp (conversion/llama.py, src/models/smollm3.cpp).
 """
@@ -9,7 +9,8 @@ from quant.checkpoint.config import CheckpointConfig
 from quant.convert.archs import blocks, llama
 from quant.convert.archs.base import MAX_LAYERS, no_tensors
 
-NO_ROPE_STEP_LAYERS = 4  # layers; n_no_rope_layer_step in llama.cpp
+# every such layer has no rotary positions; n_no_rope_layer_step in llama.cpp
+NO_ROPE_STEP_LAYERS = 4
 
 
 def check(config: CheckpointConfig) -> list[str]:
