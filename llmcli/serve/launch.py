@@ -1,4 +1,4 @@
-"""Opens the model of a server, with its engine thread: ServeRequest -> EngineBridge."""
+"""Opens the model of a server and starts its engine thread: ServeRequest -> EngineBridge."""
 
 import os
 import time
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServeRequest:
-    """What to serve, as one value that can be sent to another process.
+    """The request to serve a model, as a value that can be sent to another process.
 
-    `settings`: fields of the server's settings; `stream_interval_seconds`: seconds between two
-    updates of a stream; `is_private`: clients share no cached prefixes.
+    `settings`: the fields of ServerSettings; `stream_interval_seconds`: time between two updates of
+    a stream; `is_private`: whether clients share no cached prefixes.
     """
 
     ref: str
@@ -39,7 +39,8 @@ class ServeRequest:
 
 @contextmanager
 def open_service(request: ServeRequest) -> "Iterator[tuple[EngineBridge, ServerSettings]]":
-    """Open the model with its engine thread; yield the bridge and the server's settings.
+    """Open the model and start its engine thread. Yield the engine bridge and the server's
+    settings.
 
     Raises UserError.
     """
@@ -52,7 +53,7 @@ def open_service(request: ServeRequest) -> "Iterator[tuple[EngineBridge, ServerS
     ) as hosted:
         if request.pooling:
             hosted.runner.pooling = request.pooling
-            hosted.runner.embedder()  # fail now if the model cannot make embeddings
+            hosted.runner.embedder()  # fails now if the model cannot compute embeddings
         with closing(
             EngineBridge(
                 hosted.runner,

@@ -1,5 +1,5 @@
-"""`serve` with the model in other processes: one that is restarted when llama.cpp aborts (--rpc),
-or Ray Serve replicas (--replicas).
+"""`serve` with the model in other processes: in one process that is restarted when llama.cpp aborts
+(--rpc), or in Ray Serve replicas (--replicas).
 """
 
 from contextlib import closing
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def run_child(request: "ServeRequest", socket: Socket) -> str:
-    """Serve from a child process until a signal arrives; return the signal's name.
+    """Serve with the model in a child process until a signal arrives. Return the signal's name.
 
-    Raises UserError if the model cannot be opened at first.
+    Raises UserError if the model cannot be opened at the start.
     """
     from llmcli.serve import server
     from llmcli.serve.launch import open_service, print_ready
@@ -41,7 +41,7 @@ def run_child(request: "ServeRequest", socket: Socket) -> str:
 def run_replicas(
     request: "ServeRequest", replicas: int, address: str | None, socket: Socket
 ) -> str:
-    """Serve from `replicas` Ray Serve replicas until a signal arrives; return the signal's name.
+    """Serve with `replicas` Ray Serve replicas until a signal arrives. Return the signal's name.
 
     Raises UserError or UsageError.
     """
@@ -72,7 +72,7 @@ def run_replicas(
         if address
         else replace(request, run_flags=split_threads(request.run_flags, replicas))
     )
-    # requests that wait here come after Ray's own queue
+    # the requests that wait in a replica, in addition to those in Ray's own queue
     replica_request = replace(replica_request, max_waiting=2 * request.parallel)
     with open_replicas(
         partial(open_service, replica_request),
@@ -87,7 +87,9 @@ def run_replicas(
 
 
 def _build_settings(request: "ServeRequest", facts: dict[str, Any]) -> "ServerSettings":
-    """Return the settings of the front server, with the model names that its process reported."""
+    """Return the settings of the front server. `facts`: what the model's process has reported, such
+    as the model's names.
+    """
     from llmcli.api.server_settings import ServerSettings
 
     return ServerSettings(**{**request.settings, "names": tuple(facts["names"])})

@@ -1,7 +1,7 @@
-"""The HTTP server around the application: its socket, TLS, signals, and shutdown.
+"""The HTTP server that runs the application: its socket, TLS, signals, and shutdown.
 
-The first SIGTERM or Ctrl-C lets running answers end within the drain time; a second one ends them
-at once.
+After the first SIGTERM or Ctrl-C, running answers have the drain time to finish. A second signal
+ends them at once.
 """
 
 import asyncio
@@ -32,15 +32,15 @@ from llmcli.serve.http.websocket_connection import WebSocketConnection
 from llmcli.serve.processes.front import FrontServer
 
 BACKLOG_CONNECTIONS = 2048
-MAX_OPEN_FILES = 1 << 16  # connections are files, and shells allow a process 1,024
-SWITCH_INTERVAL_SECONDS = 0.0005  # seconds that a Python thread may keep another waiting
+MAX_OPEN_FILES = 1 << 16  # a connection is a file, and shells allow a process only 1,024 files
+SWITCH_INTERVAL_SECONDS = 0.0005  # time that a Python thread may keep another thread waiting
 KEEP_ALIVE_SECONDS = (
     75  # seconds that an idle connection stays open, longer than most clients keep theirs
 )
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn with our shutdown; `stop_signal` is the name of the signal that stopped it."""
+    """uvicorn's server with our shutdown. `stop_signal`: the name of the signal that stopped it."""
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle the signals while the server runs. They are not raised again afterwards, because
-        the caller acts on them.
+        """Handle the stop signals while the server runs. They are not raised again afterwards,
+        because the caller reacts to them.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -104,7 +104,7 @@ class HttpServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop gracefully on the first signal, at once on the second."""
+        """Shut down gracefully at the first signal, at once at the second."""
         if self.should_exit:
             self.force_exit = True
             self.bridge.stop()
@@ -112,7 +112,7 @@ class HttpServer(uvicorn.Server):
         self.stop_signal = self.stop_signal or signal.Signals(sig).name
 
     def end_after_engine_death(self) -> None:
-        """Shut down because the engine has died."""
+        """Shut down, because the engine's thread has died."""
         self.should_exit = True
 
     async def startup(self, sockets: Any = None) -> None:
@@ -124,7 +124,7 @@ class HttpServer(uvicorn.Server):
         self.on_ready()
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Accept no connections, let running answers end, close."""
+        """Accept no more connections, wait for the running answers, and close."""
         for server in self.servers:
             server.close()
         draining = asyncio.ensure_future(self.bridge.drain(self.settings.drain))
@@ -135,12 +135,12 @@ class HttpServer(uvicorn.Server):
             draining.cancel()
         else:
             await draining
-        if calls:  # answers that the bridge has ended end here, too
+        if calls:  # wait until calls whose answers the bridge has ended are finished
             await (self._grpc.stop(0) if self.force_exit else calls)
 
     async def _finish_sockets(self) -> None:
-        """Wait until the running answers of WebSockets are sent: uvicorn would close them at
-        once.
+        """Wait until the running answers of WebSockets are sent, because uvicorn would close the
+        sockets at once.
         """
         until = time.monotonic() + self.settings.drain + 1
         while self._socket_answers and not self.force_exit and time.monotonic() < until:
@@ -153,11 +153,12 @@ def run_server(
     listener: sockets.socket,
     on_ready: Callable[[], None],
 ) -> str:
-    """Serve until a signal arrives; return its name. Raises the error that ended the engine's
-    thread.
+    """Serve until a signal arrives. Return the signal's name. Raises the error that ended the
+    engine's thread, if there was one.
     """
     server = HttpServer(bridge, settings, on_ready)
-    # After each pass the engine's thread must not wait 5 ms for a thread that renders a template.
+    # Python's default interval is 5 ms. The engine's thread must not wait that long after each pass
+    # for a thread that renders a template.
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     _raise_file_limit()
     server.run([listener])
@@ -165,22 +166,22 @@ def run_server(
 
 
 def _raise_file_limit() -> None:
-    """Raise the limit of open files as far as the system allows."""
+    """Raise this process's limit of open files as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    with suppress(ValueError, OSError):  # macOS has a smaller limit that it does not report
+    with suppress(ValueError, OSError):  # macOS has a lower limit that it does not report
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 @contextmanager
 def open_listener(host: str, port: int) -> Iterator[sockets.socket]:
-    """Open a listening socket: connections wait while the model is loaded. Raises UserError if the
-    address is in use.
+    """Open a listening socket, so that connections can wait while the model is loaded. Raises
+    UserError if the address is in use.
     """
     family = sockets.AF_INET6 if ":" in host else sockets.AF_INET
-    # The protocol must be given: asyncio sets TCP_NODELAY only for sockets that say they are TCP,
-    # which those of socket.create_server do not. Otherwise every answer and chunk waits for the
-    # client's delayed acknowledgement.
+    # The protocol must be set: asyncio sets TCP_NODELAY only for sockets with this protocol, and
+    # sockets of socket.create_server do not have it. Without TCP_NODELAY, every answer and chunk
+    # waits for the client's delayed acknowledgement.
     with sockets.socket(family, sockets.SOCK_STREAM, sockets.IPPROTO_TCP) as listener:
         try:
             listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
@@ -195,7 +196,9 @@ def open_listener(host: str, port: int) -> Iterator[sockets.socket]:
 
 
 def check_tls(key: Path | None, cert: Path | None) -> None:
-    """Raise UserError if the files are not a TLS key and certificate, before a model is loaded."""
+    """Raise UserError if the files are not a TLS key and certificate. Called before a model is
+    loaded.
+    """
     if key is None and cert is None:
         return
     if key is None or cert is None:
@@ -206,7 +209,7 @@ def check_tls(key: Path | None, cert: Path | None) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
             cert, key, partial(_refuse_password, key)
         )
-    except OSError as error:  # SSLError is one
+    except OSError as error:  # SSLError is an OSError
         raise UserError(
             f"{cert} and {key} cannot be used for TLS: {error.strerror or error}",
             hint="both must be PEM files",
@@ -214,8 +217,8 @@ def check_tls(key: Path | None, cert: Path | None) -> None:
 
 
 def _refuse_password(key: Path) -> str:
-    """Raise UserError for a key with a password: OpenSSL would ask the terminal now, and again when
-    the server starts.
+    """Raise UserError if a key file has a password, because OpenSSL would ask for it on the
+    terminal now and again when the server starts.
     """
     hint = f"make one without a password: openssl pkey -in {key} -out open.pem (chmod 600)"
     raise UserError(f"{key} is protected by a password", hint=hint)

@@ -1,10 +1,10 @@
-"""Connects asyncio with the engine: one thread owns the engine; coroutines submit requests and read
-events.
+"""The bridge between asyncio and the engine: one thread owns the engine, and coroutines submit
+requests to it and read the events of their answers.
 
-Requests arrive through a queue. The events of a step, or of a few short steps, are handed to the
-event loop together (event_batching.py). The engine never waits for a reader: unread events are kept
-with their answer, and every answer ends. Templates, tokens and grammars are computed in worker
-threads.
+Requests arrive through a queue. The events of one step, or of several short steps, are delivered to
+the event loop together (event_batching.py). The engine never waits for a reader: unread events are
+stored with their answer, and the answer continues to its end. Templates, tokens and grammars are
+computed in worker threads.
 """
 
 import asyncio
@@ -32,11 +32,12 @@ MAX_RETRY_SECONDS = 60  # upper limit of Retry-After
 
 
 class PendingAnswers(AsyncIterator[Event]):
-    """The answers to some requests, for one coroutine: iterate over their events, then read
-    `answers`.
+    """The answers to one or more requests, read by one coroutine: iterate over the events, then
+    read `answers`.
 
-    The `sequence` of an event is the number of its answer: first the `samples` of the first
-    request, then those of the next one. Closing it early cancels unfinished answers.
+    `event.sequence` is the number of the event's answer: the `samples` answers to the first request
+    come first, then those to the next request. Closing the iterator early cancels the unfinished
+    answers.
     """
 
     def __init__(self, bridge: "EngineBridge", requests: tuple[Request, ...], samples: int) -> None:
@@ -62,7 +63,8 @@ class PendingAnswers(AsyncIterator[Event]):
             if answer.finish == "failed":
                 assert answer.error
                 raise answer_error(answer.error)
-            # cancelled by stop(): a reader that cancels does not read on
+            # stop() has cancelled the answer; a reader that cancels its own answer reads no further
+            # events
             if answer.finish == "cancelled":
                 raise ServerStopping
             self._answers[event.sequence] = answer
@@ -70,17 +72,17 @@ class PendingAnswers(AsyncIterator[Event]):
 
     @property
     def has_unread_events(self) -> bool:
-        """Whether an event has arrived that was not read yet."""
+        """Whether an event has arrived that the reader has not read yet."""
         return bool(self._arrived)
 
     @property
     def answers(self) -> list[Answer]:
-        """The finished answers, request by request, in the order of their seeds."""
+        """The finished answers, ordered by request and then by sample."""
         assert len(self._answers) == self.n_answers, "read them after the events"
         return [self._answers[number] for number in range(self.n_answers)]
 
     async def aclose(self) -> None:
-        """Cancel unfinished answers; they end within a step."""
+        """Cancel the unfinished answers. They end within one step of the engine."""
         if not self.is_closed:
             self.is_closed = True
             self._wake.set()
@@ -95,17 +97,18 @@ class PendingAnswers(AsyncIterator[Event]):
                 self._bridge.metrics.record_answer(answer)
 
     def fail(self, error: BaseException) -> None:
-        """End the iteration with this error. Called on the event loop."""
+        """Make the iteration raise this error. Called on the event loop."""
         self._error = error
         self._wake.set()
 
 
 class EngineBridge:
-    """Owns the engine's thread until close(). Its methods are for coroutines unless they say
-    otherwise.
+    """Owns the engine's thread until close(). Call the methods from coroutines, unless a method
+    says otherwise.
 
-    `parallel` answers run at once and `max_waiting` more may wait; a request for n samples counts
-    n. `batch_seconds`: seconds for which tokens may be batched (event_batching.py).
+    `parallel`: number of answers that run at once; `max_waiting`: number of additional answers that
+    may wait. A request for n samples counts as n answers. `batch_seconds`: longest time for which
+    tokens may be batched (event_batching.py).
     """
 
     def __init__(
@@ -115,19 +118,19 @@ class EngineBridge:
         self.metrics = ServerMetrics()
         self._batcher = EventBatcher(batch_seconds)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        # By the engine's id: the reader, and the number of its answer.
+        # By the engine's id of an answer: its reader, and its number for the reader.
         self._streams: dict[int, tuple[PendingAnswers, int]] = {}
         self._lock = threading.Lock()
         self._open = 0  # unfinished answers
-        self._answer_seconds = 1.0  # smoothed time of an answer from its first pass on
+        self._answer_seconds = 1.0  # smoothed duration of an answer, from its first pass
         self._stopping = self._ended = False
         self._error: BaseException | None = None
         self._idle: list[Future[None]] = []
-        # Called on the engine's thread when a bug has ended it.
+        # Called on the engine's thread if an unexpected error ends it.
         self.on_engine_death: Callable[[], None] = lambda: None
-        # One thread for templates and their tokens, one for grammars (neither may be used by two
-        # threads at once), and one for texts that are only tokenized, so that a long schema or text
-        # does not delay other prompts.
+        # One thread renders templates and tokenizes their texts, one compiles grammars (two threads
+        # must not use a template or a grammar at once). A third one tokenizes other texts, so that
+        # a long text does not delay prompts.
         self._workers = {kind: ThreadPoolExecutor(1, f"llmcli-{kind}") for kind in WORKER_KINDS}
         self._worker_locks = {kind: threading.Lock() for kind in WORKER_KINDS}
         self._thread = threading.Thread(target=self._run, name="llmcli-engine", daemon=True)
@@ -135,16 +138,17 @@ class EngineBridge:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether no new requests are accepted."""
+        """Whether the bridge has stopped accepting requests."""
         return self._stopping or self._error is not None
 
     @property
     def n_open(self) -> int:
-        """Number of unfinished answers, including those that wait."""
+        """Number of unfinished answers, running and waiting."""
         return self._open
 
     def answer(self, *requests: Request, samples: int = 1) -> PendingAnswers:
-        """Submit `samples` answers to each of some requests that `runner.check` has accepted.
+        """Submit requests that `runner.check` has accepted, and return their answers. Each request
+        gets `samples` answers.
 
         Raises ServerBusy or ServerStopping at once.
         """
@@ -161,7 +165,7 @@ class EngineBridge:
         return answering
 
     async def run_on_engine_thread(self, function: Callable[[], T]) -> T:
-        """Return what `function` returns, run on the engine's thread between two steps."""
+        """Run a function on the engine's thread between two steps, and return its result."""
         return await asyncio.wrap_future(self._enqueue(function))
 
     async def run_in_worker(
@@ -171,11 +175,11 @@ class EngineBridge:
         kind: str = "prompts",
         is_short: bool = False,
     ) -> T:
-        """Return what `function` returns, run in the worker thread of `kind`: "prompts" (templates
-        and their tokens), "grammars", or "texts" (only tokenized).
+        """Run a function in a worker thread and return its result. `kind`: "prompts" (templates and
+        their tokens), "grammars", or "texts" (other texts to tokenize).
 
-        `is_short` work runs on the event loop if that worker is idle, which avoids the wait for
-        another thread on a busy machine.
+        `is_short`: run the function on the event loop if the worker is idle, which avoids the wait
+        for another thread on a busy machine.
         """
         making = self._worker_locks[kind]
         if is_short and making.acquire(blocking=False):
@@ -191,7 +195,9 @@ class EngineBridge:
         return await asyncio.get_running_loop().run_in_executor(self._workers[kind], made)
 
     async def drain(self, seconds: float) -> None:
-        """Accept no requests and wait for the running ones; cancel them after `seconds`."""
+        """Accept no more requests and wait for the running answers. After `seconds`, cancel those
+        that still run.
+        """
         self._stopping = True
         idle: Future[None] = Future()
         self._inbox.put(partial(self._add_idle_waiter, idle))
@@ -203,13 +209,15 @@ class EngineBridge:
             await waited
 
     def stop(self) -> None:
-        """Cancel every answer now; each keeps its text so far. Callable from any thread."""
+        """Cancel every answer now. Each keeps the text that it has so far. Callable from any
+        thread.
+        """
         self._stopping = True
         self._inbox.put(self._cancel_all)
         self.runner.context.interrupt()
 
     def close(self) -> None:
-        """End the thread. Raises the error that ended it early, if any."""
+        """End the engine's thread. Raises the error that ended the thread early, if there was one."""
         self._stopping = True
         self._inbox.put(self._end)
         self._thread.join()
@@ -219,10 +227,10 @@ class EngineBridge:
             raise self._error
 
     def drop(self, answering: PendingAnswers) -> None:
-        """Drop an answer that has no reader any more."""
+        """Cancel the unfinished answers of a reader that reads no more."""
         self._inbox.put(partial(self._drop, answering))
 
-    # The rest runs on the engine's thread.
+    # The following methods run on the engine's thread.
 
     def _run(self) -> None:
         try:
@@ -232,7 +240,7 @@ class EngineBridge:
             self._fail(error)
             self._notify_idle()
             self.on_engine_death()
-        # until close(), every later request gets the error
+        # until close(), every later request receives the error
         while not (self._ended and self._inbox.empty()):
             self._inbox.get()()
             self._notify_idle()
@@ -245,7 +253,7 @@ class EngineBridge:
                 self._batcher.flush()  # the new request may bring a long prompt
             while not self._inbox.empty() or not (engine.is_busy or self._ended):
                 self._inbox.get()()
-                self._notify_idle()  # a drain may be all that is left to do
+                self._notify_idle()  # answers may have ended, which a waiting drain() must know
             if engine.is_busy and not self._ended:
                 self._step()
             self._notify_idle()
@@ -255,7 +263,7 @@ class EngineBridge:
         try:
             if events := engine.step():
                 self.metrics.record_token()
-        except UserError as error:  # the error concerns the whole pass
+        except UserError as error:  # the error affects every answer of the pass
             for sequence in tuple(self._streams):
                 engine.abort(sequence)
             self._fail(AnswerFailed(str(error), hint=error.hint))
@@ -328,7 +336,7 @@ class EngineBridge:
             self._open += more
 
     def _retry_after(self) -> int:
-        """Return the seconds until about all waiting answers have started."""
+        """Return the estimated number of seconds until all waiting answers have started."""
         return min(
             MAX_RETRY_SECONDS,
             max(1, round(self._answer_seconds * (self._open - self.parallel + 1) / self.parallel)),

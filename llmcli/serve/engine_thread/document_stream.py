@@ -1,4 +1,4 @@
-"""Answers as documents, for the transports without Server-Sent Events: WebSocket and gRPC."""
+"""Streams answers as documents, for transports without Server-Sent Events: WebSocket and gRPC."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -11,8 +11,8 @@ from llmcli.serve.engine_thread.bridge import EngineBridge
 async def stream_documents(
     bridge: EngineBridge, form: ApiForm, client: str
 ) -> AsyncGenerator[Document, None]:
-    """Yield the chunks of a stream, or the whole answer if the form does not stream. Closing the
-    generator cancels the answer.
+    """Yield the chunks of a stream, or the complete response if the request does not stream.
+    Closing the generator cancels the answers.
     """
     requests = [replace(request, client=client) for request in form.requests]
     async with aclosing(bridge.answer(*requests, samples=form.n_samples)) as answering:

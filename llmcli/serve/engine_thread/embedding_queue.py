@@ -1,5 +1,5 @@
-"""Embeddings beside answers: the texts of one request at a time, one pass between two steps of the
-engine.
+"""Computes embeddings on a server that also generates text. The queue handles the texts of one
+request at a time, one pass between two steps of the engine.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ def _step(runner: Runner, work: EmbeddingJob) -> bool:
 
 
 def _make_room(runner: Runner, tokens: int) -> None:
-    """Create the embedding context, or a larger one. Raises UserError if the machine lacks
-    memory.
+    """Create the embedding context, or replace it by a larger one, if `tokens` need it. Raises
+    UserError if the machine has too little memory.
     """
     embedder, report = runner.embedder(), runner.kv_report()
     n_tokens = embedder.needed_cells(tokens)
@@ -58,8 +58,10 @@ class EmbeddingQueue:
         return await self._call(self._bridge.runner.embedder, 501)
 
     async def embed(self, texts: Sequence[Sequence[int]]) -> list[Vector]:
-        """Return vectors of length 1 for texts given as token ids, each `[embedding_size]`. If
-        cancelled, it ends after a pass. Raises ServerBusy, ServerStopping or UserError.
+        """Return a vector of length 1 for each text. The texts are token ids; a vector has the
+        shape `[embedding_size]`. After a cancellation, the current pass still completes.
+
+        Raises ServerBusy, ServerStopping or UserError.
         """
         bridge = self._bridge
         if bridge.is_stopping:
@@ -81,7 +83,9 @@ class EmbeddingQueue:
         return work.vectors
 
     async def _call(self, function: Callable[[], T], status: int) -> T:
-        """Return what `function` returns on the engine's thread; a UserError gets this status."""
+        """Run a function on the engine's thread and return its result. A UserError becomes an
+        ApiError with this status.
+        """
         try:
             return await self._bridge.run_on_engine_thread(function)
         except ServerStopping:

@@ -1,9 +1,8 @@
-"""Batches events before the event loop is woken: tokens that arrive sooner than anyone can notice
-are delivered together.
+"""Batches events, so that tokens which arrive sooner than a user can notice are delivered together.
 
-Waking the loop and sending an event takes processor time from a model that computes on all cores.
-The first token and the end of an answer never wait, nor do events before a pass that may be long
-(the caller decides).
+Waking the event loop and sending an event takes processor time from a model that computes on all
+cores. The first token and the end of an answer are delivered at once. So are all events before a
+pass that may take long; the caller decides that.
 """
 
 import asyncio
@@ -18,14 +17,14 @@ from llmcli.types import Event
 
 
 class AnswerEvent(NamedTuple):
-    """An event of one answer; the last event of a sample has its `answer`."""
+    """An event, with the answer if it is the last event of a sample."""
 
     event: Event
     answer: Answer | None
 
 
 class EventReader(Protocol):
-    """Receives events on its own event loop."""
+    """Receives events on the event loop `loop`."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -34,14 +33,14 @@ class EventReader(Protocol):
 
 
 class EventBatcher:
-    """Belongs to one thread. `window_seconds`: seconds for which tokens may be held; 0 delivers
-    each pass at once.
+    """Holds events back and delivers them in batches; used by one thread. `window_seconds`: longest
+    time for which tokens may be held; 0 delivers them after each pass.
     """
 
     def __init__(self, window_seconds: float) -> None:
         self.window_seconds = window_seconds
         self._pending: dict[EventReader, list[AnswerEvent]] = {}
-        # readers whose answers have begun and not ended since the last delivery
+        # readers that have received the beginning of their answers but no end in the last delivery
         self._started: set[EventReader] = set()
         self._urgent = False
         self._last = 0.0  # time of the last delivery
@@ -52,8 +51,8 @@ class EventBatcher:
         self._urgent |= answer is not None or reader not in self._started
 
     def is_due(self, pass_seconds: float) -> bool:
-        """Return whether the held events must not wait for another pass, which will take about as
-        long as the last one: `pass_seconds`.
+        """Return whether the held events must be delivered before the next pass. `pass_seconds`:
+        duration of the last pass, which is taken as that of the next one.
         """
         return bool(self._pending) and (
             self._urgent or time.perf_counter() + pass_seconds > self._last + self.window_seconds
@@ -73,7 +72,7 @@ class EventBatcher:
             call_on_loop(loop, partial(_deliver_all, batch))
 
     def drop(self, reader: EventReader) -> None:
-        """Drop the events of a reader that reads no more."""
+        """Discard the events of a reader that reads no more."""
         self._pending.pop(reader, None)
         self._started.discard(reader)
 
@@ -85,5 +84,5 @@ def _deliver_all(batch: list[tuple[EventReader, list[AnswerEvent]]]) -> None:
 
 def call_on_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
     """Run a function on an event loop, if the loop is still running."""
-    with suppress(RuntimeError):  # the loop is closed, and its coroutines with it
+    with suppress(RuntimeError):  # the loop is closed, so its coroutines need no events
         loop.call_soon_threadsafe(function)

@@ -1,10 +1,10 @@
-"""Counters of a server, and their text for Prometheus.
+"""The counters of a server, and their output as Prometheus text.
 
-Times are defined as in `bench load`: the time of a token is the gap to the token before, that of
-the first token begins with the request.
+Times are defined as in `bench load`: the time of a token is the time since the previous token; for
+the first token, since the request.
 
-Written by hand instead of with prometheus-client: most figures belong to the engine and are only
-read on demand; the library would store each of them again in a registry for the whole process.
+This module does not use prometheus-client: most values belong to the engine and are only read on
+demand, and the library would store each of them a second time in a registry for the whole process.
 """
 
 import threading
@@ -19,7 +19,7 @@ from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import KVReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# Upper ends in seconds: vLLM's, and finer ones at the low end for small models.
+# Upper ends of buckets in seconds: those of vLLM, plus smaller ones for small models.
 FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
     1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
@@ -75,19 +75,19 @@ HISTOGRAMS = {
 
 
 class Histogram:
-    """Counts of values by bucket; `ends` are the upper ends of the buckets."""
+    """Counts of values by bucket. `ends`: the upper ends of the buckets."""
 
     def __init__(self, ends: Sequence[float]) -> None:
         self.ends, self.counts, self.sum = ends, [0] * (len(ends) + 1), 0.0
 
     def add(self, values: Iterable[float]) -> None:
-        """Count values; a value that equals an end belongs to the bucket below it."""
+        """Count values. A value that equals an upper end belongs to that bucket."""
         for value in values:
             self.counts[bisect_left(self.ends, value)] += 1
             self.sum += value
 
     def lines(self, name: str) -> Iterator[str]:
-        """Yield the lines of Prometheus' text: cumulative counts, sum and count."""
+        """Yield the lines of the Prometheus text: cumulative counts, sum and count."""
         total = 0
         for end, count in zip((*map(str, self.ends), "+Inf"), self.counts, strict=True):
             total += count
@@ -98,7 +98,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class LiveGauges:
-    """Figures that are read from the engine on demand."""
+    """Values that are read from the engine when the metrics are requested."""
 
     load: EngineLoad
     kv: KVReport
@@ -123,7 +123,7 @@ class ServerMetrics:
 
     @property
     def last_token_age(self) -> float | None:
-        """Seconds since the last token of any answer; None before the first."""
+        """Seconds since the last token of any answer; None before the first token."""
         return None if self._last_token_at is None else time.monotonic() - self._last_token_at
 
     def record_answer(self, answer: Answer) -> None:
@@ -165,7 +165,7 @@ class ServerMetrics:
             self._embedded += tokens
 
     def render(self, model: str, gauges: LiveGauges) -> str:
-        """Return all figures as Prometheus' text."""
+        """Return all values as Prometheus text."""
         with self._lock:
             lines = [*self._counters(gauges), *self._gauges(model, gauges)]
             for name, (about, _) in HISTOGRAMS.items():

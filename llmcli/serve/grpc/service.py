@@ -1,13 +1,14 @@
-"""The gRPC service (llmcli.proto), with the bridge, limits, keys and errors of the HTTP
+"""The gRPC service (llmcli.proto). It uses the engine bridge, limits, keys and errors of the HTTP
 application.
 
-The compiled .proto is stored as a descriptor set, and its classes are created when the server
-starts: generated Python would depend on one version of protobuf, and compiling during installation
-would need grpcio-tools. A test compares the two files.
+The compiled .proto file is stored as a descriptor set, and the message classes are created from it
+when the server starts. Generated Python code would depend on one version of protobuf, and compiling
+during installation would need grpcio-tools. A test compares the descriptor set with the .proto
+file.
 
 A request is one message, but each call is received as a stream of messages, because only then the
-service decides when to read it. Until then gRPC's flow control leaves all but SMALL_BODY_BYTES of
-it with the client.
+service decides when to read it. Until then, gRPC's flow control keeps all of a request except
+SMALL_BODY_BYTES at the client.
 """
 
 import asyncio
@@ -32,10 +33,11 @@ from llmcli.serve.http.service import Service
 
 PROTO_FOLDER = Path(__file__).parent
 SERVICE_NAME = "llmcli.v1.Llmcli"
-MAX_CALLS = 1024  # calls, including those that wait
-# calls that are reading their request or reserving memory: each request may have the largest size
+MAX_CALLS = 1024  # running and waiting calls
+# calls that read their request or reserve memory at the same time; each request may have the
+# largest size
 MAX_READING_CALLS = 16
-REQUEST_SECONDS = 60.0  # seconds for a request to arrive
+REQUEST_SECONDS = 60.0  # time within which a request must arrive
 PLAIN_FIELDS = ("model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
 GRPC_CODES = {
     400: "INVALID_ARGUMENT",
@@ -78,8 +80,8 @@ def message_classes() -> Mapping[str, Any]:
 
 
 async def start_server(service: Service) -> Any:
-    """Start a server on the settings' host and `grpc_port`, on this event loop; return it and its
-    port.
+    """Start a gRPC server on the current event loop. It listens on the settings' `host` and
+    `grpc_port`. Return the server and its port.
 
     Raises UserError if it cannot listen.
     """
@@ -115,15 +117,15 @@ async def start_server(service: Service) -> Any:
 
 
 class GrpcService:
-    """The methods of the gRPC service."""
+    """The methods that the gRPC service offers."""
 
     def __init__(self, service: Service) -> None:
         self._service, self._kinds = service, message_classes()
         self._readers = asyncio.Semaphore(MAX_READING_CALLS)
 
     def handlers(self) -> dict[str, Any]:
-        """Return the methods for gRPC. They decode requests themselves, because gRPC reports
-        undecodable bytes as a server error with a traceback.
+        """Return the handlers of the methods. They decode requests themselves, because gRPC would
+        report undecodable bytes as a server error with a traceback.
         """
         import grpc
 
@@ -154,7 +156,7 @@ class GrpcService:
         self, name: str, function: Callable[..., Awaitable[Any]], _: object, context: Any
     ) -> Any:
         try:
-            if name == "Health":  # it has no fields and needs no key, so nothing is read
+            if name == "Health":  # a Health request has no fields and needs no key
                 return await function()
             self._require_key(context)
             raw, reservation = await self._whole(context)
@@ -177,8 +179,8 @@ class GrpcService:
             await _refuse(context, error)
 
     async def _whole(self, context: Any) -> tuple[bytes, BodyReservation]:
-        """Return a call's request and its reservation. Raises ApiError if there is none or it is
-        too slow.
+        """Return the bytes of a call's request and their memory reservation. Raises ApiError if no
+        request arrives or if it arrives too slowly.
         """
         import grpc
 
@@ -220,7 +222,7 @@ class GrpcService:
             )
 
     def _client(self, context: Any) -> str:
-        # a peer is written as ipv4:127.0.0.1:50000
+        # gRPC writes the client's address as ipv4:127.0.0.1:50000
         address = context.peer().partition(":")[2].rpartition(":")[0]
         return api_keys.client_id(
             dict(context.invocation_metadata() or ()), address, self._service.settings.keys
@@ -236,7 +238,9 @@ class GrpcService:
                     yield piece
 
     def _pieces(self, chunk: dict[str, Any]) -> list[Any]:
-        """Return a stream's chunk as messages: one for each choice, one for the token counts."""
+        """Return the chunk of a stream as messages: one for each choice, and one for the token
+        counts.
+        """
         response_class = self._kinds["GenerateResponse"]
         pieces = []
         for choice in chunk["choices"]:
@@ -312,14 +316,14 @@ class GrpcService:
 
 
 def _body(request: Any) -> tuple[str, dict[str, Any]]:
-    """Return the path and the document of the equivalent HTTP request."""
+    """Return the path and the body of the equivalent HTTP request."""
     from google.protobuf import json_format
 
     try:
         body = (
             _integers(json_format.MessageToDict(request.more)) if request.HasField("more") else {}
         )
-    # Numbers that JSON cannot express.
+    # the request contains numbers that JSON does not have
     except (json_format.Error, ValueError) as error:
         raise ApiError(f"more is not valid JSON: {error}", param="more") from None
     for name in PLAIN_FIELDS:
@@ -341,7 +345,9 @@ def _body(request: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _integers(value: Any) -> Any:
-    """Return a value of a Struct, which has only floats, with whole numbers as int."""
+    """Convert the whole numbers of a Struct's value to int, because a Struct stores all numbers as
+    float.
+    """
     if isinstance(value, dict):
         return {name: _integers(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -350,8 +356,8 @@ def _integers(value: Any) -> Any:
 
 
 def _whole(text: str) -> str:
-    """Return a text as valid UTF-8: lone surrogates of a client's own text become question
-    marks.
+    """Return a text that can be encoded as UTF-8: surrogate code points, which only a client's own
+    text can contain, become question marks.
     """
     return text.encode("utf-8", "replace").decode()
 

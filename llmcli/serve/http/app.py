@@ -1,4 +1,6 @@
-"""The ASGI application: the routes, protected by the origin guard and keys, and error handlers."""
+"""The ASGI application: the routes, the origin guard and the key check in front of them, and the
+error handlers.
+"""
 
 from collections.abc import Awaitable
 from typing import Any
@@ -28,7 +30,7 @@ CLIENT_CLOSED_STATUS = 499  # nginx's status for a closed connection; it is neve
 
 
 def make_app(bridge: EngineBridge, settings: ServerSettings) -> Starlette:
-    """Return the application of a bridge. The caller closes the bridge."""
+    """Return the application that answers requests with this bridge. The caller closes the bridge."""
     service = Service(bridge, settings, EmbeddingQueue(bridge), BodyBudget(settings.max_body))
     middleware = [
         Middleware(OriginGuard, settings=settings),
@@ -77,7 +79,7 @@ def _paths(route: Route, service: Service) -> list[BaseRoute]:
 
 
 async def respond_to_user_error(request: Request, error: UserError) -> Response:
-    """Respond to a mistake of the request, or to a state of the server (busy, stopping)."""
+    """Respond to an error of the request, or to a state of the server (busy, stopping)."""
     api_error = as_api_error(error)
     retry_after = error.retry_after if isinstance(error, ServerBusy) else RETRY_AFTER_SECONDS
     headers = {"retry-after": str(retry_after)} if api_error.code == "busy" else None
@@ -102,7 +104,9 @@ async def respond_to_http_error(request: Request, error: HTTPException) -> Respo
 
 
 async def respond_to_bug(request: Request, error: Exception) -> Response:
-    """Respond to a bug. Starlette raises the error again, so that its traceback goes to stderr."""
+    """Respond to an unexpected error. Starlette raises the error again, so that its traceback is
+    printed on stderr.
+    """
     api_error = ApiError("internal error; see the server's log", 500)
     return json_response(error_document(api_error, request.url.path), api_error.status)
 

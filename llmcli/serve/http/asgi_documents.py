@@ -1,4 +1,4 @@
-"""Extracts the JSON documents of an HTTP answer from ASGI messages."""
+"""Extracts the JSON documents of an HTTP response from its ASGI messages."""
 
 import asyncio
 import json
@@ -12,8 +12,9 @@ SEPARATORS = {"text/event-stream": b"\n\n", "application/x-ndjson": b"\n"}
 
 
 class AnswerDocuments:
-    """Pass `send` to the application. `queue` receives each document, then None. Afterwards
-    raise_error() raises the answer's error, if it was one.
+    """Collects the documents of one response. Pass `send` to the application as its send function.
+    `queue` receives each document, and None after close(). Call raise_error() at the end: it raises
+    the error that the response contains, if there is one.
     """
 
     def __init__(self) -> None:
@@ -23,7 +24,7 @@ class AnswerDocuments:
         self._ended = False
 
     async def send(self, message: Message) -> None:
-        """Handle a message of the application."""
+        """Process an ASGI message of the application."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             kinds = [
@@ -43,11 +44,11 @@ class AnswerDocuments:
             self._ended = not message.get("more_body")
 
     def close(self, _: object) -> None:
-        """End the queue."""
+        """End the queue with None."""
         self.queue.put_nowait(None)
 
     def raise_error(self) -> None:
-        """Raise ApiError if the answer was an error, or ended with one."""
+        """Raise ApiError if the response was an error, ended with one, or was cut off."""
         if self._error is None:
             if not self._ended:
                 raise ApiError(
@@ -74,8 +75,8 @@ class AnswerDocuments:
         if not piece or piece == b"[DONE]":
             return
         document = json.loads(piece)
-        # Several answers of /completion are a list. A whole response of /v1/responses has the
-        # field `error`, too, with null.
+        # Several answers of /completion are a list, which has no field `error`. A complete response
+        # of /v1/responses has a field `error` that is null.
         error = document.get("error") if isinstance(document, dict) else None
         if error and (self._status >= 400 or document.keys() <= {"error", "type"}):
             self._error = error if isinstance(error, dict) else {"message": error}

@@ -1,14 +1,14 @@
-"""Limits the memory of all request bodies together, whatever protocol they use.
+"""Limits the memory that all request bodies occupy together, in all protocols.
 
-Every single body is limited, but a thousand connections that each send most of a large body and
-then wait would hold gigabytes, and parsed JSON takes up to thirty times the bytes. So a body of
-more than SMALL_BODY_BYTES must reserve its whole size before the rest is read, and frees it when
-its answer begins; smaller bodies need no reservation. While a connection waits for a reservation,
-nothing is read from it: TCP makes its client wait.
+The size of each body is limited, but a thousand connections that each send most of a large body and
+then wait would occupy gigabytes, and parsed JSON takes up to thirty times its bytes. So a body of
+more than SMALL_BODY_BYTES must reserve memory for its whole size before the rest is read, and frees
+the memory when its answer begins. Smaller bodies need no reservation. While a connection waits for
+a reservation, nothing is read from it, and TCP's flow control makes its client wait.
 
-Messages of WebSockets follow the same rule (websocket_connection.py). The length of a gRPC request
-is unknown until it is complete, so few are read at once, and they reserve memory afterwards
-(grpc/service.py).
+WebSocket messages follow the same rule (websocket_connection.py). The length of a gRPC request is
+unknown until the request is complete, so only a few are read at once, and memory is reserved
+afterwards (grpc/service.py).
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from llmcli.api.errors import ApiError
 
 SMALL_BODY_BYTES = 1 << 16  # larger bodies need a reservation
-MAX_LARGEST_BODIES = 8  # bodies of the largest size that fit at once
+MAX_LARGEST_BODIES = 8  # number of bodies of the largest size that fit into the budget
 RESERVE_SECONDS = 20.0  # seconds to wait for a reservation
 RETRY_AFTER_SECONDS = 5  # seconds of Retry-After
 
 
 class BodyReservation:
-    """Memory that one body has reserved. release(), or the end of a `with`, frees it; further calls
-    do nothing.
+    """Memory that is reserved for one body. release() or the end of a `with` block frees it; later
+    calls do nothing.
     """
 
     def __init__(self, budget: "BodyBudget", size: int) -> None:
@@ -40,31 +40,33 @@ class BodyReservation:
 
     @property
     def size(self) -> int:
-        """Bytes; 0 if none were needed or they were released."""
+        """Reserved bytes; 0 if nothing was reserved or the memory was freed."""
         return self._size
 
     def shrink(self, size: int) -> None:
-        """Free what exceeds `size`, the body's actual size in bytes."""
+        """Reduce the reservation to `size`, the actual size of the body in bytes."""
         excess = max(0, self._size - size)
         self._size -= excess
         self._budget.free(excess)
 
     def release(self) -> None:
-        """Free the memory: the body is parsed, or its answer is no longer wanted."""
+        """Free the memory, because the body is parsed or its answer is not needed any more."""
         size, self._size = self._size, 0
         self._budget.free(size)
 
 
 class BodyBudget:
-    """The shared budget of all bodies: eight of the largest size, `max_body` bytes, fit at once."""
+    """The memory budget for all bodies. It fits MAX_LARGEST_BODIES bodies of the largest size,
+    which is `max_body` bytes.
+    """
 
     def __init__(self, max_body: int) -> None:
         self._most, self._free = max_body, MAX_LARGEST_BODIES * max_body
         self._changed = asyncio.Event()
 
     async def reserve(self, size: int) -> BodyReservation:
-        """Reserve `size` bytes, at most the largest size of a body. Raises ApiError (503) after
-        RESERVE_SECONDS.
+        """Reserve `size` bytes, or the largest size of a body if that is smaller. Raises ApiError
+        (503) if the memory is not available within RESERVE_SECONDS.
         """
         if size <= SMALL_BODY_BYTES:
             return BodyReservation(self, 0)
@@ -82,7 +84,7 @@ class BodyBudget:
         return BodyReservation(self, size)
 
     def free(self, size: int) -> None:
-        """Return bytes to the budget."""
+        """Add freed bytes to the budget again."""
         self._free += size
         self._changed.set()
 
@@ -94,7 +96,7 @@ class BodyBudgetMiddleware:
         self.app, self._budget = app, budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request and count the bytes of its body."""
+        """Run the application for a request, and reserve memory when its body is large."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -105,7 +107,8 @@ class BodyBudgetMiddleware:
             message = await receive()
             chunk = message.get("body", b"")
             read += len(chunk)
-            # A client that leaves a stream brings no more bytes.
+            # After the client disconnects from a stream, an empty message arrives, which needs no
+            # reservation.
             if chunk and read > SMALL_BODY_BYTES and not reserved:
                 reservation, reserved = await self._budget.reserve(_content_length(scope)), True
             return message
@@ -124,6 +127,8 @@ class BodyBudgetMiddleware:
 
 
 def _content_length(scope: Scope) -> int:
-    """Return the body's length by its Content-Length; a chunked body may have any length."""
+    """Return the largest possible length of a body: its Content-Length, or the maximum for a
+    chunked body.
+    """
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     return int(length) if length.isdigit() and len(length) < 20 else 1 << 62

@@ -7,8 +7,8 @@ from llmcli.api.server_settings import ServerSettings
 
 
 def with_cors(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
-    """Wrap an application so that pages of `settings.cors` may read its answers; without such
-    origins return it unchanged.
+    """Wrap an application so that web pages of the origins in `settings.cors` may read its answers.
+    Without such origins, return the application unchanged.
     """
     if not settings.cors:
         return app

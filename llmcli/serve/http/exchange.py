@@ -1,6 +1,6 @@
-"""Reads request bodies, and writes a form's answers as HTTP responses.
+"""Reads request bodies, and writes the answers of a form as HTTP responses.
 
-A client that disconnects is noticed even while nothing is being sent to it.
+A client's disconnect is detected even while nothing is sent to the client.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ CLIENT_SECONDS = (
     60  # seconds that a client may take to send its body, or to read a piece of its answer
 )
 PING_SECONDS = 15.0  # seconds of silence after which a stream sends a ping
-SHORT_BODY_BYTES = 4096  # bytes of a body whose prompt is built on the event loop
+SHORT_BODY_BYTES = 4096  # up to this size of a body, its prompt is built on the event loop
 MAX_READ_FACTOR = 8  # a body that is too large is read up to this many times the limit
 
 
@@ -47,15 +47,15 @@ class ClientDisconnected(Exception):
 
 
 async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
-    """Return the JSON object in a request's body. Raises ApiError if there is none or the body is
-    too large.
+    """Return the JSON object in a request's body. Raises ApiError if the body is not a JSON object
+    or is too large.
     """
     return parse_json(await read_all(request, max_bytes))
 
 
 async def read_all(request: Request, max_bytes: int) -> bytes:
-    """Return a request's body. Raises ApiError if it is too large or too slow, ClientDisconnected
-    if the client leaves.
+    """Return the bytes of a request's body. Raises ApiError if the body is too large or arrives too
+    slowly, ClientDisconnected if the client disconnects.
     """
     if (coding := request.headers.get("content-encoding", "identity")) != "identity":
         raise ApiError(f"the body has the encoding {coding[:60]!r}; send it without one", 415)
@@ -72,15 +72,15 @@ async def read_all(request: Request, max_bytes: int) -> bytes:
         raise ApiError(f"the body did not arrive within {CLIENT_SECONDS} s", 408) from None
     except ClientDisconnect:
         raise ClientDisconnected from None
-    # Most of a body that is too large is read all the same, because many clients read an answer
-    # only after they have sent everything.
+    # A body that is too large is still read up to a multiple of the limit, because many clients
+    # read the response only after they have sent everything.
     if count > max_bytes:
         raise ApiError(f"the body is larger than this server's limit of {max_bytes:,} bytes", 413)
     return bytes(raw)
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
-    """Parse bytes as a JSON object. Raises ApiError if they are none."""
+    """Parse bytes as a JSON object. Raises ApiError if they are not one."""
     try:
         document = parse_strict_json(raw)
     except UnicodeDecodeError as error:
@@ -101,8 +101,8 @@ async def build_form(
     settings: ServerSettings,
     is_short: bool = False,
 ) -> ApiForm:
-    """Build the form of a path from a request's document, ready to be answered. It is built in a
-    worker thread beside the engine's.
+    """Build the form of a path from a request's document and compile its constraint. This happens
+    in worker threads; if the request `is_short`, its form may be built on the event loop.
     """
     form: ApiForm = await bridge.run_in_worker(
         FORMS[path], document, bridge.runner, settings, is_short=is_short
@@ -113,7 +113,9 @@ async def build_form(
 
 
 async def respond(service: Service, request: Request, form: ApiForm) -> Response:
-    """Answer a form: with one document at the end, or with a stream from the first event on."""
+    """Submit the requests of a form and respond: with one document at the end, or with a stream
+    that begins at the first event.
+    """
     address = request.client.host if request.client else ""
     client = api_keys.client_id(request.headers, address, service.settings.keys)
     position = read_position(request.scope) if form.is_stream else None
@@ -134,8 +136,8 @@ async def _read_to_end(answering: PendingAnswers) -> None:
 
 
 async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` returns. If the client disconnects first, cancel the work and raise
-    ClientDisconnected.
+    """Run a coroutine and return its result. If the client disconnects first, cancel the coroutine
+    and raise ClientDisconnected.
     """
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
@@ -164,7 +166,7 @@ def json_response(
 
 @dataclass(frozen=True, slots=True)
 class StreamPiece:
-    """Bytes of a stream, the positions that they bring the answers to, and whether more follows."""
+    """Bytes of a stream, the marks of the events in them, and whether more bytes follow."""
 
     raw: bytes
     marks: tuple[StreamMark, ...] = ()
@@ -172,11 +174,11 @@ class StreamPiece:
 
 
 class EventStreamResponse(Response):
-    """A stream of Server-Sent Events. The head is sent with the first event, so that an error
-    before it has its own status.
+    """A stream of Server-Sent Events. The response head is sent with the first event, so that an
+    error before it can have its own status.
 
     If the request continues a stream at a `position`, events that were already sent are skipped,
-    and each piece carries the new positions (stream_resume.py).
+    and each piece carries the marks of its events (stream_resume.py).
     """
 
     def __init__(
@@ -189,7 +191,7 @@ class EventStreamResponse(Response):
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events as they arrive; if the client disconnects, cancel the answers."""
+        """Send events as they arrive. If the client disconnects, cancel the answers."""
         async with aclosing(self.answering):
             with suppress(ClientDisconnected):
                 await cancel_on_disconnect(receive, self._send(send))
@@ -201,7 +203,7 @@ class EventStreamResponse(Response):
                 if not piece.more:
                     pinging.cancel()
                 await self._send_chunk(send, piece)
-        except TimeoutError:  # the client reads nothing
+        except TimeoutError:  # the client does not read
             raise ClientDisconnected from None
         finally:
             pinging.cancel()
@@ -221,20 +223,20 @@ class EventStreamResponse(Response):
             )
 
     async def _ping(self, send: Send) -> None:
-        """Send a ping after each PING_SECONDS of silence: proxies close connections that are silent
-        for long.
+        """Send a ping after each PING_SECONDS without data, because proxies close connections that
+        are silent for long.
         """
         loop = asyncio.get_running_loop()
         self._sent_at = loop.time()
-        with suppress(TimeoutError):  # _send times out as well
+        with suppress(TimeoutError):  # _send reports the same timeout
             while self.form.ping:
                 await asyncio.sleep(max(0.0, self._sent_at + PING_SECONDS - loop.time()))
                 if loop.time() >= self._sent_at + PING_SECONDS:
                     await self._send_chunk(send, StreamPiece(self.form.ping))
 
     async def _chunks(self) -> AsyncIterator[StreamPiece]:
-        """Yield the events as bytes. Events that arrive together are sent as one piece, the last
-        one together with the stream's end.
+        """Yield the events as bytes. Events that arrive together are sent as one piece. For a
+        single answer, the last event is sent together with the end of the stream.
         """
         form, held, events, past = self.form, bytearray(), list[Event](), PastAnswer(self.position)
         try:

@@ -1,14 +1,18 @@
-"""Refuses requests that a foreign web page may have sent.
+"""Refuses requests that a web page of another origin may have sent.
 
-A server without keys trusts its machine, and so every page that a browser there has open. A foreign
-page has two ways to abuse that. It may send requests to 127.0.0.1: it cannot read the answers, but
-the work is done. Browsers send an Origin with every request except plain reads, so a foreign Origin
-that is not allowed is refused. Or it may make its own name resolve to 127.0.0.1 after it was loaded
-(DNS rebinding), and then it reads the answers, too. The Host header then has that name, so foreign
-names are refused. IP addresses cannot be rebound and are accepted as Host.
+A server without keys trusts all programs of its machine, and thus every page that is open in a
+browser there. A foreign page can abuse this in two ways:
 
-A wrong content type alone is not refused, because `curl -d` claims to send a form. Programs send no
-Origin; a request with one comes from a page and must be JSON, which an HTML form cannot send.
+- It sends requests to 127.0.0.1. The page cannot read the answers, but the server does the work.
+  Browsers add an Origin header to every request except plain reads, so a request with a foreign
+  Origin that is not allowed is refused.
+- It makes its own host name resolve to 127.0.0.1 after it was loaded (DNS rebinding). Then it can
+  read the answers, too. The Host header contains that name, so foreign names are refused. IP
+  addresses cannot be rebound and are accepted.
+
+A wrong content type alone is no reason to refuse a request, because `curl -d` sends the content
+type of a form. Programs send no Origin. A request with an Origin comes from a page and must be
+JSON, which an HTML form cannot send.
 """
 
 import ipaddress
@@ -23,7 +27,7 @@ from llmcli.api.server_settings import ServerSettings
 from llmcli.errors import UserError
 from llmcli.serve.http.exchange import json_response
 
-# Names that no public name server resolves; the last two are how a container calls its host
+# Names that no public name server resolves. In a container, the last two are the names of its host
 # machine.
 LOCAL_HOSTS = frozenset({"localhost", "host.docker.internal", "host.containers.internal"})
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -32,18 +36,18 @@ DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # ports that browsers leave ou
 
 
 class OriginGuard:
-    """Middleware, the outermost one."""
+    """Middleware that must be the outermost one."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self.app, self._settings = app, settings
         self._hosts = LOCAL_HOSTS | {settings.host.lower(), *map(_host_name, settings.allow_hosts)}
-        # With keys the server needs no protection: a page does not know the key.
+        # With keys any host is accepted, because a foreign page does not have a key.
         self._any_host = (
             bool(settings.keys) or ANY_ORIGIN in settings.allow_hosts or ANY_ORIGIN in settings.cors
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request, or refuse it."""
+        """Run the application for a request, or refuse the request."""
         if scope["type"] in ("http", "websocket"):
             try:
                 self.check_request(scope["type"], scope.get("method", "GET"), Headers(scope=scope))
@@ -60,7 +64,7 @@ class OriginGuard:
         await self.app(scope, receive, send)
 
     def check_request(self, kind: str, method: str, headers: Mapping[str, str]) -> None:
-        """Raise ApiError for a request that a foreign page sent or may have sent."""
+        """Raise ApiError if a foreign page has sent or may have sent the request."""
         host, origin = headers.get("host"), headers.get("origin")
         if host is not None and not self._any_host and not self._is_own_host(host):
             name = _host_name(host)
@@ -96,10 +100,10 @@ class OriginGuard:
 
 
 def parse_origin(text: str) -> str:
-    """Return an origin given to --cors in the form that browsers send. `*` allows any page, `null`
+    """Return an origin of --cors in the form that browsers send. `*` allows any page, `null` allows
     pages without an address.
 
-    Raises UserError for a text that is not an origin and would therefore allow no page.
+    Raises UserError for a text that is not an origin, because it would allow no page.
     """
     if text in (ANY_ORIGIN, "null"):
         return text
@@ -111,7 +115,7 @@ def parse_origin(text: str) -> str:
 
 
 def parse_host(text: str) -> str:
-    """Return a host name given to --allow-host. Raises UserError for a text that is not one."""
+    """Return a host name of --allow-host. Raises UserError for a text that is not a host name."""
     name = ANY_ORIGIN if text == ANY_ORIGIN else _host_name(text)
     if not name or set(name) & set("/ @?#"):
         raise UserError(
@@ -122,7 +126,7 @@ def parse_host(text: str) -> str:
 
 
 def _netloc(origin: str) -> str:
-    """Return the host and port of an origin; "" if it is not an address."""
+    """Return the host and port of an origin; "" if the origin is not an address."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:
@@ -130,7 +134,7 @@ def _netloc(origin: str) -> str:
 
 
 def _host_name(host: str) -> str:
-    """Return a Host in lower case, without its port and without the dot that ends a full name."""
+    """Return a Host header's name in lower case, without the port and without a dot at the end."""
     name, _, port = host.rpartition(":")
     host_name = name if name and port.isdigit() else host
     return host_name.strip("[]").rstrip(".").lower()[:255]

@@ -1,5 +1,5 @@
-"""The service that all routes share, and what a route is: paths and a function from a request to a
-response. Adding a route is a new file in routes/.
+"""The objects that all routes share (Service), and the definition of a route: paths, and a function
+from a request to a response. A new route is a new file in routes/.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from llmcli.serve.http.body_budget import BodyBudget
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What every handler works with."""
+    """The objects that every route's handler uses."""
 
     bridge: EngineBridge
     settings: ServerSettings
     embedding_queue: EmbeddingQueue
-    body_budget: BodyBudget  # memory of large requests, of every protocol
+    body_budget: BodyBudget  # memory of large request bodies in all protocols
     socket_answers: "set[asyncio.Task[None]]" = field(
         default_factory=set
     )  # running WebSocket answers
@@ -34,9 +34,9 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One or more paths and their handler. `further_paths`: further paths of the same route;
-    `is_public`: no key is needed. `is_websocket`: the handler receives a WebSocket whose key was
-    checked, accepts it and returns nothing.
+    """One or more paths and their handler. `further_paths`: additional paths of the route;
+    `is_public`: requests need no key; `is_websocket`: the handler receives a WebSocket whose key
+    was checked, must accept it, and returns nothing.
     """
 
     path: str

@@ -1,12 +1,12 @@
-"""uvicorn's WebSocket connection, which reserves memory for a large message before the rest of it
-is read (body_budget.py).
+"""uvicorn's WebSocket connection, which reserves memory for a large message before it reads the
+rest of the message (body_budget.py).
 
-An application receives only complete messages, so without this each of a thousand connections could
-hold one of the largest size. A message that is incomplete after SMALL_BODY_BYTES reserves the
-largest size of a message, and nothing is read until it has; once the message is complete, the
-excess is freed. What a single read brings (256 KB at most) is not limited. Compressed messages are
-not accepted (server.py): a kilobyte on the wire may be a megabyte, and memory is counted by the
-wire.
+An application only receives complete messages. Without a limit, each of a thousand connections
+could store an incomplete message of the largest size. So a message that is still incomplete after
+SMALL_BODY_BYTES reserves memory for the largest size, and the connection reads nothing until the
+memory is reserved. Once the message is complete, the excess is freed. The bytes of a single read
+(256 KB at most) are not limited. Compressed messages are not accepted (server.py), because a
+kilobyte on the wire may become a megabyte, and only the bytes on the wire are counted.
 """
 
 import asyncio
@@ -19,27 +19,27 @@ from websockets.frames import Frame
 from llmcli.api.errors import ApiError
 from llmcli.serve.http.body_budget import SMALL_BODY_BYTES, BodyBudget, BodyReservation
 
-RESERVATION_KEY = "llmcli.place"  # in a message: its reservation
-MESSAGE_SECONDS = 60.0  # seconds from the reservation to the end of a message
-MAX_FRAGMENTS = 1 << 16  # of one message: each is an object, even if it has one byte
+RESERVATION_KEY = "llmcli.place"  # key of the reservation in an ASGI message
+MESSAGE_SECONDS = 60.0  # time from the reservation to the end of a message
+MAX_FRAGMENTS = 1 << 16  # of one message: each fragment is an object in memory, even with one byte
 TRY_AGAIN_CODE, POLICY_CODE, TOO_LARGE_CODE = 1013, 1008, 1009  # WebSocket close codes
 
 
 class WebSocketConnection(WebSocketsSansIOProtocol):
-    """One connection; `budget` is shared by all bodies."""
+    """One connection. `budget`: the memory budget that all request bodies share."""
 
     def __init__(self, budget: BodyBudget, **more: Any) -> None:
         super().__init__(**more)
         self._budget = budget
-        self._size = 0  # bytes of the incomplete message, in fragments
-        self._reservation: BodyReservation | None = None  # of the incomplete message
-        # of messages that the application has not received yet
+        self._size = 0  # bytes of the incomplete message in its earlier fragments
+        self._reservation: BodyReservation | None = None  # for the incomplete message
+        # for complete messages that the application has not received yet
         self._reservations: deque[BodyReservation] = deque()
         self._reserving: asyncio.Task[None] | None = None
         self._message_timer: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
-        """Parse the data, then reserve memory if an incomplete message needs it."""
+        """Parse the data. Then reserve memory if a large message is incomplete."""
         super().data_received(data)
         unread = self._size + len(self.conn.reader.buffer)
         if (
@@ -93,7 +93,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             self._fail(TOO_LARGE_CODE, f"the message has more than {MAX_FRAGMENTS:,} fragments")
 
     def send_receive_event_to_app(self) -> None:
-        """Deliver a complete message with its reservation."""
+        """Deliver a complete message to the application, with its reservation."""
         reservation, self._reservation = self._reservation or BodyReservation(self._budget, 0), None
         reservation.shrink(self._size)
         self._size = 0
@@ -103,16 +103,19 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
 
     async def receive(self) -> Any:
-        """Return the application's next message. The application must release its reservation."""
+        """Return the next message for the application. The application must release the message's
+        reservation.
+        """
         message: Any = await super().receive()
-        if self._reserving is not None:  # an incomplete message still waits for its reservation
+        # the next message is incomplete and waits for its reservation
+        if self._reserving is not None:
             self.transport.pause_reading()
         if message["type"] == "websocket.receive":
             message[RESERVATION_KEY] = self._reservations.popleft()
         return message
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release the reservations of messages that were not received."""
+        """Release the reservations of messages that the application has not received."""
         if self._reserving is not None:
             self._reserving.cancel()
         if self._message_timer is not None:

@@ -1,10 +1,10 @@
-"""Runs the application in one process and its HTTP connections in another: ASGI messages are sent
-as frames over a socket.
+"""Runs the application in one process and its HTTP connections in another one. ASGI messages are
+sent between them as frames over a socket.
 
-llama.cpp ends its process when a worker of `--rpc` is lost. With the model in its own process that
-costs only the running answers; supervised_process.py is the other end of the socket and restarts
-the process. A frame is a length and a marshalled tuple; both ends run the same version of the
-program.
+If a worker of `--rpc` is lost, llama.cpp ends its process. With the model in a separate process,
+only the running answers are lost. supervised_process.py is the other end of the socket and restarts
+the process. A frame is a length and a marshalled tuple; this is safe because both processes run the
+same version of the program.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from llmcli.serve.http.app import make_app
 from quant.errors import UserError
 
 RelayFrame = tuple[Any, ...]
-# Opens the model in the other process; pickled by name.
+# Opens the model in the other process. It is pickled by name.
 OpenModel = Callable[[], AbstractContextManager[tuple[EngineBridge, ServerSettings]]]
 LENGTH_PREFIX = struct.Struct("<I")
 HEARTBEAT_SECONDS = 1.0  # seconds between two heartbeats of the engine's thread
@@ -53,7 +53,7 @@ def encode_frame(frame: RelayFrame) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader) -> RelayFrame | None:
-    """Return the next frame, or None if the other end is closed."""
+    """Return the next frame, or None if the other process has closed the socket."""
     try:
         (size,) = LENGTH_PREFIX.unpack(await reader.readexactly(LENGTH_PREFIX.size))
         frame: RelayFrame = marshal.loads(await reader.readexactly(size))
@@ -63,7 +63,7 @@ async def read_frame(reader: asyncio.StreamReader) -> RelayFrame | None:
 
 
 def read_frame_blocking(link: socket.socket) -> RelayFrame | None:
-    """Return the next frame, or None if the other end is closed. Blocks."""
+    """Wait for the next frame and return it; None if the other process has closed the socket."""
     try:
         head = _read_exactly(link, LENGTH_PREFIX.size)
         frame: RelayFrame | None = (
@@ -75,7 +75,9 @@ def read_frame_blocking(link: socket.socket) -> RelayFrame | None:
 
 
 def portable_scope(scope: Any) -> dict[str, Any]:
-    """Return the part of a scope that the application needs, as plain values."""
+    """Return the part of an ASGI scope that the application needs, as plain values that can be sent
+    to another process.
+    """
     values = {name: scope[name] for name in SCOPE_KEYS if name in scope}
     values["headers"] = [(bytes(name), bytes(value)) for name, value in scope.get("headers", ())]
     for name in ("client", "server"):
@@ -84,10 +86,10 @@ def portable_scope(scope: Any) -> dict[str, Any]:
 
 
 def run_model_process(open_model: OpenModel, link: socket.socket) -> None:
-    """Run a model process: open the model, report that it is ready, and answer the requests that
-    arrive over `link` until its other end is closed.
+    """The main function of a model process: open the model, report that it is open, and answer the
+    requests that arrive over `link` until the other process closes it.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # the front server handles Ctrl-C and SIGTERM
+    for number in (signal.SIGINT, signal.SIGTERM):  # the front server handles these signals
         signal.signal(number, signal.SIG_IGN)
     try:
         with open_model() as (bridge, settings):
@@ -104,7 +106,8 @@ async def _serve(app: ASGIApp, bridge: EngineBridge, link: socket.socket) -> Non
     reader, writer = await asyncio.open_connection(sock=link)
     calls: dict[int, tuple[asyncio.Task[None], asyncio.Queue[Any]]] = {}
     beating = asyncio.create_task(_send_heartbeats(bridge, writer))
-    # When the engine has died, closing the link makes the other end restart the process.
+    # If the engine's thread has died, the heartbeats end. Closing the link makes the front server's
+    # process restart this one.
     beating.add_done_callback(lambda _: writer.close())
     try:
         while frame := await read_frame(reader):
@@ -149,7 +152,7 @@ async def _run_request(
 
 
 async def _send_heartbeats(bridge: EngineBridge, writer: Any) -> None:
-    """Send heartbeats while the engine's thread still completes its steps."""
+    """Send heartbeats as long as the engine's thread completes its steps."""
     while True:
         await bridge.run_on_engine_thread(lambda: None)
         writer.write(encode_frame(("beat", 0, None)))

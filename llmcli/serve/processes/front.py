@@ -1,11 +1,13 @@
-"""The HTTP side of a server whose models run in other processes: it reads requests, forwards them,
-and survives the loss of a model.
+"""The front server: the HTTP side of a server whose models run in other processes. It reads
+requests, forwards them, and survives the loss of a model.
 
-A request that is lost before the first byte of its answer is sent again, up to MAX_TRIES times, and
-so is one whose stream can be continued (stream_resume.py); the latter also waits while the
-remaining models are busy, because all requests of a lost model come to them at once. Any other lost
-request is broken: a stream ends with an error event, another answer by closing the connection.
-Keys, models and limits are checked by the application, which runs with the model.
+If the model is lost before the first byte of an answer, the request is sent again, up to MAX_TRIES
+times. The same applies to a stream that can be continued (stream_resume.py). Such a stream also
+waits while the remaining models are busy, because all requests of a lost model are sent to them at
+once. In all other cases the answer is broken: a stream ends with an error event, any other response
+with a closed connection.
+
+The application, which runs with the model, checks keys, model names and limits.
 """
 
 import asyncio
@@ -40,9 +42,9 @@ from llmcli.serve.processes.prefix_affinity import prefix_key
 
 MAX_TRIES = 3
 RESTART_WAIT_SECONDS = 30.0  # seconds that a request waits for a model that is restarting
-RETRY_AFTER_SECONDS = 5  # seconds
-BUSY_PAUSE_SECONDS = 0.5  # seconds before a stream is sent again to busy models
-RESTART_CLOSE_CODE = 1012  # WebSocket close code of a service that restarts
+RETRY_AFTER_SECONDS = 5  # value of Retry-After
+BUSY_PAUSE_SECONDS = 0.5  # pause before a stream is sent again because the models were busy
+RESTART_CLOSE_CODE = 1012  # WebSocket close code for a service that restarts
 INHERITED_HEADERS = (
     b"host",
     b"authorization",
@@ -51,7 +53,7 @@ INHERITED_HEADERS = (
 
 
 class UpstreamLost(Exception):
-    """The process that was answering has ended, and its answer with it."""
+    """The process that computed an answer has ended, so the answer is lost."""
 
 
 class UpstreamBusy(UpstreamLost):
@@ -59,16 +61,20 @@ class UpstreamBusy(UpstreamLost):
 
 
 class Upstream(Protocol):
-    """What answers requests: one process (supervised_process.py) or replicas (ray_replicas.py)."""
+    """The interface to the models: a single process (supervised_process.py) or replicas
+    (ray_replicas.py).
+    """
 
     def ask(self, scope: dict[str, Any], body: bytes, key: bytes) -> AsyncGenerator[Message, None]:
-        """Yield the application's messages for one request; raises UpstreamLost. Closing the
-        generator cancels the request.
+        """Yield the ASGI messages of the application's response to one request. Raises
+        UpstreamLost. Closing the generator cancels the request.
         """
         ...
 
     async def wait(self, seconds: float) -> str:
-        """Wait until requests can be answered; return "", or the reason why they cannot."""
+        """Wait until the models can answer requests. Return "", or after `seconds` the reason why
+        they cannot.
+        """
         ...
 
     def stop(self) -> None:
@@ -77,8 +83,8 @@ class Upstream(Protocol):
 
 
 class FrontServer:
-    """An ASGI application. Server stops it like an EngineBridge: `drain` waits for running
-    answers.
+    """The ASGI application of the front server. HttpServer stops it in the same way as an
+    EngineBridge: `drain` waits for running answers.
     """
 
     def __init__(self, upstream: Upstream, settings: ServerSettings) -> None:
@@ -109,7 +115,7 @@ class FrontServer:
                 self._idle.set()
 
     async def drain(self, seconds: float) -> None:
-        """Accept no requests, and wait up to this many seconds for the running ones."""
+        """Accept no more requests, and wait at most `seconds` for the running ones."""
         self.is_stopping = True
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
@@ -126,7 +132,7 @@ class FrontServer:
             if self.is_stopping:
                 raise ApiError("the server is stopping", 503)
             request = Request(scope, receive)
-            # Without a valid key the body is not read: the application refuses the request.
+            # Without a valid key the body is not read, and the application refuses the request.
             has_key = api_keys.is_allowed(request.headers, self.settings.keys)
             raw = await read_all(request, self.settings.max_body) if has_key else b""
             await cancel_on_disconnect(receive, self._forward(portable_scope(scope), raw, send))
@@ -140,9 +146,9 @@ class FrontServer:
             await with_cors(response, self.settings)(scope, receive, send)
 
     async def _forward(self, scope: dict[str, Any], raw: bytes, send: Send) -> None:
-        """Send a request to the upstream until it is answered. Raises ApiError if that fails."""
+        """Send a request to the models until one has answered it. Raises ApiError if none does."""
         key, why = prefix_key(raw), ""
-        # A health check wants to know the state now.
+        # A health check must report the current state, so it does not wait.
         patience = 0.0 if scope["path"].endswith("/health") else RESTART_WAIT_SECONDS
         sent = _SentAnswer(send, find_form(scope["path"]))
         tries, pauses = MAX_TRIES, round(RESTART_WAIT_SECONDS / BUSY_PAUSE_SECONDS)
@@ -177,8 +183,8 @@ class FrontServer:
     async def _forward_once(
         self, scope: dict[str, Any], raw: bytes, key: bytes, sent: "_SentAnswer"
     ) -> None:
-        """Send the request once and forward the answer. Raises ApiError before the first byte,
-        UpstreamLost after it.
+        """Send the request to the models once and forward the response. Raises ApiError before the
+        first byte of the response, UpstreamLost after it.
         """
         try:
             async with aclosing(self.upstream.ask(scope, raw, key)) as messages:
@@ -194,8 +200,8 @@ class FrontServer:
             )
 
     async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a WebSocket. Its requests are forwarded one by one like HTTP requests, so that it
-        survives the loss of a model.
+        """Serve a WebSocket. Each of its requests is forwarded like an HTTP request, so that the
+        socket survives the loss of a model.
         """
         if self.is_stopping:
             await send(
@@ -259,8 +265,8 @@ class FrontServer:
 
 
 class _SentAnswer:
-    """What was sent of one answer, and its stream position: None once the answer cannot be
-    continued.
+    """The part of a response that was sent to the client, and its stream position. The position is
+    None once the response cannot be continued.
     """
 
     def __init__(self, send: Send, form: type[ApiForm] | None) -> None:
@@ -269,8 +275,8 @@ class _SentAnswer:
         self.position: StreamPosition | None = new_position()
 
     async def send(self, message: Message) -> None:
-        """Forward a message of the model. Raises UpstreamLost if a model that should continue the
-        stream does not, UpstreamBusy if it cannot yet.
+        """Forward an ASGI message of the model to the client. If the model should continue a stream
+        but sends a new response, raise UpstreamBusy (status 429) or UpstreamLost.
         """
         marks = message.get(MARKS_KEY)
         message = {name: value for name, value in message.items() if name != MARKS_KEY}
@@ -296,8 +302,8 @@ class _SentAnswer:
         await self._send(message)
 
     async def broken(self) -> None:
-        """Send an error event that ends the stream. An answer that is no stream just ends early,
-        which the client recognizes by its length.
+        """Send an error event that ends the stream. Any other response just ends early, which the
+        client detects by its length.
         """
         if self.over or self._form is None:
             return

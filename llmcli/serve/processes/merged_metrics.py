@@ -1,18 +1,19 @@
-"""Merges the metrics and the cache reports of several replicas into one.
+"""Merges the metrics and the cache reports of several replicas.
 
-Sums keep the name that a single server uses. The values of each replica are under
-`llmcli_replica_…{replica="…"}`, so that adding up the samples of one name counts nothing twice.
+Sums have the same name as the metric of a single server. The values of each replica are under
+`llmcli_replica_…{replica="…"}`, so that the sum over all samples of a name counts nothing twice.
 """
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
-# Metrics that are not sums: the smallest value, or that of the first replica.
+# Metrics that are not summed: for MINIMUM_METRICS the smallest value is used, for
+# FIRST_REPLICA_METRICS the value of the first replica.
 MINIMUM_METRICS = ("llmcli_last_token_age_seconds",)
 FIRST_REPLICA_METRICS = ("llmcli_model_info",)
 SHARE_METRICS = {"llmcli_kv_cache_usage_perc": ("llmcli_kv_cells_used", "llmcli_kv_cells")}
-# Metrics that are also reported for each replica: its load and its cache.
+# Metrics that are also reported for each replica: load and cache.
 PER_REPLICA_METRICS = (
     "llmcli_num_requests_running",
     "llmcli_num_requests_waiting",
@@ -38,7 +39,9 @@ SUMMED_KV_FIELDS = (
 
 
 def merge_metrics(texts: Mapping[str, str]) -> str:
-    """Return the Prometheus text of all replicas, from the text of each by its name."""
+    """Return the merged Prometheus text of all replicas. `texts`: the text of each replica by its
+    name.
+    """
     heads: dict[str, list[str]] = {}
     samples: dict[str, dict[str, float]] = {}  # sample name with labels -> value by replica
     for replica, text in texts.items():
@@ -71,7 +74,7 @@ def merge_metrics(texts: Mapping[str, str]) -> str:
 
 
 def merge_kv(documents: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `/v1/kv` document of all replicas: the sums, and the report of each."""
+    """Return the merged `/v1/kv` document: the sums, and the document of each replica."""
     sums = {
         name: sum(report[name] for report in documents.values())
         for name in SUMMED_KV_FIELDS
@@ -81,7 +84,9 @@ def merge_kv(documents: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge_bodies(path: str, bodies: Mapping[str, bytes]) -> bytes:
-    """Return the merged body of a path of MERGED_PATHS, from the body of each replica."""
+    """Return the merged response body for one of the MERGED_PATHS. `bodies`: the body of each
+    replica by its name.
+    """
     if path == "/metrics":
         return merge_metrics({name: raw.decode() for name, raw in bodies.items()}).encode()
     return json.dumps(merge_kv({name: json.loads(raw) for name, raw in bodies.items()})).encode()
@@ -102,7 +107,9 @@ def _merge_values(sample: str, values: list[float]) -> float:
 
 
 def _metric_name(sample: str, heads: Mapping[str, Any]) -> str:
-    """Return the metric that a sample belongs to; the samples of a histogram have three names."""
+    """Return the name of the metric that a sample belongs to. The samples of a histogram have three
+    names with different endings.
+    """
     name = sample.partition("{")[0]
     bare = next(
         (name.removesuffix(end) for end in ("_bucket", "_sum", "_count") if name.endswith(end)),

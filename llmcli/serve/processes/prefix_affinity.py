@@ -1,9 +1,9 @@
-"""Chooses replicas by prompt prefix: prompts with the same beginning go to the same replica, whose
-cache has it.
+"""Chooses replicas by prompt prefix: prompts with the same beginning go to the same replica,
+because its cache contains that beginning.
 
-Rendezvous hashing (Thaler and Ravishankar 1998): the replica whose name, hashed together with the
-key, has the highest weight. When a replica is added or removed, only its own share of the keys
-moves.
+Uses rendezvous hashing (Thaler and Ravishankar 1998): each replica's name is hashed together with
+the key, and the replica with the highest hash is chosen. When a replica is added or removed, only
+its own share of the keys moves.
 """
 
 import hashlib
@@ -13,13 +13,15 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 PREFIX_CHARACTERS = (
-    1024  # characters of a prompt that count; if there is a system text, only that counts
+    # characters of a prompt that are hashed; if there is a system text, only the system text is
+    # used
+    1024
 )
 
 
 def prefix_key(body: bytes) -> bytes:
-    """Return the key of a request: equal for prompts with the same beginning, empty for a body
-    without a prompt.
+    """Return the key of a request. Prompts with the same beginning have the same key; a body
+    without a prompt has an empty key.
     """
     try:
         document = json.loads(body)
@@ -38,7 +40,7 @@ def prefix_key(body: bytes) -> bytes:
 
 
 def rank_replicas(key: bytes, names: Iterable[T]) -> list[T]:
-    """Return the names, best first."""
+    """Return the names in the order of preference for this key."""
 
     def weight(name: T) -> bytes:
         return hashlib.blake2b(key + str(name).encode(), digest_size=8).digest()
@@ -48,7 +50,7 @@ def rank_replicas(key: bytes, names: Iterable[T]) -> list[T]:
 
 def _beginning(document: dict[str, Any]) -> str:
     messages = document.get("messages") or document.get("input")
-    # `system` is the field of Anthropic and ollama.
+    # Anthropic's and ollama's requests have the system text in `system`.
     if system := document.get("instructions") or document.get("system"):
         return _text(system)
     if isinstance(messages, list) and messages and isinstance(messages[0], dict):

@@ -1,9 +1,9 @@
-"""Several models that answer together, through Ray Serve, on one machine or a cluster.
+"""Runs several models that answer together, through Ray Serve, on one machine or a cluster.
 
-Each replica is the application with its own model (asgi_relay.py does the same over a socket). Ray
-Serve starts and restarts the replicas; its HTTP proxy is not used, clients connect to our front
-server. PrefixRouter chooses the replica: the one whose cache has the beginning of the prompt, as
-long as it is not full.
+Each replica runs the application with its own model (asgi_relay.py does the same over a socket).
+Ray Serve starts and restarts the replicas. Ray's HTTP proxy is not used; clients connect to our
+front server. PrefixRouter chooses the replica for a request: the replica whose cache contains the
+beginning of the prompt, unless it is full.
 """
 
 import asyncio
@@ -32,15 +32,17 @@ from llmcli.serve.processes.prefix_affinity import rank_replicas
 APPLICATION_NAME = "llmcli"
 ENGINE_TIMEOUT_SECONDS = 120.0  # seconds within which the engine's thread must complete a step
 HEALTH_CHECK_SECONDS = 2.0  # seconds between two health checks of a replica
-# requests of a replica for each answer that it computes at once, before another replica is chosen
+# requests that a replica accepts for each answer that it computes at once; then another replica is
+# chosen
 REQUESTS_PER_ANSWER = 2
-MAX_START_TRIES = 3  # attempts of a replica to open its model
+MAX_START_TRIES = 3  # attempts of a replica to open the model
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
-    """Number of replicas, Ray address (None: this machine), answers at once of each replica, and
-    requests that may wait besides.
+    """The number of replicas, the address of the Ray cluster (None: this machine), and for each
+    replica the number of answers that run at once, `parallel`, and of CPUs. `waiting`: requests
+    that may wait in addition.
     """
 
     n_replicas: int
@@ -51,10 +53,10 @@ class ReplicaSettings:
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is an extra
-    """Chooses the replica that has the beginning of the prompt; if it is full, the least busy of
-    the others.
+    """Chooses the replica whose cache contains the beginning of the prompt. If it is full, chooses
+    the least busy of the other replicas.
 
-    A replica is full at `max_ongoing_requests`; Ray knows the queue lengths.
+    A replica is full if it has `max_ongoing_requests`; Ray measures the queue lengths.
     """
 
     async def choose_replicas(
@@ -62,7 +64,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is an extra
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Return ranks of replicas, as Ray expects them."""
+        """Return groups of replicas in the order of preference, as Ray expects them."""
         key = pending_request.kwargs.get("key") if pending_request else None
         if not key:
             return [candidate_replicas]
@@ -72,7 +74,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is an extra
 
 
 class Replica:
-    """What Ray Serve runs: one open model and its application."""
+    """One replica in Ray Serve: an open model and its application."""
 
     def __init__(self, open_model: OpenModel) -> None:
         self._stack = ExitStack()
@@ -81,13 +83,15 @@ class Replica:
         self._facts = {"names": settings.names, "n_ctx": self._bridge.runner.n_ctx}
 
     async def facts(self) -> dict[str, Any]:
-        """Return what the front server needs to know about the model."""
+        """Return the properties of the model that the front server needs."""
         return self._facts
 
     async def ask(
         self, scope: dict[str, Any], body: bytes, key: bytes = b""
     ) -> AsyncGenerator[Message, None]:
-        """Yield the application's messages for one request; `key` is for the router."""
+        """Yield the ASGI messages of the application's response to one request. Only the router
+        uses `key`.
+        """
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         gone = asyncio.Event()
         parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -112,28 +116,28 @@ class Replica:
                 await work
 
     async def answer_whole(self, scope: dict[str, Any], body: bytes) -> tuple[str, list[Message]]:
-        """Return this replica's name and its whole answer to a request that all replicas
-        receive.
+        """Return this replica's name and its complete response to a request. Such a request is sent
+        to all replicas.
         """
         messages = [message async for message in self.ask(scope, body)]
         return serve.get_replica_context().replica_id.unique_id, messages
 
     async def check_health(self) -> None:
-        """Raise if the engine's thread no longer completes its steps; Ray then replaces the
-        replica.
+        """Raise an error if the engine's thread no longer completes its steps. Ray then replaces
+        the replica.
         """
         await asyncio.wait_for(
             self._bridge.run_on_engine_thread(lambda: None), ENGINE_TIMEOUT_SECONDS
         )
 
     def __del__(self) -> None:
-        """Close the model: Ray ends a replica this way."""
+        """Close the model. Ray ends a replica by deleting this object."""
         if hasattr(self, "_stack"):
             self._stack.close()
 
 
 class Replicas:
-    """The front server's upstream over a handle of Ray Serve."""
+    """The front server's Upstream, which calls the replicas through a Ray Serve handle."""
 
     def __init__(self, handle: Any) -> None:
         self._streaming_handle, self._handle = (
@@ -143,14 +147,14 @@ class Replicas:
         self._running: set[Any] = set()
 
     def facts(self) -> dict[str, Any]:
-        """Return what a replica reports about its model."""
+        """Return the properties of the model, as one replica reports them."""
         facts: dict[str, Any] = self._handle.facts.remote().result(timeout_s=ENGINE_TIMEOUT_SECONDS)
         return facts
 
     async def ask(
         self, scope: dict[str, Any], body: bytes, key: bytes
     ) -> AsyncGenerator[Message, None]:
-        """Implements Upstream.ask; requests for merged documents go to all replicas."""
+        """Implements Upstream.ask. Requests for merged documents are sent to all replicas."""
         if scope["path"] in MERGED_PATHS and scope["method"] == "GET":
             for message in await self._ask_all(scope, body):
                 yield message
@@ -169,7 +173,9 @@ class Replicas:
             response.cancel()
 
     async def _ask_all(self, scope: dict[str, Any], body: bytes) -> list[Message]:
-        """Return the merged answer of all replicas, or the first error (such as a missing key)."""
+        """Return the merged response of all replicas. If any replica responds with an error (such
+        as a missing key), return the first error.
+        """
 
         def broadcast() -> list[tuple[str, list[Message]]]:
             response: Any = self._handle.broadcast("answer_whole", scope, body)
@@ -199,7 +205,7 @@ class Replicas:
         ]
 
     async def wait(self, seconds: float) -> str:
-        """Implements Upstream.wait: Ray itself waits for a replica."""
+        """Implements Upstream.wait. Returns at once, because Ray itself waits for a replica."""
         return ""
 
     def stop(self) -> None:
@@ -210,7 +216,9 @@ class Replicas:
 
 @contextmanager
 def open_replicas(open_model: OpenModel, settings: ReplicaSettings) -> Iterator[Replicas]:
-    """Run replicas until the block ends. Raises UserError if Ray or a model does not start."""
+    """Start the replicas and stop them at the end of the block. Raises UserError if Ray or a model
+    does not start.
+    """
     with open_cluster(settings.address, max(1.0, settings.n_replicas * settings.cpus)):
         serve.start(
             proxy_location="Disabled",
@@ -234,7 +242,7 @@ def open_replicas(open_model: OpenModel, settings: ReplicaSettings) -> Iterator[
                 handle = serve.run(
                     deployment.bind(open_model), name=APPLICATION_NAME, route_prefix=None
                 )
-            except RuntimeError as error:  # contains the replica's own message
+            except RuntimeError as error:  # the message contains the replica's error
                 reasons = re.findall(
                     r"(?:UserError|DamagedSourceError|DamagedLine): (.+)", str(error)
                 )
@@ -245,5 +253,6 @@ def open_replicas(open_model: OpenModel, settings: ReplicaSettings) -> Iterator[
                 ) from None
             yield Replicas(handle)
         finally:
-            if settings.address:  # our own Ray ends as a whole
+            # otherwise this process's own Ray instance is shut down completely
+            if settings.address:
                 serve.delete(APPLICATION_NAME)

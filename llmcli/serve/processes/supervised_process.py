@@ -1,8 +1,8 @@
-"""Runs one model in its own process and restarts the process when it ends (asgi_relay.py is what
-runs there).
+"""Runs one model in a separate process and restarts the process when it ends. That process runs
+asgi_relay.run_model_process.
 
-llama.cpp ends the process when a worker of `--rpc` is lost. The requests that were running get
-UpstreamLost; requests that wait for the restart receive the reason if it fails.
+If a worker of `--rpc` is lost, llama.cpp ends its process. Requests that were running get
+UpstreamLost. Requests that wait for the restart receive the reason if the restart fails.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from llmcli.serve.processes import asgi_relay
 from llmcli.serve.processes.asgi_relay import OpenModel, encode_frame, read_frame
 from llmcli.serve.processes.front import UpstreamLost
 
-# Seconds without a heartbeat: a pass over a whole batch may take long, and a lost connection takes
-# half a minute to be noticed.
+# Time without a heartbeat after which the process is killed. A pass over a full batch may take
+# long, and it takes half a minute until a lost connection is noticed.
 HEARTBEAT_TIMEOUT_SECONDS = 120.0
 RESTART_DELAYS_SECONDS = (
     0.5,
@@ -34,8 +34,8 @@ RESTART_DELAYS_SECONDS = (
 
 
 class SupervisedProcess:
-    """Created with `start`, used on one event loop. `note` is called with messages about
-    restarts.
+    """A model process. Call `start` first; all other methods run on one event loop. `note`:
+    function that receives messages about restarts.
     """
 
     def __init__(self, open_model: OpenModel, note: Callable[[str], None]) -> None:
@@ -57,11 +57,11 @@ class SupervisedProcess:
         return pid
 
     def start(self) -> None:
-        """Start the process and open the model. Raises UserError if that fails, in the words of the
-        process.
+        """Start the process and open its model. If that fails, raises UserError with the message of
+        the process.
         """
         ours, theirs = socket.socketpair()
-        # A new interpreter, because llama.cpp's threads do not survive a fork.
+        # A new interpreter is needed, because llama.cpp's threads do not survive a fork.
         process = multiprocessing.get_context("spawn").Process(
             target=asgi_relay.run_model_process, args=(self._open, theirs)
         )
@@ -89,14 +89,14 @@ class SupervisedProcess:
         self._process, self._link, self.facts = process, ours, frame[1]
 
     def supervise(self) -> None:
-        """From now on, on this event loop, read the process's messages and restart it when it
-        ends.
+        """Start a task on the current event loop that reads the process's messages and restarts the
+        process when it ends.
         """
         if self._supervisor is None:
             self._supervisor = asyncio.create_task(self._supervise())
 
     def close(self) -> None:
-        """End the process; its running requests are dropped."""
+        """End the process. Its running requests are lost."""
         if self._supervisor:
             self._supervisor.cancel()
         if self._link:
@@ -112,9 +112,11 @@ class SupervisedProcess:
         self._fail_calls("the server is stopping")
 
     async def wait(self, seconds: float) -> str:
-        """Wait until the model is available; return "", or the reason why it is not."""
+        """Wait until the model is available. Return "", or after `seconds` the reason why it is not
+        available.
+        """
         self.supervise()
-        # a process that was just started is available after one turn of the loop
+        # after a start, the model is available after one turn of the event loop
         await asyncio.sleep(0)
         if not self._available.is_set():
             try:
@@ -160,7 +162,7 @@ class SupervisedProcess:
         return message
 
     async def _supervise(self) -> None:
-        """Read the process's messages; restart it when it ends."""
+        """Read the process's messages, and restart the process when it ends, until cancelled."""
         failures = 0
         while True:
             if self._link is not None:
@@ -175,7 +177,7 @@ class SupervisedProcess:
             try:
                 await asyncio.to_thread(self.start)
                 self._note("the model is available again")
-            # OSError: the system has no process or file for it at the moment.
+            # OSError: the system has no free process or file at the moment.
             except (UserError, OSError) as error:
                 if str(error) != self._why:
                     self._note(f"the model does not start: {error}")
@@ -194,7 +196,7 @@ class SupervisedProcess:
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
         finally:
-            # before the process has ended: new requests wait for the next one
+            # cleared before the process has ended, so that new requests wait for the next process
             self._available.clear()
             self._writer.close()
             self._writer, self._link = None, None

@@ -1,4 +1,4 @@
-"""ROUTES: the routes by their first path."""
+"""ROUTES: a dictionary of the routes by their main path."""
 
 from llmcli.serve.http.service import Route
 from quant.registry import collect

@@ -12,8 +12,8 @@ from llmcli.serve.http.service import Route, Service
 
 
 async def embeddings(service: Service, request: Request) -> Response:
-    """Respond with the embeddings of a request; stop between two passes if the client
-    disconnects.
+    """Respond with the embeddings for a request. If the client disconnects, the computation stops
+    after the current pass.
     """
     document = await read_body(request, service.settings.max_body)
     return json_response(
@@ -22,7 +22,7 @@ async def embeddings(service: Service, request: Request) -> Response:
 
 
 async def answer_embeddings(service: Service, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return OpenAI's answer to a request's document. Raises ApiError, ServerBusy or
+    """Return the response document in OpenAI's format. Raises ApiError, ServerBusy or
     ServerStopping.
     """
     request = EmbeddingsRequest(document, service.settings)

@@ -1,5 +1,5 @@
-"""The paths of all API forms: they respond with one document, or with Server-Sent Events while
-tokens are drawn.
+"""The routes of all API forms. The response is one document, or Server-Sent Events while tokens are
+drawn.
 """
 
 from starlette.requests import Request
@@ -11,12 +11,12 @@ from llmcli.serve.http.service import Route, Service
 
 
 async def answer_request(service: Service, request: Request) -> Response:
-    """Read the body as the path's form, submit its requests, and respond in its format."""
+    """Parse the body with the path's form, submit its requests, and respond in the form's format."""
     requested = find_form(request.url.path)
-    assert requested is not None  # the route was found by this path
+    assert requested is not None  # every path of this route has a form
     path = requested.path
     document = await read_body(request, service.settings.max_body)
-    # uvicorn has already checked that the length is a number
+    # the length is a number, because uvicorn has checked it
     short = int(request.headers.get("content-length", SHORT_BODY_BYTES + 1)) <= SHORT_BODY_BYTES
     form = await build_form(service.bridge, path, document, service.settings, short)
     return await respond(service, request, form)

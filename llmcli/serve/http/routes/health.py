@@ -11,8 +11,9 @@ from llmcli.serve.http.service import Route, Service
 
 
 async def show_health(service: Service, request: Request) -> Response:
-    """Respond with ok, or 503 while the server is stopping. A router can avoid a server that has
-    open answers and an old last token.
+    """Respond with ok, or with 503 while the server is stopping. The response contains the number
+    of open answers and the age of the last token, so that a router can avoid a server that no
+    longer makes progress.
     """
     bridge = service.bridge
     age = bridge.metrics.last_token_age

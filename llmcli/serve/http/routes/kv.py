@@ -1,5 +1,5 @@
-"""`/v1/kv`: the state of the cache: bytes, cells, their sequences, and common prefixes. It contains
-no text.
+"""`/v1/kv`: the state of the KV cache: bytes, cells, sequences, and their common prefixes. The
+response contains no text.
 """
 
 from dataclasses import asdict
@@ -15,8 +15,8 @@ from llmcli.serve.http.service import Route, Service
 
 
 async def show_cache(service: Service, request: Request) -> Response:
-    """Respond with the cache report, taken between two steps; `?check=true` first compares the
-    ledger with llama.cpp's state.
+    """Respond with a cache report that is built between two steps of the engine. With
+    `?check=true`, the ledger is first compared with llama.cpp's state.
     """
     runner, check = service.bridge.runner, request.query_params.get("check") == "true"
     return json_response(
@@ -25,8 +25,8 @@ async def show_cache(service: Service, request: Request) -> Response:
 
 
 def build_cache_report(runner: Runner, check: bool = False) -> dict[str, Any]:
-    """Return the cache report. Runs on the engine's thread; a difference that `check` finds is a
-    bug and crashes.
+    """Return the cache report. Runs on the engine's thread. `check`: compare the ledger with
+    llama.cpp's state; a difference is a bug and ends the engine.
     """
     engine = runner.engine
     if check:

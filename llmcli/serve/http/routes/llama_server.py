@@ -1,4 +1,6 @@
-"""llama-server's `/props`, `/slots` and `/apply-template`. They reveal no client's text."""
+"""llama-server's `/props`, `/slots` and `/apply-template`. The responses contain no texts of other
+clients.
+"""
 
 from typing import Any
 
@@ -50,14 +52,14 @@ async def show_props(service: Service, request: Request) -> Response:
 
 
 async def show_slots(service: Service, request: Request) -> Response:
-    """Respond with the used sequences of the cache, as llama-server reports its slots."""
+    """Respond with the cache's sequences that are in use, in the format of llama-server's slots."""
     return json_response(
         await service.bridge.run_on_engine_thread(lambda: _slot_documents(service.bridge.runner))
     )
 
 
 async def apply_template(service: Service, request: Request) -> Response:
-    """Respond with the text that the model would read for a conversation."""
+    """Respond with the prompt text that the template makes from a conversation."""
     document = await read_body(request, service.settings.max_body)
     form: Any = await build_form(service.bridge, ChatForm.path, document, service.settings)
     model = service.bridge.runner.model

@@ -1,4 +1,4 @@
-"""`/metrics`: the server's counters as Prometheus' text."""
+"""`/metrics`: the server's counters as Prometheus text."""
 
 from starlette.requests import Request
 from starlette.responses import Response

@@ -31,7 +31,7 @@ def _model_document(service: Service, name: str) -> dict[str, Any]:
 
 
 async def list_models(service: Service, request: Request) -> Response:
-    """Respond with every name of the model."""
+    """Respond with a list of the model's names."""
     return JSONResponse(
         {
             "object": "list",
@@ -41,7 +41,7 @@ async def list_models(service: Service, request: Request) -> Response:
 
 
 async def show_model(service: Service, request: Request) -> Response:
-    """Describe one served model; respond 404 if the name is unknown."""
+    """Respond with the description of one served model, or with 404 if the name is unknown."""
     name = request.path_params["name"]
     if name not in service.settings.names:
         raise unknown_model(name, service.settings.names)

@@ -1,7 +1,7 @@
 """ollama's `/api/tags`, `/api/show`, `/api/ps`, `/api/version` and `/api/embed`.
 
-Its chat endpoints are in api/forms/ollama.py. Models are pulled, created and removed only by
-llmcli's own commands.
+ollama's chat endpoints are in api/forms/ollama.py. There are no endpoints to pull, create or remove
+models; llmcli's commands do that.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from llmcli.serve.http.exchange import cancel_on_disconnect, json_response, read
 from llmcli.serve.http.routes.embeddings import answer_embeddings
 from llmcli.serve.http.service import Route, Service
 
-# The version of ollama whose API this is: some clients (VS Code's) refuse an older one.
+# The version of ollama that has this API. Some clients (such as VS Code) refuse an older version.
 OLLAMA_VERSION = "0.12.6"
 INPUT_FIELDS = "input", "prompt"
 
@@ -40,7 +40,8 @@ def _details(service: Service) -> dict[str, Any]:
 def _model_document(service: Service, name: str) -> dict[str, Any]:
     size = sum(tensor.nbytes for tensor in service.bridge.runner.header.tensors)
     changed = datetime.fromtimestamp(service.settings.created, UTC).isoformat()
-    # A hash of name and size: ollama's is the hash of a manifest, which a GGUF file does not have.
+    # A hash of the name and the size. ollama uses the hash of a manifest, which a GGUF file does
+    # not have.
     digest = hashlib.sha256(f"{name} {size}".encode()).hexdigest()
     return {
         "name": name,
@@ -53,14 +54,14 @@ def _model_document(service: Service, name: str) -> dict[str, Any]:
 
 
 async def list_models(service: Service, request: Request) -> Response:
-    """Respond with every name of the model."""
+    """Respond with a list of the model's names."""
     return json_response(
         {"models": [_model_document(service, name) for name in service.settings.names]}
     )
 
 
 async def list_running(service: Service, request: Request) -> Response:
-    """Respond with every name as a loaded model: it is loaded as long as it is served."""
+    """Respond with the list of loaded models: every name of the served model."""
     size = service.settings.most_context or service.bridge.runner.n_ctx
     models = [
         {
@@ -75,7 +76,7 @@ async def list_running(service: Service, request: Request) -> Response:
 
 
 async def show_version(service: Service, request: Request) -> Response:
-    """Respond with the version of the API."""
+    """Respond with the version of ollama whose API this is."""
     return json_response({"version": OLLAMA_VERSION})
 
 
@@ -115,8 +116,8 @@ async def show_model(service: Service, request: Request) -> Response:
 
 
 async def embed(service: Service, request: Request) -> Response:
-    """Respond with the vectors of one or several texts. The older path takes one text as `prompt`
-    and returns one vector.
+    """Respond with the vectors of one or several texts. The path of the older API takes one text as
+    `prompt` and returns one vector.
     """
     started, fields = (
         time.perf_counter_ns(),

@@ -1,5 +1,5 @@
-"""`/`: the chat page. One document without external resources; its script and style are allowed by
-their hashes.
+"""`/`: the chat page. It is one document without external resources. Its script and its style are
+allowed by their hashes.
 """
 
 import base64
@@ -17,8 +17,8 @@ PAGE_FOLDER = Path(__file__).parents[1] / "page"
 
 @functools.cache
 def build_page() -> tuple[str, dict[str, str]]:
-    """Return the document and its headers: the page may run only its own script and connect only to
-    this server's API.
+    """Return the document and its HTTP headers. The headers allow the page to run only its own
+    script and to connect only to this server.
     """
     parts = {
         name: (PAGE_FOLDER / file).read_text("utf-8")
@@ -33,8 +33,8 @@ def build_page() -> tuple[str, dict[str, str]]:
         "script-src": _hash(parts["script"]),
         "connect-src": "'self'",
         "img-src": "data:",
-        # The script may set an element's style; a style attribute in the document's text would be
-        # blocked.
+        # The script may set the style of an element, but a style attribute in the document itself
+        # would be blocked.
         "style-src": _hash(parts["style"]),
         "base-uri": "'none'",
         "form-action": "'none'",
@@ -55,7 +55,9 @@ def _hash(text: str) -> str:
 
 
 async def show_page(service: Service, request: Request) -> Response:
-    """Respond with the page. It contains no secret, and asks for a key if the API needs one."""
+    """Respond with the page. It contains no secret, so it needs no key; the page asks for a key if
+    the API needs one.
+    """
     document, headers = build_page()
     return Response(document, headers=headers, media_type="text/html; charset=utf-8")
 

@@ -1,8 +1,10 @@
-"""`/v1/rerank`: how well each document answers a query, best first, as in Jina's and Cohere's APIs.
+"""`/v1/rerank`: ranks documents by how well they answer a query, best first, as in the APIs of Jina
+and Cohere.
 
-For models with a head that scores pairs. A score is the head's output (a logit, or a probability if
-the file says so), as in llama-server; only the order matters. With `texts` instead of `documents`
-the answer has the form of text-embeddings-inference.
+It needs a model with a head that scores pairs of texts. A score is the output of the head (a logit,
+or a probability if the model file says so), as in llama-server; only the order of scores is
+meaningful. If the request has `texts` instead of `documents`, the response has the format of
+text-embeddings-inference.
 """
 
 from collections.abc import Mapping
@@ -18,11 +20,13 @@ from llmcli.runtime.scoring.embedder import Embedder
 from llmcli.serve.http.exchange import cancel_on_disconnect, json_response, read_body
 from llmcli.serve.http.service import Route, Service
 
-MAX_DOCUMENTS = 1000  # documents of one request, Cohere's limit
+MAX_DOCUMENTS = 1000  # Cohere's limit
 
 
 async def rerank(service: Service, request: Request) -> Response:
-    """Respond with the ranking of a request; stop between two passes if the client disconnects."""
+    """Respond with the ranking. If the client disconnects, the computation stops after the current
+    pass.
+    """
     document = await read_body(request, service.settings.max_body)
     return json_response(
         await cancel_on_disconnect(request.receive, answer_rerank(service, document))
@@ -30,7 +34,9 @@ async def rerank(service: Service, request: Request) -> Response:
 
 
 async def answer_rerank(service: Service, document: Mapping[str, Any]) -> Any:
-    """Return the answer to a request's document. Raises ApiError, ServerBusy or ServerStopping."""
+    """Return the response document for a request's document. Raises ApiError, ServerBusy or
+    ServerStopping.
+    """
     fields, settings = Fields(document), service.settings
     model = fields.text("model") or settings.model_name
     if model not in settings.names:
@@ -72,7 +78,9 @@ async def answer_rerank(service: Service, document: Mapping[str, Any]) -> Any:
 
 
 def read_documents(fields: Fields, name: str) -> list[str]:
-    """Return the documents: texts, or objects with a `text`. Raises ApiError."""
+    """Return the documents in the field `name`, which are texts or objects with a `text`. Raises
+    ApiError for anything else.
+    """
     value = fields.list(name, MAX_DOCUMENTS)
     if not value:
         raise ApiError(f"{name} is missing: a list of texts is required", param=name)
@@ -86,20 +94,20 @@ def read_documents(fields: Fields, name: str) -> list[str]:
 
 
 def encode_pairs(embedder: Embedder, query: str, texts: list[str]) -> list[list[int]]:
-    """Return the token ids of each text together with the query. Raises ApiError for a pair that is
+    """Return the token ids of each pair of the query and a text. Raises ApiError for a pair that is
     too long.
     """
     tokens, count = [], 0
     for index, text in enumerate(texts):
         least = embedder.min_tokens(query, text)
-        if least > embedder.max_tokens:  # certain without tokenizing, as in embeddings
+        if least > embedder.max_tokens:  # too long even by the smallest possible number of tokens
             raise _too_long(index, f"{least} tokens or more", least, embedder)
         ids = embedder.encode_pair(query, text)
         if len(ids) > embedder.max_tokens:
             raise _too_long(index, f"{len(ids)} tokens", len(ids), embedder)
         tokens.append(ids)
         count += len(ids)
-        # Checked at every document, because the query is tokenized again for each.
+        # checked after every document, because each one tokenizes the query again
         if count > MAX_TOKENS:
             size = f"the query and the first {index + 1:,} documents have {count:,} tokens"
             raise ApiError(f"{size}; the limit is {MAX_TOKENS:,}", param="documents")

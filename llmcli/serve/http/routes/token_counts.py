@@ -1,4 +1,4 @@
-"""Counts the prompt tokens of a request: Anthropic's `/v1/messages/count_tokens`, OpenAI's
+"""Counts the prompt tokens of a request: Anthropic's `/v1/messages/count_tokens` and OpenAI's
 `…/input_tokens`.
 """
 
@@ -15,8 +15,8 @@ MESSAGES_PATH = "/v1/messages"
 
 
 async def count_tokens(path: str, service: Service, request: Request) -> Response:
-    """Respond with the number of prompt tokens: the request is built, template included, but not
-    submitted.
+    """Respond with the number of prompt tokens. The request is built with its template, but not
+    submitted. `path`: the path of the request's form.
     """
     document = await read_body(request, service.settings.max_body)
     form = await build_form(service.bridge, path, document, service.settings)

@@ -10,8 +10,8 @@ from llmcli.serve.http.service import Route, Service
 
 
 async def tokenize(service: Service, request: Request) -> Response:
-    """Respond with the token ids of a text; with `with_pieces` also with the text of each token, or
-    its bytes if it is not valid text.
+    """Respond with the token ids of a text. With `with_pieces`, the response also has the text of
+    each token, or its bytes if they are not valid UTF-8.
     """
     fields = Fields(await read_body(request, service.settings.max_body))
     text, around = fields.text("content") or "", fields.flag("add_special")
@@ -24,7 +24,7 @@ async def tokenize(service: Service, request: Request) -> Response:
 
 
 async def detokenize(service: Service, request: Request) -> Response:
-    """Respond with the text of token ids."""
+    """Respond with the text for a list of token ids."""
     fields = Fields(await read_body(request, service.settings.max_body))
     model = service.bridge.runner.model
     return json_response(

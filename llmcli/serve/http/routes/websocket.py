@@ -1,10 +1,14 @@
-"""`/v1/ws`: the requests of the HTTP API over a WebSocket, several at once.
+"""`/v1/ws`: requests of the HTTP API over a WebSocket, several at once.
 
-A request is {"id": "a", "path": "/v1/chat/completions", "body": {…}}; the path is that of a form,
-or /v1/embeddings. Messages of its answer have the same id: {"id": "a", "data": {…}} for each chunk
-of a stream, or once with the whole document; at the end {"id": "a", "done": true}, or only {"id":
-"a", "error": {…}}. {"id": "a", "cancel": true} cancels the request within a step. Closing the
-socket cancels all its requests.
+A request is {"id": "a", "path": "/v1/chat/completions", "body": {…}}. The path is that of a form,
+or /v1/embeddings. All messages of its answer have the same id:
+
+- {"id": "a", "data": {…}} for each chunk of a stream, or once with the complete document,
+- {"id": "a", "done": true} at the end,
+- {"id": "a", "error": {…}} instead of the end if the request fails.
+
+The message {"id": "a", "cancel": true} cancels the request within one step of the engine. Closing
+the socket cancels all its requests.
 """
 
 import asyncio
@@ -33,12 +37,15 @@ MAX_ID_CHARACTERS = 100  # characters
 SOCKET_PATH, EMBEDDINGS_PATH = "/v1/ws", "/v1/embeddings"
 
 
-# Yields the documents that answer a path's body; raises UserError. Closing it ends the answer.
+# Takes a path and a body, and yields the documents of the answer; raises UserError. Closing the
+# generator ends the answer.
 AnswerFunction = Callable[[str, Mapping[str, Any]], AsyncGenerator[dict[str, Any], None]]
 
 
 class SocketSession:
-    """One socket and its running requests, which are also kept in the server's set `all_tasks`."""
+    """One socket and the tasks of its running requests. The tasks are also in the server's set
+    `all_tasks`.
+    """
 
     def __init__(
         self,
@@ -54,7 +61,7 @@ class SocketSession:
         self.is_closed = False
 
     async def run(self) -> None:
-        """Serve the socket until it closes; a bug in one request closes it."""
+        """Handle messages until the socket closes. A bug in one request closes the socket."""
         async with self._group:
             with suppress(WebSocketDisconnect):
                 while message := await self._next_message():
@@ -64,7 +71,9 @@ class SocketSession:
                 task.cancel()
 
     async def _next_message(self) -> tuple[str, BodyReservation] | None:
-        """Return the next message and its reservation; None at the end or for a binary message."""
+        """Return the next message and its memory reservation. Return None if the socket has closed
+        or after a binary message.
+        """
         message = await self._socket.receive()
         text, reservation = (
             message.get("text"),
@@ -100,7 +109,8 @@ class SocketSession:
             else:
                 self._start_request(name, fields, reservation)
                 begun = True
-                # A task that is cancelled before its first step would send no last message.
+                # Let the task begin: a task that is cancelled before it begins would not send its
+                # last message.
                 await asyncio.sleep(0)
         except UserError as error:
             await self._send({"id": name, **error_document(as_api_error(error))})
@@ -142,14 +152,14 @@ class SocketSession:
         await self._send({"id": name, **last})
 
     async def _send(self, message: dict[str, Any]) -> None:
-        # A slow reader delays its own answers, never the engine.
+        # A client that reads slowly delays its own answers, but never the engine.
         async with self._sending:
-            with suppress(WebSocketDisconnect):  # run() receives the disconnect, too
+            with suppress(WebSocketDisconnect):  # run() receives the disconnect as well
                 await self._socket.send_text(encode_json(message).decode())
 
 
 async def serve_socket(service: Service, socket: WebSocket) -> None:
-    """Accept a socket and serve it until it closes."""
+    """Accept a socket and handle its requests until it closes."""
     address = socket.client.host if socket.client else ""
     client = api_keys.client_id(socket.headers, address, service.settings.keys)
     await socket.accept()
@@ -164,7 +174,9 @@ async def serve_socket(service: Service, socket: WebSocket) -> None:
 async def answer_documents(
     service: Service, client: str, path: str, body: Mapping[str, Any]
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the documents of an answer by this process's model."""
+    """Yield the documents of the answer to a request. The answer is computed by the model of this
+    process.
+    """
     if path == EMBEDDINGS_PATH:
         yield await answer_embeddings(service, body)
         return
