@@ -1,4 +1,4 @@
-"""Run code that computes on a separate thread.
+"""Runs computing code on a separate thread, so that its OpenMP threads end with it.
 
 OpenMP keeps a team of threads for each thread that has computed, as long as that thread lives. When
 all teams together have more threads than there are processors, libgomp puts waiting threads to
@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 
 def open_on_compute_thread(function: Callable[[], T]) -> T:
-    """Return what `function` returns, run on a new thread that ends with it, together with its
-    OpenMP team. Ctrl-C waits for the thread.
+    """Call `function` on a new thread and return its result. The thread ends after the call, and
+    its OpenMP team with it. Ctrl-C takes effect only when the thread has ended.
     """
     with ThreadPoolExecutor(1, "llmcli-opening") as pool:
         return pool.submit(function).result()

@@ -1,9 +1,11 @@
-"""Resolves --model-draft and --ngram-draft for this model, machine and cache.
+"""Opens what drafting needs, as --model-draft and --ngram-draft and this model, machine and cache
+allow.
 
-`auto` drafts only where the text cannot change: on a CPU with quantized K and V, each row of a pass
-has bit for bit the logits of a single row (measured when the model is loaded), so a seed gives the
-same text with and without drafting. With floats in the cache llama.cpp computes single rows
-differently, so near ties may be decided differently; `on` and a draft model accept that.
+`auto` drafts only where drafting cannot change the text: on a CPU with quantized K and V, each row
+of a pass has, bit for bit, the logits of a single row (measured when the model is loaded), so a
+seed gives the same text with and without drafting. With a float cache llama.cpp computes a single
+row in another way than several, so another token may be chosen where two are almost equally likely;
+`on` and a draft model accept that.
 """
 
 from collections.abc import Iterator
@@ -34,8 +36,8 @@ FLOAT_TYPES = ("f32", "f16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings:
-    """Settings of drafting. `ngram`: guess what followed the same tokens earlier (auto, on, off).
-    `model`: file of a draft model.
+    """Settings of drafting. `ngram`: whether to guess the tokens that followed the same text
+    earlier (auto, on, off). `model`: the file of a draft model.
     """
 
     ngram: str = "auto"
@@ -47,7 +49,7 @@ class DraftSettings:
         return self.ngram == "on" or self.model is not None
 
     def max_outputs(self, options: RunOptions, uses_gpu: bool) -> int:
-        """Return the rows of logits that passes may ask for; 1 when nothing can be drafted."""
+        """Return the maximum rows of logits in one pass; 1 when nothing can be drafted."""
         return (
             MAX_PASS_ROWS
             if self.is_requested or (self.ngram == "auto" and _exact(options, uses_gpu))
@@ -77,8 +79,8 @@ def uses_gpu(gpu_layers: int) -> bool:
 
 
 def _exact(options: RunOptions, gpu: bool) -> bool:
-    """Return whether rows of a pass can equal single rows at any depth; the measurement covers only
-    a shallow one.
+    """Return whether, with these options, each row of a pass can equal a single row at any depth of
+    the context. Measuring alone cannot decide that, because it covers only a small depth.
     """
     return (
         not gpu
@@ -96,7 +98,8 @@ def open_speculation(
     options: RunOptions,
     gpu_layers: int,
 ) -> Iterator[Speculation | None]:
-    """Open what drafting needs for an empty context; None when it is off or cannot pay.
+    """Open what drafting needs for an empty context. The result is None when drafting is off or
+    cannot pay.
 
     The draft model is opened with the model's `options` and on the same devices. Raises UserError
     when drafting was requested but the memory cannot drop tokens, and for a draft model with
@@ -175,7 +178,9 @@ def _draft(
 
 
 def _pays(curve: PassCost, most: int) -> bool:
-    """Return whether any pass would pay if all its guesses were right."""
+    """Return whether passes of some size, up to `most` rows, would pay if all their guesses were
+    right.
+    """
     return any(
         width * curve.single_seconds > MIN_GAIN * curve(width)
         for width in PASS_ROWS

@@ -1,9 +1,9 @@
 """Ctrl-C while C code runs, and around work that must not be left half done.
 
 Python's own SIGINT handler waits until the forward pass returns, which takes seconds for a long
-prompt, and then raises between any two lines. The interpreter writes to a wake-up descriptor
-immediately, however; a thread waits for it and calls back. Signals that end a program as Ctrl-C
-does (a closed terminal) stop an answer, too.
+prompt, and then raises KeyboardInterrupt between any two lines. However, the interpreter writes to
+a wake-up descriptor as soon as a signal arrives; a thread waits for this and calls a function.
+Other signals that end a program (such as that of a closed terminal) stop an answer, too.
 """
 
 import signal
@@ -17,16 +17,18 @@ STOP_SIGNALS = {
     number for name in ("SIGINT", "SIGHUP", "SIGTERM") if (number := getattr(signal, name, None))
 }
 
-_waiting: list[int] = []  # a Ctrl-C that was not handled yet; signals belong to the whole process
+# deferred signals that were not handled yet; global, because signals belong to the whole process
+_waiting: list[int] = []
 
 
 @contextmanager
 def on_interrupt(act: Callable[[], None]) -> Iterator[None]:
-    """Call `act` from another thread for every SIGINT inside the block, instead of raising
-    KeyboardInterrupt.
+    """Call `act` from another thread for every Ctrl-C or other signal that ends a program, as long
+    as the block runs. Ctrl-C then raises no KeyboardInterrupt.
 
-    A SIGINT that was deferred until the block counts. Outside the main thread, where Python allows
-    no handlers, the block runs unchanged.
+    If `defer_interrupts` deferred a Ctrl-C before the block, `act` is called at the start of the
+    block. Outside the main thread, where Python allows no signal handlers, the block runs
+    unchanged.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -51,18 +53,16 @@ def on_interrupt(act: Callable[[], None]) -> Iterator[None]:
         signal.set_wakeup_fd(old_descriptor)
         signal.signal(signal.SIGINT, old_handler)
         _waiting.clear()
-        writer.close()  # the thread reads the end and stops
+        writer.close()  # the thread reads the end of the stream and stops
         thread.join()
         reader.close()
 
 
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Defer Ctrl-C to the next `on_interrupt` or `allow_interrupts` inside the block, or to its
-    end.
-
-    At the end of the block it is raised as KeyboardInterrupt. The code in between is not
-    interrupted.
+    """Defer a Ctrl-C inside the block. It takes effect in the next `on_interrupt` or
+    `allow_interrupts` inside the block, or else at the end of the block, which then raises
+    KeyboardInterrupt. All other code of the block is not interrupted.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -78,7 +78,7 @@ def defer_interrupts() -> Iterator[None]:
 
 
 def pop_interrupt() -> bool:
-    """Return whether a Ctrl-C is deferred, and forget it."""
+    """Return whether a deferred Ctrl-C waits to be handled, and forget it."""
     deferred = bool(_waiting)
     _waiting.clear()
     return deferred
@@ -86,9 +86,7 @@ def pop_interrupt() -> bool:
 
 @contextmanager
 def allow_interrupts() -> Iterator[None]:
-    """Inside `defer_interrupts`: let Ctrl-C raise KeyboardInterrupt in this block, which may be
-    left at any line.
-    """
+    """Inside `defer_interrupts`, let Ctrl-C raise KeyboardInterrupt at any line of this block."""
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGINT) is not _wait

@@ -8,7 +8,7 @@ from typing import Protocol
 from llmcli.runtime.binding.context import Aborted
 from llmcli.runtime.interrupt import on_interrupt
 
-RETRY_SECONDS = 0.05  # seconds between two requests to stop
+RETRY_SECONDS = 0.05  # seconds before the request to stop is repeated
 
 
 class Interruptible(Protocol):
@@ -19,10 +19,10 @@ class Interruptible(Protocol):
 
 @contextmanager
 def interruptible(context: Interruptible) -> Iterator[None]:
-    """Turn Ctrl-C into KeyboardInterrupt and stop the running pass.
+    """Let Ctrl-C stop the running pass and raise KeyboardInterrupt.
 
-    A pass that is almost complete does not see the request, so it is repeated until a pass stops or
-    the block ends; then KeyboardInterrupt is raised.
+    A pass that is almost complete does not see the request to stop. The request is therefore
+    repeated until a pass stops or the block ends, and then KeyboardInterrupt is raised.
     """
     interrupted, finished = threading.Event(), threading.Event()
 

@@ -46,9 +46,10 @@ WINDOW_PERIODS = {
     "plamo3": (8, False),
     "afmoe": (4, False),
 }
-# A default window size, and a window that stays one even at size 0.
+# Models with a default window size, and models that keep a window even when its size is 0.
 ALWAYS_WINDOWED = {"gemma2": 4096, "gpt-oss": 0}
-# llama.cpp disables the window of phi3 and reads none for the others: they attend to everything.
+# Models that attend to all tokens: llama.cpp disables the window of phi3 and reads none for the
+# others.
 WINDOW_IGNORED_ARCHS = {
     "phi3",
     "llama",
@@ -63,9 +64,10 @@ WINDOW_IGNORED_ARCHS = {
     "deepseek2",
     "smollm3",
 }
-# With `key_length_mla` only compressed keys are stored, and values are computed from them.
+# If the file has `key_length_mla`, only compressed keys are stored, and values are computed from
+# them.
 LATENT_ARCHS = {"deepseek2"}
-# No cache: embedding models and models that write by diffusion (create_memory).
+# Models without a cache: embedding models and models that write by diffusion (create_memory).
 CACHELESS_ARCHS = {
     "bert",
     "jina-bert-v2",
@@ -93,7 +95,7 @@ UNPREDICTED_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """One layer's cells over all streams, and the bytes of its keys and values."""
+    """A layer's number of cells over all streams, and the bytes of its keys and values."""
 
     layer: int
     cells: int
@@ -103,17 +105,18 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What determines the size of a model's cache, layer by layer.
+    """The properties of a model that determine the size of its cache. Tuples have one entry per
+    layer.
 
-    `widest_v`: the largest of `v_values` of any layer, including those of a prediction head.
-    `is_latent`: only keys are stored, and K and V have the same type.
+    `widest_v`: the largest entry that `v_values` would have if the layers of a prediction head were
+    included. `is_latent`: only keys are stored, and K and V have the same type.
     """
 
     k_values: tuple[int, ...]  # values per cell
     v_values: tuple[int, ...]  # values per cell, zeros if latent
     window: int  # tokens of the sliding window; 0 for none
     is_windowed: tuple[bool, ...]
-    k_heads: tuple[int, ...]  # values per head
+    k_heads: tuple[int, ...]  # values of one head
     v_heads: tuple[int, ...]
     widest_v: int
     is_latent: bool = False
@@ -121,8 +124,8 @@ class CacheShape:
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """A predicted cache. `cells` are those of the dense layers; `bytes_per_token` counts every
-    layer once.
+    """A predicted cache. `cells`: the cells of a layer without a sliding window. `bytes_per_token`:
+    the bytes of one cell in every layer.
     """
 
     layers: tuple[LayerKV, ...]
@@ -137,7 +140,7 @@ class KVCache:
 
 def read_shape(metadata: Mapping[str, Any]) -> CacheShape | None:
     """Read the cache shape from GGUF metadata. Return None when the cache follows other rules or
-    the metadata makes no sense.
+    the metadata is not valid.
     """
     try:
         return _shape(metadata)
@@ -147,18 +150,18 @@ def read_shape(metadata: Mapping[str, Any]) -> CacheShape | None:
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """What a header says about attention. Lists have one entry a layer, those of prediction heads
-    at the end included.
+    """The attention settings of a header. Tuples have one entry per layer, with the layers of
+    prediction heads at the end.
     """
 
-    n_layers: int  # without prediction heads
+    n_layers: int  # number of layers without those of prediction heads
     kv_heads: tuple[int, ...]
     k_size: int  # values of a key, per head
     v_size: int
     windowed_k_size: int  # the same for layers with a sliding window
     windowed_v_size: int
     window: int
-    is_windowed: tuple[bool, ...]  # of the layers without prediction heads
+    is_windowed: tuple[bool, ...]  # without the layers of prediction heads
 
 
 def _shape(metadata: Mapping[str, Any]) -> CacheShape | None:
@@ -178,7 +181,7 @@ def _shape(metadata: Mapping[str, Any]) -> CacheShape | None:
 
 
 def _read_attention(arch: str, metadata: Mapping[str, Any]) -> _Attention | None:
-    """Read the sizes of attention. Return None when they make no sense."""
+    """Read the sizes of attention. Return None when they are not valid."""
     n_all = _number(arch, metadata, "block_count")
     n_layers = n_all - _number(arch, metadata, "nextn_predict_layers")
     if not 0 < n_layers <= n_all <= MAX_LAYERS:
@@ -247,7 +250,7 @@ def _k_values(attention: _Attention, k_heads: tuple[int, ...]) -> tuple[int, ...
 
 
 def _head_sizes(attention: _Attention) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the values of a key and of a value per head, for each layer."""
+    """Return for each layer the number of values of a key and of a value, per head."""
     return (
         tuple(
             attention.windowed_k_size if windowed else attention.k_size
@@ -265,7 +268,9 @@ def _number(arch: str, metadata: Mapping[str, Any], key: str, default: int = 0) 
 
 
 def without_windows(shape: CacheShape) -> CacheShape:
-    """Return the shape of the same model when windows keep every cell (llama.cpp's swa_full)."""
+    """Return the shape of the same model for a cache in which sliding windows keep every cell
+    (llama.cpp's swa_full).
+    """
     return replace(shape, window=0, is_windowed=(False,) * len(shape.is_windowed))
 
 
@@ -280,16 +285,16 @@ def predict_cache(
     flash: bool = True,
     unified: bool = True,
 ) -> KVCache:
-    """Return the cache of a context of `n_ctx` tokens: one pool, or without `unified` a stream per
-    sequence.
+    """Return the cache of a context of `n_ctx` tokens: one pool, or without `unified` a stream of
+    cells for each sequence.
 
-    Without flash attention V is stored transposed, with the widest layer's width in every layer. A
-    quantized V turns flash attention on when llama.cpp decides.
+    Without flash attention V is stored transposed, and every layer gets the width of the widest
+    layer. When llama.cpp decides about flash attention, a quantized V turns it on.
     """
     cells, streams = round_up_cells(n_ctx), 1
     if not unified:
         cells, streams = round_up_cells(cells // n_seq_max), n_seq_max
-    # llama.cpp computes this in 32 bits, and a header may name any window.
+    # llama.cpp computes this in 32 bits, and a header may contain a window of any size.
     window_cells = (shape.window * (n_seq_max if unified else 1) + min(n_ubatch, n_ctx)) % 2**32
     windowed_cells = round_up_cells(min(cells, window_cells))
     layers = []
@@ -307,10 +312,11 @@ def predict_cache(
 
 
 def find_refusal(shape: CacheShape, type_k: str, type_v: str) -> tuple[str, str] | None:
-    """Return why llama.cpp would refuse this cache, and a hint; None if it accepts it.
+    """Return why llama.cpp cannot use this cache, and a hint. Return None if it can.
 
-    Also refused: a quantized K of odd heads without flash attention, for which llama.cpp computes
-    nonsense, and a window that no layer uses, at which it aborts.
+    Two cases are refused here although llama.cpp accepts them: a quantized K without flash
+    attention when the size of a head is not a multiple of BLOCK_VALUES, for which llama.cpp
+    computes wrong results, and a window that no layer uses, at which it aborts.
     """
     if shape.window and not any(shape.is_windowed):
         return (
@@ -341,9 +347,9 @@ def find_refusal(shape: CacheShape, type_k: str, type_v: str) -> tuple[str, str]
 def check_cache(
     metadata: Mapping[str, Any], type_k: str, type_v: str, *, reproducible: bool = False
 ) -> None:
-    """Raise UserError when llama.cpp would refuse these types for this file, before the file is
-    loaded. `reproducible`: the reproducible mode chose the types, so no other types can be
-    suggested.
+    """Raise UserError when llama.cpp would refuse these cache types for this file. Called before
+    the file is loaded. `reproducible`: the types were chosen by the reproducible mode, so the hint
+    suggests no other types.
     """
     form = read_shape(metadata)
     if form and (reason := find_refusal(form, type_k, type_v)):
@@ -353,7 +359,7 @@ def check_cache(
 
 
 def row_bytes(kind: str, values: int) -> int:
-    """Return the bytes of `values` numbers of one cache type."""
+    """Return the bytes of `values` numbers of the cache type `kind`."""
     return values * BYTES_PER_32[kind] // BLOCK_VALUES
 
 

@@ -1,9 +1,9 @@
-"""A sequence's KV state as a file: its tokens, llama.cpp's bytes, and the model and settings they
-belong to.
+"""The KV state of a sequence as a file: its tokens, llama.cpp's bytes, and the identity of the
+model and the settings that computed it.
 
 Format: MAGIC; the length of the head (4 bytes, little endian); the head (JSON: identity, sizes,
-sha256); the tokens (int32); the state as llama_state_seq_get_data writes it. llama.cpp trusts the
-states it is given, so nothing that fails a check is passed to it.
+sha256); the tokens (int32); the state as llama_state_seq_get_data writes it. llama.cpp does not
+check the states that it is given, so a state that fails a check here is never passed to it.
 """
 
 import hashlib
@@ -34,8 +34,9 @@ DIFFERENCE_TEXTS = {
 
 @dataclass(frozen=True, slots=True)
 class StateIdentity:
-    """The identity of a KV state. `model` and `template` are hashes; `flash` is False only when
-    flash attention is off; `rotated`: quantized K and V are stored rotated.
+    """What must be equal for a KV state to be usable. `model` and `template`: hashes. `flash`:
+    False only when flash attention is off. `rotated`: quantized keys and values are rotated before
+    they are stored.
     """
 
     model: str
@@ -48,11 +49,11 @@ class StateIdentity:
     reproducible: bool
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields for the header of a file."""
+        """Return the identity as the dictionary that is written to the head of a file."""
         return asdict(self)
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """Return in words how a recorded identity differs."""
+        """Return descriptions of how a recorded identity differs from this one."""
         return [
             DIFFERENCE_TEXTS[name]
             for name, value in asdict(self).items()
@@ -61,8 +62,8 @@ class StateIdentity:
 
 
 def state_identity(runner: "Runner") -> StateIdentity | None:
-    """Return the identity of a runner's cache, or None when the model file has changed since it was
-    loaded.
+    """Return the identity of the states in a runner's cache, or None when the model file has
+    changed since it was loaded.
     """
     try:
         model = content_hash(runner.header)
@@ -95,15 +96,15 @@ class UnusableState(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """The tokens of one sequence, and its state."""
+    """The tokens of one sequence, and its KV state as llama.cpp writes it."""
 
     tokens: tuple[int, ...]
     state: Bytes
 
 
 def copy_state(runner: Runner, tokens: Sequence[int]) -> SequenceState | None:
-    """Return a copy of the slot with the longest prefix of `tokens`, or None when no slot holds
-    any.
+    """Return a copy of the state of the slot that has the longest common prefix with `tokens`, or
+    None when no slot starts with the same token.
     """
     ledger = runner.engine.ledger
     slot, common = ledger.find_nearest(tokens)
@@ -115,14 +116,15 @@ def copy_state(runner: Runner, tokens: Sequence[int]) -> SequenceState | None:
 
 
 def restore_state(runner: Runner, state: SequenceState, turn: int = 0) -> None:
-    """Restore a state into an idle slot, as a `turn` of the conversation.
+    """Restore a state into an idle slot. `turn`: the turn of the conversation that the state
+    belongs to.
 
-    Raises UnusableState; no slot holds the state then.
+    Raises UnusableState when that is not possible; no slot holds the state then.
     """
     ledger, count = runner.engine.ledger, len(state.tokens)
     if count > ledger.size:
         raise UnusableState(f"it has {count} tokens, but the context holds {ledger.size}")
-    if ledger.find_nearest(state.tokens)[1] == count:  # it is still in the cache
+    if ledger.find_nearest(state.tokens)[1] == count:  # the tokens are still in the cache
         return
     if not has_complete_state(runner, count):
         raise UnusableState(
@@ -136,15 +138,16 @@ def restore_state(runner: Runner, state: SequenceState, turn: int = 0) -> None:
 
 
 def has_complete_state(runner: Runner, count: int) -> bool:
-    """Return whether the state of a slot with this many tokens contains all of them. When windows
-    keep every cell, llama.cpp leaves the cells out of sight out of a state (state_write_meta of
-    llama-kv-cache.cpp), so a sequence restored from it could not be cut back.
+    """Return whether the saved state of a slot with `count` tokens contains the cells of all of
+    them. When sliding windows keep every cell, llama.cpp leaves the cells outside the window out of
+    a state (state_write_meta of llama-kv-cache.cpp), so a sequence restored from the state could
+    not be cut back.
     """
     return runner.context.has_complete_states or count <= runner.model.n_swa
 
 
 def encode_state(state: SequenceState, identity: StateIdentity) -> list[Bytes]:
-    """Return the bytes of a file, in order."""
+    """Return the parts of a state file in order."""
     tokens = np.array(state.tokens, "<i4").tobytes()
     head = json.dumps(
         {

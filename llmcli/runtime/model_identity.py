@@ -1,8 +1,4 @@
-"""What must be equal for a KV state to be usable: the model, the build of llama.cpp and the cache
-settings.
-
-The length of the context is not part of it: cells are assigned again when a state is restored.
-"""
+"""What identifies a model file: a hash of its content, and stamps that detect changes."""
 
 import hashlib
 from collections.abc import Sequence
@@ -18,8 +14,8 @@ FileStamp = tuple[tuple[int, int, int], ...]
 def content_hash(header: ModelHeader) -> str:
     """Return a hash of a model: its whole header and some bytes from the middle of every tensor.
 
-    Another model, another quantization or a changed tensor gives another hash; the file's name and
-    folder do not count. It reads a few megabytes where a file may have gigabytes.
+    Another model, another quantization or a changed tensor gives another hash; the name and the
+    folder of the file do not matter. Only a few megabytes are read, even if the file has gigabytes.
     """
     digest = hashlib.sha256()
     for path in header.files:
@@ -41,8 +37,8 @@ def newest_mtime_ns(header: ModelHeader) -> int:
 
 
 def file_stamp(files: Sequence[Path]) -> FileStamp:
-    """Return size, modification time and inode of files, to detect changes; zeros for a missing
-    file.
+    """Return the size, modification time and inode of each file, to detect changes; zeros for a
+    missing file.
     """
     stamps = []
     for path in files:

@@ -1,15 +1,16 @@
-"""The reproducible mode: the same logits, bit for bit, for the same tokens in any batch.
+"""The reproducible mode: the same tokens give the same logits, bit for bit, in any batch.
 
-llama.cpp has several kernels for a product and chooses by the number of rows; they round
-differently, and quantizing the inputs turns a different last bit into differences of half a logit.
-Rows become independent of their batch with
+llama.cpp has several kernels for a product and chooses by the number of rows. The kernels round
+differently, and because inputs are quantized, a different last bit can become a difference of half
+a logit. A row becomes independent of its batch with
 
-- quantized weights, whose rows all kernels sum in the same way, except repacked k-quants without
-  AMX and tiled k-quants from eight rows on,
-- a q8_0 cache with flash attention, which has one path where f16 has three,
+- quantized weights, whose rows are summed in the same way by all kernels, except for repacked
+  k-quants without AMX and for tiled k-quants from eight rows on,
+- a q8_0 cache with flash attention, for which llama.cpp has one way to compute where it has three
+  for f16,
 - cells in token order: no ring of a sliding window, and no holes that are filled.
 
-The result is tested on every model before it is used, because other machines have other kernels.
+Because other machines have other kernels, every model is tested before it is used.
 """
 
 from collections.abc import Iterator
@@ -48,26 +49,27 @@ LOOKUP_TENSORS = (
     "position_embd.weight",
     "token_types.weight",
 )  # rows of these are copied, not multiplied
-# Repacked for AVX, NEON or RVV, four rows of these types give other sums than four single rows, or
-# were not measured.
+# Types whose repacked layout (AVX, NEON or RVV) gives other sums for four rows at once than for
+# four single rows, or was not measured.
 ROW_DEPENDENT_TYPES = ("Q4_K", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4")
 TRIAL_TOKENS = (
-    # tokens of the trial: k-quants change their kernel at eight rows, other types at two and four
+    # number of tokens in the trial: k-quants change their kernel at eight rows, other types at two
+    # and four
     9
 )
 TRIAL_SPLITS = ((9,), (2, 7), (4, 5), (8, 1))
 
 
 def with_required_options(options: RunOptions) -> RunOptions:
-    """Return the options with those that the mode requires. Conflicting choices must have been
-    refused before.
+    """Return the options with the values that the reproducible mode requires. The caller must have
+    refused conflicting choices already.
     """
     chosen: Any = REQUIRED_OPTIONS
     return replace(options, reproducible=True, **chosen)
 
 
 def check_model(header: ModelHeader) -> None:
-    """Raise UserError when this file's logits depend on the batch whatever the options are."""
+    """Raise UserError when the logits of this model depend on the batch with any options."""
     multiplied = [tensor for tensor in header.tensors if _multiplied(tensor, header)]
     floats = [tensor for tensor in multiplied if tensor.type in FLOAT_TYPES]
     if floats:
@@ -96,10 +98,10 @@ def _multiplied(tensor: TensorInfo, header: ModelHeader) -> bool:
 def open_reproducible(
     header: ModelHeader, options: ContextOptions
 ) -> Iterator[tuple[Model, Context]]:
-    """Open a model and a context whose rows do not depend on their batch.
+    """Open a model and a context in which the logits of a row do not depend on its batch.
 
-    The fastest layout of the weights is tried first if it is known to work, then the file's own.
-    Raises UserError when none gives equal logits.
+    The fastest layout of the weights is tried first if it may work, then the layout of the file.
+    Raises UserError when no layout gives equal logits.
     """
     config.disable_tiled_kernels()
     can_repack = repacks_for_amx() or not any(
@@ -126,7 +128,7 @@ def open_reproducible(
 
 def is_batch_invariant(context: Context) -> bool:
     """Return whether a few tokens give the same logits, bit for bit, one by one and in batches. The
-    context must be empty, and is empty afterwards.
+    context must be empty before, and is empty afterwards.
     """
     tokens = [
         (7 + 101 * at) % context.n_vocab for at in range(min(TRIAL_TOKENS, context.n_ctx - 1))
@@ -140,8 +142,8 @@ def is_batch_invariant(context: Context) -> bool:
 
 
 def _last(context: Context, tokens: list[int], split: tuple[int, ...]) -> bytes:
-    """Return the last token's logits as bytes, computed in passes of these sizes. Bytes make NaN
-    equal to NaN and 0 different from -0.
+    """Compute the tokens in passes of the sizes in `split`. Return the last token's logits as
+    bytes, in which NaN equals NaN and 0 differs from -0.
     """
     context.clear()
     at = 0

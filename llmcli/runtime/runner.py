@@ -1,6 +1,7 @@
-"""An open model file that can answer: model, context, engine and template.
+"""An opened model file that can answer: model, context, engine and template.
 
-The commands share it. It encodes prompts, starts replies and reports the memory they use.
+All commands that compute use it. It encodes prompts, starts replies and reports the memory of its
+cache.
 """
 
 import time
@@ -39,15 +40,17 @@ from llmcli.runtime.text.reasoning import HIDDEN_TAGS, THINKING_TAGS, ThinkingTa
 from llmcli.types import Event, Message
 from quant.model_file import load_checks, model_header, read_header
 
-MAX_TAG_TOKENS = 16  # tokens at the end of a prompt that may spell a thinking tag
+MAX_TAG_TOKENS = 16  # maximum tokens of a thinking tag at the end of a prompt
 
 
 @dataclass(frozen=True, slots=True)
 class KVReport:
-    """Bytes of the KV cache and of the buffers beside it.
+    """The bytes of the KV cache, of the compute buffers and of the output buffer, and the cells in
+    use.
 
-    `allocated_bytes` and `compute_bytes` are None when this build of llama.cpp cannot be queried,
-    `predicted_bytes` and `bytes_per_token` when the architecture's cache is not predicted.
+    `allocated_bytes` and `compute_bytes` are None when this build of llama.cpp cannot be queried.
+    `predicted_bytes` and `bytes_per_token` are None when the cache of this architecture cannot be
+    predicted.
     """
 
     type_k: str
@@ -62,8 +65,8 @@ class KVReport:
 
 
 class Reply:
-    """Answers to one prompt in progress: iterate over the events, call stop() from any thread, then
-    read `answers`.
+    """One or several answers to one prompt, in progress. Iterate over it for the events, then read
+    `answers`. stop() may be called from any thread.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class Reply:
                 self._engine.abort(one)
 
     def stop(self) -> None:
-        """End the answers within milliseconds and keep their text; callable from any thread."""
+        """End the answers within milliseconds and keep their text so far. Callable from any thread."""
         for one in self.ids:
             self._engine.cancel(one)
         self._context.interrupt()
@@ -108,18 +111,18 @@ class Reply:
 
     @property
     def answer(self) -> Answer:
-        """Return the first finished answer."""
+        """Return the finished answer of the first seed."""
         return self.answers[0]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedParts:
-    """What a runner is made of.
+    """The opened objects and settings from which a runner is made.
 
     - `template`: None for a base model, which continues text.
     - `load_ms`: milliseconds that opening took. `native_sampling`: sample with llama.cpp.
     - `speculation`: None when nothing is drafted. `ngram_draft`: a value of --ngram-draft.
-    - `prefill_context`: a second context that computes prompts.
+    - `prefill_context`: a second context that computes prompts, or None.
     """
 
     header: model_header.ModelHeader
@@ -159,29 +162,29 @@ class Runner:
         self._shape = kv_size.read_shape(parts.header.metadata)
         if self._shape and parts.options.reproducible:
             self._shape = kv_size.without_windows(self._shape)
-        # Read once: the cache never changes its size, and each query of llama.cpp leaks a few
+        # The sizes are read only once: they never change, and each query of llama.cpp leaks a few
         # words.
         allocated = context.memory_breakdown()
         self._kv_bytes = allocated.context_bytes if allocated else None
         self._compute_bytes = allocated.compute_bytes if allocated else None
         # bytes of the context that computes prompts
         self.prefill_bytes = parts.prefill_context.nbytes if parts.prefill_context else 0
-        self.pooling: str | None = None  # of embeddings; None: the file decides
+        self.pooling: str | None = None  # pooling of embeddings; None uses that of the file
         self._embedder: Embedder | None = None
 
     @property
     def n_ctx(self) -> int:
-        """Return the tokens that fit, prompt and answer together."""
+        """Return how many tokens the context holds, prompt and answer together."""
         return self.context.n_ctx
 
     @property
     def can_generate(self) -> bool:
-        """Return whether the model writes text; a model without a cache is for embeddings only."""
+        """Return whether the model writes text. A model without a cache only computes embeddings."""
         return bool(self.context.memory)
 
     def embedder(self) -> Embedder:
-        """Return the embedder of this model, for the engine's thread. Its context is created with
-        the first text.
+        """Return the embedder of this model. Call it on the engine's thread. The embedder's context
+        is created with its first text.
 
         Raises UserError for a model without embeddings.
         """
@@ -193,8 +196,8 @@ class Runner:
 
     @property
     def embedding_bytes(self) -> int | None:
-        """Return the bytes that embeddings take: 0 before the first text, None when this build of
-        llama.cpp cannot be queried.
+        """Return the bytes of the embedder's context: 0 before the first text, None when this build
+        of llama.cpp cannot be queried.
         """
         return self._embedder.nbytes if self._embedder else 0
 
@@ -205,22 +208,22 @@ class Runner:
             self._embedder.close()
 
     def default_strategy(self, grammar: Grammar | None = None) -> str:
-        """Return the name of the strategy for an answer without beam search."""
+        """Return the name of the strategy for a request without beam search."""
         return (
             "speculative" if self.engine.resources.speculation else "guided" if grammar else "plain"
         )
 
     @property
     def has_prompt_lookup(self) -> bool:
-        """Return whether the model was loaded with room for prompt lookup."""
+        """Return whether the model was loaded with prompt lookup among its drafters."""
         made = self._speculation
         return made is not None and any(
             drafter.name == PromptLookup.name for drafter in made.drafters
         )
 
     def set_ngram_draft(self, ngram: str) -> bool:
-        """Switch prompt lookup to `ngram`, a value of --ngram-draft. Return False when the model
-        was loaded without room for it.
+        """Set --ngram-draft to `ngram` for later answers. Return False when it is "on" but the
+        model was loaded without prompt lookup.
         """
         made, able = self._speculation, self.has_prompt_lookup
         if ngram == "on" and not able:
@@ -239,8 +242,8 @@ class Runner:
     def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
     ) -> tuple[int, ...]:
-        """Return a conversation as token ids, through the model's template. `variables` are passed
-        to the template.
+        """Return a conversation as token ids, written by the model's template. `variables` are
+        passed to the template.
         """
         assert self.template is not None, "a base model has no template"
         return self.encode_prompt(
@@ -248,8 +251,8 @@ class Runner:
         )
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
-        """Return the output of a template as token ids, with one BOS even if template and file both
-        add one.
+        """Return the text written by a template as token ids. There is only one BOS, even if both
+        the template and the file add one.
         """
         doubled = (
             self.template is not None
@@ -261,29 +264,31 @@ class Runner:
         )
 
     def show_control_tokens(self, words: Iterable[str]) -> None:
-        """Show control tokens that spell one of these words as text in answers. Must be called
-        before the first answer.
+        """Show control tokens as text in answers if they are part of one of these words. Must be
+        called before the first answer.
         """
         for token in {token for word in words for token in self.model.tokenize(word, special=True)}:
             if self.model.is_control(token):
                 self.model.show_as_text(token)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        """Return plain text as token ids: BOS as the file says, control tokens read as text."""
+        """Return plain text as token ids, after a BOS if the file asks for one. The names of
+        control tokens in the text are read as ordinary text.
+        """
         ids = self.model.tokenize(text, special=False, add_special=self.model.add_bos)
         if not ids and self.model.bos is not None:
             ids = [self.model.bos]
         return tuple(ids)
 
     def opened_tags(self, tokens: Sequence[int]) -> ThinkingTags | None:
-        """Return the thinking tags that this prompt opens, or None."""
+        """Return the thinking tags that the prompt has opened at its end, or None."""
         tail = b"".join(self.model.piece(token, special=True) for token in tokens[-MAX_TAG_TOKENS:])
         return find_opened_tags(tail.decode("utf-8", "replace"))
 
     def reply(self, request: Request, samples: int = 1) -> Reply:
-        """Start an answer, or several answers to one prompt.
+        """Start one answer, or several answers to the same prompt.
 
-        Raises UserError when they do not fit the context.
+        Raises UserError when the request cannot be answered.
         """
         self.check_request(request, samples)
         return Reply(self.engine, self.context, request, samples)
@@ -313,8 +318,8 @@ class Runner:
             self._refuse_samples(samples, count, request.max_tokens)
 
     def _refuse_samples(self, samples: int, prompt: int, max_tokens: int | None) -> None:
-        """Raise UserError when the samples do not fit the context. Without a limit, one token each
-        must fit.
+        """Raise UserError when the samples do not fit the context. Without a limit of tokens, only
+        one token per sample must fit.
         """
         each = (
             1 if max_tokens is None else max(0, max_tokens - 1)
@@ -329,7 +334,7 @@ class Runner:
             )
 
     def _refuse_beams(self, request: Request) -> None:
-        """Raise UserError when the context cannot hold the beams."""
+        """Raise UserError when this context cannot run the beams."""
         beams, count, window = request.search.beams, len(request.tokens), self.context.n_swa
         if beams > self.context.n_seq_max:
             raise TooManyBeams(beams, self.context.n_seq_max)
@@ -355,7 +360,7 @@ class Runner:
             )
 
     def kv_report(self) -> KVReport:
-        """Return predicted and allocated bytes of the KV cache, and the cells in use."""
+        """Return the predicted and allocated bytes of the KV cache, and the cells in use."""
         cache = self.predict_cache(self.options.cache_type_k, self.options.cache_type_v)
         return KVReport(
             self.options.cache_type_k,
@@ -372,8 +377,8 @@ class Runner:
     def predict_cache(
         self, type_k: str, type_v: str, n_ctx: int | None = None
     ) -> kv_size.KVCache | None:
-        """Return the cache that this context would need with other types or another length; None
-        when it is unknown or refused.
+        """Return the predicted cache of this context with these types, and with `n_ctx` tokens if
+        given. Return None when it cannot be predicted or llama.cpp would refuse it.
         """
         if self._shape is None or kv_size.find_refusal(self._shape, type_k, type_v):
             return None
@@ -392,7 +397,7 @@ class Runner:
 def context_options(
     options: RunOptions, slots: int, drafting: DraftSettings, gpu_layers: int
 ) -> ContextOptions:
-    """Return the options of the context for decided run options."""
+    """Return the options of the context. `options` must have ctx_size and threads."""
     assert options.ctx_size and options.threads, options
     outputs = max(
         drafting.max_outputs(options, uses_gpu(gpu_layers)), options.scoring_outputs + slots
@@ -431,11 +436,11 @@ def open_runner(
     drafting: DraftSettings = NO_DRAFTING,
     needs_text: bool = True,
 ) -> Iterator[Runner]:
-    """Check and load a GGUF. `options` must have ctx_size and threads
+    """Check and load a GGUF, and yield its runner. `options` must have ctx_size and threads
     (planning/resolve_options.py).
 
-    `template` replaces the file's chat template; `raw` uses no template; `drafting` says how tokens
-    are drafted; `needs_text` False accepts a model for embeddings.
+    `template`: replaces the file's chat template. `raw`: use no template. `drafting`: how tokens
+    are drafted. `needs_text`: False also accepts a model for embeddings only.
 
     Raises UserError for a file that is damaged or that llama.cpp does not run, for a model that
     writes by diffusion, and, with `needs_text`, for a model that is for embeddings only.
@@ -446,7 +451,7 @@ def open_runner(
     kv_size.check_cache(header.metadata, options.cache_type_k, options.cache_type_v)
     if options.reproducible:
         reproducible.check_model(header)
-        if slots > 1:  # rejected drafts leave holes, which another sequence would fill
+        if slots > 1:  # rejected drafts leave holes in the pool, which another sequence would fill
             drafting = NO_DRAFTING
     gemm_min_rows = gemm.choose_min_rows(
         options.gemm, slots, drafting.max_outputs(options, uses_gpu(gpu_layers)) > 1
@@ -503,7 +508,7 @@ def _open(
 
 
 def _tag_tokens(model: Model) -> set[int]:
-    """Return the control tokens that thinking tags consist of."""
+    """Return the control tokens that are part of thinking tags."""
     words = [word for tags in THINKING_TAGS for word in (tags.opening, tags.closing)]
     made = {
         token

@@ -1,11 +1,11 @@
-"""What the runtime needs of a model's vocabulary."""
+"""The vocabulary of a model, as the runtime uses it."""
 
 from typing import Protocol
 
 
 class Vocabulary(Protocol):
-    """The tokens of a model: their number, their bytes, which of them end an answer, and the
-    tokenizer.
+    """The tokens of a model: how many there are, the bytes of each, which of them end an answer,
+    and a tokenizer.
     """
 
     n_vocab: int

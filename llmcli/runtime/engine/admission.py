@@ -1,8 +1,8 @@
 """Admission: which waiting requests start, and in which slots.
 
 A request is admitted when its prompt fits beside the cells in use and the cells that running
-answers will soon need. A prompt that starts like one that is being computed waits for it and then
-shares its cells (`Sequence.waits_for_prefix`).
+answers will soon need. When another sequence is computing the same beginning of a prompt, the
+request waits for that and then shares its cells (`Sequence.waits_for_prefix`).
 """
 
 from llmcli.runtime.engine.scheduler_state import SchedulerState
@@ -11,14 +11,14 @@ from llmcli.runtime.kv_cache.offload import IdleOffload, PreemptionSwap
 from llmcli.runtime.requests.sequence import Sequence, SharedPrefix
 
 RESERVED_CELLS = 32  # cells that each running answer is expected to need soon
-RESERVED_FRACTION = 8  # at most 1/8 of the pool is reserved for all of them
+RESERVED_FRACTION = 8  # at most 1/8 of the pool is reserved for all running answers together
 MIN_SHARED_PREFIX = 32  # tokens that two prompts must share before one waits for the other
-MAX_ADMIT_TRIES = 4  # waiting requests that are tried when the first does not fit
-STARVATION_PASSES = 64  # passes after which no other request may overtake a waiting one
+MAX_ADMIT_TRIES = 4  # waiting requests that are tried before admission waits for the next pass
+STARVATION_PASSES = 64  # passes of waiting after which no other request may overtake a request
 
 
 class Admission:
-    """Gives waiting requests their slots."""
+    """Gives slots to waiting requests."""
 
     def __init__(
         self, state: SchedulerState, swap: PreemptionSwap, idle_offload: IdleOffload
@@ -55,8 +55,8 @@ class Admission:
                 return
 
     def admit_fork(self, first: Sequence, sample: Sequence) -> bool:
-        """Admit a sample that starts where the prompt of `first` ends, in cells shared with it.
-        Return False when it must wait.
+        """Admit a sample that starts at the end of the prompt of `first`, in cells shared with it.
+        Return False when the sample must wait.
         """
         ledger = self.ledger
         can_claim = ledger.can_fork and ledger.n_idle and not ledger.must_cut_to_claim
@@ -70,13 +70,15 @@ class Admission:
         return True
 
     def _sharing_scope(self, sequence: Sequence) -> str:
-        """Return the client whose cached cells the sequence may share; empty when all clients
-        share.
+        """Return the scope in which the sequence may share cached cells: its client, or the empty
+        scope when all clients share.
         """
         return "" if self.state.schedule.share_prefixes else sequence.request.client
 
     def _waits_for_prefix(self, sequence: Sequence) -> bool:
-        """Return whether another sequence computes a prefix that this one needs, and record it."""
+        """Return whether the sequence must wait for a prefix that another sequence is computing,
+        and record that prefix.
+        """
         if sequence.waits_for_prefix:
             return True
         if not self.ledger.can_fork or sequence.request.score_prompt:
@@ -129,9 +131,11 @@ class Admission:
         return True
 
     def _claim_slots(self, sequence: Sequence) -> bool:
-        """Claim the slots of a sequence and reuse cached cells. Return False when none is idle."""
+        """Claim the slots of a sequence and reuse cached cells. Return False when no slot can be
+        claimed.
+        """
         request, scope = sequence.request, self._sharing_scope(sequence)
-        # one token is too few to evict or copy anything for
+        # a scored prompt is recomputed, and for one token no cells are reused
         reusable = sequence.tokens[:1] if request.score_prompt else sequence.tokens
         claim = self.ledger.claim_slot_for(
             reusable, request.earlier_turns, request.can_move_cells, scope
@@ -147,7 +151,7 @@ class Admission:
         return True
 
     def _must_run_alone(self, sequence: Sequence) -> bool:
-        """Return whether the sequence must not run beside the others: a beam search leaves holes in
+        """Return whether the sequence must wait until no other runs: a beam search leaves holes in
         the pool, which must not be filled in reproducible mode.
         """
         running = self.state.running
@@ -157,8 +161,8 @@ class Admission:
         return bool(running) and not self.ledger.keeps_idle and has_search
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Return whether its tokens fit beside the cells in use and the cells reserved for running
-        answers.
+        """Return whether the tokens of a sequence fit beside the cells in use and the cells
+        reserved for running answers.
         """
         if not self.state.running:
             return True

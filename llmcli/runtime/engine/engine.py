@@ -1,7 +1,8 @@
 """The engine: many sequences, one forward pass per step, one thread.
 
-submit() and cancel() change what is requested; step() advances every sequence by one pass and
-returns the events. The engine computes; the strategy of each request reads the logits.
+submit() and cancel() change which requests are to be answered. step() computes one pass for all
+sequences and returns the events. The engine computes the logits; the strategy of each request reads
+them.
 """
 
 import time
@@ -39,7 +40,7 @@ class ForwardContext(BatchedMemory, Protocol):
 
 
 class PrefillReader(Protocol):
-    """A second context that computes prompts and moves the result into the engine's context
+    """A second context that computes prompts and moves their cells into the engine's context
     (prefill_context.py).
     """
 
@@ -49,8 +50,8 @@ class PrefillReader(Protocol):
 
 
 class Engine:
-    """Owns the context. All calls come from one thread, except cancel() and interrupting the
-    context.
+    """Computes the requests of one context. All methods are called from the same thread, except
+    cancel(), which any thread may call.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Engine:
         schedule: Schedule = SINGLE_CONVERSATION,
         prefill_reader: PrefillReader | None = None,
     ) -> None:
-        """`keeps_idle` is passed to the ledger."""
+        """`keeps_idle`: as in Ledger."""
         self.context, self.prefill_reader = context, prefill_reader
         self.ledger = Ledger(context, keeps_idle)
         self.scheduler = Scheduler(context, self.ledger, schedule)
@@ -72,7 +73,8 @@ class Engine:
         self._answers: dict[int, Answer] = {}
         self._current_pass: ForwardPass | None = None  # the scheduled pass being computed
         self._count = 0
-        self._n_prompt_tokens = self._n_tokens = 0  # computed of prompts, and generated
+        # totals: computed prompt tokens, and generated tokens
+        self._n_prompt_tokens = self._n_tokens = 0
 
     @property
     def is_busy(self) -> bool:
@@ -81,8 +83,8 @@ class Engine:
 
     @property
     def is_steady(self) -> bool:
-        """Return whether the next pass will resemble the last: the same answers, and no prompt to
-        compute.
+        """Return whether the next pass will resemble the last one: the same answers, and no prompt
+        to compute.
         """
         return self.scheduler.is_steady
 
@@ -104,7 +106,7 @@ class Engine:
 
     @property
     def schedule(self) -> Schedule:
-        """Return the schedule. It may be set while nothing runs."""
+        """Return the schedule. It may only be set while nothing runs."""
         return self.scheduler.schedule
 
     @schedule.setter
@@ -177,13 +179,13 @@ class Engine:
         return sequence
 
     def cancel(self, sequence: int) -> None:
-        """End a sequence at the next step; its cells and its text so far are kept. Callable from
+        """End a sequence at the next step. Its cells and its text so far are kept. Callable from
         any thread.
 
-        If most rows of a long pass belong to the sequence, the pass is aborted, and the rows of the
-        others are computed again.
+        If most rows of a long running pass belong to the sequence, the pass is aborted, and the
+        rows of the other sequences are computed again.
         """
-        # read once: the engine thread changes them
+        # read once, because the engine's thread changes both
         live, current_pass = self._live.get(sequence), self._current_pass
         if live:
             live.is_cancelled = True
@@ -191,13 +193,13 @@ class Engine:
                 self.context.interrupt()
 
     def abort(self, sequence: int) -> None:
-        """End a sequence at once and discard its answer; its cells stay cached."""
+        """End a sequence at once and discard its answer. Its cells stay cached."""
         if live := self._live.get(sequence):
             self._close(live, "cancelled")
         self._answers.pop(sequence, None)
 
     def pop_answer(self, sequence: int) -> Answer:
-        """Return and forget the answer of a finished sequence."""
+        """Return the answer of a finished sequence and remove it from the engine."""
         return self._answers.pop(sequence)
 
     def step(self) -> list[Event]:
@@ -219,7 +221,8 @@ class Engine:
         except (Aborted, NoSlot, UserError) as error:
             return events + self._undo(plan, error)
         finally:
-            # otherwise a later cancel() would abort the next pass, of other sequences
+            # so that a later cancel() does not abort the next pass, which may be that of other
+            # sequences
             self._current_pass = None
         seconds = time.perf_counter() - begun
         if is_scheduled:
@@ -231,8 +234,9 @@ class Engine:
         return events
 
     def _schedule_pass(self, events: list[Event]) -> ForwardPass:
-        """Return the next pass of the scheduler, empty when nothing is to be computed. Sequences
-        that are cancelled or too long for the pool end first; `events` receives their events.
+        """Return the next pass of the scheduler, which is empty when nothing is to be computed.
+        Sequences that are cancelled or too long for the pool end first, and their last events are
+        appended to `events`.
         """
         for sequence in tuple(self._live.values()):
             if sequence.is_cancelled:
@@ -244,7 +248,9 @@ class Engine:
             events.append(self._close(too_long, "context_full"))
 
     def _compute(self, plan: ForwardPass, is_scheduled: bool) -> SequenceOf[RowLogits]:
-        """Compute a pass, in the prefill context or beside offloaded answers if it is long."""
+        """Compute a pass: in the prefill context if it is suitable, otherwise in the engine's
+        context, which offloads running answers if the pass is long.
+        """
         if not is_scheduled:
             return self._compute_with_room(self._decode, plan)
         if self.prefill_reader and self.prefill_reader.can_compute(plan):
@@ -255,7 +261,7 @@ class Engine:
     def _compute_with_room(
         self, compute: Callable[[ForwardPass], SequenceOf[RowLogits]], plan: ForwardPass
     ) -> SequenceOf[RowLogits]:
-        """Call `compute`; if the context has no free cells, evict idle ones and call it again."""
+        """Call `compute`. If the context has no free cells, evict all idle cells and call it again."""
         try:
             return compute(plan)
         except NoSlot:
@@ -269,12 +275,13 @@ class Engine:
         )
 
     def _undo(self, plan: ForwardPass, error: Aborted | NoSlot | UserError) -> list[Event]:
-        """Handle a pass that was not computed. Return the event of the sequence that ends, if any.
+        """Handle a pass that was not computed. Return the last event of the sequence that ends
+        because of it, if any.
 
-        Raises the UserError again.
+        Raises `error` again if it is a UserError.
         """
         if isinstance(error, NoSlot):
-            # the cells of a sliding window have no slot left, which the ledger does not count
+            # the layers with a sliding window have no free cells, which the ledger does not count
             if self.scheduler.preempt_one():
                 return []
             return [self._close(plan.shares[-1].sequence, "context_full")]
@@ -284,18 +291,18 @@ class Engine:
         return []
 
     def _restore(self, plan: ForwardPass) -> None:
-        """Undo a pass that was not finished: parts of it may be in the cache."""
+        """Undo a pass that was not finished, parts of which may be in the cache."""
         for sequence, _, _ in plan.shares:
             for slot in (sequence.slot, *sequence.branch_slots):
                 self.ledger.restore(slot)
-            # else its branches have moved on from there
+            # otherwise the branches have grown beyond `sequence.tokens`
             if sequence.n_computed < len(sequence.tokens):
                 sequence.n_computed = len(self.ledger.tokens[sequence.slot])
             sequence.accounting.n_reused = min(sequence.accounting.n_reused, sequence.n_computed)
 
     def _single_token_pass(self) -> ForwardPass | None:
-        """Return the most frequent pass, one token of a single answer, or None when the scheduler
-        must plan it.
+        """Return a pass of one token when a single answer needs nothing else, which is the most
+        frequent case. Return None when the scheduler must plan the pass.
 
         After a forward pass none of the engine's code is in the CPU caches, so the less of it runs
         between two passes of one answer, the faster the answer.
@@ -344,7 +351,9 @@ class Engine:
         return events
 
     def _record_prefill(self, sequence: Sequence, count: int, pass_seconds: float) -> None:
-        """Count prompt tokens, and the time until the first answer token."""
+        """Count computed prompt tokens, the seconds of their passes, and the seconds before the
+        first of these passes.
+        """
         self._n_prompt_tokens += count
         if sequence.times or sequence.overflow_stats.times:
             return
@@ -354,13 +363,14 @@ class Engine:
         sequence.accounting.prompt_seconds += pass_seconds
 
     def _fork(self, first: Sequence) -> list[Sequence]:
-        """Start the samples that wait for this prompt, in cells shared with it. Samples without a
-        slot keep waiting.
+        """Start the samples that wait for the prompt of `first`, in cells shared with it. Return
+        them. Samples without a slot keep waiting.
         """
         samples = [
             sequence
             for sequence in self.scheduler.waiting
-            if not sequence.preemption.count  # a preempted one has generated tokens already
+            # a preempted sample has generated tokens already, so it does not start here
+            if not sequence.preemption.count
             and sequence.prefix
             and sequence.prefix.source is first
             and sequence.request is first.request
@@ -388,7 +398,7 @@ class Engine:
         return [*events, self._close(sequence, finish)] if finish else events
 
     def _close(self, sequence: Sequence, finish: Finish) -> Event:
-        """Take a sequence out and keep its answer. Return its last event."""
+        """Remove a sequence and store its answer. Return its last event."""
         remaining_text = sequence.strategy.finish(sequence, finish)
         sequence.text.append(remaining_text)
         sequence.finish = finish

@@ -1,4 +1,4 @@
-"""One forward pass while it is assembled: its rows and the sequences that own them."""
+"""The rows of one forward pass, and the sequences that they belong to."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from llmcli.runtime.kv_cache.context_protocols import BatchedMemory
 from llmcli.runtime.kv_cache.ledger import Ledger
 from llmcli.runtime.requests.sequence import Sequence
 
-MIN_ABORT_ROWS = 64  # rows of one sequence from which a pass is worth aborting when it is cancelled
+MIN_ABORT_ROWS = 64  # minimum rows of a cancelled sequence for which the running pass is aborted
 # Rows from which ggml's CPU flash attention computes in tiles (ggml-cpu/ops.cpp, use_tiled). Fewer
 # rows round differently and are much slower: 63 rows took eight times as long as 64.
 TILE_ROWS = 64
@@ -16,12 +16,13 @@ TILE_ROWS = 64
 def choose_prefill_rows(
     n_left: int, free_rows: int, used_rows: int, n_batch: int, n_ubatch: int
 ) -> int:
-    """Return how many of the `n_left` tokens of a prompt go into a pass that has `used_rows` rows
-    already and `free_rows` for more.
+    """Return how many of a prompt's `n_left` remaining tokens to add to a pass that has `used_rows`
+    rows already and `free_rows` rows left.
 
     llama.cpp splits a pass of at most `n_batch` rows into micro-batches of `n_ubatch` rows. Neither
     the rest of the prompt nor the last micro-batch should have fewer rows than a tile, because
-    those rows are computed one by one. The result may therefore exceed `free_rows` by a tile.
+    those rows would be computed one by one. The result may therefore exceed `free_rows` by up to a
+    tile.
     """
     count = n_left if n_left < free_rows + TILE_ROWS else free_rows
     count = min(count, n_batch - used_rows)
@@ -34,8 +35,8 @@ def choose_prefill_rows(
 
 
 class SequenceRows(NamedTuple):
-    """The rows of one sequence in a pass: its tokens (or branches), and how many of the rows give
-    logits.
+    """The share of one sequence in a pass: the number of its tokens (or branches), and how many of
+    its rows give logits.
     """
 
     sequence: Sequence
@@ -61,11 +62,11 @@ class ForwardPass:
         ledger: Ledger,
         is_alone: bool,
     ) -> None:
-        """Add the next `count` tokens of a sequence with its draft, or its branches when all tokens
-        are computed.
+        """Add the next `count` tokens of a sequence, followed by its draft. If all its tokens are
+        computed, add its branches instead.
 
-        The draft is cut to the free cells and rows, because nothing is evicted for a guess. A
-        sequence that does not run alone drafts nothing.
+        The draft is shortened to the free cells and rows, because nothing is evicted for a guess.
+        If other sequences run, the draft is dropped.
         """
         if sequence.n_computed == len(sequence.tokens):
             self.add_branches(sequence, ledger)
@@ -100,12 +101,14 @@ class ForwardPass:
         )
 
     def is_mostly(self, sequence: Sequence) -> bool:
-        """Return whether the sequence has many rows, and at least half of the pass."""
+        """Return whether much of the pass belongs to the sequence: at least MIN_ABORT_ROWS rows and
+        at least half of all rows.
+        """
         rows = next((share.tokens for share in self.shares if share.sequence is sequence), 0)
         return rows >= max(MIN_ABORT_ROWS, len(self.tokens) / 2)
 
     def _guess(self, sequence: Sequence) -> None:
-        """Add the rows of a draft after the tokens of its sequence."""
+        """Add the rows of a sequence's draft, which follow its tokens."""
         end, count = len(sequence.tokens), len(sequence.draft)
         self.tokens += sequence.draft
         self.positions += range(end, end + count)
@@ -113,7 +116,7 @@ class ForwardPass:
         self.wants_logits += [True] * count
 
     def add_branches(self, sequence: Sequence, ledger: Ledger) -> None:
-        """Add a row for each branch of a sequence, after the tokens of its slot."""
+        """Add one row for each branch of a sequence, after the tokens that the branch's slot holds."""
         pending = sequence.strategy.pending_rows()
         self.slots += [slot for slot, _ in pending]
         self.tokens += [token for _, token in pending]

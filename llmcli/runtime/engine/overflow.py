@@ -13,8 +13,8 @@ class OverflowHandler:
         self.state = state
 
     def apply(self, sequence: Sequence, planned_rows: int) -> None:
-        """Drop what the request allows from a full context; the remaining cells are moved or
-        recomputed. `planned_rows`: rows of the pass so far.
+        """Drop tokens from a full context, if the request allows it. The remaining cells are moved
+        or recomputed. `planned_rows`: rows of the pass so far.
         """
         if sequence.request.overflow is None:
             return
@@ -23,7 +23,7 @@ class OverflowHandler:
                 self._shorten_branches(sequence, planned_rows)
             elif len(sequence.tokens) > self.state.context.n_ctx:
                 self._shorten(sequence, sequence.request.overflow)
-        except UserError:  # moving failed and cleared the whole memory
+        except UserError:  # moving cells failed, and the whole memory is empty
             for running in self.state.running.values():
                 n_cached = len(self.state.ledger.tokens[running.slot])
                 running.n_computed = min(running.n_computed, n_cached)
@@ -47,8 +47,8 @@ class OverflowHandler:
         sequence.count_recomputed(len(sequence.tokens) - 1 - sequence.n_computed)
 
     def _shorten_branches(self, sequence: Sequence, planned_rows: int) -> None:
-        """Shorten all branches when they fill the context; other sequences' idle cells are evicted
-        first.
+        """Evict idle cells for the next tokens of all branches. If that is not enough, drop tokens
+        from the branches. A sequence that does not run alone is left unchanged.
         """
         ledger, strategy = self.state.ledger, sequence.strategy
         if sequence.n_computed < len(sequence.tokens) or len(self.state.running) > 1:

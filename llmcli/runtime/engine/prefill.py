@@ -9,8 +9,8 @@ OLDEST_PREFILL_SHARE = 4  # the oldest prompt gets 1/4 of the rows left for prom
 
 
 class PrefillPlanner:
-    """Divides rows between prompts: the prompt with the fewest tokens left first, but the oldest
-    always gets a share.
+    """Divides the rows of a pass between prompts. The prompt with the fewest tokens left gets rows
+    first, but the oldest prompt always gets a share.
     """
 
     def __init__(self, state: SchedulerState, overflow: OverflowHandler) -> None:
@@ -18,17 +18,17 @@ class PrefillPlanner:
         self.row_seconds = 0.0  # moving average of seconds per row, over passes with many rows
 
     def record_pass(self, rows: int, seconds: float) -> bool:
-        """Record the duration of a pass. Return whether it was long enough to count."""
+        """Record the duration of a pass. Return whether the pass is used for the average."""
         each = seconds / rows
-        # a slow small pass would shrink the following passes further and further
+        # a slow pass of few rows would make each following pass still smaller
         if rows < TILE_ROWS and (rows <= MAX_FORCED_TOKENS or each >= self.row_seconds):
             return False
         self.row_seconds += (each - self.row_seconds) / 8 if self.row_seconds else each
         return True
 
     def fill(self, plan: ForwardPass, prompts: list[Sequence], n_decoding: int) -> Sequence | None:
-        """Fill the rest of a pass with pieces of prompts, beside `n_decoding` decoding answers.
-        Return the sequence that has no cells for its rows, or None.
+        """Fill the rest of a pass with pieces of prompts, beside the rows of `n_decoding` decoding
+        answers. Return the sequence that has no cells for its rows, or None.
         """
         context, ledger, schedule = self.state.context, self.state.ledger, self.state.schedule
         max_rows = self._max_rows(max(n_decoding, len(plan.tokens)))
@@ -65,8 +65,8 @@ class PrefillPlanner:
     def split(
         self, decoding: list[Sequence], prompts: list[Sequence]
     ) -> tuple[list[Sequence], list[Sequence]]:
-        """Return the prompts that are long enough for a separate pass, and those computed together
-        with decoding answers.
+        """Return two lists: the prompts to compute in a separate pass, and those to compute
+        together with decoding answers.
         """
         min_rows = self.state.schedule.min_prefill_rows
         if min_rows is None:
@@ -78,7 +78,9 @@ class PrefillPlanner:
         return separate, [prompt for prompt in prompts if prompt not in separate]
 
     def can_offload_decodes(self, rows: int) -> bool:
-        """Return whether decodes can be offloaded, and the pass has enough rows to pay for it."""
+        """Return whether the cells of decoding answers may be offloaded, and a pass of `rows` rows
+        is long enough for offloading to pay.
+        """
         ledger, min_rows = self.state.ledger, self.state.schedule.min_offload_rows
         return (
             min_rows is not None
@@ -89,8 +91,8 @@ class PrefillPlanner:
         )
 
     def _max_outputs(self, plan: ForwardPass, sequence: Sequence, n_prompts: int) -> int:
-        """Return the maximum rows that a prompt may add under the limit of logits rows. When every
-        row of the prompt needs logits, one is left for each other prompt.
+        """Return the maximum rows of a prompt in this pass under the limit of rows with logits.
+        When every row of the prompt needs logits, one such row is left for each other prompt.
         """
         context = self.state.context
         n_left = context.n_outputs - sum(plan.wants_logits)
@@ -99,7 +101,7 @@ class PrefillPlanner:
         return max(1, n_left - n_prompts) if sequence.request.score_prompt else context.n_batch
 
     def _max_rows(self, n_decoding: int) -> int:
-        """Return the maximum rows of a pass in which `n_decoding` answers take part."""
+        """Return the maximum rows of a pass beside which `n_decoding` answers are decoded."""
         context, schedule = self.state.context, self.state.schedule
         limit = min(context.n_batch, schedule.max_rows or context.n_batch)
         gap_seconds = schedule.max_gap_seconds
@@ -114,7 +116,7 @@ class PrefillPlanner:
         )
         uses_tiles = rows_in_gap >= TILE_ROWS or bool(schedule.min_offload_rows)
         step = TILE_ROWS if uses_tiles else MAX_FORCED_TOKENS
-        # Round to the nearest multiple: rounding down left passes too short to use the tiles of
+        # Round to the nearest multiple. Rounding down would leave passes too short for the tiles of
         # flash attention.
         nearest = (rows_in_gap + step // 2) // step * step
         return min(limit, max(nearest, step, n_decoding + MAX_FORCED_TOKENS))

@@ -27,16 +27,17 @@ from llmcli.runtime.engine.forward_pass import TILE_ROWS, ForwardPass, SequenceR
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.requests.request import RunOptions
 
-MIN_ROWS = 48  # rows of a prompt from which moving its cells pays; scattered cells take up to 40 ms
-# maximum cells of the prefill context; longer prompts are computed where the answers are
+# minimum rows of a prompt for which moving cells pays; moving scattered cells takes up to 40 ms
+MIN_ROWS = 48
+# maximum cells of the prefill context; longer prompts are computed in the decoding context
 MAX_CELLS = 4096
-# rows of a micro-batch of the decoding context: without flash attention all scores of a micro-batch
-# are stored
+# rows of a micro-batch of the decoding context; few, because without flash attention all attention
+# scores of a micro-batch are stored
 DECODE_UBATCH_ROWS = 128
 
 
 def prefill_options(home: ContextOptions, options: RunOptions) -> ContextOptions:
-    """Return the options of the prefill context."""
+    """Return the options of the prefill context, given those of the decoding context (`home`)."""
     return replace(
         home,
         n_ctx=options.prefill_cells,
@@ -50,8 +51,8 @@ def prefill_options(home: ContextOptions, options: RunOptions) -> ContextOptions
 def open_prefill_context(
     model: Model, home: Context, home_options: ContextOptions, options: RunOptions
 ) -> Iterator["PrefillContext"]:
-    """Open the prefill context for the decoding context `home`. Interrupting one interrupts the
-    other.
+    """Open the prefill context for the decoding context `home`. Interrupting either context
+    interrupts both.
 
     Raises UserError as `open_context` does.
     """
@@ -60,7 +61,9 @@ def open_prefill_context(
 
 
 class PrefillContext:
-    """The prefill context, and the context `decode_context` in which answers are decoded."""
+    """A context that computes prompts for the context `decode_context`, in which answers are
+    decoded.
+    """
 
     def __init__(self, context: Context, home: Context) -> None:
         self.context, self.decode_context = context, home
@@ -68,8 +71,8 @@ class PrefillContext:
 
     @property
     def nbytes(self) -> int | None:
-        """Return the bytes of its cache and buffers, or None when this build of llama.cpp cannot be
-        queried.
+        """Return the bytes of the prefill context's cache and buffers, or None when this build of
+        llama.cpp cannot be queried.
         """
         allocated = self.context.memory_breakdown()
         return (
@@ -79,8 +82,8 @@ class PrefillContext:
         )
 
     def can_compute(self, plan: ForwardPass) -> bool:
-        """Return whether it should compute this pass: only prompts, at least one long enough, all
-        of which fit.
+        """Return whether the prefill context should compute this pass: it has only prompts, at
+        least one of them is long enough, and all of them fit.
         """
         context, shares = self.context, plan.shares
         return (
@@ -101,7 +104,7 @@ class PrefillContext:
         rows = self._rows(plan)
         try:
             rows_with_logits = self.context.decode(rows)
-        except (Aborted, NoSlot, UserError):  # parts of the pass may be in the cache
+        except (Aborted, NoSlot, UserError):  # parts of the pass may be in the prefill cache
             for share in plan.shares:
                 self._cut(share.sequence.slot, 0)
             raise
@@ -119,8 +122,9 @@ class PrefillContext:
         return rows_with_logits
 
     def _rows(self, plan: ForwardPass) -> BatchRows:
-        """Return the rows to compute. A single prompt whose rest is shorter than a tile is extended
-        backward by tokens that are computed again.
+        """Return the rows to compute, after filling the slots that they continue. When the pass has
+        a single prompt and fewer rows than a tile, some tokens before its first row are computed
+        again.
         """
         begins = [self._begin(share, alone=len(plan.shares) == 1) for share in plan.shares]
         self._make_room(plan, begins)
@@ -141,13 +145,13 @@ class PrefillContext:
         return BatchRows(tokens, positions, sequences, wants)
 
     def _begin(self, share: SequenceRows, alone: bool) -> int:
-        """Return the first token of a sequence that is computed in this pass."""
+        """Return the index of a sequence's first token that is computed in this pass."""
         start = share.sequence.n_computed
         return max(0, min(start, start + share.tokens - TILE_ROWS)) if alone else start
 
     def _make_room(self, plan: ForwardPass, begins: Sequence[int]) -> None:
-        """Cut every slot to the prefix that the pass needs, before any slot is filled from the
-        decoding context.
+        """Cut every slot to the prefix that the pass needs, so that there is room before a slot is
+        filled from the decoding context.
         """
         pairs = zip(plan.shares, begins, strict=True)
         wanted = {share.sequence.slot: share.sequence.tokens[:begin] for share, begin in pairs}
@@ -159,7 +163,9 @@ class PrefillContext:
                 )
 
     def _hold(self, slot: int, tokens: Sequence[int], count: int) -> None:
-        """Make a slot hold the first `count` tokens, copied from the decoding context if needed."""
+        """Make a slot hold the first `count` of `tokens`. If it has fewer, its cells are copied
+        from the decoding context.
+        """
         if len(self._held[slot]) < count:
             good = self.context.write_state(
                 slot, transpose_values(self.decode_context.read_state(slot))

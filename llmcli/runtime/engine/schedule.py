@@ -1,4 +1,4 @@
-"""How passes are divided between requests, and the load of an engine: frozen values."""
+"""How passes are divided between requests, and the load of an engine."""
 
 from dataclasses import dataclass
 
@@ -11,25 +11,26 @@ class QueueFull(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Limits of a pass and of the queues. None means no limit but the context's own, which suits a
+    """Limits of a pass and of the queues. None means that only the context limits, which suits a
     single conversation.
 
-    - `max_running`: requests that run at once. Further sequences of the context keep cached
-      prefixes.
+    - `max_running`: requests that run at once. If the context has more sequences, the others keep
+      cached prefixes.
     - `max_rows`: rows of a pass. Tokens of answers come before those of prompts.
     - `max_chunk_rows`: rows of one prompt in a pass.
     - `max_waiting`: requests that may wait; one more raises QueueFull.
-    - `max_gap_seconds`: seconds between two tokens of an answer that prompts of others should not
-      exceed.
+    - `max_gap_seconds`: the time between two tokens of an answer that the prompts of other requests
+      should not exceed.
     - `share_prefixes`: whether clients share cached prefixes. The response time then reveals
       whether another client sent the same prompt.
-    - `swap_bytes`: half of the bytes of host memory for offloaded answers (`offload_bytes`).
-    - `max_idle_cells`: cells that finished answers may hold in the pool while another runs
+    - `swap_bytes`: half of the host memory for offloaded answers (`offload_bytes`).
+    - `max_idle_cells`: cells that finished answers may hold in the pool while another answer runs
       (kv_cache/offload.py).
-    - `min_offload_rows`: rows of prompts from which they are computed in separate passes, in turn
-      with the answers, which are offloaded meanwhile (kv_cache/offload.py).
-    - `min_prefill_rows`: rows of one prompt from which it is computed in another context
-      (prefill_context.py), in turn with the answers.
+    - `min_offload_rows`: when prompts have at least this many rows to compute, they are computed in
+      separate passes that alternate with passes of the answers, whose cells are offloaded meanwhile
+      (kv_cache/offload.py).
+    - `min_prefill_rows`: a prompt with at least this many rows to compute is computed in another
+      context (prefill_context.py), in passes that alternate with passes of the answers.
     """
 
     max_running: int | None = None
@@ -58,11 +59,11 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """The work of an engine.
+    """The present work of an engine, and its totals.
 
-    `n_preempted` requests had started and wait for room; they are among the `n_waiting`.
-    `used_cells` of `n_cells` cells hold tokens. `prompt_tokens` (computed), `tokens` (generated)
-    and `n_preemptions` count since the engine was created.
+    `n_preempted`: waiting requests that were preempted; they are also counted in `n_waiting`.
+    `used_cells`: how many of the `n_cells` cells hold tokens. `prompt_tokens` (computed), `tokens`
+    (generated) and `n_preemptions` are totals since the engine was created.
     """
 
     n_running: int

@@ -1,11 +1,11 @@
-"""Decide which requests run, which wait, and what the next forward pass computes.
+"""Decides which requests run, which wait, and what the next forward pass computes.
 
 A pass first gets the next tokens of running answers, then pieces of prompts (prefill.py). Waiting
-requests start when there is room (admission.py). When cells run short anyway, the request with the
-lowest priority (among equals, the youngest) is preempted: its cells are swapped to host memory or
-recomputed later, and it resumes when there is room. A beam search, which shows nothing before its
-end, starts again. Only a request that is too long for the whole pool ends as context_full, unless
-tokens may be dropped (overflow.py).
+requests start when there is room (admission.py). When cells run short nevertheless, the request
+with the lowest priority (among equals, the youngest) is preempted: its cells are swapped to host
+memory or recomputed later, and it resumes when there is room. A preempted beam search, which has
+shown no text yet, starts again. Only a request that is too long for the whole pool ends as
+context_full, unless tokens may be dropped (overflow.py).
 """
 
 from collections.abc import Iterator
@@ -29,9 +29,7 @@ from llmcli.runtime.requests.sequence import Sequence
 
 
 class Scheduler:
-    """Assigns slots to requests and plans forward passes; strategies decide what the answers
-    contain.
-    """
+    """Assigns slots to requests and plans forward passes."""
 
     def __init__(self, context: BatchedMemory, ledger: Ledger, schedule: Schedule) -> None:
         self.context, self.ledger = context, ledger
@@ -49,7 +47,7 @@ class Scheduler:
 
     @property
     def schedule(self) -> Schedule:
-        """Return the limits. They may be set while nothing runs."""
+        """Return the limits. They may only be set while nothing runs."""
         return self.state.schedule
 
     @schedule.setter
@@ -59,7 +57,7 @@ class Scheduler:
 
     @property
     def is_steady(self) -> bool:
-        """Return whether nothing waits and every running sequence needs only a few tokens."""
+        """Return whether no request waits and every running sequence needs only a few tokens."""
         return not self.waiting and not any(map(is_long, self.running.values()))
 
     def add(self, sequence: Sequence) -> None:
@@ -83,10 +81,8 @@ class Scheduler:
             self.swap.record_pass(rows, seconds)
 
     def next_pass(self) -> tuple[ForwardPass, Sequence | None]:
-        """Return the next pass, or the sequence that must end first because the pool is too small
-        for it.
-
-        The pass is empty when a sequence is returned.
+        """Return the next pass and None. If the pool is too small for a sequence, return an empty
+        pass and the sequence, which must end first.
         """
         self.admission.admit_waiting()
         while True:
@@ -100,8 +96,8 @@ class Scheduler:
                 return ForwardPass(), without_cells
 
     def preempt_one(self) -> bool:
-        """Preempt the least important sequence to free cells. Return False when it is the only one
-        that runs and no idle cells are stranded.
+        """Preempt the least important sequence to free cells. Return False when only one sequence
+        runs and no idle cells are stranded.
         """
         if len(self.running) < 2 and not self.ledger.has_stranded_cells:
             return False
@@ -129,8 +125,8 @@ class Scheduler:
 
     @contextmanager
     def decodes_offloaded(self, plan: ForwardPass) -> Iterator[None]:
-        """Compute a pass while the cells of decoding sequences outside it are offloaded, if it is
-        long enough.
+        """Offload the cells of decoding sequences that are not in a pass while the block computes
+        it, if the pass is long enough.
         """
         if not self.prefill.can_offload_decodes(len(plan.tokens)):
             yield
@@ -150,7 +146,9 @@ class Scheduler:
                 sequence.n_computed = min(sequence.n_computed, n_cached)
 
     def _fill(self, plan: ForwardPass) -> Sequence | None:
-        """Add the rows of a pass. Return the sequence that has no cells for its rows, or None."""
+        """Add the rows of the next pass to `plan`. Return the sequence that has no cells for its
+        rows, or None.
+        """
         context, ledger = self.context, self.ledger
         decoding, prompts = self._in_serving_order()
         is_alone, n_decoding = len(self.running) == 1, len(decoding)
@@ -174,8 +172,8 @@ class Scheduler:
         return self.prefill.fill(plan, prompts, n_decoding) if prompts else None
 
     def _in_serving_order(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Return the decoding sequences and those with many tokens to compute, each in serving
-        order.
+        """Return two lists of running sequences: answers that are decoded, and sequences with many
+        tokens to compute. Each list is in serving order.
         """
         decoding: list[Sequence] = []
         prompts: list[Sequence] = []

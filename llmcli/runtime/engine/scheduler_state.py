@@ -1,4 +1,4 @@
-"""What the scheduler and its parts share."""
+"""The state that the scheduler shares with its parts."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,8 @@ from llmcli.runtime.kv_cache.context_protocols import BatchedMemory
 from llmcli.runtime.kv_cache.ledger import Ledger
 from llmcli.runtime.requests.sequence import Sequence
 
-# pending tokens (for example forced by a grammar) up to which an answer still counts as decoding
+# an answer with at most this many tokens to compute (for example forced by a grammar) still counts
+# as decoding
 MAX_FORCED_TOKENS = 16
 
 
@@ -24,7 +25,7 @@ class SchedulerState:
     n_passes: int = 0
 
     def run(self, sequence: Sequence) -> None:
-        """Move a sequence from the queue to the running ones."""
+        """Move a sequence from the waiting queue to the running sequences."""
         self.waiting.remove(sequence, self.n_passes)
         self.running[sequence.id] = sequence
 

@@ -1,11 +1,13 @@
 """The waiting requests and the order in which they are admitted.
 
-Requests of one client are ordered by priority, which rises by one every PASSES_PER_PRIORITY passes
-so that none starves; then preempted requests first, then by arrival. Clients are ordered by the
-priority of their next request, which rises with the passes since one of their requests was last
-admitted; then preempted first, then the client with the fewest running requests, then by arrival.
-Counting from the last admission keeps a client that queued many old requests from blocking the
-first request of another.
+The requests of one client are ordered by priority; among equals preempted requests come first, then
+those that arrived earlier. The priority of a waiting request rises by one every PASSES_PER_PRIORITY
+passes, so that every request runs at some time.
+
+Between clients, the next request of each is compared: first by priority, then preempted requests
+come first, then the client with the fewest running requests, then the earlier arrival. For this
+comparison the priority rises only with the passes since the client's last admitted request. So a
+client with many old requests cannot block the first request of another client.
 """
 
 import heapq
@@ -14,7 +16,7 @@ from collections.abc import Iterable, Iterator
 
 from llmcli.runtime.requests.sequence import Sequence
 
-PASSES_PER_PRIORITY = 64  # passes per step of priority
+PASSES_PER_PRIORITY = 64  # passes of waiting that raise the priority by one
 
 
 class WaitingQueue:
@@ -24,7 +26,7 @@ class WaitingQueue:
         self._all: list[Sequence] = []
         self._served: dict[
             str, int
-        ] = {}  # waiting clients and the pass in which a request of theirs was last admitted
+        ] = {}  # for each waiting client, the pass in which a request of it last left the queue
 
     def __len__(self) -> int:
         return len(self._all)
@@ -34,7 +36,7 @@ class WaitingQueue:
 
     @property
     def n_preempted(self) -> int:
-        """Return the number of requests that were preempted."""
+        """Return the number of waiting requests that were preempted."""
         return sum(sequence.preemption.count > 0 for sequence in self._all)
 
     def add(self, sequence: Sequence, current_pass: int) -> None:
@@ -87,7 +89,7 @@ class WaitingQueue:
         while heads:
             client = heads[0][-1]
             ordered.append(clients[client].popleft())
-            busy[client] += 1  # as if it ran
+            busy[client] += 1  # count the request as running
             if clients[client]:
                 heapq.heapreplace(heads, rank(client))
             else:
