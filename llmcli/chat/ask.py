@@ -23,5 +23,5 @@ def ask_and_print(chat: ChatSession, text: str) -> Answer:
 
 
 def strip_fences(text: str) -> str:
-    """Return the text between the fences."""
+    """Return the text between the fence at its beginning and the fence at its end."""
     return text.strip().removeprefix(FENCE).removesuffix(FENCE).strip("\n")

@@ -1,7 +1,8 @@
 """The KV cache by owner: system text, each turn, other sequences, free cells.
 
-Turn boundaries come from the conversation as the template renders it. They may be off by a token
-where the model spelled an answer differently than the tokenizer would; the sum is exact.
+The end of each turn is computed from the conversation as the template renders it. It may be off by
+a token if the model generated an answer with other tokens than the tokenizer would choose; the sum
+of all cells is exact.
 """
 
 from collections.abc import Sequence
@@ -12,15 +13,15 @@ from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.display.styles import draw_bar
 
 MAX_SHOWN_TURNS = 9  # the number of last turns listed separately
-DROPPED_LABEL = "not sent again"  # what was dropped stays in the cache until the next answer
+DROPPED_LABEL = "not sent again"  # turns that were dropped stay in the cache until the next answer
 SHARED_MARK, FREE_MARK = "=", "."
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSegment:
-    """Cells of one owner.
+    """The cells of one owner. `shared` of the `cells` are also used by other sequences.
 
-    `shared` of them are also used by other sequences, and count once.
+    A shared cell is counted once.
     """
 
     name: str
@@ -30,7 +31,7 @@ class CacheSegment:
 
 
 def cache_segments(chat: ChatSession) -> list[CacheSegment]:
-    """Return the segments of the whole pool, oldest first; the last one is the free cells."""
+    """Return the segments of the whole cache, oldest first; the last segment is the free cells."""
     occupied, tree = chat.runner.engine.ledger.cell_owners(), chat.conversation.tree
     latest, ends = occupied.latest_is_shared, chat.turn_ends()
     turns = tree.sent_turns()[: len(ends)] or tree.sent_turns()[-1:] or [1]
@@ -63,7 +64,7 @@ def cache_segments(chat: ChatSession) -> list[CacheSegment]:
 
 
 def draw_cache(segments: Sequence[CacheSegment], width: int = 40) -> str:
-    """Draw the pool as a bar, with `=` for shared cells; each segment gets at least one column."""
+    """Draw the cache as a bar, with `=` for shared cells; each segment gets at least one column."""
     pieces = []
     for part in segments:
         if part.mark != FREE_MARK:

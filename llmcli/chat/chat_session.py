@@ -1,6 +1,6 @@
-"""A chat session: a conversation, the model that answers, and one turn of it.
+"""A chat session: a conversation, the model that answers, and how a turn is answered.
 
-`chat`, `run` and the REPL's commands share it. Input and the terminal are handled elsewhere.
+`chat`, `run` and the REPL's commands use it. Input and the terminal are handled elsewhere.
 """
 
 import time
@@ -65,13 +65,13 @@ class ChatSession:
     - `file_bytes`: the file size when the model was loaded; the file may be replaced meanwhile.
     - `models`: None if the model cannot be changed.
     - `measure_speed`: a speed test; takes a runner, prompt tokens and answer tokens.
-    - `attachments`: texts of files for the next message.
+    - `attachments`: texts of files that are sent with the next message.
     - `log`: records the session.
     - `last_text`: the text of the last answer.
     - `pending_message`: the last message, if an error or Ctrl-C prevented its answer.
     - `should_exit`: ends the input loop.
     - `opened_tags`: the thinking tags that the last prompt ends with.
-    - `counted_tokens`: the cached token count of a conversation, with its key (status_line.py).
+    - `counted_tokens`: the last token count of status_line.py, with the key of what was counted.
     - `can_prefill`: whether a command can put `next_draft` into the next input line.
     """
 
@@ -159,7 +159,8 @@ class ChatSession:
     def ask_samples(self, text: str, count: int, writer: StreamWriter) -> list[Answer]:
         """Generate several answers to one message, outside the conversation.
 
-        Each answer is written complete, under a heading. The first one becomes the last answer.
+        When all of them are complete, they are written one after the other, each under a heading.
+        The first of them becomes `last_answer`.
         """
         reply = self.runner.reply(self._request(text), count)
         for _ in reply:
@@ -206,7 +207,7 @@ class ChatSession:
         return StreamWriter(silent, open_formatter(self.display, self.ui))
 
     def _set_last_answer(self, answer: Answer) -> AnswerText:
-        """Make `answer` the last answer; return its text, split."""
+        """Store `answer` as the last answer, and return its text, split into thinking and content."""
         self.last_answer = answer
         self.last_text = split_answer(answer.text, self.opened_tags)
         return self.last_text
@@ -233,7 +234,7 @@ class ChatSession:
         )
 
     def prompt_tokens(self, text: str, skip: int = 0) -> tuple[int, ...]:
-        """Return the prompt's tokens: the turns after the first `skip`, then `text`."""
+        """Return the tokens of a prompt: the sent turns without the first `skip`, then `text`."""
         if self.runner.template is None:
             return self.runner.encode_text(self._plain(text, skip))
         return self.runner.encode_chat(
@@ -243,7 +244,7 @@ class ChatSession:
         )
 
     def conversation_tokens(self) -> tuple[int, ...]:
-        """Return the tokens of the conversation without a next message.
+        """Return the tokens of the conversation so far, without another message.
 
         Empty if there is no turn, or if the template cannot render the conversation.
         """
@@ -272,7 +273,7 @@ class ChatSession:
                 self.runner.encode_chat(self.template_messages([Message("user", probe)]))
                 for probe in ("a", "b")
             )
-        # a template that requires longer or several messages; reported when it matters
+        # the template requires longer or several messages; sending one reports the error
         except UserError:
             return 0
         return next(
@@ -308,7 +309,7 @@ class ChatSession:
         return counts
 
     def token_count(self) -> int:
-        """Return the conversation's token count, as it is sent with the next message."""
+        """Return the token count of the conversation as it is sent with the next message."""
         if not self.conversation.sent_messages:
             return self.prefix_token_count()
         # If the template requires a question at the end, count with a short one.
@@ -321,10 +322,11 @@ class ChatSession:
             self.ui.warn(line)
 
     def template_messages(self, messages: list[Message]) -> list[Message]:
-        """Return messages for the template: with the system text, without thinking.
+        """Return messages for the template: add the system text, and remove thinking.
 
-        Where the template drops a system message, its text goes into the first message. Most
-        templates remove earlier thinking themselves, and none needs it.
+        If the template does not support a system message, the system text is put before the first
+        message. Most templates remove the thinking of earlier answers themselves, and none needs
+        it.
         """
         assert self.runner.template is not None
         messages = [_without_thinking(message) for message in messages]

@@ -1,4 +1,4 @@
-"""Copying to the desktop's clipboard with whichever program is installed."""
+"""Copies text to the desktop's clipboard with the first clipboard program that works."""
 
 import shutil
 import subprocess
@@ -27,7 +27,8 @@ def copy_text(text: str) -> str | None:
 def _took(command: tuple[str, ...], text: bytes) -> bool:
     """Run a clipboard program, and return whether it succeeded.
 
-    A program that keeps running to serve the text gets its own session.
+    It runs in a separate session, so that Ctrl-C does not end a program that stays running to serve
+    the text.
     """
     try:
         done = subprocess.run(

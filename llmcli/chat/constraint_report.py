@@ -27,7 +27,7 @@ def is_complete(
 ) -> bool:
     """Return whether an answer satisfies its constraint completely; True without a constraint.
 
-    `opened_tags` are the thinking tags that its prompt opened.
+    `opened_tags` are the thinking tags that the answer's prompt opened.
     """
     if constraint is None:
         return True

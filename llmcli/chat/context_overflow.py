@@ -1,10 +1,10 @@
-"""`--on-full` for a conversation: what leaves when the context is full. A note reports it.
+"""`--on-full` for a conversation: what leaves the context when it is full.
 
-- stop: the answer ends, and a message that does not fit is refused.
+- stop: nothing leaves; the answer ends, and a message that does not fit is refused.
 - shift: the oldest turns leave; the system text stays.
 - sinks: the first and the last tokens stay, for texts without an end.
 
-The turns stay in the tree.
+A note reports what leaves. Turns that leave the context stay in the tree.
 """
 
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from llmcli.runtime.runner import Runner
 from llmcli.ui import UI
 from llmcli.units import format_count
 
-# Kept tokens after those before the first message. More than 4 gain nothing (Xiao et al. 2023,
-# StreamingLLM).
+# The number of tokens that are kept besides those before the first message. More than 4 gain
+# nothing (Xiao et al. 2023, StreamingLLM).
 SINK_TOKENS = 4
 
 
 class PromptSource(Protocol):
-    """A chat session, as far as its prompts are fitted into the context."""
+    """The part of a chat session that is needed to fit its prompts into the context."""
 
     @property
     def runner(self) -> Runner: ...
@@ -37,7 +37,7 @@ class PromptSource(Protocol):
     def ui(self) -> UI: ...
 
     def prompt_tokens(self, text: str, skip: int = 0) -> tuple[int, ...]:
-        """Return the prompt's tokens: the turns after the first `skip`, then `text`."""
+        """Return the tokens of a prompt: the sent turns without the first `skip`, then `text`."""
         ...
 
     def prefix_token_count(self) -> int:
@@ -47,7 +47,10 @@ class PromptSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FittedPrompt:
-    """A prompt that fits, and what the engine may do if the answer fills the context."""
+    """A prompt that fits the context, and what the engine may do if the answer fills the context.
+
+    `overflow` is None if the answer ends then.
+    """
 
     tokens: tuple[int, ...]
     overflow: OverflowPolicy | None
@@ -55,9 +58,9 @@ class FittedPrompt:
 
 
 def fit_prompt(chat: PromptSource, text: str) -> FittedPrompt:
-    """Return a prompt for a message that fits the context.
+    """Return the prompt for the message `text`, shortened if it does not fit the context.
 
-    If it is too long, turns or tokens leave according to the mode, and a note reports them. Raises
+    Turns or tokens leave the context according to `--on-full`, and a note reports them. Raises
     UserError if nothing may leave.
     """
     tokens, mode, n_ctx = chat.prompt_tokens(text), chat.conversation.on_full, chat.runner.n_ctx
@@ -86,13 +89,16 @@ def fit_prompt(chat: PromptSource, text: str) -> FittedPrompt:
 
 
 def record_dropped_turns(chat: PromptSource, overflow: OverflowStats) -> None:
-    """Report what left during an answer, and mark its turns so that they are not sent again."""
+    """Mark the turns that left the context during an answer, so that they are not sent again.
+
+    Prints a note about them.
+    """
     _drop_turns(chat, overflow.turns)
     describe_dropped_turns(chat, overflow)
 
 
 def describe_dropped_turns(chat: PromptSource, overflow: OverflowStats) -> None:
-    """Print one line about what left the context, if anything did."""
+    """Print one line about the turns or tokens that left the context, if any did."""
     if not overflow.times:
         return
     turns_line = (
@@ -107,7 +113,11 @@ def describe_dropped_turns(chat: PromptSource, overflow: OverflowStats) -> None:
 
 
 def require_sinks_support(runner: Runner) -> None:
-    """Raise UserError if this model's cached keys cannot be moved, or must not be."""
+    """Raise UserError if sinks are not possible with this model or these options.
+
+    Sinks need cached keys that can be moved to other positions, which --reproducible does not
+    allow.
+    """
     if runner.options.reproducible:
         raise UserError(
             "sinks keep values that were computed with removed tokens, "
@@ -133,7 +143,7 @@ def require_sinks_support(runner: Runner) -> None:
 
 
 def context_full_note(conversation: Conversation) -> str:
-    """Return what to type after an answer that filled the context."""
+    """Return a note for an answer that filled the context: what the user can do now."""
     if conversation.on_full == "stop":
         return (
             "the context is full: use /set on_full shift to let the oldest turns leave, "

@@ -1,4 +1,4 @@
-"""The input loop: runs commands and answers everything else.
+"""The input loop: runs lines that are commands, and sends all others to the model.
 
 Input from a pipe is read here; the REPL in repl.py handles terminals.
 """
@@ -27,7 +27,7 @@ def handle_line(chat: ChatSession, text: str) -> Answer | None:
 def parse_message(text: str) -> str | None:
     """Return the message in a line; None for a command.
 
-    Two slashes or a fence at the beginning mark a message that may begin with a slash.
+    A message that begins with a slash must be typed with two slashes, or between fences.
     """
     if text.startswith(FENCE):
         return strip_fences(text)
@@ -37,9 +37,10 @@ def parse_message(text: str) -> str | None:
 
 
 def run_pipe(chat: ChatSession, source: BinaryIO) -> bool:
-    """Answer one message for each line until the end of `source`; return whether all succeeded.
+    """Handle each line of `source` as a message or command; return whether all succeeded.
 
-    An error in one line is printed, and the next line follows. Ctrl-C in an answer ends everything.
+    An error in one line is printed, and the next line is handled. Ctrl-C during an answer ends the
+    whole input with KeyboardInterrupt.
     """
     succeeded = True
     for raw, offset in _blocks(source):
@@ -59,7 +60,7 @@ def run_pipe(chat: ChatSession, source: BinaryIO) -> bool:
 
 
 def is_closed(text: str) -> bool:
-    """Return whether a text is complete: not begun with a fence, or also ended with one."""
+    """Return whether a text is complete: if it begins with a fence, it also ends with one."""
     return _is_complete(text.strip(), FENCE)
 
 
@@ -68,7 +69,7 @@ def _is_complete(body: AnyStr, fence: AnyStr) -> bool:
 
 
 def _blocks(source: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Yield lines and their byte offsets; lines between fences are joined."""
+    """Yield the lines of `source` with their byte offsets; the lines between two fences are joined."""
     fence, pending, start, offset = FENCE.encode(), b"", 0, 0
     while line := source.readline():
         start = start if pending else offset

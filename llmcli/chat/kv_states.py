@@ -1,4 +1,4 @@
-"""KV states of saved chats: NAME.kv spares the next answer its prefill.
+"""KV states of saved chats: with NAME.kv, the conversation is not computed again after /load.
 
 A chat can be loaded without its state; one line then says why the state was not used.
 """
@@ -46,7 +46,7 @@ def restore_state(chat: ChatSession, path: Path) -> str:
     if not tokens:
         return ""
     if 2 * ledger.find_nearest(tokens)[1] < len(tokens):
-        # cells of another conversation: they cannot be reused and would slow down every pass
+        # The cells of another conversation cannot be reused, and would slow down every pass.
         ledger.evict_idle()
     try:
         with path.open("rb") as file:

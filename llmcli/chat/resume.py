@@ -1,4 +1,4 @@
-"""Loads a stored conversation into a session, or continues its session."""
+"""Loads a stored conversation into a chat session, or resumes an earlier session."""
 
 from collections.abc import Callable
 
@@ -19,8 +19,8 @@ def load_conversation(
 ) -> None:
     """Load the conversation of `item`, with its KV state if possible.
 
-    Then `apply_options` applies the options of the command line, which override the stored settings. Raises
-    UserError if the conversation cannot be read; then nothing has changed.
+    Then `apply_options` applies the options of the command line, which override the stored
+    settings. Raises UserError if the conversation cannot be read; then nothing has changed.
     """
     stored = item.read_conversation()
     stored.restore_into(chat.conversation)
@@ -45,7 +45,7 @@ def load_conversation(
 
 
 def _check_constraint(chat: ChatSession) -> None:
-    """Remove the constraint on answers if this model cannot follow it."""
+    """Remove the constraint on answers, with a warning, if this model cannot follow it."""
     if constraint := chat.conversation.constraint:
         try:
             chat.runner.grammars(constraint)

@@ -26,10 +26,10 @@ class ReplCommand:
     - `run`: takes the chat session and the rest of the line. Its docstring is the help text; the
       first line also appears in the list of `group` (one of GROUPS).
     - `args`: the arguments, as shown in the help.
-    - `first_completions`: the first arguments that Tab offers.
-    - `later_completions`: the arguments that Tab offers after the typed ones.
-    - `line_completions`: replaces both; takes all text after the command's word and returns its possible
-      completions.
+    - `first_completions`: returns what Tab offers as the first argument.
+    - `later_completions`: takes the arguments typed so far, and returns what Tab offers after them.
+    - `line_completions`: is used instead of both; takes the text after the command's word, and
+      returns what Tab offers for it.
     """
 
     name: str

@@ -35,9 +35,9 @@ def show_context(chat: ChatSession, argument: str) -> None:
 
 
 def remaining_token_counts(chat: ChatSession) -> list[int]:
-    """Return the conversation's token count without its first 0, 1, 2, … turns.
+    """Return token counts of the conversation; entry n leaves out its first n turns.
 
-    Each count includes the template's tokens before a next message.
+    Each count includes a short next message with the template's tokens around it.
     """
     return [
         len(chat.prompt_tokens("a", skip))

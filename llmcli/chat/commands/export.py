@@ -54,9 +54,10 @@ def _markdown(chat: ChatSession) -> str:
 
 
 def _json(chat: ChatSession) -> str:
-    """Build the JSON document; characters that could control a terminal are escaped.
+    """Return the conversation as a JSON document.
 
-    So the document can be shown and still contains the exact text.
+    Characters that could control a terminal are written as JSON escapes: the document can be shown
+    safely, and still contains the exact text.
     """
     conversation = chat.conversation
     head = [{"role": "system", "content": conversation.system}] if conversation.system else []

@@ -45,7 +45,7 @@ def _print_help(chat: ChatSession, command: ReplCommand) -> None:
 
 
 def _spelled(command: ReplCommand) -> list[str]:
-    """Return a command with its arguments, then its other spellings."""
+    """Return the command's name with its arguments, followed by its other spellings."""
     return [f"/{command.name} {command.args}".rstrip(), *(f"/{alias}" for alias in command.aliases)]
 
 

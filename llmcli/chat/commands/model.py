@@ -47,7 +47,7 @@ def _use_model(chat: ChatSession, opened: OpenedModel) -> None:
         name: value for name, value in opened.settings.items() if find_setting(name).name in unset
     }
     sampling = sampling.with_values(new_defaults)
-    # Nothing below can fail, so the state is never mixed from two models.
+    # Nothing below can fail, so the session never mixes the state of two models.
     conversation.sampling, conversation.system = sampling, conversation.system or opened.system
     chat.name, chat.runner, chat.file_bytes = opened.name, opened.runner, opened.file_bytes
 

@@ -44,7 +44,10 @@ def show_probs(chat: ChatSession, argument: str) -> None:
 
 
 def _last(chat: ChatSession) -> Answer:
-    """Return the last answer, with log-probabilities. Raises UserError that says how to get one."""
+    """Return the last answer if it has log-probabilities.
+
+    Raises UserError otherwise; the hint says how to get them.
+    """
     if chat.last_answer is None or not chat.last_answer.tokens:
         raise UserError("there is no answer yet", hint="type /probs on, then ask something")
     if all(token.logprob is None for token in chat.last_answer.tokens):

@@ -9,8 +9,8 @@ from llmcli.chat.paths import complete_path, parse_path
 from llmcli.errors import UserError
 from llmcli.text_input import decode_utf8, read_limited
 
-# Bytes for each token that hardly any text exceeds: longer files cannot fit the context and are not
-# read to the end.
+# Hardly any text has more bytes per token. A file that has more than this for each token of the
+# context cannot fit, and is not read to the end.
 MAX_BYTES_PER_TOKEN = 16
 
 
@@ -48,7 +48,8 @@ def read_file(chat: ChatSession, argument: str) -> None:
 def _split_line(argument: str) -> tuple[str, str]:
     """Split the line into a file name, quoted or up to the first space, and a question.
 
-    A line that names an existing file as a whole has no question.
+    If no file has the name up to the first space, but the whole line names a file, the question is
+    empty.
     """
     if argument[0] in "'\"" and (end := argument.find(argument[0], 1)) > 0:
         return argument[: end + 1], argument[end + 1 :].strip()
@@ -78,9 +79,10 @@ def _text(path: Path, chat: ChatSession) -> str:
 
 
 def _tokens(chat: ChatSession, text: str, path: Path) -> int:
-    """Return the file's token count.
+    """Return the token count of `text`, which contains the file at `path`.
 
-    Raises UserError if the context cannot hold it with the files that already wait.
+    Raises UserError if the context cannot hold it together with the files already attached to the
+    next message.
     """
     count = len(chat.runner.encode_text(text))
     waiting = sum(len(chat.runner.encode_text(attachment)) for attachment in chat.attachments)

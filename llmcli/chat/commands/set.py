@@ -23,7 +23,7 @@ FLAG_OF_FIXED_NAME = {
     "ubatch_size": "--ubatch-size",
     "gemm": "--gemm",
 }
-# ollama's words without a value
+# ollama's words that take no value: word -> (setting, value)
 SETTING_OF_WORD = {
     "verbose": ("timing", "line"),
     "quiet": ("timing", "off"),
@@ -78,7 +78,10 @@ def _names(chat: ChatSession) -> Iterable[str]:
 
 
 def _values(chat: ChatSession, words: list[str]) -> Iterable[str]:
-    """Return the values of the typed name; after `parameter`, the names."""
+    """Return what Tab offers after `words`: the values of the named setting.
+
+    After the word `parameter`, it is the names of the settings.
+    """
     if words[0] == "parameter":
         words = words[1:]
     if not words:

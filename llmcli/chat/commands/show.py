@@ -55,7 +55,7 @@ def _summary(chat: ChatSession) -> None:
 
 
 def _info(chat: ChatSession) -> None:
-    """Print the file's metadata; arrays such as the vocabulary by their length."""
+    """Print the file's metadata; for arrays such as the vocabulary, only the length."""
     header = chat.runner.header
     rows = [
         ("file", str(header.path)),

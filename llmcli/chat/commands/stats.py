@@ -62,7 +62,9 @@ def show_stats(chat: ChatSession, argument: str) -> None:
 
 
 def _reading(chat: ChatSession) -> list[tuple[str, str]]:
-    """Compare the mean speed with how fast people read."""
+    """Return a table row that compares the mean speed with human reading speeds, if there is a
+    speed.
+    """
     from llmcli.reading_speed import measure_pace  # lazy: it would delay every start
 
     rate = chat.totals.tokens_per_second
@@ -73,9 +75,9 @@ def _reading(chat: ChatSession) -> list[tuple[str, str]]:
 
 
 def _kinds(chat: ChatSession) -> list[tuple[str, str]]:
-    """Return the conversation's tokens by kind, as it is sent with the next message.
+    """Return table rows with the conversation's tokens by kind, as sent with the next message.
 
-    The template's tokens are the difference to the total.
+    The template's tokens are the total less the tokens of the other kinds.
     """
     total, prefix = chat.token_count(), chat.prefix_token_count()
     messages = chat.conversation.sent_messages

@@ -69,7 +69,10 @@ def edit_question(chat: ChatSession, argument: str) -> None:
 
 
 def _ask_from(chat: ChatSession, question: str, old: int, old_message: str | None) -> None:
-    """Ask at the current turn; if there is no answer, go back to turn `old`."""
+    """Ask `question` after the current turn.
+
+    If it gets no answer, go back to turn `old`, and make `old_message` the pending message again.
+    """
     from llmcli.chat.ask import ask_and_print
 
     try:

@@ -17,7 +17,7 @@ ON_FULL_MODES = {
 
 @dataclass(slots=True)
 class Conversation:
-    """What the next answer depends on.
+    """The turns and the settings that the next answer depends on.
 
     - `system`: the system text, separate because templates treat it differently.
     - `predict`: the token limit, None for no limit.
@@ -58,7 +58,10 @@ class Conversation:
         self.tree.add_turn(text, answer, is_stopped=finish == "cancelled", n_tokens=tokens)
 
     def undo_turn(self) -> str | None:
-        """Move before the last turn, which stays in the tree; return its question, or None."""
+        """Go back to the turn before the last one, which stays in the tree.
+
+        Returns the question of the last turn, or None if there is no turn.
+        """
         if not self.tree.current_turn:
             return None
         last = self.tree[self.tree.current_turn]

@@ -17,7 +17,7 @@ READER_OF_KIND = {"saved": saved_chats.read_chat, "sitting": session_log_reader.
 
 @dataclass(frozen=True, slots=True)
 class HistoryItem:
-    """A stored conversation: its file, and the KV state that a saved chat may have.
+    """A stored conversation: its file, and the path of its KV state, which only saved chats have.
 
     `modified_time` is the time of the last change in seconds since 1970.
     """
@@ -30,12 +30,12 @@ class HistoryItem:
 
     @property
     def state_path(self) -> Path:
-        """The path of its KV state, which may not exist."""
+        """The path of the conversation's KV state, which may not exist."""
         return self.path.with_suffix(".kv")
 
     @property
     def state_bytes(self) -> int:
-        """The size of its KV state in bytes, 0 without one."""
+        """The size of the conversation's KV state in bytes, 0 without one."""
         try:
             return self.state_path.stat().st_size
         except OSError:
@@ -63,7 +63,7 @@ def list_history(config: Config) -> list[HistoryItem]:
 def find_item(config: Config, name: str) -> HistoryItem:
     """Find a stored conversation by name; `last` is the newest session. Raises UserError.
 
-    A saved chat precedes a session of the same name.
+    If a saved chat and a session have the same name, the saved chat is returned.
     """
     all_items = list_history(config)
     sittings = [item for item in all_items if item.kind == "sitting"]

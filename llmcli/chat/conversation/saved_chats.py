@@ -1,7 +1,7 @@
 """Saved chats: /save and /load keep them in state/saved/NAME.jsonl.
 
-The first line is the head; each further line is a turn of the tree (turn_records.py). Files of the first
-format, with one message on each line, can be read as well.
+The first line contains the settings and the position in the tree; each further line is a turn
+(turn_records.py). Files of the first format, with one message on each line, can be read as well.
 """
 
 import json
@@ -102,7 +102,7 @@ def _turns(path: Path, head: dict[str, Any], lines: list[dict[str, Any]]) -> Tur
 
 
 def _messages(path: Path, lines: list[dict[str, Any]]) -> TurnTree:
-    """Read the first format: one message on each line."""
+    """Read the turns of a file of the first format, which has one message on each line."""
     tree, contents = TurnTree(), [""]
     for number, line in enumerate(lines, 2):
         role, content = line.get("role"), line.get("content")

@@ -1,9 +1,9 @@
 """Session logs: state/sessions/START-PID.jsonl, append-only.
 
-Each answer is one line: `run --json`'s document and the settings behind it. The first half of the
-line, with the question, is written before the answer, so that a killed process loses only the
-current answer. A line with an `event` records any other change of the position (/undo, /switch,
-/load, …). session_log_reader.py reads the logs.
+Each answer is one line. The first half of the line contains the question and the settings, and is
+written before the answer; the second half is the document of `run --json`. A killed process
+therefore loses only the current answer. A line with an `event` records any other change of the
+position (/undo, /switch, /load, …). session_log_reader.py reads the logs.
 """
 
 import errno
@@ -34,7 +34,11 @@ class NoSessionLog:
         """Record that the pending question has no answer; do nothing without one."""
 
     def record_position(self, conversation: Conversation, model: str) -> None:
-        """Record the position in the conversation if it has changed, and the model."""
+        """Record the position in the tree if it has changed.
+
+        If the conversation has another tree than before, all of its turns and settings are
+        recorded, with the name of the model.
+        """
 
     def close(self) -> None:
         """Close the log at the end of the session."""
@@ -44,8 +48,8 @@ class SessionLog(NoSessionLog):
     """The log of one session. If it cannot be written, a warning is printed once and the chat
     continues.
 
-    With `path`, the log of an earlier session is continued, whose conversation is already loaded.
-    If another process writes that log, a new one begins.
+    Without `path`, a new file is created for the first record. With the `path` of an earlier
+    session's log, call `resume` first.
     """
 
     def __init__(
@@ -58,16 +62,16 @@ class SessionLog(NoSessionLog):
         self.warn = warn
         self._file = -1
         self._broken = self._half = False
-        # the tree, turn count and position that a reader of the log has at this point
+        # the tree, turn count and position that a reader of the log would have at this point
         self._tree: TurnTree | None = None
         self._n_turns, self._position = 0, turn_records.build_position_record(TurnTree())
-        # the constraint that a reader has; written again only when it changes
+        # the last constraint in the log; it is written again only when it changes
         self._constraint: object = ...
 
     def resume(self, conversation: Conversation) -> bool:
         """Continue the log at `path`, from which the conversation was read.
 
-        Returns False if another process writes it, or if it cannot be opened.
+        Returns False if another process writes that log, or if it cannot be opened.
         """
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_APPEND)
@@ -79,7 +83,7 @@ class SessionLog(NoSessionLog):
             return False
         self._remember(conversation.tree)
         tail = os.pread(self._file, os.fstat(self._file).st_size, 0).rpartition(b"\n")[2]
-        # A killed process leaves the first half of a line, or less.
+        # A killed process leaves the first half of a line, or a part of that half.
         self._half = bool(tail) and _is_json_object(tail + b"}")
         if tail and not self._half:
             self._append("\n")
@@ -157,7 +161,10 @@ class SessionLog(NoSessionLog):
         self._append(json.dumps(record, ensure_ascii=False) + "\n")
 
     def _append(self, text: str) -> bool:
-        """Append text to the file before the next prompt; return whether all of it was written."""
+        """Append text to the file; return whether all of it was written.
+
+        After the first error, nothing more is written.
+        """
         if self._broken:
             return False
         raw = text.encode("utf-8", "surrogatepass")
@@ -204,7 +211,7 @@ def is_in_use(path: Path) -> bool:
 
 
 def _second_half(record: Mapping[str, Any]) -> str:
-    """Return the second half of a line whose first half ends without its closing brace."""
+    """Return the second half of a line; the first half lacks only its closing brace."""
     return ", " + json.dumps(record, ensure_ascii=False, allow_nan=False).removeprefix("{") + "\n"
 
 

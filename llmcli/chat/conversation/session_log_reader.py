@@ -80,7 +80,8 @@ def _reply(stored: StoredConversation, numbers: dict[int, int], record: Mapping[
 def _parent(tree: TurnTree, numbers: Mapping[int, int], record: Mapping[str, Any]) -> int:
     """Return the turn that a question follows.
 
-    It is the turn given by `parent`, or by the position `turn` in older logs, or the current one.
+    The record names it as `parent`. In older logs, `turn` is the question's number in the
+    conversation. Without either, the question follows the current turn.
     """
     if "parent" in record:
         parent = record["parent"]
@@ -103,8 +104,9 @@ def _unanswered(
 
 
 def _moved(stored: StoredConversation, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
-    """Replace the tree, or add turns and change the position; return False if the record is
-    invalid.
+    """Apply an event: `tree` replaces the tree, `place` adds turns and changes the position.
+
+    Returns False if the record is invalid.
     """
     is_new_tree, turns, first = (
         record["event"] == "tree",
@@ -131,7 +133,7 @@ def _moved(stored: StoredConversation, numbers: dict[int, int], record: Mapping[
         position["left"] = [new_numbers.get(number, -1) for number in record.get("left", [])]
         turn_records.restore_position(tree, position)
     except (turn_records.DamagedRecord, AttributeError, KeyError, TypeError):
-        # not an object, or a missing key
+        # an item is not an object, or a key is missing
         del tree.turns[count:]
         return False
     numbers.clear()
@@ -143,7 +145,7 @@ def _moved(stored: StoredConversation, numbers: dict[int, int], record: Mapping[
 
 
 def _settings(stored: StoredConversation, record: Mapping[str, Any]) -> None:
-    """Read the settings in effect at a turn; values of a wrong type are ignored."""
+    """Store the settings of a record in `stored`; values of a wrong type are ignored."""
     model = record.get("model")
     if isinstance(model, dict) and isinstance(model.get("name"), str):
         stored.model = model["name"]

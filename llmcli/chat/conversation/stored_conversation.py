@@ -16,7 +16,8 @@ class StoredConversation:
 
     - `pending_message`: a question that has no answer.
     - `n_damaged`: the number of unreadable lines.
-    - `constraint`: the constraint on answers; `has_constraint` is set if the file contains it.
+    - `constraint`: the constraint on answers, None for none.
+    - `has_constraint`: whether the file records `constraint`.
     """
 
     tree: TurnTree
@@ -31,7 +32,7 @@ class StoredConversation:
     has_constraint: bool = False
 
     def read_constraint(self, record: Mapping[str, Any]) -> None:
-        """Read the constraint from a record that contains it. Raises DamagedRecord."""
+        """Read the constraint if `record` contains it. Raises DamagedRecord."""
         if "format" in record:
             self.constraint, self.has_constraint = (
                 turn_records.parse_constraint(record["format"]),
@@ -39,7 +40,7 @@ class StoredConversation:
             )
 
     def restore_into(self, conversation: Conversation) -> None:
-        """Replace the conversation and settings of `conversation`.
+        """Put the stored turns and settings into `conversation`.
 
         Raises UserError for settings out of range; then nothing has changed.
         """
@@ -57,6 +58,9 @@ class StoredConversation:
 
     @property
     def first_question(self) -> str:
-        """The first question of the conversation, or of any turn; "" without one."""
+        """The first question of the conversation; "" without one.
+
+        If no turn is current, it is the first question in the tree, or the unanswered one.
+        """
         path = self.tree.current_path() or [1] * bool(self.tree.turns)
         return self.tree[path[0]].question if path else self.pending_message or ""

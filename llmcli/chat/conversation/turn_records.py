@@ -11,7 +11,10 @@ from llmcli.runtime.constraint.base import ENGINES, JUMP_MODES, Constraint, Cons
 
 
 class DamagedRecord(ValueError):
-    """An object that is not a valid turn, position or constraint. The text is the reason."""
+    """The error for a record that is not a valid turn, position or constraint.
+
+    The exception's text is the reason.
+    """
 
 
 def build_turn_record(turn: Turn) -> dict[str, Any]:
@@ -68,7 +71,7 @@ def parse_constraint(record: object) -> Constraint | None:
 
 
 def add_turn(tree: TurnTree, record: Mapping[str, Any]) -> None:
-    """Append a parsed turn to the tree without changing the position. Raises DamagedRecord."""
+    """Parse a turn and append it to the tree; the position stays. Raises DamagedRecord."""
     parent, tokens = record.get("parent"), record.get("tokens", 0)
     if not isinstance(parent, int) or not 0 <= parent <= len(tree.turns):
         raise DamagedRecord("its parent is not an earlier turn")

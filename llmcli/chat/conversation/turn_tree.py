@@ -14,9 +14,10 @@ BRANCH_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question and its answer, after the turn `parent`.
+    """A question and its answer.
 
-    `is_stopped`: the answer was stopped. `n_tokens`: the answer's token count, 0 if unknown.
+    `parent` is the number of the turn before it. `is_stopped`: the answer was stopped. `n_tokens`:
+    the answer's token count, 0 if unknown.
     """
 
     parent: int
@@ -85,7 +86,7 @@ class TurnTree:
         return self.current_turn
 
     def move_to(self, number: int) -> None:
-        """Make turn `number` the last one of the conversation and of its branch."""
+        """Make turn `number` the last one of the conversation and of the current branch."""
         assert 0 <= number <= len(self.turns), number
         self.current_turn = number
         if self.current_branch:

@@ -24,8 +24,8 @@ class AnswerFormatter:
         self._blocks = MarkdownStream(renderer) if renderer else None
         self._splitter = ThinkingSplitter()
         self._steps, self._since = 0, 0.0
-        self._hides_thinking = False  # no content was shown since hidden thinking
-        self._has_thinking_line = False  # shown thinking is on the current line
+        self._hides_thinking = False  # thinking was hidden, and no content has been shown since
+        self._has_thinking_line = False  # the current line contains shown thinking
 
     def begin(self, opened: ThinkingTags | None) -> None:
         """Begin an answer; `opened` are the thinking tags that its prompt opened."""
@@ -44,14 +44,14 @@ class AnswerFormatter:
         return self._splitter.is_replying and not self._hides_thinking and not self._blocks
 
     def feed(self, text: str) -> str:
-        """Format one token's text; must be called for empty texts, too."""
+        """Format one token's text. Call it for empty texts, too, because it counts the tokens."""
         if not self._since:
             self._since = time.perf_counter()
         self._steps += not self._splitter.is_replying
         return self._shown(self._splitter.feed(text))
 
     def finish(self) -> str:
-        """Return what was held back, and close an open fold."""
+        """Return the text that was held back, and the end of the fold line if thinking did not end."""
         shown = self._shown(self._splitter.finish())
         if self._hides_thinking and not self._splitter.is_replying:
             shown += self._unfold()
@@ -76,7 +76,7 @@ class AnswerFormatter:
         return shown + (self._unfold() if self._splitter.is_replying else "")
 
     def _unfold(self) -> str:
-        """Return the end of the line that replaces folded thinking."""
+        """Return the end of the line that is shown instead of folded thinking."""
         if self._thinking != FOLD:
             return ""
         seconds = time.perf_counter() - self._since
@@ -89,9 +89,9 @@ class AnswerFormatter:
         return self._separate(self._blocks.feed(text)) if self._blocks else escape_controls(text)
 
     def _separate(self, drawn: str) -> str:
-        """Separate rendered content from the thinking shown before it.
+        """Return rendered content, separated from the thinking that was shown before it.
 
-        Rendering drops leading blank lines.
+        The separating blank line is added here, because rendering drops leading blank lines.
         """
         if drawn and self._has_thinking_line:
             self._has_thinking_line, drawn = False, f"\n\n{drawn}"
@@ -102,7 +102,7 @@ class AnswerFormatter:
 
 
 def open_formatter(display: DisplaySettings, ui: UI) -> AnswerFormatter | None:
-    """Build the formatter for this stdout, or None if text stays as it is, as in a pipe."""
+    """Return the formatter for stdout, or None if it would not change any text."""
     terminal = sys.stdout.isatty() and not ui.json
     thinking = HIDE if display.thinking == FOLD and not terminal else display.thinking
     drawer = ui if display.markdown and terminal else None

@@ -179,7 +179,7 @@ def format_timing(runner: Runner, answer: Answer) -> str:
 
 
 def report_lines(runner: Runner, answer: Answer, timing: str) -> list[str]:
-    """Return the lines about an answer's time that the `timing` setting asks for."""
+    """Return the lines about an answer's time that the setting `timing` selects."""
     if timing == "off":
         return []
     token_line = [" ".join(f"{escape_line(token.text)}|{token.ms:.1f}" for token in answer.tokens)]
@@ -215,7 +215,7 @@ def format_samples_timing(runner: Runner, answers: Sequence[Answer]) -> str:
 
 
 def _grammar(answer: Answer) -> list[str]:
-    """Describe the grammar's part: forced tokens, and its milliseconds per token."""
+    """Return the grammar's part of the timing line: forced tokens, and milliseconds per token."""
     milliseconds = sum(token.constraint_ms for token in answer.tokens)
     if not milliseconds:
         return []

@@ -40,7 +40,7 @@ class MarkdownStream:
         self._line = ""
         self._pending: list[str] = []
         self._fence, self._language = "", ""
-        self._gap = self._begun = False  # a blank line is due; something was drawn
+        self._gap = self._begun = False  # _gap: a blank line is due; _begun: something was drawn
 
     def feed(self, text: str) -> str:
         """Add text; return what can be drawn now."""
@@ -48,7 +48,7 @@ class MarkdownStream:
         return "".join(self._add_line(line) for line in lines)
 
     def finish(self) -> str:
-        """Return what was held back, at the end of the answer."""
+        """End the answer: return the rest of its text, rendered."""
         line, self._line = self._line, ""
         return (self._add_line(line) if line else "") + self._flush()
 

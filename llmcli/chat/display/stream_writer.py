@@ -20,8 +20,9 @@ if TYPE_CHECKING:  # only a type: the formatter imports this module
 
 
 class StreamWriter:
-    """Writes one answer to stdout. `silent` writes nothing (--json); without `formatter`, text is not
-    formatted.
+    """Writes one answer to stdout.
+
+    With `silent` (--json), nothing is written. Without `formatter`, text is not formatted.
     """
 
     def __init__(self, silent: bool = False, formatter: "AnswerFormatter | None" = None) -> None:
@@ -105,7 +106,7 @@ def build_histogram(values: Sequence[float], max_bins: int = 8) -> list[tuple[st
 
 @dataclass(frozen=True, slots=True)
 class TimeShare:
-    """A part of a token's time: its name in tables, its mark in bars."""
+    """A part of a token's time: its name in tables, its mark in bars, its milliseconds."""
 
     name: str
     mark: str
@@ -121,7 +122,7 @@ TIME_SHARES = (
 
 
 def used_shares(tokens: Sequence[TokenTime]) -> list[TimeShare]:
-    """Return the parts that these tokens have; the grammar's only if there was one."""
+    """Return the parts of the time to show for `tokens`; the grammar's only if it took any time."""
     return [
         share
         for share in TIME_SHARES

@@ -46,7 +46,9 @@ def print_shaded(parts: Sequence[tuple[str, float | None]]) -> None:
 
 
 def escape_line(text: str) -> str:
-    """Make a token's text fit a table cell: line breaks and tabs become pictures, too."""
+    """Replace control characters, line breaks and tabs by pictures, so that a text fits a table
+    cell.
+    """
     return escape_controls(text).replace("\n", "␊").replace("\t", "␉")
 
 

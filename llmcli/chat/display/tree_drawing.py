@@ -6,7 +6,7 @@ from llmcli.chat.conversation.turn_tree import TurnTree
 from llmcli.chat.display.styles import escape_line
 
 ON_PATH_MARK, OFF_PATH_MARK = "●", "○"
-QUESTION_CHARS, ANSWER_CHARS = 24, 28  # characters shown of each
+QUESTION_CHARS, ANSWER_CHARS = 24, 28  # characters shown of a question and of an answer
 QUOTED_CHARS = 40  # characters of a question that a message quotes
 
 
@@ -35,18 +35,18 @@ def tree_rows(tree: TurnTree) -> list[tuple[str, str, str, str, str]]:
 
 
 def shorten(text: str, max_chars: int) -> str:
-    """Shorten a text to one line; an ellipsis marks that something is missing."""
+    """Return a text on one line of at most `max_chars` characters, with an ellipsis if it was cut."""
     line = escape_line(text[: max_chars + 1])
     return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
 
 
 def _lines(tree: TurnTree) -> Iterator[tuple[str, int]]:
-    """Yield what is drawn before each turn, and its number; a turn's followers come right after it.
+    """Yield, for each turn, the characters drawn before it, and its number.
 
-    A single follower stays at the same indentation.
+    The followers of a turn come right after it; a single follower has the same indentation.
     """
     children = tree.follower_lists()
-    # (drawn before the turn, drawn before what follows it, number)
+    # (characters before the turn, characters before its followers, number)
     waiting: list[tuple[str, str, int]] = []
 
     def follow(number: int, lead: str) -> None:

@@ -28,8 +28,9 @@ class ChatSetting:
 
     - `range`: the accepted values, in words; `default`: the initial value, as text.
     - `format_value`: returns the current value as text.
-    - `set_value`: sets the typed value. Raises UserError for an invalid one; then nothing has changed.
-    - `offered_values`: the values that Tab offers.
+    - `set_value`: sets the typed value. Raises UserError for an invalid value; then nothing has
+      changed.
+    - `offered_values`: returns the values that Tab offers.
     """
 
     name: str

@@ -22,9 +22,9 @@ def _grammar(chat: ChatSession, value: str) -> None:
 
 
 def _set_constraint(chat: ChatSession, kind: ConstraintKind, value: str, is_text: bool) -> None:
-    """Constrain the next answers by the typed text, or by the contents of the named file.
+    """Constrain the next answers by `value`: the text itself, or the name of a file.
 
-    Raises UserError.
+    One of OFF_WORDS removes a constraint of this kind. Raises UserError.
     """
     current = chat.conversation.constraint
     if value.lower() in OFF_WORDS:

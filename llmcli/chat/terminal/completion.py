@@ -8,7 +8,11 @@ from llmcli.chat.settings.base import Completion
 
 
 def complete_line(chat: ChatSession, line: str) -> Iterator[tuple[int, str]]:
-    """Yield completions in order, as (start relative to the line's end, at most 0; the word)."""
+    """Yield completions as (start, word): `word` replaces the text from `start` to the end of the
+    line.
+
+    `start` is relative to the end of the line, at most 0.
+    """
     if not line.startswith("/") or line.startswith("//") or "\n" in line:
         return
     *before, typed = line[1:].split(" ")

@@ -12,10 +12,10 @@ END_SIGNALS = tuple(number for number in (HANGUP_SIGNAL, signal.SIGTERM) if numb
 
 @contextmanager
 def handle_hangup(leave: Callable[[], None]) -> Iterator[list[int]]:
-    """Call `leave` on SIGHUP and SIGTERM inside the block, then act as Ctrl-C does.
+    """Inside the block, call `leave` on SIGHUP and SIGTERM, then interrupt as Ctrl-C does.
 
-    Yields a list that receives the signal numbers. Ignored signals (nohup) stay ignored. Output to
-    a closed terminal is discarded.
+    Yields a list to which the numbers of these signals are added. Ignored signals (nohup) stay
+    ignored. After SIGHUP, output is discarded, because the terminal is closed.
     """
     signals: list[int] = []
 
@@ -38,7 +38,7 @@ def handle_hangup(leave: Callable[[], None]) -> Iterator[list[int]]:
 
 
 def discard_output() -> None:
-    """Discard all further output: a closed terminal cannot be written."""
+    """Discard all further output, because a closed terminal cannot be written to."""
     null_device = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(null_device, stream)

@@ -66,9 +66,10 @@ class MessageCost:
         return f"{format_count(n_leaving, 'turn')} will leave"
 
     def _size(self, skip: int) -> int:
-        """Return the tokens of the conversation without its first `skip` turns.
+        """Return the prompt's token count without its first `skip` turns and without the message's
+        text.
 
-        The tokens that the template adds around a message are included.
+        The tokens that the template adds around the message are included.
         """
         if skip not in self._sizes:
             self._sizes[skip] = len(self.chat.prompt_tokens("a", skip)) - self._count("a")

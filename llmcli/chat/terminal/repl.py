@@ -60,8 +60,8 @@ def run_repl(chat: ChatSession) -> None:
 def _run_loop(chat: ChatSession, session: PromptSession[str]) -> None:
     """Run the input loop.
 
-    Ctrl-C reaches the prompt as a key and an answer through `on_interrupt`; between them it has no
-    effect.
+    At the prompt, Ctrl-C is a key; during an answer, `on_interrupt` handles it; between the two it
+    has no effect.
     """
     chat.can_prefill = True
     while not chat.should_exit:
@@ -87,9 +87,9 @@ def _run_loop(chat: ChatSession, session: PromptSession[str]) -> None:
 async def _read_input(session: PromptSession[str], draft: str) -> str:
     """Read one message or command.
 
-    Ctrl-C as a signal ends it as the key does. A Ctrl-C after the message is complete applies to
-    the answer. prompt_toolkit's own handler is not used: it fails just before the prompt begins and
-    just after it ends.
+    A SIGINT ends the input as the key Ctrl-C does; after the input is complete, it applies to the
+    answer. prompt_toolkit's own signal handler is not used, because it fails just before the prompt
+    begins and just after it ends.
     """
     app, loop, previous_handler = (
         session.app,
@@ -111,7 +111,8 @@ async def _read_input(session: PromptSession[str], draft: str) -> str:
 
     def begin() -> None:
         nonlocal interrupted
-        app.layout.focus(DEFAULT_BUFFER)  # a search ended by a signal would keep the focus
+        # otherwise a search that a signal ended would keep the focus
+        app.layout.focus(DEFAULT_BUFFER)
         interrupted = pop_interrupt() or interrupted
         stop()
 
@@ -215,7 +216,7 @@ class _History(FileHistory):
 
 
 class _Commands(Completer):
-    """Passes Tab completion to completion.py."""
+    """Gives prompt_toolkit the completions of completion.py."""
 
     def __init__(self, chat: ChatSession) -> None:
         self.chat = chat
