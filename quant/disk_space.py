@@ -1,4 +1,4 @@
-"""Refuses a file that does not fit on its disk, before its first byte is written."""
+"""Checks that a file fits on its disk before its first byte is written."""
 
 import os
 import shutil
@@ -9,9 +9,10 @@ from quant.errors import UserError
 
 
 def require_disk_space(folder: Path, needed: int, subject: str, alternative: str) -> None:
-    """Raise UserError unless `folder` has `needed` free bytes.
+    """Raise UserError unless the disk of `folder` has `needed` free bytes.
 
-    `subject` says what needs them ("the moments need"), `alternative` what else the user can do.
+    In the message, `subject` says what needs the space ("the moments need"), and `alternative` what
+    else the user can do.
     """
     free = shutil.disk_usage(folder).free
     if needed > free:
@@ -22,9 +23,10 @@ def require_disk_space(folder: Path, needed: int, subject: str, alternative: str
 
 
 def reusable_bytes(parts: Iterable[Path]) -> int:
-    """Return the bytes on disk of unfinished files, which are resumed or overwritten.
+    """Return the bytes that unfinished files occupy on disk; they are resumed or overwritten, so
+    these bytes count as free.
 
-    0 where the system does not count a file's blocks.
+    Returns 0 on systems that do not report a file's blocks.
     """
     if not hasattr(os, "posix_fallocate"):
         return 0

@@ -18,8 +18,8 @@ class UserError(Exception):
 
 
 class DamagedSourceError(UserError):
-    """An error in the content of the source itself. Partial output made from it is deleted, because
-    it cannot be resumed.
+    """The content of the source is damaged. Partial output made from it is deleted, because it
+    cannot be resumed.
     """
 
 
@@ -28,6 +28,8 @@ class PickleNotAllowedError(UserError):
 
 
 def list_first(items: Sequence[str], limit: int) -> str:
-    """Return the first `limit` items of an error's list, and the number of the others."""
+    """Return the first `limit` items as text for an error, with the number of items that are left
+    out.
+    """
     others = len(items) - limit
     return "; ".join(items[:limit]) + (f"; and {others} more" if others > 0 else "")

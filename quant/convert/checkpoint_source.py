@@ -1,6 +1,8 @@
-"""Converts a Hugging Face checkpoint folder to a Source: config, vocabulary and placed tensors.
+"""Converts a Hugging Face checkpoint folder to a Source: config, vocabulary, and tensors under
+their GGUF names.
 
-Every tensor is placed, computed or dropped; everything that does not fit is reported in one error.
+Every tensor of the checkpoint is converted or deliberately dropped; all tensors that do not fit are
+reported in one error.
 """
 
 import difflib
@@ -33,11 +35,12 @@ from quant.tokenizer.vocabulary import load_vocabulary
 if TYPE_CHECKING:
     from quant.native.ggml import F32
 
-# Misfits that one error lists: enough for any real checkpoint, bounded for a hostile one.
+# Most misfits that one error lists: more than any real checkpoint has, but a limit for hostile
+# ones.
 MAX_LISTED_MISFITS = 2000
 HEAD_NAME, EMBEDDING_NAME = tensor_types.HEAD_NAME, tensor_types.EMBEDDING_NAMES[0]
 TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json")
-# Matrices that stay F32: routers are small and sensitive to rounding.
+# Roles of matrices that stay F32: routers are small and sensitive to rounding.
 F32_ROLES = ("ffn_gate_inp", "ffn_gate_inp_shexp")
 
 
@@ -51,9 +54,9 @@ def open_checkpoint(
 ) -> Source:
     """Open a checkpoint folder with config.json, weights and a tokenizer as a Source.
 
-    `tokenizer` is another folder to read the tokenizer from; `pre` overrides the name of the
+    `tokenizer` is another folder to read the tokenizer from. `pre` overrides the name of the
     pre-tokenizer. `allow_pickle` permits pickled weights if there are no safetensors. `blobs` are
-    the safetensors by file name if they are not in the folder. Raises UserError for anything that
+    the safetensors files by name if they are not in the folder. Raises UserError for anything that
     cannot be converted.
     """
     folder = CheckpointFolder(path)
@@ -95,9 +98,9 @@ def open_checkpoint(
 
 
 def _stored(folder: CheckpointFolder, blobs: Mapping[str, Blob], allow_pickle: bool) -> Tensors:
-    """Return the checkpoint's tensors as stored.
+    """Return the checkpoint's tensors as they are stored.
 
-    Safetensors are preferred to pickles, which need `allow_pickle`.
+    Safetensors are preferred; pickles are read only with `allow_pickle`.
     """
     if any(name.startswith("model") for name in blobs) or not (
         pickles := find_pickles(folder.path)
@@ -111,9 +114,11 @@ def _stored(folder: CheckpointFolder, blobs: Mapping[str, Blob], allow_pickle: b
 def _tokenizer_folder(
     checkpoint: CheckpointFolder, override: Path | None, config: CheckpointConfig
 ) -> CheckpointFolder:
-    """Return the folder to read the tokenizer from.
+    """Return the folder to read the tokenizer from: `override` if it is given, else the
+    checkpoint's.
 
-    If it has no tokenizer, the error names the parent model whose tokenizer fits.
+    Raises UserError if that folder has no tokenizer; the error names the parent model, whose
+    tokenizer fits.
     """
     if override is not None and not override.is_dir():
         raise UserError(
@@ -131,8 +136,8 @@ def _tokenizer_folder(
 
 
 def _dtype(stored: Tensors) -> str:
-    """Return the dtype of the checkpoint's first float matrix; torch_dtype in config.json can be
-    wrong.
+    """Return the dtype of the checkpoint's first float matrix. It is not read from torch_dtype in
+    config.json, which can be wrong.
     """
     return next(
         (
@@ -145,7 +150,7 @@ def _dtype(stored: Tensors) -> str:
 
 
 def _facts(arch: Arch, keys: list[ArchKey]) -> ModelFacts:
-    """Return what the type recipes need to know about the model, read from its metadata keys."""
+    """Return the properties of the model that the type recipes need, read from its metadata keys."""
     numbers = {key.name: key.value for key in keys if isinstance(key.value, int)}
     heads = numbers["attention.head_count"]
     return ModelFacts(
@@ -158,10 +163,10 @@ def _facts(arch: Arch, keys: list[ArchKey]) -> ModelFacts:
 
 
 def read_family(folder: CheckpointFolder) -> tuple[Arch, CheckpointConfig]:
-    """Return a checkpoint folder's family and its config.
+    """Return the model family of a checkpoint folder, and its config.
 
-    The config has the text model's settings at the root, and the class's defaults for settings it
-    omits. Raises UserError for families that are not supported.
+    The config has the text model's settings at the root, and the family's defaults for settings
+    that config.json omits. Raises UserError for families that are not supported.
     """
     config = _config(folder)
     arch = _arch(folder.path, config)
@@ -178,7 +183,7 @@ def _config(folder: CheckpointFolder) -> CheckpointConfig:
         )
     values = folder.read_json("config.json")
     if isinstance(text := values.get("text_config"), dict):
-        # the whole model's class first, if it is supported
+        # the class of the whole model takes precedence over that of its text part
         classes = [*_classes(values), *_classes(text)]
         classes.sort(key=lambda name: name not in ARCHS)
         values = values | text | {"architectures": classes, "model_type": values.get("model_type")}
@@ -191,8 +196,8 @@ def _classes(values: Mapping[str, Any]) -> list[str]:
 
 
 def _class_of_type(kind: object) -> list[str]:
-    """Return the class name that transformers uses for a model_type, for configs that name no
-    class.
+    """Return the class name that transformers uses for a model_type, in a list; this is for configs
+    that do not name a class.
 
     Example: "qwen2_moe" -> Qwen2MoeForCausalLM.
     """
@@ -234,7 +239,7 @@ def _convert_weights(
 
 @dataclass(frozen=True, slots=True)
 class _FamilyShapes:
-    """The shapes of a family's tensors by GGUF name: those that it requires, and optional ones."""
+    """The shapes of a family's required and optional tensors, by GGUF name."""
 
     required: dict[str, tuple[int, ...]]
     optional: dict[str, tuple[int, ...]]
@@ -246,7 +251,9 @@ class _FamilyShapes:
 
 @dataclass(frozen=True, slots=True)
 class _NamedTensors:
-    """A checkpoint's tensors by GGUF name, and those that the family has no name for."""
+    """A checkpoint's tensors by GGUF name, and the tensors without a GGUF name in this family
+    (`unknown`).
+    """
 
     tensors: Tensors
     unknown: tuple[LazyTensor, ...]
@@ -271,7 +278,9 @@ def _name_tensors(arch: Arch, config: CheckpointConfig, stored: Tensors) -> _Nam
 
 
 def _drop_surplus(path: Path, named: _NamedTensors, shapes: _FamilyShapes) -> _NamedTensors:
-    """Return the tensors without a tied head, and without zero biases that the family lacks."""
+    """Return the tensors without a head that is tied to the embedding, and without biases of zeros
+    that the family does not have.
+    """
     allowed, tensors = shapes.allowed, dict(named.tensors)
     if HEAD_NAME in tensors and HEAD_NAME not in allowed:
         _check_tied_head(path, tensors.pop(HEAD_NAME), tensors.get(EMBEDDING_NAME))
@@ -284,7 +293,7 @@ def _drop_surplus(path: Path, named: _NamedTensors, shapes: _FamilyShapes) -> _N
 
 
 def _check_placement(path: Path, placed: _NamedTensors, shapes: _FamilyShapes) -> None:
-    """Raise UserError with all tensors that do not fit the config."""
+    """Raise one UserError that lists all tensors that do not fit the config, if there are any."""
     tensors, allowed = placed.tensors, shapes.allowed
     misfits = [f"{tensor.name} is unknown" for tensor in placed.unknown]
     misfits += [
@@ -317,7 +326,7 @@ def _is_readable_dtype(dtype: str) -> bool:
 
 
 def _transform(arch: Arch, config: CheckpointConfig, tensors: Tensors) -> list[Weight]:
-    """Return the tensors as llama.cpp stores them, with those that are computed, in its order."""
+    """Return the tensors as llama.cpp stores them, including computed ones, in llama.cpp's order."""
     if arch.needs_head and HEAD_NAME not in tensors:
         tensors = {**tensors, HEAD_NAME: tensors[EMBEDDING_NAME]}
     weights = [
@@ -330,8 +339,8 @@ def _transform(arch: Arch, config: CheckpointConfig, tensors: Tensors) -> list[W
 
 
 def _is_zero_bias(name: str, tensor: LazyTensor) -> bool:
-    """Return whether a tensor is a bias of zeros, which quantizers add in families that have no
-    biases.
+    """Return whether a tensor is a bias of zeros, which some quantization tools add in families
+    that have no biases.
     """
     vector = (
         name.endswith(".bias")
@@ -353,7 +362,9 @@ def _family_name(arch: Arch, name: str) -> str | None:
 
 
 def _check_tied_head(path: Path, head: LazyTensor, embedding: LazyTensor | None) -> None:
-    """Refuse a head that is not a copy of the embedding in a model that ties the two."""
+    """Raise UserError if the head of a model that ties it to the embedding is not a copy of the
+    embedding.
+    """
     rows = range(0, head.shape[0], max(1, head.shape[0] // 256))
     if (
         embedding is None
@@ -367,8 +378,8 @@ def _check_tied_head(path: Path, head: LazyTensor, embedding: LazyTensor | None)
 
 
 def _weight(name: str, tensor: LazyTensor) -> Weight:
-    """Return a tensor as a Weight. llama.cpp expects norms, biases, routers and other vectors as
-    F32.
+    """Return a tensor as a Weight: matrices in their dtype; norms, biases, routers and other
+    vectors as F32, which llama.cpp expects.
     """
     shape = tuple(reversed(tensor.shape))
     if len(shape) > 1 and name.endswith(".weight") and tensor_role(name) not in F32_ROLES:

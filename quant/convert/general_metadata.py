@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 CONVERSION_VERSION = "1"  # of the conversion from a checkpoint to a file
 HUB_URL = "https://huggingface.co"
 COMMIT_NAME = re.compile(r"[0-9a-f]{40}")
-# Keys of a model card that llama.cpp's heuristics read: those with one text, and those that may
-# have several.
+# Keys of a model card that llama.cpp's heuristics read: keys with a single text, and keys that may
+# have several texts.
 TEXT_KEYS = frozenset(
     {
         f"{prefix}{key}"
@@ -59,7 +59,8 @@ LIST_KEYS = frozenset(
         *model_card.PARENT_KEYS,
     }
 )
-# generation_config.json's key -> the gguf package's field: integers, and reals.
+# Sampling settings: key of generation_config.json -> field of the gguf package, for integers and
+# for real numbers.
 INTEGER_SETTINGS = {"top_k": "top_k", "penalty_last_n": "penalty_last_n", "mirostat": "mirostat"}
 REAL_SETTINGS = {
     "top_p": "top_p",
@@ -75,8 +76,8 @@ REAL_SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOrigin:
-    """Where a checkpoint folder came from: its name, and the repository and commit if it is in the
-    Hub's cache.
+    """The origin of a checkpoint folder: its name, and the repository and commit if the folder is
+    in the Hugging Face Hub's cache.
     """
 
     name: str
@@ -85,8 +86,8 @@ class CheckpointOrigin:
 
 
 def find_origin(folder: Path) -> CheckpointOrigin:
-    """Return where a folder came from, judging by its path: .../models--ORG--NAME/snapshots/COMMIT
-    is in the Hub's cache.
+    """Return the origin of a folder by its path: .../models--ORG--NAME/snapshots/COMMIT is a folder
+    in the Hub's cache.
     """
     folder = folder.absolute().resolve()
     if folder.parent.name != "snapshots":
@@ -101,7 +102,7 @@ def find_origin(folder: Path) -> CheckpointOrigin:
 def general_entries(
     folder: CheckpointFolder, architecture: str, weights: Iterable[Weight], method: str
 ) -> list[tuple[str, bytes]]:
-    """Return the general keys of the file and llmcli's own keys, as (key, stored value).
+    """Return the file's general keys and llmcli's own keys as (key, stored value).
 
     `method` is the quantization of the checkpoint, "" for none.
     """
@@ -126,7 +127,7 @@ def general_entries(
 
 
 def type_entries(dtype: str) -> list[tuple[str, bytes]]:
-    """Return the keys for the type of the file's matrices; quantizing replaces their values in
+    """Return the keys for the type of the file's matrices; quantization replaces their values in
     place.
     """
     return [
@@ -141,7 +142,7 @@ def _describe(
     writer: "gguf.GGUFWriter",
     weights: Iterable[Weight],
 ) -> "gguf.Metadata":
-    """Return metadata from the model card, the name and the number of parameters."""
+    """Return metadata derived from the model card, the name and the number of parameters."""
     import gguf
     import numpy as np
 
@@ -172,7 +173,7 @@ def _is_text(value: str | list[str]) -> bool:
 
 
 def _sampling(values: Mapping[str, Any]) -> dict[str, int | float]:
-    """Return the sampling settings that the model's makers recommend, without invalid numbers."""
+    """Return the sampling settings that the model's makers recommend; invalid numbers are left out."""
     settings: dict[str, int | float] = {}
     for key, name in INTEGER_SETTINGS.items():
         value = values.get(key)
@@ -180,15 +181,15 @@ def _sampling(values: Mapping[str, Any]) -> dict[str, int | float]:
             settings[name] = value
     for key, name in REAL_SETTINGS.items():
         value = values.get(key)
-        # False for NaN, too.
+        # this is also False for NaN
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e6:
             settings[name] = float(value)
     return settings
 
 
 def _entry(value: "gguf.gguf_writer.GGUFValue") -> bytes:
-    """Return a value of the gguf package's writer as a file stores it; its arrays hold strings
-    here.
+    """Return a value of the gguf package's writer as a file stores it. The general keys have only
+    arrays of strings.
     """
     kind = value.type.name.lower()
     plain: Any = value.value

@@ -1,10 +1,11 @@
-"""A compact file of a base model's logits: for each scored position the likeliest tokens and the
-probability mass of the others.
+"""A compact file of a base model's logits: for each scored position, the likeliest tokens and the
+total probability of all others.
 
 llama-perplexity stores two bytes for every token of the vocabulary. This file stores eight bytes
-for each of 256 tokens, and for 64 tokens drawn from the others. Perplexity, Δp and top-1 agreement
-are exact. The distribution of the remaining mass is lost: its part of the divergence is estimated
-from the draws (RowScorer.compare_to_top), and its standard error is reported.
+for each of the 256 likeliest tokens, and for each of 64 tokens drawn from the others. Perplexity,
+Δp and top-1 agreement computed from it are exact. How the remaining probability is distributed is
+lost: its part of the divergence is estimated from the drawn tokens (RowScorer.compare_to_top), and
+the standard error of the estimate is reported.
 """
 
 from pathlib import Path
@@ -17,15 +18,18 @@ from quant.evaluation.evaluate import MIN_CHUNK_TOKENS, TextChunks
 from quant.record_log import RecordLog
 
 RECORD_KIND = "base logits"
-TOKENS_RECORD = 2**32 - 1  # record number of the text's tokens
+TOKENS_RECORD = 2**32 - 1  # the record with the text's tokens has this number
 NUMBER_KEYS = ("n_ctx", "n_vocab", "chunks")
 TEXT_KEYS = ("text", "vocabulary", "model", "name")
 
 
 def pack_rows(tops: list[TopLogits]) -> bytes:
-    """Pack rows as bytes: numbers of stored and of drawn tokens u32, −log p of the next token f64,
-    remaining mass f64, then all ids u32 and log-probabilities f32, for each position the stored
-    tokens and then the drawn ones.
+    """Pack rows as bytes, field by field over all positions: number of stored tokens and number of
+    drawn tokens (u32), −log p of the next token and remaining mass (f64), ids (u32),
+    log-probabilities (f32).
+
+    The ids and log-probabilities of a position are those of the stored tokens, then those of the
+    drawn tokens.
     """
     return b"".join(
         (
@@ -44,7 +48,7 @@ def pack_rows(tops: list[TopLogits]) -> bytes:
 
 
 def unpack_rows(raw: bytes, scored: int, n_vocab: int) -> list[TopLogits] | None:
-    """Unpack the rows of one chunk; None if the bytes are not valid."""
+    """Unpack the rows of one chunk. Return None if the bytes are not valid."""
     if len(raw) < 24 * scored:
         return None
     counts = np.frombuffer(raw, "<u4", 2 * scored).astype(np.int64).reshape(2, scored)
@@ -67,7 +71,7 @@ def unpack_rows(raw: bytes, scored: int, n_vocab: int) -> list[TopLogits] | None
 
 
 class BaseLogitsFile:
-    """A finished file of base logits, open for reading. Implements evaluate.BaseLogits."""
+    """A complete file of base logits, open for reading. Implements evaluate.BaseLogits."""
 
     def __init__(self, path: Path, records: RecordLog) -> None:
         head = records.head
@@ -79,7 +83,7 @@ class BaseLogitsFile:
         )
 
     def text(self) -> TextChunks:
-        """Return the text that was read. Raises UserError if it is damaged."""
+        """Return the text that the base model read. Raises UserError if it is damaged."""
         raw = self._records.read(TOKENS_RECORD)
         count = self.head["chunks"]
         if len(raw) != 4 * count * self.n_ctx:
@@ -90,7 +94,9 @@ class BaseLogitsFile:
         return TextChunks(ids)
 
     def rows(self, chunk: int) -> list[TopLogits]:
-        """Return the scored positions of one chunk. Raises UserError if its bytes are damaged."""
+        """Return the rows at the scored positions of one chunk. Raises UserError if they are
+        damaged.
+        """
         rows = unpack_rows(
             self._records.read(chunk), self.n_ctx - 1 - self.n_ctx // 2, self.n_vocab
         )
@@ -109,7 +115,7 @@ class BaseLogitsFile:
 
 
 def is_base_logits(path: Path) -> bool:
-    """Return whether a file begins like a file of ours."""
+    """Return whether a file begins like a file of base logits in this format."""
     try:
         with path.open("rb") as stream:
             return stream.read(64).startswith(b'{"format": "llmcli records')
@@ -118,9 +124,7 @@ def is_base_logits(path: Path) -> bool:
 
 
 def load_base_logits(path: Path) -> BaseLogitsFile:
-    """Open a file of base logits. Raises UserError if it is missing, incomplete or something
-    else.
-    """
+    """Open a file of base logits. Raises UserError if it is missing, incomplete or of another kind."""
     remake = "llmcli eval BASE --save-base FILE writes one"
     if not path.is_file():
         raise UserError(f"there is no file {path}", hint=remake)
@@ -129,7 +133,7 @@ def load_base_logits(path: Path) -> BaseLogitsFile:
         if records is not None:
             records.close()
         raise UserError(f"{path} contains no base logits", hint=remake)
-    # counted before the set is built: a header may claim any number
+    # compared before range() becomes a set, because a header may claim any number
     has_enough = records.head["chunks"] < len(records.numbers)
     if not (has_enough and {TOKENS_RECORD, *range(records.head["chunks"])} <= records.numbers):
         records.close()
@@ -138,7 +142,7 @@ def load_base_logits(path: Path) -> BaseLogitsFile:
 
 
 def _is_valid(head: dict[str, object]) -> bool:
-    """Return whether a header is valid; files may come from anyone."""
+    """Return whether a header is valid. Files are untrusted."""
     numbers = [head.get(name) for name in NUMBER_KEYS]
     return (
         head.get("kind") == RECORD_KIND

@@ -21,23 +21,25 @@ F64 = NDArray[np.float64]
 T = TypeVar("T")
 MIN_LOG_PROBABILITY = (
     -16.0
-)  # log of the base's probability below which tokens do not count, as in perplexity.cpp
-# tokens of a row that a file of base logits stores, and draws from the others
+    # tokens count only if the log of their probability in the base is above this, as in perplexity.cpp
+)
+# number of the likeliest tokens of a row that a file of base logits stores, and of the tokens that
+# it draws from the others
 TOP_TOKENS, DRAWN_TOKENS = 256, 64
-MIN_REST_MASS = 1e-6  # remaining mass below which nothing is drawn
-# values of a row that are processed at a time, so that they stay in the nearest caches
+MIN_REST_MASS = 1e-6  # no tokens are drawn if the mass of all others is below this
+# values of a row that are processed at a time, so that they stay in the CPU's nearest caches
 SPAN_VALUES = 1 << 15
 F32_SUM_VALUES = 256  # values that are summed in float32
 
 
 @dataclass(frozen=True, slots=True)
 class PositionScores:
-    """The scored positions of a text, float64 [positions] each.
+    """Scores of a text's scored positions, float64 [positions] each.
 
-    `nll` and `base_nll` are −log p of the next token by the model and by the base, `kld` the
-    divergence from the base, `same_top` 1 where both have the same likeliest token, else 0, and
-    `kld_error` the standard error of the divergence where a part of it was drawn. Without a base
-    all but the first are empty.
+    `nll` and `base_nll` are −log p of the next token by the model and by the base. `kld` is the
+    divergence from the base, and `kld_error` its standard error if a part of it is estimated from
+    drawn tokens. `same_top` is 1 where both have the same likeliest token, else 0. Without a base
+    all fields except `nll` are empty.
     """
 
     nll: F64
@@ -48,7 +50,7 @@ class PositionScores:
 
     @property
     def has_base(self) -> bool:
-        """Whether there was a base."""
+        """Whether the model was compared with a base."""
         return len(self.base_nll) > 0
 
     @classmethod
@@ -64,9 +66,11 @@ class PositionScores:
 
 @dataclass(frozen=True, slots=True)
 class TopLogits:
-    """The stored part of a base's row: its likeliest tokens in descending order with their
-    log-probabilities, −log p of the next token, the mass of all other tokens, and some of those,
-    drawn by their probabilities.
+    """The stored part of a base's row.
+
+    `ids` are the likeliest tokens in descending order, with their log-probabilities `logp`. `nll`
+    is −log p of the next token, `rest_mass` the total probability of all other tokens. `drawn` are
+    some of these other tokens, drawn by their probabilities, with `drawn_logp`.
     """
 
     ids: NDArray[np.uint32]
@@ -78,7 +82,7 @@ class TopLogits:
 
 
 class RowScorer:
-    """The arithmetic of one thread with its buffers, so that no row allocates memory. Rows are
+    """The computations of one thread, with buffers so that no row allocates memory. A row is
     float32 [n_vocab].
     """
 
@@ -89,14 +93,15 @@ class RowScorer:
             (at, end, -(-(end - at) // F32_SUM_VALUES) * F32_SUM_VALUES) for at, end in ends
         ]
         self._scratch = np.zeros(SPAN_VALUES, np.float32)
-        # a multiple of F32_SUM_VALUES, with zeros at the end
+        # the last span rounded up to a multiple of F32_SUM_VALUES; the values after n_vocab are
+        # zeros
         padded = self._spans[-1][0] + self._spans[-1][2]
         self._weight = np.zeros(n_vocab + F32_SUM_VALUES, np.float32)[:padded]
         self._ones = np.ones((F32_SUM_VALUES, 1), np.float32)
 
     def log_sum_exp(self, row: F32, *, store: bool = True) -> tuple[float, int, float]:
         """Return log Σ exp of a row, the index of its largest value, and Σ exp(row − largest). With
-        `keep`, exp(row − largest) stays in the buffer.
+        `store`, exp(row − largest) stays in the buffer.
         """
         best = int(row.argmax())
         peak, total = row[best], 0.0
@@ -118,8 +123,8 @@ class RowScorer:
         return self.log_sum_exp(row, store=False)[0] - float(row[token])
 
     def compare(self, row: F32, base: F32, token: int) -> tuple[float, float, float, float]:
-        """Return −log p by the model and by the base, the divergence, and 1 or 0 for the same
-        likeliest token.
+        """Return −log p of the next token by the model and by the base, the divergence, and 1 if
+        both have the same likeliest token, else 0.
         """
         norm, best, _ = self.log_sum_exp(row, store=False)
         base_norm, base_best, total = self.log_sum_exp(base)
@@ -137,7 +142,8 @@ class RowScorer:
             )
             counted_mass += self._f32_sum(weight)
         kld = (difference - counted_mass * (base_norm - norm)) / total
-        if not math.isfinite(kld):  # logits of −inf on both sides: use only the tokens that count
+        # there are logits of −inf on both sides, so only the tokens that count are used
+        if not math.isfinite(kld):
             counts = np.flatnonzero(base > floor)
             logp = base[counts] - np.float64(base_norm)
             kld = float((np.exp(logp) * (logp - (row[counts] - np.float64(norm)))).sum())
@@ -151,13 +157,14 @@ class RowScorer:
     def compare_to_top(
         self, row: F32, top: TopLogits, token: int
     ) -> tuple[float, float, float, float, float]:
-        """Return the same as compare(), from the stored part of the base's row; the last value is
-        the divergence's standard error.
+        """Return the same as compare(), computed from the stored part of the base's row, and the
+        standard error of the divergence.
 
-        The total mass P of the other tokens is known, and the model's mass Q for them too, so P
-        log(P/Q) is exact. The remainder is P times the mean over these tokens of e^d − 1 − d with d
-        = log(q/Q) − log(p/P): never negative, small of second order, and estimated from the drawn
-        tokens. Tokens below e^-16 count here.
+        The stored tokens' part of the divergence is exact. The base's total probability P of the
+        other tokens is known, and so is the model's, Q; their part of the divergence is P log(P/Q),
+        which is exact, plus P times the mean of e^d − 1 − d over these tokens, with d = log(q/Q) −
+        log(p/P). This mean is never negative and of second order in d, and it is estimated from the
+        drawn tokens. Unlike in compare(), tokens with probabilities below e^-16 count.
         """
         norm, best, _ = self.log_sum_exp(row, store=False)
         logq = row[top.ids] - np.float64(norm)
@@ -176,9 +183,11 @@ class RowScorer:
         return norm - float(row[token]), top.nll, kld, float(best == int(top.ids[0])), error
 
     def select_top(self, row: F32, token: int, seed: int) -> TopLogits:
-        """Return the part of a row to store: TOP_TOKENS tokens, fewer if they have all but
-        MIN_REST_MASS of the mass, and draws from the others at even distances of mass, from a start
-        that depends on `seed`.
+        """Return the part of a row to store.
+
+        It has the TOP_TOKENS likeliest tokens, or fewer if they leave out less than MIN_REST_MASS.
+        DRAWN_TOKENS of the others are drawn systematically: at equal distances of cumulated
+        probability, from a start that depends on `seed`.
         """
         norm, best, total = self.log_sum_exp(row)
         weight = self._weight[: self.n_vocab]
@@ -209,7 +218,7 @@ class RowScorer:
 
 
 class ThreadedScorer:
-    """Several threads that share the rows of a block; numpy releases the GIL."""
+    """Several threads that score the rows of a block in parallel; numpy releases the GIL."""
 
     def __init__(self, n_vocab: int, threads: int) -> None:
         self._lanes = [RowScorer(n_vocab) for _ in range(threads)]
@@ -220,7 +229,7 @@ class ThreadedScorer:
         self._pool.shutdown()
 
     def map(self, count: int, score_row: Callable[[RowScorer, int], T]) -> list[T]:
-        """Return `one(scorer, i)` for every i below `count`, in order."""
+        """Return `score_row(scorer, i)` for every i below `count`, in order."""
         step = -(-count // len(self._lanes))
 
         def part(number: int) -> list[T]:
@@ -236,7 +245,7 @@ class ThreadedScorer:
 
 
 def require_finite(scores: PositionScores, chunk: int) -> PositionScores:
-    """Return the scores. Raises UserError if a model produced values that are not finite."""
+    """Return the scores unchanged. Raises UserError if a model produced values that are not finite."""
     for name, values in (("model", scores.nll), ("base", scores.base_nll)):
         if not np.isfinite(values).all():
             raise UserError(

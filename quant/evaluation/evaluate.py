@@ -1,9 +1,9 @@
-"""Perplexity and divergence of a text, chunk by chunk, with llama-perplexity's protocol.
+"""Perplexity and divergence of a text, chunk by chunk, as llama-perplexity computes them.
 
-A text is split into chunks of n_ctx tokens that do not overlap. In each, the tokens of the second
-half are scored, so that every scored token has at least half a chunk of context
-(tools/perplexity/perplexity.cpp: positions n_ctx/2 to n_ctx-2, whose next token is known). The
-scorer replaces the first token of a chunk by BOS where the model needs it.
+A text is split into chunks of n_ctx tokens that do not overlap. In each chunk the tokens of the
+second half are scored, so that every scored token has at least half a chunk of context
+(tools/perplexity/perplexity.cpp: positions n_ctx/2 to n_ctx-2, whose next tokens are known). The
+scorer replaces the first token of a chunk by BOS if the model needs it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ from quant.evaluation.divergence import (
 )
 
 I32 = NDArray[np.int32]
-MIN_CHUNK_TOKENS = 8  # fewest tokens of a chunk
+MIN_CHUNK_TOKENS = 8  # fewest tokens in a chunk
 EMPTY_SCORES: F64 = np.empty(0)
 
 
@@ -41,21 +41,21 @@ class TextChunks:
 
     @property
     def n_ctx(self) -> int:
-        """Tokens of a chunk."""
+        """Number of tokens in a chunk."""
         return int(self.ids.shape[1])
 
     @property
     def first_scored(self) -> int:
-        """First position that is scored."""
+        """The first position of a chunk that is scored."""
         return self.n_ctx // 2
 
     @property
     def scored_count(self) -> int:
-        """Number of scored positions of a chunk."""
+        """Number of scored positions in a chunk."""
         return self.n_ctx - 1 - self.first_scored
 
     def targets(self, chunk: int) -> I32:
-        """Return the next tokens at a chunk's scored positions."""
+        """Return the next token at each scored position of a chunk."""
         return self.ids[chunk, self.first_scored + 1 :]
 
 
@@ -86,8 +86,9 @@ class ChunkReader(Protocol):
     """A model that reads chunks and returns logits."""
 
     def blocks(self, ids: I32) -> Iterator[F32]:
-        """Yield the logits of the scored positions of chunks [n, n_ctx], some positions at a time:
-        float32 [n, positions, n_vocab], valid until the next block is requested.
+        """Yield the logits at the scored positions of chunks `ids` [n, n_ctx], some positions at a
+        time, as float32 [n, positions, n_vocab]. A yielded array is valid until the next one is
+        requested.
         """
         ...
 
@@ -96,15 +97,16 @@ class BaseLogits(Protocol):
     """The stored logits of a base."""
 
     def rows(self, chunk: int) -> list[TopLogits]:
-        """Return the scored positions of one chunk."""
+        """Return the stored rows at the scored positions of one chunk."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One text read by a model, and by a base or its stored logits. With `collect_top`, the
-    predictions of the base (without a base, of the model) are also packed for a file of base
-    logits.
+    """The evaluation of a text by a model, and by a base or a base's stored logits if there is one.
+
+    With `collect_top`, the likeliest tokens of the base are also collected for a file of base
+    logits, or those of the model if there is no base.
     """
 
     model: ChunkReader
@@ -115,8 +117,8 @@ class Evaluation:
     collect_top: bool = False
 
     def score(self, numbers: Sequence[int]) -> tuple[list[PositionScores], list[list[TopLogits]]]:
-        """Score the chunks with these `numbers` in one pass each. Returns scores and, if collected,
-        the top logits. Raises UserError for logits that are not finite.
+        """Score the chunks `numbers`, which each model reads in one pass. Return the scores and the
+        collected top logits of each chunk. Raises UserError for logits that are not finite.
         """
         ids = self.text.ids[list(numbers)]
         base_blocks = self.base.blocks(ids) if self.base else None
@@ -134,7 +136,7 @@ class Evaluation:
 
 
 class _Chunk:
-    """One chunk while its blocks arrive."""
+    """The scores of one chunk, collected block by block."""
 
     def __init__(self, evaluation: Evaluation, number: int) -> None:
         self.evaluation, self.number = evaluation, number
@@ -144,7 +146,7 @@ class _Chunk:
         self.tops: list[TopLogits] = []
 
     def add(self, at: int, block: F32, other: F32 | None) -> None:
-        """Score the positions from `at` on."""
+        """Score a block of positions, of which `at` is the first; `other` are the base's logits."""
         lanes, targets, stored = (
             self.evaluation.scorer,
             self.targets[at:],

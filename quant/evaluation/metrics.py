@@ -37,9 +37,13 @@ class Distribution:
 class BaseComparison:
     """Comparison of a model with its base.
 
-    `correlation` is that of the mean log-likelihoods; Δp is the change of the probability of the
-    next token; `kld_draw_error` is the part of the mean divergence's error that is due to stored
-    base logits.
+    - `base`: the base's perplexity.
+    - `log_ratio`, `ratio`, `difference`: the model's perplexity relative to the base's.
+    - `correlation`: correlation of the mean log-likelihoods.
+    - `kld`, `klds`: the divergence from the base; `kld_draw_error` is the part of its standard
+      error that comes from drawn tokens in stored base logits.
+    - `delta`, `deltas`, `delta_rms`: Δp, the change of the next token's probability.
+    - `same_top`: the share of positions with the same likeliest token.
     """
 
     base: Estimate

@@ -1,10 +1,10 @@
-"""Exact rescalings and permutations of a model's channels, in GGUF names. A folded model computes
-the same function; only the rounding of its weights changes.
+"""Exact rescalings and permutations of a model's channels. A folded model computes the same
+function; only the rounding of its weights changes.
 
-`free_channels` says which channels an architecture may rescale or reorder, `fold` computes the
-effect on each tensor and on its calibration statistics, and `folded_source` applies folds to a
-source while its rows are read. Folding works on GGUF tensors because a norm's weight is a plain
-factor there for every model family.
+`free_channels` defines which channels of an architecture may be rescaled or reordered, `fold`
+computes the effect on each tensor and on its calibration statistics, and `folded_source` applies
+folds to a source while its rows are read. Folds work on GGUF tensors, because a norm's weight is a
+plain factor there in every model family.
 """
 
 from quant.folds.fold import Fold, FoldedTensor, FoldSite, TensorEdit, combine_folds, digest_folds

@@ -1,23 +1,23 @@
-"""Choice of folds: tries candidates for each site under the plan's own types and method, and keeps
+"""Choice of folds: tries candidates for each site with the plan's own types and method, and takes
 those that lower the measured loss.
 
-Kinds of folds:
+There are three kinds of folds:
 
 - awq: factors s_j = E[x_j^2]^(a/2) for small exponents a, so that important columns get more of a
   block's range (AWQ, Lin et al. 2306.00978)
 - smooth: factors s_j = rms(x_j)^a / max|w_j|^(1-a), which also move the range of activations into
   the weights (SmoothQuant, Xiao et al. 2211.10438)
-- deal: channels ranked by E[x^2] mean(w^2) and spread evenly over the sub-blocks. It applies to
-  hidden channels, to values within a head, and to the residual stream, whose single order has to
+- deal: channels are ranked by E[x^2] mean(w^2) and spread evenly over the sub-blocks. It applies to
+  hidden channels, to values within a head, and to the residual stream, where a single order must
   serve all layers
 
-Each site takes the candidate with the lowest mean of its readers' losses, each relative to the
-unfolded loss (loss.py). The choice is deterministic: it depends on the plan, the calibration
-statistics and the sampled rows.
+For each site, the candidate with the lowest mean loss is chosen. The mean is over the tensors that
+read the site's channels, and each loss is relative to the unfolded loss (loss.py). The choice is
+deterministic: it depends on the plan, the calibration statistics and the sampled rows.
 
-`auto` means awq,deal: smooth lowers nothing that awq does not, because awq's loss also counts the
-rounding of activations. The awq exponents end at 0.3: larger ones lower the sampled loss slightly
-but not the divergence.
+`auto` means awq,deal. smooth is left out because awq's loss includes the rounding of activations,
+so that smooth gains nothing more. The exponents of awq end at 0.3, because larger ones lower the
+sampled loss slightly but not the divergence.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,10 +43,10 @@ FOLD_KINDS = {
     "deal": "spreads important channels evenly over the blocks",
 }
 SCALE_EXPONENTS = {"awq": (0.05, 0.1, 0.15, 0.2, 0.3), "smooth": (0.3, 0.5, 0.7)}
-MAX_FACTOR = 16.0  # largest factor; the smallest is its reciprocal
+MAX_FACTOR = 16.0  # the largest factor; the smallest factor is 1 / MAX_FACTOR
 AUTO_KINDS = ("awq", "deal")
 SUBBLOCK_CHANNELS = (
-    16  # channels of one sub-block; a sub-block of 32 is two neighbors, ordered alike
+    16  # number of channels in a sub-block; larger sub-blocks of 32 are two neighboring ones
 )
 
 
@@ -87,8 +87,8 @@ def choose_folds(
     threads: int,
     on_site_done: Callable[[str], None] = lambda name: None,
 ) -> tuple[FoldChoice, ...]:
-    """Return the chosen fold of each site: the residual last, the others in the order of
-    find_sites().
+    """Return the chosen fold of each site in the order of find_sites(), except that the residual is
+    last.
 
     `on_site_done` is called with the name of each finished site. Raises UserError if the plan has
     no calibration statistics.
@@ -115,8 +115,8 @@ def choose_folds(
 
 
 class _FoldSearch:
-    """The search over a plan's sites. `residual_edits` holds the residual's order once it is
-    chosen.
+    """The search over a plan's sites. `residual_edits` has the edits of the residual's order after
+    residual() has chosen it.
     """
 
     def __init__(self, plan: Plan, kinds: Sequence[str]) -> None:
@@ -132,8 +132,8 @@ class _FoldSearch:
         self.residual_edits: Mapping[str, TensorEdit] = {}
 
     def best(self, site: FoldSite) -> FoldChoice:
-        """Return the candidate of a site with the lowest loss, with its channels reordered if that
-        lowers the loss further.
+        """Return the candidate of a site with the lowest loss, and with its channels reordered if
+        that lowers the loss further.
         """
         readers = self._readers(site)
         before = [reader.loss(self._edit(reader, None)) for reader in readers]
@@ -154,8 +154,8 @@ class _FoldSearch:
         return best
 
     def residual(self, pool: ThreadPoolExecutor) -> FoldChoice | None:
-        """Choose one order of the residual stream's channels for all its readers; None if the model
-        has no reorderable residual.
+        """Choose one order of the residual stream's channels for all tensors that read it. Return
+        None if the model has no residual that may be reordered.
         """
         import numpy as np
 
@@ -194,7 +194,7 @@ class _FoldSearch:
     def _scales(
         self, site: FoldSite, readers: Sequence[ReaderTensor]
     ) -> Iterator[tuple[str, Fold]]:
-        """Yield label and fold of each candidate set of factors for a site."""
+        """Yield the label and the fold of each candidate set of factors for a site."""
         import numpy as np
 
         if not site.has_free_factors:
@@ -214,9 +214,7 @@ class _FoldSearch:
         return sum(new / old for new, old in zip(losses, before, strict=True)) / len(losses)
 
     def _edit(self, reader: ReaderTensor, fold: Fold | None) -> TensorEdit:
-        """Return the edit that a fold makes to a reader's columns, on top of the residual's
-        order.
-        """
+        """Return the edit of a reader's columns by a fold and by the chosen order of the residual."""
         name = reader.step.weight.name
         edit = combine_folds([fold]).get(name, TensorEdit()) if fold else TensorEdit()
         residual_order = self.residual_edits.get(name, TensorEdit()).column_order
@@ -234,20 +232,20 @@ class _FoldSearch:
         return [ReaderTensor(self.steps[name]) for name in names]
 
     def _is_measured(self, name: str) -> bool:
-        """Return whether a tensor gets new codes and its input was measured."""
+        """Return whether a tensor gets new codes and the mean squares of its input are known."""
         step = self.steps[name]
         return step.method is not None and step.statistics.mean_squares is not None
 
     def _is_copied(self, name: str) -> bool:
-        """Return whether a tensor's blocks are copied unchanged; a fold would force them to be
-        quantized again.
+        """Return whether a tensor's blocks are copied unchanged. Such a tensor is not folded,
+        because it would have to be quantized again.
         """
         step: TensorPlan = self.steps[name]
         return step.type == step.weight.type and ggml.is_quantized(step.type)
 
 
 def _with_second_moments(step: TensorPlan, moments: MomentsFile | None) -> TensorPlan:
-    """Return the step with the second moments of its input, if the plan has them, even if its
+    """Return the step with the second moments of its input if they were collected, even if its
     method does not need them.
     """
     second, statistics = moments.input_of(step.weight.name) if moments else None, step.statistics
@@ -266,8 +264,8 @@ def _tensor_names(site: FoldSite) -> list[str]:
 def _channel_means(
     site: FoldSite, readers: Sequence[ReaderTensor], vectors: "Sequence[F32 | F64]"
 ) -> "F64":
-    """Return the mean [width] over all readers of their per-column vectors [matrices, columns],
-    channel by channel.
+    """Return the mean [width] for each channel of a site, over all its columns in all readers.
+    `vectors` has the columns' values [matrices, columns] of each reader.
     """
     import numpy as np
 
@@ -283,8 +281,8 @@ def _channel_means(
 
 
 def _factors(wanted: "F64") -> "F32":
-    """Return the factors divided by their geometric mean and clipped to MAX_FACTOR. Channels
-    without input get the smallest factor and do not influence the mean.
+    """Return the wanted factors divided by their geometric mean and clipped to MAX_FACTOR. Channels
+    without input get the smallest factor and do not count in the mean.
     """
     import numpy as np
 
@@ -295,7 +293,7 @@ def _factors(wanted: "F64") -> "F32":
 
 
 def _energy_shares(reader: ReaderTensor) -> "F64":
-    """Return each column's share [columns] of a reader's output energy."""
+    """Return the share [columns] of each column in a reader's output energy."""
     import numpy as np
 
     energies = reader.input_mean_squares.astype(np.float64) * reader.weight_mean_squares
@@ -304,8 +302,8 @@ def _energy_shares(reader: ReaderTensor) -> "F64":
 
 
 def _interleaved_order(site: FoldSite, readers: Sequence[ReaderTensor]) -> "Ints | None":
-    """Return the order [width] that spreads a site's channels evenly over sub-blocks, run by run;
-    None if no run has two sub-blocks.
+    """Return the order [width] that spreads a site's channels evenly over sub-blocks, separately in
+    each run of `group_size`; None if a run has fewer than two sub-blocks.
     """
     import numpy as np
 
@@ -323,7 +321,7 @@ def _interleaved_order(site: FoldSite, readers: Sequence[ReaderTensor]) -> "Ints
 
 
 def _interleave(scores: "F64", size: int) -> "Ints | None":
-    """Return an order of `size` channels that gives every sub-block its share of high scores; None
+    """Return an order of `size` channels that spreads high scores evenly over the sub-blocks; None
     if there are fewer than two sub-blocks.
     """
     import numpy as np

@@ -1,8 +1,8 @@
-"""A fold: channels between tensors whose factors or order are free, and what a choice of them does
-to each tensor.
+"""Folds. A site is a set of channels between tensors, whose factors or order are free; a fold is a
+choice of them, with its effect on each tensor.
 
-The factor s_j of a channel multiplies the tensors that read it and divides those that write it; a
-permutation moves readers and writers alike.
+The factor s_j of a channel multiplies the tensors that read the channel and divides the tensors
+that write it. A permutation moves the channels of readers and writers alike.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FoldedTensor:
-    """A tensor's place in a site: the channel of each of its rows [rows], or of its columns
-    [matrices or 1, columns].
+    """The part of a tensor that belongs to a site: the channel of each of its rows [rows], or of
+    each of its columns [matrices or 1, columns].
 
-    Channel -1 belongs to no channel of this site. `power` is the exponent of the factor: 1
-    multiplies, -1 divides, 0 ignores it.
+    A row or column of channel -1 does not belong to the site. `power` says what the channel's
+    factor does: 1 multiplies, -1 divides, 0 means no effect.
     """
 
     name: str
@@ -37,7 +37,8 @@ class FoldedTensor:
 
 @dataclass(frozen=True)
 class FoldSite:
-    """`width` channels between tensors whose factors (if `has_free_factors`) or order are free.
+    """`width` channels between tensors whose order is free, and whose factors are free, too, with
+    `has_free_factors`.
 
     Channels may be permuted within runs of `group_size`; 0 means that no permutation is allowed. In
     every tensor the channels of a run are adjacent and in order, so that moving a channel moves its
@@ -54,10 +55,10 @@ class FoldSite:
 
 @dataclass(frozen=True)
 class Fold:
-    """Factors [width] of a site's channels, and their new order [width]: channel i takes the place
-    of channel order[i].
+    """Factors [width] of a site's channels, and a new order [width] of them: channel order[i] moves
+    to position i.
 
-    Factors refer to the old order. None leaves factors, or the order, unchanged.
+    Factors are in the old order. None means that the factors, or the order, stay unchanged.
     """
 
     site: FoldSite
@@ -82,9 +83,9 @@ class Fold:
 @dataclass
 class TensorEdit:
     """The combined effect of folds on one tensor: factors of rows [rows] and of columns [matrices
-    or 1, columns], then new orders.
+    or 1, columns], then new orders of rows and columns.
 
-    Factors refer to the old order. The tensor's input is divided by the column factors and then
+    Factors are in the old order. The tensor's input is divided by the column factors and then
     reordered like the columns.
     """
 
@@ -94,14 +95,14 @@ class TensorEdit:
     column_order: "Ints | None" = None
 
     def matrix_factors(self, matrix: int) -> "F32 | None":
-        """Return the factors [columns] of a matrix's columns, None for no factors."""
+        """Return the factors [columns] of the columns of a matrix, or None for no factors."""
         if self.column_factors is None:
             return None
         factors: F32 = self.column_factors[matrix if len(self.column_factors) > 1 else 0]
         return factors
 
     def matrix_order(self, matrix: int) -> "Ints | None":
-        """Return the order [columns] of a matrix's columns, None for the old order."""
+        """Return the order [columns] of the columns of a matrix, or None for the old order."""
         if self.column_order is None:
             return None
         order: Ints = self.column_order[matrix if len(self.column_order) > 1 else 0]
@@ -109,7 +110,7 @@ class TensorEdit:
 
     @property
     def has_effect(self) -> bool:
-        """Whether the tensor changes at all."""
+        """Whether the folds change the tensor."""
         return any(
             part is not None
             for part in (self.row_factors, self.column_factors, self.row_order, self.column_order)
@@ -126,7 +127,7 @@ class TensorEdit:
 
     def fold_moments(self, moments: "F32", matrix: int = 0) -> "F32":
         """Return the second moments [columns, columns] of a matrix's input after the folds: S^-1 H
-        S^-1, reordered alike.
+        S^-1, with rows and columns reordered like the input.
         """
         factors, order = self.matrix_factors(matrix), self.matrix_order(matrix)
         new = moments
@@ -136,8 +137,8 @@ class TensorEdit:
 
 
 def combine_folds(folds: Iterable[Fold]) -> dict[str, TensorEdit]:
-    """Return the combined effect of folds on each tensor they change. Two orders of the same axis
-    are a bug.
+    """Return the combined effect of folds on each tensor that they change. At most one fold may
+    reorder an axis of a tensor.
     """
     changes: dict[str, TensorEdit] = {}
     for fold in folds:
@@ -168,7 +169,7 @@ def _order(edit: TensorEdit, part: FoldedTensor, order: "Ints") -> None:
     positions = np.broadcast_to(np.arange(part.channels.shape[-1]), part.channels.shape)
     old = getattr(edit, field)
     if old is not None:
-        # gate and up share one tensor: their halves must not overlap
+        # a tensor with both gate and up is reordered twice, but its halves do not overlap
         assert old.shape == moved.shape and not ((old != positions) & (moved != 0)).any(), (
             part.name,
             field,
@@ -178,10 +179,10 @@ def _order(edit: TensorEdit, part: FoldedTensor, order: "Ints") -> None:
 
 
 def digest_folds(folds: Sequence[Fold], before: str = "") -> str:
-    """Return a digest of the folds that is independent of their order.
+    """Return a digest of the folds that does not depend on their order.
 
-    `before` is the digest of folds that are already in the model; it is returned unchanged if there
-    are no new ones.
+    `before` is the digest of folds that the model already has; it is returned unchanged if there
+    are no new folds.
     """
     if not folds:
         return before

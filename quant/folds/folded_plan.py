@@ -1,5 +1,5 @@
-"""A plan after folds: the same types, sizes and method, with folded weights and calibration
-statistics.
+"""The plan of a folded model: types, sizes and method stay the same, weights and calibration
+statistics are folded.
 """
 
 import json
@@ -13,8 +13,8 @@ from quant.quantize.plan import Plan
 
 
 def fold_plan(plan: Plan, folds: Sequence[Fold], kinds: str) -> Plan:
-    """Return the plan that writes the folded model. Its settings contain the digest of
-    the folds.
+    """Return the plan that writes the folded model. The plan's settings contain the digest of the
+    folds.
     """
     source, changes = fold_source(plan.source, folds, kinds), combine_folds(folds)
     if source is plan.source:

@@ -1,5 +1,5 @@
-"""A source whose tensors are folded while their rows are read; names, shapes, order and metadata
-stay the same.
+"""A source whose tensors are folded while their rows are read. Names, shapes, order and metadata
+stay the same, except for a key that records the folds.
 
 A tensor that a fold changes is read as F32, whatever type it is stored in. Memory is bounded by the
 rows that are requested.
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from quant.native.ggml import U8
 
 FOLD_KEY = "llmcli.quantize.fold"
-HEADER_RESERVE_BYTES = 512  # upper bound of the header bytes that a fold adds
+HEADER_RESERVE_BYTES = 512  # upper bound of the bytes that folds add to the header
 FOLDED_NOTE = (
     "folded: LoRA adapters, control vectors and projectors made for the original model do not fit"
     " the new file"
 )
-MAX_RANDOM_FACTOR = 1.1  # random factors are between its reciprocal and it
-MAX_ROW_GAP = 4  # rows that are read and discarded rather than split a read
+MAX_RANDOM_FACTOR = 1.1  # random factors are between 1 / MAX_RANDOM_FACTOR and MAX_RANDOM_FACTOR
+MAX_ROW_GAP = 4  # rows at most this far apart are read together; those between them are discarded
 
 
 def fold_source(source: Source, folds: Sequence[Fold], kinds: str = "") -> Source:
-    """Return the same model with folded weights. Its `fold` is the digest of the folds; its
+    """Return the same model with folded weights. Its `fold_digest` is the digest of the folds; its
     fingerprint stays that of `source`.
 
     A file written from it records the digest and the `kinds` of folds under FOLD_KEY.
@@ -68,13 +68,13 @@ def fold_source(source: Source, folds: Sequence[Fold], kinds: str = "") -> Sourc
 
 
 def randomize(source: Source, seed: int, spread: float = MAX_RANDOM_FACTOR) -> tuple[Fold, ...]:
-    """Return random factors in [1 / spread, spread] for every free channel, and random orders
-    wherever an order is free.
+    """Return folds with random factors in [1 / spread, spread] wherever factors are free, and with
+    random orders wherever an order is free.
 
-    Blocks of the folded tensors no longer match the grid that the tensors were once quantized on:
-    their columns come from several blocks, those of a tied embedding too, and have different
-    factors. The spread is small because wide random factors make columns differ as no training
-    does, which overstates what folds gain.
+    A quantized model that is folded this way no longer has values on the grid of its blocks,
+    because the columns of a new block come from several old blocks and (except in a tied embedding)
+    have different factors. The default spread is small: wide random factors make columns differ
+    more than training does, which overstates the gain of folds.
     """
     import numpy as np
 
@@ -94,7 +94,7 @@ def randomize(source: Source, seed: int, spread: float = MAX_RANDOM_FACTOR) -> t
 
 
 def _read_folded(weight: Weight, edit: TensorEdit, first: int, last: int) -> "U8":
-    """Read rows first .. last of the folded tensor as bytes of F32 [rows, 4 x columns]."""
+    """Read rows first .. last of the folded tensor, as the bytes of F32 values [rows, 4 * columns]."""
     import numpy as np
 
     rows = np.arange(first, last)
@@ -113,13 +113,15 @@ def _read_folded(weight: Weight, edit: TensorEdit, first: int, last: int) -> "U8
 
 
 def _vectors_of(vectors: Any, rows: "Ints", weight: Weight) -> Any:
-    """Return the vectors that belong to the rows: one vector if all rows are in the same matrix."""
+    """Return the vectors of the matrices that the rows are in: a single vector if all rows are in
+    the same matrix.
+    """
     matrices = rows // (weight.rows // len(vectors))
     return vectors[matrices[:1]] if (matrices == matrices[0]).all() else vectors[matrices]
 
 
 def read_rows(read: "Callable[[int, int], U8]", rows: "Ints") -> "U8":
-    """Read rows in any order, as bytes [rows, row_bytes]. Rows at most MAX_ROW_GAP apart are read
+    """Return rows in any order, as bytes [rows, row_bytes]. Rows at most MAX_ROW_GAP apart are read
     together.
     """
     import numpy as np

@@ -1,5 +1,5 @@
-"""Calibration statistics after a fold: the measured values divided and reordered as the input is.
-The result is exact, so that nothing has to be measured again.
+"""Calibration statistics after a fold: the measured values, divided and reordered like the input.
+The result is exact, so nothing has to be measured again.
 """
 
 from dataclasses import dataclass, field, replace
@@ -51,7 +51,7 @@ class FoldedMoments:
         return self.moments.mixed
 
     def mean(self, matrix: int = 0) -> "F32":
-        """Return S^-1 H S^-1 [columns, columns], reordered alike."""
+        """Return S^-1 H S^-1 [columns, columns], with rows and columns reordered like the input."""
         return self.edit.fold_moments(self.moments.mean(matrix), matrix)
 
     def squares(self, matrix: int = 0) -> "F32":
@@ -60,7 +60,7 @@ class FoldedMoments:
 
 
 def fold_statistics(evidence: InputStatistics, edit: TensorEdit | None) -> InputStatistics:
-    """Return the statistics of a tensor's input after its edit."""
+    """Return the statistics of a tensor's input after the tensor's edit."""
     if edit is None or (edit.column_factors is None and edit.column_order is None):
         return evidence
     sums, second = evidence.mean_squares, evidence.moments

@@ -1,24 +1,27 @@
-"""The free channels of each architecture, taken from llama.cpp's graphs (src/models/*.cpp).
+"""The channels of each architecture that may be rescaled or reordered, taken from llama.cpp's
+graphs (src/models/*.cpp). Below, s are the factors of the channels.
 
-- norm: a norm's weight (and bias) / s, the columns of all its readers * s: attention, the
-  feed-forward network with router and shared experts, and inside MLA the compressed queries and
-  keys
-- hidden: rows of up / s, columns of down * s, for each expert; gate, up and down may be permuted
-  together. Not rescaled where the activation is not linear in up (gpt-oss clamps it)
-- value: rows of v / s, columns of attn_output * s, one factor for all query heads of a key-value
-  head; permuted within a head
-- head: the last norm / s, the columns of the output head * s; absent where the head is tied to the
-  embedding
-- residual: one permutation of every tensor that reads or writes the residual stream, tied
-  embeddings included
+- norm: the norm's weight (and bias) is divided by s, and the columns of all tensors that read it
+  are multiplied by s. These are attention, the feed-forward network with router and shared experts,
+  and inside MLA the tensors that read compressed queries and keys
+- hidden: the rows of up are divided by s and the columns of down multiplied by s, for each expert;
+  gate, up and down may be permuted together. There are no factors if the activation is not linear
+  in up (gpt-oss clamps it)
+- value: the rows of v are divided by s and the columns of attn_output multiplied by s, with one
+  factor for all query heads that share a key-value head; channels may be permuted within a head
+- head: the last norm is divided by s and the columns of the output head are multiplied by s; there
+  is no such site if the head is tied to the embedding
+- residual: one permutation of every tensor that reads or writes the residual stream, including tied
+  embeddings
 
-A tied embedding has no free factors: RMSNorm does not commute with factors of channels, and the
-residual carries the embeddings unchanged, so that only an order (and one factor of the whole model,
-and signs) is free. Queries against keys have free factors too, but these scale whole rows, which
-every block format follows anyway, so they are not used.
+A tied embedding has no free factors. RMSNorm does not commute with factors of channels, and the
+residual stream contains the embeddings unchanged, so that only its order is free (and signs, and
+one factor for the whole model). The channels between queries and keys have free factors as well,
+but these scale whole rows, which does not change their rounding in any block format, so they are
+not used.
 
-Architectures that are not in the table are refused; a block that contains a tensor missing from the
-table is left unchanged.
+Architectures that are not in the table are refused. A block with a tensor that the table does not
+name is left unchanged.
 """
 
 import re
@@ -53,14 +56,14 @@ CHANNELLESS_ROLES = (
     "attn_k_norm",
     "attn_sinks",
     "exp_probs_b",
-)  # without residual channels
+)  # roles that neither read nor write the residual
 GLOBAL_STEMS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 NORM_ROLES = (
     "attn_norm",
     "ffn_norm",
     "post_attention_norm",
     "post_ffw_norm",
-)  # as wide as the residual
+)  # norms as wide as the residual
 WRITER_ROLES = ("attn_output", *(down for _, _, down in FFN_TRIPLES))
 BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.([a-z0-9_]+)\.(weight|bias)")
 GLOBAL_TENSOR = re.compile(r"([a-z0-9_]+)\.(weight|bias)")
@@ -68,11 +71,12 @@ GLOBAL_TENSOR = re.compile(r"([a-z0-9_]+)\.(weight|bias)")
 
 @dataclass(frozen=True)
 class FreeChannels:
-    """The free channels of one model graph.
+    """The free channels of the models with one graph.
 
-    `norms` maps a norm to the roles that read it (those in `row_readers` by rows); `value_roles`
-    are the tensors that produce values. `has_fused_gate` says that up contains gate and up, gate
-    first; `is_linear_in_up` says that the hidden channels are linear in up.
+    `norms` maps a norm to the roles of the tensors that read it, by columns or, for roles in
+    `row_readers`, by rows. `value_roles` are the roles of the tensors that produce values.
+    `has_fused_gate` means that up contains gate and up, gate first. `is_linear_in_up` means that
+    the activation is linear in up, so that hidden channels have free factors.
     """
 
     norms: Mapping[str, tuple[str, ...]]
@@ -83,7 +87,7 @@ class FreeChannels:
     readers: tuple[str, ...] = (*QKV_ROLES, *FFN_ROLES)
     inner_roles: tuple[str, ...] = field(
         default=()
-    )  # tensors that neither read nor write the residual
+    )  # tensors inside the attention, which neither read nor write the residual
 
     @property
     def roles(self) -> frozenset[str]:
@@ -164,7 +168,7 @@ def find_sites(source: Source) -> tuple[FoldSite, ...]:
 
 @dataclass(frozen=True)
 class _Block:
-    """The tensors of one block by role and ending, such as "attn_q.weight"."""
+    """The tensors of one block, by role and ending ("attn_q.weight")."""
 
     name: str
     tensors: Mapping[str, Weight]
@@ -177,7 +181,8 @@ class _Model:
         self.wiring, self.heads = wiring, source.facts.heads
         self.weights = {weight.name: weight for weight in source.weights}
         blocks: dict[str, dict[str, Weight]] = {}
-        self.unsupported: set[str] = set()  # blocks, or global tensors, with an unsupported name
+        # names of blocks with a tensor that the table does not name, and of such global tensors
+        self.unsupported: set[str] = set()
         global_stems = {"token_embd", "output_norm", "output", *GLOBAL_STEMS}
         for name, weight in self.weights.items():
             if match := BLOCK_TENSOR.fullmatch(name):
@@ -210,8 +215,8 @@ class _Model:
         yield from self._value(block)
 
     def outside(self) -> Iterator[FoldSite]:
-        """Yield the sites of the head and the residual, unless an unsupported tensor might read
-        them.
+        """Yield the sites of the head and the residual; none if a tensor that the table does not
+        name might read them.
         """
         if self.unsupported:
             return
@@ -246,7 +251,7 @@ class _Model:
         return FoldSite(f"{block.name}.{norm}", "norm", width, 0, True, tuple(parts))
 
     def _hidden(self, block: _Block, gate: str, up: str, down: str) -> FoldSite:
-        """Return the site of the channels between up and down, separate for each expert."""
+        """Return the site of the channels between up and down; each expert has its own channels."""
         reader = block.tensors[f"{down}.weight"]
         experts, group = reader.rows // reader.shape[1], reader.columns
         width, power = experts * group, 1 if self.wiring.is_linear_in_up else 0
@@ -275,8 +280,8 @@ class _Model:
     def _hidden_producer(
         self, weight: Weight, width: int, power: int, name: str, first: bool = False
     ) -> FoldedTensor:
-        """Return the rows of a weight, or the columns of a bias, that produce hidden channels; up's
-        half (or gate's, if `first`) where one tensor contains gate and up.
+        """Return the rows of a weight, or the columns of a bias, that produce hidden channels. If
+        one tensor contains gate and up, these are the rows of up, or with `first` those of gate.
         """
         axis = _columns if name.endswith("bias") else _rows
         if not self.wiring.has_fused_gate:
@@ -284,8 +289,8 @@ class _Model:
         return axis(weight, width, power, skip=0 if first else width, total=2 * width)
 
     def _value(self, block: _Block) -> Iterator[FoldSite]:
-        """Yield the site of the channels between v and attn_output: rows of v, or the last rows of
-        fused q, k and v.
+        """Yield the site of the channels between v and attn_output. In a tensor of fused q, k and
+        v, the last rows are those of v.
         """
         import numpy as np
 
@@ -318,8 +323,8 @@ class _Model:
         yield FoldSite(f"{block.name}.attn_output", "value", width, head, True, tuple(parts))
 
     def _value_rows(self, block: _Block, fused: Weight, wide: int) -> int:
-        """Return the rows of values in fused queries, keys and values, whose heads have equal
-        size.
+        """Return the number of value rows in a fused tensor of queries, keys and values, which has
+        as many rows for the values as for the keys.
         """
         return (fused.rows - wide) // 2
 
@@ -337,8 +342,9 @@ def _weight_and_bias(role: str) -> tuple[str, str]:
 
 
 def _channels(size: int, width: int, skip: int, total: int, weight: Weight, unit: str) -> "Ints":
-    """Return channels [size]: 0 .. width repeated, after `skip` rows or columns of every `total`
-    that belong to no channel.
+    """Return the channel of each row or column [size]. The pattern repeats after `total`: first
+    `skip` rows or columns of channel -1, which belong to no channel, then channels 0 .. `width` -
+    1.
 
     Raises UserError if the size does not fit.
     """
@@ -364,8 +370,8 @@ def _rows(weight: Weight, width: int, power: int, skip: int = 0, total: int = 0)
 
 
 def _columns(weight: Weight, width: int, power: int, skip: int = 0, total: int = 0) -> FoldedTensor:
-    """Return the columns of a weight as a site's tensor: the same channels in all matrices, or
-    separate ones for each matrix where there are more channels than columns.
+    """Return the columns of a weight as its part of a site. All matrices have the same channels,
+    unless there are more channels than columns; then each matrix has its own.
     """
     size = (
         weight.columns

@@ -1,11 +1,12 @@
-"""The loss of a fold: the error that rounding leaves in the output of each tensor that reads its
-channels.
+"""The loss of a fold: the error that rounding causes in the outputs of the tensors that read the
+site's channels.
 
-The loss of a reader is tr(dW H dW^T) over a sample of its rows, where dW is the change that its own
-method and type make in the folded weights, mapped back through the fold; with mean squares alone H
-is diagonal. The error of llama.cpp's rounding of the inputs is added (activation_rounding.py).
+The loss of such a reader is tr(dW H dW^T) over a sample of its rows. dW is the change that the
+plan's method and type make in the folded weights, mapped back through the fold; H are the second
+moments of the input, or a diagonal matrix if only its mean squares are known. The error of
+llama.cpp's rounding of the inputs is added (activation_rounding.py).
 
-Tensors that write the channels are not counted: a factor there scales a norm that stays F32, or
+Tensors that write the channels are not counted. A factor there scales a norm, which stays F32, or
 whole rows, and block formats follow the factor of a row closely.
 """
 
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
     from quant.folds.fold import Ints
     from quant.native.ggml import F32
 
-SAMPLE_ROWS, SAMPLE_MATRICES = 64, 4  # sampled rows of a tensor, and the experts they come from
-MAX_MOMENT_COLUMNS = 4096  # second moments of wider tensors are not used; 64 MiB at this width
-# for wider tensors a method that factors second moments is replaced by its fallback, because it
-# would factor them for each candidate
+# number of rows that are sampled in a tensor, and of the experts that they come from
+SAMPLE_ROWS, SAMPLE_MATRICES = 64, 4
+# second moments of wider tensors are not used; at this width they take 64 MiB
+MAX_MOMENT_COLUMNS = 4096
+# In wider tensors a method that factors second moments is replaced by its fallback, because it
+# would need a factorization for each candidate.
 MAX_SOLVED_COLUMNS = 1024
 
 
@@ -42,7 +45,7 @@ class RowSample:
     moments: "F32 | None"  # [columns, columns]
 
     def energy(self, changes: "F32") -> float:
-        """Return the sum of d H d^T over the rows of `changes` [rows, columns]."""
+        """Return the sum of d H d^T over the rows d of `changes` [rows, columns]."""
         import numpy as np
 
         if self.moments is None:
@@ -68,7 +71,7 @@ class ReaderTensor:
 
     @property
     def weight_mean_squares(self) -> "F32":
-        """Mean squares [matrices, columns] of the tensor's own values, over sampled rows of each
+        """Mean squares [matrices, columns] of the tensor's values, over sampled rows of each
         matrix.
         """
         import numpy as np
@@ -88,7 +91,7 @@ class ReaderTensor:
             yield _read_sample(self.step, matrix, max(16, 4 * SAMPLE_ROWS // evidence.matrices))
 
     def loss(self, edit: TensorEdit) -> float:
-        """Return the error in the tensor's output under a fold, from rounded weights and rounded
+        """Return the error in the tensor's output under a fold, from the rounding of weights and of
         inputs.
         """
         step, evidence = self.step, fold_statistics(self.step.statistics, edit)
