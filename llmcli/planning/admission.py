@@ -1,10 +1,10 @@
-"""The memory check before a run: accept it, change it to the nearest settings that fit, or refuse
-it.
+"""The memory check before a run. It accepts the planned settings, changes them to the nearest
+settings that fit, or refuses the run.
 
-An upper bound from the file's header suffices nearly always. Near the limit, llama.cpp's own dry
-run decides, including the draft model. Weights in the mapped file may exceed the memory, which only
-makes the run slow because they are read again. What is allocated must fit: KV cache, compute and
-output buffers, and repacked weights.
+Nearly always, an upper bound computed from the file's header shows that the run fits. If it does
+not, a dry run of llama.cpp decides, which includes the draft model. KV cache, compute and output
+buffers and repacked weights are allocated, so they must fit. The weights in the mapped file may
+exceed the memory: the system then reads them again and again, which only makes the run slow.
 """
 
 from collections.abc import Callable
@@ -16,20 +16,21 @@ from llmcli.runtime import kv_size
 from llmcli.runtime.binding import devices
 from quant.model_file import load_checks, read_header
 
-# bytes of the interpreter, the vocabulary, the graphs, and of prompts and answers
+# bytes of everything else in the process: interpreter, vocabulary, graphs, prompts and answers
 PROCESS_BYTES = 256 << 20
 
 
 def check_memory(plan: RunPlan, fit_mode: str, note: Callable[[str], None]) -> RunPlan:
-    """Return the plan itself if it fits, otherwise the nearest plan that fits, if it may be used.
+    """Return the plan itself if it fits, otherwise the nearest plan that fits, if `fit_mode` allows
+    it.
 
-    With `fit_mode` "on" any change may be made. Without it, only a context whose size was not
-    requested is shortened. "off" skips the check. `note` receives messages. Raises UserError with
-    the nearest settings that fit.
+    `fit_mode` "on" allows any change. "off" skips the check. With any other mode, the context may
+    be shortened if the user did not set its size, and nothing else may change. `note` receives
+    messages for the user. Raises UserError, with the nearest settings that fit as its hint.
     """
     if fit_mode == "off" or _plenty(plan):
         return plan
-    from llmcli.planning import nearest_fit  # rarely needed, and slow to import
+    from llmcli.planning import nearest_fit  # imported only when needed, because the import is slow
 
     load_checks.check_loadable(plan.header)
     options = plan.options
@@ -48,7 +49,7 @@ def check_memory(plan: RunPlan, fit_mode: str, note: Callable[[str], None]) -> R
         may_use = nearest and (
             fit_mode == "on" or (not plan.is_ctx_requested and plan.only_shortens_to(nearest))
         )
-        # a change from slow to slow gains nothing
+        # if both plans would be slow, a change gains nothing
         if nearest and may_use and not (fits and dry_run.disk_warning(nearest)):
             label = "--fit" if fit_mode == "on" else "limited by the available memory"
             note(f"{label}: {plan.describe(nearest)}")
@@ -65,7 +66,9 @@ def _told(wish: RunPlan, slow: str, note: Callable[[str], None]) -> RunPlan:
 
 
 def _plenty(wish: RunPlan) -> bool:
-    """Return whether an upper bound of the memory is below what is available."""
+    """Return whether the run fits for certain: an upper bound of its memory is at most what is
+    available.
+    """
     need = upper_bound.upper_bound_bytes(wish.header, wish.context) + PROCESS_BYTES
     if wish.drafting.model:
         need += upper_bound.upper_bound_bytes(

@@ -1,8 +1,9 @@
-"""A stub model (GGUF) with the attention of another model and hardly anything else, to measure
-attention without its weights.
+"""A stub model (GGUF) that imitates the attention of another model, to measure attention without
+that model's weights.
 
-It is a Llama of a few narrow blocks whose weights are zero, with the same number and sizes of
-heads: these, the cache types and the rows of a pass determine which kernels ggml uses.
+The stub is a Llama of a few narrow blocks whose weights are zero. It has the same number and size
+of heads as the other model. Together with the cache types and the rows of a pass, these determine
+which kernels ggml uses.
 """
 
 from dataclasses import dataclass
@@ -13,16 +14,19 @@ from quant.gguf import layout
 from quant.model_file.model_header import ModelHeader
 
 STUB_BLOCKS = 4
-STUB_WIDTH = 32  # of the residual stream, so that the matrix products besides attention are small
+# width of the residual stream; small, so that other matrix products hardly take time
+STUB_WIDTH = 32
 VOCABULARY_SIZE = 32
 ALIGNMENT = 32
-HEAD_SIZE_MULTIPLE = 8  # head sizes must be a multiple of this
+HEAD_SIZE_MULTIPLE = 8  # heads of other sizes are not measured
 STUB_ARCH = "llama"
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """The query heads and the key-value heads of a block, and the size of a head."""
+    """The attention heads of a block. `queries`: number of query heads. `pairs`: number of
+    key-value heads. `size`: values per head.
+    """
 
     queries: int
     pairs: int
@@ -30,10 +34,11 @@ class HeadShape:
 
     @classmethod
     def from_header(cls, header: ModelHeader, form: kv_size.CacheShape) -> Self | None:
-        """Return the heads of a model's largest block.
+        """Return the heads of the block with the largest keys.
 
-        Returns None if they are unknown, if keys and values differ in size, or for unusual head
-        sizes: llama.cpp aborts for an odd one, because RoPE rotates pairs of values.
+        Returns None if the heads are unknown, if keys and values differ in size, or if the size is
+        not a multiple of HEAD_SIZE_MULTIPLE. With an odd size, llama.cpp would abort, because RoPE
+        rotates pairs of values.
         """
         queries = header.get_int("attention.head_count")
         largest = max(range(len(form.k_values)), key=form.k_values.__getitem__, default=None)
@@ -52,7 +57,7 @@ class HeadShape:
 
 
 def build_stub_model(heads: HeadShape, n_ctx: int) -> bytes:
-    """Return the complete file."""
+    """Return the bytes of a complete GGUF file of the stub, with a context length of `n_ctx`."""
     numbers = {
         "context_length": n_ctx,
         "embedding_length": STUB_WIDTH,

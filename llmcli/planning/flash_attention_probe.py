@@ -1,8 +1,8 @@
-"""Whether attention on this CPU is faster without flash attention, measured once for each head
-shape and saved.
+"""A measurement of whether this CPU computes attention faster without flash attention. It runs once
+for each shape of heads, and the result is saved.
 
-The answer depends on the processor. It is measured on a stub model that has the same heads and
-hardly any weights.
+The result depends on the processor. A stub model with the same heads and hardly any weights is
+measured instead of the real model.
 """
 
 import hashlib
@@ -30,26 +30,27 @@ from llmcli.runtime.binding.open_context import open_context
 DEPTH_TOKENS, MAX_CELLS = (
     512,
     2048,
-)  # tokens before an answer's next one; cells of all answers together
-# rows of a measured prompt and of a micro-batch: without flash attention the scores of a
-# micro-batch are stored
+)  # tokens in the cache before the measured ones; maximum cells of all answers together
+# Rows of a measured prompt, and of a micro-batch. There are not more, because without flash
+# attention the scores of a micro-batch are stored.
 PROMPT_ROWS = 256
-# prompts and tokens of one exchange, after the "chat" objective of bench tune
+# prompt passes and generated tokens of one exchange, as in the objective "chat" of bench tune
 EXCHANGE_PASSES = 512 // PROMPT_ROWS, 128
-# alternating passes of each variant: token passes, prompt passes. The shortest one counts, because
-# other programs only lengthen them.
+# Measured token passes and prompt passes of each variant, in alternating order. The shortest pass
+# counts, because other programs can only make a pass longer.
 TOKEN_PASSES, PROMPT_PASSES = 12, 3
-MAX_PLAIN_RATIO = 0.85  # relative to the time with flash attention; the margin covers disturbances
-# maximum ratio of the median pass to the shortest one; above it the machine was busy, and the
-# result is not saved
+# time without relative to with flash attention; below 1 as a margin for noise
+MAX_PLAIN_RATIO = 0.85
+# If the median pass takes more than this many times the shortest one, the machine was busy, and the
+# result is not saved.
 MAX_MEDIAN_RATIO = 1.3
 MAX_FILE_BYTES = 1 << 12  # maximum bytes of a saved result
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """What the answer depends on. `parallel`: answers at a time; if there are several, their
-    prompts are computed in a separate context.
+    """The conditions of a measurement, on which its result depends. `parallel`: number of answers
+    at a time. If there are several, a separate context computes their prompts.
     """
 
     heads: HeadShape
@@ -62,31 +63,34 @@ class AttentionCase:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTimes:
-    """Seconds of one exchange with the stub model, with flash attention and without."""
+    """Seconds for one exchange (a prompt and its answer) on the stub model: with flash attention
+    (`flash`) and without (`plain`).
+    """
 
     flash: float
     plain: float
 
     @property
     def is_faster_without_flash(self) -> bool:
-        """Whether the variant without flash attention is clearly faster."""
+        """Whether attention is clearly faster without flash attention."""
         return self.plain < MAX_PLAIN_RATIO * self.flash
 
 
 def is_faster_without_flash(case: AttentionCase, config: Config) -> bool:
-    """Return whether answers are clearly faster without flash attention, from a saved or a new
-    measurement.
+    """Return whether attention is clearly faster without flash attention. The result comes from a
+    saved measurement or, if there is none, from a new one.
     """
     path = cache_path(case, config)
     times = _read(path)
     if times is None:
         try:
             times, steady = measure_attention(case)
-        # there is no space for the stub model or its file; the real model may still fit
+        # Without space for the stub model or its file, keep flash attention; the real model may
+        # still fit.
         except (UserError, OSError):
             return False
         if steady:
-            # if the folder is not writable, the next run measures again
+            # if the result cannot be saved, the next run measures again
             with suppress(UserError):
                 write_atomically(
                     path, (json.dumps({"version": 1, **asdict(times)}) + "\n").encode()
@@ -95,7 +99,7 @@ def is_faster_without_flash(case: AttentionCase, config: Config) -> bool:
 
 
 def cache_path(case: AttentionCase, config: Config) -> Path:
-    """Return the file of a saved result for this machine and build."""
+    """Return the file in which the result for this case, machine and build is saved."""
     key = json.dumps(
         [asdict(case), rpc_workers.machine_and_workers(), tuned_profile.build_identity()]
     )
@@ -103,7 +107,7 @@ def cache_path(case: AttentionCase, config: Config) -> Path:
 
 
 def _read(path: Path) -> AttentionTimes | None:
-    """Return the saved result, None if there is no usable one."""
+    """Return the saved result; None if the file is missing or invalid."""
     try:
         with path.open("rb") as file:
             stored = json.loads(file.read(MAX_FILE_BYTES))
@@ -117,8 +121,10 @@ def _read(path: Path) -> AttentionTimes | None:
 
 
 def measure_attention(case: AttentionCase) -> tuple[AttentionTimes, bool]:
-    """Measure both variants alternately, and return whether the machine was quiet enough. Takes
-    half a second for small heads.
+    """Measure attention with and without flash attention in alternating order. The second value is
+    whether the machine was quiet enough to save the result.
+
+    Takes half a second for small heads.
     """
     behind = min(DEPTH_TOKENS, MAX_CELLS // case.parallel)
     n_ctx = (behind + 2 * TOKEN_PASSES) * case.parallel + PROMPT_ROWS
@@ -151,7 +157,8 @@ def measure_attention(case: AttentionCase) -> tuple[AttentionTimes, bool]:
             statistics.median(seconds) < MAX_MEDIAN_RATIO * min(seconds) for seconds in passes
         )
         answers = [min(seconds) for seconds in passes]
-        # prompts are computed in a separate context, with flash attention
+        # several prompts are computed in a separate context with flash attention, so they take the
+        # same time
         if case.parallel > 1:
             return AttentionTimes(*answers), steady
         prompts = [
@@ -168,7 +175,7 @@ def measure_attention(case: AttentionCase) -> tuple[AttentionTimes, bool]:
 
 
 def _fill(context: Context, parallel: int, behind: int) -> None:
-    """Fill each sequence with the same `behind` tokens."""
+    """Fill each of the `parallel` sequences with the same `behind` tokens."""
     context.decode(BatchRows([1] * behind, list(range(behind)), [0] * behind, [False] * behind))
     state = context.read_state(0)
     for sequence in range(1, parallel):
@@ -198,8 +205,8 @@ def _prompt(context: Context) -> None:
 def _timed(
     ways: list[Context], times: int, work: Callable[[Context, int], None]
 ) -> list[list[float]]:
-    """Return the seconds of each variant's `times` passes, measured alternately after one pass that
-    does not count.
+    """Return the seconds of `times` passes in each context. The contexts are measured in
+    alternating order; a first pass in each is not timed.
     """
     seconds: list[list[float]] = [[] for _ in ways]
     for number in range(times + 1):

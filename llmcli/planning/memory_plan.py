@@ -1,8 +1,9 @@
-"""The memory plan of a run, before anything is allocated.
+"""The memory plan of a run: how much memory a model and its context need on each device, computed
+before anything is allocated.
 
-Weights, KV cache and compute buffers come from llama.cpp's own dry run, the KV cache of each layer
-from arithmetic, and the interpreter's memory from this process during the dry run. Unknown values
-are None.
+Weights, KV cache and compute buffers come from llama.cpp's own dry run. The KV cache of each layer
+is computed by arithmetic. The memory of the interpreter is that of this process during the dry run.
+None means unknown.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -27,16 +28,16 @@ PLANNED_CACHE_TYPES = (
     "f16",
     "q8_0",
     "q4_0",
-)  # cache types for which `plan` states the largest context
-# A dry run takes some 80 bytes per cell for llama.cpp's bookkeeping, so longer contexts are not
-# run.
+)  # `plan` prints the largest context for each of these cache types
+# Longer contexts get no dry run, because it takes about 80 bytes per cell for llama.cpp's own
+# bookkeeping.
 MAX_CELLS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySums:
-    """The parts of a memory plan in bytes, over all devices; None: unknown for a device. The parts
-    are those of DeviceMemory.
+    """The parts of a memory plan in bytes, summed over all devices. The fields mean the same as in
+    DeviceMemory; None if the part is unknown for at least one device.
     """
 
     weights: int | None
@@ -50,10 +51,11 @@ class MemorySums:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """The memory of one device in bytes; None: unknown.
+    """The memory that a run needs on one device, in bytes; None: unknown.
 
-    `weights`: in the mapped file or in the device's own memory. `repacked`: copies in another
-    layout. `droppable`: mapped bytes that are not read after loading.
+    `weights`: in the mapped file or in the device's own memory. `repacked`: copies of weights in
+    another layout. `kv`: KV cache. `compute`, `output`: buffers. `droppable`: mapped bytes that are
+    not read after loading, so the system can drop them. `available`: free bytes of the device.
     """
 
     device: str
@@ -71,7 +73,7 @@ class DeviceMemory:
         return _sum((self.weights, self.repacked, self.kv, self.compute, self.output))
 
     def combined_with(self, other: "DeviceMemory") -> "DeviceMemory":
-        """Return the sum of both on one device."""
+        """Return the sum of the memory of two models on this device."""
         return replace(
             self,
             weights=_sum((self.weights, other.weights)),
@@ -84,16 +86,16 @@ class DeviceMemory:
 
     @property
     def required(self) -> int | None:
-        """The bytes that must stay in memory: everything except the weights in the mapped file,
-        which can be read again.
+        """The bytes that must stay in memory. On the host, this is everything except the weights in
+        the mapped file, which the system can read again.
         """
         weights = 0 if self.device == HOST_DEVICE else self.weights
         return _sum((weights, self.repacked, self.kv, self.compute, self.output))
 
     @property
     def free_after(self) -> int | None:
-        """The bytes that would stay free, negative if it does not fit; a lower bound if a part is
-        unknown.
+        """The available bytes minus everything that the run needs except `droppable`; negative if
+        it does not fit. Parts that are unknown count as 0. None if the available bytes are unknown.
         """
         if self.available is None:
             return None
@@ -102,7 +104,9 @@ class DeviceMemory:
 
     @property
     def fits(self) -> bool | None:
-        """Whether everything fits without reading from the disk again."""
+        """Whether the device has memory for everything, so that no weights must be read from the
+        disk again; None: unknown.
+        """
         if self.free_after is None or (self.free_after >= 0 and self.total is None):
             return None
         return self.free_after >= 0
@@ -110,11 +114,11 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The memory of one context on all devices.
+    """The memory of one context on all devices, in bytes.
 
-    `overhead`: the process without the model: interpreter, libraries, vocabulary, graphs.
-    `resident`: the measured memory of the process, if the model was loaded. `draft`: the bytes that
-    belong to a draft model.
+    `cache`: the KV cache layer by layer. `overhead`: the process without the model, which is
+    interpreter, libraries, vocabulary and graphs. `resident`: the measured memory of the process;
+    None if only a dry run was made. `draft`: the part of `devices` that belongs to a draft model.
     """
 
     n_ctx: int
@@ -126,7 +130,7 @@ class MemoryPlan:
 
     @property
     def sums(self) -> MemorySums:
-        """The parts, summed over all devices."""
+        """The parts of the plan, summed over all devices."""
         return MemorySums(
             weights=_sum(share.weights for share in self.devices),
             repacked=_sum(share.repacked for share in self.devices),
@@ -139,8 +143,8 @@ class MemoryPlan:
 
     @property
     def process_bytes(self) -> int | None:
-        """The memory of the whole process with a full context, including mapped files, as `top`
-        shows it.
+        """The memory of the whole process with a full context, including mapped files. This is the
+        number that `top` shows.
         """
         host_totals = [share.total for share in self.devices if share.device == HOST_DEVICE]
         if self.resident is not None or self.overhead is None or None in host_totals:
@@ -149,8 +153,8 @@ class MemoryPlan:
 
     @property
     def can_run(self) -> bool | None:
-        """Whether the run is possible at all, possibly at the speed of the disk: everything that
-        must stay in memory fits.
+        """Whether the run is possible, perhaps only at the speed of the disk: everything that must
+        stay in memory fits. None: unknown.
         """
         answers = [
             None
@@ -162,19 +166,20 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether every device holds its share. None: unknown for a device, and no device is too
-        small.
+        """Whether everything fits on every device. False if it does not fit on one of them;
+        otherwise None if it is unknown for one of them.
         """
         answers = [share.fits for share in self.devices]
         return False if False in answers else None if None in answers else True
 
 
 class Planner:
-    """The dry run of a model file, from which any number of contexts can be planned. Created by
+    """Plans any number of contexts of one model file, by dry runs. Created by
     `open_memory_planner`.
 
-    `draft_planner`: the planner of a draft model, whose memory is included. `bytes_by_type`: for
-    each device the bytes of its weights in the file by type; empty if unknown.
+    `draft_planner`: the planner of a draft model, whose memory is added to each plan.
+    `bytes_by_type`: for each device, the bytes in the file of its weights by tensor type; empty if
+    unknown.
     """
 
     def __init__(
@@ -197,7 +202,7 @@ class Planner:
         self._free = free_by_device()
 
     def memory_plan(self) -> MemoryPlan:
-        """Return the memory plan of the requested context."""
+        """Return the memory plan of the context with the planner's `options`."""
         options = self.options
         if options.n_ctx > MAX_CELLS:
             return self._unrehearsed()
@@ -219,15 +224,13 @@ class Planner:
             )
 
     def largest_context(self, cache_type: str) -> int | None:
-        """Return the longest context with K and V of one type that fits, in steps of 256 cells; 0:
-        none, None: unknown.
-
-        At most MAX_CELLS.
+        """Return the longest context that fits if both K and V have this type, in steps of 256
+        cells and at most MAX_CELLS. 0: not even one step fits. None: unknown.
         """
         if None in self._free.values() or not self.supports_cache_type(cache_type):
             return None
         step = kv_size.CELL_STEP * (1 if self.options.unified else self.options.n_seq_max)
-        # the other types require flash attention
+        # quantized caches require flash attention
         flash = self.options.flash_attn if cache_type in kv_size.FLOAT_TYPES else "auto"
 
         options = replace(self.options, type_k=cache_type, type_v=cache_type, flash_attn=flash)
@@ -237,16 +240,15 @@ class Planner:
 
         try:
             largest = largest_fitting(free_after, MAX_CELLS // step)
-        except UserError:  # the model does not support this type
+        except UserError:  # the model does not support this cache type
             return None
         return None if largest is None else largest * step
 
     def largest_sequence_count(self) -> int | None:
-        """Return how many sequences of this context's length would fit at a time; 0: none, None:
-        unknown.
+        """Return how many sequences fit at a time if each is as long as one of this context. At
+        most MAX_SEQUENCES, and at most MAX_CELLS in total. 0: not even one fits. None: unknown.
 
-        At most MAX_SEQUENCES, and MAX_CELLS in total. Several sequences share one context, without
-        a separate prefill context.
+        All sequences share one context; a separate context for prompts is not counted.
         """
         tokens_per_sequence = -(-self.options.n_ctx // self.options.n_seq_max)
         parallel_options = (
@@ -269,8 +271,8 @@ class Planner:
         return largest_fitting(free_after, min(MAX_SEQUENCES, MAX_CELLS // tokens_per_sequence))
 
     def device_memory(self, options: ContextOptions) -> tuple[DeviceMemory, ...]:
-        """Return the memory of another context on each device, the host first. Raises UserError if
-        llama.cpp refuses the context.
+        """Return the memory of a context with other `options` on each device, the host first.
+        Raises UserError if llama.cpp refuses the context.
         """
         with self._rehearsal.open_context(options) as context:
             return merge_devices(
@@ -281,13 +283,15 @@ class Planner:
         return self._beside.device_memory(draft_context_options(options)) if self._beside else ()
 
     def supports_cache_type(self, cache_type: str) -> bool:
-        """Return whether the model supports this type for K and V, which depends on the head
-        size.
+        """Return whether the model supports this type for both K and V, which depends on the size
+        of its heads.
         """
         return self._form is None or not kv_size.find_refusal(self._form, cache_type, cache_type)
 
     def _shares(self, allocated: MemoryBreakdown | None, output: int) -> tuple[DeviceMemory, ...]:
-        """Return the memory on each device, the host first."""
+        """Return the memory of this model, without a draft model, on each device, the host first.
+        `allocated` None: only the weights and the output buffer are known.
+        """
         if allocated is None:
             return (
                 DeviceMemory(
@@ -304,8 +308,8 @@ class Planner:
         return device_memory(allocated, output, self._free, self._mapped, self._droppable)
 
     def _cache(self, options: ContextOptions, n_ctx: int, nbytes: int) -> kv_size.KVCache | None:
-        """Return the cache layer by layer; None if its rules are unknown or its size differs from
-        llama.cpp's.
+        """Return the KV cache layer by layer. None if the rules for this model are unknown, or if
+        the computed size differs from `nbytes`, which llama.cpp reports (0: do not compare).
         """
         if self._form is None:
             return None
@@ -323,8 +327,8 @@ class Planner:
         return cache if not nbytes or cache.nbytes == nbytes else None
 
     def _unrehearsed(self) -> MemoryPlan:
-        """Return the plan of a context that is too long for a dry run: only its KV cache, by
-        arithmetic.
+        """Return the plan of a context that is too long for a dry run. Only the weights and the KV
+        cache are known.
         """
         options = self.options
         cache = self._cache(options, options.n_ctx, 0)
@@ -343,7 +347,7 @@ class Planner:
 
 
 def free_by_device() -> dict[str, int | None]:
-    """Return the bytes that are free on the host and on each GPU; None: unknown."""
+    """Return the free bytes of the host and of each GPU, by device name; None: unknown."""
     return {HOST_DEVICE: host.available_memory()} | {
         device.name: device.free_bytes
         for device in devices.list_devices()
@@ -352,8 +356,8 @@ def free_by_device() -> dict[str, int | None]:
 
 
 def least_free(shares: Iterable[DeviceMemory]) -> int | None:
-    """Return the bytes that would stay free on the fullest device, negative if it does not fit;
-    None: unknown.
+    """Return the smallest number of bytes that stay free on any device, negative if a device is too
+    small; None if it is unknown for a device.
     """
     free_bytes = [share.free_after if share.total is not None else None for share in shares]
     known_bytes = [nbytes for nbytes in free_bytes if nbytes is not None]
@@ -367,7 +371,9 @@ def open_memory_planner(
     gpu_layers: int,
     draft_planner: Planner | None = None,
 ) -> Iterator[Planner]:
-    """Open a dry run of a checked GGUF with resolved `options`. Raises the errors of loading it."""
+    """Open a planner for a model file whose header was checked, with resolved `options`. Raises the
+    same errors as loading the file.
+    """
     with dry_run(
         header.path, gpu_layers=gpu_layers, latent=header.has_latent_attention
     ) as rehearsal:
@@ -377,8 +383,11 @@ def open_memory_planner(
 def largest_gpu_layers(
     header: ModelHeader, options: ContextOptions, draft_planner: Planner | None = None
 ) -> int | None:
-    """Return how many of the model's layers the GPUs hold with this context, where the output
-    counts as a layer. None: no GPU, or unknown.
+    """Return the largest number of layers (-ngl) that fit on the GPUs with this context, by dry
+    runs. The output counts as one layer. None: no GPU, or unknown.
+
+    Only `llmcli plan` reports this number. `-ngl auto` does not use it: `_gpu_layers` in
+    resolve_options.py estimates the number without a dry run.
     """
     gpus = {device.name for device in devices.list_devices() if device.kind in devices.GPU_KINDS}
     if not gpus:
@@ -394,7 +403,7 @@ def largest_gpu_layers(
 
 
 def measure_loaded(header: ModelHeader, options: ContextOptions, gpu_layers: int) -> MemoryPlan:
-    """Return the memory plan measured on the loaded model after computing one micro-batch."""
+    """Load the model, compute one micro-batch, and return the measured memory plan."""
     with (
         open_model(header.path, gpu_layers=gpu_layers, latent=header.has_latent_attention) as model,
         open_context(model, options) as context,
@@ -432,10 +441,11 @@ def device_memory(
     mapped: int | None,
     droppable: int | None,
 ) -> tuple[DeviceMemory, ...]:
-    """Convert llama.cpp's memory breakdown to the memory of each device.
+    """Return the memory of each device from llama.cpp's memory breakdown, the host first.
 
-    `mapped`: replaces the host weights of a dry run, because a loaded model maps them as one piece
-    of the file.
+    `output`: bytes of the output buffer on the host. `free`: free bytes by device. `mapped`: bytes
+    of the file that a loaded model maps on the host, which replace the weights of a dry run; None:
+    keep these. `droppable`: how many of the mapped bytes are not read after loading.
     """
     names = [
         HOST_DEVICE,
@@ -465,7 +475,7 @@ def device_memory(
 def merge_devices(
     shares: tuple[DeviceMemory, ...], others: tuple[DeviceMemory, ...]
 ) -> tuple[DeviceMemory, ...]:
-    """Return the sum of two models' memory, device by device."""
+    """Add the memory of two models, device by device."""
     by_device = {share.device: share for share in shares}
     for other in others:
         by_device[other.device] = (
@@ -475,7 +485,7 @@ def merge_devices(
 
 
 def _sum(addends: Iterable[int | None]) -> int | None:
-    """Return the sum; None if any addend is unknown."""
+    """Return the sum; None if any of `addends` is None."""
     terms = list(addends)
     known_terms = [term for term in terms if term is not None]
     return sum(known_terms) if len(known_terms) == len(terms) else None
@@ -484,11 +494,12 @@ def _sum(addends: Iterable[int | None]) -> int | None:
 def _mapped(
     header: ModelHeader, placed: list[tuple[str, BufferType]] | None
 ) -> tuple[int | None, int | None]:
-    """Return the bytes of the file that stay mapped, and how many of them are not read after
-    loading.
+    """Return how many bytes of the model file stay mapped, and how many of these are not read after
+    loading. (None, None): unknown in this build of llama.cpp.
 
-    Each file is mapped as one piece, from the first to the last tensor that stays in it. (None,
-    None): unknown in this build. Source: llama_model_loader::get_mapping_range.
+    `placed`: the buffer type of each tensor. Each file is mapped as one piece, from the first to
+    the last tensor that is used in place. Tensors between them that were copied elsewhere are not
+    read again. Source: llama_model_loader::get_mapping_range.
     """
     tensors = {tensor.name: tensor for tensor in header.tensors}
     if placed is None or any(name not in tensors for name, _ in placed):
@@ -512,8 +523,8 @@ def _mapped(
 def _types(
     header: ModelHeader, placed: list[tuple[str, BufferType]] | None
 ) -> dict[str, dict[str, int]]:
-    """Return the bytes in the file by device and type. A tensor that is stored twice on a device
-    counts once.
+    """Return the bytes that tensors take in the file, by device and tensor type. If a device stores
+    a tensor twice, it counts once.
     """
     tensors = {tensor.name: tensor for tensor in header.tensors}
     by_device: dict[str, dict[str, int]] = {}
@@ -526,10 +537,11 @@ def _types(
 
 
 def largest_fitting(free_after: Callable[[int], int | None], limit: int) -> int | None:
-    """Return the largest n of 1…`limit` with free_after(n) >= 0, where free_after decreases; 0: none,
-    None: unknown.
+    """Return the largest n from 1 to `limit` for which free_after(n) is at least 0. 0: there is
+    none. None: unknown.
 
-    `free_after` is nearly linear: the root of the secant, then its neighbor, is usually the answer.
+    `free_after` must decrease with n. It is nearly linear, so the secant's root or the number after
+    it is usually the answer.
     """
     low, high = 1, limit
     at_low, at_high = free_after(low), free_after(high)

@@ -1,7 +1,7 @@
-"""What settings would leave free according to llama.cpp's dry run, and the nearest settings that
-fit.
+"""Dry runs that show how much memory a plan would leave free, and a search for the nearest plan
+that fits.
 
-Only used near the memory limit: a dry run takes as long as reading the vocabulary.
+Only used when an upper bound does not fit, since a dry run takes as long as reading the vocabulary.
 """
 
 from collections.abc import Iterator
@@ -24,16 +24,17 @@ from llmcli.runtime.binding.devices import HOST_DEVICE
 from llmcli.units import format_size
 from quant.model_file import load_checks, read_header
 
-GROWTH_BYTES = 64 << 20  # bytes that Python, prompts and answers take in addition
-# tokens; the context is not shortened below this while smaller types or fewer sequences are
-# possible
+# bytes that the process grows by during a run, for Python objects, prompts and answers
+GROWTH_BYTES = 64 << 20
+# A context is only shortened below this number of tokens if no smaller cache type and no smaller
+# number of sequences helps.
 MIN_USEFUL_TOKENS = 2048
-SMALLER_CACHE_TYPES = ("q8_0", "q4_0")  # cache types to try, in order of quality
+SMALLER_CACHE_TYPES = ("q8_0", "q4_0")  # cache types to try, best quality first
 
 
 class NearestFit:
-    """The dry run of a model with its draft model, from which the free memory of each setting
-    follows.
+    """Dry runs of a model together with its draft model. They tell how much memory a plan leaves
+    free.
     """
 
     def __init__(self, planner: Planner) -> None:
@@ -42,8 +43,8 @@ class NearestFit:
         self._addresses = memory_limits.address_free_bytes()
 
     def device_memory(self, plan: RunPlan) -> tuple[DeviceMemory, ...]:
-        """Return the memory of both models on each device; for a context too long for a dry run
-        only its KV cache.
+        """Return the memory of the model and its draft model on each device. For a context that is
+        too long for a dry run, only the KV cache is known.
         """
         if plan.context.n_ctx <= MAX_CELLS:
             return self._planner.device_memory(plan.context)
@@ -55,17 +56,18 @@ class NearestFit:
         )
 
     def free_after(self, plan: RunPlan, *, weights: bool = False) -> int | None:
-        """Return the bytes that stay free on the fullest device, negative if it does not fit; None:
-        unknown.
+        """Return the bytes that a plan leaves free on the fullest device, negative if it does not
+        fit; None: unknown.
 
-        With `weights`, the mapped weights that are read repeatedly must stay in memory, too.
+        Without `weights`, mapped weights do not count, because the system can read them again. With
+        `weights`, the mapped weights that a run reads repeatedly must stay in memory, too.
         """
         cache, free = (
             upper_bound.predict_cache(plan.header, plan.context),
             self.free_by_device[HOST_DEVICE],
         )
         if cache and free is not None and not plan.gpu_layers and cache.nbytes > free:
-            return free - cache.nbytes  # too large for a dry run
+            return free - cache.nbytes  # the cache alone is too large, so a dry run is not needed
         free_bytes = dict(self.free_by_device)
         shares = self.device_memory(plan)
         for share in shares:
@@ -85,8 +87,8 @@ class NearestFit:
         return min(free_values)
 
     def largest_context(self, plan: RunPlan, *, weights: bool) -> int:
-        """Return the longest context that fits, at most the requested one; 0: none. `weights` as in
-        `free_after`.
+        """Return the longest context that fits, at most that of the plan; 0 if none fits.
+        `weights`: as in `free_after`.
         """
         most = min(plan.context.n_ctx, MAX_CELLS)
 
@@ -100,11 +102,13 @@ class NearestFit:
                 (largest_fitting(room, -(-most // kv_size.CELL_STEP)) or 0) * kv_size.CELL_STEP,
                 most,
             )
-        except UserError:  # the model does not support this type
+        except UserError:  # the model does not support this cache type
             return 0
 
     def disk_warning(self, plan: RunPlan) -> str:
-        """Return a warning if the file would be read again and again, otherwise an empty string."""
+        """Return a warning if the weights do not stay in memory, so that the run would read them
+        from the file again and again; otherwise "".
+        """
         room, free = self.free_after(plan, weights=True), self.free_by_device[HOST_DEVICE]
         if room is None or room >= -GROWTH_BYTES or free is None:
             return ""
@@ -117,11 +121,11 @@ class NearestFit:
         )
 
     def find_nearest(self, plan: RunPlan) -> RunPlan | None:
-        """Return the nearest plan that fits: a shorter context, smaller cache types, fewer parallel
-        answers; None if none does.
+        """Return the nearest plan that fits; None if none does. It may have a shorter context,
+        smaller cache types or fewer sequences.
 
-        The context is not shortened below MIN_USEFUL_TOKENS while another change suffices. The
-        weights fit, too, unless they are too large for any setting.
+        The context is not shortened below MIN_USEFUL_TOKENS if another change suffices. The weights
+        stay in memory, unless they are too large for any setting.
         """
         return self._nearest(plan, weights=True) or self._nearest(plan, weights=False)
 
@@ -142,7 +146,9 @@ class NearestFit:
         return max(shorter, key=lambda plan: plan.context.n_ctx, default=None)
 
     def build_error(self, plan: RunPlan, nearest: RunPlan | None) -> UserError:
-        """Return the error that says what does not fit, with the nearest plan as its hint."""
+        """Return the error for a plan that does not fit. It states the sizes of the parts; its hint
+        is the nearest plan.
+        """
         shares, free = self.device_memory(plan), self.free_by_device[HOST_DEVICE]
         sums = {
             "weights": sum(share.weights or 0 for share in shares if share.device != HOST_DEVICE),
@@ -180,7 +186,9 @@ class NearestFit:
 
 @contextmanager
 def open_nearest_fit(plan: RunPlan) -> Iterator[NearestFit]:
-    """Open the dry run of the models of a checked plan."""
+    """Open dry runs of the model and the draft model of a plan. The model's header must have been
+    checked.
+    """
     with ExitStack() as stack:
         draft = None
         if plan.drafting.model:
@@ -197,7 +205,7 @@ def open_nearest_fit(plan: RunPlan) -> Iterator[NearestFit]:
 
 
 def _kinds(wish: RunPlan) -> Iterator[tuple[str, str]]:
-    """Yield the cache types of the plan, then smaller ones that the model supports."""
+    """Yield the types of K and V in the plan, then the smaller types that the model supports."""
     current, cache_shape = (
         (wish.options.cache_type_k, wish.options.cache_type_v),
         kv_size.read_shape(wish.header.metadata),

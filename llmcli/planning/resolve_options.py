@@ -1,5 +1,5 @@
-"""Run options that the user left open, resolved from the machine and the file before anything is
-loaded.
+"""Options of a run that the user did not set, chosen from the machine and the file's header before
+anything is loaded.
 """
 
 import re
@@ -21,18 +21,20 @@ from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.requests.request import RunOptions
 from quant.model_file.model_header import ModelHeader
 
-DEFAULT_MAX_CTX = 8192  # maximum of a context size that was not requested
-# Sequences of a chat: the current branch and the three used before it, so that returning to one of
-# them computes nothing. Each needs a row of logits, and its cells slow down the others.
+DEFAULT_MAX_CTX = 8192  # maximum context size if the user sets none
+# Number of sequences in a chat: the current branch and the three used last, so that returning to
+# one of these computes nothing. There are not more, because each sequence needs a row of logits,
+# and its cells slow down the other ones.
 CHAT_SEQUENCES = 4
-SCORING_BYTES = 40 << 20  # bytes of logits of scored prompts in a pass
+SCORING_BYTES = 40 << 20  # maximum bytes of logits in a pass for prompts that are scored
 OFFLOAD_BYTES = Schedule().swap_bytes
-RESERVED_BYTES = 256 << 20  # bytes left for compute buffers and other programs
-# maximum number of parallel answers without flash attention
+RESERVED_BYTES = 256 << 20  # bytes that stay free for compute buffers and other programs
+# with more parallel answers, flash attention stays on
 MAX_PLAIN_ANSWERS = 8
-# bytes of a token's keys and values below which attention hardly matters and is not measured
+# If the keys and values of a token take fewer bytes, attention hardly takes time, and is not
+# measured.
 MIN_TOKEN_BYTES = 4 << 10
-MAX_SCORE_BYTES = 512 << 20  # bytes of attention scores that a pass may store
+MAX_SCORE_BYTES = 512 << 20  # maximum bytes of attention scores that a pass may store
 
 
 def resolve_options(
@@ -42,12 +44,13 @@ def resolve_options(
     slots: int = 1,
     predict: int | None = None,
 ) -> tuple[RunOptions, int]:
-    """Fill in the context size and threads. The second value is the number of layers on the GPU
-    (-1: all).
+    """Fill in the context size and the numbers of threads. Returns the options, and the number of
+    layers on the GPU (-1: all).
 
-    The context is the model's own, limited to 8192 and by the free memory; each of the further
-    `slots` adds the tokens that it may `predict`, and a row of logits. Raises UserError for options
-    that no model supports; `check_memory` decides whether this model can run.
+    If the user sets no context size, it is that of the model, at most DEFAULT_MAX_CTX, and what
+    fits into the free memory. Each of the `slots` after the first adds the tokens of an answer
+    (`predict`) to the context. Raises UserError for option values that no model supports. Whether
+    this model fits is not checked here, but by `check_memory`.
     """
     validate_options(options)
     threads = options.threads or host.core_count()
@@ -78,14 +81,15 @@ def resolve_flash_attention(
     slots: int = 1,
     parallel: int = 1,
 ) -> RunOptions:
-    """Return the resolved options, with flash attention off if it was left open and this CPU is
-    faster without.
+    """Return the resolved options. Flash attention is turned off if the user did not set it and
+    this CPU computes attention faster without it.
 
-    ggml's flash attention processes the cells one by one in passes of fewer than 64 rows
-    (ggml-cpu/ops.cpp, use_tiled); the cost relative to plain attention depends on the processor and
-    is measured. Prompts are slower without flash attention, so parallel prompts are then computed
-    in a separate context with it. With more than MAX_PLAIN_ANSWERS parallel answers it stays on.
-    Plain attention stores the scores of a pass, for which there must be memory.
+    In passes of fewer than 64 rows, ggml's flash attention processes cells one by one
+    (ggml-cpu/ops.cpp, use_tiled). Whether this is slower than plain attention depends on the
+    processor, so it is measured. Prompts are slower without flash attention. If there are parallel
+    answers, a separate context with flash attention computes their prompts. Flash attention stays
+    on with more than MAX_PLAIN_ANSWERS parallel answers, and if there is no memory for the scores
+    that plain attention stores.
     """
     request = _AttentionRequest(header, options, gpu_layers, slots, parallel)
     if any(is_reason(request) for is_reason in REASONS_TO_KEEP_FLASH):
@@ -98,7 +102,9 @@ def resolve_flash_attention(
 
 @dataclass(frozen=True, slots=True)
 class _AttentionRequest:
-    """A run whose attention is chosen. `parallel`: the number of answers at a time."""
+    """A run for which to choose between flash attention and plain attention. `parallel`: number of
+    answers at a time.
+    """
 
     header: ModelHeader
     options: RunOptions
@@ -108,17 +114,18 @@ class _AttentionRequest:
 
     @property
     def cache_types(self) -> tuple[str, str]:
-        """The types of K and V."""
+        """The types of K and V in the cache."""
         return self.options.cache_type_k, self.options.cache_type_v
 
 
 @dataclass(frozen=True, slots=True)
 class _PlainAttention:
-    """What a run needs without flash attention, in bytes.
+    """The needs of a run without flash attention, in bytes.
 
-    `scores`: the attention scores of a pass. `free`: memory that is left beside weights and caches.
-    `per_token`: keys and values of a token. `prefill_cells`: cells of the context in which parallel
-    prompts are computed, 0: no such context. `case`: what the probe would measure.
+    `scores`: attention scores of a pass. `free`: memory that weights and caches leave free.
+    `per_token`: keys and values of one token. `prefill_cells`: size in cells of the separate
+    context for parallel prompts, 0: there is none. `case`: the conditions under which to measure
+    attention.
     """
 
     scores: int
@@ -129,7 +136,7 @@ class _PlainAttention:
 
 
 def _is_decided(request: _AttentionRequest) -> bool:
-    """Return whether the user chose flash attention or a mode that requires it."""
+    """Return whether the user chose flash attention on or off, or a mode that requires it."""
     return request.options.flash_attn != "auto" or request.options.reproducible
 
 
@@ -150,8 +157,12 @@ def _has_many_answers(request: _AttentionRequest) -> bool:
 
 
 def _has_fixed_cells(request: _AttentionRequest) -> bool:
-    """Return whether parallel answers would need cells moved between two contexts that store values
-    differently, which the model does not allow (state slicing).
+    """Return whether parallel answers rule out plain attention, because the model's cells cannot be
+    moved.
+
+    The prompts of parallel answers are computed in a context with flash attention, which stores
+    values differently. Their cells must be moved to the other context, and this model does not
+    allow it (state slicing).
     """
     header = request.header
     cache_shape = _shape(header, request.options)
@@ -171,7 +182,7 @@ REASONS_TO_KEEP_FLASH: tuple[Callable[[_AttentionRequest], bool], ...] = (
 
 
 def _plan_plain_attention(request: _AttentionRequest) -> _PlainAttention | None:
-    """Return what the run needs without flash attention; None if that is unknown."""
+    """Return the needs of a run without flash attention; None if they are unknown."""
     header, options, types = request.header, request.options, request.cache_types
     cache_shape, cells, free = _shape(header, options), options.ctx_size, host.available_memory()
     heads = HeadShape.from_header(header, cache_shape) if cache_shape else None
@@ -209,23 +220,23 @@ def _plan_plain_attention(request: _AttentionRequest) -> _PlainAttention | None:
 
 
 def _exceeds_memory(plain: _PlainAttention) -> bool:
-    """Return whether the scores of a pass take too much memory."""
+    """Return whether the attention scores of a pass take too much memory."""
     return plain.scores > min(MAX_SCORE_BYTES, plain.free // 2)
 
 
 def _is_measured_slower(plain: _PlainAttention, config: Config) -> bool:
-    """Return whether plain attention is slower on this CPU. It is only measured if attention
-    matters.
+    """Return whether to keep flash attention because of speed: attention takes hardly any time, or
+    plain attention was not clearly faster on this CPU.
     """
     return plain.per_token >= MIN_TOKEN_BYTES and not is_faster_without_flash(plain.case, config)
 
 
 def spare_sequences(header: ModelHeader, options: RunOptions) -> int:
-    """Return the number of sequences of a chat's context. `options` must be resolved.
+    """Return how many sequences the context of a chat has. `options` must be resolved.
 
-    It is 1 if branches cannot share cells: with a sliding window, which needs cells for each
-    sequence, with recurrent state, and in the reproducible mode, where cells are in the order of
-    one text.
+    The number is 1 if branches of the chat cannot share cells. This is so with a sliding window,
+    which needs cells for each sequence, with recurrent state, and in the reproducible mode, in
+    which cells have the order of a single text.
     """
     cache_shape = kv_size.read_shape(header.metadata)
     if (
@@ -241,19 +252,20 @@ def spare_sequences(header: ModelHeader, options: RunOptions) -> int:
 
 
 def scoring_outputs(header: ModelHeader) -> int:
-    """Return the rows of logits that a pass of several answers reserves for scored prompts: two
-    tiles, or as much as SCORING_BYTES allow; 0 if not even one tile fits.
+    """Return how many rows of logits a pass of several answers reserves for prompts that are
+    scored. This is two tiles, or one if two exceed SCORING_BYTES, or 0 if one does.
 
-    A pass computes at most as many rows of a scored prompt as it returns rows of logits, so few
-    rows make scoring slow.
+    A pass computes as many rows of a scored prompt as it has rows of logits, so few rows make
+    scoring slow.
     """
     tile = 4 * _vocabulary_size(header) * TILE_ROWS
     return min(2, SCORING_BYTES // tile) * TILE_ROWS if tile else 0
 
 
 def offload_bytes(free_bytes: int | None) -> int:
-    """Return the bytes of host memory for offloaded answers in a full pool, and the same amount for
-    finished ones. Together they take at most half of `free_bytes`.
+    """Return the maximum bytes of host memory for answers that are offloaded because the pool is
+    full. Finished answers may take the same amount, so both together take at most half of
+    `free_bytes`.
     """
     return OFFLOAD_BYTES if free_bytes is None else min(OFFLOAD_BYTES, max(0, free_bytes) // 4)
 
@@ -276,8 +288,8 @@ def validate_options(options: RunOptions) -> None:
 
 
 def _fitting(header: ModelHeader, options: RunOptions, slots: int, most: int, on_gpu: bool) -> int:
-    """Return the longest context up to `most` tokens, in steps of 256, whose cache fits next to the
-    weights. At least 512 is assumed to fit.
+    """Return the longest context whose cache fits next to the weights, from `most` tokens down in
+    steps of 256. Contexts of 512 tokens or fewer are not checked.
     """
     free = devices.free_gpu_bytes() if on_gpu else host.available_memory()
     cache_shape = _shape(header, options)
@@ -303,8 +315,9 @@ def _shape(header: ModelHeader, options: RunOptions) -> kv_size.CacheShape | Non
 
 
 def _output_bytes(header: ModelHeader, slots: int) -> int:
-    """Return the bytes of the logits of all sequences except the first, which RESERVED_BYTES
-    covers."""
+    """Return the bytes of the logits of all sequences after the first. RESERVED_BYTES includes
+    those of the first.
+    """
     return 4 * _vocabulary_size(header) * (slots - 1)
 
 
@@ -316,6 +329,12 @@ def _vocabulary_size(header: ModelHeader) -> int:
 
 
 def _gpu_layers(header: ModelHeader, options: RunOptions) -> int:
+    """Return the number of layers on the GPU for -ngl; -1: all.
+
+    For `auto`, the number is estimated from the bytes of the weights and the free GPU memory,
+    without a dry run. `largest_gpu_layers` in memory_plan.py does not decide this: it only reports
+    the largest number that fits, for `llmcli plan`. Raises UserError for an invalid -ngl.
+    """
     requested = options.gpu_layers.strip().lower()
     if requested == "all":
         return -1

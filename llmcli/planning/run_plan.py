@@ -1,4 +1,4 @@
-"""The plan of a run: model, options and number of sequences."""
+"""The plan of a run: a model, its resolved options and the number of sequences."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,10 +13,11 @@ from quant.model_file.model_header import ModelHeader
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """A run to check. `options` are resolved.
+    """A planned run, before its memory is checked. `options` must be resolved.
 
-    `is_ctx_requested`: the user chose the context size. Of the `slots` sequences, `required_slots`
-    are for parallel answers; the others keep branches of a chat.
+    `slots`: number of sequences in the context. `required_slots`: how many of them are needed for
+    parallel answers; the others keep branches of a chat. `is_ctx_requested`: the user set the
+    context size.
     """
 
     name: str
@@ -29,24 +30,24 @@ class RunPlan:
     is_ctx_requested: bool = False
 
     def with_changes(self, slots: int | None = None, **options: Any) -> "RunPlan":
-        """Return a copy with another number of sequences or other options."""
+        """Return a copy of the plan with another number of sequences or other options."""
         return replace(self, slots=slots or self.slots, options=replace(self.options, **options))
 
     @property
     def draft_context(self) -> ContextOptions:
-        """The context options of the draft model."""
+        """The options of the draft model's context."""
         return draft_context_options(self.context)
 
     def only_shortens_to(self, other: "RunPlan") -> bool:
-        """Return whether `other` only has a shorter context and nothing else that a user would
-        notice.
+        """Return whether `other` is a change that a user hardly notices: the context may be
+        shorter, but the cache types are the same and all required sequences remain.
         """
         kinds = [(plan.options.cache_type_k, plan.options.cache_type_v) for plan in (self, other)]
         return kinds[0] == kinds[1] and other.slots >= self.required_slots
 
     @property
     def context(self) -> ContextOptions:
-        """The context options of the run."""
+        """The options of the run's context."""
         return context_options(self.options, self.slots, self.drafting, self.gpu_layers)
 
     def describe(self, other: "RunPlan") -> str:

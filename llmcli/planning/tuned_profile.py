@@ -1,7 +1,8 @@
-"""Profiles: the fastest measured settings of a model on a machine, which `chat` and `run` apply.
+"""Profiles: the fastest settings that `bench tune` measured for a model on a machine. `chat` and
+`run` apply them.
 
-Each profile is a small file for one model, machine and build of llama.cpp in state/profiles, and
-only applies to these. Typed options always take precedence.
+Each profile is a small file in state/profiles. It belongs to one model, one machine and one build
+of llama.cpp, and is ignored on any other. Options that the user types take precedence.
 """
 
 import hashlib
@@ -31,7 +32,7 @@ SETTING_FLAGS = {
     "cache_type_k": "-ctk",
     "cache_type_v": "-ctv",
 }
-# measured together: applied together or not at all
+# these settings were measured together, so they are applied together or not at all
 MODE_FIELDS = ("flash_attn", "cache_type_k", "cache_type_v")
 MAX_NUMBERS = {
     "threads": host.MAX_THREADS,
@@ -44,11 +45,11 @@ MAX_FILE_BYTES = 1 << 16  # maximum bytes of a profile
 
 @dataclass(frozen=True, slots=True)
 class TunedProfile:
-    """The fastest settings of one model.
+    """The fastest measured settings of one model.
 
     `settings`: the fields of RunOptions that differ from the defaults; empty if the defaults are as
-    fast. `fingerprint`: content fingerprint of the model. `objective`: what was optimized. `ratio`:
-    the speed relative to the defaults, with its interval. `date`: as 2026-11-22.
+    fast. `fingerprint`: content fingerprint of the model. `objective`: what bench tune optimized.
+    `ratio`: the speed relative to the defaults, with its interval. `date`: such as 2026-11-22.
     """
 
     model: str
@@ -64,7 +65,7 @@ class TunedProfile:
 
     @property
     def is_current(self) -> bool:
-        """Whether the profile belongs to this machine and build."""
+        """Whether the profile was measured on this machine with this build of llama.cpp."""
         return (self.machine, self.build) == (rpc_workers.machine_and_workers(), build_identity())
 
 
@@ -76,7 +77,7 @@ def build_identity() -> str:
 
 
 def format_flags(settings: Mapping[str, Any]) -> str:
-    """Return settings as flags: -t 2 -ub 256."""
+    """Return settings as the flags that a user would type, such as "-t 2 -ub 256"."""
     return " ".join(
         f"{SETTING_FLAGS[name]} {settings[name]}" for name in PROFILE_FIELDS if name in settings
     )
@@ -89,10 +90,11 @@ def apply_profile(
     config: Config,
     warn: Callable[[str], None],
 ) -> RunOptions:
-    """Return the options with the settings of the model's profile, except those that were typed.
-    Their `profile` field describes the settings.
+    """Return the options with the settings of the model's profile. Settings that the user typed
+    (`typed`) stay. The option `profile` becomes a description of the applied settings.
 
-    Profiles are not used in the reproducible mode, or if the GPU layers were typed.
+    No profile is applied in the reproducible mode, or if the user typed the number of GPU layers
+    and there is a GPU.
     """
     layers_typed = "gpu_layers" in typed and devices.free_gpu_bytes() is not None
     profile = (
@@ -122,8 +124,8 @@ def apply_profile(
 
 
 def _any(config: Config, warn: Callable[[str], None]) -> bool:
-    """Return whether any profile exists. Only then the model file is read, which takes some
-    milliseconds.
+    """Return whether there may be a profile. Without any, the model file need not be read to find
+    its profile, which takes some milliseconds.
     """
     root = profile_folder(config)
     try:
@@ -136,8 +138,8 @@ def _any(config: Config, warn: Callable[[str], None]) -> bool:
 def find_profile(
     header: ModelHeader, config: Config, warn: Callable[[str], None]
 ) -> TunedProfile | None:
-    """Return the profile of this model on this machine. `warn` receives a message about a damaged
-    one.
+    """Return the profile of this model for this machine and build; None if there is none. `warn`
+    receives a message about a damaged profile.
     """
     try:
         fingerprint = content_hash(header)
@@ -166,10 +168,11 @@ def save_profile(profile: TunedProfile, config: Config) -> Path:
 
 
 def delete_profiles(config: Config, name: str, header: ModelHeader | None) -> list[Path]:
-    """Delete the profiles of a model and of its quantized versions, on every machine. Raises
-    UserError.
+    """Delete the profiles of a model and of its quantized versions, for every machine, and return
+    their paths. Raises UserError.
 
-    They are found by the model's name and, if its file exists, by its content.
+    The profiles are found by the model's name and, if there is a `header`, by the content of its
+    file.
     """
     start = f"{content_hash(header)[:16]}-" if header else None
     matching = [
@@ -196,7 +199,7 @@ def _of(path: Path, name: str) -> bool:
 
 
 def read_profiles(config: Config, warn: Callable[[str], None]) -> list[TunedProfile]:
-    """Return every readable profile. `warn` receives messages about the others."""
+    """Return all profiles that can be read. `warn` receives a message about each of the others."""
     profiles = []
     for path in profile_paths(config):
         try:
@@ -220,13 +223,13 @@ def profile_paths(config: Config) -> list[Path]:
 
 
 def profile_path(config: Config, fingerprint: str, machine: str, build: str) -> Path:
-    """Return the file of one model, machine and build."""
+    """Return the file of the profile of one model, machine and build."""
     digest = hashlib.sha256(f"{machine}\0{build}".encode()).hexdigest()
     return profile_folder(config) / f"{fingerprint[:16]}-{digest[:16]}.json"
 
 
 def read_profile(path: Path) -> TunedProfile:
-    """Read a profile. Raises OSError, or ValueError with the reason."""
+    """Read a profile from a file. Raises OSError if it cannot be read, ValueError if it is invalid."""
     with path.open("rb") as file:
         raw = file.read(MAX_FILE_BYTES + 1)
     if len(raw) > MAX_FILE_BYTES:
@@ -253,7 +256,9 @@ def read_profile(path: Path) -> TunedProfile:
 
 
 def _settings(stored: Any) -> dict[str, Any]:
-    """Return the validated settings. Raises ValueError."""
+    """Return the settings of a stored profile after checking them. Raises ValueError if one is
+    invalid.
+    """
     if not isinstance(stored, dict) or not stored.keys() <= SETTING_FLAGS.keys():
         raise ValueError("it contains unknown settings")
     for name, most in MAX_NUMBERS.items():

@@ -1,8 +1,9 @@
-"""An upper bound of a run's memory, computed from the file's header in well under a millisecond.
+"""An upper bound of the memory of a run, computed from the file's header in well under a
+millisecond.
 
-If more memory than this is available, no dry run is needed, which takes as long as reading the
-vocabulary. The bound is generous: it assumes a repacked copy of the weights, stored attention
-scores and wide activations.
+If the bound is at most the available memory, the run fits and no dry run is needed. (A dry run
+takes as long as reading the vocabulary.) The bound is generous: it assumes that all weights are
+copied in another layout, that attention scores are stored, and that activations are wide.
 """
 
 from llmcli.runtime import kv_size
@@ -10,14 +11,16 @@ from llmcli.runtime.binding.batch import reserved_outputs
 from llmcli.runtime.binding.context_options import ContextOptions
 from quant.model_file.model_header import ModelHeader
 
-CELL_NOTE_BYTES = 128  # bytes per cell of llama.cpp's own bookkeeping
-ACTIVATION_ROWS = 12  # rows as wide as the widest matrix that exist at a time
-REPACKED_RATIO = 1.25  # size of repacked weights relative to the original; AMX adds padding
+CELL_NOTE_BYTES = 128  # bytes per cell for llama.cpp's own bookkeeping
+# assumed number of activation rows at a time, each as wide as the widest matrix
+ACTIVATION_ROWS = 12
+# size of repacked weights relative to the original; more than 1, because AMX adds padding
+REPACKED_RATIO = 1.25
 
 
 def upper_bound_bytes(header: ModelHeader, options: ContextOptions) -> int:
-    """Return an upper bound in bytes of weights (mapped and repacked), KV cache, compute and output
-    buffers.
+    """Return an upper bound of all memory of a run in bytes: weights (mapped and repacked), KV
+    cache, and compute and output buffers.
     """
     return (
         int(header.tensor_bytes * (1 + REPACKED_RATIO))
@@ -27,7 +30,7 @@ def upper_bound_bytes(header: ModelHeader, options: ContextOptions) -> int:
 
 
 def predict_cache(header: ModelHeader, options: ContextOptions) -> kv_size.KVCache | None:
-    """Return the exact KV cache; None if its rules are unknown."""
+    """Return the KV cache with its exact size; None if the rules for this model are unknown."""
     cache_shape = kv_size.read_shape(header.metadata)
     if cache_shape is None:
         return None
@@ -44,14 +47,14 @@ def predict_cache(header: ModelHeader, options: ContextOptions) -> kv_size.KVCac
 
 
 def _cache(header: ModelHeader, options: ContextOptions) -> int:
-    """Return the bytes of the cache, or an upper bound for this number of layers: as many key heads
-    as query heads, 32 bits per value.
+    """Return the bytes of the KV cache, or an upper bound if its rules are unknown. The bound
+    assumes 32-bit values and keys and values as wide as the widest matrix in each layer.
     """
     exact = predict_cache(header, options)
     if exact:
         return exact.nbytes
     layers, widest = header.get_int("block_count") or 1, _widest(header)
-    # recurrent state is stored once per sequence, whatever the header says
+    # assume recurrent state in every layer, even if the header mentions none
     state = header.get_int("ssm.state_size") or 256
     return (
         4
@@ -68,7 +71,7 @@ def _compute(header: ModelHeader, options: ContextOptions) -> int:
     outputs = reserved_outputs(max(options.n_outputs, options.n_sequences))
     rows, cells = min(options.n_ubatch, options.n_batch), kv_size.round_up_cells(options.n_ctx)
     heads = header.get_int("attention.head_count") or 1
-    scores = rows * cells * (8 * heads + 12)  # floats, and a mask in two types
+    scores = rows * cells * (8 * heads + 12)  # the scores as 32-bit floats, and a mask in two types
     return (
         scores
         + 4 * rows * ACTIVATION_ROWS * _widest(header)
@@ -78,8 +81,8 @@ def _compute(header: ModelHeader, options: ContextOptions) -> int:
 
 
 def _widest(header: ModelHeader) -> int:
-    """Return the values of a token's widest row over all matrices. Expert matrices count once for
-    each used expert.
+    """Return the largest number of values that a matrix reads or writes for one token. A matrix of
+    several experts counts once for each expert that a token uses.
     """
     used = max(1, header.get_int("expert_used_count") or 1)
     rows = [
