@@ -1,9 +1,10 @@
-"""Runs many answer plans through one engine, as many at once as it can, those with a common prefix
-after one another.
+"""Runs the answer plans of many lines on one engine: as many at once as it can run, and prompts
+with a common prefix one after another.
 
-Lines are read and turned into plans in a thread beside the engine's, one window at a time, and a
-window is sorted by its tokens: a common prefix is still in the cache when the next prompt with it
-starts. Finished tasks are reported at once, so that nothing is lost when the run is interrupted.
+A separate thread reads lines and converts them to plans, one window of lines at a time. A window is
+sorted by the tokens of the prompts, so that a common prefix is still in the cache when the next
+prompt with it starts. Finished tasks are reported at once, so that their results are not lost if
+the run is interrupted.
 """
 
 from collections import deque
@@ -20,42 +21,44 @@ from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner
 from quant.errors import UserError
 
-# Lines that are prepared at once, and tokens of their prompts.
+# Lines that are prepared at once, and the tokens of their prompts.
 WINDOW_LINES, WINDOW_TOKENS = 1024, 1 << 18
 
 
 @dataclass(slots=True, eq=False)
 class BatchTask:
-    """One line: its plan, the requests that the plan waits for, and their answers.
+    """The work for one line: its plan, the current requests of the plan, and their answers.
 
-    `error`: the error of a line that cannot be answered at all. `engine_work` computes the document
-    on the engine's thread, between passes: it yields None while it has more to do, then the
-    document.
+    `n_missing`: number of unfinished answers to the current requests. `error`: the error of a line
+    that cannot be answered at all. `engine_work`: for a line without a plan, an iterator that
+    computes the document on the engine's thread between passes. It yields None until its last step,
+    which yields the document.
     """
 
     index: int
     plan: AnswerPlan | None
     requests: Sequence[SampleRequest] = ()
-    answers: list[dict[int, Answer]] = field(default_factory=list)  # by request: answers by sample
-    n_missing: int = 0  # answers that are missing
+    # for each request, the answers by number of the sample
+    answers: list[dict[int, Answer]] = field(default_factory=list)
+    n_missing: int = 0  # unfinished answers
     error: UserError | None = None
     engine_work: "Iterator[Document | None] | None" = None
 
     @classmethod
     def begin(cls, index: int, plan: AnswerPlan) -> "BatchTask":
-        """Return a task with the plan's first requests. Raises what the plan raises."""
+        """Return a task with the first requests of the plan. Raises the plan's errors."""
         task = cls(index, plan)
         task.set_requests(next(plan))
         return task
 
     def set_requests(self, requests: Sequence[SampleRequest]) -> None:
-        """Set the requests that the plan waits for."""
+        """Set the requests whose answers the plan needs next."""
         self.requests, self.answers = requests, [{} for _ in requests]
         self.n_missing = sum(request.samples for request in requests)
 
     def advance(self) -> "Document | UserError | None":
-        """Give the plan its answers. Return its document or error, or None if it has further
-        requests.
+        """Send the answers to the plan. Return the plan's document or error, or None if the plan
+        has further requests.
         """
         assert self.plan is not None
         answers = [
@@ -77,7 +80,7 @@ class BatchTask:
 
 @dataclass(frozen=True, slots=True)
 class TaskRequest:
-    """One request of a task."""
+    """One of the current requests of a task."""
 
     task: BatchTask
     number: int
@@ -88,12 +91,12 @@ class TaskRequest:
 
 
 class BatchExecutor:
-    """Runs tasks on one engine; `on_done` is called with the index and the result of each, in the
-    order in which they end.
+    """Runs tasks on one engine. `on_done` is called with the index and the result of each task, in
+    the order in which the tasks end.
 
-    `tokens`: tokens that were drawn; `prompt_tokens`: tokens of all prompts, of which
-    `cached_tokens` were in the cache; `is_stopped`: the run was interrupted. `on_progress` is
-    called after every pass.
+    `tokens`: number of drawn tokens; `prompt_tokens`: number of tokens of all prompts;
+    `cached_tokens`: how many of these were in the cache; `is_stopped`: whether the run was
+    interrupted. `on_progress` is called after every pass.
     """
 
     def __init__(
@@ -104,18 +107,18 @@ class BatchExecutor:
         self.on_progress: Callable[[], None] = lambda: None
         self._ready: deque[TaskRequest] = deque()
         self._asides: deque[BatchTask] = deque()
-        # By the engine's id: the request, and the number of the sample.
+        # By the engine's id of an answer: the request, and the number of the sample.
         self._running: dict[int, tuple[TaskRequest, int]] = {}
         self.tokens = self.prompt_tokens = self.cached_tokens = 0
         self.is_stopped = False
 
     def stop(self) -> None:
-        """End the run within milliseconds. Callable from another thread."""
+        """Interrupt the run, which then ends within milliseconds. Callable from another thread."""
         self.is_stopped = True
         self.runner.context.interrupt()
 
     def run(self, tasks: Iterator[BatchTask]) -> None:
-        """Run all tasks, or until stop() or Ctrl-C."""
+        """Run all tasks, unless stop() or Ctrl-C ends the run earlier."""
         with ThreadPoolExecutor(1, "lines") as reader, on_interrupt(self.stop):
             window = reader.submit(_next_window, tasks)
             more = True
@@ -138,11 +141,13 @@ class BatchExecutor:
 
     @property
     def _needs_requests(self) -> bool:
-        """Whether the engine will soon have too few requests."""
+        """Whether the next window is needed, because fewer requests are waiting than the engine can
+        run at once.
+        """
         return len(self._ready) < self.parallel and not self._asides
 
     def _accept_window(self, window: "Future[list[BatchTask]]") -> bool:
-        """Accept the tasks of a prepared window; return whether there were any."""
+        """Add the tasks of a prepared window. Return whether it had any tasks."""
         tasks = window.result()
         for task in tasks:
             if task.error:
@@ -155,7 +160,7 @@ class BatchExecutor:
         return bool(tasks)
 
     def _submit_requests(self) -> None:
-        """Submit as many requests as the engine can run at once."""
+        """Submit waiting requests until the engine runs as many as it can."""
         while self._ready:
             request = self._ready[0]
             busy = len(self._running)
@@ -168,7 +173,7 @@ class BatchExecutor:
             self._running |= {id_: (request, number) for number, id_ in enumerate(ids)}
 
     def _advance_aside(self) -> None:
-        """Advance the first task that needs no answers of the engine."""
+        """Compute the next step of the first task that has `engine_work`."""
         if not self._asides:
             return
         task = self._asides[0]
@@ -197,7 +202,7 @@ class BatchExecutor:
         if request.task.n_missing:
             return
         result = request.task.advance()
-        # Follow-up requests go first: the beginning of their prompts is in the cache.
+        # A plan's next requests come first, because the beginning of their prompts is in the cache.
         if result is None:
             self._ready.extendleft(
                 TaskRequest(request.task, number)
@@ -208,7 +213,7 @@ class BatchExecutor:
 
 
 def _next_window(tasks: Iterator[BatchTask]) -> list[BatchTask]:
-    """Return the tasks of the next window, sorted by their tokens."""
+    """Return the tasks of the next window, sorted by the tokens of their prompts."""
     window: list[BatchTask] = []
     tokens = 0
     for task in tasks:

@@ -1,7 +1,8 @@
-"""Input lines of a batch: JSONL from a file, a pipe or gzip, read twice and never as a whole.
+"""The input lines of a batch: JSONL from a file, a pipe or gzip. The input is read twice, but is
+never completely in memory.
 
-The first reading counts and hashes, so that a later run recognizes the same input; the second
-yields the lines.
+The first reading counts the lines and hashes the bytes, so that a later run recognizes the same
+input. The second reading yields the lines.
 """
 
 import gzip
@@ -19,16 +20,16 @@ from typing import BinaryIO
 
 from llmcli.errors import UserError
 
-MAX_LINE_BYTES = 16 << 20  # bytes of a line; a context of a million tokens is 4 MB of text
+MAX_LINE_BYTES = 16 << 20  # a context of a million tokens is 4 MB of text
 READ_BYTES = 1 << 20
 GZIP_MAGIC, UTF8_BOM = b"\x1f\x8b", b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
 class InputLine:
-    """A line that is not blank. `index` counts these lines from 0, `number` counts all lines from
-    1. `raw` has no newline; it is empty if the line is too long. `too_long`: the size in bytes of
-    such a line, else 0.
+    """A line that is not blank. `index`: its number among the lines that are not blank, from 0;
+    `number`: its number among all lines, from 1. `raw`: its bytes without the newline, empty if the
+    line is too long; `too_long`: the size in bytes of a line that is too long, otherwise 0.
     """
 
     index: int
@@ -39,8 +40,8 @@ class InputLine:
 
 @dataclass(frozen=True, slots=True)
 class LineSurvey:
-    """Result of the first reading: number of lines that are not blank, sha256 of all bytes, and the
-    number of the last line if it has no newline (else 0).
+    """The result of the first reading. `count`: number of lines that are not blank; `sha256`: hash
+    of all bytes; `unended`: number of the last line if it has no newline at its end, otherwise 0.
     """
 
     count: int
@@ -49,13 +50,13 @@ class LineSurvey:
 
 
 class BatchInput:
-    """An input that can be read several times; `name` is its name in messages."""
+    """An input that can be read several times. `name`: the input's name in messages."""
 
     def __init__(self, stream: BinaryIO, name: str) -> None:
         self._stream, self.name = stream, name
 
     def survey(self) -> LineSurvey:
-        """Read the whole input once."""
+        """Read the complete input once and return the survey."""
         sha, count, unended = hashlib.sha256(), 0, 0
         for number, raw, size in self._read(sha.update):
             count += bool(raw.strip()) or size > MAX_LINE_BYTES
@@ -77,8 +78,9 @@ class BatchInput:
     def _read(
         self, see: Callable[[bytes], object] = lambda piece: None
     ) -> Iterator[tuple[int, bytes, int]]:
-        """Yield the number, the bytes (without a byte-order mark) and the size of every line; of a
-        line that is too long, only the last piece. `see` is called with all bytes.
+        """Yield the number, the bytes (without a byte-order mark) and the size of every line. The
+        bytes of a line that is too long are only its last piece. `see`: function that is called
+        with all bytes in pieces.
         """
         self._stream.seek(0)
         number = 0
@@ -100,8 +102,8 @@ class BatchInput:
 
 @contextmanager
 def open_input(name: str, copy_folder: Path) -> Iterator[BatchInput]:
-    """Open the input called `name`; `-` is stdin. A pipe is first copied into an unnamed file in
-    the folder `copy_folder`.
+    """Open the input called `name`; `-` is standard input. The data of a pipe is first copied into
+    an unnamed file in `copy_folder`.
 
     Raises UserError if the input cannot be read.
     """

@@ -1,5 +1,5 @@
-"""A batch: turns input lines into tasks and results into output lines, and identifies the batch so
-that an interrupted run can resume.
+"""A batch: converts input lines to tasks and results to output lines. The identity of the batch
+allows an interrupted run to resume.
 """
 
 import hashlib
@@ -30,15 +30,17 @@ from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling import N_SEEDS, RANDOM_SEED
 from quant.errors import UserError
 
-# Request fields that set the form of an answer.
+# Request fields that set the format of an answer.
 FORM_FIELDS = ("response_format", "json_schema", "grammar", "tools")
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRules:
-    """How lines are answered. `settings`: the server settings, for what a line leaves open; `seed`:
-    the base of the seeds of lines without one; `defaults`: request fields for lines that do not set
-    them; `plan`: makes a form's answer plan.
+    """The rules by which the lines of a batch are answered.
+
+    `settings`: server settings that apply where a line sets nothing; `seed`: the seed from which
+    the seeds of lines without one are derived; `defaults`: request fields for lines that do not set
+    them; `plan`: function that makes the answer plan of a form.
     """
 
     settings: ServerSettings
@@ -48,9 +50,9 @@ class BatchRules:
 
 
 def batch_identity(runner: Runner, rules: BatchRules, survey: LineSurvey) -> dict[str, Any]:
-    """Return the identity of a batch: everything that its answers depend on. Threads, batch sizes
-    and the number of answers at once are not part of it: they only change how llama.cpp rounds,
-    and --reproducible avoids that.
+    """Return the identity of a batch: everything that its answers depend on. Thread counts, batch
+    sizes and the number of answers at once are not included, because they only change how llama.cpp
+    rounds, which --reproducible prevents.
     """
     model, settings = kv_state_file.state_identity(runner), rules.settings
     return {
@@ -70,16 +72,17 @@ def batch_identity(runner: Runner, rules: BatchRules, survey: LineSurvey) -> dic
 
 
 class BatchJob:
-    """One batch: turns lines into tasks, and their results into lines of the journal.
+    """One batch. It converts lines to tasks, and their results to lines of the journal.
 
-    `other_models`: other model names in the lines; this model answers them.
+    `other_models`: names of other models that lines have requested. This batch's model answers
+    these lines, too.
     """
 
     def __init__(self, runner: Runner, rules: BatchRules, identity: Mapping[str, Any]) -> None:
         self.runner, self.rules = runner, rules
         self.id = batch_id(identity)
         self.other_models: set[str] = set()
-        # Name and number of the lines whose tasks have not ended.
+        # By index: name and number of each line whose task has not ended.
         self._lines: dict[int, tuple[str, int]] = {}
 
     def make_tasks(self, lines: Iterable[InputLine]) -> Iterator[BatchTask]:
@@ -110,14 +113,14 @@ class BatchJob:
         return output_line.answered_line(self.id, index, name, result)
 
     def _without_other_model(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return a request body without the name of another model."""
+        """Return a request body without its `model` if that is the name of another model."""
         if isinstance(body.get("model"), str) and body["model"] not in self.rules.settings.names:
             self.other_models.add(body.pop("model"))
         return body
 
     def _embed(self, body: Mapping[str, Any]) -> Iterator[Document | None]:
-        """Yield None after each pass over the texts but the last, then the embeddings document.
-        Runs on the engine's thread.
+        """Compute the embeddings for a request body. Yield None after each pass except the last,
+        then the embeddings document. Runs on the engine's thread.
         """
         request, embedder = (
             embeddings.EmbeddingsRequest(body, self.rules.settings),
@@ -155,8 +158,8 @@ class BatchJob:
         return form
 
     def _defaults(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the default fields that apply to a body; none about the answer's form if the body
-        sets one.
+        """Return the default fields that apply to a request body. If the body sets the format of
+        the answer, default fields about the format do not apply.
         """
         sets_form = any(name in body for name in FORM_FIELDS)
         return {
@@ -166,8 +169,8 @@ class BatchJob:
         }
 
     def _seed(self, name: str) -> int:
-        """Return the seed of a line that sets none; it does not depend on the order in which lines
-        are answered.
+        """Return the seed of a line that sets no seed. It depends on the line's name, not on the
+        order in which lines are answered.
         """
         return (
             int.from_bytes(hashlib.sha256(f"{self.rules.seed}:{name}".encode()).digest()[:8])
@@ -176,16 +179,18 @@ class BatchJob:
 
 
 def batch_id(identity: Mapping[str, Any]) -> str:
-    """Return a batch's id; another input, model or setting gives another id."""
+    """Return the id of the batch with this identity. Another input, model or setting gives another
+    id.
+    """
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def count_failed(batch: str, out: Path, count: int) -> int | None:
-    """Return the number of lines of OUT without an answer, or None if OUT is not the complete
-    output of this batch.
+    """Return the number of lines in the file `out` that contain no answer. Return None if the file
+    is not the complete output of this batch.
 
-    It is complete if every line has the id that this batch would give it: OUT is only ever written
-    as a whole.
+    The file is complete if every line has the id that this batch gives it. The output file is only
+    written as a whole, so this check is enough.
     """
     failures = 0
     try:

@@ -1,14 +1,14 @@
-"""The journal of a batch: answers are written when they are finished, and put into the input's
-order at the end.
+"""The journal of a batch: finished answers are written to it at once, and are put into the order of
+the input at the end.
 
-`.OUT.journal` begins with the batch's identity (input, model, settings), followed by one output
-line for each finished input line, in the order of finishing, with its index and a checksum. An
-interrupted run resumes from it and does not compute finished lines again. When all lines are
-finished, OUT is written under another name, flushed and renamed.
+The file `.OUT.journal` begins with the identity of the batch (input, model, settings). It continues
+with one output line for each finished input line, in the order in which they finished, with the
+line's index and a checksum. An interrupted run resumes from the journal and does not compute
+finished lines again. When all lines are finished, OUT is written under another name, flushed to the
+disk and renamed.
 
-Answers are written at once instead of waiting in memory for those before them, so that a long
-answer delays nothing and an interruption loses nothing. The price is that everything is written
-twice.
+Answers are written at once instead of waiting in memory for earlier lines, so that a long answer
+delays nothing and an interruption loses nothing. The price is that everything is written twice.
 """
 
 import fcntl
@@ -31,8 +31,8 @@ NO_OFFSET = -1
 
 
 class BatchJournal:
-    """The journal of one batch that will become OUT; used inside open(). `count`: number of lines;
-    `n_finished`: lines in the journal.
+    """The journal of one batch with the output file OUT. Use it inside open(). `count`: number of
+    lines of the batch; `n_finished`: number of lines in the journal.
     """
 
     def __init__(self, out: Path, identity: Mapping[str, Any], count: int) -> None:
@@ -47,10 +47,11 @@ class BatchJournal:
 
     @contextmanager
     def open(self, *, force: bool = False) -> Iterator["BatchJournal"]:
-        """Resume from an interrupted run, or start. Only one process at a time.
+        """Open the journal of an interrupted run, or create a new one. Only one process can open it
+        at a time.
 
-        Raises UserError if the journal belongs to another input or other settings (`force` discards
-        it), if another process uses it, or if it cannot be written.
+        Raises UserError if the journal belongs to another input or to other settings (unless
+        `force` is set, which discards it), if another process uses it, or if it cannot be written.
         """
         for file in (self.path, self.unfinished_path, self.out):
             if (file.is_symlink() and not file.exists()) or (file.exists() and not file.is_file()):
@@ -73,14 +74,14 @@ class BatchJournal:
         return self._offsets[index] != NO_OFFSET
 
     def append(self, index: int, line: bytes) -> None:
-        """Append a finished output line, without its newline. It survives the end of the
-        process.
+        """Append a finished output line, given without its newline. The line survives if the
+        process ends.
         """
         assert not self.has(index) and b"\n" not in line, index
         body = b"%d %s" % (index, line)
         offset = self._stream.tell()
         record = memoryview(b"%08x %s\n" % (zlib.crc32(body), body))
-        while record:  # a full disk may accept a part of the record before it fails
+        while record:  # a write to a full disk may store a part of the record before it fails
             record = record[self._stream.write(record) :]
         self._offsets[index] = offset
         self.n_finished += 1
@@ -88,12 +89,12 @@ class BatchJournal:
             self.sync()
 
     def sync(self) -> None:
-        """Flush to the disk, so that the journal survives a power failure."""
+        """Flush the journal to the disk, so that it survives a power failure."""
         os.fsync(self._stream.fileno())
         self._synced = time.monotonic()
 
     def finish(self) -> None:
-        """Write OUT in the input's order and remove the journal."""
+        """Write OUT in the order of the input and remove the journal."""
         assert self.n_finished == self.count, (self.n_finished, self.count)
         with self.path.open("rb") as journal, self.unfinished_path.open("wb") as output:
             for offset in self._offsets:
@@ -106,10 +107,12 @@ class BatchJournal:
         sync_folder(self.out.parent)
 
     def _read_existing(self) -> None:
-        """Read the journal, and cut it off after its last complete record."""
+        """Read the journal of an earlier run, and remove incomplete data after its last complete
+        record.
+        """
         with self.path.open("rb") as stream:
             first = stream.readline()
-            if not first.endswith(b"\n"):  # empty, or cut off in its first line
+            if not first.endswith(b"\n"):  # the file is empty, or its first line is incomplete
                 self._stream.truncate(0)
                 return
             self._compare(first)
@@ -125,7 +128,7 @@ class BatchJournal:
         self._stream.truncate(end)
 
     def _index(self, line: bytes) -> int | None:
-        """Return the index of a record's line, or None for a record that was cut off."""
+        """Return the index in a record's line, or None if the record is incomplete."""
         check, _, body = line.removesuffix(b"\n").partition(b" ")
         if not line.endswith(b"\n") or check != b"%08x" % zlib.crc32(body):
             return None
@@ -171,7 +174,9 @@ class BatchJournal:
 
 @contextmanager
 def explain_write_errors(out: Path) -> Iterator[None]:
-    """Turn an OSError into a UserError. The files stay, so that a later run can resume."""
+    """Raise an OSError inside the block as a UserError. The files are kept, so that a later run can
+    resume.
+    """
     try:
         yield
     except OSError as error:
@@ -188,7 +193,8 @@ def _lock(stream: BinaryIO, path: Path, out: Path) -> None:
         raise UserError(
             f"another process is writing {out}", hint="wait for it, or choose another name with -o"
         ) from None
-    # The other process finished and removed the journal before this lock was acquired.
+    # True if the other process has finished and removed the journal before this process got the
+    # lock.
     if not os.fstat(stream.fileno()).st_nlink:
         raise UserError(
             f"another process has just written {out}", hint="run the same command again"

@@ -1,9 +1,9 @@
-"""One output line in OpenAI's batch form, byte-identical whenever and in whatever order it is
-written.
+"""Output lines in OpenAI's batch format. A line has the same bytes in every run, in whatever order
+lines are written.
 
 `created` is 0, timings and counts of cached tokens are left out, and ids are hashes of the batch
-and the line. So the file of an interrupted run equals that of an uninterrupted one, and an id
-identifies its batch.
+and the line. So the file of an interrupted and resumed run equals that of an uninterrupted one, and
+an id identifies its batch.
 """
 
 import hashlib
@@ -14,34 +14,37 @@ from typing import Any
 from llmcli.api.errors import ApiError, error_document
 from llmcli.api.forms.base import Document, encode_json
 
-TIME_FIELDS = ("created", "created_at", "completed_at")  # fields with seconds since 1970
-# Fields about the cache and about time, which differ from run to run.
+TIME_FIELDS = ("created", "created_at", "completed_at")  # fields with a Unix time in seconds
+# Fields about the cache and about durations, which differ from run to run.
 VOLATILE_FIELDS = ("timings", "prompt_tokens_details", "input_tokens_details")
 ID_FIELDS = ("id", "call_id", "item_id")
-# part of every line that has an answer; inside texts, JSON escapes the quotes
+# Every line with an answer contains this. Texts cannot contain it, because JSON escapes their
+# quotes.
 ANSWERED_MARK = b',"response":{"status_code":200,'
 HEX_ENDING_PATTERN = re.compile(r"[0-9a-f]{8,}$")
 
 
 def line_id(batch: str, index: int) -> str:
-    """Return the `id` of a line of the batch with this id."""
+    """Return the `id` of an output line. `batch`: the id of the batch; `index`: the index of the
+    line.
+    """
     return f"batch_req_{_hex_digits(batch, index)}"
 
 
 def answered_line(batch: str, index: int, custom_id: str, body: Document) -> bytes:
-    """Return the line of an answered request."""
+    """Return the output line for a request that was answered."""
     return _line(batch, index, custom_id, 200, _StableCopy(batch, index).document(body))
 
 
 def error_line(batch: str, index: int, custom_id: str, error: ApiError) -> bytes:
-    """Return the line of a request that failed, with the error that the server would have sent."""
+    """Return the output line for a request that failed, with the error that the server would send."""
     return _line(batch, index, custom_id, error.status, error_document(error))
 
 
 def damaged_line(
     batch: str, index: int, custom_id: str, number: int, code: str, message: str
 ) -> bytes:
-    """Return the line of an input line that cannot be read."""
+    """Return the output line for an input line that cannot be read."""
     about = {"code": code, "message": message, "line": number}
     return encode_json(
         {"id": line_id(batch, index), "custom_id": custom_id, "response": None, "error": about}
@@ -64,7 +67,9 @@ def _hex_digits(*words: object) -> str:
 
 
 class _StableCopy:
-    """Copies documents without what differs from run to run; ids are replaced by counted ones."""
+    """Copies documents without the values that differ from run to run. Ids are replaced by hashes
+    of the batch, the line and a counter.
+    """
 
     def __init__(self, *seed: object) -> None:
         self._seed = seed

@@ -1,6 +1,7 @@
-"""Answer plans: generators that ask for answers, one after another or several at once.
+"""Answer plans: generators that request answers, one after another or several at once.
 
-A plan yields requests, receives their answers in the same order, and returns the line's document.
+A plan yields a sequence of requests and receives their answers in the same order, as often as it
+needs. It returns the document of the output line.
 """
 
 from collections.abc import Generator, Sequence
@@ -12,7 +13,7 @@ from llmcli.runtime.requests.request import Answer, Request
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """A prompt and the number of answers to it."""
+    """A request and the number of answers to it."""
 
     request: Request
     samples: int = 1
@@ -22,7 +23,9 @@ AnswerPlan = Generator[Sequence[SampleRequest], list[list[Answer]], Document]
 
 
 def plain(form: ApiForm) -> AnswerPlan:
-    """Answer a form directly. The journal stores this function's name."""
+    """Yield the requests of a form and return the document of their answers. The journal stores
+    this function's name.
+    """
     form.compile_constraint()
     answers = yield [SampleRequest(request, form.n_samples) for request in form.requests]
     document: Document = form.document([answer for samples in answers for answer in samples])

@@ -1,9 +1,10 @@
-"""Runs a batch on several models through Ray Data: blocks of lines go to actors, answers come back.
+"""Runs a batch on several models through Ray Data: blocks of lines are sent to actors, which return
+the answers.
 
-Each actor has its own model and runs a block as one machine runs a batch (executor.py). The journal
-stays with the caller. Blocks of a lost actor are computed again by another one, and the journal
-accepts each line once. The seed of a line derives from its name, so that it does not matter which
-actor answers it.
+Each actor has its own model and runs a block as a single machine runs a batch (executor.py). The
+journal stays on the caller's machine. If an actor is lost, another one computes its blocks again,
+and the journal accepts each line once. The seed of a line is derived from its name, so that every
+actor gives the same answer.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,17 +21,18 @@ from llmcli.batch.input_lines import InputLine, LineSurvey
 from llmcli.batch.job import BatchJob, batch_identity
 from llmcli.errors import UserError
 
-# Lines of a block for each answer at once; the last lines of a block run with fewer beside them.
+# Lines of a block for each answer that an actor computes at once. At the end of a block fewer
+# answers run at once, so blocks must not be small.
 LINES_PER_ANSWER = 4
 CLUSTER_HINT = "every machine of the cluster needs llmcli, Ray and the model under the same names"
-# returns a BatchJob without its identity; pickled by name
+# opens the model and yields a runner and rules; pickled by name
 OpenJob = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """How a batch is distributed: number of actors, answers at once of each, and CPUs that Ray
-    counts for an actor.
+    """How a batch is distributed: the number of actors, the number of answers that each actor
+    computes at once, and the CPUs that Ray counts for each actor.
     """
 
     actors: int
@@ -40,7 +42,7 @@ class ClusterPlan:
 
 @dataclass(slots=True)
 class ClusterCounts:
-    """Counters of all actors, with the attributes that BatchExecutor has."""
+    """Sums of the counters of all actors, with the same attributes as BatchExecutor."""
 
     tokens: int = 0
     prompt_tokens: int = 0
@@ -50,7 +52,7 @@ class ClusterCounts:
 
 
 class LineActor:
-    """One actor: opened once, then called with blocks of lines."""
+    """One actor: a model that is opened once, and then called with blocks of lines."""
 
     def __init__(
         self,
@@ -70,8 +72,8 @@ class LineActor:
         self._job = BatchJob(runner, rules, expected_identity)
 
     def __call__(self, block: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """Answer the lines in the columns of a block; return columns of answers in the order in
-        which they ended.
+        """Answer the lines of a block. The block and the result consist of columns; the answers are
+        in the order in which they ended.
         """
         columns = (block[name] for name in ("index", "number", "raw", "too_long"))
         lines = [
@@ -100,8 +102,8 @@ class LineActor:
 
 
 def read_identity(open_job: OpenJob, survey: LineSurvey, cpus: float) -> dict[str, Any]:
-    """Return the batch's identity as a machine of the cluster computes it. Raises UserError if the
-    model cannot be opened there.
+    """Return the identity of the batch as computed on a machine of the cluster. Raises UserError if
+    that machine cannot open the model.
     """
 
     def compute() -> dict[str, Any]:
@@ -125,8 +127,8 @@ def answer_lines(
     plan: ClusterPlan,
     counts: ClusterCounts,
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the answers to these lines in the order in which they arrive. Raises UserError if the
-    actors do not start.
+    """Yield the index and the output line of each answer, in the order in which they arrive. Raises
+    UserError if the actors do not start.
     """
     items = [
         {"index": line.index, "number": line.number, "raw": line.raw, "too_long": line.too_long}
@@ -156,7 +158,9 @@ def answer_lines(
 
 
 def cluster_error(error: RayError) -> UserError:
-    """Return the error of a machine of the cluster, in its own words if it has any."""
+    """Return the error for a failure in the cluster. If the failure has a cause on the other
+    machine, the cause's message and hint are used.
+    """
     cause = getattr(error, "cause", None)
     return UserError(
         f"the cluster did not answer: {cause or error}",

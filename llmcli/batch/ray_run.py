@@ -1,4 +1,4 @@
-"""`batch --ray`: answers the lines with models on a Ray cluster; the journal is on this machine."""
+"""`batch --ray`: models on a Ray cluster answer the lines. The journal is on this machine."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClusterTarget:
-    """The address of the cluster, and the number of models on it (0: one per machine)."""
+    """The address of the cluster, and the number of models on it (0: one for each machine)."""
 
     address: str
     replicas: int
@@ -32,9 +32,10 @@ class ClusterTarget:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRequest:
-    """The model to open on each machine, as a value that can be sent to the cluster.
+    """The request to open the model on each machine, as a value that can be sent to the cluster.
 
-    `slots`: sequences, of which `parallel` run at once.
+    `slots`: number of sequences; `parallel`: number of sequences that run at once; `skeleton`:
+    whether lines are answered by Skeleton-of-Thought.
     """
 
     ref: str
@@ -48,7 +49,7 @@ class ClusterRequest:
 
 @contextmanager
 def open_model(request: ClusterRequest) -> "Iterator[tuple[Runner, BatchRules]]":
-    """Open the model; yield it and the rules by which lines are answered."""
+    """Open the model. Yield its runner and the rules by which lines are answered."""
     from llmcli.batch.run import build_rules, without_line_options
     from llmcli.model_loader import open_server_model
 
@@ -93,7 +94,7 @@ def run_on_cluster(
     open_job, counts = partial(open_model, request), ray_actors.ClusterCounts()
     with open_cluster(
         None if local else target.address, n_replicas + 1
-    ) as machines:  # one CPU is for Ray Data itself
+    ) as machines:  # Ray Data itself needs one CPU
         identity = ray_actors.read_identity(open_job, survey, 1.0)
         journal, plan = (
             BatchJournal(out, identity, survey.count),
@@ -114,10 +115,12 @@ def run_on_cluster(
 def _store_answers(
     answers: "Iterator[tuple[int, bytes]]", journal: "BatchJournal", counts: "ClusterCounts"
 ) -> None:
-    """Store each line once as it arrives; Ctrl-C stops with the lines that have arrived."""
+    """Append each line to the journal once, as it arrives. On Ctrl-C, stop; the lines that have
+    arrived are kept.
+    """
     try:
         for index, line in answers:
-            if not journal.has(index):  # a block that failed halfway is answered twice
+            if not journal.has(index):  # the lines of a block that failed halfway arrive twice
                 journal.append(index, line)
             counts.on_progress()
     except KeyboardInterrupt:
@@ -125,7 +128,7 @@ def _store_answers(
 
 
 def parse_target(address: str | None, replicas: int) -> ClusterTarget | None:
-    """Return the requested cluster, None without --ray; raises UsageError."""
+    """Return the requested cluster; None if --ray is not set. Raises UsageError."""
     if address is None:
         if replicas:
             raise UsageError(

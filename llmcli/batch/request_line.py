@@ -1,4 +1,4 @@
-"""Parses one input line: OpenAI's batch form or a plain prompt, distinguished line by line."""
+"""Parses input lines. Each line is a request in OpenAI's batch format or a plain prompt."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -29,7 +29,9 @@ class DamagedLine(UserError):
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A request and its name; `url` is the endpoint that answers it."""
+    """The request of a line. `custom_id`: the name of the line; `url`: the path of the endpoint
+    that answers it.
+    """
 
     custom_id: str
     url: str
@@ -37,10 +39,10 @@ class BatchRequest:
 
 
 def parse_line(line: InputLine, *, has_template: bool) -> BatchRequest:
-    """Return the request of a line. A plain prompt becomes a user's message if `has_template`, else
-    a text to continue.
+    """Return the request of a line. A plain prompt becomes a user message if the model has a chat
+    template (`has_template`), otherwise a text to continue.
 
-    Raises DamagedLine if the line is not JSON, ApiError if it is not a request.
+    Raises DamagedLine if the line is not JSON, ApiError if it is not a valid request.
     """
     value = _parse_json(line)
     name = line_name(line, value)
@@ -61,7 +63,7 @@ def parse_line(line: InputLine, *, has_template: bool) -> BatchRequest:
 
 
 def line_name(line: InputLine, value: Any = None) -> str:
-    """Return the name of a line: its custom_id, else its number."""
+    """Return the name of a line: its custom_id, or its number if it has none."""
     custom_id = value.get("custom_id") if isinstance(value, dict) else None
     return custom_id if isinstance(custom_id, str) else f"line-{line.number}"
 
@@ -75,10 +77,10 @@ def read_line_name(line: InputLine) -> str:
 
 
 def duplicate_ids(lines: Iterable[InputLine]) -> list[tuple[str, int, int]]:
-    """Return each name that occurs again, with the numbers of its first line and of the other
-    one.
+    """Return the names that occur more than once. For each repetition, return the name, the number
+    of the first line with it, and the number of the repeating line.
     """
-    # By the hash of a name: the names of millions of lines would take too much memory.
+    # The keys are hashes, because the names of millions of lines would need too much memory.
     first: dict[int, int] = {}
     duplicates = []
     for line in lines:

@@ -1,9 +1,10 @@
-"""Decides which requests may start together if an answer must not depend on the others that run.
+"""Decides which requests may run together if an answer must not depend on the other requests that
+run.
 
-llama.cpp fills holes in the pool of cells, and attention sums in the order of cells
-(runtime/reproducible.py). So in the reproducible mode no cells are freed while anything runs: a
-round begins with an empty pool, admits as many requests as certainly fit, and the next round waits
-until it has ended.
+llama.cpp fills holes in the pool of cells, and attention sums in the order of the cells
+(runtime/reproducible.py). So in the reproducible mode no cells may be freed while a request runs.
+Requests run in rounds: a round begins with an empty pool and admits as many requests as certainly
+fit. The next round waits until all of them have ended.
 """
 
 from collections.abc import Callable
@@ -11,13 +12,13 @@ from collections.abc import Callable
 from llmcli.batch.plans import SampleRequest
 from llmcli.runtime.runner import Runner
 
-# A request, and whether anything runs -> whether the request may start.
+# Takes a request and whether any request is running. Returns whether the request may start.
 AdmissionRule = Callable[[SampleRequest, bool], bool]
 
 
 def admission_rule(runner: Runner) -> AdmissionRule:
-    """Return the rule for this runner. Outside the reproducible mode every request may start,
-    because the engine itself finds room.
+    """Return the admission rule for a runner. In the reproducible mode requests run in rounds. In
+    other modes every request may start, because the engine itself waits for free cells.
     """
     return (
         AdmissionRounds(runner.n_ctx, runner.context.n_seq_max)
@@ -27,15 +28,17 @@ def admission_rule(runner: Runner) -> AdmissionRule:
 
 
 class AdmissionRounds:
-    """Counts the cells and sequences that the requests of a round have reserved."""
+    """Admission in rounds. Counts the cells and sequences that the requests of the current round
+    have reserved.
+    """
 
     def __init__(self, cells: int, sequences: int) -> None:
         self._most = cells, sequences
         self._promised = 0, 0
 
     def __call__(self, sample_request: SampleRequest, is_running: bool) -> bool:
-        """Return whether the request may start now, and reserve its cells if so. A request may
-        always start when nothing else runs.
+        """Return whether the request may start now. If so, reserve its cells and sequences. If
+        nothing is running, the request starts a new round and is always accepted.
         """
         reserved = self._promised if is_running else (0, 0)
         request = sample_request.request

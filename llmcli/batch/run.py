@@ -1,4 +1,4 @@
-"""A batch on one model: journal, progress, summary."""
+"""Runs a batch on one model, with a journal, progress and a summary."""
 
 import json
 import time
@@ -26,13 +26,13 @@ PROGRESS_SECONDS = 60.0  # seconds between two progress lines if no bar is visib
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What a run of a batch did.
+    """The result of a run of a batch.
 
-    - `lines`: all lines; `n_finished`: those in the journal.
-    - `resumed_lines`: lines that an earlier run finished; `was_complete`: an earlier run finished
-      the output file.
-    - `failed`: lines without an answer; None if the run was stopped.
-    - `seconds`, `tokens`, `prompt_tokens`, `cached_tokens`: of this run.
+    - `lines`: number of all lines; `n_finished`: number of lines in the journal.
+    - `resumed_lines`: number of lines that an earlier run finished; `was_complete`: whether an
+      earlier run finished the output file.
+    - `failed`: number of lines without an answer; None if the run was stopped.
+    - `seconds`, `tokens`, `prompt_tokens`, `cached_tokens`: counted in this run only.
     """
 
     out: Path
@@ -53,7 +53,7 @@ class BatchResult:
 
     @property
     def tokens_per_second(self) -> float:
-        """The speed of this run."""
+        """Drawn tokens per second in this run."""
         return self.tokens / self.seconds
 
 
@@ -67,8 +67,9 @@ def run_or_resume(
 ) -> BatchResult:
     """Run a batch, or resume it from its journal, and write the output file.
 
-    `batch_id` identifies the batch; `answer_missing` answers the missing lines; `counts` has the
-    number of tokens.
+    `counts`: the counters of tokens; `batch_id`: the id of the batch; `answer_missing`: function
+    that answers the lines which are not in the journal; `force`: discard the work of an earlier
+    run.
     """
     from llmcli.batch.job import count_failed
 
@@ -98,12 +99,14 @@ def run_or_resume(
 
 
 def without_line_options(run_flags: RunFlags) -> RunFlags:
-    """Return the flags without those that apply to single lines instead of the model."""
+    """Return the flags without those that apply to single lines, because they must not apply to the
+    whole model.
+    """
     return replace(run_flags, constraint=None, ignore_eos=False)
 
 
 def build_rules(hosted: "ServerModel", run_flags: RunFlags, skeleton: bool) -> "BatchRules":
-    """Return the rules by which lines are answered unless they say otherwise."""
+    """Return the rules by which lines are answered."""
     from llmcli.batch import plans, skeleton_of_thought
     from llmcli.batch.job import BatchRules
     from llmcli.runtime.sampling import RANDOM_SEED
@@ -118,7 +121,9 @@ def build_rules(hosted: "ServerModel", run_flags: RunFlags, skeleton: bool) -> "
 
 
 def build_settings(hosted: "ServerModel", run_flags: RunFlags, seed: int) -> "ServerSettings":
-    """Return the typed options as server settings."""
+    """Return the command-line options as server settings. `seed`: the seed in the sampling
+    settings.
+    """
     from llmcli.api.server_settings import ServerSettings
 
     runner = hosted.runner
@@ -144,7 +149,9 @@ def run_batch(
     parallel: int,
     force: bool,
 ) -> BatchResult:
-    """Answer the lines with an open model, `parallel` at once, and write the output file."""
+    """Answer the lines with an open model and write the output file. `parallel`: number of answers
+    that run at once.
+    """
     from llmcli.batch.executor import BatchExecutor
     from llmcli.batch.job import BatchJob, batch_identity
     from llmcli.batch.journal import BatchJournal
@@ -169,7 +176,7 @@ def run_batch(
 
 
 def _default_fields(run_flags: RunFlags) -> "dict[str, Any]":
-    """Return the request fields that apply to lines that do not set them."""
+    """Return the request fields from the command line that apply to lines which do not set them."""
     fields: dict[str, Any] = {"ignore_eos": True} if run_flags.ignore_eos else {}
     if run_flags.constraint:
         kind, text = run_flags.constraint.kind, run_flags.constraint.text

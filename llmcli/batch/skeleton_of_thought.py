@@ -1,9 +1,10 @@
-"""Skeleton-of-Thought (Ning et al. 2023, arXiv:2307.15337): an outline first, then all its points
-in parallel.
+"""Skeleton-of-Thought (Ning et al. 2023, arXiv:2307.15337): the model first writes an outline, then
+all points of the outline in parallel.
 
-A grammar makes the outline a numbered list, where the paper parses free text. The prompts of the
-points differ only at their end, so that question and outline are computed once. The prompts are our
-own. A list, because small models have seen lists: with a JSON schema they write JSON about JSON.
+A grammar forces the outline to be a numbered list; the paper parses free text instead. The prompts
+of the points differ only at their end, so that the question and the outline are computed once. The
+prompts are not those of the paper. The outline is a list because small models have seen many lists;
+with a JSON schema they write text about JSON.
 """
 
 from collections.abc import Generator, Sequence
@@ -24,7 +25,7 @@ MIN_POINTS, MAX_POINTS = 3, 10  # points of an outline
 MAX_POINT_CHARACTERS, MAX_POINT_WORDS = (
     80,
     8,
-)  # characters of a point that are drawn, and words of it that are kept
+)  # characters of a point that are drawn, and words of a point that are kept
 OUTLINE_PROMPT = (
     "{question}\n\nGive only the outline of an answer to this: {least} to {most} numbered points "
     "in the order in which to read them, each of three to five words."
@@ -33,16 +34,17 @@ POINT_PROMPT = (
     "{question}\n\nThe outline of the answer:\n{outline}\n\nWrite one or two plain sentences for "
     "one point of it and nothing of the others. The point: {point}"
 )
-# Fields of a request that only make sense for a single text.
+# Request fields that only make sense for an answer with a single text.
 SINGLE_TEXT_FIELDS = ("n", "response_format", "tools", "logprobs")
 
 
 def skeleton(form: ApiForm) -> AnswerPlan:
-    """Write an outline, its points in parallel, and return all of it as one message; the document
-    also has the points in `skeleton`. The journal stores this function's name.
+    """Answer a form by writing an outline and then its points in parallel. Return the joined text
+    as one message; the document also has the points in `skeleton`. The journal stores this
+    function's name.
 
-    If the outline is not completed, the plain answer is returned. Raises ApiError for a request
-    that is not a conversation with a question at its end, or that asks for more than one text.
+    If the outline is incomplete, return the plain answer. Raises ApiError if the request is not a
+    conversation with a user's text at its end, or if it asks for more than one text.
     """
     if not isinstance(form, ConversationForm):
         raise ApiError("a skeleton needs a conversation: use /v1/chat/completions")
@@ -95,7 +97,9 @@ def _point(form: ConversationForm, question: str, points: list[str], number: int
 
 
 def _question(form: ConversationForm) -> str:
-    """Return the text of the conversation's last message."""
+    """Return the text of the conversation's last message. Raises ApiError if that is not a user's
+    text.
+    """
     last = form.fields.list("messages")[-1]
     if last.get("role") != "user" or not isinstance(last.get("content"), str):
         raise ApiError(
@@ -105,8 +109,8 @@ def _question(form: ConversationForm) -> str:
 
 
 def _with_last_message(form: ConversationForm, text: str) -> Request:
-    """Return a request for the same conversation with another last message, as long as the context
-    allows.
+    """Return a request for the same conversation with `text` as the last message. The answer's
+    length is limited only by the context.
     """
     body: dict[str, Any] = {**form.fields.values, "max_tokens": None, "max_completion_tokens": None}
     body["messages"] = [*body["messages"][:-1], {"role": "user", "content": text}]
@@ -115,7 +119,7 @@ def _with_last_message(form: ConversationForm, text: str) -> Request:
 
 
 def outline_grammar() -> str:
-    """Return the grammar of an outline: lines such as "1. Few words"."""
+    """Return the grammar of an outline, which is a list of lines such as "1. Few words"."""
     points = [f'"{number}. " words' for number in range(1, MAX_POINTS + 1)]
     rule = ""
     for number, point in reversed(list(enumerate(points, 1))):
@@ -127,21 +131,21 @@ def outline_grammar() -> str:
 
 
 def _points(answer: Answer) -> list[str] | None:
-    """Return the distinct points of an outline, or None if it was cut short or repeats itself."""
+    """Return the distinct points of an outline, or None if they are fewer than MIN_POINTS."""
     lines = [_shorten(line.partition(". ")[2]) for line in _content(answer).split("\n")]
     points = list(dict.fromkeys(point for point in lines if point))
     return points if len(points) >= MIN_POINTS else None
 
 
 def _shorten(point: str) -> str:
-    """Return the first words of a point, without an explanation after a colon."""
+    """Return the first words of a point, without the explanation after a colon."""
     complete = point if len(point) < MAX_POINT_CHARACTERS else point.rpartition(" ")[0]
     return " ".join(complete.partition(": ")[0].split()[:MAX_POINT_WORDS]).rstrip(" .,:;-")
 
 
 def _join(begun: Answer, answers: list[Answer], parts: list[dict[str, str]]) -> Answer:
-    """Join all answers into one: its text joins the points, its tokens and prompt tokens are
-    those of all answers.
+    """Join the outline's answer `begun` and the points' answers into one answer. Its text consists
+    of the points; its tokens and token counts are the sums of all answers.
     """
     all_answers = [begun, *answers]
     text = "\n\n".join(
@@ -159,7 +163,7 @@ def _join(begun: Answer, answers: list[Answer], parts: list[dict[str, str]]) -> 
 
 
 def _content(answer: Answer) -> str:
-    """Return the text after the thinking, whether the answer or its prompt opened it."""
+    """Return the text of an answer after its thinking. The thinking may have begun in the prompt."""
     text = answer.text
     for tags in THINKING_TAGS:
         text = text.rpartition(tags.closing)[2]

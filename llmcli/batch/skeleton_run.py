@@ -1,4 +1,4 @@
-"""Answers one prompt by its outline, with all points in parallel."""
+"""Answers one prompt by Skeleton-of-Thought: an outline, then all its points in parallel."""
 
 import time
 from dataclasses import dataclass
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SkeletonResult:
-    """A joined answer.
+    """The joined answer to a prompt.
 
-    `document`: the answer as an OpenAI document. `points`: its points with their texts; None if no
-    outline was generated, and the answer is a plain one. `seconds`: from the request to the answer.
+    `document`: the answer as a document of OpenAI's chat completions. `points`: the points with
+    their texts; None if the model wrote no complete outline, so that the answer is a plain one.
+    `seconds`: time from the request to the answer.
     """
 
     document: "Document"
@@ -36,7 +37,7 @@ class SkeletonResult:
 def answer_by_skeleton(
     ref: str, prompt: str, run_flags: RunFlags, config: "Config", ui: "UI"
 ) -> SkeletonResult | None:
-    """Return the joined answer, None if the run was stopped. Raises UserError."""
+    """Return the joined answer; None if the run was stopped. Raises UserError."""
     from llmcli.api.forms import FORMS
     from llmcli.batch import run
     from llmcli.batch.executor import BatchExecutor, BatchTask

@@ -1,7 +1,7 @@
-"""The client of servers: a pool of connections, and requests whose answers are JSON or a stream.
+"""An HTTP client with a pool of connections, for requests whose responses are JSON or a stream.
 
-aiohttp handles several times as many requests and chunks per CPU second as httpx: a load test must
-not measure its own client.
+It uses aiohttp, which processes several times as many requests and chunks per CPU second as httpx.
+A load test must not measure its own client.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from llmcli.http_client.sse import BadStreamError, parse_event, read_error_messa
 if TYPE_CHECKING:
     import aiohttp
 
-MAX_BODY_BYTES = 1 << 22  # bytes read of an answer that is not a stream
-MAX_COMPLAINT_BYTES = 200  # bytes shown of an error that is not JSON
+MAX_BODY_BYTES = 1 << 22  # largest part of a response that is read if the response is not a stream
+MAX_COMPLAINT_BYTES = 200  # largest part of an error that is shown if the error is not JSON
 
 
 class RequestError(Exception):
-    """A request failed. `kind`: "timeout", "no connection", "broken off", "bad stream" or
-    "http 429"; `message`: the text of the server or of the system.
+    """A failed request. `kind`: "timeout", "no connection", "broken off", "bad stream", or a status
+    such as "http 429"; `message`: the error text of the server or of the operating system.
     """
 
     def __init__(self, kind: str, message: str = "") -> None:
@@ -46,8 +46,8 @@ class CertificateError(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """How to connect to a server. `uses_tls`: whether its URL is https; `cacert`: a PEM file to
-    trust; `insecure`: trust any server.
+    """How to connect to a server. `uses_tls`: whether the server's URL is https; `cacert`: a PEM
+    file with additional trusted certificates; `insecure`: whether any certificate is accepted.
     """
 
     uses_tls: bool
@@ -64,18 +64,18 @@ class StreamResponse:
         self._response = response
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """Return the body in pieces as they arrive."""
+        """Return an iterator of the body's pieces as they arrive."""
         return self._response.content.iter_any()
 
     def close(self) -> None:
-        """Close the connection before the end of the body."""
+        """Close the connection even if more of the body would arrive."""
         self._response.close()
 
 
 class HttpClient:
     """Sends requests over a pool of connections.
 
-    No redirect is followed: it could lead to another server or machine.
+    Redirects are not followed, because they could lead to another server or machine.
     """
 
     def __init__(
@@ -86,22 +86,26 @@ class HttpClient:
     ) -> None:
         self._settings = settings
         self._session = session
-        self._fresh_session = fresh_session  # opens a new connection for each request
+        # a session that opens a new connection for each request
+        self._fresh_session = fresh_session
         self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         if settings.api_key:
             self._headers["Authorization"] = f"Bearer {settings.api_key}"
 
     @asynccontextmanager
     async def stream(self, url: str, body: bytes) -> AsyncIterator[StreamResponse]:
-        """Post a body and provide the response until the block ends. Raises RequestError, also for
-        a BadStreamError or an error of the connection inside the block.
+        """Post a body and yield the response, which is closed at the end of the block. Raises
+        RequestError. Inside the block, a BadStreamError or a connection error is raised as
+        RequestError, too.
         """
         async with self._translated_errors(), await self._post(url, body) as response:
             await _check_status(response)
             yield StreamResponse(response)
 
     async def fetch_json(self, url: str, body: bytes | None = None) -> dict[str, Any]:
-        """Return the JSON object at a URL; post the body if there is one. Raises RequestError."""
+        """Return the JSON object at a URL. If `body` is not None, it is posted. Raises
+        RequestError.
+        """
         method = "GET" if body is None else "POST"
         async with (
             self._translated_errors(),
@@ -114,7 +118,9 @@ class HttpClient:
 
     @asynccontextmanager
     async def _translated_errors(self) -> AsyncIterator[None]:
-        """Limit the time of a block and raise its errors as RequestError."""
+        """Limit the time of a block, and raise timeouts and connection errors in it as
+        RequestError.
+        """
         import aiohttp
 
         try:
@@ -132,11 +138,11 @@ class HttpClient:
             raise RequestError("broken off", str(error) or type(error).__name__) from None
 
     async def _post(self, url: str, body: bytes) -> "aiohttp.ClientResponse":
-        """Send the request and return the response with its headers.
+        """Send the request and return the response as soon as its headers have arrived.
 
-        A server may close a kept connection at the moment when it is used again (llama-server does
-        after each stream). If nothing was received, the request is sent again over a new
-        connection.
+        A server may close an idle connection at the moment when it is used again (llama-server does
+        so after each stream). If no response was received on such a connection, the request is sent
+        again over a new connection.
         """
         import aiohttp
 
@@ -155,15 +161,16 @@ class HttpClient:
 
 @asynccontextmanager
 async def open_http_client(settings: ConnectionSettings) -> AsyncIterator[HttpClient]:
-    """Open a client, and close its connections at the end. Raises UserError for a certificate that
-    cannot be read.
+    """Open a client and close its connections at the end of the block. Raises UserError for a
+    certificate file that cannot be read.
     """
     import aiohttp
 
     tls = _tls_context(settings) if settings.uses_tls else False
 
     def open_session(force_close: bool) -> aiohttp.ClientSession:
-        # The session's own timeouts would end long answers; each request has its own.
+        # The default timeouts of a session would end long answers. Each request has its own
+        # timeout.
         connector = aiohttp.TCPConnector(limit=0, ssl=tls, force_close=force_close)
         return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
@@ -172,7 +179,7 @@ async def open_http_client(settings: ConnectionSettings) -> AsyncIterator[HttpCl
 
 
 async def _check_status(response: "aiohttp.ClientResponse") -> None:
-    """Raise StatusError with the server's own text unless the status is 200."""
+    """Raise StatusError with the server's error text if the status is not 200."""
     if response.status == 200:
         return
     body = await _read_body(response)

@@ -1,7 +1,7 @@
-"""Server-sent events, and the content of the chunks of OpenAI's stream format.
+"""Server-Sent Events, and the content of the chunks of OpenAI's stream format.
 
-The server's data is untrusted: an event longer than MAX_EVENT_BYTES, or one that is not a JSON
-object, is an error of its request.
+The server's data is not trusted: an event that is longer than MAX_EVENT_BYTES or is not a JSON
+object makes its request fail.
 """
 
 import json
@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-MAX_EVENT_BYTES = 1 << 22  # of one event
+MAX_EVENT_BYTES = 1 << 22  # largest size of one event
 DONE_MARK = b"[DONE]"
 
 
 class BadStreamError(Exception):
-    """The data is not a stream in OpenAI's format. The message is for users."""
+    """The data is not a stream in OpenAI's format. The error's message is shown to users."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """The token counts reported by the server."""
+    """The token counts that the server reported. A value is None if the server did not report it."""
 
     prompt: int | None
     output: int | None
@@ -27,13 +27,15 @@ class TokenUsage:
 
 
 class EventDecoder:
-    """Splits received bytes into the data of complete events."""
+    """Collects received bytes, and splits them into the data of complete events."""
 
     def __init__(self) -> None:
         self.buffer = b""
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Yield the data of each completed event. Raises BadStreamError."""
+        """Add received bytes and yield the data of each event that they complete. Raises
+        BadStreamError.
+        """
         buffer = self.buffer + piece
         if b"\r" in buffer:
             buffer = buffer.replace(b"\r\n", b"\n")
@@ -61,10 +63,11 @@ def parse_event(data: bytes) -> dict[str, Any]:
 
 
 def count_tokens(chunk: dict[str, Any]) -> tuple[int, str | None]:
-    """Return the number of tokens with text in a chunk, and the finish reason. A chunk without text
-    (role, usage) has 0 tokens.
+    """Return the number of a chunk's tokens with text, and the finish reason. A chunk without text
+    (role, token counts) has 0 tokens.
 
-    The number is that of the chunk's ids or logprobs; without these, a chunk counts as one token.
+    The tokens are counted by the chunk's ids or logprobs. Without these, a chunk with text counts
+    as one token.
     """
     choices = chunk.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
@@ -88,7 +91,7 @@ def count_tokens(chunk: dict[str, Any]) -> tuple[int, str | None]:
 
 
 def read_usage(chunk: dict[str, Any]) -> TokenUsage | None:
-    """Return the token counts of an answer or of the last chunk of a stream; None if it has
+    """Return the token counts in a response or in the last chunk of a stream; None if there are
     none.
     """
     counts = chunk.get("usage")
@@ -102,7 +105,7 @@ def read_usage(chunk: dict[str, Any]) -> TokenUsage | None:
 
 
 def read_error_message(body: dict[str, Any]) -> str:
-    """Return the message of an error object; empty if there is none."""
+    """Return the message of a response's error object; empty if there is no error object."""
     error = body.get("error")
     if isinstance(error, dict):
         error = error.get("message") or error.get("type")

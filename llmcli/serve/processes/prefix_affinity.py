@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 PREFIX_CHARACTERS = (
-    # characters of a prompt that are hashed; if there is a system text, only the system text is
-    # used
+    # length of the hashed beginning of a prompt; with a system text, only that text is hashed
     1024
 )
 
