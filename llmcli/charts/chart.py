@@ -1,5 +1,5 @@
-"""Frozen values that describe a chart. The SVG renderer and the terminal renderer draw the same
-values.
+"""The data of a chart, as immutable values. The SVG renderer and the terminal renderer draw the
+same values.
 """
 
 import math
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis: its title, which includes the unit, and its scale.
+    """One axis. `title`: includes the unit.
 
-    `is_log`: equal steps are equal factors. `from_zero` False: the axis begins near the smallest
-    value, as for ratios around 1; bars need an axis from zero.
+    `is_log`: a logarithmic axis, on which equal distances are equal ratios. `from_zero`: the axis
+    starts at zero, which bars need; if False, it starts near the smallest value, which suits ratios
+    around 1.
     """
 
     title: str
@@ -21,9 +22,9 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One pair of values with an optional label and note.
+    """One point of a plot, with an optional label and note.
 
-    The SVG shows the label next to the mark, with the note if there is room for both. The data
+    The SVG shows the label next to the point, and the note if there is space for both. The data
     table always contains both.
     """
 
@@ -40,7 +41,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one kind, drawn as a line, as marks, or both."""
+    """Points that belong together, drawn as a line (`line`), as marks (`marks`), or as both."""
 
     name: str
     points: tuple[Point, ...]
@@ -50,7 +51,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLine:
-    """A labeled line across the chart at one value of the x axis."""
+    """A vertical line with a label at one position of the x axis."""
 
     position: float
     label: str
@@ -58,7 +59,7 @@ class ReferenceLine:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A chart of two numeric axes. `description` states the content of the chart in a sentence."""
+    """A chart with two numeric axes. `description`: the content of the chart in one sentence."""
 
     title: str
     description: str
@@ -76,7 +77,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class NamedValue:
-    """One named value of a row, such as a percentile or a part of a stacked bar."""
+    """One value of a row with its name, such as a percentile or a part of a stacked bar."""
 
     name: str
     value: float
@@ -84,10 +85,10 @@ class NamedValue:
 
 @dataclass(frozen=True, slots=True)
 class ChartRow:
-    """One labeled row of a chart.
+    """One row of a chart, with a label.
 
-    `value_range`: a range around the value (a deviation or an interval). `note`: text printed after
-    the row.
+    `value_range`: a range drawn around the value, such as a deviation or an interval. `note`: text
+    after the row.
     """
 
     label: str
@@ -97,15 +98,15 @@ class ChartRow:
 
     @property
     def largest_value(self) -> float:
-        """The largest value that the bar or its range reaches."""
+        """The largest number that the drawing of this row reaches."""
         ends: list[float] = [sum(value.value for value in self.values), *(self.value_range or ())]
         return max(ends)
 
 
 @dataclass(frozen=True, slots=True)
 class RowChart:
-    """Rows over one common axis: stacked bars from 0, or one mark for each value if
-    `draws_marks` is set.
+    """A chart of rows over one common axis. Each row is a stacked bar from 0 or, with
+    `draws_marks`, one mark for each value.
     """
 
     title: str
@@ -124,12 +125,12 @@ class RowChart:
 
     @property
     def value_names(self) -> tuple[str, ...]:
-        """The names of the values in order, each once."""
+        """The names of all values, each once, in the order of their first use."""
         return tuple(dict.fromkeys(named.name for row in self.rows for named in row.values))
 
     @property
     def axis_values(self) -> list[float]:
-        """All values that the axis must include."""
+        """All numbers that the axis must include."""
         if not self.draws_marks:
             return [
                 *(row.largest_value for row in self.rows),
@@ -148,7 +149,7 @@ Chart = Plot | RowChart
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Named columns and their cells. The columns listed in `right_aligned` contain numbers."""
+    """A table. `right_aligned`: the columns that contain numbers."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]

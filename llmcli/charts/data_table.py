@@ -1,4 +1,4 @@
-"""The data table of a chart, shown below it and read by screen readers."""
+"""The data table below a chart. It contains all values as text, also for screen readers."""
 
 from llmcli.charts.chart import Chart, Plot, RowChart, Table
 from llmcli.charts.scale import format_number
@@ -32,7 +32,7 @@ def _plot(plot: Plot) -> Table:
 def _rows(chart: RowChart) -> Table:
     names = chart.value_names
     ranged = any(row.value_range for row in chart.rows)
-    # The note of a bar with a range repeats its value and deviation, which are columns already.
+    # A row with a range has columns for its value and deviation, so its note would repeat them.
     noted = (chart.draws_marks or not ranged) and any(row.note for row in chart.rows)
     rows = []
     for row in chart.rows:

@@ -1,9 +1,9 @@
-"""A self-contained HTML report: charts with their data below them, tables and facts. It loads and
-runs nothing.
+"""A self-contained HTML report: charts with their data tables, other tables, and facts. The page
+loads nothing and runs no script.
 
-A strict Content-Security-Policy enforces this in the browser: only the stylesheet with the stated
-hash applies. The page is well-formed XML. Its texts, such as model names and paths, are untrusted
-and always escaped.
+The browser enforces this by a strict Content-Security-Policy, which allows only the stylesheet
+whose hash it states. The page is well-formed XML. Its texts, such as model names and paths, are
+untrusted input and are always escaped.
 """
 
 import base64
@@ -17,13 +17,13 @@ from llmcli.charts.markup import Markup, build_element
 from llmcli.charts.stylesheet import STYLESHEET
 from llmcli.charts.svg import NARROW_PIXELS, WIDE_PIXELS, draw_chart
 
-MAX_EXPANDED_ROWS = 12  # data tables up to this many rows are expanded
+MAX_EXPANDED_ROWS = 12  # longer data tables are collapsed at first
 
 
 @dataclass(frozen=True, slots=True)
 class ReportPage:
-    """The content of a report. `lead`: the main results as sentences. `tables` and `facts` come
-    with their headings.
+    """The content of a report. `lead`: sentences with the main results. `tables` and `facts`: each
+    with its heading.
     """
 
     title: str
@@ -71,12 +71,13 @@ def _head(title: str) -> Markup:
         build_element("meta", name="color-scheme", content="light dark"),
         build_element("meta", name="referrer", content="no-referrer"),
         build_element("title", title),
-        build_element("style", Markup(STYLESHEET)),  # the stylesheet contains neither < nor &
+        # needs no escaping, because the stylesheet contains neither < nor &
+        build_element("style", Markup(STYLESHEET)),
     )
 
 
 def _section(chart: Chart, number: int) -> Markup:
-    """Return one chart for wide screens, one for narrow screens, and the data table."""
+    """Return one chart in two versions, for wide and narrow screens, with its data table."""
     numbers = build_data_table(chart)
     shown = {"open": "open"} if len(numbers.rows) <= MAX_EXPANDED_ROWS else {}
     return build_element(
@@ -93,7 +94,7 @@ def _section(chart: Chart, number: int) -> Markup:
 
 
 def _table(data: Table) -> Markup:
-    """Return a table that scrolls horizontally when it is wider than the page."""
+    """Return a table. It scrolls horizontally if it is wider than the page."""
 
     def cell(name: str, number: int, words: str, scope: str | None = None) -> Markup:
         return build_element(

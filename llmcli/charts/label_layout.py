@@ -1,5 +1,5 @@
-"""Estimated text widths, and free places for labels in a chart. The reader's font is unknown, so
-widths are approximate.
+"""Positions of labels in a chart, and the estimated width of texts. Widths are approximate, because
+the font of the reader is unknown.
 """
 
 import unicodedata
@@ -7,21 +7,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-FONT_PIXELS, LINE_PIXELS = 12, 16  # of text and of a line, in pixels
+FONT_PIXELS, LINE_PIXELS = 12, 16  # size of the font, and height of a line
 NARROW_LETTERS, WIDE_LETTERS = frozenset("ijl.,:;'|!()[]tfrI "), frozenset("mwMW@%±→")
 LABEL_DISTANCES = (
     10.0,
     24.0,
     40.0,
     58.0,
-)  # distances of a label from its mark, in pixels, nearest first
-MARK_CLEARANCE = 14.0  # minimum distance of a label from the marks of other points, in pixels
+)  # distances in pixels of a label from its mark, tried in this order
+MARK_CLEARANCE = 14.0  # minimum distance in pixels of a label from the marks of other points
 LABEL_DIRECTIONS = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle in pixels."""
+    """A rectangle in a picture, in pixels."""
 
     x_min: float
     y_min: float
@@ -29,13 +29,13 @@ class Box:
     y_max: float
 
     def overlap_area(self, other: "Box") -> float:
-        """Return the area that both boxes cover."""
+        """Return the area that is inside both boxes."""
         across = min(self.x_max, other.x_max) - max(self.x_min, other.x_min)
         down = min(self.y_max, other.y_max) - max(self.y_min, other.y_min)
         return across * down if across > 0 and down > 0 else 0.0
 
     def contains(self, other: "Box") -> bool:
-        """Return whether the other box lies inside this one."""
+        """Return whether `other` is inside this box."""
         return (
             self.x_min <= other.x_min
             and self.x_max >= other.x_max
@@ -46,7 +46,9 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class LabelSpot:
-    """The position of a label. `needs_leader`: draw a line from the mark to the label."""
+    """The position of a label. `needs_leader`: the label is so far from its mark that a line must
+    connect them.
+    """
 
     box: Box
     needs_leader: bool
@@ -54,10 +56,11 @@ class LabelSpot:
 
 @dataclass(slots=True)
 class LabelLayout:
-    """The free space of a chart area.
+    """The space for labels in the area of a chart.
 
-    Labels never cover the boxes of `occupied`, and avoid `lines` where possible. A label keeps its
-    distance from the `marks` of other points, so that it is not read as theirs.
+    Labels never cover the boxes of `occupied`, and they cover as few of the boxes of `lines` as
+    possible. A label keeps a distance from the `marks` of other points; otherwise it would seem to
+    belong to them.
     """
 
     area: Box
@@ -66,7 +69,7 @@ class LabelLayout:
     lines: list[Box] = field(default_factory=list)
 
     def place_label(self, text: str, x: float, y: float) -> LabelSpot | None:
-        """Reserve space for the label of the mark at (x, y), as near to it as possible.
+        """Find a position for a label near its mark at (x, y), and reserve the space.
 
         Returns None if there is no space.
         """
@@ -95,12 +98,12 @@ class LabelLayout:
         return None
 
     def add_mark(self, x: float, y: float, size: float = 6) -> None:
-        """Reserve the space of a mark."""
+        """Reserve the space of a mark, so that no label covers it."""
         self.occupied.append(Box(x - size, y - size, x + size, y + size))
         self.marks.append((x, y))
 
     def _free(self, box: Box, x: float, y: float) -> bool:
-        """Return whether the label of the mark at (x, y) may be placed in this box."""
+        """Return whether this box is free for the label of the mark at (x, y)."""
         near = Box(
             box.x_min - MARK_CLEARANCE,
             box.y_min - MARK_CLEARANCE / 2,
@@ -117,7 +120,7 @@ class LabelLayout:
         )
 
     def add_line(self, points: Iterable[tuple[float, float]]) -> None:
-        """Make labels avoid a line where possible."""
+        """Reserve a line, which labels cover only if there is no other space."""
         corners = list(points)
         for (x1, y1), (x2, y2) in pairwise(corners):
             count = max(1, round(max(abs(x2 - x1), abs(y2 - y1)) / 4))
@@ -127,14 +130,12 @@ class LabelLayout:
 
 
 def text_width(text: str) -> float:
-    """Return the estimated width of a text in pixels. Widths are rather too large than too
-    small.
-    """
+    """Return the estimated width of a text in pixels, which is more often too large than too small."""
     return FONT_PIXELS * sum(_share(letter) for letter in text)
 
 
 def shorten_to_width(text: str, max_width: float) -> str:
-    """Return the text, shortened to `max_width` pixels with a trailing … if it is longer."""
+    """Return the text if it fits into `max_width` pixels. Otherwise cut it off and add "…"."""
     if text_width(text) <= max_width:
         return text
     while text and text_width(text + "…") > max_width:
@@ -155,7 +156,7 @@ def terminal_columns(text: str) -> int:
 
 
 def fit_columns(text: str, columns: int, ellipsis: str = "…") -> str:
-    """Return the text cut or padded to exactly `columns` terminal columns."""
+    """Return the text with exactly `columns` terminal columns: cut off or padded with spaces."""
     if terminal_columns(text) > columns:
         while text and terminal_columns(text + ellipsis) > columns:
             text = text[:-1]

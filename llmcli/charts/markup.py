@@ -1,4 +1,4 @@
-"""Escaping of text into HTML and XML. All markup is built by `element`."""
+"""HTML and XML markup, in which all text is escaped. All markup is built by `build_element`."""
 
 import html
 import re
@@ -11,22 +11,24 @@ VOID_ELEMENTS = ("meta", "br", "hr")  # HTML elements without an end tag
 
 
 class Markup(str):
-    """Text that is already markup and is not escaped again. Only `build_element` and
-    `join_markup` create it.
+    """Text that is markup already, so it is not escaped again. Create it only by the functions of
+    this module, or from constants.
     """
 
     __slots__ = ()
 
 
 def escape(text: str) -> Markup:
-    """Return any text, such as a model name or a path, escaped for HTML and XML."""
+    """Return a text, such as a model name or a path, escaped for HTML and XML."""
     return Markup(html.escape(UNENCODABLE.sub("\ufffd", escape_controls(text)), quote=True))
 
 
 def build_element(name: str, /, *children: str | None, **attributes: str | float | None) -> Markup:
-    """Return one element. Text children and attribute values are escaped; None is omitted.
+    """Return one element as markup. Attribute values, and children that are plain text, are
+    escaped. Children and attributes that are None are left out.
 
-    `class_` becomes class, `stroke_width` becomes stroke-width.
+    An attribute's name is written as a Python name: `class_` becomes class, `stroke_width` becomes
+    stroke-width.
     """
     words = [name]
     for key, value in attributes.items():
@@ -48,5 +50,5 @@ def build_element(name: str, /, *children: str | None, **attributes: str | float
 
 
 def join_markup(*pieces: Markup) -> Markup:
-    """Concatenate markup."""
+    """Return the concatenation of pieces of markup."""
     return Markup("".join(pieces))

@@ -1,4 +1,4 @@
-"""Mapping of values to positions: axis limits, round ticks and short number formats."""
+"""Scales, which map values to positions, and axis limits, round ticks and short number formats."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,13 +11,13 @@ DECADE_DIGITS = (
     (1, 2, 5),
     (1, 2, 3, 5, 7),
     tuple(range(1, 10)),
-)  # digits of the ticks in each decade of a log axis, coarse to fine
+)  # for a log axis, the digits at which each decade may have ticks, from few ticks to many
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps values from `low` to `high` to positions from `start` to `end`. `end` may be below
-    `start`.
+    """Maps values between `low` and `high` to positions between `start` and `end`. `end` may be
+    less than `start`, as for a y axis.
     """
 
     low: float
@@ -27,7 +27,9 @@ class Scale:
     is_log: bool = False
 
     def __call__(self, value: float) -> float:
-        """Return the position of a value; values outside the limits are clamped."""
+        """Return the position of a value. A value outside the limits gets the position of the
+        nearest limit.
+        """
         value = min(max(value, self.low), self.high)
         if self.is_log:
             share = math.log(value / self.low) / math.log(self.high / self.low)
@@ -40,7 +42,7 @@ class Scale:
         return self.low <= value <= self.high
 
     def ticks(self, max_ticks: int) -> list[float]:
-        """Return round values between the limits: about `max_ticks`, at least two."""
+        """Return round values between the limits: about `max_ticks` of them, and at least two."""
         return (
             log_ticks(self.low, self.high, max_ticks)
             if self.is_log
@@ -51,11 +53,11 @@ class Scale:
 def axis_limits(
     values: Iterable[float], log: bool = False, from_zero: bool = True
 ) -> tuple[float, float]:
-    """Return the axis limits for values: from 0, or the smallest negative value, to a round number
-    above the largest.
+    """Return the limits of an axis that includes all values.
 
-    `log`: a fifth of a decade is added on both sides. `from_zero` False: round numbers on both
-    sides.
+    By default, it starts at 0, or at the smallest value if that is negative, and ends at a round
+    number above the largest value. `from_zero` False: it starts at a round number below the
+    smallest value. `log`: it extends a fifth of a decade beyond the values on both sides.
     """
     numbers = list(values)
     if log:
@@ -71,15 +73,17 @@ def axis_limits(
 
 
 def linear_ticks(low: float, high: float, max_ticks: int) -> list[float]:
-    """Return multiples of 1, 2, 2.5 or 5 times a power of ten from `low` to `high`."""
+    """Return the multiples of a round step from `low` to `high`. The step is 1, 2, 2.5 or 5 times a
+    power of ten.
+    """
     step = _step(high - low, max(2, max_ticks))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(number * step, 12) + 0.0 for number in range(first, last + 1)]
 
 
 def log_ticks(low: float, high: float, max_ticks: int) -> list[float]:
-    """Return about `max_ticks` powers of ten, or multiples of them; linear ticks for a short
-    range.
+    """Return about `max_ticks` ticks for a log axis: powers of ten, or multiples of these. For a
+    short range, return linear ticks.
     """
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     best: list[float] = []
@@ -114,12 +118,12 @@ def format_number(value: float, digits: int = 4) -> str:
 
 
 def format_ticks(values: Sequence[float]) -> list[str]:
-    """Format the ticks of an axis, with thousands separators and no superfluous digits."""
+    """Format the ticks of an axis, with thousands separators and no more digits than needed."""
     return [f"{value:,.10g}" if abs(value) < 1e15 else f"{value:.0e}" for value in values]
 
 
 def _step(span: float, most: int) -> float:
-    """Return the smallest round step that fits into `span` at most `most` times."""
+    """Return the smallest round step of which at most `most` fit into `span`."""
     power = 10.0 ** math.floor(math.log10(span / most))
     return next(
         (power * step for step in TICK_STEPS if span / (power * step) <= most + 1e-9), power * 10

@@ -1,10 +1,10 @@
-"""Charts as SVG, in a wide version for screens and print and a narrow version for phones."""
+"""Charts as SVG pictures: wide ones for screens and print, narrow ones for phones."""
 
 from llmcli.charts import svg_bars, svg_plot
 from llmcli.charts.chart import Chart, Plot
 from llmcli.charts.markup import Markup
 
-WIDE_PIXELS, NARROW_PIXELS = 720, 340  # pixels
+WIDE_PIXELS, NARROW_PIXELS = 720, 340  # widths of a picture
 
 
 def draw_chart(

@@ -1,4 +1,4 @@
-"""Bar charts and dot rows as SVG. Names are placed left of the rows, or above them in a narrow
+"""Row charts (bars or marks) as SVG. The name of a row is to its left, or above it in a narrow
 picture.
 """
 
@@ -12,14 +12,14 @@ from llmcli.charts.markup import Markup, build_element, join_markup
 from llmcli.charts.scale import Scale, axis_limits, format_number
 from llmcli.charts.svg_frame import GAP_PIXELS, Frame, draw_line, draw_mark, draw_text
 
-# pixels: height of a row, of a row with its name above, and of a bar
+# heights in pixels: of a row, of a row with its name above it, and of a bar
 ROW_PIXELS, STACKED_ROW_PIXELS, BAR_PIXELS = 28.0, 46.0, 14.0
 
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Position of the rows. `labels_beside`: names left of the rows and notes after the values;
-    otherwise both above the row.
+    """The positions of rows in a picture. `labels_beside`: names are left of the rows and notes
+    after the values; if False, both are above the row.
     """
 
     area: Frame
@@ -28,14 +28,14 @@ class RowLayout:
     ident: str
 
     def row_center(self, number: int) -> float:
-        """Return the y coordinate of a row's values."""
+        """Return the y coordinate of the values of row `number`."""
         return self.area.y_min + (
             ROW_PIXELS * number + 16 if self.labels_beside else STACKED_ROW_PIXELS * number + 32
         )
 
 
 def draw_rows(chart: RowChart, width_pixels: float, ident: str, css_class: str) -> Markup:
-    """Draw the chart as SVG, `wide` pixels wide."""
+    """Draw the chart as SVG, `width_pixels` wide."""
     names = chart.value_names if len(chart.value_names) > 1 else ()
     samples = [
         draw_mark(n, 11, 0) if chart.draws_marks else _swatch(n, ident) for n in range(len(names))
@@ -57,7 +57,8 @@ def draw_rows(chart: RowChart, width_pixels: float, ident: str, css_class: str) 
         )
         pieces.append(values)
         labels += _words(row, layout, y, end)
-    # From left to right, top to bottom, so that no line crosses another line's label.
+    # The labels are placed from left to right, each one lower, so that no line crosses another
+    # line's label.
     for number, rule in enumerate(sorted(chart.reference_lines, key=lambda rule: rule.position)):
         pieces.append(_rule(rule, layout, top + LINE_PIXELS * (number + 1) - 3))
     pieces += labels
@@ -73,7 +74,7 @@ def draw_rows(chart: RowChart, width_pixels: float, ident: str, css_class: str) 
 
 
 def _words(row: ChartRow, place: RowLayout, y: float, end: float) -> list[Markup]:
-    """Draw the name and the note of a row, above any line that passes there."""
+    """Draw the name and the note of a row. Lines that pass there are drawn below them."""
     wide = place.area.width
     if place.labels_beside:
         words = [draw_text(row.label, place.area.x_min - 8, y + 4, "end", "label")]
@@ -111,7 +112,7 @@ def _layout(chart: RowChart, wide: float, top: float, ident: str) -> RowLayout:
 
 
 def _bar(row: ChartRow, names: Sequence[str], place: RowLayout, y: float) -> tuple[Markup, float]:
-    """Draw the stacked parts of a bar. Returns the markup and the x coordinate where it ends."""
+    """Draw the parts of a stacked bar. Returns the markup, and the x coordinate of the bar's end."""
     pieces, total = [], 0.0
     for named in row.values:
         start, end = place.scale(total), place.scale(total + named.value)
@@ -133,9 +134,10 @@ def _bar(row: ChartRow, names: Sequence[str], place: RowLayout, y: float) -> tup
 
 
 def _dots(row: ChartRow, names: Sequence[str], place: RowLayout, y: float) -> tuple[Markup, float]:
-    """Draw one mark for each value, on a line from the smallest to the largest.
+    """Draw one mark for each value, and a horizontal line: the range of the row or, without one,
+    from the smallest to the largest value.
 
-    Returns the markup and the x coordinate where it ends.
+    Returns the markup, and the x coordinate where it ends.
     """
     mark_xs = [place.scale(named.value) for named in row.values]
     pieces = [_span(row.value_range, place, y)] if row.value_range else []
@@ -156,20 +158,22 @@ def _dots(row: ChartRow, names: Sequence[str], place: RowLayout, y: float) -> tu
 
 
 def _span(span: tuple[float, float], place: RowLayout, y: float) -> Markup:
-    """Draw a range as a horizontal line with end caps."""
+    """Draw a range as a horizontal line with a cap at both ends."""
     low, high = place.scale(span[0]), place.scale(span[1])
     path = f"M{low:.2f} {y - 4:.2f}v8m0 -4H{high:.2f}m0 -4v8"
     return build_element("path", class_="span", d=path)
 
 
 def _rule(rule: ReferenceLine, place: RowLayout, y: float) -> Markup:
-    """Draw a vertical reference line with its label above the rows, left or right of the line."""
+    """Draw a vertical reference line. Its label is above the rows, on the left or the right of the
+    line.
+    """
     line_x, width_pixels = place.scale(rule.position), place.area.width
     label_left = line_x + 5 + text_width(rule.label) > width_pixels and line_x > width_pixels / 2
     words = shorten_to_width(rule.label, (line_x if label_left else width_pixels - line_x) - 6)
     path = f"M{line_x:.2f} {y - 9:.2f}V{place.area.y_max:.2f}"
     return join_markup(
-        # a background: the bars below may be as dark as the line
+        # a background, because the bars below may be as dark as the line
         build_element("path", class_="rule under", d=path),
         build_element("path", class_="rule", d=path),
         draw_text(

@@ -1,8 +1,8 @@
-"""What SVG plots and SVG bar charts share: marks, axes, legends and the surrounding picture.
+"""The parts that all SVG charts have in common: marks, axes, legends and the surrounding picture.
 
-Color alone never distinguishes series: each series has its own mark and dashes, each part of a bar
-its own hatching. Colors are CSS classes of the page, so that one picture works in light mode, in
-dark mode and on paper.
+Series do not differ in color alone. Each series also has its own mark and dashes, and each part of
+a bar its own hatching. Colors are CSS classes of the page, so the same picture works in light mode,
+in dark mode and on paper.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ from llmcli.charts.scale import Scale, format_ticks
 N_COLORS = 6
 MARK_SHAPES = ("circle", "square", "up", "diamond", "down", "cross")
 LINE_DASHES = (None, "7 4", "2 3", "9 3 2 3", "1 4", "12 3")
-# The last two fills have no color: they are for the last parts of a stack, such as free memory.
+# The last two patterns have no color. They are for the last parts of a stacked bar, such as free
+# memory.
 HATCH_PATHS = (
     "",
     "M0 6L6 0",
@@ -31,7 +32,7 @@ GAP_PIXELS = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The area in which values are drawn, inside a picture that is `width` pixels wide."""
+    """The area of a picture in which values are drawn, in pixels. `width`: of the whole picture."""
 
     width: float
     x_min: float
@@ -41,12 +42,12 @@ class Frame:
 
 
 def color_class(number: int) -> str:
-    """Return the CSS class of a series' color."""
+    """Return the CSS class of the color of series `number`."""
     return f"c{number % N_COLORS}"
 
 
 def draw_mark(number: int, x: float, y: float, tooltip: str = "", size: float = 4.5) -> Markup:
-    """Draw the mark of series `number` at (x, y). `tooltip` is shown when the pointer is over the
+    """Draw the mark of series `number` at (x, y). `tooltip` appears when the pointer is on the
     mark.
     """
     shape, s = MARK_SHAPES[number % len(MARK_SHAPES)], size
@@ -70,7 +71,9 @@ def draw_mark(number: int, x: float, y: float, tooltip: str = "", size: float = 
 def draw_text(
     content: str, x: float, y: float, anchor: str | None = None, css_class: str | None = None
 ) -> Markup:
-    """Draw text whose base line starts, ends or is centered at (x, y)."""
+    """Draw a text with its base line at y. `anchor` says whether it starts, ends or is centered at
+    x.
+    """
     return build_element("text", content, x=x, y=y, text_anchor=anchor, class_=css_class)
 
 
@@ -115,9 +118,9 @@ def draw_x_axis(scale: Scale, frame: Frame, title: str) -> Markup:
 def draw_legend(
     names: Sequence[str], max_width: float, top: float, samples: Sequence[Markup]
 ) -> tuple[Markup, float]:
-    """Draw the names next to their samples, in as many lines as they need.
+    """Draw the legend of a chart: each name next to its sample, in as many lines as needed.
 
-    Each sample is drawn at (0, 0) and is 22 pixels wide. Returns the markup and the y coordinate
+    Each sample is drawn at (0, 0) and 22 pixels wide. Returns the markup, and the y coordinate
     below the legend.
     """
     pieces, x, y = [], 0.0, top
@@ -164,7 +167,9 @@ def build_svg(
 
 
 def hatch_patterns(count: int, ident: str) -> Markup:
-    """Return the fill patterns of `count` bar parts, named `ident`-0, `ident`-1, …"""
+    """Return fill patterns for `count` parts of a bar. Their identifiers are `ident`-0, `ident`-1,
+    …
+    """
     return build_element(
         "defs", *(_hatch(number % len(HATCH_PATHS), f"{ident}-{number}") for number in range(count))
     )

@@ -1,4 +1,4 @@
-"""Charts of two numeric axes as SVG: lines, marks, and labels where there is room for them."""
+"""Charts with two numeric axes as SVG: lines, marks, and labels where there is space for them."""
 
 from llmcli.charts import svg_frame
 from llmcli.charts.chart import Plot, ReferenceLine, Series
@@ -79,7 +79,9 @@ def _sample(number: int, series: Series) -> Markup:
 
 
 def _series(number: int, series: Series, x: Scale, y: Scale, room: LabelLayout) -> Markup:
-    """Draw the line and the marks of a series, and reserve their space in `room`."""
+    """Draw the line and the marks of a series, and reserve their space in `room`, so that labels
+    avoid them.
+    """
     places = [(x(point.x), y(point.y)) for point in series.points]
     pieces = []
     if series.line and len(places) > 1:
@@ -103,7 +105,7 @@ def _series(number: int, series: Series, x: Scale, y: Scale, room: LabelLayout) 
 
 
 def _labels(series: Series, x: Scale, y: Scale, room: LabelLayout) -> Markup:
-    """Draw the labels of points that fit into the free space."""
+    """Draw the labels of those points whose label fits into the free space."""
     pieces = []
     for point in series.points:
         px, py = x(point.x), y(point.y)
@@ -123,7 +125,7 @@ def _labels(series: Series, x: Scale, y: Scale, room: LabelLayout) -> Markup:
 
 
 def _rule(rule: ReferenceLine, x: Scale, area: Frame, room: LabelLayout) -> Markup:
-    """Draw a vertical reference line, with its label at the top on the side that has space."""
+    """Draw a vertical reference line. Its label is at the top, on the side with enough space."""
     line_x = x(rule.position)
     room.add_line([(line_x, area.y_min), (line_x, area.y_max)])
     words = shorten_to_width(rule.label, max(area.x_max - line_x, line_x - area.x_min) - 6)

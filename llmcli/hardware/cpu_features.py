@@ -1,7 +1,9 @@
-"""The CPU features of this machine in ggml's terms, compared with those llama.cpp was built for.
+"""The CPU features of this machine, compared with those that llama.cpp was built for. Features have
+ggml's names.
 
-A build contains kernels for the features known to its compiler. It does not use other features of
-the processor, and using a missing feature ends the process.
+A build of llama.cpp contains kernels only for the features that its compiler was told to use. It
+does not use any other feature of the processor. If the processor lacks one that the build uses, the
+process crashes.
 
 Source: ggml_backend_cpu_get_features of ggml/src/ggml-cpu/ggml-cpu.cpp.
 """
@@ -16,7 +18,7 @@ from pathlib import Path
 from llmcli.runtime.binding import library
 
 CPUINFO_FILE = Path("/proc/cpuinfo")
-# ggml's name -> the names of the Linux kernel and of macOS's sysctl
+# ggml's name of a feature -> its names in the Linux kernel and in macOS's sysctl
 FEATURE_NAMES: dict[str, tuple[str, ...]] = {
     "SSE3": ("pni", "sse3"),
     "SSSE3": ("ssse3",),
@@ -42,7 +44,9 @@ FEATURE_NAMES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class CpuFeature:
-    """One feature: whether the processor has it, and whether the build uses it. None: unknown."""
+    """One CPU feature: whether the processor has it, and whether llama.cpp's build uses it. None:
+    unknown.
+    """
 
     name: str
     in_cpu: bool | None
@@ -50,15 +54,15 @@ class CpuFeature:
 
 
 def build_features() -> dict[str, frozenset[str]]:
-    """Return the features of each backend of the build: {"CPU": {"AVX2", …}}. Raises UserError if
-    llama.cpp does not load.
+    """Return the features that each backend of the build uses, such as {"CPU": {"AVX2", …}}. Raises
+    UserError if llama.cpp does not load.
     """
     return parse_system_info(library.lib().llama_print_system_info().decode("utf-8", "replace"))
 
 
 def parse_system_info(text: str) -> dict[str, frozenset[str]]:
-    """Parse the output of llama_print_system_info: "CPU : SSE3 = 1 | AVX2 = 0 | CUDA : ARCHS = 900
-    | ".
+    """Parse the output of llama_print_system_info into the features of each backend. An example of
+    the text is "CPU : SSE3 = 1 | AVX2 = 0 | CUDA : ARCHS = 900 | ".
     """
     by_backend: dict[str, set[str]] = {}
     backend = "CPU"
@@ -73,7 +77,7 @@ def parse_system_info(text: str) -> dict[str, frozenset[str]]:
 
 
 def cpu_flags() -> frozenset[str] | None:
-    """Return the processor's features by the operating system's names; None if they are unknown."""
+    """Return the processor's features under the operating system's names; None if they are unknown."""
     if CPUINFO_FILE.exists():
         lines = re.findall(
             r"^(?:flags|Features)\s*:\s*(.*)$",
@@ -100,8 +104,8 @@ def _sysctl() -> frozenset[str] | None:
 def compare_features(
     build: Mapping[str, frozenset[str]] | None, detected_flags: frozenset[str] | None
 ) -> tuple[CpuFeature, ...]:
-    """Return every feature that the processor has or the build uses, as far as ggml has a name for
-    it.
+    """Return all features that the processor has or the build uses. Features without a name in ggml
+    are left out.
     """
     used = None if build is None else build.get("CPU", frozenset())
     features = []

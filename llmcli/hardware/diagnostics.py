@@ -1,7 +1,7 @@
-"""The diagnostics of `llmcli doctor`: versions, processor and build, devices, memory, load and
-folders.
+"""The diagnostics that `llmcli doctor` prints: versions, processor and build, devices, memory, load
+and folders.
 
-They need no model and no network, and change nothing. Unknown values are None.
+They need no model and no network, and change nothing. None means unknown.
 """
 
 import os
@@ -32,14 +32,14 @@ PACKAGES = (
     "torch",
     "ray",
 )
-MAX_LOAD_PER_CORE = 0.5  # running programs per core above which llama.cpp's threads are slowed down
+MAX_LOAD_PER_CORE = 0.5  # with more running programs per core, they slow down llama.cpp's threads
 SETUP_SCRIPT = Path("scripts/setup")
 
 
 @dataclass(frozen=True, slots=True)
 class FolderSize:
-    """A folder that may grow: a label, its path, the bytes and the number of its files. Links are
-    not followed.
+    """The size of a folder that may grow over time. `nbytes`: total size of its files. `files`:
+    their number. Links are not followed.
     """
 
     label: str
@@ -50,8 +50,8 @@ class FolderSize:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostics:
-    """All diagnostics. `load_error`: why llama.cpp does not load. `load_average`: programs that ran
-    or waited in the last minute.
+    """All diagnostics. `load_error`: the reason why llama.cpp does not load, "" if it does.
+    `load_average`: mean number of programs that ran or waited for a CPU in the last minute.
     """
 
     versions: dict[str, str | None]
@@ -68,7 +68,7 @@ class Diagnostics:
 
     @property
     def warnings(self) -> tuple[tuple[str, str], ...]:
-        """Problems, each with the command that helps."""
+        """The problems that were found, each as a message and the command that helps."""
         warnings = []
         if self.load_error:
             warnings.append(
@@ -128,7 +128,7 @@ def run_diagnostics(config: Config) -> Diagnostics:
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Return the versions of llmcli, Python and the libraries; None: not installed."""
+    """Return the versions of llmcli, Python and the libraries, by name; None: not installed."""
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     return {"llmcli": __version__, "python": platform.python_version(), "system": system} | {
         name: _version(name) for name in PACKAGES
@@ -136,8 +136,8 @@ def installed_versions() -> dict[str, str | None]:
 
 
 def rebuild_command(found_devices: tuple[Device, ...]) -> str:
-    """Return the command that rebuilds llama.cpp for this machine, with the GPU backend that is
-    present.
+    """Return the command that rebuilds llama.cpp for this machine. It includes a GPU backend if
+    there is a GPU.
     """
     names = {
         device.name.rstrip("0123456789")
@@ -154,8 +154,8 @@ def rebuild_command(found_devices: tuple[Device, ...]) -> str:
 
 
 def measure_folders(config: Config) -> tuple[FolderSize, ...]:
-    """Return the folders of llmcli, and the Hugging Face cache that it shares with other
-    programs.
+    """Return the sizes of llmcli's folders, and of the Hugging Face cache, which other programs
+    use, too.
     """
     labeled_paths = [
         ("models", store.models_folder(config)),
@@ -169,8 +169,8 @@ def measure_folders(config: Config) -> tuple[FolderSize, ...]:
 
 
 def measure_folder(path: Path) -> tuple[int, int]:
-    """Return the bytes and the number of the regular files under a path. Unreadable files do not
-    count.
+    """Return the total bytes and the number of the regular files in a folder and its subfolders.
+    Files that cannot be read do not count.
     """
     if path.is_file():
         return path.stat().st_size, 1

@@ -1,8 +1,7 @@
-"""Facts about this machine from the operating system: cores, caches and memory. Unknown values are
-None.
+"""Facts about this machine from the operating system: cores, caches and memory. None means unknown.
 
-Cores and caches come from sysfs, because they depend on the CPUs that this process may use; psutil
-counts those of the machine.
+Cores and caches are read from sysfs, because only the CPUs that this process may use must count.
+psutil counts all CPUs of the machine.
 """
 
 import os
@@ -15,23 +14,23 @@ MAX_THREADS = 512  # ggml's GGML_MAX_N_THREADS; far more threads crash the proce
 
 
 def core_count() -> int:
-    """Return the number of cores this process may use: physical ones if known, within its CPU
-    affinity and a container's quota.
+    """Return how many cores this process may use, considering its CPU affinity and the quota of a
+    container. These are physical cores if the system reports them, otherwise hardware threads.
     """
     count = _physical_cores()
     return max(1, min(count, _quota() or count))
 
 
 def cpu_count() -> int:
-    """Return the number of CPUs (hardware threads) this process may use, within its affinity and a
-    container's quota.
+    """Return how many CPUs (hardware threads) this process may use, considering its CPU affinity
+    and the quota of a container.
     """
     count = len(_allowed())
     return max(1, min(count, _quota() or count))
 
 
 def cpu_name() -> str:
-    """Return the processor's name, as llama-bench prints it."""
+    """Return the processor's name in the form that llama-bench prints."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(errors="replace").splitlines():
@@ -41,8 +40,8 @@ def cpu_name() -> str:
 
 
 def machine_identity() -> str:
-    """Return the identity for which a measurement is valid: processor, cores, last-level cache and
-    memory.
+    """Return a text that identifies this machine: processor, cores, last-level cache and memory. A
+    saved measurement is valid only on the machine with the same text.
     """
     cache, memory = last_cache_bytes(), total_memory()
     parts = [
@@ -55,10 +54,11 @@ def machine_identity() -> str:
 
 
 def last_cache_bytes() -> int | None:
-    """Return the total bytes of the last-level caches of the CPUs this process may use; None if
-    unknown.
+    """Return the total size in bytes of the last-level caches that belong to the CPUs this process
+    may use; None if unknown.
 
-    A virtual machine may report the cache of its host, which it shares with others.
+    In a virtual machine, this may be the cache of the physical machine, which other virtual
+    machines use, too.
     """
     by_cpus: dict[str, int] = {}
     for cpu in os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ():
@@ -70,7 +70,9 @@ def last_cache_bytes() -> int | None:
 
 
 def available_memory() -> int | None:
-    """Return the bytes available without swapping, within a container's limit."""
+    """Return how many bytes this process can use without swapping, within the limit of a container;
+    None if unknown.
+    """
     import psutil
 
     try:
@@ -82,7 +84,7 @@ def available_memory() -> int | None:
 
 
 def total_memory() -> int | None:
-    """Return the bytes of this machine's memory."""
+    """Return the bytes of this machine's memory; None if unknown."""
     import psutil
 
     try:
@@ -93,7 +95,9 @@ def total_memory() -> int | None:
 
 
 def resident_memory() -> int | None:
-    """Return the resident bytes of this process, including shared libraries and mapped files."""
+    """Return the bytes of memory that this process occupies, including shared libraries and mapped
+    files; None if unknown.
+    """
     import psutil
 
     try:
@@ -104,8 +108,8 @@ def resident_memory() -> int | None:
 
 
 def _stepping() -> str:
-    """Return family, model and stepping, since a virtual machine's processor name may be
-    generic.
+    """Return the processor's family, model and stepping as text. They tell processors apart in
+    virtual machines, where the name may be generic.
     """
     info = Path("/proc/cpuinfo")
     names = ("cpu family", "model", "stepping")
@@ -133,7 +137,7 @@ def _physical_cores() -> int:
 
 
 def _core(cpu: int) -> str:
-    """Return a name that the hardware threads of one core share."""
+    """Return a name of a CPU's core, which is the same for all hardware threads of this core."""
     siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     try:
         return siblings.read_text().strip()
@@ -146,9 +150,7 @@ def _caches(cpu: int) -> list[Path]:
 
 
 def _cache(folder: Path) -> tuple[int, str, int] | None:
-    """Return the level of a cache, the CPUs that share it, and its bytes; None for an instruction
-    cache.
-    """
+    """Return a cache's level, the CPUs that share it, and its bytes; None for an instruction cache."""
     try:
         kind, level, shared, size = (
             (folder / name).read_text().strip()

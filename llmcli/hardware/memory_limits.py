@@ -1,7 +1,9 @@
-"""Memory limits of this process: those of a container and of the address space (ulimit -v).
+"""Memory limits of this process: the limit of a container, and that of the address space (ulimit
+-v).
 
-Linux control groups of version 2 and 1: every group from the process's own up to the root may have
-a limit. File pages of a group count as free, because the kernel reclaims them when needed.
+Containers use Linux control groups, version 1 or 2. The process's own group and every group above
+it may have a limit. The file pages of a group count as free, because the kernel drops them when it
+needs memory.
 """
 
 import resource
@@ -14,8 +16,10 @@ CGROUP_ROOT, CGROUP_FILE, STATM_FILE = (
     Path("/proc/self/statm"),
 )
 THREAD_BYTES = 72 << 20  # address space of one thread: its stack and the C library's arena
-UNLIMITED_BYTES = 1 << 60  # version 1 reports "no limit" as a number near 2^63
-# for each version: limit, usage, and the reclaimable pages in memory.stat
+# limits above this count as none, because version 1 reports a number near 2^63 for "no limit"
+UNLIMITED_BYTES = 1 << 60
+# for each version of control groups: the file of the limit, the file of the usage, and the
+# reclaimable pages in memory.stat
 LIMIT_FILES = {
     2: ("memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")),
     1: (
@@ -27,8 +31,8 @@ LIMIT_FILES = {
 
 
 def group_free_bytes() -> int | None:
-    """Return the bytes that all control groups of this process still allow; None without a
-    limit.
+    """Return how many more bytes this process may use before a control group reaches its limit;
+    None without a limit.
     """
     return min(
         (free for version, folder in _groups() if (free := _room(version, folder)) is not None),
@@ -37,8 +41,8 @@ def group_free_bytes() -> int | None:
 
 
 def address_free_bytes() -> int | None:
-    """Return the bytes that may still be mapped, including a model's file; None without a limit or
-    if unknown.
+    """Return how many more bytes this process may map, for example a model's file; None without a
+    limit or if unknown.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit in (resource.RLIM_INFINITY, -1):
@@ -77,5 +81,5 @@ def _room(version: int, folder: Path) -> int | None:
         used = int((folder / usage_name).read_text())
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         return max(0, limit - used + sum(int(stat.get(name, 0)) for name in reclaimable))
-    except (OSError, ValueError):  # "max": no limit, or no memory controller
+    except (OSError, ValueError):  # "max" means no limit; a missing file means no memory controller
         return None

@@ -1,4 +1,6 @@
-"""A Ray cluster: start, look, require the extra."""
+"""Ray clusters: check that Ray is installed, connect to a cluster or start a local one, and read
+its resources.
+"""
 
 import logging
 import secrets
@@ -13,13 +15,13 @@ from llmcli.hardware.rpc_workers import unreachable_workers
 
 OBJECT_STORE_BYTES = (
     80 << 20
-)  # bytes of the object store of our own Ray: requests and answers are small
+)  # bytes of the object store of a local Ray; small, because requests and answers are small
 
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """Resources of a Ray cluster: live machines, CPUs, bytes of memory for tasks, and Ray's
-    version.
+    """The resources of a Ray cluster: running machines, CPUs, bytes of memory for tasks, and the
+    version of Ray.
     """
 
     machines: int
@@ -29,7 +31,7 @@ class RayCluster:
 
 
 def read_cluster(address: str) -> RayCluster:
-    """Return the resources of a cluster. Raises UserError if there is none."""
+    """Return the resources of the cluster at an address. Raises UserError if there is no cluster."""
     import ray
 
     with open_cluster(address, 0) as machines:
@@ -41,21 +43,21 @@ def read_cluster(address: str) -> RayCluster:
 
 @contextmanager
 def open_cluster(address: str | None, cpus: float) -> Iterator[int]:
-    """Connect to a Ray cluster, or start our own Ray on this machine with this many CPUs; yield the
-    number of machines. Raises UserError if that fails.
+    """Connect to the Ray cluster at `address`, or start a local Ray with `cpus` CPUs if it is None.
+    Yields the number of machines. Raises UserError if this fails.
     """
     import ray
 
     if (
         address and ":" in address and unreachable_workers([address])
-    ):  # Ray itself would try for minutes
+    ):  # check first, because Ray itself would try for minutes
         raise UserError(
             f"no Ray at {address}: nothing listens there",
             hint="ray status on a machine of the cluster",
         )
     for name in ("ray", "ray.serve", "ray.data"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"ray\.")  # advice for Ray's developers
+    warnings.filterwarnings("ignore", module=r"ray\.")  # this advice is for developers of Ray
     quiet: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.ERROR,
@@ -77,14 +79,17 @@ def open_cluster(address: str | None, cpus: float) -> Iterator[int]:
         ray.shutdown()
 
 
-LOCAL_RAY = "local"  # --ray: a Ray cluster of this process on this machine
+# value of --ray that starts a Ray cluster on this machine, for this process only
+LOCAL_RAY = "local"
 
 
 def require_ray(local: bool) -> None:
-    """Import Ray; raises UserError if it is not installed.
+    """Import Ray. Raises UserError if it is not installed. `local`: Ray will run on this machine
+    only.
 
-    Ray listens on all addresses of a machine and executes what it receives. A local cluster
-    therefore accepts only this process, by a token that must be set before the import.
+    Ray listens on all addresses of a machine and executes what it receives. Therefore a local
+    cluster accepts only this process, which has a token. Ray reads the token during the import, so
+    it is set before.
     """
     from llmcli import config
 

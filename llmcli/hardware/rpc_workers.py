@@ -1,9 +1,9 @@
-"""RPC workers: other processes or machines whose devices hold a part of a model (llama.cpp's RPC
-backend).
+"""RPC workers: processes on this or other machines, whose devices store and compute a part of a
+model (llama.cpp's RPC backend).
 
-llama.cpp aborts if a worker does not answer, uses another protocol version, or is lost, and it
-waits forever for a worker that is serving another client. So each worker is probed first, in the
-same protocol and with a time limit.
+If a worker does not answer, uses another protocol version or is lost, llama.cpp aborts. If a worker
+is serving another client, llama.cpp waits forever. To prevent both, each worker is probed first, in
+the same protocol and with a time limit.
 
 Source: ggml-rpc.cpp.
 """
@@ -18,17 +18,19 @@ from llmcli.errors import UserError
 from llmcli.hardware.host import machine_identity as host_identity
 from llmcli.runtime.binding import devices, rpc
 
-DEFAULT_PORT = 50052  # default of ggml-rpc-server
+DEFAULT_PORT = 50052  # default port of ggml-rpc-server
 PROTOCOL_VERSION = (7, 0)  # RPC_PROTO_MAJOR_VERSION, RPC_PROTO_MINOR_VERSION of ggml-rpc.h
-TIMEOUT_SECONDS = 5.0  # seconds until a worker counts as busy
+TIMEOUT_SECONDS = 5.0  # a worker that does not answer within these seconds counts as busy
 HELLO_COMMAND, DEVICE_COUNT_COMMAND, DEVICE_MEMORY_COMMAND = 14, 15, 11  # enum rpc_cmd
-CAPABILITY_BYTES = 24  # bytes; all zero means plain TCP
-MAX_DEVICES = 64  # of one worker; a larger number is invalid
+CAPABILITY_BYTES = 24  # bytes of a worker's capabilities; if all are zero, it uses plain TCP
+MAX_DEVICES = 64  # a worker that reports more devices is invalid
 
 
 @dataclass(frozen=True, slots=True)
 class RpcWorker:
-    """One worker: its address, protocol version, and the free and total bytes of each device."""
+    """One RPC worker. `endpoint`: its host:port. `protocol`: its protocol version. `memory`: free
+    and total bytes of each of its devices.
+    """
 
     endpoint: str
     protocol: tuple[int, int, int]
@@ -36,7 +38,9 @@ class RpcWorker:
 
 
 def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Parse "host:port,host:port" into endpoints, each with a port. Raises UserError."""
+    """Parse the value of --rpc, "host:port,host:port". An address without a port gets DEFAULT_PORT.
+    Raises UserError.
+    """
     addresses = []
     for word in (part.strip() for part in text.split(",")):
         host, colon, port = word.partition(":")
@@ -59,10 +63,11 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
 def add_workers(
     addresses: Sequence[str], proportions: Sequence[float] = ()
 ) -> tuple[RpcWorker, ...]:
-    """Register workers, so that models of this process use their devices, too.
+    """Probe workers, and register their devices, so that models loaded by this process use them,
+    too.
 
-    `proportions`: the parts of the model that the devices hold, instead of their free memory.
-    Raises UserError if a worker is not usable; none is registered then.
+    `proportions`: the share of the model for each device; if empty, llama.cpp chooses shares by
+    free memory. Raises UserError if a worker cannot be used; then no worker is registered.
     """
     workers = tuple(
         probe_worker(worker) for worker in addresses if worker not in rpc.joined_workers()
@@ -84,10 +89,10 @@ def add_workers(
 
 
 def probe_worker(endpoint: str) -> RpcWorker:
-    """Probe a worker. Raises UserError if it is not usable."""
+    """Ask a worker for its version and its devices. Raises UserError if it cannot be used."""
     host, _, port = endpoint.rpartition(":")
     try:
-        # llama.cpp only supports IPv4, and uses the first address of a name.
+        # like llama.cpp, which supports only IPv4 and uses the first address of a name
         address = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)[0][4]
     except OSError as error:
         raise UserError(
@@ -126,15 +131,15 @@ def unreachable_workers(addresses: Sequence[str]) -> list[str]:
 
 
 def machine_and_workers() -> str:
-    """Return the identity for which a measurement is valid: this machine, and the workers of its
-    models.
+    """Return a text that identifies this machine and the workers of its models. A saved measurement
+    is valid only for the same text.
     """
     workers = rpc.joined_workers()
     return host_identity() + (f", workers {' '.join(workers)}" if workers else "")
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address is only reachable from this machine. Raises UserError for an
+    """Return whether an address can be reached only from this machine. Raises UserError for an
     invalid IPv4 address.
     """
     try:
@@ -177,8 +182,8 @@ def _ask(link: socket.socket, endpoint: str) -> RpcWorker:
 
 
 def _call(link: socket.socket, command: int, body: bytes, size: int) -> bytes:
-    """Send a command and return its answer of `size` bytes. Raises EOFError for any other
-    answer.
+    """Send a command to a worker, and return its answer, which must have `size` bytes. Raises
+    EOFError for any other answer.
     """
     link.sendall(struct.pack("<BQ", command, len(body)) + body)
     (length,) = struct.unpack("<Q", _read(link, 8))

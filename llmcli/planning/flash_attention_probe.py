@@ -39,7 +39,8 @@ EXCHANGE_PASSES = 512 // PROMPT_ROWS, 128
 # Measured token passes and prompt passes of each variant, in alternating order. The shortest pass
 # counts, because other programs can only make a pass longer.
 TOKEN_PASSES, PROMPT_PASSES = 12, 3
-# time without relative to with flash attention; below 1 as a margin for noise
+# maximum ratio of the time without flash attention to the time with it; the margin below 1 allows
+# for noise
 MAX_PLAIN_RATIO = 0.85
 # If the median pass takes more than this many times the shortest one, the machine was busy, and the
 # result is not saved.
@@ -157,8 +158,7 @@ def measure_attention(case: AttentionCase) -> tuple[AttentionTimes, bool]:
             statistics.median(seconds) < MAX_MEDIAN_RATIO * min(seconds) for seconds in passes
         )
         answers = [min(seconds) for seconds in passes]
-        # several prompts are computed in a separate context with flash attention, so they take the
-        # same time
+        # Parallel prompts always use flash attention, so they take the same time in both variants.
         if case.parallel > 1:
             return AttentionTimes(*answers), steady
         prompts = [
