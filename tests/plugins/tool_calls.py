@@ -24,9 +24,9 @@ class FunctionTags(ToolCallFormat):
     closings: ClassVar[tuple[str, ...]] = (CLOSE,)
     first_call_pattern: ClassVar[str] = json_call_pattern(rf"{OPEN}\s*")
 
-    def parse(self, text: str, over: bool) -> ParsedCalls | None:
+    def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
         """Parse the call at the beginning of `text`; None if more text is needed."""
-        inner = text_between(text, OPEN, CLOSE, over)
+        inner = text_between(text, OPEN, CLOSE, is_last)
         return inner and ParsedCalls(read_calls(json.loads(inner[0])), inner[1])
 
     def forced_frame(self, name: str) -> tuple[str, str]:
