@@ -1,7 +1,8 @@
-"""Guessing the next tokens for speculative decoding: one file per drafter.
+"""Guesses the next tokens for speculative decoding: one file per drafter.
 
-A guess costs rows of a forward pass (pass_cost.py) and is made when it is likely enough to pay
-(draft_length.py). Guesses never change the answer (strategies/speculative.py).
+A guess costs rows of a forward pass (pass_cost.py), so guesses are made only when they are likely
+enough to pay (draft_length.py). Guesses never change the distribution of the answer
+(strategies/speculative.py).
 """
 
 import functools

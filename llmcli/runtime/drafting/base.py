@@ -1,4 +1,6 @@
-"""What a drafter is: it guesses the next tokens and estimates how likely they are right."""
+"""The interface of drafters. A drafter guesses the next tokens and estimates how likely its guesses
+are right.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -17,8 +19,9 @@ Probabilities = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Guessed tokens in order. `probabilities`: the distribution `[n_vocab]` that each was drawn
-    from, or None. `reading_seconds`: seconds spent reading the text before them.
+    """Guessed tokens in order. `probabilities`: for each token the distribution `[n_vocab]` that it
+    was drawn from, or None if they were not drawn. `reading_seconds`: seconds spent reading the
+    text before the guesses.
     """
 
     tokens: list[int]
@@ -27,11 +30,11 @@ class Draft:
 
 
 class DraftState(Protocol):
-    """The guesses of one drafter for one answer."""
+    """The guesses of one drafter for one answer, as they are made."""
 
     def follow(self, sequence: Sequence) -> None:
-        """Read the tokens that were added to the answer; the first call comes after the prompt and
-        one token.
+        """Read the tokens that were added to the answer since the last call. The first call comes
+        after the prompt and one token.
         """
         ...
 
@@ -40,17 +43,19 @@ class DraftState(Protocol):
         ...
 
     def chances(self, count: int) -> list[float]:
-        """Return for each of the next guesses, at most `count`, how likely it is right if those
-        before it are; empty when there are none.
+        """Return the chances of the next guesses, of at most `count`: how likely each is right if
+        all guesses before it are right. Empty when the drafter has no guesses.
         """
         ...
 
     def cost_seconds(self, count: int) -> float:
-        """Return the seconds that this many guesses will take, besides the rows of the pass."""
+        """Return the seconds that making this many guesses will take. The rows of the pass that
+        checks them are not included.
+        """
         ...
 
     def reading_seconds(self) -> float:
-        """Return the seconds that reading the text so far will take first."""
+        """Return the seconds that the drafter needs to read the text so far before it can guess."""
         ...
 
     def draft(self, count: int) -> Draft:
@@ -58,18 +63,20 @@ class DraftState(Protocol):
         ...
 
     def record_result(self, drafted: int, accepted: int) -> None:
-        """Record how many of the last guesses were computed, and how many were accepted."""
+        """Record how many of the last guesses were computed (`drafted`), and how many of these were
+        right (`accepted`).
+        """
         ...
 
     def close(self) -> None:
-        """Release everything at the end of the answer."""
+        """Release all resources at the end of the answer."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterResources:
-    """What drafters are created with: whether to use repetitions, the draft model's context with
-    the cost of its passes, and the vocabulary.
+    """What a drafter is created from. `uses_ngrams`: whether to guess from repetitions in the text.
+    `draft_model`: the context of the draft model, and the cost of its passes.
     """
 
     uses_ngrams: bool
@@ -78,8 +85,9 @@ class DrafterResources:
 
 
 class Drafter(Protocol):
-    """A way to guess tokens; it exists as long as the model is loaded. `order`: the lowest is asked
-    first. `draws`: whether its guesses are drawn from distributions that it reports.
+    """A method to guess tokens. The object exists as long as the model is loaded. `order`: drafters
+    with a lower number are asked first. `draws`: whether guesses are drawn from distributions,
+    which the draft then contains.
     """
 
     name: ClassVar[str]
@@ -88,7 +96,7 @@ class Drafter(Protocol):
 
     @classmethod
     def create(cls, resources: DrafterResources) -> "Drafter | None":
-        """Create the drafter, or return None when it is not wanted."""
+        """Create the drafter, or return None when `resources` do not include what it needs."""
         ...
 
     def start(self, request: Request, seed: int) -> DraftState: ...

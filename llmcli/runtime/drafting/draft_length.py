@@ -1,36 +1,43 @@
-"""How many tokens to draft: as many as pay, but never more than the answer can afford to lose.
+"""Decides how many tokens to draft: as many as are expected to pay, but never more than the answer
+can afford to lose.
 
-A pass of m rows that yields k tokens instead of k passes of one row pays if k > T(m) / T(1)
+A pass of m rows that yields k tokens replaces k passes of one row. It pays if k > T(m) / T(1)
 (Leviathan et al. 2023, with a measured cost). The expected k comes from the drafter's chances, the
-cost from PassCost. Because chances are estimates, a balance is kept, in plain tokens: a pass is
-made only if the answer would stay within 3 % of plain decoding even if all its guesses were wrong;
-gains may be risked. An answer may first lose one short draft, or two when the drafter is sure. A
-longer draft must leave enough for a short one after it, so that one failure does not end drafting.
-The time for a draft model to read the text may take 3 % of the time that prompt and answer took so
-far.
+cost from PassCost.
+
+Because chances are only estimates, the tokens that drafting has saved so far are counted. The unit
+is the time of a pass of one row, a plain token. A draft is made only if the answer could afford
+that all its guesses are wrong: it may lose what drafting has saved before, and MAX_LOSS_SHARE of
+its tokens. At the beginning it may lose one short draft, or two when the drafter is sure. A longer
+draft must leave enough for a short draft after it, so that one failure does not end drafting.
+
+A draft model may read the text if this takes at most MAX_LOSS_SHARE of the time for the prompt and
+the answer so far, in addition to the time that drafting has saved.
 """
 
 from llmcli.runtime.drafting.base import DraftState
 from llmcli.runtime.drafting.pass_cost import PASS_ROWS, PassCost
 
-MIN_GAIN = 1.05  # expected gain from which a pass is made
+MIN_GAIN = 1.05  # minimum expected gain for which a draft is made
 MAX_LOSS_SHARE = 0.02  # share of an answer's tokens that may be lost
-FIRST_LOSS_TOKENS = 1.5  # tokens that may be lost at once; more if four wrong rows cost more
-SURE_CHANCE = 0.9  # chance of a guess from which FIRST_LOSS_TOKENS counts twice
-MAX_SLOWDOWN = 1.25  # passes slower than this factor were slowed down by other programs
+FIRST_LOSS_TOKENS = 1.5  # plain tokens that may be lost at once; more if four wrong rows cost more
+SURE_CHANCE = 0.9  # chance of the first guess from which FIRST_LOSS_TOKENS counts twice
+# if a pass takes longer than expected by more than this factor, other programs are the cause
+MAX_SLOWDOWN = 1.25
 
 
 class DraftLength:
-    """The balance of one answer."""
+    """The gains and losses of drafting in one answer, in plain tokens."""
 
     def __init__(self, pass_cost: PassCost, max_rows: int = PASS_ROWS[-1]) -> None:
         self.pass_cost, self.max_rows = pass_cost, max_rows
         self.n_tokens, self.saved_tokens = 0, 0.0
         self.had_several_rows = False  # whether the last pass had several rows
-        self.reading_budget = 0.0  # plain tokens' worth of reading that the prompt's time allows
+        # plain tokens that reading the text may cost, because the prompt took so long
+        self.reading_budget = 0.0
 
     def record_prompt(self, seconds: float) -> None:
-        """Record the duration of the prompt in seconds; its last row yielded a token."""
+        """Record the seconds of the prompt's passes. Its last row yielded a token."""
         if not self.n_tokens:
             self.n_tokens, self.reading_budget = (
                 1,
@@ -54,12 +61,12 @@ class DraftLength:
         drafting_seconds: float,
         reading_seconds: float = 0.0,
     ) -> None:
-        """Record a pass of several rows that yielded `n_tokens` tokens, after `drafting_seconds`,
-        `reading_seconds` of them to read the text.
+        """Record a pass of several rows that yielded `n_tokens` tokens. Drafting took
+        `drafting_seconds` before it, of which `reading_seconds` were spent reading the text.
         """
         expected_seconds = min(
             seconds, MAX_SLOWDOWN * self.pass_cost(rows)
-        )  # other programs caused the rest
+        )  # other programs caused the time beyond this limit
         self.pass_cost.record_pass(rows, seconds)
         prepaid = min(self.reading_budget, reading_seconds / self.pass_cost.single_seconds)
         self.reading_budget -= prepaid
@@ -73,7 +80,7 @@ class DraftLength:
         self.had_several_rows = True
 
     def choose(self, guesses: DraftState, limit: float) -> int:
-        """Return how many tokens to draft, at most `limit`; 0 for none."""
+        """Return how many tokens to draft, at most `limit`; 0 when no draft pays."""
         chances = guesses.chances(int(min(self.max_rows - 1, limit)))
         if not chances or not self.can_read(
             guesses.reading_seconds() / self.pass_cost.single_seconds
@@ -110,17 +117,19 @@ class DraftLength:
 
     @property
     def switch_cost(self) -> float:
-        """Return the cost of switching from single rows to several and back, in plain tokens."""
+        """Return the extra cost of a pass of several rows after a single row, for the switch
+        between them, in plain tokens. It is 0 when the last pass had several rows.
+        """
         return 0.0 if self.had_several_rows else self.pass_cost.switch_cost
 
     def can_afford(self, cost: float, risk: float) -> bool:
-        """Return whether a pass that costs as much as `cost` plain tokens is affordable if it
-        yields a single one.
+        """Return whether the answer can afford a pass that costs `cost` plain tokens and yields
+        only one token. `risk`: plain tokens that may be lost in any case.
         """
         return self.saved_tokens + 1 - cost >= -max(risk, MAX_LOSS_SHARE * self.n_tokens)
 
     def can_read(self, cost: float) -> bool:
-        """Return whether reading the text may cost as much as `cost` plain tokens."""
+        """Return whether the answer can afford to read the text for a cost of `cost` plain tokens."""
         return (
             not cost
             or cost

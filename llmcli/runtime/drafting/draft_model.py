@@ -1,10 +1,11 @@
-"""A smaller model of the same vocabulary guesses token after token, in a separate context.
+"""Drafts with a smaller model of the same vocabulary, which guesses token after token in a separate
+context.
 
-It keeps the text in its own cache, reads new tokens when it is asked next, and drops its wrong
-guesses like the model. For a greedy answer it takes its likeliest token; otherwise it draws with
-the answer's own settings and reports the distribution, so that as many guesses as possible are
-kept. It must read each prompt, too, and does so when that takes little time compared with the
-model, or when drafting has saved the time.
+The draft model keeps the text in its own cache. When it is asked to guess, it first reads the
+tokens that are new and drops its wrong guesses from the cache. For a greedy answer it guesses its
+likeliest token. Otherwise it draws with the sampling settings of the answer and reports the
+distribution, so that as many guesses as possible are kept. It must read each prompt, too, which it
+does only when that takes little time compared with the model, or when drafting has saved the time.
 """
 
 from collections.abc import Iterable
@@ -21,12 +22,12 @@ from llmcli.runtime.sampling.chain import NumpyChain, RowLogits, make_chain
 from llmcli.runtime.sampling.rejection import draw_index
 from llmcli.runtime.vocabulary import Vocabulary
 
-INITIAL_CHANCE = 0.85  # acceptance expected at first
-INITIAL_WEIGHT = 4.0  # guesses that the expectation counts as
-GUESS_DECAY = 0.98  # of the statistics, with each guess
-# of the statistics, with each token without guesses, so that drafting is tried again
+INITIAL_CHANCE = 0.85  # chance of a guess before any were counted
+INITIAL_WEIGHT = 4.0  # number of guesses that INITIAL_CHANCE counts as
+GUESS_DECAY = 0.98  # weight of earlier guesses in the statistics after a guess
+# the same after a token without guesses; it makes the model try drafting again
 TOKEN_DECAY = 0.995
-CHUNK_TOKENS = 256  # tokens read in one pass, between two checks for cancellation
+CHUNK_TOKENS = 256  # tokens read in one pass; cancellation is checked between passes
 
 
 class DraftContext(Protocol):
@@ -41,7 +42,9 @@ class DraftContext(Protocol):
 
 
 class DraftModel:
-    """The draft model's context, its tokens, its speed, and how often its guesses are right."""
+    """The context of the draft model, the tokens in it, its speed, and how often its guesses are
+    right.
+    """
 
     name: ClassVar[str] = "model"
     order: ClassVar[int] = 20
@@ -54,7 +57,9 @@ class DraftModel:
         guess_seconds: float,
         read_seconds: float,
     ) -> None:
-        """`guess_seconds`: to guess a token. `read_seconds`: to read one token of many."""
+        """`guess_seconds`: time to guess one token. `read_seconds`: time per token when many are
+        read at once.
+        """
         self.context, self.vocabulary, self.guess_seconds, self.read_seconds = (
             context,
             vocabulary,
@@ -67,24 +72,26 @@ class DraftModel:
 
     @classmethod
     def create(cls, resources: DrafterResources) -> "DraftModel | None":
-        """Create a drafter with the draft model of `resources`, or return None without one."""
+        """Create a drafter with the draft model of `resources`. Return None when there is no draft
+        model.
+        """
         if resources.draft_model is None:
             return None
         context, curve = resources.draft_model
         return cls(context, resources.vocabulary, curve.single_seconds, curve(4) / 4)
 
     def start(self, request: Request, seed: int) -> "ModelDrafts":
-        """Start an answer; cells and statistics are kept."""
+        """Return the drafts for a new answer. Cells and statistics of earlier answers stay."""
         return ModelDrafts(self, request, seed)
 
     @property
     def chance(self) -> float:
-        """Return how likely a guess is right if those before it are."""
+        """Return how likely a guess is right if all guesses before it are right."""
         return (self.hits + INITIAL_CHANCE * INITIAL_WEIGHT) / (self.tries + INITIAL_WEIGHT)
 
     def read(self, tokens: list[int], keep: int) -> RowLogits:
-        """Compute `tokens` after the first `keep` tokens of the context. Return the row of the last
-        one.
+        """Keep the first `keep` tokens of the context and compute `tokens` after them. Return the
+        row of the last token.
         """
         if keep < len(self.tokens):
             if not self.context.trim(0, keep):
@@ -112,9 +119,10 @@ class ModelDrafts:
     def __init__(self, model: DraftModel, request: Request, seed: int) -> None:
         self.model = model
         self.chain = make_chain(request.sampling, seed, None, model.vocabulary)
-        self.random = np.random.default_rng((seed, 1))  # not the random numbers of the answer
+        # separate from the random numbers of the answer
+        self.random = np.random.default_rng((seed, 1))
         self.sequence: Sequence | None = None
-        self.n_matching = 0  # tokens at the start of the text that are in the context
+        self.n_matching = 0  # number of tokens at the start of the text that are in the context
 
     def follow(self, sequence: Sequence) -> None:
         self.sequence = sequence
@@ -129,7 +137,7 @@ class ModelDrafts:
         self.model.tries *= TOKEN_DECAY
 
     def on_context_shift(self) -> None:
-        """Read the whole text again, if that pays."""
+        """Mark the whole text as unread; it is read again when that pays."""
         self.n_matching = 0
 
     def chances(self, count: int) -> list[float]:
@@ -142,14 +150,16 @@ class ModelDrafts:
         return count * self.model.guess_seconds
 
     def reading_seconds(self) -> float:
-        """Return the seconds to read the text without its last token, as far as it is not in the
-        context.
+        """Return the seconds to read those tokens of the text that are not in the context. The last
+        token is not counted.
         """
         assert self.sequence
         return max(0, len(self.sequence.tokens) - 1 - self.n_matching) * self.model.read_seconds
 
     def draft(self, count: int) -> Draft:
-        """Read new tokens, then guess up to `count` tokens; the last guess is not computed."""
+        """Read the new tokens of the text, then guess up to `count` tokens. The last guess is not
+        computed.
+        """
         assert self.sequence
         tokens, model, begun = self.sequence.tokens, self.model, perf_counter()
         row = self._catch_up(self.sequence)
@@ -169,8 +179,8 @@ class ModelDrafts:
         return Draft(guesses, odds or None, reading_seconds)
 
     def _catch_up(self, sequence: Sequence) -> RowLogits | None:
-        """Read the text in chunks. Return the row of the last token, or None when the answer was
-        cancelled.
+        """Read the text that is not in the context, in chunks. Return the row of the last token, or
+        None when the answer was cancelled.
         """
         tokens, begun = sequence.tokens, perf_counter()
         start = at = min(self.n_matching, len(tokens) - 1)
@@ -197,7 +207,7 @@ class ModelDrafts:
         self.model.tries = self.model.tries * weight + tried
 
     def close(self) -> None:
-        """Free the chain."""
+        """Free the sampler chain."""
         self.chain.close()
 
 

@@ -1,8 +1,9 @@
-"""Prompt lookup: guess that the tokens that followed the last few tokens earlier follow again
-(Saxena 2023).
+"""Prompt lookup: when the last few tokens occurred earlier, guess that the tokens that followed
+then follow again (Saxena 2023).
 
-The longer the repetition so far, the likelier it continues. This is counted whether or not anything
-is drafted, so drafting starts when a text becomes repetitive and stops when it no longer pays.
+The longer a repetition is, the likelier it continues. How often repetitions continue is counted
+even when nothing is drafted, so drafting starts when a text becomes repetitive and stops when it no
+longer pays.
 """
 
 from collections.abc import Sequence as Tokens
@@ -12,10 +13,11 @@ from llmcli.runtime.drafting.base import Draft, DrafterResources
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 
-NGRAM_TOKENS = 3  # tokens of a key
+NGRAM_TOKENS = 3  # number of tokens that are looked up
 MAX_LENGTH = 32  # longer repetitions count as this long
-# Length from which a repetition belongs to a class, and the chance at first that it continues:
-# slightly below what summaries, copies and free answers of a small model showed.
+# Each entry is the length from which a repetition belongs to a class, and the initial chance that
+# such a repetition continues. The chances are slightly below those measured in summaries, copies
+# and free answers of a small model.
 LENGTH_CLASSES = (
     (0, 0.5),
     (4, 0.6),
@@ -29,12 +31,14 @@ LENGTH_CLASSES = (
 CLASS_OF_LENGTH = tuple(
     sum(start <= length for start, _ in LENGTH_CLASSES) - 1 for length in range(MAX_LENGTH + 1)
 )
-INITIAL_WEIGHT = 6.0  # observations that the first chance counts as
+INITIAL_WEIGHT = 6.0  # number of observations that an initial chance counts as
 OBSERVATION_DECAY = 0.98
 
 
 class PromptLookup:
-    """Drafts from the answer's own text; each answer starts without earlier statistics."""
+    """Drafts from the text of prompt and answer. Statistics are not kept from one answer to the
+    next.
+    """
 
     name: ClassVar[str] = "ngram"
     order: ClassVar[int] = 10
@@ -42,11 +46,11 @@ class PromptLookup:
 
     @classmethod
     def create(cls, resources: DrafterResources) -> "PromptLookup | None":
-        """Create the drafter when repetitions are to be used."""
+        """Create the drafter, or return None when repetitions are not to be used."""
         return cls() if resources.uses_ngrams else None
 
     def start(self, request: Request, seed: int) -> "NgramDrafts":
-        """Start an answer."""
+        """Return the drafts for a new answer."""
         return NgramDrafts()
 
 
@@ -59,19 +63,21 @@ class NgramDrafts:
         self.hits = [chance * INITIAL_WEIGHT for _, chance in LENGTH_CLASSES]
         self.tries = [INITIAL_WEIGHT for _ in LENGTH_CLASSES]
         self.tokens: Tokens[int] = ()
-        # position after the last occurrence of an n-gram
+        # the position after the latest occurrence of each n-gram
         self.position_after: dict[tuple[int, ...], int] = {}
-        self.n_read = 0  # tokens read
+        self.n_read = 0  # number of tokens read
         self.source, self.length = (
             -1,
             0,
-        )  # position of the token guessed next, and how many tokens before it agree
+            # position of the earlier token that is guessed next, and how many tokens before it agree
+            # with the end of the text
+        )
 
     def follow(self, sequence: Sequence) -> None:
         tokens = sequence.tokens
         if (
             tokens is not self.tokens
-        ):  # the first call, and after tokens were dropped from the context
+        ):  # this is the first call, or tokens were dropped from the context
             self.tokens, self.source, self.length = tokens, -1, 0
             earlier = tokens[:-1]
             runs = zip(earlier, earlier[1:], earlier[2:], strict=False)
@@ -100,7 +106,9 @@ class NgramDrafts:
         self.position_after[key] = at + 1
 
     def _agreeing(self, tokens: Tokens[int], source: int, at: int) -> int:
-        """Return how many tokens before `source` equal those that end at `at`."""
+        """Return how many tokens directly before `source` equal the last tokens up to `at`, counted
+        up to MAX_LENGTH.
+        """
         length = NGRAM_TOKENS
         while (
             length < MAX_LENGTH
@@ -121,7 +129,7 @@ class NgramDrafts:
         return self.hits[number] / self.tries[number]
 
     def record_continuation(self, length: int, hit: bool) -> None:
-        """Record whether a repetition of `length` tokens continued."""
+        """Record whether a repetition of `length` tokens continued (`hit`)."""
         number = CLASS_OF_LENGTH[min(length, MAX_LENGTH)]
         self.hits[number] = self.hits[number] * OBSERVATION_DECAY + hit
         self.tries[number] = self.tries[number] * OBSERVATION_DECAY + 1
@@ -133,8 +141,8 @@ class NgramDrafts:
         return 0.0
 
     def draft(self, count: int) -> Draft:
-        """Return the tokens at the source; beyond the end of the text, the guesses themselves are
-        repeated.
+        """Return the tokens that followed earlier, beginning at the source. After the end of the
+        text, the guesses themselves are repeated.
         """
         guesses: list[int] = []
         end = len(self.tokens)
@@ -143,7 +151,7 @@ class NgramDrafts:
         return Draft(guesses)
 
     def record_result(self, drafted: int, accepted: int) -> None:
-        """Do nothing: `follow` reads every token."""
+        """Do nothing, because `follow` counts what came of each guess."""
 
     def close(self) -> None:
         """Do nothing: no resources are used."""

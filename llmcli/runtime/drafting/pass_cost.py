@@ -1,8 +1,8 @@
 """The cost T(m) of a forward pass of m rows, measured when a model is loaded and updated while it
 runs.
 
-llama.cpp multiplies quantized weights with four rows at a time, so only multiples of four are
-measured. The same measurement shows whether a row's logits depend on the number of rows.
+llama.cpp multiplies quantized weights with four rows at a time, so only one row and multiples of
+four are measured. The same measurement shows whether a row's logits depend on the number of rows.
 """
 
 import time
@@ -14,20 +14,22 @@ import numpy as np
 from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.sampling.chain import RowLogits
 
-PASS_ROWS = (4, 8, 12, 16)  # rows of a pass with drafts
+PASS_ROWS = (4, 8, 12, 16)  # numbers of rows of a pass with drafts
 MAX_PASS_ROWS = PASS_ROWS[-1]
-MIN_SINGLE_PASSES = 4  # minimum passes of one row
-MEASURE_SECONDS = 0.25  # seconds of the measurement for small models
-SPEED_WEIGHT = 0.1  # of a new pass in the moving average
-RATIO_WEIGHT = 0.05  # of a new pass of several rows in their cost relative to one row
-# T(4) / T(1) of the slowest machine where drafting paid, assumed at most until a draft was tried
+MIN_SINGLE_PASSES = 4  # minimum number of passes of one row in the measurement
+MEASURE_SECONDS = 0.25  # maximum seconds of the measurement, if the model is small enough
+SPEED_WEIGHT = 0.1  # weight of a new pass in the moving average of the speed
+# weight of a new pass of several rows in the moving average of its ratio to one row
+RATIO_WEIGHT = 0.05
+# T(4) / T(1) of the slowest machine on which drafting paid. Until a draft was tried, the ratio is
+# assumed to be no larger.
 OPTIMISTIC_RATIO = 2.7
-INITIAL_SWITCH_COST = 0.2  # at first
+INITIAL_SWITCH_COST = 0.2  # in passes of one row
 ROW_GROUP = 4  # rows that llama.cpp multiplies at a time; remaining rows are computed one by one
 
 
 class MeasurableContext(Protocol):
-    """The context to measure; it must be empty."""
+    """A context whose passes are measured. It must be empty."""
 
     n_vocab: int
     n_ctx: int
@@ -39,30 +41,35 @@ class MeasurableContext(Protocol):
 
 
 class PassCost:
-    """Seconds of a pass by its rows: `single_seconds` for one row, times a ratio for more.
+    """The seconds of a pass, by its number of rows: `single_seconds` for one row, and that times a
+    ratio for several.
 
-    The machine's speed changes all of them from second to second; the ratios change slowly as the
-    context grows. `switch_cost`: the extra cost of the first single row after a pass of several,
-    relative to other single rows, because llama.cpp builds its graph again. `exact_rows`: rows up
-    to which each had, bit for bit, the logits of a single row.
+    The speed of the machine changes all times from second to second; the ratios change slowly as
+    the context grows. `switch_cost`: the extra cost of the first pass of one row after a pass of
+    several, as a fraction of a pass of one row. It arises because llama.cpp builds its graph again.
+    `exact_rows`: up to this many rows in a pass, each row had, bit for bit, the logits of a single
+    row.
 
-    At start-up other programs may slow down the few passes of several rows, so that drafting seems
-    too expensive. A short draft is therefore tried once anyway, and passes that turn out faster are
-    believed at once: they can be slowed down, but not sped up.
+    While the model is loaded, other programs may slow down the few measured passes of several rows,
+    so that drafting seems too expensive. For this reason a short draft is tried once anyway, and a
+    pass that is faster than expected gets a larger weight than a slower one: other programs can
+    slow a pass down but not speed it up.
     """
 
     def __init__(self, seconds: Mapping[int, float], exact_rows: int = 0) -> None:
         self.single_seconds, self.exact_rows = seconds[1], exact_rows
         self.switch_cost = INITIAL_SWITCH_COST
         self.ratios = {rows: max(1.0, each / self.single_seconds) for rows, each in seconds.items()}
-        self.n_passes: dict[int, int] = {}  # passes since the measurement, by their rows
+        # number of recorded passes for each number of rows, without those of the measurement
+        self.n_passes: dict[int, int] = {}
 
     def __call__(self, rows: int) -> float:
         return self.single_seconds * self.ratio(rows)
 
     def ratio(self, rows: int) -> float:
-        """Return T(rows) / T(1) of the next multiple of four, interpolated or extrapolated
-        linearly; never less than for fewer rows.
+        """Return T(rows) / T(1), where `rows` is rounded up to a multiple of four. Between and
+        beyond measured numbers of rows the ratio is interpolated or extrapolated linearly; it never
+        falls with more rows.
         """
         rows = _whole(rows)
         measured = self.ratios.get(rows)
@@ -79,8 +86,8 @@ class PassCost:
         return self.ratios[low] + slope * (rows - low)
 
     def optimistic_ratio(self, rows: int) -> float:
-        """Return the ratio by which drafts are chosen: for few rows at most OPTIMISTIC_RATIO until
-        a pass of them was made.
+        """Return the ratio that is assumed when a draft is chosen. For up to four rows it is at
+        most OPTIMISTIC_RATIO until such a pass was recorded.
         """
         ratio = self.ratio(rows)
         return (
@@ -90,8 +97,8 @@ class PassCost:
         )
 
     def record_pass(self, rows: int, seconds: float) -> None:
-        """Record the duration of a pass in seconds; a slow outlier counts twice at most. It updates
-        the machine's speed and, with less weight, the ratio.
+        """Record the seconds of a pass, of which at most twice the expected time counts. The speed
+        of the machine is updated, and with less weight the ratio for this number of rows.
         """
         single = self.single_seconds
         if rows == 1:
@@ -105,14 +112,14 @@ class PassCost:
         self.n_passes[rows] = before + 1
         weight = max(RATIO_WEIGHT, 1 / (2 + before)) if deviation < 0 else RATIO_WEIGHT
         self.ratios[rows] = now = max(1.0, ratio * (1 + weight * deviation))
-        # rows that were measured with it were slowed down, too
+        # the measurements of the other numbers of rows were slowed down, too
         if deviation < 0 and not before and ratio > 1:
             cheaper = (now - 1) / (ratio - 1)
             for unused in self.ratios.keys() - self.n_passes.keys() - {1}:
                 self.ratios[unused] = 1 + (self.ratios[unused] - 1) * cheaper
 
     def record_switch(self, seconds: float) -> None:
-        """Record the duration of the first pass of one row after one of several, in seconds."""
+        """Record the seconds of the first pass of one row after a pass of several rows."""
         self.switch_cost += SPEED_WEIGHT * (
             min(max(0.0, seconds / self.single_seconds - 1), 2 * INITIAL_SWITCH_COST)
             - self.switch_cost
@@ -120,17 +127,17 @@ class PassCost:
 
 
 def _whole(rows: int) -> int:
-    """Return the next multiple of four, which costs as much; 1 stays 1."""
+    """Return the next multiple of four, because a pass of that many rows costs as much. 1 stays 1."""
     return rows if rows == 1 else -(-rows // ROW_GROUP) * ROW_GROUP
 
 
 def measure_pass_cost(context: MeasurableContext, max_rows: int = MAX_PASS_ROWS) -> PassCost:
-    """Time passes of one row and of several over the same tokens. The context must be empty, and is
-    empty afterwards.
+    """Measure passes of one row and of several rows over the same tokens. The context must be empty
+    before, and is empty afterwards.
 
-    A large model gets few passes: one row four times, four rows once; other sizes are extrapolated.
-    With more time each number of rows is measured twice. The fastest pass counts, because other
-    programs can only slow passes down.
+    A large model gets few passes: four of one row and one of four rows; the cost of more rows is
+    extrapolated. If there is more time, each number of rows is measured twice. The fastest pass
+    counts, because other programs can only slow passes down.
     """
     tokens = np.random.default_rng(0).integers(0, context.n_vocab, max_rows).tolist()
     _pass(context, tokens[:1], 0)  # the first pass reads the weights from disk
@@ -156,7 +163,7 @@ def measure_pass_cost(context: MeasurableContext, max_rows: int = MAX_PASS_ROWS)
             context.trim(0, 0)
             times_by_rows[width] = min(
                 seconds, times_by_rows.get(width, width * times_by_rows[1])
-            )  # single rows are always possible
+            )  # the limit is the cost of as many single rows
             if not is_repeat:
                 still_equal = still_equal and _same(rows, single_rows)
                 equal = width if still_equal else equal

@@ -1,5 +1,5 @@
-"""Whether two models have the same vocabulary, because drafts and probabilities are exchanged as
-token ids.
+"""Checks whether two models have the same vocabulary. This must be so where drafts and
+probabilities are exchanged as token ids.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ def require_same_vocabulary(model: ModelHeader, draft: ModelHeader) -> None:
 
 
 def describe_difference(model: ModelHeader, other: ModelHeader) -> str:
-    """Describe how the vocabulary of `other` differs: tokenizer, size, texts or types of tokens;
-    empty when it does not.
+    """Return in words how the vocabulary of `other` differs: in tokenizer, size, texts or types of
+    tokens. The text is empty when the vocabularies are equal.
     """
     tokens, other_tokens = _tokens(model), _tokens(other)
     if model.tokenizer != other.tokenizer:
@@ -42,7 +42,7 @@ def describe_difference(model: ModelHeader, other: ModelHeader) -> str:
 
 
 def vocabulary_hash(header: ModelHeader) -> str:
-    """Return a hash of everything that `describe_difference` compares."""
+    """Return a hash of everything in a vocabulary that `describe_difference` compares."""
     parts = [
         header.tokenizer.encode(),
         *_tokens(header),
@@ -60,7 +60,7 @@ def _tokens(header: ModelHeader) -> list[bytes]:
 
 
 def _types(header: ModelHeader) -> list[object]:
-    """Return the token types; llama.cpp reads as many as there are tokens."""
+    """Return the token types in the header; empty when it has none."""
     value = header.metadata.get(TOKEN_TYPES_KEY)
     return (
         list(value.read_values()) if isinstance(value, GgufArray) and value.kind != "string" else []

@@ -8,12 +8,12 @@ from typing import Any
 from llmcli.errors import UserError
 
 MAX_BEAMS = 256  # llama.cpp's LLAMA_MAX_SEQ: each beam is a sequence
-MAX_LENGTH_PENALTY = 10.0  # beyond it only the length decides
+MAX_LENGTH_PENALTY = 10.0  # for a larger value only the length would decide
 EARLY_STOPPING_MODES = ("no", "yes", "never")
 
 
 class TooManyBeams(UserError):
-    """A beam search needs more sequences than the model was loaded for."""
+    """The request needs more sequences than the model was loaded for."""
 
     def __init__(self, beams: int, sequences: int) -> None:
         super().__init__(
@@ -26,9 +26,9 @@ class TooManyBeams(UserError):
 class BeamSettings:
     """Settings of a beam search. With one beam there is no search, and the sampling settings apply.
 
-    `early_stopping`: yes stops at `beams` finished answers; no stops when the best unfinished
-    answer cannot beat the worst finished one at its present length; never stops only when it cannot
-    at any length.
+    `early_stopping` decides when to end the search after `beams` answers are finished. "yes": at
+    once. "no": when the best unfinished answer would not beat the worst finished one if it ended at
+    its present length. "never": when the best unfinished answer could not do so at any length.
     """
 
     beams: int = 1
@@ -36,7 +36,8 @@ class BeamSettings:
     early_stopping: str = "no"
 
     def with_values(self, values: Mapping[str, Any]) -> "BeamSettings":
-        """Return a copy with some settings changed, given as people write them.
+        """Return a copy with some settings changed. `values`: setting names and new values, as
+        users write them.
 
         Raises UserError for a value out of range.
         """

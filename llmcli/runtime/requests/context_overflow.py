@@ -1,5 +1,5 @@
-"""What is dropped from a full context so that an answer can continue: whole turns, or all but the
-first and last tokens.
+"""Policies that drop tokens from a full context so that an answer can continue. One drops whole
+turns, the other all but the first and the last tokens.
 """
 
 from bisect import bisect_left
@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-# After turns are dropped, 1/4 of the context is free; otherwise every message would drop another
-# turn.
+# After turns are dropped, 1/4 of the context is free. With less, every new message would soon drop
+# another turn.
 FREED_FRACTION = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ShortenedText:
-    """A shortened text: its tokens, how many of them are the prompt's, and how many turns are gone
-    in total.
+    """A shortened text: its tokens, how many of them belong to the prompt, and how many turns were
+    dropped in total.
     """
 
     tokens: list[int]
@@ -24,9 +24,10 @@ class ShortenedText:
 
 
 class OverflowPolicy(Protocol):
-    """A policy for a full context.
+    """Decides what to drop from a full context.
 
-    `can_move_cells`: remaining cells may be moved up in the cache instead of being recomputed.
+    `can_move_cells`: the cells of the remaining tokens may be moved in the cache instead of being
+    recomputed.
     """
 
     @property
@@ -35,23 +36,22 @@ class OverflowPolicy(Protocol):
     def shorten(
         self, tokens: Sequence[int], n_prompt: int, dropped_turns: int, size: int
     ) -> ShortenedText | None:
-        """Shorten `tokens` so that one more token fits into `size`. Return None when nothing may be
-        dropped.
+        """Shorten `tokens` so that one more token fits into a context of `size` tokens. Return None
+        when nothing may be dropped.
 
-        `n_prompt`: tokens of the prompt at the start of `tokens`; its first `dropped_turns` turns
-        are gone already.
+        `n_prompt`: how many tokens at the start of `tokens` belong to the prompt. `dropped_turns`:
+        how many turns the prompt has lost already.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DropTurns:
-    """Drop the oldest turns, as many as needed to free a part of the context; text before the turns
-    stays.
+    """Drops the oldest turns until a part of the context is free. Text before the first turn stays.
 
-    `prompt_without(n)` returns the prompt without its first `n` turns, of which at most `max_turns`
-    may be dropped. It is a function and not a range of tokens because a template may put the system
-    text into the first message.
+    `prompt_without(n)` returns the prompt without its first `n` turns. At most `max_turns` turns
+    may be dropped. The function is needed because a template may put the system text into the first
+    message, so a turn is not always a range of tokens.
     """
 
     max_turns: int
@@ -79,8 +79,8 @@ class DropTurns:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSinks:
-    """Keep the first `n_kept` tokens as attention sinks and the last ones; drop half of the rest at
-    a time, as llama.cpp does (tools/completion).
+    """Keeps the first `n_kept` tokens (attention sinks) and the last ones. It drops half of the
+    tokens after the first `n_kept` at a time, as llama.cpp does (tools/completion).
 
     Source: Xiao et al. 2023, StreamingLLM.
     """
@@ -91,7 +91,7 @@ class AttentionSinks:
     def shorten(
         self, tokens: Sequence[int], n_prompt: int, dropped_turns: int, size: int
     ) -> ShortenedText | None:
-        """Drop the tokens after the first `n_kept`, of the prompt and of the answer alike."""
+        """Drop tokens after the first `n_kept`, whether they belong to the prompt or to the answer."""
         end = len(tokens) - (size - self.n_kept) // 2
         if end <= self.n_kept or self.n_kept >= size:
             return None

@@ -1,20 +1,20 @@
-"""Detects an answer that only repeats itself: models that decode greedily, and small ones in
+"""Detects answers that only repeat themselves. Models that decode greedily, and small models in
 general, fall into loops that fill the context.
 
-Sampled loops vary by a word here and there, but all of them compress well, the sign that Whisper's
-decoder uses, too. Prose compresses by a factor of 2, code 3, lists of settings 4.
+Sampled loops vary by a word in some places, but all loops compress well, which Whisper's decoder
+also uses as a sign. Prose compresses by a factor of 2, code by 3, lists of settings by 4.
 """
 
 import zlib
 
 WINDOW_BYTES = 2048  # bytes checked at the end of the text
 MIN_COMPRESSION_RATIO = 10
-TOKENS_BETWEEN_CHECKS = 64  # tokens between two checks
+TOKENS_BETWEEN_CHECKS = 64  # tokens generated between two checks
 
 
 def is_repetitive(pieces: list[str]) -> bool:
-    """Return whether the end of the text in `pieces` repeats itself; False while it is shorter than
-    the window.
+    """Return whether the end of the text in `pieces` repeats itself. It is False while the text is
+    shorter than WINDOW_BYTES.
     """
     tail = "".join(pieces[-WINDOW_BYTES:]).encode("utf-8", "replace")[-WINDOW_BYTES:]
     return (

@@ -1,4 +1,4 @@
-"""Requests to the engine and their answers: frozen values."""
+"""Requests to the engine, and answers."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,11 @@ from llmcli.types import Finish, TokenTime
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How to run a model. None means that the machine and the model decide.
+    """How to run a model. None means that the value depends on the machine and the model.
 
-    - `profile`: which options a measured profile has set (planning/tuned_profile.py).
-    - `scoring_outputs`: rows of logits that a pass may ask for beyond one per sequence, for prompts
-      whose own tokens are scored (Request.score_prompt).
+    - `profile`: the options that a measured profile has set (planning/tuned_profile.py).
+    - `scoring_outputs`: rows of logits that a pass may ask for in addition to one per sequence, for
+      requests that score the tokens of their prompt (Request.score_prompt).
     - `prefill_cells`: cells of a second context that computes prompts (engine/prefill_context.py);
       0 for none.
     - `gemm`: "ggml" leaves all products to ggml, "auto" uses llmcli's own kernels for products of
@@ -47,10 +47,9 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One answer of a beam search: its tokens without the end token, and its score, the sum of
-    log-probabilities divided by length ** length penalty (both count the end token).
-
-    `is_complete`: the request's grammar accepts it, or there is no grammar.
+    """One answer of a beam search. `tokens`: without the end token. `score`: the sum of
+    log-probabilities divided by length ** length penalty; sum and length include the end token.
+    `is_complete`: the request's grammar accepts the answer, or there is no grammar.
     """
 
     text: str
@@ -61,8 +60,8 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedAnswer:
-    """What another process already sent of an answer: its first tokens and, if it ended, its
-    finish.
+    """The part of an answer that another process has already sent: its first tokens, and `finish`
+    if the answer has ended.
     """
 
     tokens: tuple[int, ...] = ()
@@ -77,24 +76,25 @@ class Request:
     """A prompt and how to answer it.
 
     - `max_tokens`: None generates until the model stops, the context is full, or the answer only
-      repeats itself. `allow_repetition` (and `ignore_eos`) allow repetition.
-    - `start_time`: `time.perf_counter()` of the call with the text, from which the time to the
-      first token counts.
+      repeats itself. `allow_repetition` and `ignore_eos` turn off the check for repetition.
+    - `start_time`: `time.perf_counter()` of the user's call, from which the time to the first token
+      is measured.
     - `strategy`: a name of runtime/strategies/. `search`: settings of the strategy "beam".
-    - `grammar`: what the answer must follow, starting after the text `grammar_after` (the end of
-      thinking).
+    - `grammar`: the grammar that the answer must follow. `grammar_after`: a text in the answer
+      after which the grammar starts (the end of thinking).
     - `top_logprobs`: with `logprobs`, record this many of the likeliest tokens at each step.
-    - `overflow`: what is dropped when the context is full. `can_move_cells`: cells after a gap may
-      be moved up instead of being recomputed.
-    - `turn`: its number in a conversation. `earlier_turns`: the earlier turns, whose cached cells
-      may be overwritten.
-    - `priority`: waiting requests with a higher one go first. `client`: its owner; clients take
-      turns.
-    - `score_prompt`: report the log-probability of every prompt token and of the end token. The
-      prompt is recomputed, because the cache keeps no logits.
-    - `replays`: for each sample what another process already sent; empty for none. A replayed token
-      is drawn like any other and then replaced by the recorded one. A beam search, which sends
-      nothing before its end, ignores them.
+    - `overflow`: what to drop when the context is full. `can_move_cells`: where the prompt leaves
+      out a part of a cached text, the cells after that part may be moved instead of being
+      recomputed.
+    - `turn`: the number of the turn in its conversation. `earlier_turns`: the conversation's
+      earlier turns, whose cached cells may be overwritten.
+    - `priority`: waiting requests with a higher priority go first. `client`: the owner of the
+      request; clients take turns.
+    - `score_prompt`: report the log-probability of every prompt token after the first, and of the
+      end token. The prompt is recomputed, because the cache keeps no logits.
+    - `replays`: for each sample, what another process has already sent of its answer; empty for
+      none. At such a position a token is drawn as usual and then replaced by the recorded one. A
+      beam search ignores this, because it sends nothing before its end.
     """
 
     tokens: tuple[int, ...]
@@ -122,8 +122,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class OverflowStats:
-    """What was dropped from a full context: how often, how many tokens and whole turns, and how
-    many of the remaining tokens were recomputed because they could not be moved.
+    """What was dropped from a full context: how often, how many tokens and how many whole turns.
+    `recomputed`: remaining tokens that were computed again because they could not be moved.
     """
 
     times: int = 0
@@ -139,16 +139,17 @@ NO_OVERFLOW = OverflowStats()
 class Answer:
     """A finished answer and its statistics. Times are in milliseconds.
 
-    - `beams`: the results of a beam search, best first; text and tokens are the first one's.
-    - `top_logprobs`: the likeliest tokens of each step, empty for steps without a draw and when not
-      requested.
-    - `n_drafted`, `n_accepted`: guessed tokens that were computed, and those that were right; None
-      when nothing was guessed.
+    - `beams`: the results of a beam search, best first. `text` and `tokens` are those of the best
+      one.
+    - `top_logprobs`: the likeliest tokens of each step. The entry is empty for a step without a
+      draw; the tuple is empty when not requested.
+    - `n_drafted`: guessed tokens that were computed; None when the strategy drafts nothing.
+      `n_accepted`: how many of them were right.
     - `overflow_stats`: what was dropped from the context.
-    - `error`: why it failed.
-    - `prompt_scores`: for each prompt token but the first, if requested; among samples only the
-      first has it.
-    - `queue_ms`: from the call to the first pass over its prompt.
+    - `error`: the reason why the answer failed.
+    - `prompt_scores`: the score of each prompt token after the first, if requested. Among samples
+      only the first has them.
+    - `queue_ms`: time from the call to the first pass over the prompt.
     """
 
     text: str
@@ -169,7 +170,7 @@ class Answer:
 
     @property
     def ttft_ms(self) -> float:
-        """Return the milliseconds from the call with the text to the first token's text."""
+        """Return the milliseconds from the user's call to the text of the first token."""
         return self.tokens[0].ms if self.tokens else 0.0
 
     @property
@@ -195,8 +196,8 @@ class Answer:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Return the nearest-rank percentile: the smallest value that at least `share` of the values do
-    not exceed; 0 for no values.
+    """Return the nearest-rank percentile: the smallest value such that at least `share` of all
+    values are not greater. The result is 0 for no values.
     """
     if not values:
         return 0.0

@@ -1,4 +1,4 @@
-"""One request in progress: the mutable state of the engine, besides the ledger."""
+"""A request in progress, with all its mutable state except its cells, which the ledger records."""
 
 import math
 import time
@@ -28,13 +28,15 @@ from llmcli.types import Event, Finish, TokenTime
 
 
 class DecodingStrategy(Protocol):
-    """How one request is answered; created when it is submitted and used until it is finished."""
+    """Decides how one request is answered. An object is created when the request is submitted and
+    used until the request is finished.
+    """
 
-    slots: int  # llama.cpp sequence ids that it needs: the prompt's own and `Sequence.branch_slots`
+    slots: int  # number of llama.cpp sequence ids that it needs: 1 + `Sequence.branch_slots`
 
     def pending_rows(self) -> list[tuple[int, int]]:
-        """Return (slot, token) of each row of the next pass, when all tokens of the sequence are
-        computed.
+        """Return the slot and the token of each row of the next pass. Called when all tokens of the
+        sequence are computed.
         """
         ...
 
@@ -42,34 +44,38 @@ class DecodingStrategy(Protocol):
         self, sequence: "Sequence", rows: Iterator[RowLogits], pass_seconds: float
     ) -> tuple[list[Event], Finish | None]:
         """Read the rows of a pass that took `pass_seconds` seconds. Return the events of the new
-        tokens, and the finish if the answer ends.
+        tokens, and the reason to finish if the answer ends.
         """
         ...
 
     def on_context_shift(self, sequence: "Sequence") -> None:
-        """React to tokens that were dropped from a full context; called when `slots` is 1."""
+        """Handle tokens that were dropped from a full context. Called only when `slots` is 1."""
         ...
 
     def apply_overflow(self, sequence: "Sequence", max_cells: int) -> None:
-        """Drop tokens from a full context, of which the sequence may use `max_cells`; called when
-        `slots` is more than 1.
+        """Drop tokens from a full context, in which the sequence may use `max_cells` cells. Called
+        only when `slots` is above 1.
         """
         ...
 
     def restart(self, sequence: "Sequence") -> None:
-        """Start again, because other requests need the cells; called when `slots` is above 1."""
+        """Start again from the prompt, because other requests need the cells. Called only when
+        `slots` is above 1.
+        """
         ...
 
     def finish(self, sequence: "Sequence", finish: Finish) -> str:
-        """End the answer and return the text that was held back. Only `sequence.slot` stays
-        claimed.
+        """End the answer. Return the text that was held back. Of the sequence's slots only
+        `sequence.slot` stays claimed.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedPrefix:
-    """The first `length` tokens of a sequence, which `source` computes for both."""
+    """The first `length` tokens of a waiting sequence, which `source` is computing and which the
+    waiting sequence will share.
+    """
 
     source: "Sequence"
     length: int
@@ -77,20 +83,20 @@ class SharedPrefix:
 
 @dataclass(slots=True, eq=False)
 class Preemption:
-    """The waiting of a sequence."""
+    """How long a sequence has waited, and what is left of it after a preemption."""
 
-    waiting_since: int = 0  # the pass since which it waits
+    waiting_since: int = 0  # the pass in which it began to wait
     count: int = 0  # how often it was preempted
-    state: SwappedState | None = None  # its state in host memory
+    state: SwappedState | None = None  # its cells in host memory; None when they must be recomputed
 
 
 @dataclass(slots=True, eq=False)
 class SequenceAccounting:
-    """What the answer reports besides its tokens."""
+    """The numbers of an answer besides its tokens."""
 
-    n_reused: int = 0  # prompt tokens that were cached already
+    n_reused: int = 0  # prompt tokens whose cells were in the cache
     prompt_seconds: float = 0.0  # seconds of the passes over the prompt
-    queue_seconds: float = 0.0  # seconds before its first pass
+    queue_seconds: float = 0.0  # seconds between the call and the first pass
     n_drafted: int | None = None  # guessed tokens that were computed; None without drafting
     n_accepted: int = 0  # guessed tokens that were right
 
@@ -103,7 +109,7 @@ class Sequence:
     request: Request
     strategy: DecodingStrategy
     seed: int
-    start_time: float  # time.perf_counter() of the call
+    start_time: float  # time.perf_counter() of the user's call
 
     # Slots (llama.cpp sequence ids)
     slot: int = -1  # -1 while it waits
@@ -113,29 +119,34 @@ class Sequence:
     # Prompt and answer; the last token of an unfinished answer is computed with the next pass. The
     # list is replaced when tokens are dropped from a full context.
     tokens: list[int] = field(default_factory=list)
-    draft: list[int] = field(default_factory=list)  # guesses, computed as far as there is room
+    # guessed tokens after `tokens`; as many as fit are computed with the next pass
+    draft: list[int] = field(default_factory=list)
     n_computed: int = 0  # tokens in the KV cache
     n_prompt: int = 0  # tokens of the prompt, without dropped ones
-    overflow_stats: OverflowStats = NO_OVERFLOW  # what was dropped
+    overflow_stats: OverflowStats = NO_OVERFLOW  # what was dropped from the full context
 
     # Scheduling
-    prefix: SharedPrefix | None = None  # what another sequence computes for this one
-    has_samples: bool = False  # samples wait for this one to compute the prompt
+    prefix: SharedPrefix | None = None  # a prefix that another sequence computes for this one
+    # whether other samples wait until this sequence has computed the prompt
+    has_samples: bool = False
     preemption: Preemption = field(default_factory=Preemption)
     is_cancelled: bool = False
 
     # Answer
-    replayed: ReplayedAnswer = NO_REPLAY  # what another process sent already
-    repetition_check_at: float = math.inf  # answer tokens at which to check for repetition
-    text: list[str] = field(default_factory=list)  # of each token, and of the end
-    times: list[TokenTime] = field(default_factory=list)  # of each answer token
+    replayed: ReplayedAnswer = NO_REPLAY  # what another process has already sent of the answer
+    # number of answer tokens at which the next check for repetition is due
+    repetition_check_at: float = math.inf
+    # text of each answer token, and at last the text that was held back
+    text: list[str] = field(default_factory=list)
+    times: list[TokenTime] = field(default_factory=list)  # one entry per answer token
     last_token_time: float = 0.0  # time.perf_counter() of the last token
-    top_logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)  # of each step
-    prompt_scores: list[TokenScore] = field(default_factory=list)  # of tokens after the first
+    top_logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)  # one entry per step
+    # scores of the prompt tokens after the first
+    prompt_scores: list[TokenScore] = field(default_factory=list)
     beams: tuple[Hypothesis, ...] = ()  # the results of a beam search
     accounting: SequenceAccounting = field(default_factory=SequenceAccounting)
     finish: Finish | None = None
-    error: UserError | None = None  # why it failed
+    error: UserError | None = None  # the reason why the answer failed
 
     def __post_init__(self) -> None:
         self.n_prompt = len(self.request.tokens)
@@ -146,7 +157,7 @@ class Sequence:
         return self.n_computed < self.n_prompt
 
     def shorten(self, shortened: ShortenedText) -> None:
-        """Replace the tokens by the shortened text, and count what was dropped."""
+        """Replace the tokens by the shortened text, and update `overflow_stats`."""
         stats, n_dropped = self.overflow_stats, len(self.tokens) - len(shortened.tokens)
         self.overflow_stats = replace(
             stats,
@@ -157,13 +168,15 @@ class Sequence:
         self.tokens, self.n_prompt = shortened.tokens, shortened.n_prompt
 
     def count_recomputed(self, count: int) -> None:
-        """Count tokens that were kept but had to be recomputed."""
+        """Count tokens that stayed in the context but had to be recomputed."""
         self.overflow_stats = replace(
             self.overflow_stats, recomputed=self.overflow_stats.recomputed + count
         )
 
     def restart(self) -> None:
-        """Reset to the prompt; the check for repetition starts over."""
+        """Reset the sequence to its prompt. The check for repetition starts again from the
+        beginning.
+        """
         self.tokens, self.n_prompt = list(self.request.tokens), len(self.request.tokens)
         self.overflow_stats = NO_OVERFLOW
         if self.repetition_check_at < math.inf:
@@ -205,22 +218,24 @@ class Sequence:
         return row
 
     def record_top_logprobs(self, logits: NDArray[np.float32], log_sum: float) -> None:
-        """Record the likeliest tokens of the step that generates the next token. Earlier tokens
-        without an entry get an empty one.
+        """Record the likeliest tokens of the step that generates the next token. Earlier steps
+        without a record get an empty entry.
         """
         self.top_logprobs += [()] * (len(self.times) - len(self.top_logprobs))
         self.top_logprobs.append(top_logprobs(logits, self.request.top_logprobs, log_sum))
 
     def positions_to_score(self, start: int, end: int) -> range:
-        """Return the positions from `start` to `end` whose rows give the log-probability of the
-        next prompt token; empty unless the request scores its prompt.
+        """Return the positions from `start` to `end` at which the next token is a prompt token to
+        be scored. Empty unless the request scores its prompt.
         """
         if not self.request.score_prompt:
             return range(0)
         return range(max(start, len(self.prompt_scores)), min(end, self.n_prompt - 1))
 
     def record_scores(self, rows: Iterator[RowLogits], start: int, end: int) -> None:
-        """Record the log-probabilities of prompt tokens from these rows."""
+        """Record the log-probabilities of prompt tokens. `rows`: the logits of the positions from
+        `start` to `end` that `positions_to_score` returns.
+        """
         for at in self.positions_to_score(start, end):
             row, token = next(rows), self.tokens[at + 1]
             log_sum = row.log_sum(row.logits.item(token))

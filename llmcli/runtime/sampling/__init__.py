@@ -1,6 +1,7 @@
-"""Sampling settings as one frozen value, assembled from the steps of this folder.
+"""All sampling settings as one frozen value, assembled from the steps in this folder.
 
-A setting has one spelling everywhere (`min_p`): flag --min-p, `/set min_p`, TOML key, JSON field.
+A setting has the same name everywhere. Example `min_p`: flag --min-p, `/set min_p`, TOML key, JSON
+field.
 """
 
 import functools
@@ -13,15 +14,15 @@ from llmcli.errors import UserError
 from llmcli.runtime.sampling.base import NumberLimits, SamplerStep, SettingValues
 from quant.registry import collect
 
-RANDOM_SEED = -1  # a new seed for every answer
+RANDOM_SEED = -1  # a seed value that asks for a new seed for every answer
 N_SEEDS = 2**32
 SEED_LIMITS = NumberLimits(RANDOM_SEED, N_SEEDS - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSetting:
-    """One setting as users see it. `flags`: further spellings on the command line. `aliases`:
-    further spellings in /set.
+    """One setting as users see it. `flags`: additional spellings on the command line. `aliases`:
+    additional names in /set.
     """
 
     name: str
@@ -40,7 +41,7 @@ class SamplingSetting:
         return self.limits.parse(self.name, value, self.kind)
 
     def format_value(self, value: Any) -> str:
-        """Return a value as people write it."""
+        """Return a value as users write it."""
         return self.limits.format_value(value)
 
 
@@ -87,7 +88,9 @@ class Sampling:
         return self._values()[name]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return every setting and its value, in chain order, as JSON and TOML take them."""
+        """Return every setting and its value, in the order of the chain, in types that JSON and
+        TOML support.
+        """
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in self._values().items()

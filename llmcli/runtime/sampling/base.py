@@ -1,9 +1,9 @@
-"""What a sampler step is: a frozen value whose fields are its settings, and a pure function on
-logits.
+"""The interface of sampler steps. A step is a frozen value whose fields are its settings, and a
+pure function on logits.
 
-A step's fields become flags, `/set` names, TOML keys and JSON fields through `setting()`. A new
-step is one new file in this folder. The numpy form is the reference; `native` names llama.cpp's
-samplers for it.
+`setting()` turns the fields of a step into flags, `/set` names, TOML keys and JSON fields. A new
+step is one new file in this folder. The numpy form of a step is the reference; `native` names the
+llama.cpp samplers that do the same.
 """
 
 from abc import ABC, abstractmethod
@@ -20,27 +20,29 @@ from llmcli.runtime.vocabulary import Vocabulary
 Logits = NDArray[np.float32]
 NativeStep = tuple[
     str, tuple[Any, ...]
-]  # a llama_sampler_init_* name and the arguments that a step can give
+]  # the name of a llama_sampler_init_* function, and those of its arguments that the step knows
 ApplyStep = Callable[[Logits, list[int]], Logits]  # logits and the tokens so far -> new logits
 # draws one token; it may depend on what it drew before
 PickToken = Callable[[Logits, np.random.Generator], int]
 
-# llama.cpp drops candidates, llmcli writes -inf. Before candidates are counted, or logarithms of
-# probabilities taken (0 · log 0 is NaN), both drop what is less likely than this share of the
-# likeliest token.
+# llama.cpp drops candidates where llmcli writes -inf. Tokens that are less likely than the
+# likeliest token times this share are dropped by both before candidates are counted and before
+# logarithms of probabilities are taken (0 · log 0 is NaN).
 NEGLIGIBLE_SHARE = 1e-37
 
 
 @runtime_checkable
 class LearningPick(Protocol):
-    """A draw that depends on earlier draws, split in two."""
+    """A token picker that depends on earlier draws, split into the part before the draw and the
+    part after it.
+    """
 
     def truncate(self, logits: Logits) -> Logits:
-        """Return the logits that it would draw from."""
+        """Return the logits from which the next token is to be drawn."""
         ...
 
     def learn(self, kept: Logits, token: int) -> None:
-        """Record that `token` was drawn from `kept`."""
+        """Update the picker after `token` was drawn from `kept`."""
         ...
 
 
@@ -58,7 +60,7 @@ class SettingValues(Protocol):
         ...
 
     def format_value(self, value: Any) -> str:
-        """Return a value as people write it."""
+        """Return a value as users write it."""
         ...
 
 
@@ -82,7 +84,8 @@ class NumberLimits:
             if isinstance(value, bool) or (
                 isinstance(value, float) and number != value and number == number
             ):
-                raise ValueError(value)  # 4.7 is not a whole number, and true is not a number
+                # a fraction such as 4.7 is not a whole number, and true is not a number
+                raise ValueError(value)
         except (TypeError, ValueError, OverflowError):
             expected = "a whole number" if kind is int else "a number"
             raise UserError(
@@ -110,15 +113,15 @@ class NumberLimits:
 
 
 def _plain(number: float) -> str:
-    """Return a number as people write it: 4294967295, not 4.29497e+09."""
+    """Return a number as users write it: 4294967295, not 4.29497e+09."""
     return str(int(number)) if number == number // 1 else f"{number:g}"
 
 
 def setting(
     default: Any, help: str, limits: SettingValues, *flags: str, aliases: tuple[str, ...] = ()
 ) -> Any:
-    """Return a dataclass field for a setting of a step. `flags`: further spellings besides --name.
-    `aliases`: other tools' names, for /set.
+    """Return a dataclass field for a setting of a step. `flags`: additional command-line spellings
+    besides --name. `aliases`: names of the setting in other tools, which /set accepts.
     """
     return field(
         default=default,
@@ -129,9 +132,10 @@ def setting(
 class SamplerStep(ABC):
     """One step of the chain: a frozen dataclass of its settings.
 
-    `order` follows llama.cpp's default: bias, penalties, DRY, top-k, typical, top-p, min-p, XTC,
-    temperature. `can_reorder`: the step may change which token is the likeliest, so it applies even
-    at temperature 0, where the likeliest is always taken.
+    `order`: steps run in ascending order, which is llama.cpp's default: bias, penalties, DRY,
+    top-k, typical, top-p, min-p, XTC, temperature. `can_reorder`: the step may change which token
+    is the likeliest. Such a step applies even at temperature 0, where the likeliest token is always
+    taken.
     """
 
     __slots__ = ()
@@ -146,36 +150,41 @@ class SamplerStep(ABC):
 
     @property
     def probability(self) -> float:
-        """Return the probability that the step applies; decided separately for each token."""
+        """Return the probability with which the step is applied. This is decided at random for each
+        token.
+        """
         return 1.0
 
     @abstractmethod
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
-        """Return new logits; a dropped token is -inf, and at least one token stays.
+        """Return new logits. A dropped token has the logit -inf, and at least one token is not
+        dropped.
 
         Shapes: logits `[n_vocab]`, result `[n_vocab]`.
         """
 
     def bind(self, vocabulary: Vocabulary) -> ApplyStep:
-        """Return this step for one vocabulary; most steps do not need it."""
+        """Return a function that applies this step with one vocabulary. Most steps do not depend on
+        the vocabulary.
+        """
         return self
 
     def native(self) -> tuple[NativeStep, ...] | None:
-        """Return llama.cpp's equivalent samplers, or None when there are none and the chain runs in
-        numpy.
+        """Return the equivalent samplers of llama.cpp. None means that there are none, so the whole
+        chain runs in numpy.
         """
         return None
 
 
 class SelectorStep(SamplerStep):
-    """A last step that draws the token itself and depends on earlier draws."""
+    """A step that ends the chain: it draws the token itself, and its draws depend on earlier ones."""
 
     __slots__ = ()
 
     @abstractmethod
     def preceding_steps(self, steps: Sequence[SamplerStep]) -> list[SamplerStep]:
-        """Return the steps that run before this one."""
+        """Return those of `steps` that run before this one."""
 
     @abstractmethod
     def start(self) -> PickToken:
-        """Return the draw of one sequence, with its own memory."""
+        """Return a function that draws the tokens of one sequence and remembers its earlier draws."""

@@ -1,7 +1,8 @@
-"""Draws one token from one row of logits, for one sequence.
+"""Sampler chains, which draw one token from one row of logits.
 
 The numpy chain is the reference. When every step has a native form, the same chain runs inside
-llama.cpp (tested equal on fixed logits); the likeliest token is an argmax and needs neither.
+llama.cpp (tests check that both are equal on fixed logits). A greedy draw needs neither, because
+the likeliest token is an argmax.
 """
 
 import secrets
@@ -24,7 +25,7 @@ from llmcli.runtime.vocabulary import Vocabulary
 
 
 class RowLogits(Protocol):
-    """One row of a forward pass. Reading its logits is not free."""
+    """One row of logits of a forward pass. Reading `logits` may have to wait or copy."""
 
     @property
     def logits(self) -> Logits: ...
@@ -37,7 +38,7 @@ class RowLogits(Protocol):
 
 
 class SamplerChain(Protocol):
-    """Draws tokens for one sequence; it may depend on what it drew before."""
+    """Draws the tokens of one sequence. A draw may depend on earlier draws."""
 
     def draw(self, row: RowLogits, tokens: list[int]) -> int:
         """Return the next token after `tokens` (prompt and answer so far)."""
@@ -63,13 +64,13 @@ class SummingChain(SamplerChain, Protocol):
     """A chain that scans a row once for its log-sum and for the draw."""
 
     def log_sum(self, row: RowLogits, near: float) -> float:
-        """Return row.log_sum(near). draw() must follow with the same, unchanged row."""
+        """Return row.log_sum(near). The next call of draw() must have the same row, unchanged."""
         ...
 
 
 class NativeChainFactory(Protocol):
-    """What the binding offers: chains of llama.cpp samplers, and one for the likeliest token of an
-    unchanged row.
+    """The chains that the binding offers: chains of llama.cpp samplers, and a chain that takes the
+    likeliest token of an unchanged row.
     """
 
     def chain(self, steps: list[NativeStep], seed: int) -> SamplerChain: ...
@@ -78,7 +79,9 @@ class NativeChainFactory(Protocol):
 
 
 class GreedyChain:
-    """Draws the likeliest token after `steps`; among equals the lowest id, like llama.cpp."""
+    """Applies `steps`, then takes the likeliest token; among equals the one with the lowest id,
+    like llama.cpp.
+    """
 
     def __init__(self, steps: list[ApplyStep]) -> None:
         self.steps = steps
@@ -94,8 +97,8 @@ class GreedyChain:
 
 
 class NumpyChain:
-    """Applies the steps one after another, each with its probability, then draws from the remaining
-    tokens.
+    """Applies the steps in order, each with its probability, then draws one of the tokens that are
+    left.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class NumpyChain:
         return self.picker(self._left(row, tokens), self.random)
 
     def _left(self, row: RowLogits, tokens: list[int]) -> Logits:
-        """Return the logits after all steps, with the random decisions made."""
+        """Return the logits after all steps. Random decisions about steps are made here."""
         logits = row.logits
         for step, chance in self.steps:
             if chance == 1 or self.random.random() < chance:
@@ -116,8 +119,8 @@ class NumpyChain:
         return logits
 
     def probabilities(self, row: RowLogits, tokens: list[int]) -> Logits:
-        """Return the distribution `[n_vocab]` instead of drawing, with the random decisions made.
-        Call `record_draw` with the drawn token.
+        """Return the distribution `[n_vocab]` that the next token is to be drawn from, without
+        drawing. The caller draws a token and must report it by `record_draw`.
         """
         logits = self._left(row, tokens)
         self._kept = (
@@ -126,7 +129,7 @@ class NumpyChain:
         return softmax(self._kept)
 
     def record_draw(self, token: int) -> None:
-        """Record that `token` was drawn from the last distribution."""
+        """Record that the caller drew `token` from the last distribution."""
         if self._kept is not None and isinstance(self.picker, LearningPick):
             self.picker.learn(self._kept, token)
 
@@ -135,14 +138,18 @@ class NumpyChain:
 
 
 def resolve_seed(seed: int) -> int:
-    """Return `seed`, or a random one for -1. The answer reports it, so that it can be repeated."""
+    """Return `seed`, or a random seed for -1. Answers report the resulting seed, so that they can
+    be repeated.
+    """
     return secrets.randbelow(N_SEEDS) if seed == RANDOM_SEED else seed
 
 
 def make_chain(
     sampling: Sampling, seed: int, native: NativeChainFactory | None, vocabulary: Vocabulary
 ) -> SamplerChain:
-    """Return the fastest chain for these settings; `native` None uses numpy."""
+    """Return the fastest chain for these settings. `native`: makes llama.cpp's chains; None always
+    uses numpy.
+    """
     steps = [step for step in sampling.steps if not step.is_neutral]
     selector = next((step for step in steps if isinstance(step, SelectorStep)), None)
     if selector:

@@ -1,8 +1,9 @@
-"""DRY: the longer a repetition is, the less likely the token that would continue it.
+"""DRY: lowers the logit of a token that would continue a repetition, the more the longer the
+repetition is.
 
-Follows llama.cpp's sampler (src/llama-sampler.cpp, from koboldcpp). The sequence breakers are its
-defaults: a repetition does not reach across a token with a breaker in its text, and such a token
-has no penalty.
+Follows llama.cpp's sampler (src/llama-sampler.cpp, from koboldcpp) with its default sequence
+breakers: a repetition ends at a token whose text contains a breaker, and such a token has no
+penalty.
 """
 
 from collections.abc import Container
@@ -23,7 +24,8 @@ from llmcli.runtime.sampling.base import (
 from llmcli.runtime.vocabulary import Vocabulary
 
 SEQUENCE_BREAKERS = (b"\n", b":", b'"', b"*")
-LOG_MAX_FLOAT = np.float32(88.7228391)  # log of the largest float, an upper limit of the exponent
+# logarithm of the largest float32, an upper limit of the exponent
+LOG_MAX_FLOAT = np.float32(88.7228391)
 MAX_LOOKBACK = 1_000_000
 
 
@@ -64,7 +66,7 @@ class Dry(SamplerStep):
         return partial(self.penalize, breakers=breakers)
 
     def penalize(self, logits: Logits, tokens: list[int], breakers: Container[int]) -> Logits:
-        """Return new logits; `breakers` are the tokens that end a repetition.
+        """Return new logits. `breakers`: the tokens at which a repetition ends.
 
         Shapes: logits `[n_vocab]`, result `[n_vocab]`.
         """
@@ -89,7 +91,9 @@ class Dry(SamplerStep):
         return out
 
     def _repeats(self, tokens: list[int], breakers: Container[int]) -> dict[int, int]:
-        """Return for each token that would lengthen a repetition the length of the longest one."""
+        """Return a dictionary of all tokens that would continue a repetition. The value is the
+        length of the longest repetition that the token would continue.
+        """
         back = tokens[: -self.dry_penalty_last_n - 1 : -1]  # newest first
         if len(back) <= self.dry_allowed_length:
             return {}
@@ -101,7 +105,7 @@ class Dry(SamplerStep):
             length = min(length, reach)
             if (
                 age and length >= self.dry_allowed_length
-            ):  # the end of the text also appears `age` tokens earlier
+            ):  # the last `length` tokens also occur `age` tokens earlier
                 follower = back[age - 1]
                 longest[follower] = max(length, longest.get(follower, 0))
         return longest
@@ -117,14 +121,12 @@ class Dry(SamplerStep):
 
 
 def _matches(tokens: list[int]) -> list[int]:
-    """Return for each position how many tokens from there on equal those at the beginning (the Z
-    function, in linear time).
+    """Return for each position how many tokens from there on equal the tokens at the start of the
+    list (the Z function, in linear time).
     """
     count = len(tokens)
     lengths = [0] * count
-    start = stop = (
-        0  # the match that reaches furthest: tokens[start:stop] == tokens[: stop - start]
-    )
+    start = stop = 0  # the match that ends last: tokens[start:stop] == tokens[: stop - start]
     for position in range(1, count):
         length = min(lengths[position - start], stop - position) if position < stop else 0
         while position + length < count and tokens[length] == tokens[position + length]:

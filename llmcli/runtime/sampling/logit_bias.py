@@ -26,8 +26,8 @@ class BiasValues:
     is_list: ClassVar[bool] = True
 
     def parse(self, name: str, value: Any, kind: type) -> tuple[str, ...]:
-        """Return the biases of a text with one or several, a list of them, or a table of ids and
-        numbers (as in the OpenAI API).
+        """Return the biases in `value`: a text with one or several biases, a list of such texts, or
+        a dictionary of token ids and numbers (as in the OpenAI API).
 
         Raises UserError naming the setting.
         """
@@ -99,7 +99,9 @@ class LogitBias(SamplerStep):
 
 @cache
 def parse_biases(texts: tuple[str, ...]) -> tuple[tuple[int, float], ...]:
-    """Return token ids and the numbers added to their logits, from checked texts."""
+    """Return pairs of a token id and the number to add to its logit. `texts`: biases that
+    `BiasValues.parse` returned.
+    """
     matches = [BIAS_PATTERN.fullmatch(text) for text in texts]
     return tuple((int(match[1]), float(match[2] + match[3])) for match in matches if match)
 

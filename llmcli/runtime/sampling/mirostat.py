@@ -1,8 +1,8 @@
-"""Mirostat: keeps the surprise of the text near a target by truncating more or less (Basu et al.
-2021).
+"""Mirostat: keeps the surprise of the text near a target, by dropping more or fewer unlikely tokens
+(Basu et al. 2021).
 
 As in llama.cpp (src/llama-sampler.cpp, common/sampling.cpp) it replaces penalties, DRY, truncation,
-XTC and dynamic temperature. The bias and the temperature still apply; temperature 0 takes the
+XTC and dynamic temperature. Logit bias and temperature still apply; temperature 0 takes the
 likeliest token.
 """
 
@@ -25,15 +25,16 @@ from llmcli.runtime.sampling.logit_bias import LogitBias
 from llmcli.runtime.sampling.temperature import Temperature
 from llmcli.runtime.sampling.truncate import draw_token, keep_only, softmax
 
-ZIPF_TOKENS = 100  # likeliest tokens from which version 1 estimates the exponent of Zipf's law
+# version 1 estimates the exponent of Zipf's law from this many of the likeliest tokens
+ZIPF_TOKENS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Mirostat(SelectorStep):
-    """Draw from the tokens whose surprise is below mu, then adjust mu by the draw's distance from
-    the target.
+    """Draws from the tokens whose surprise is at most mu. After each draw, mu is adjusted by the
+    difference between the token's surprise and the target.
 
-    Calling the step gives the first truncation of an answer, at mu = 2 · tau.
+    Calling the step itself gives the logits for the first token of an answer, where mu is 2 · tau.
     """
 
     mirostat: int = setting(
@@ -72,7 +73,8 @@ class Mirostat(SelectorStep):
         return self.truncate(logits, 2 * self.mirostat_tau)
 
     def truncate(self, logits: Logits, mu: float) -> Logits:
-        """Return the logits truncated at mu, in bits; the likeliest token always stays.
+        """Return the logits without the tokens whose surprise exceeds mu (in bits). The likeliest
+        token always stays.
 
         Shapes: logits `[n_vocab]`, result `[n_vocab]`.
         """
@@ -91,8 +93,9 @@ class Mirostat(SelectorStep):
         return MirostatPick(self)
 
     def native(self) -> tuple[NativeStep, ...] | None:
-        # llama.cpp's version 1 converts a float out of range to an int: when the text stays below
-        # tau for hundreds of tokens, it takes the likeliest token from then on.
+        # Version 1 runs in numpy: llama.cpp converts a float that is out of range to an int. When
+        # the text stays below tau for hundreds of tokens, it would then take the likeliest token
+        # for the rest of the answer.
         return (
             (("mirostat_v2", (self.mirostat_tau, self.mirostat_eta)),)
             if self.mirostat == 2
@@ -101,7 +104,9 @@ class Mirostat(SelectorStep):
 
 
 class MirostatPick:
-    """The draws of one sequence. `mu`: the surprise in bits up to which tokens are kept."""
+    """Draws the tokens of one sequence. `mu`: tokens whose surprise is above this, in bits, are
+    dropped.
+    """
 
     def __init__(self, step: Mirostat) -> None:
         self.step, self.mu = step, 2 * step.mirostat_tau
@@ -113,11 +118,11 @@ class MirostatPick:
         return token
 
     def truncate(self, logits: Logits) -> Logits:
-        """Return the logits truncated at the present mu."""
+        """Return the logits without the tokens that the present mu drops."""
         return self.step.truncate(logits, self.mu)
 
     def learn(self, kept: Logits, token: int) -> None:
-        """Adjust mu after `token` was drawn from `kept`."""
+        """Adjust mu after `token` was drawn from the logits `kept`."""
         alive = kept[np.isfinite(kept)]
         surprise = np.log2(np.exp(alive - alive.max()).sum()) - (
             kept[token] - alive.max()

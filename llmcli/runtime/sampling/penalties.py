@@ -1,4 +1,4 @@
-"""Penalties on tokens that occurred already (llama.cpp's penalties sampler; CTRL, Keskar et al.
+"""Penalties on tokens that occurred before (llama.cpp's penalties sampler; CTRL, Keskar et al.
 2019).
 """
 
@@ -15,7 +15,9 @@ PENALTY_LIMITS = NumberLimits(-100, 100)
 
 @dataclass(frozen=True, slots=True)
 class Penalties(SamplerStep):
-    """Makes the last `repeat_last_n` tokens (including the prompt) less likely."""
+    """Lowers the logits of tokens that are among the last `repeat_last_n` tokens, including those
+    of the prompt.
+    """
 
     repeat_penalty: float = setting(
         1.0,

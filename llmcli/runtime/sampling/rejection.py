@@ -17,7 +17,8 @@ Probabilities = NDArray[np.float32]
 def keep_or_redraw(
     p: Probabilities, q: Probabilities, guess: int, random: np.random.Generator
 ) -> int:
-    """Return a token with distribution `p`: the `guess`, drawn from `q`, if it can be kept.
+    """Return a token that has the distribution `p`: the `guess` if it can be kept, otherwise
+    another draw. `q`: the distribution that the guess was drawn from.
 
     Shapes: p, q `[n_vocab]`.
     """
@@ -28,7 +29,7 @@ def keep_or_redraw(
 
 
 def draw_index(weights: NDArray[np.floating], random: np.random.Generator) -> int:
-    """Return an index, drawn in proportion to the weights.
+    """Draw an index at random, with probabilities proportional to the weights.
 
     Shapes: weights `[n]`.
     """
@@ -38,8 +39,8 @@ def draw_index(weights: NDArray[np.floating], random: np.random.Generator) -> in
 
 
 class RejectionChain:
-    """A chain whose next draw may keep a guess. `expected`: the guess and the distribution it was
-    drawn from.
+    """A sampler chain that can keep a guess instead of drawing. `expected`: a guess for the next
+    draw, and the distribution that the guess was drawn from; or None.
     """
 
     def __init__(self, chain: NumpyChain) -> None:
@@ -47,7 +48,7 @@ class RejectionChain:
         self.expected: tuple[int, Probabilities] | None = None
 
     def draw(self, row: RowLogits, tokens: list[int]) -> int:
-        """Return the next token after `tokens`. `expected` applies to this draw only."""
+        """Return the next token after `tokens`. `expected` is used for this draw only."""
         if self.expected is None:
             return self.chain.draw(row, tokens)
         (guess, q), self.expected = self.expected, None
@@ -56,5 +57,5 @@ class RejectionChain:
         return token
 
     def close(self) -> None:
-        """Free the chain."""
+        """Free the wrapped chain."""
         self.chain.close()

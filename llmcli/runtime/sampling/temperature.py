@@ -1,4 +1,4 @@
-"""Temperature: how flat the distribution is, the same for every token or depending on the entropy
+"""Temperature: flattens or sharpens the distribution, by a fixed factor or depending on the entropy
 (dynamic temperature).
 """
 
@@ -17,17 +17,17 @@ from llmcli.runtime.sampling.base import (
 )
 
 MIN_TEMPERATURE = (
-    1e-6  # dividing logits by less may overflow, and llama.cpp would then take any token
+    1e-6  # division by a smaller temperature may overflow, and llama.cpp would then take any token
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Temperature(SamplerStep):
-    """Divides the logits by `temp`; 0 takes exactly the likeliest token.
+    """Divides the logits by `temp`; 0 always takes the likeliest token.
 
-    With a range the temperature is between temp − range and temp + range, depending on the entropy
-    of the remaining tokens: low + (high − low) · (entropy / largest possible entropy) ^ exponent
-    (llama.cpp's temp-ext).
+    With `dynatemp_range` the temperature lies between low = temp − range and high = temp + range,
+    depending on the entropy of the remaining tokens: low + (high − low) · (entropy / largest
+    possible entropy) ^ exponent (llama.cpp's temp-ext).
     """
 
     temp: float = setting(

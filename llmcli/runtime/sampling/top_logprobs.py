@@ -1,11 +1,11 @@
-"""The likeliest tokens of a row of logits."""
+"""Finds the likeliest tokens of a row of logits."""
 
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_TOP_LOGPROBS = 100  # maximum alternatives per token
+MAX_TOP_LOGPROBS = 100  # maximum number of likeliest tokens that may be requested per token
 SHORTLIST_COLUMNS = (
     4096  # logits per line of a table whose column maxima fit into the nearest CPU cache
 )
@@ -19,8 +19,8 @@ class TokenLogprob(NamedTuple):
 
 
 class TokenScore(NamedTuple):
-    """The log-softmax of the token that follows a row in a text, and the likeliest tokens of that
-    row.
+    """The log-softmax of the token that follows in the text, and the likeliest tokens at its
+    position.
     """
 
     logprob: float
@@ -30,10 +30,10 @@ class TokenScore(NamedTuple):
 def top_logprobs(
     logits: NDArray[np.float32], count: int, log_sum: float
 ) -> tuple[TokenLogprob, ...]:
-    """Return the `count` likeliest tokens; among equals the lowest id first. Impossible tokens are
-    left out.
+    """Return the `count` likeliest tokens, likeliest first; among equals the lowest id comes first.
+    Impossible tokens are left out.
 
-    Shapes: logits `[n_vocab]`. `log_sum`: log of the sum of their exponentials.
+    Shapes: logits `[n_vocab]`. `log_sum`: logarithm of the sum of exp(logits).
     """
     ids = likeliest_ids(logits, count)
     ids = ids[logits[ids] >= np.finfo(np.float32).min]
@@ -60,10 +60,10 @@ def likeliest_ids(logits: NDArray[np.float32], count: int) -> NDArray[np.int64]:
 
 
 class Shortlist(NamedTuple):
-    """All values of the columns that contain the likeliest logits.
+    """All values of those columns that contain the likeliest logits.
 
-    The row is laid out SHORTLIST_COLUMNS logits to a line; `values` are line by line, that is in
-    the order of their ids. `threshold`: at least as many values as requested reach it.
+    The row is laid out as lines of SHORTLIST_COLUMNS logits. `values` are ordered line by line,
+    that is, by token id. `threshold`: a value that at least the requested number of logits reach.
     """
 
     columns: NDArray[np.int64]
@@ -79,10 +79,10 @@ class Shortlist(NamedTuple):
 def find_shortlist(logits: NDArray[np.float32], count: int) -> Shortlist:
     """Return the columns that contain the `count` likeliest logits.
 
-    Each logit is read once: a value that reaches the threshold is in a column whose maximum reaches
-    it, and only those columns are read again. Columns are used because their maxima are one
-    vectorized reduction. After a forward pass code and data are out of the CPU caches, and each
-    further numpy function costs microseconds, so there are few.
+    Each logit is read once to find the maximum of each column. A logit that reaches the threshold
+    is in a column whose maximum reaches it, so only those columns are read again. The maxima of all
+    columns are one vectorized reduction. After a forward pass code and data are out of the CPU
+    caches, and each further numpy function costs microseconds, so few functions are called.
 
     Shapes: logits `[n_vocab]`.
     """
@@ -96,7 +96,7 @@ def find_shortlist(logits: NDArray[np.float32], count: int) -> Shortlist:
     least = ordered[rank]
     (columns,) = (largest >= least).nonzero()
     values = table.take(columns, 1).ravel()
-    if n_last:  # the last line is shorter
+    if n_last:  # the last line is shorter than the others
         values = np.concatenate(
             [values, logits[lines * across + columns[: columns.searchsorted(n_last)]]]
         )
@@ -104,8 +104,8 @@ def find_shortlist(logits: NDArray[np.float32], count: int) -> Shortlist:
 
 
 def column_maxima(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the maximum of each column of logits laid out SHORTLIST_COLUMNS to a line; NaN if the
-    column contains one.
+    """Lay out the logits as lines of SHORTLIST_COLUMNS, and return the maximum of each column; NaN
+    if the column contains a NaN.
 
     Shapes: logits `[n_vocab]`, result `[columns]`.
     """
@@ -122,8 +122,8 @@ def column_maxima(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 def top_threshold(logits: NDArray[np.float32], count: int) -> float:
     """Return a value that at least `count` logits reach, and not many more.
 
-    It is the `count`-th largest of the maxima of 8 · `count` pieces, which is several times faster
-    than finding the exact value.
+    It is the `count`-th largest of the maxima of 8 · `count` pieces of the row, which takes a
+    fraction of the time of finding the `count`-th largest logit.
 
     Shapes: logits `[n_vocab]`.
     """

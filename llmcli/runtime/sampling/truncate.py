@@ -19,7 +19,7 @@ PROBABILITY_LIMITS = NumberLimits(0, 1)
 
 @dataclass(frozen=True, slots=True)
 class TopK(SamplerStep):
-    """Keep the k likeliest tokens; 0 keeps all."""
+    """Keeps the k likeliest tokens; 0 keeps all."""
 
     top_k: int = setting(40, "keep the k likeliest tokens, 0 = all", NumberLimits(0, 10_000_000))
     name: ClassVar[str] = "top_k"
@@ -41,7 +41,7 @@ class TopK(SamplerStep):
 
 @dataclass(frozen=True, slots=True)
 class TypicalP(SamplerStep):
-    """Keep the tokens whose surprise is nearest to the entropy, up to a total probability of
+    """Keeps the tokens whose surprise is nearest to the entropy, up to a total probability of
     `typical` (Meister et al. 2022).
     """
 
@@ -71,7 +71,7 @@ class TypicalP(SamplerStep):
 
 @dataclass(frozen=True, slots=True)
 class TopP(SamplerStep):
-    """Keep the likeliest tokens that together reach the probability `top_p` (nucleus sampling,
+    """Keeps the likeliest tokens that together reach the probability `top_p` (nucleus sampling,
     Holtzman et al. 2020).
     """
 
@@ -100,7 +100,7 @@ class TopP(SamplerStep):
 
 @dataclass(frozen=True, slots=True)
 class MinP(SamplerStep):
-    """Drop tokens less likely than `min_p` times the likeliest."""
+    """Drops tokens whose probability is below `min_p` times that of the likeliest token."""
 
     min_p: float = setting(
         0.05,
@@ -125,7 +125,7 @@ class MinP(SamplerStep):
 
 
 def softmax(logits: Logits) -> Logits:
-    """Return the softmax.
+    """Return the softmax of the logits.
 
     Shapes: logits `[n]`, result float32 `[n]`.
     """
@@ -134,7 +134,7 @@ def softmax(logits: Logits) -> Logits:
 
 
 def keep_only(logits: Logits, keep: np.ndarray) -> Logits:
-    """Return the logits of the tokens in `keep`, and -inf for all others.
+    """Return the logits with -inf for all tokens that are not in `keep`.
 
     Shapes: logits `[n_vocab]`, keep `[tokens]` (token ids), result `[n_vocab]`.
     """
@@ -144,7 +144,7 @@ def keep_only(logits: Logits, keep: np.ndarray) -> Logits:
 
 
 def draw_token(logits: Logits, random: np.random.Generator) -> int:
-    """Draw one token with the probability that the logits give it.
+    """Draw one token at random, with the softmax of the logits as probabilities.
 
     Shapes: logits `[n_vocab]`.
     """

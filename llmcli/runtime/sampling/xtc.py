@@ -1,4 +1,4 @@
-"""Exclude top choices (XTC): sometimes leaves out the likeliest tokens (llama.cpp
+"""Exclude top choices (XTC): sometimes drops the likeliest tokens (llama.cpp
 src/llama-sampler.cpp).
 """
 
@@ -13,10 +13,10 @@ from llmcli.runtime.sampling.truncate import softmax
 
 @dataclass(frozen=True, slots=True)
 class XTC(SamplerStep):
-    """With `xtc_probability`, drop every token at or above `xtc_threshold` except the least likely
-    of them.
+    """With probability `xtc_probability`, drops all tokens at or above `xtc_threshold` except the
+    least likely of them.
 
-    Calling the step always drops them; the chain decides at random whether it is called.
+    Calling the step always drops them. The chain decides at random whether it calls the step.
     """
 
     xtc_probability: float = setting(
@@ -32,7 +32,7 @@ class XTC(SamplerStep):
     def is_neutral(self) -> bool:
         return (
             self.xtc_probability == 0 or self.xtc_threshold > 0.5
-        )  # no two tokens can have more than a half
+        )  # at most one token can have a probability above 1/2
 
     @property
     def probability(self) -> float:

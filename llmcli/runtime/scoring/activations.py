@@ -1,4 +1,4 @@
-"""A text through a model while the inputs of every product with a weight are shown, for
+"""Runs text through a model and passes the inputs of its products with weights to a function, for
 calibration.
 """
 
@@ -20,26 +20,26 @@ from llmcli.runtime.scoring.chunk_scorer import max_logit_rows
 
 
 class Activations:
-    """A context that reads chunks, made by `open_activations`."""
+    """An open context that reads chunks of text, made by `open_activations`."""
 
     def __init__(self, model: Model, context: Context, watcher: ProductWatcher) -> None:
         self.context, self._watcher = context, watcher
         self.bos = model.bos if model.add_bos else None
 
     def narrow(self, is_wanted: Callable[[str], bool], last_weight: str) -> None:
-        """Show only these weights from now on, and end every pass at the product with
-        `last_weight`.
+        """From now on pass only the products with these weights to the sink, and end every pass at
+        the product with `last_weight`.
         """
         self._watcher.narrow(is_wanted, last_weight)
 
     @property
     def latest_weight(self) -> str:
-        """Return the weight of the product that was shown last."""
+        """Return the name of the weight whose product was passed to the sink last."""
         return self._watcher.latest_weight
 
     def read(self, ids: NDArray[np.int32]) -> None:
-        """Read one chunk. Every row asks for logits; otherwise the last block and the head would
-        not see all rows.
+        """Read one chunk. Every row asks for logits, because otherwise the last block and the head
+        would be computed for some rows only.
 
         Shapes: ids `[n_ctx]`. Raises what the sink raises, and KeyboardInterrupt at Ctrl-C.
         """
@@ -65,8 +65,8 @@ def open_activations(
     is_wanted: Callable[[str], bool],
     sink: Callable[[ProductInput | AttentionMix], None],
 ) -> Iterator[Activations]:
-    """Open a context of `options` (n_ctx of one chunk) whose products are passed to `sink`.
-    Attention weights are shown only without flash attention.
+    """Open a context whose wanted products with weights are passed to `sink`. `options`: those of a
+    context for one chunk. Attention weights are passed only without flash attention.
     """
     from dataclasses import replace
 

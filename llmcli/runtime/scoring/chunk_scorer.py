@@ -1,8 +1,8 @@
-"""Logits of the scored positions of text chunks, some rows at a time.
+"""Computes the logits of the scored positions of text chunks, some rows at a time.
 
-Fits quant's Scorer protocol without importing it. Several chunks go through one pass, each in a
-separate sequence, as in llama-perplexity. Only scored rows ask for logits, at most `max_logit_rows`
-of them.
+It fits quant's Scorer protocol without importing it. A pass reads several chunks, each in a
+separate sequence, as in llama-perplexity. Only scored rows ask for logits, and at most
+`max_logit_rows` rows in one pass.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,8 +24,9 @@ LOGITS_BYTES = 128 << 20  # bytes of logits in memory at once
 
 
 def chunks_per_pass(n_ctx: int, n_batch: int, n_vocab: int, count: int) -> int:
-    """Return how many chunks one pass takes: as many as fit into a batch, as in llama-perplexity,
-    if the logits of their scored halves fit into LOGITS_BYTES, and at most `count`.
+    """Return how many chunks one pass reads, at most `count`. This is as many as fit into a batch,
+    as in llama-perplexity, but only as many as LOGITS_BYTES allow for the logits of the scored
+    halves.
     """
     return max(
         1,
@@ -36,13 +37,13 @@ def chunks_per_pass(n_ctx: int, n_batch: int, n_vocab: int, count: int) -> int:
 
 
 def max_logit_rows(n_vocab: int) -> int:
-    """Return how many rows of logits are in memory at once."""
+    """Return the maximum rows of logits that are in memory at once."""
     return max(1, LOGITS_BYTES // (4 * n_vocab))
 
 
 def chunk_context_options(base: ContextOptions, n_vocab: int, chunks: int) -> ContextOptions:
-    """Return the options `base` of one chunk for `chunks` chunks at once, each with a stream of
-    cells.
+    """Return options for `chunks` chunks at once, each with a separate stream of cells. `base`: the
+    options for one chunk.
     """
     return replace(
         base,
@@ -54,15 +55,15 @@ def chunk_context_options(base: ContextOptions, n_vocab: int, chunks: int) -> Co
 
 
 class ChunkScorer:
-    """A context that reads chunks. Ctrl-C during a pass raises KeyboardInterrupt."""
+    """A scorer of text chunks over one context. Ctrl-C during a pass raises KeyboardInterrupt."""
 
     def __init__(self, model: Model, context: Context) -> None:
         self.context, self.n_vocab = context, model.n_vocab
         self.bos = model.bos if model.add_bos else None
 
     def blocks(self, ids: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
-        """Yield the logits of the second half of each chunk, without the last position, block by
-        block.
+        """Yield the logits of the second half of each chunk, some positions of all chunks at a
+        time. The last position of a chunk is left out, because its next token is unknown.
 
         Shapes: ids `[chunks, n_ctx]`, blocks float32 `[chunks, positions, n_vocab]`. A block is a
         view that is valid until the next one is requested.

@@ -1,15 +1,15 @@
-"""Texts to vectors, pooled as the model's file says and normalized like llama-server's; or pairs of
-texts to scores.
+"""Turns texts into vectors, or pairs of texts into scores. Vectors are pooled as the model's file
+says and normalized like those of llama-server.
 
-The context is created with the first text and recreated larger for a longer one. Texts are read
-pass by pass, so that answers can continue between the passes.
+The context is created with the first text, and replaced by a larger one for a longer text. Texts
+are read pass by pass, so that answers can continue between the passes.
 
-A file without a pooling type is a generating model: its last token has seen the whole text, and
-only that token asks for output, because llama.cpp computes logits for every row that gives a
-vector. llama-server refuses such a file for /v1/embeddings.
+A file without a pooling type is usually that of a generating model. Its last token has seen the
+whole text, so its vector is used, and only this token asks for output, because llama.cpp computes
+logits for every row that gives a vector. llama-server refuses such a file for /v1/embeddings.
 
-A reranking model must have the matrix `cls.output.weight`. Without it llama.cpp reads the scores of
-all texts but the first from the wrong position of the head's output.
+A reranking model must have the matrix `cls.output.weight`. Without it llama.cpp would read the
+scores of all texts but the first from the wrong position of the head's output.
 """
 
 import math
@@ -35,26 +35,28 @@ from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.scoring.chunk_scorer import max_logit_rows
 from quant.model_file.model_header import ModelHeader
 
-PASS_TOKENS = 512  # tokens of a pass
-# tokens of a pass while answers are generated, whose next tokens wait for it
+PASS_TOKENS = 512  # maximum tokens of a pass
+# maximum tokens of a pass while answers are generated, because their next tokens wait for the pass
 SHORT_PASS_TOKENS = 64
 MAX_TEXTS = 16  # texts in one group
 MIN_CELLS = 512  # cells of the smallest context
 RERANK_HEAD = "cls.output.weight"  # a reranking model's head
-POOLING_CHOICES = "mean", "cls", "last"  # that may be requested
+POOLING_CHOICES = "mean", "cls", "last"  # pooling types that a user may request
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingPass:
-    """A forward pass: for each piece its text number, first and end token; and whether it gives
-    vectors.
+    """A forward pass over pieces of texts. `pieces`: for each piece the number of the text, the
+    first token and the end token. `gives_vectors`: whether the pass gives vectors.
     """
 
     pieces: tuple[tuple[int, int, int], ...]
     gives_vectors: bool
 
     def rows(self, texts: Sequence[Sequence[int]]) -> BatchRows:
-        """Return the rows of the pass. The texts of a group are numbered from 0."""
+        """Return the rows of the pass. `texts`: the texts of the group, which the pieces number
+        from 0.
+        """
         tokens = [token for text, start, end in self.pieces for token in texts[text][start:end]]
         positions = [at for _, start, end in self.pieces for at in range(start, end)]
         sequences = [text for text, start, end in self.pieces for _ in range(start, end)]
@@ -72,8 +74,8 @@ class Embedder:
         options: RunOptions,
         wanted_pooling: str | None = None,
     ) -> None:
-        """`context` is the generating one; `wanted_pooling` is a pooling type that replaces the
-        file's.
+        """`context`: the context that generates answers. `wanted_pooling`: a pooling type that
+        replaces that of the file.
 
         Raises UserError for a model without embeddings.
         """
@@ -87,11 +89,11 @@ class Embedder:
         self._held = ExitStack()
         self._pooled: PooledContext | None = None
         self._room = self._rows = 0
-        self.uses_short_passes = False  # set while answers are generated
+        self.uses_short_passes = False  # True while answers are generated
 
     def encode(self, text: str) -> list[int]:
-        """Return a text as token ids with the file's special tokens around it. Control tokens are
-        read out of the text, like in llama-server.
+        """Return a text as token ids with the file's special tokens around it. Names of control
+        tokens in the text become control tokens, as in llama-server.
         """
         return self._model.tokenize(text, special=True, add_special=True)
 
@@ -105,20 +107,21 @@ class Embedder:
         return self.pooling == "rank"
 
     def encode_pair(self, query: str, text: str) -> list[int]:
-        """Return a pair to be scored as token ids, by the file's rerank template or like
-        llama-server.
+        """Return a query and a text as the token ids of one pair to be scored. The file's rerank
+        template is used if there is one; otherwise the pair is written as llama-server does.
         """
         if not self._paired:
             return self._model.tokenize_pair(query, text)
-        # Filled in one after the other, so that a placeholder inside the query is not replaced.
+        # The template is filled in around "{document}", so that a placeholder inside the query is
+        # not replaced.
         prefix, _, suffix = self._paired.partition("{document}")
         words = prefix.replace("{query}", query) + text + suffix.replace("{query}", query)
         return self._model.tokenize(words, special=True)
 
     def start_job(self, texts: Sequence[Sequence[int]]) -> "EmbeddingJob":
-        """Start with these texts; only one job may run at a time.
+        """Return a job that turns these texts into vectors. Only one job may run at a time.
 
-        Raises UserError when a text does not fit.
+        Raises UserError when a text is too long.
         """
         longest = max(map(len, texts))
         if longest > self.max_tokens:
@@ -131,7 +134,9 @@ class Embedder:
         return EmbeddingJob(self, texts)
 
     def ensure_context(self, tokens: int) -> PooledContext:
-        """Return the context, recreated if texts of this many tokens do not fit."""
+        """Return the context. It is created again, larger, if a text of this many tokens does not
+        fit.
+        """
         if self._pooled is None or tokens > self._room:
             self.close()
             cells = self.needed_cells(tokens)
@@ -143,8 +148,8 @@ class Embedder:
         return self._pooled
 
     def needed_cells(self, tokens: int) -> int:
-        """Return the cells of the context that texts of this many tokens need; the present size
-        when it is enough.
+        """Return the cells that the context needs for a text of this many tokens, which is its
+        present size when that is enough.
         """
         if self._pooled is not None and tokens <= self._room:
             return self._room
@@ -152,17 +157,17 @@ class Embedder:
 
     @property
     def n_cells(self) -> int:
-        """Return the cells of the present context."""
+        """Return the cells of the present context; 0 when there is none."""
         return self._room
 
     def _now(self) -> int:
-        """Return the tokens of the next pass."""
+        """Return the maximum tokens of the next pass."""
         return min(SHORT_PASS_TOKENS, self._rows) if self.uses_short_passes else self._rows
 
     @property
     def nbytes(self) -> int | None:
         """Return the bytes of the context's cache and compute buffers: 0 before the first text,
-        None when unknown.
+        None when this build of llama.cpp cannot be queried.
         """
         if self._pooled is None:
             return 0
@@ -175,7 +180,9 @@ class Embedder:
         self._pooled, self._room, self._rows = None, 0, 0
 
     def groups(self, texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        """Yield groups of text numbers, each as large as the context allows."""
+        """Yield lists of text numbers. Each list is a group of texts that fit into the context
+        together.
+        """
         group: list[int] = []
         for number, text in enumerate(texts):
             if group and (
@@ -225,7 +232,7 @@ class Embedder:
 
 
 class EmbeddingJob:
-    """Some texts that are being turned into vectors."""
+    """Texts that are turned into vectors, one forward pass per step."""
 
     def __init__(self, embedder: Embedder, texts: Sequence[Sequence[int]]) -> None:
         self.vectors: list[Vector] = []
@@ -233,7 +240,7 @@ class EmbeddingJob:
         self._steps = self._run(embedder, texts)
 
     def step(self) -> bool:
-        """Compute one forward pass. Return False when all vectors are complete."""
+        """Compute one forward pass. Return False when there was nothing left to compute."""
         return next(self._steps, False)
 
     def _run(self, embedder: Embedder, texts: Sequence[Sequence[int]]) -> Iterator[bool]:
@@ -260,10 +267,11 @@ class EmbeddingJob:
 
 
 def resolve_pooling(header: ModelHeader, is_causal: bool, wanted: str | None = None) -> str:
-    """Return the pooling type: the file's unless `wanted` is given; "rank" for a reranking model.
+    """Return the pooling type: "rank" for a reranking model, otherwise `wanted`, or that of the
+    file. A file without one gets "last" for a causal model and "mean" for others.
 
-    Raises UserError when llama.cpp cannot read the file's head, or when another pooling is wanted
-    of a reranking model.
+    Raises UserError when llama.cpp cannot read the file's reranking head, and when `wanted` is
+    given for a reranking model.
     """
     kind = header.metadata.get(f"{header.architecture}.pooling_type")
     names = {number: name for name, number in POOLING.items()}
@@ -294,8 +302,8 @@ def normalize(vector: Vector | np.ndarray) -> Vector:
 def split_into_passes(
     lengths: Sequence[int], max_tokens: Callable[[], int]
 ) -> Iterator[tuple[tuple[int, int, int], ...]]:
-    """Split texts into passes of at most `max_tokens()` tokens, which is called for each pass. A
-    piece is (text number, first token, end token).
+    """Split texts of these lengths into passes. `max_tokens()` returns the maximum tokens of a pass
+    and is called before each pass. A piece is (text number, first token, end token).
     """
     pieces: list[tuple[int, int, int]] = []
     n_free = max_tokens()
