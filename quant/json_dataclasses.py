@@ -1,10 +1,9 @@
-"""Untrusted JSON into frozen dataclasses, and dataclasses into JSON values.
-
-A value that does not fit its field raises ValueError.
+"""Parses untrusted JSON into frozen dataclasses, and turns dataclasses into JSON values.
 
 Supports dataclasses of str, int, float, bool, None, tuples and mappings of these, and nested
-dataclasses. Unknown keys are ignored, because a newer version may have written them. A field's key
-is its name, or the key given with `field(metadata=json_key(...))`.
+dataclasses. A value that does not fit its field raises ValueError. Unknown keys are ignored,
+because a newer version may have written them. A field's key is its name, or the key given with
+`field(metadata=json_key(...))`.
 """
 
 import json
@@ -20,12 +19,14 @@ KEY_METADATA = "json_key"
 
 
 def json_key(name: str) -> dict[str, str]:
-    """Return the metadata of a dataclass field whose JSON key is not its name."""
+    """Return the metadata of a dataclass field with another JSON key than its name."""
     return {KEY_METADATA: name}
 
 
 def encode_value(value: Any) -> Any:
-    """Return a value for json.dumps(): dataclasses as dictionaries, tuples as lists."""
+    """Return a value that json.dumps() accepts: dataclasses become dictionaries, tuples become
+    lists.
+    """
     if is_dataclass(value):
         return {_key(field): encode_value(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -36,9 +37,9 @@ def encode_value(value: Any) -> Any:
 
 
 def parse_json(kind: type[T], text: str, max_chars: int) -> T:
-    """Return the object that `text` describes.
+    """Return the `kind` that the JSON `text` describes.
 
-    `max_chars` limits the text's length in characters. Raises ValueError, with the path of the
+    `max_chars` limits the length of the text in characters. Raises ValueError, with the path of the
     field, if the text does not fit `kind`.
     """
     if len(text) > max_chars:
@@ -52,7 +53,9 @@ def parse_json(kind: type[T], text: str, max_chars: int) -> T:
 
 
 def decode_value(kind: Any, value: Any, path: str) -> Any:
-    """Return `value` as `kind`; `path` names it in errors. Raises ValueError if it does not fit."""
+    """Return the JSON `value` as `kind`; `path` names it in errors. Raises ValueError if it does
+    not fit.
+    """
     if is_dataclass(kind):
         return _decode_object(kind, value, path)
     origin, inner = get_origin(kind), get_args(kind)
@@ -98,6 +101,6 @@ def _decode_scalar(kind: Any, value: Any, where: str) -> Any:
             return float(value)
     elif type(value) is kind and (kind is not int or abs(value) < MAX_NUMBER):
         if kind is str:
-            value.encode()  # rejects half a surrogate pair: UnicodeEncodeError is a ValueError
+            value.encode()  # fails for half of a surrogate pair: UnicodeEncodeError is a ValueError
         return value
     raise ValueError(f"{where} is not of type {kind.__name__}")

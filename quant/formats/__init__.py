@@ -1,4 +1,4 @@
-"""FORMATS: the supported block formats, by ggml's type name in capitals."""
+"""FORMATS: the supported block formats, by ggml's type name in capitals ("Q4_K")."""
 
 from quant.formats.base import BlockFormat
 from quant.registry import collect

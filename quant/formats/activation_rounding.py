@@ -1,11 +1,11 @@
 """The error that llama.cpp's 8-bit rounding of activations adds to a product.
 
-On a CPU a quantized weight is multiplied with inputs in blocks of one scale, absmax / 127: 256
-values (Q8_K) for the k-quants and similar types, 32 (Q8_0, Q8_1) for the others (ggml-cpu.c,
-type_traits_cpu, vec_dot_type). The error of a value is then uniform with variance scale^2 / 12. The
-expected absmax^2 of a block is computed from the mean squares alone, with values taken as
-independent and Gaussian. This is accurate enough for a term that matters only at about Q6_K and
-above.
+On a CPU, llama.cpp multiplies a quantized weight with inputs that it rounds in blocks with one
+scale, absmax / 127. A block has 256 values (Q8_K) for the k-quants and similar types, and 32 values
+(Q8_0, Q8_1) for the others (ggml-cpu.c, type_traits_cpu, vec_dot_type). The rounding error of a
+value is taken as uniform, with variance scale^2 / 12. The expected absmax^2 of a block is computed
+from the inputs' mean squares alone, as if the values were independent and Gaussian. This is
+accurate enough, because the term only matters at about Q6_K and above.
 """
 
 import math
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from quant.native.ggml import F32
 
 MAX_CODE = 127
-INTEGRAL_POINTS = 40  # points of the integral, evenly spaced in the logarithm
+INTEGRAL_POINTS = 40  # points of the numerical integral, evenly spaced in the logarithm
 # The range of the integral relative to the largest mean square.
 INTEGRAL_START, INTEGRAL_END = 1e-3, 40.0
-# The error function is 1 in float32 from here on.
+# The error function is tabulated up to here; beyond, it is 1 in float32.
 ERF_TABLE_END, ERF_TABLE_POINTS = 4.0, 1 << 14
 
 
 def activation_block(name: str) -> int:
-    """Return the number of inputs that share a scale when a weight of this type is multiplied; 0 if
-    inputs stay floats.
+    """Return the number of inputs that share a scale when llama.cpp multiplies a weight of this
+    type; 0 if it does not round inputs for this type.
     """
     if not ggml.is_quantized(name):
         return 0

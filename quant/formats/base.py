@@ -1,12 +1,13 @@
-"""Block formats: the fields of a block, the numbers they stand for, and the codes that numbers get.
+"""Block formats: the fields of a block, the numbers that they stand for, and the choice of codes
+for given numbers.
 
 `pack(unpack(blocks))` returns the same bytes. `value` returns exactly the numbers that ggml reads
-from a file. `fit` is ggml's own choice of scales and codes; `nearest_codes` finds the nearest codes
-for given scales, for methods that correct errors column by column. Everything works on arrays of
-blocks.
+from a block. `fit` is ggml's own choice of scales and codes. `nearest_codes` finds the nearest
+codes for given scales, for methods that correct errors column by column. Everything works on arrays
+of blocks.
 
-`value` and `nearest_codes` accept numpy arrays and torch tensors: they use only operations that
-both spell alike, and the three functions at the end of this file for the others.
+`value` and `nearest_codes` accept numpy arrays and torch tensors. They use only operations that
+have the same name in both, and for all others the three functions at the end of this file.
 """
 
 from abc import ABC, abstractmethod
@@ -29,13 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BlockFields:
-    """The fields of many blocks.
+    """The fields of many blocks. A field is None if the format does not have it.
 
-    Shapes: `codes` [blocks, values] as stored, from 0 up (Q8_0: signed), or [blocks, vectors] where
-    a code stands for several values; `d` [blocks] is the scale of a block (NVFP4: [blocks,
-    groups]); `m` [blocks] is the scale of its minimums, or the minimum itself; `scales` and `mins`
-    [blocks, groups] are the integers that d and m are multiplied with for each group. A field is
-    None where the format does not have it.
+    - `codes`: [blocks, values] as stored, starting at 0 (Q8_0: signed); or [blocks, vectors] in
+      formats where a code stands for several values.
+    - `d`: [blocks], the scale of a block (NVFP4: [blocks, groups]).
+    - `m`: [blocks], the scale of the block's minimums, or its minimum itself.
+    - `scales`, `mins`: [blocks, groups], the integers that d and m are multiplied with for each
+      group.
     """
 
     codes: "Ints"
@@ -52,8 +54,8 @@ class BlockFields:
         return int(self.d.shape[1]) if len(self.d.shape) > 1 else 1
 
     def group(self, number: int) -> "BlockFields":
-        """Return one group of each block. nearest_codes() and value() then work on its columns, or
-        on a single one of them.
+        """Return one group of each block, such that nearest_codes() and value() work on the columns
+        of this group, or on a single column.
         """
         codes = self.codes.reshape(len(self.codes), self.group_count, -1)[:, number]
         selected = slice(number, number + 1)
@@ -81,13 +83,13 @@ class BlockFormat(ABC):
 
     @abstractmethod
     def levels(self, codes: "Ints") -> "F32":
-        """Return the levels of codes in steps of the scale: one number, or a vector, for each
-        code.
+        """Return the levels of codes, in steps of the scale: for each code a number, or a vector in
+        formats where a code stands for several values.
         """
 
     def steps(self, fields: BlockFields) -> "tuple[F32, F32 | None]":
         """Return the step size and the minimum of each group, [blocks, groups, 1] each, rounded as
-        ggml rounds them. The minimum is None where the format has none.
+        ggml rounds them. The minimum is None if the format has none.
         """
         step = to_f32(fields.d).reshape(len(fields.codes), -1)
         if fields.scales is not None:
@@ -110,17 +112,18 @@ class BlockFormat(ABC):
         return numbers.reshape(len(step), -1)
 
     def fit(self, values: "F32", importance: "F32 | None" = None) -> BlockFields:
-        """Choose scales and codes for values [blocks, values], each column weighted by `importance`
-        [values].
+        """Choose scales and codes for values [blocks, values], with columns weighted by
+        `importance` [values].
 
-        The choice is that of ggml's encoder. Its searches add floats in a fixed order, so a
-        reimplementation would be slower and would match only by chance. The scales are the rounded
-        ones that the file contains. Raises UserError for the values that encode() refuses.
+        The choice is that of ggml's encoder, which is called for it: its searches add floats in a
+        fixed order, so a reimplementation would be slower and would match only by chance. The
+        returned scales are rounded as in the file. Raises UserError for values that encode()
+        refuses.
         """
         return self.unpack(self.encode(values, importance=importance))
 
     def encode(self, values: "F32", *, importance: "F32 | None" = None) -> "U8":
-        """Encode values [blocks, values] with ggml, each column weighted by `importance` [values].
+        """Encode values [blocks, values] with ggml, with columns weighted by `importance` [values].
         Returns [blocks, bytes].
         """
         weights = (
@@ -138,17 +141,17 @@ class ScalarFormat(BlockFormat):
 
     @abstractmethod
     def round_steps(self, numbers: "F32") -> "Ints":
-        """Return the code whose level is nearest to each number. Numbers may be infinite, but not
-        NaN.
+        """Return the code with the level nearest to each number, where numbers are in steps of the
+        scale. Numbers may be infinite, but not NaN.
         """
 
     def nearest_codes(self, values: "F32", fields: BlockFields) -> "Ints":
-        """Return the nearest codes of values [blocks, values] on the scales of `fields`, whose
-        codes are ignored.
+        """Return the nearest codes of values [blocks, values] on the scales of `fields`; the codes
+        in `fields` are ignored.
 
-        Where a step is zero all codes mean the same, and the code of zero is returned. For the
-        k-quants and MXFP4 these are the codes that ggml writes, because it rounds with the stored
-        scales there. For other formats ggml rounds with the scale before it became an F16, and the
+        If a step is zero, all codes mean the same, and the code of zero is returned. For the
+        k-quants and MXFP4 the result is what ggml writes, because it rounds with the stored scales
+        there. For other formats ggml rounds with the scale before that is rounded to F16, and the
         codes returned here are at least as near.
         """
         import numpy as np
@@ -159,7 +162,7 @@ class ScalarFormat(BlockFormat):
             if least is not None:
                 numbers = numbers - least
             numbers = numbers * usable / (step + ~usable)
-        numbers[numbers != numbers] = 0  # NaN, or infinity divided by infinity
+        numbers[numbers != numbers] = 0  # NaN comes from infinity divided by infinity
         return self.round_steps(numbers).reshape(values.shape)
 
 
@@ -180,7 +183,7 @@ class LinearFormat(ScalarFormat):
 
 
 class TableFormat(ScalarFormat):
-    """A format whose codes are indices into `table`, which is sorted in ascending order."""
+    """A format whose codes are indices into `table`, a table of levels in ascending order."""
 
     table: tuple[int, ...]
 
@@ -189,18 +192,18 @@ class TableFormat(ScalarFormat):
         return lookup(self.table, codes)
 
     def round_steps(self, numbers: "F32") -> "Ints":
-        """Round to codes; a number halfway between two levels goes to the higher, as in ggml's
+        """Round to codes. A number halfway between two levels goes to the higher one, as in ggml's
         best_index_int8.
         """
         return to_i16(sum((numbers >= edge) * 1 for edge in midpoints(self.table)))
 
 
 def midpoints(table: Sequence[int]) -> list[float]:
-    """Return the midpoints between neighbors."""
+    """Return the midpoints between neighboring levels of a table."""
     return [(low + high) / 2 for low, high in pairwise(table)]
 
 
-# Operations that numpy and torch spell differently.
+# Operations that have different names in numpy and torch.
 
 
 def to_f32(numbers: Any) -> "F32":
@@ -216,7 +219,7 @@ def to_i16(numbers: Any) -> "Ints":
 
 
 def lookup(table: "Sequence[float] | F32", codes: Any) -> "F32":
-    """Return table[codes] as F32: a number, or a row of the table, for each code."""
+    """Return table[codes] as F32: for each code a number, or a row if the table has rows."""
     import numpy as np
 
     entries = (

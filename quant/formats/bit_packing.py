@@ -8,8 +8,8 @@ if TYPE_CHECKING:
 
 
 def unpack_planes(stored: "U8", bits: int) -> "Ints":
-    """Unpack fields of `bits` bits, [..., bytes] -> [..., 8 / bits, bytes]: the lowest bits of all
-    bytes come first.
+    """Unpack fields of `bits` bits, [..., bytes] -> [..., 8 / bits, bytes]: first the lowest field
+    of every byte, then the next field of every byte, and so on.
     """
     import numpy as np
 
@@ -27,8 +27,8 @@ def pack_planes(codes: "Ints", bits: int) -> "U8":
 
 
 def unpack_fields(stored: "U8", bits: int) -> "Ints":
-    """Unpack fields of `bits` bits, [blocks, bytes] -> [blocks, fields]: all fields of the first
-    byte come first.
+    """Unpack fields of `bits` bits, [blocks, bytes] -> [blocks, fields]: first all fields of the
+    first byte, from the lowest on, then those of the next byte.
     """
     return unpack_planes(stored[..., None], bits).reshape(len(stored), -1)
 
@@ -39,8 +39,8 @@ def pack_fields(codes: "Ints", bits: int) -> "U8":
 
 
 def unpack_two_bits(stored: "U8") -> "Ints":
-    """Unpack two-bit fields [blocks, 64]: byte l of each 32 contains the values l, l + 32, l + 64
-    and l + 96.
+    """Unpack two-bit fields [blocks, 64]: in each half of 32 bytes, byte l contains the values l, l
+    + 32, l + 64 and l + 96.
     """
     return unpack_planes(stored.reshape(len(stored), -1, 32), 2).reshape(len(stored), -1)
 
@@ -51,8 +51,8 @@ def pack_two_bits(codes: "Ints") -> "U8":
 
 
 def unpack_words(stored: "U8", size: int) -> "Ints":
-    """Read little-endian words of `size` bytes, [blocks, bytes] -> [blocks, words]. The top bit of
-    a four-byte word becomes a sign.
+    """Unpack little-endian words of `size` bytes, [blocks, bytes] -> [blocks, words]. Words of four
+    bytes are signed.
     """
     import numpy as np
 
@@ -60,7 +60,7 @@ def unpack_words(stored: "U8", size: int) -> "Ints":
 
 
 def pack_words(values: "Ints", size: int) -> "U8":
-    """Write words as bytes, the inverse of unpack_words()."""
+    """Pack words into bytes, the inverse of unpack_words()."""
     import numpy as np
 
     return (
@@ -91,14 +91,14 @@ def join_words(codes: "Ints", bits: int) -> "Ints":
 
 
 def unpack_f16(stored: "U8") -> "Floats":
-    """Read F16 numbers: bytes [blocks, 2] -> floats [blocks]."""
+    """Unpack F16 numbers: bytes [blocks, 2] -> floats [blocks]."""
     import numpy as np
 
     return np.ascontiguousarray(stored).view(np.float16)[:, 0]
 
 
 def pack_f16(values: "Floats | None") -> "U8":
-    """Write F16 numbers: floats [blocks] -> bytes [blocks, 2]."""
+    """Pack F16 numbers: floats [blocks] -> bytes [blocks, 2]."""
     import numpy as np
 
     assert values is not None

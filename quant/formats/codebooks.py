@@ -1,10 +1,10 @@
 """The formats whose codes stand for vectors of four or eight values from a codebook: IQ1, IQ2 and
 IQ3.
 
-A code is an index into the codebook; the bits above the index flip the signs of the vector or shift
-it. These formats have no `nearest_codes`, because the values of a vector have to be chosen
-together; fit() lets ggml choose them. The first call of ggml's encoder takes up to most of a minute
-to build its tables.
+A code is an index into the codebook, with bits above the index that flip the signs of the vector or
+shift it. These formats have no `nearest_codes`, because the values of a vector have to be chosen
+together; fit() leaves the choice to ggml. The first call of ggml's encoder takes up to a minute to
+build its tables.
 
 Source: layouts of ggml/src/ggml-common.h and the dequantize_row functions of
 ggml/src/ggml-quants.c; the codebooks are those of the gguf package.
@@ -53,18 +53,18 @@ def sign_table(count: int) -> "F32":
 
 
 class SignedCodebook(BlockFormat):
-    """A format in which each value has its own sign: bit j above the `index_bits` bits of a code is
-    set where value j is negative.
+    """A format in which each value has its own sign: a code has `index_bits` bits of index, and bit
+    j above them is set if value j is negative.
 
-    Scales are odd, because ggml adds one half to the stored scale; `unit` is half of ggml's other
-    constant factor.
+    Scales are odd integers, because ggml adds one half to the stored scale and they count halves;
+    `unit` is half of ggml's other constant factor.
     """
 
     index_bits: int
     unit: float
 
     def levels(self, codes: "Ints") -> "F32":
-        """Return the values of each vector in steps of the scale."""
+        """Return the values of each code's vector, in steps of the scale."""
         vectors = lookup(codebook(self.name), codes & (1 << self.index_bits) - 1)
         signed: F32 = (
             vectors * lookup(sign_table(vectors.shape[-1]), codes >> self.index_bits) * self.unit
@@ -73,14 +73,16 @@ class SignedCodebook(BlockFormat):
 
 
 def _even(seven: "Ints") -> "Ints":
-    """Append the eighth sign to seven stored ones, so that an even number of signs is set."""
+    """Append the eighth sign bit to seven stored ones: it makes the number of set signs even."""
     import numpy as np
 
     return seven | (np.bitwise_count(seven) & 1).astype(np.int32) << 7
 
 
 def _odd(stored: "Ints") -> "Ints":
-    """Return the scale that values are multiplied with, in halves: 1, 3, 5 …"""
+    """Return the scales that values are multiplied with, in halves: 1, 3, 5 … for the stored scales
+    0, 1, 2 …
+    """
     return 2 * stored + 1
 
 
@@ -92,8 +94,8 @@ def _stored_odd(fields: BlockFields) -> "Ints":
 
 
 class IQ2XXS(SignedCodebook):
-    """IQ2_XXS: d, then for every 32 values four indices of eight bits, four times seven signs, and
-    a scale of four bits.
+    """IQ2_XXS: d, then for every 32 values four indices of eight bits, seven signs for each index,
+    and a scale of four bits.
     """
 
     name, index_bits, unit = "IQ2_XXS", 8, 1 / 8
@@ -117,7 +119,7 @@ class IQ2XXS(SignedCodebook):
 
 
 class IQ2XS(SignedCodebook):
-    """IQ2_XS: d, words with nine bits of index and seven signs, and scales of four bits for every
+    """IQ2_XS: d, words of an index of nine bits and seven signs, and a scale of four bits for every
     16 values.
     """
 
@@ -138,8 +140,8 @@ class IQ2XS(SignedCodebook):
 
 
 class IQ2S(SignedCodebook):
-    """IQ2_S: d, the low bytes of 32 indices, eight signs for each, the top two bits of the indices,
-    and scales as in IQ2_XS.
+    """IQ2_S: d, the low bytes of 32 indices, eight signs for each index, the top two bits of the
+    indices, and scales as in IQ2_XS.
     """
 
     name, index_bits, unit = "IQ2_S", 10, 1 / 8
@@ -172,7 +174,7 @@ class IQ3XXS(SignedCodebook):
     name, index_bits, unit = "IQ3_XXS", 8, 1 / 4
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 98] into fields; a vector has four of the eight signs."""
+        """Split blocks [blocks, 98] into fields. Two vectors of four values share eight signs."""
         pairs = unpack_words(blocks[:, 66:], 4)
         turns = split_words(_even(split_words(pairs, 7, 4)), 4, 2).reshape(-1, 64)
         codes = unpack_words(blocks[:, 2:66], 1) | turns << 8
@@ -211,12 +213,12 @@ class IQ3S(SignedCodebook):
 
 
 class ShiftedCodebook(BlockFormat):
-    """A format with vectors of -1, 0 and 1; the bit above the eleven bits of the index says whether
-    one eighth is subtracted or added.
+    """A format with vectors of -1, 0 and 1 that are shifted by one eighth. The bit above the eleven
+    bits of the index says whether the eighth is subtracted or added.
     """
 
     def levels(self, codes: "Ints") -> "F32":
-        """Return the values of each vector in steps of the scale."""
+        """Return the values of each code's vector, in steps of the scale."""
         vectors: F32 = (
             lookup(codebook(self.name), codes & 2047)
             + lookup((1 / 8, -1 / 8), codes >> 11)[..., None]
@@ -225,8 +227,8 @@ class ShiftedCodebook(BlockFormat):
 
 
 class IQ1S(ShiftedCodebook):
-    """IQ1_S: d, the low bytes of 32 indices, and for every four of them their top three bits, a
-    scale of three bits and the shift.
+    """IQ1_S: d, the low bytes of 32 indices, and for every four indices a word with their top three
+    bits, a scale of three bits and the shift.
     """
 
     name = "IQ1_S"
@@ -251,8 +253,8 @@ class IQ1S(ShiftedCodebook):
 
 
 class IQ1M(ShiftedCodebook):
-    """IQ1_M: the low bytes of 32 indices, a nibble for each with its top bits and shift, then four
-    words with four scales and a nibble of d each.
+    """IQ1_M: the low bytes of 32 indices, a nibble for each index with its top bits and shift, then
+    four words, each with four scales and a nibble of d.
     """
 
     name = "IQ1_M"

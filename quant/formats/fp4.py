@@ -1,5 +1,5 @@
-"""The formats with four-bit floats (E2M1) as codes, which some models are trained in: MXFP4 and
-NVFP4.
+"""The formats with four-bit floats (E2M1) as codes: MXFP4 and NVFP4. Some models are trained in
+them.
 
 Source: layouts of ggml/src/ggml-common.h, scales as in ggml/src/ggml-impl.h.
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from quant.formats.base import Ints
     from quant.native.ggml import F32, U8
 
-# in halves, so that they are integers; scales are halved to match
+# doubled, so that they are integers; the scales are halved to match
 E2M1_MAGNITUDES = (0, 1, 2, 3, 4, 6, 8, 12)
 E2M1_LEVELS = (*E2M1_MAGNITUDES, *(-size for size in E2M1_MAGNITUDES))
 
@@ -22,20 +22,20 @@ class E2M1Format(ScalarFormat):
     """A format whose codes are a sign bit above three bits of magnitude."""
 
     def levels(self, codes: "Ints") -> "F32":
-        """Return twice the E2M1 number of each code; code 8 is zero, too."""
+        """Return twice the E2M1 number of each code. Code 8 (minus zero) is zero, too."""
         return lookup(E2M1_LEVELS, codes)
 
     def round_steps(self, numbers: "F32") -> "Ints":
-        """Round to codes; a number halfway between two levels goes to the smaller, as in ggml's
-        best_index_mxfp4. Zero is code 0.
+        """Round to codes. A number halfway between two levels goes to the smaller one, as in ggml's
+        best_index_mxfp4. Zero gets code 0.
         """
         size = sum((abs(numbers) > edge) * 1 for edge in midpoints(E2M1_MAGNITUDES))
         return to_i16(size + 8 * ((numbers < 0) & (size > 0)))
 
 
 class MXFP4(E2M1Format):
-    """MXFP4: one byte with the exponent of the scale, then sixteen bytes of low and high
-    nibbles.
+    """MXFP4: one byte with the exponent of the scale, then sixteen bytes with the codes as low and
+    high nibbles.
     """
 
     name = "MXFP4"
@@ -56,8 +56,8 @@ class MXFP4(E2M1Format):
 
 
 class NVFP4(E2M1Format):
-    """NVFP4: four scales, unsigned floats with four bits of exponent and three of mantissa, then
-    four times eight bytes of nibbles.
+    """NVFP4: four scales, which are unsigned floats with four bits of exponent and three of
+    mantissa, then eight bytes of codes for each scale.
     """
 
     name = "NVFP4"
@@ -79,7 +79,7 @@ class NVFP4(E2M1Format):
         """Join fields into blocks [blocks, 36]."""
         import numpy as np
 
-        mantissas, exponents = np.frexp(fields.d)  # a mantissa of 0.5 to 1 and its power of two
+        mantissas, exponents = np.frexp(fields.d)  # a mantissa from 0.5 to 1, and a power of two
         normal = (exponents + 7 << 3) + (16 * mantissas - 8)
         scales = np.where(fields.d < 2**-7, fields.d * 1024, normal)
         return concat_bytes(scales, pack_planes(fields.codes.reshape(-1, 4, 2, 8), 4))

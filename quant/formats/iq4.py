@@ -19,12 +19,12 @@ from quant.formats.bit_packing import (
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
-# closer together around zero
+# the levels are closer together around zero
 IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 class IQ4NL(TableFormat):
-    """IQ4_NL: d, then sixteen bytes of low and high nibbles."""
+    """IQ4_NL: d, then sixteen bytes with the codes as low and high nibbles."""
 
     name, table = "IQ4_NL", IQ4_LEVELS
 
@@ -40,8 +40,8 @@ class IQ4NL(TableFormat):
 
 
 class IQ4XS(TableFormat):
-    """IQ4_XS: d, eight scales of six bits (top bits, then nibbles), then codes as in eight blocks
-    of IQ4_NL.
+    """IQ4_XS: d, eight scales of six bits (first their top bits, then their low nibbles), then
+    codes as in eight blocks of IQ4_NL.
     """
 
     name, table = "IQ4_XS", IQ4_LEVELS

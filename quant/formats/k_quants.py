@@ -1,5 +1,5 @@
-"""The k-quants, superblocks of 256 values with scales for groups of 16 or 32: Q2_K, Q3_K, Q4_K,
-Q5_K, Q6_K.
+"""The k-quants: superblocks of 256 values with a scale for each group of 16 or 32. Q2_K, Q3_K,
+Q4_K, Q5_K and Q6_K.
 
 Source: layouts of ggml/src/ggml-common.h and the dequantize_row functions of
 ggml/src/ggml-quants.c.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _tops(stored: "U8") -> "Ints":
-    """Unpack one-bit fields [blocks, 256]: bit j // 32 of byte j % 32 belongs to value j."""
+    """Unpack one-bit fields [blocks, 256]: value j is bit j // 32 of byte j % 32."""
     return unpack_planes(stored, 1).reshape(-1, 256)
 
 
@@ -53,7 +53,7 @@ class Q2K(LinearFormat):
 
 
 class Q3K(LinearFormat):
-    """Q3_K: the third bits of the codes, the two low bits, sixteen scales of six bits, d."""
+    """Q3_K: the third bits of the codes, their two low bits, sixteen scales of six bits, d."""
 
     name, high, zero = "Q3_K", 7, 4
 
@@ -82,8 +82,8 @@ class Q3K(LinearFormat):
 
 
 class Q45K(LinearFormat):
-    """Q4_K and Q5_K: d, the scale of the minimums, eight scales and minimums of six bits, in Q5_K
-    the fifth bits of the codes, then nibbles.
+    """Q4_K and Q5_K: d, the scale of the minimums, eight scales and eight minimums of six bits
+    each, in Q5_K the fifth bits of the codes, then their low nibbles.
     """
 
     def __init__(self, name: str, *, fifth: bool) -> None:
@@ -96,8 +96,8 @@ class Q45K(LinearFormat):
         codes = unpack_planes(blocks[:, -128:].reshape(-1, 4, 32), 4).reshape(-1, 256)
         if self.has_fifth_bit:
             codes = codes | _tops(blocks[:, 16:48]) << 4
-        # Four scales, four minimums, then the nibbles of four more of each; the top bits of the
-        # latter are in the first eight bytes.
+        # First four scales, then four minimums, then the low nibbles of the other four of each. The
+        # top bits of the latter are above the six bits in the first eight bytes.
         first_scales, first_mins, last_nibbles = (
             blocks[:, at : at + 4].astype(np.int16) for at in (4, 8, 12)
         )
@@ -133,7 +133,7 @@ class Q45K(LinearFormat):
 
 
 class Q6K(LinearFormat):
-    """Q6_K: low nibbles, two-bit tops, sixteen signed scales, d."""
+    """Q6_K: the low nibbles of the codes, their top two bits, sixteen signed scales, d."""
 
     name, high, zero = "Q6_K", 63, 32
 

@@ -1,7 +1,8 @@
 """The formats with blocks of 32 values and one scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
 
-Source: layouts of ggml/src/ggml-common.h; scales without importance as in the quantize_row_…_ref
-functions of ggml/src/ggml-quants.c, which use the largest values instead of a search.
+Source: layouts of ggml/src/ggml-common.h. Scales without importance are as in the
+quantize_row_…_ref functions of ggml/src/ggml-quants.c, which compute them from the largest values
+instead of searching.
 """
 
 from abc import abstractmethod
@@ -26,13 +27,14 @@ if TYPE_CHECKING:
 
 
 class RangeFormat(LinearFormat):
-    """A format whose scale follows from a block's largest values if no importance is given."""
+    """A format whose scale is computed from a block's largest values if no importance is given."""
 
     def fit(self, values: "F32", importance: "F32 | None" = None) -> BlockFields:
         """Choose scales and codes for values [blocks, 32] as ggml does.
 
-        Without importance the choice is computed here: codes are rounded with the scale before it
-        becomes an F16. Values without an F16 scale, and a search by importance, are left to ggml.
+        Without importance the choice is computed here: codes are rounded with the scale before that
+        is rounded to F16. ggml's encoder is called for values whose scale does not fit into F16,
+        and for a search by importance.
         """
         import numpy as np
 
@@ -52,22 +54,26 @@ class RangeFormat(LinearFormat):
 
     @abstractmethod
     def scale_and_minimum(self, values: "F32") -> "tuple[F32, F32 | None]":
-        """Return the scale [blocks] and the minimum [blocks], or None, of values [blocks, 32]."""
+        """Return the scale [blocks] and the minimum [blocks] of values [blocks, 32]; the minimum is
+        None in formats without one.
+        """
 
     @abstractmethod
     def round_codes(self, numbers: "F32") -> "F32":
-        """Return the codes of numbers in steps, rounded as ggml's encoder rounds them."""
+        """Return the codes of numbers, which are in steps of the scale, rounded as ggml's encoder
+        rounds them.
+        """
 
 
 class LegacyNibbles(RangeFormat):
-    """Q4_0, Q4_1, Q5_0 and Q5_1: d, m in the _1 types, the fifth bits in the Q5 types, sixteen
-    bytes of low and high nibbles.
+    """Q4_0, Q4_1, Q5_0 and Q5_1: d, in the _1 types m, in the Q5 types the fifth bits of the codes,
+    then sixteen bytes with the low and high nibbles.
     """
 
     def __init__(self, name: str, *, least: bool, fifth: bool) -> None:
         self.name, self.has_minimum, self.has_fifth_bit = name, least, fifth
         self.high = 31 if fifth else 15
-        # without a minimum the middle code stands for zero
+        # in the types without a minimum, the middle code stands for zero
         self.zero = 0 if least else (self.high + 1) // 2
 
     def unpack(self, blocks: "U8") -> BlockFields:
@@ -93,8 +99,8 @@ class LegacyNibbles(RangeFormat):
         return concat_bytes(*parts, pack_planes((fields.codes & 15).reshape(-1, 2, 16), 4))
 
     def scale_and_minimum(self, values: "F32") -> "tuple[F32, F32 | None]":
-        """Return scale and minimum: the _1 types span smallest to largest; in the others code 0
-        stands for the value farthest from zero.
+        """Return the scale and the minimum. In the _1 types the levels span the smallest to the
+        largest value; in the others code 0 stands for the value farthest from zero.
         """
         import numpy as np
 
@@ -103,11 +109,11 @@ class LegacyNibbles(RangeFormat):
             highest = _first(values, values.argmax(axis=1))
             return (highest - lowest) / np.float32(self.high), lowest
         farthest = _first(values, np.abs(values).argmax(axis=1))
-        # adding zero turns -0 into 0, which ggml starts with
+        # adding zero turns -0 into 0, which is the initial value in ggml
         return (farthest + np.float32(0)) / np.float32(-self.zero), None
 
     def round_codes(self, numbers: "F32") -> "F32":
-        """Round to codes; halves go up."""
+        """Round to codes; halves are rounded up."""
         import numpy as np
 
         codes: F32 = np.trunc(numbers + np.float32(self.zero + 0.5)).clip(self.low, self.high)
@@ -115,8 +121,8 @@ class LegacyNibbles(RangeFormat):
 
 
 def _first(values: "F32", places: "NDArray[np.intp]") -> "F32":
-    """Return one value of each block [blocks]. `places` are the first of equal values, so that 0
-    and -0 are distinguished as in ggml.
+    """Return the value at `places` in each block, [blocks]. `places` are the first of equal values,
+    so that 0 and -0 are distinguished as in ggml.
     """
     import numpy as np
 
@@ -148,7 +154,7 @@ class Q80(RangeFormat):
         return np.abs(values).max(axis=1) / np.float32(127), None
 
     def round_codes(self, numbers: "F32") -> "F32":
-        """Round to codes; halves go away from zero."""
+        """Round to codes; halves are rounded away from zero."""
         import numpy as np
 
         below = np.trunc(numbers)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Q10(TableFormat):
-    """Q1_0: d, then one bit for each of 128 values, which means d or -d."""
+    """Q1_0: d, then one bit for each of 128 values, which stands for d or -d."""
 
     name, table = "Q1_0", (-1, 1)
 
@@ -37,7 +37,7 @@ class Q10(TableFormat):
 
 
 class Q20(LinearFormat):
-    """Q2_0: d, then two bits for each of 64 values, which mean -d, 0, d or 2d."""
+    """Q2_0: d, then two bits for each of 64 values, which stand for -d, 0, d or 2d."""
 
     name, high, zero = "Q2_0", 3, 1
 
@@ -51,10 +51,11 @@ class Q20(LinearFormat):
 
 
 class TQ10(LinearFormat):
-    """TQ1_0: five values of -d, 0 or d in each byte, four in each of the last four bytes, then d.
+    """TQ1_0: bytes of five values, then four bytes of four values, then d. A value is -d, 0 or d.
 
-    A byte is the fraction 0.abcde in base three, in 256ths and rounded up. Bytes that no digits map
-    to decode like one that some do.
+    The values of a byte are the digits of a fraction 0.abcde in base three, and the byte is that
+    fraction in 256ths, rounded up. Bytes that this rule never produces decode like a byte that it
+    produces.
     """
 
     name, high, zero = "TQ1_0", 2, 1
@@ -82,8 +83,8 @@ class TQ10(LinearFormat):
 
 
 class TQ20(LinearFormat):
-    """TQ2_0: two bits for each of 256 values, which mean -d, 0 or d, then d. Code 3 is never
-    written and reads as 2d.
+    """TQ2_0: two bits for each of 256 values, which stand for -d, 0 or d, then d. Code 3 is never
+    written; it is read as 2d.
     """
 
     name, high, zero = "TQ2_0", 2, 1

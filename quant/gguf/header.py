@@ -1,9 +1,10 @@
-"""Reads the header of one GGUF file; every count, length and offset is checked against the file's
-size first.
+"""Reads the header of one GGUF file. Every count, length and offset is first checked against the
+file's size.
 
-gguf.GGUFReader trusts its input, and makes a numpy view of every element of every array, which
-takes seconds for a large vocabulary. Here arrays stay in the file until they are read. Follows
-gguf_init_from_reader (ggml/src/gguf.cpp): what that refuses is refused here, with the reason.
+gguf.GGUFReader is not used, because it trusts its input and makes a numpy view of every element of
+every array, which takes seconds for a large vocabulary. Here arrays stay in the file until they are
+read. Follows gguf_init_from_reader (ggml/src/gguf.cpp): a file that it refuses is refused here,
+with the reason.
 """
 
 import mmap
@@ -16,7 +17,7 @@ from quant.errors import UserError
 from quant.native import ggml
 
 MAGIC, DEFAULT_ALIGNMENT_BYTES, MAX_DIMS, MAX_NAME_BYTES = b"GGUF", 32, 4, 63
-# Far beyond any model: each key or tensor takes some hundred bytes of memory here.
+# Far more than any model has; each key or tensor takes some hundred bytes of memory.
 MAX_KEYS, MAX_TENSORS = 1 << 16, 1 << 20
 STRING, ARRAY, BOOL = 8, 9, 7
 SCALAR_CODES = {
@@ -64,8 +65,8 @@ class GgufArray:
     nbytes: int
 
     def head(self, count: int) -> "GgufArray":
-        """Return the first `count` of its numbers. A malicious file may store huge arrays under any
-        key.
+        """Return the first `count` elements of an array of numbers. A malicious file may have a
+        huge array under any key.
         """
         assert self.kind != "string"
         count = min(count, self.count)
@@ -81,7 +82,7 @@ class GgufArray:
         return data
 
     def read_strings(self) -> list[bytes]:
-        """Return the elements of a string array, not decoded."""
+        """Return the elements of a string array as bytes, not decoded."""
         assert self.kind == "string", self.kind
         data, at, out = self.read_bytes(), 0, []
         for _ in range(self.count):
@@ -105,10 +106,10 @@ MetadataValue = int | float | bool | str | GgufArray
 
 @dataclass(frozen=True, slots=True)
 class MetadataField:
-    """One key and its value; `kind` is its GGUF type.
+    """One key and its value; `kind` is the GGUF type of the value.
 
-    `raw` is the file range (first byte, end) of its type word and value, for copying them
-    unchanged.
+    `raw` is the range in the file (first byte, end) of its type word and value, so that they can be
+    copied unchanged.
     """
 
     key: str
@@ -126,7 +127,9 @@ class MetadataField:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor: `shape` in ggml's order (row length first), `offset` from the start of `file`."""
+    """One tensor: `shape` in ggml's order (row length first), and `offset` from the start of
+    `file`.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -147,7 +150,7 @@ class TensorInfo:
 
     @property
     def rows(self) -> int:
-        """The number of rows over all further axes; a mixture's experts follow one another."""
+        """The number of rows over all further axes; in a stack of experts, the rows of all experts."""
         return self.elements // self.shape[0]
 
 
@@ -187,7 +190,7 @@ def read_file_header(file: Path) -> FileHeader:
 
 
 class _Reader:
-    """A cursor over the mapped file; `at` never passes `size` without a UserError."""
+    """A cursor over the mapped file. Reading past `size` raises UserError."""
 
     def __init__(self, file: Path, data: mmap.mmap, size: int) -> None:
         self.file, self.data, self.size, self.at = file, data, size, 0
@@ -279,8 +282,8 @@ class _Reader:
         return GgufArray(self.file, TYPE_NAMES[number], count, first, self.at - first)
 
     def _skip_strings(self, count: int, key: str) -> None:
-        # The hot loop: large vocabularies have half a million strings. unpack_from never reads past
-        # the end.
+        # This loop takes most of the time: large vocabularies have half a million strings.
+        # unpack_from never reads past the end.
         at, data, read = self.at, self.data, struct.Struct("<Q").unpack_from
         try:
             for _ in range(count):

@@ -1,9 +1,9 @@
-"""Lays out a GGUF file: the bytes of its header and the position of every tensor, before the first
-tensor is read.
+"""Lays out a GGUF file: computes the bytes of its header and the position of every tensor, before
+the first tensor is read.
 
-gguf.GGUFWriter is not used: values copied from another file must keep their bytes (the package
-decodes and encodes every string, and cannot write empty or invalid ones), and the header's size
-must be known before the first tensor.
+gguf.GGUFWriter is not used for two reasons. Values that are copied from another file must keep
+their bytes, but the package decodes and encodes every string and cannot write empty or invalid
+ones. And the header's size must be known before the first tensor.
 """
 
 import struct
@@ -32,7 +32,7 @@ class TensorSlot:
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """A whole file before its first weight: the header's bytes, every tensor's position, and the
+    """The layout of a whole file: the bytes of the header, the position of every tensor, and the
     final size in bytes.
     """
 
@@ -41,7 +41,7 @@ class FileLayout:
     nbytes: int
 
     def ends_with_row(self, position: int) -> bool:
-        """Return whether the first `position` bytes hold the header and only complete rows."""
+        """Return whether the first `position` bytes of the file are the header and complete rows."""
         if not len(self.header) <= position <= self.nbytes:
             return False
         slot = next(
@@ -54,7 +54,7 @@ class FileLayout:
 
 
 def encode_entry(kind: str, value: PlainValue | Sequence[PlainValue]) -> bytes:
-    """Return a value as a GGUF file stores it, type word first.
+    """Return a value as a GGUF file stores it, with its type word first.
 
     `kind` is a GGUF type; "array:int32" is an array of int32.
     """
@@ -81,9 +81,10 @@ def lay_out_file(
     tensors: Iterable[tuple[str, tuple[int, ...], str]],
     alignment: int,
 ) -> FileLayout:
-    """Lay out a file. All sizes follow from shapes and types, so nothing has to be read.
+    """Lay out a file. All sizes follow from shapes and types, so no tensor is read.
 
-    `entries` are (key, stored type and value), `tensors` (name, shape in ggml's order, type).
+    `entries` are (key, type word and value as stored); `tensors` are (name, shape in ggml's order,
+    type).
     """
     tensors = list(tensors)
     head = [MAGIC, struct.pack("<IQQ", 3, len(tensors), len(entries))]

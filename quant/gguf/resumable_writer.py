@@ -1,8 +1,9 @@
-"""Writes a GGUF file under a temporary name next to its final one, with a journal from which a
-killed run resumes.
+"""Writes a GGUF file under a temporary name next to its final one, with a journal from which an
+interrupted run resumes.
 
-Bytes are appended in the file's order, so one running SHA-256 serves both: the journal records how
-far the file had come and the digest up to there, and at the end it is the digest of the file.
+Bytes are appended in the file's order, so a single running SHA-256 is enough. Each journal line
+records the position and the digest of all bytes before it, and the last digest is that of the whole
+file.
 """
 
 import contextlib
@@ -21,18 +22,19 @@ from quant.errors import DamagedSourceError, UserError
 from quant.gguf.header import read_file_header
 from quant.gguf.layout import FileLayout, TensorSlot
 
-BLOCK_BYTES = 1 << 20  # bytes read at a time when an earlier run's bytes are verified
-JOURNAL_SECONDS = 2.0  # seconds between journal lines within a slab
-FLUSH_BYTES = 1 << 25  # bytes after which written data is flushed to the disk in the background
+BLOCK_BYTES = 1 << 20  # bytes that are read at a time to verify an earlier run's bytes
+JOURNAL_SECONDS = 2.0  # least seconds between journal lines within a slab
+# after this many bytes, written data is flushed to the disk in the background
+FLUSH_BYTES = 1 << 25
 
 
 class ResumableWriter:
-    """Writes `.OUT.part` with `.OUT.journal`, and renames the part when it is complete.
+    """Writes `.OUT.part` and `.OUT.journal` beside `out`, and renames the part when it is complete.
 
-    `position` is the number of bytes written, `resumed_bytes` how many of them an earlier run
-    wrote. A journal line records the SHA-256 of the first so many bytes. A resumed run verifies the
-    bytes against it, so nothing has to be flushed before the end: what a power cut destroyed is
-    detected and written again.
+    `position` is the number of bytes written so far, of which an earlier run wrote the first
+    `resumed_bytes`. A journal line records the SHA-256 of all bytes before a position. A resumed
+    run verifies the part's bytes against it. Bytes that a power cut destroyed are detected and
+    written again, so nothing has to be flushed before the end.
     """
 
     def __init__(self, out: Path, layout: FileLayout, identity: dict[str, str]) -> None:
@@ -41,17 +43,18 @@ class ResumableWriter:
         self.journal_path = out.with_name(f".{out.name}.journal")
         self.identity = {**identity, "header": hashlib.sha256(layout.header).hexdigest()}
         self.position, self.resumed_bytes, self.sha = 0, 0, hashlib.sha256()
-        # Bytes sent to the disk, and the latest flush.
+        # Number of bytes that were given to the disk, and the latest flush.
         self.flushed, self.pending_flush = 0, Future[None]()
         self.pending_flush.set_result(None)
         self.recorded_at = 0.0
 
     @contextlib.contextmanager
     def open(self) -> Iterator["ResumableWriter"]:
-        """Resume what an interrupted run left, or begin a new file; only one process at a time.
+        """Resume an interrupted run's file, or begin a new one. Only one process at a time may
+        write the file.
 
-        The part stays for a resume if the block ends early, unless it raises DamagedSourceError.
-        Raises UserError if the file cannot be written.
+        If the block ends early, the part stays for a resume, unless the block raises
+        DamagedSourceError. Raises UserError if the file cannot be written.
         """
         _require_regular_files(self.part_path, self.journal_path)
         with _translate_errors(self.out), self.journal_path.open("a+b") as journal:
@@ -87,13 +90,13 @@ class ResumableWriter:
             self._start_flush()
 
     def pad(self, offset: int) -> None:
-        """Append zeros up to `offset`."""
+        """Append zeros until the file has `offset` bytes."""
         assert offset >= self.position, (offset, self.position)
         if offset > self.position:
             self.append(bytes(offset - self.position))
 
     def checkpoint(self, *, now: bool = True) -> None:
-        """Record the position in the journal; without `now`, only if the last record is
+        """Record the position in the journal; with `now` false, only if the last record is at least
         JOURNAL_SECONDS old.
         """
         if now or time.monotonic() - self.recorded_at > JOURNAL_SECONDS:
@@ -117,7 +120,9 @@ class ResumableWriter:
         return self.sha.hexdigest()
 
     def _start_flush(self) -> None:
-        """Start flushing the written bytes to the disk; raise the error of the previous flush."""
+        """Start flushing the written bytes to the disk in the background. Raises the error of the
+        previous flush if it failed.
+        """
         self.pending_flush.result()
         self.data.flush()
         self.flushed, self.pending_flush = (
@@ -130,8 +135,8 @@ class ResumableWriter:
         self.log.flush()
 
     def _resume(self) -> None:
-        """Verify what an earlier run wrote, and continue after the last journal line that is
-        correct.
+        """Verify the bytes of an earlier run, and continue after the last journal line that matches
+        them.
         """
         lines = _lines(self.log)
         end, first = next(lines, (0, None))
@@ -153,7 +158,7 @@ class ResumableWriter:
         self.log.truncate(end)
 
     def _check_disk_space(self) -> None:
-        """Refuse if the disk has too little space, before the first byte is written."""
+        """Raise UserError if the disk has too little space, before the first byte is written."""
         try:
             require_disk_space(
                 self.out.parent,
@@ -162,15 +167,16 @@ class ResumableWriter:
                 "or choose a path on another disk with -o",
             )
         except UserError:
-            # An existing journal without a part may belong to a run that can be resumed.
+            # A journal without a part is not deleted, because it may belong to a run that can be
+            # resumed.
             if not self.part_path.exists():
                 self.journal_path.unlink()
             raise
 
 
 def _lines(journal: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the journal's complete lines, each with its end offset; a crash may have cut the last
-    one.
+    """Yield the journal's complete lines, each with the offset of its end. A crash may have cut the
+    last line.
     """
     journal.seek(0)
     end = 0
@@ -186,7 +192,9 @@ def _lines(journal: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _matches_journal(data: BinaryIO, sha: "hashlib._Hash", line: Mapping[str, Any]) -> bool:
-    """Read on to the position of a journal line; return whether the digest there matches."""
+    """Read the data up to the position of a journal line; return whether the digest matches the
+    line's.
+    """
     length = line.get("bytes")
     if type(length) is not int or length < data.tell():
         return False
@@ -197,7 +205,7 @@ def _matches_journal(data: BinaryIO, sha: "hashlib._Hash", line: Mapping[str, An
 
 @contextlib.contextmanager
 def _translate_errors(out: Path) -> Iterator[None]:
-    """Turn errors of the file system into UserError; the part stays for a resume."""
+    """Raise errors of the file system as UserError; the part stays for a resume."""
     try:
         yield
     except OSError as error:
@@ -213,7 +221,9 @@ def _translate_errors(out: Path) -> Iterator[None]:
 
 
 def _require_regular_files(*files: Path) -> None:
-    """Refuse to write through a link or into a device in place of the part or its journal."""
+    """Raise UserError if the part or the journal exists as a link or a device, which must not be
+    written to.
+    """
     for file in files:
         if file.is_symlink() or (file.exists() and not file.is_file()):
             raise UserError(
@@ -225,7 +235,7 @@ def _require_regular_files(*files: Path) -> None:
 def _lock(journal: BinaryIO, out: Path) -> None:
     try:
         import fcntl
-    except ImportError:  # Windows: two writers of one file are not prevented
+    except ImportError:  # not available on Windows, where two processes can write the same file
         return
     try:
         fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -233,13 +243,14 @@ def _lock(journal: BinaryIO, out: Path) -> None:
         raise UserError(
             f"another process is writing {out}", hint="wait for it, or choose another name with -o"
         ) from None
-    # No links: another process finished and removed the journal before this one got the lock.
+    # No links means that another process finished and removed the journal before this one got the
+    # lock.
     if not os.fstat(journal.fileno()).st_nlink:
         raise UserError(f"another process has just written {out}", hint="repeat the command")
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder, so that a rename in it survives a power cut, on systems that support it."""
+    """Flush a folder, on systems that support it, so that a rename in it survives a power cut."""
     if hasattr(os, "O_DIRECTORY"):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

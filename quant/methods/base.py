@@ -1,8 +1,8 @@
-"""Quantization methods: from the rows of one tensor and the statistics of its input to packed
-blocks.
+"""The interface of quantization methods: a method turns the rows of one tensor into packed blocks,
+guided by the statistics of its input.
 
-A method returns blocks and not floats to be encoded again, because another search would choose
-another grid.
+A method returns blocks and not rounded floats. Floats would have to be encoded again, with a search
+that would choose other scales.
 """
 
 from abc import ABC, abstractmethod
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
     from quant.formats.base import BlockFormat
     from quant.native.ggml import F32, U8
 
-# Rows [rows, columns] and the number of the first of them in the tensor -> blocks [rows,
-# row_bytes].
+# Arguments: rows [rows, columns], and the number of the first of them in the tensor. Returns blocks
+# [rows, row_bytes].
 RowEncoder = Callable[["F32", int], "U8"]
 
 
 @dataclass(frozen=True, slots=True)
 class MethodReport:
-    """What a method reports about one tensor.
+    """A method's report on one tensor.
 
-    Of its `rows`, `fallback_rows` got the codes of the fallback method, whose error was lower.
-    `damping` is the damping of its second moments if that was more than usual, else 0.
+    Of the `rows` that it encoded, `fallback_rows` got the codes of the fallback method, because
+    their error was lower. `damping` is the damping of the second moments if it was higher than
+    usual, else 0.
     """
 
     rows: int
@@ -37,8 +38,9 @@ class MethodReport:
 class Method(ABC):
     """A way to choose codes. Subclasses define `name`, `help` and `make_encoder`.
 
-    `needs` is the statistic that the method uses: "sums" is an imatrix, which is optional;
-    "moments" are second moments, without which the `fallback` method quantizes the tensor.
+    `needs` says which statistics the method uses: "sums" are those of an imatrix, which are
+    optional; "moments" are second moments, without which the `fallback` method quantizes the
+    tensor.
     """
 
     name: str
@@ -47,20 +49,18 @@ class Method(ABC):
     fallback: str = "ggml"
 
     def can_encode(self, format: "BlockFormat", statistics: InputStatistics) -> bool:
-        """Return whether the method can encode this format from these statistics; if not,
-        `fallback` does.
+        """Return whether the method can encode this format from these statistics. If not, the
+        `fallback` method encodes it.
         """
         return statistics.moments is not None if self.needs == "moments" else True
 
     def values_per_chunk(self, statistics: InputStatistics) -> int:
-        """Return how many values of a tensor to encode at a time; 0 leaves the choice to the
-        pipeline.
-        """
+        """Return how many values of a tensor to encode at a time; 0 means the pipeline's default."""
         return 0
 
     def backend_name(self) -> str:
-        """Return the compute back end if it affects the bytes: an interrupted file is not resumed
-        with another one.
+        """Return the compute back end if the bytes depend on it, else "". An interrupted file is
+        not resumed with another back end.
         """
         return ""
 
@@ -70,8 +70,9 @@ class Method(ABC):
 
     @abstractmethod
     def make_encoder(self, format: "BlockFormat", statistics: InputStatistics) -> RowEncoder:
-        """Return the encoder of one tensor's rows. It is created once per tensor and called from
-        several threads at a time.
+        """Return the encoder of one tensor's rows. It is made once per tensor, and several threads
+        call it at a time.
 
-        The same rows must give the same blocks, however they are split and whichever thread calls.
+        The same rows must give the same blocks, however they are split into calls and whichever
+        thread calls.
         """

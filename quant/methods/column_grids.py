@@ -1,8 +1,9 @@
-"""The grids of the evenly spaced formats, column-major: each row of the weight is a column of the
-array.
+"""The grids (scales and minimums) of the evenly spaced formats, in column-major arrays: each row of
+the weight is a column of the array.
 
-A panel is [columns, rows]: the values of one column of the weight are adjacent, so that a step from
-column to column works on long vectors. Scales come from the search of `--method search`.
+A panel is such an array, [columns, rows]: the values in one column of the weight are adjacent, so
+that an algorithm that goes from column to column works on long vectors. Scales come from the search
+of `--method search`.
 """
 
 from dataclasses import dataclass, replace
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ColumnFormat:
-    """The block layout of a format: `block_columns` values in `groups`, levels `low` to `high`
-    around the code of zero, and the ranges of the integer scales and minimums, None where the
-    format has none.
+    """The block layout of an evenly spaced format: `block_columns` values in `groups`, levels from
+    `low` to `high` relative to the code of zero, and the ranges of the integer scales and minimums
+    (None if the format has none).
     """
 
     settings: FormatSearchSettings
@@ -31,8 +32,8 @@ class ColumnFormat:
 
     @staticmethod
     def from_format(format: "LinearFormat") -> "ColumnFormat":
-        """Return the layout of a format. Columns are weighted by their importance alone, without
-        the value spread.
+        """Return the layout of a format. Its searches weight columns by their importance alone:
+        `value_spread` is not used.
         """
         return ColumnFormat(
             replace(SEARCH_SETTINGS[format.name], value_spread=0.0),
@@ -42,27 +43,27 @@ class ColumnFormat:
 
     @property
     def block_columns(self) -> int:
-        """Number of columns of a block."""
+        """Number of columns in a block."""
         return self.settings.block_values
 
     @property
     def groups(self) -> int:
-        """Number of groups of a block."""
+        """Number of groups in a block."""
         return self.settings.groups
 
     @property
     def group_columns(self) -> int:
-        """Number of columns of a group."""
+        """Number of columns in a group."""
         return self.settings.block_values // self.settings.groups
 
     @property
     def scale_range(self) -> tuple[int, int] | None:
-        """Range of the integer scales; None where scales are not integers."""
+        """Range of the integer scales; None if the format has no integer scales."""
         return self.settings.scale_range
 
     @property
     def max_min(self) -> int | None:
-        """The largest minimum; None where minimums are not integers."""
+        """The largest integer minimum; None if the format has no integer minimums."""
         return (
             None
             if self.settings.max_minimum is None or self.settings.scale_range is None
@@ -70,7 +71,7 @@ class ColumnFormat:
         )
 
     def bounds(self, ops: ArrayBackend) -> tuple[Array, Array]:
-        """Return the lowest and the highest level in the type that ops.bound needs."""
+        """Return the lowest and the highest level as arrays that clip_in_place() accepts."""
         import numpy as np
 
         return (
@@ -81,14 +82,14 @@ class ColumnFormat:
 
     @cached_property
     def native_settings(self) -> ggml.ScaleSearchSettings:
-        """Settings of the scale search in C."""
+        """Settings of the scale search in our C code."""
         return native_search_settings(self.settings, self.low, self.high, 0.0)
 
 
 @dataclass(frozen=True)
 class ColumnGrid:
-    """One block of each row: `d` and `m` [rows] are F16 numbers, `scales` and `mins` [groups, rows]
-    integers.
+    """The scales of one block in each row: `d` and `m` [rows] are F16 numbers, `scales` and `mins`
+    [groups, rows] are integers.
     """
 
     format: ColumnFormat
@@ -98,7 +99,9 @@ class ColumnGrid:
     mins: Any = None
 
     def steps(self) -> tuple[Any, Any]:
-        """Return step and minimum [groups, rows] of each group, rounded as ggml rounds them."""
+        """Return the step and the minimum [groups, rows] of each group, rounded as ggml rounds
+        them.
+        """
         step = self.d[None] if self.scales is None else self.d * self.scales
         if self.m is None:
             return step, None
@@ -116,8 +119,8 @@ class ColumnGrid:
 def search_column_grid(
     format: ColumnFormat, values: Array, weights: Array, ops: ArrayBackend
 ) -> ColumnGrid:
-    """Search scales and minimums for the values [size, rows] of a block, columns weighted by
-    `weights` [size].
+    """Search scales and minimums for the values [block columns, rows] of a block, with columns
+    weighted by `weights` [block columns].
     """
     importance = weights / weights.max()
     importance = ops.where(importance > MIN_IMPORTANCE, importance, MIN_IMPORTANCE + 0 * importance)

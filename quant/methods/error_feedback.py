@@ -1,16 +1,18 @@
 """Error feedback from column to column on a format's grid, followed by coordinate descent.
 
-`round_with_feedback` works on a panel of rows [columns, rows]. Rows are independent, so that a
-panel may contain any of them. There are three steps, block by block:
+`round_with_feedback` works on a panel [columns, rows] of a weight's rows. Rows are independent, so
+a panel may contain any of them. `factor` is the factorization of the second moments H = (I + F) D
+(I + F)^T (hessian_factor.py). There are three steps; steps 1 and 2 are done block by block:
 
-1. The block's target is its weights plus what the factor feeds in from the errors of earlier
-blocks. Its scales are searched on that target, each column weighted by its D, and stay fixed during
+1. The block's target is its weights plus what F feeds in from the errors of earlier blocks. The
+block's scales are searched for this target, with each column weighted by its D; they stay fixed in
 step 2.
-2. Its columns are rounded one after another; each error is fed into the columns after it.
-3. In sweeps over all blocks, every code moves to where the total error is least with the others
-fixed (coordinate descent; QuantEase, Behdin et al. 2309.01885), then each group's integer scale and
-minimum, then the block's F16 numbers in closed form. A change that increases the error of the row
-is rejected.
+2. The block's columns are rounded one after another (`_round_block`). The error of each column is
+fed into the columns after it.
+3. In several sweeps over all blocks, each code moves to the level with the least total error while
+all others stay fixed (coordinate descent; QuantEase, Behdin et al. 2309.01885). Then each group's
+integer scale and minimum move in the same way, and the block's F16 numbers are fitted in closed
+form, unless that increases the error of the row.
 """
 
 from dataclasses import replace
@@ -23,13 +25,13 @@ from quant.native.array_backends import Array, ArrayBackend
 if TYPE_CHECKING:
     from quant.methods.hessian_factor import HessianFactor
 
-FEED_COLUMNS = 32  # columns after which errors are fed into the rest of a block
+FEED_COLUMNS = 32  # number of columns whose errors are fed into the rest of a block at a time
 
 
 def round_with_feedback(
     kind: ColumnFormat, panel: Array, factor: "HessianFactor", sweeps: int, ops: ArrayBackend
 ) -> tuple[list[ColumnGrid], Array]:
-    """Return the grids, one for each block, and the levels [columns, rows] of a panel [columns,
+    """Return the grids, one for each block, and the levels [columns, rows] for a panel [columns,
     rows].
     """
     errors, levels, grids = ops.zeros(*panel.shape), ops.empty_like(panel), []
@@ -73,7 +75,7 @@ def _round_block(
     errors: Array,
     ops: ArrayBackend,
 ) -> None:
-    """Round the columns of a block in turn, into `found`.
+    """Round the columns of a block one after another, and write their levels into `found`.
 
     `errors` receives the errors of the block's `weights`. `target` is overwritten.
     """
@@ -100,8 +102,8 @@ def _round_block(
 
 
 def _move_codes(grid: ColumnGrid, codes: Array, pull: Array, own: Array, ops: ArrayBackend) -> None:
-    """Move each code of a block to its best level. `pull` [size, rows] is H times the errors and is
-    updated.
+    """Move each code of a block to the level with the least error. `own` is the block's part of H.
+    `pull` [columns, rows] is H times the errors; it is updated.
     """
     size, span, (low, high) = len(codes), grid.format.group_columns, grid.format.bounds(ops)
     step, _ = grid.steps()
@@ -131,7 +133,7 @@ def _move_codes(grid: ColumnGrid, codes: Array, pull: Array, own: Array, ops: Ar
 def _refit_scales(
     grid: ColumnGrid, found: Array, pull: Array, own: Array, ops: ArrayBackend
 ) -> ColumnGrid:
-    """Return the grid with scales refitted to the same codes. `pull` is overwritten."""
+    """Return the grid with scales fitted again to the same codes. `pull` is overwritten."""
     kind, rows = grid.format, found.shape[1]
     if grid.scales is not None:
         grid = _refit_groups(grid, found, pull, own, ops)
@@ -172,13 +174,14 @@ def _group_totals(columns: Array, kind: ColumnFormat) -> Array:
 def _refit_groups(
     grid: ColumnGrid, found: Array, pull: Array, own: Array, ops: ArrayBackend
 ) -> ColumnGrid:
-    """Return the grid with each group's integer scale and minimum moved to their best values in
-    turn. `pull` is updated.
+    """Return the grid with the integer scale and the minimum of each group, one after another,
+    moved to their best values. `pull` is updated.
     """
     kind = grid.format
     assert kind.scale_range is not None
     low, high = kind.scale_range
-    scales, mins = grid.scales + 0, None if grid.mins is None else grid.mins + 0  # copies
+    # copies, which are changed below
+    scales, mins = grid.scales + 0, None if grid.mins is None else grid.mins + 0
     for group in range(kind.groups):
         part = slice(group * kind.group_columns, (group + 1) * kind.group_columns)
         codes, corner = found[part], own[part, part]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Ggml(Method):
-    """Every type, with or without an imatrix."""
+    """ggml's own encoder, for every type, with or without an imatrix."""
 
     name, help = "ggml", "llama.cpp's own search, with identical bytes"
 

@@ -1,23 +1,24 @@
-"""`--method gptq`: errors fed forward column by column on each format's grid, guided by second
+"""`--method gptq`: errors are fed forward column by column on each format's grid, guided by second
 moments.
 
-Rows are independent: a tensor's factor is computed once, and panels of its rows are solved on any
-thread. A panel is padded with zeros to a fixed width, so that a row meets the same arithmetic
-whichever panel it is in.
+This module splits a tensor into panels of rows and chooses between the results; the loop over
+columns is in error_feedback.py. Rows are independent: the factor of a matrix's second moments is
+computed once, and panels of its rows are solved on any thread. A panel is padded with zeros to a
+fixed width, so that a row's arithmetic does not depend on the panel that it is in.
 
-Exceptions:
+Two kinds of tensors are left to `--method search`:
 
-- attention's values need the moments of what attention mixes
-  (quant/calibration/attention_moments.py). Plain moments count every token alike, but attention
-  does not: the first token, which most heads attend to, is one of 512 in them. Without mixed
-  moments, values are left to search, and so are the value rows of attn_qkv and all of attn_kv_b,
-  where values share a weight with other outputs. The input of MLA's attn_v_b is mixed already.
-- Q8_0 is left to search: its error is 1/16 of Q4's.
+- Values of the attention without mixed moments (quant/calibration/attention_moments.py). Plain
+  moments count every token alike, but attention does not: most heads attend mainly to the first
+  token, which is only one of 512 in plain moments. This concerns attn_v, the value rows of
+  attn_qkv, and all of attn_kv_b, where values share a weight with other outputs. The input of MLA's
+  attn_v_b is mixed already.
+- Q8_0, because its error is only 1/16 of Q4's.
 
 Unless `--sequential` is given (quant/quantize/blockwise.py), all layers use the moments of the
 unquantized model.
 
-On a CPU the arithmetic is numpy's, and our C code searches the scales where it is built.
+On a CPU the arithmetic is numpy's, except that our C code, if it is built, searches the scales.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -38,29 +39,33 @@ if TYPE_CHECKING:
     from quant.native.ggml import F32, U8
 
 FALLBACK_SEARCH = Search()
-DESCENT_SWEEPS = 2  # of coordinate descent
+DESCENT_SWEEPS = 2  # sweeps of coordinate descent
 PANEL_ROWS = 1024  # most rows of a panel on a CPU
-# most values of a panel on a GPU, which waits for Python at each column however many rows it has
+# most values of a panel on a GPU. Panels are large there, because Python has to launch operations
+# for each column, however many rows the panel has
 DEVICE_PANEL_VALUES = 1 << 25
-PANEL_ROW_MULTIPLE = 64  # a panel's width is a multiple of it
+PANEL_ROW_MULTIPLE = 64  # a panel's width is a multiple of this
 ERROR_BAND_COLUMNS = (
-    256  # columns of a factor that errors are multiplied with at a time: half of it is zeros
+    # number of columns of a factor that errors are multiplied with at a time: the factor is
+    # triangular, so half of it is zeros
+    256
 )
-UNSOLVED_FORMATS = ("Q8_0",)  # eight bits leave too little error to be worth the time
-VALUE_TENSORS = (".attn_v.", ".attn_kv_b.")  # attention mixes the outputs of these, see above
+UNSOLVED_FORMATS = ("Q8_0",)  # with eight bits the error is too small to be worth the time
+# attention mixes the outputs of these tensors, see above
+VALUE_TENSORS = (".attn_v.", ".attn_kv_b.")
 
 
 class Gptq(Method):
-    """The k-quants and the formats with blocks of 32, with the second moments of `calibrate
-    --moments`.
+    """GPTQ for the k-quants and the formats with blocks of 32, with the second moments of
+    `calibrate --moments`.
     """
 
     name, help = "gptq", "error feedback by second moments"
     needs, fallback = "moments", "search"
 
     def can_encode(self, format: "BlockFormat", statistics: InputStatistics) -> bool:
-        """Return whether the format is evenly spaced and the statistics contain suitable moments of
-        the tensor.
+        """Return whether the format is evenly spaced and the statistics contain second moments that
+        suit the tensor (see above).
         """
         if statistics.moments is None or (
             any(part in statistics.name for part in VALUE_TENSORS) and not statistics.moments.mixed
@@ -75,12 +80,12 @@ class Gptq(Method):
         )
 
     def values_per_chunk(self, statistics: InputStatistics) -> int:
-        """Return the number of values of a panel."""
+        """Return the number of values in a panel."""
         return panel_rows(statistics) * statistics.columns
 
     def backend_name(self) -> str:
-        """Return the GPU's name, or numpy with the back end of the search: each adds in a different
-        order.
+        """Return the GPU's name, or "numpy" with the back end of the search. Sums are added in a
+        different order on each, so the bytes depend on it.
         """
         return array_backends.device() or f"numpy, {FALLBACK_SEARCH.backend_name()}"
 
@@ -89,12 +94,14 @@ class Gptq(Method):
         return _TensorEncoder(format, statistics)
 
     def report(self, encoder: RowEncoder) -> MethodReport | None:
-        """Return what solving the tensor took."""
+        """Return the report on the tensor: how many rows got the codes of search, and the damping."""
         return encoder.remark if isinstance(encoder, _TensorEncoder) else None
 
 
 def panel_rows(statistics: InputStatistics) -> int:
-    """Return the number of rows of a matrix's panels: all alike, and none nearly empty."""
+    """Return the number of rows in the panels of a matrix. All panels have the same size, and the
+    last one is not nearly empty.
+    """
     most = (
         max(PANEL_ROWS, DEVICE_PANEL_VALUES // statistics.columns)
         if array_backends.device()
@@ -109,10 +116,11 @@ def _padded_rows(rows: int) -> int:
 
 
 class _TensorEncoder:
-    """The encoder of one tensor. The factor of each matrix is computed when its first row arrives.
+    """The encoder of one tensor. The factor of a matrix's second moments is computed when its first
+    rows arrive.
 
-    Each row gets the codes with the lower error under its damped moments: those of error feedback
-    or, where these are not better, those of search.
+    Each row gets the codes of error feedback if their error under the row's damped moments is lower
+    than that of search, else the codes of search.
     """
 
     def __init__(self, format: "BlockFormat", evidence: InputStatistics) -> None:
@@ -136,8 +144,8 @@ class _TensorEncoder:
         )
 
     def __call__(self, rows: "F32", first: int) -> "U8":
-        """Return the blocks of rows `first` … of the tensor. Raises UserError for rows that ggml's
-        encoder refuses.
+        """Return the blocks of `rows`, of which the first is row `first` of the tensor. Raises
+        UserError for rows that ggml's encoder refuses.
         """
         import numpy as np
 
@@ -158,7 +166,7 @@ class _TensorEncoder:
         return out
 
     def _encode_panel(self, rows: "F32", first: int, matrix: int, step: int) -> "U8":
-        """Return the blocks of a panel; split the panel where the device runs out of memory."""
+        """Return the blocks of a panel. If the device runs out of memory, the panel is split."""
         try:
             return self._choose_rows(rows, first, matrix, step)
         except array_backends.DeviceOutOfMemory:
@@ -170,8 +178,8 @@ class _TensorEncoder:
         return array_backends.retry_in_halves(narrow, self.evidence.name)(rows, first)
 
     def _choose_rows(self, rows: "F32", first: int, matrix: int, step: int) -> "U8":
-        """Return the blocks of a panel of at most `step` rows of one matrix, the better of both
-        codes for each row.
+        """Return the blocks of a panel of at most `step` rows of one matrix: for each row those of
+        error feedback, or those of search if feedback is not better.
         """
         factor = self._factor(matrix)
         from_search = self.search(rows, first)
@@ -180,7 +188,7 @@ class _TensorEncoder:
             feedback_error = self._output_error(blocks, rows, factor, step)
             worse = ~(
                 feedback_error < self._output_error(from_search, rows, factor, step)
-            )  # NaN, too
+            )  # this is also true for NaN
         blocks[worse] = from_search[worse]
         with self.lock:
             self.rows, self.fallback_rows = (
@@ -199,7 +207,7 @@ class _TensorEncoder:
         return pack_search_result(found, self.format, self.kind.settings).reshape(len(rows), -1)
 
     def _output_error(self, blocks: "U8", rows: "F32", factor: HessianFactor, step: int) -> "F32":
-        """Return the error [rows] that the rows' blocks cause in the layer's output."""
+        """Return the error [rows] that rounding `rows` to `blocks` causes in the layer's output."""
         errors = ggml.decode(blocks, self.format.name, rows.shape[1], label=self.evidence.name)
         errors -= rows
         with self.ops.exclusive_access():
@@ -231,12 +239,12 @@ class _TensorEncoder:
             return self.factors[matrix]
 
     def _result(self, grids: list[ColumnGrid], levels: Array, count: int) -> ggml.ScaleSearchResult:
-        """Return the solution of the first `count` rows, with their blocks in order."""
+        """Return the solution of the first `count` rows, ordered by row and then by block."""
         import numpy as np
 
         def numbers(name: str, kind: type) -> Any:
-            """Return [rows x blocks] or [rows x blocks, groups]; an empty array where the format
-            has no such field.
+            """Return the grids' field `name` as [rows x blocks] or [rows x blocks, groups]; an
+            empty array if the format does not have it.
             """
             parts = [getattr(grid, name) for grid in grids]
             if parts[0] is None:

@@ -1,11 +1,11 @@
-"""A scale, and a minimum where there is one, for each group by itself: several starts, each
-improved a few times.
+"""Search for the scale, and the minimum if the format has one, of each group by itself: several
+starts are each improved a few times.
 
 A start spreads the levels over the values of a group. Then codes and scale are improved in turn:
-the nearest levels for a scale, the best scale for these levels.
+the nearest levels for the scale, then the best scale for these levels.
 
-Source: make_qkx3_quants and make_qx_quants of ggml/src/ggml-quants.c, which try three dozen starts
-and improve none.
+Source: make_qkx3_quants and make_qx_quants of ggml/src/ggml-quants.c, which try about 36 starts and
+do not improve them.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from quant.native.array_backends import Array
 def fit_group_scales(
     groups: GroupSums, starts: Sequence[float], rounds: int
 ) -> tuple[Array, Array | None, LevelSums]:
-    """Return the best scale and minimum of each group, and the sums of the levels they were
+    """Return the best scale and minimum of each group, and the sums over the levels that they were
     computed from.
 
-    A start is how often the range of all levels is spread over the values of a group: beyond 1 the
-    outermost values are clipped. Where there is no minimum, a negative start swaps the ends of the
-    range.
+    The first scale of a start is the scale with which all levels just cover the group's values,
+    divided by the start. With a start above 1 the outermost values are clipped. In formats without
+    a minimum, a negative start swaps the two ends of the levels' range.
     """
     ops = groups.ops
     span, least = _full_range(groups)
@@ -47,7 +47,7 @@ def fit_group_scales(
 
 
 def _full_range(lanes: GroupSums) -> tuple[Array, Array | None]:
-    """Return the scale and minimum that spread all levels over a group."""
+    """Return the scale and the minimum with which all levels just cover the values of a group."""
     ops = lanes.ops
     low, high = ops.minimum(lanes.x), ops.maximum(lanes.x)
     if lanes.max_minimum is None:

@@ -1,15 +1,15 @@
-"""The factor of second moments for error feedback: H = (I + F) D (I + F)^T, with F strictly upper
-triangular.
+"""Factorization of second moments for error feedback: H = (I + F) D (I + F)^T, with F strictly
+upper triangular and D diagonal.
 
-The error that a row's change dw causes in the layer's output is dw H dw^T. With this factor it is a
-sum over columns: D_j times the square of the remaining error of column j after the errors of the
-columns before it have been fed in through F. Rounding column after column against that target is
-GPTQ (Frantar et al. 2210.17323); without the inverse of H it is LDLQ (Chee et al. 2307.13304,
-theorem 6: both are the same). One Cholesky factorization of the reversed H gives F and D without an
-inverse.
+A change dw of a row causes the error dw H dw^T in the layer's output. With this factorization the
+error is a sum over columns: D_j times the square of what remains of the error of column j after the
+errors of the columns before it have been fed in through F. Rounding column after column to minimize
+this is GPTQ (Frantar et al. 2210.17323); the form without the inverse of H is LDLQ (Chee et al.
+2307.13304, whose theorem 6 shows that both are the same). A Cholesky factorization of H with
+reversed rows and columns gives F and D without an inverse.
 
-H is damped by a tenth of its mean diagonal: with less damping the codes fit the calibration text
-more than other text. The value is the best compromise over roles, models and texts.
+H is damped by a tenth of its mean diagonal: with less damping the codes fit the calibration text at
+the expense of other text. The value is the best compromise over roles, models and texts.
 """
 
 from dataclasses import dataclass
@@ -20,18 +20,20 @@ from quant.native.array_backends import Array, ArrayBackend
 if TYPE_CHECKING:
     from quant.native.ggml import F32
 
-DAMPING = 0.1  # fraction of the mean of the diagonal that is added to the diagonal
-DAMPING_GROWTH = 10.0  # growth of the damping when a matrix cannot be factored
+DAMPING = 0.1  # fraction of the mean diagonal that is added to the diagonal
+DAMPING_GROWTH = 10.0  # factor by which the damping grows while a matrix cannot be factored
 MAX_DAMPING = 1e4
 
 
 @dataclass(frozen=True)
 class HessianFactor:
-    """The damped H of one input and its factor, as F32 arrays, with the damping that was needed."""
+    """The damped H of one input and its factorization, as F32 arrays, with the damping that was
+    needed.
+    """
 
     moments: Array  # H [columns, columns]
-    # F transposed [columns, columns], strictly lower triangular: row j reads from the columns
-    # before j
+    # F transposed [columns, columns], strictly lower triangular: row j has the factors of the
+    # columns before j
     feed: Array
     weights: Array  # D [columns]
     damping: float
@@ -40,8 +42,9 @@ class HessianFactor:
 def factor_moments(mean: "F32", ops: ArrayBackend, damping: float = DAMPING) -> HessianFactor:
     """Factor mean second moments [columns, columns], which are finite and symmetric.
 
-    A channel without input, or fewer tokens than columns, makes H singular: damping is increased
-    tenfold until the factorization succeeds. An H of zeros is replaced by the identity.
+    H is singular if a channel has no input or if there were fewer tokens than columns; then the
+    damping is increased tenfold until the factorization succeeds. An H of zeros is replaced by the
+    identity.
     """
     import numpy as np
 

@@ -1,9 +1,10 @@
-"""`--method search`: scales, minimums and codes chosen together, weighted by the imatrix.
+"""`--method search`: scales, minimums and codes are chosen together, weighted by the imatrix.
 
-All groups of a chunk are searched at once (group_sums.py), first each by itself (group_scales.py),
-then with its superblock (superblock_scales.py): on a GPU if torch has one, else by our C code if it
-is built (quant/native/searches.c), else by numpy, the reference. The same rows give the same bytes
-however they are split; another machine may give other bytes.
+All groups of a chunk are searched at once (group_sums.py), first each group by itself
+(group_scales.py), then together with its superblock (superblock_scales.py). The search runs on a
+GPU if torch has one, else in our C code if it is built (quant/native/searches.c), else in numpy,
+the reference. On one machine the same rows give the same bytes however they are split; another
+machine may give other bytes.
 """
 
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from quant.native.array_backends import Array, ArrayBackend
     from quant.native.ggml import F32, U8
 
-# a chunk is padded to a multiple of so many blocks, so that sums do not depend on its size
+# a chunk is padded to a multiple of this many blocks, so that sums do not depend on its size
 CHUNK_BLOCKS = 16
 DEVICE_CHUNK_VALUES, NATIVE_CHUNK_VALUES = (
     1 << 22,
@@ -31,14 +32,16 @@ DEVICE_CHUNK_VALUES, NATIVE_CHUNK_VALUES = (
 
 
 class Search(Method):
-    """The k-quants and the types with one scale per block; types with a codebook are left to
-    ggml.
+    """The search for the k-quants and the types with one scale per block; types with a codebook are
+    left to ggml.
     """
 
     name, help, needs = "search", "scales and codes chosen together: less error than ggml", "sums"
 
     def values_per_chunk(self, statistics: InputStatistics) -> int:
-        """Return as many values as fit a core's cache, or fill a GPU."""
+        """Return as many values as fit into a core's cache, or as fill a GPU; 0, the pipeline's
+        default, for numpy.
+        """
         return (
             DEVICE_CHUNK_VALUES
             if array_backends.device()
@@ -48,16 +51,20 @@ class Search(Method):
         )
 
     def can_encode(self, format: "BlockFormat", statistics: InputStatistics) -> bool:
-        """Return whether the format's levels are evenly spaced."""
+        """Return whether the format has search settings, as all formats with evenly spaced levels
+        do.
+        """
         return format.name in SEARCH_SETTINGS
 
     def backend_name(self) -> str:
-        """Return the GPU's name, "C" or "numpy": each adds in a different order."""
+        """Return the GPU's name, "C" or "numpy". Sums are added in a different order on each, so
+        the bytes depend on it.
+        """
         return array_backends.device() or ("C" if ggml.native_search() else "numpy")
 
     def make_encoder(self, format: "BlockFormat", statistics: InputStatistics) -> RowEncoder:
-        """Return the encoder for the format. It raises UserError for rows that the format cannot
-        hold, as ggml's encoder does.
+        """Return the encoder for the format. Like ggml's encoder, it raises UserError for rows that
+        the format cannot represent.
         """
         assert isinstance(format, LinearFormat)
         grid, weigh = SEARCH_SETTINGS[format.name], statistics.importance_reader()
@@ -87,7 +94,7 @@ def _search_in_arrays(
     format: LinearFormat,
     grid: FormatSearchSettings,
 ) -> "U8":
-    """Search on a GPU, or in numpy with less effort."""
+    """Search on a GPU, or in numpy with fewer starts and offsets."""
     effort = grid.native_effort if array_backends.device() else grid.numpy_effort
     ops = array_backends.array_backend(array_backends.device())
     with ops.exclusive_access():
@@ -101,7 +108,7 @@ def _search_in_c(
     format: LinearFormat,
     grid: FormatSearchSettings,
 ) -> "U8":
-    """Search in C, with each matrix's own importance."""
+    """Search in our C code, one matrix after another, each with its own importance."""
     import numpy as np
 
     settings = native_search_settings(
@@ -146,7 +153,7 @@ def pack_search_result(
 
     if (blocks := ggml.pack_blocks(result, format.name)) is not None:
         return blocks
-    # native.check_made refuses infinite scales
+    # infinite scales are refused later, by ggml.require_finite_scales
     with np.errstate(over="ignore", invalid="ignore"):
         d, m = result.d.astype(np.float16), result.m.astype(np.float16)
     whole = grid.scale_range is not None
@@ -169,7 +176,7 @@ def search_fields(
     ops: "ArrayBackend",
     effort: SearchEffort,
 ) -> BlockFields:
-    """Return the fields of the blocks of rows [rows, columns], each column weighted by
+    """Return the fields of the blocks of rows [rows, columns], with columns weighted by
     `importance`.
     """
     import numpy as np
@@ -179,7 +186,7 @@ def search_fields(
         rows.reshape(-1, grid.groups, grid.block_values // grid.groups).transpose(2, 1, 0), ops
     )
     w = _padded(grid.importance_array(importance, *rows.shape).reshape(*x.shape[:2], -1), ops)
-    # native.check_made refuses infinite scales
+    # infinite scales are refused later, by ggml.require_finite_scales
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         if spread := grid.effective_spread(importance):
             _weigh_large_values(x, w, spread, ops)
@@ -201,8 +208,8 @@ def search_scales(
     ops: "ArrayBackend",
     effort: SearchEffort,
 ) -> tuple[GroupSums, SuperblockScales]:
-    """Search scales and minimums for values [values of a group, groups of a block, blocks], with
-    weights of the same shape and levels from the lowest to the highest.
+    """Search scales and minimums for values x [values of a group, groups of a block, blocks] with
+    weights w of the same shape; `levels` are the lowest and the highest level.
     """
     lanes = GroupSums(ops, x, w, *levels, grid.max_minimum)
     scale, least, sums = fit_group_scales(lanes, effort.starts, effort.rounds)
@@ -248,7 +255,7 @@ def _weigh_large_values(x: "Array", w: "Array", spread: float, ops: "ArrayBacken
 def _to_fields(
     levels: "Array", steps: SuperblockScales, format: LinearFormat, count: int, ops: "ArrayBackend"
 ) -> BlockFields:
-    """Return the levels and steps as the format's fields, without padding."""
+    """Return the levels and scales as the format's fields, without the padding."""
     import numpy as np
 
     numbers = ops.to_numpy(levels)

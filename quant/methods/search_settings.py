@@ -1,8 +1,9 @@
-"""Settings of the search for each format: groups, starts, effort, and the weight of a value.
+"""Settings of the search for each format: groups, starts, effort, and the weights of values.
 
-`value_spread` makes large values weigh more, as in ggml. It was chosen by the divergence from a
-trained model: importance alone has the lower weighted error for every format but the higher
-divergence for the low-bit formats. Q6_K and Q8_0 work without it, as in ggml.
+`value_spread` gives large values more weight, as in ggml. Whether a format uses it was chosen by
+the divergence from an unquantized model: weights by importance alone give a lower weighted error
+for every format, but a higher divergence for the low-bit formats. Q6_K and Q8_0 work without it, as
+in ggml.
 """
 
 from dataclasses import dataclass
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from quant.native.ggml import F32, Importance
 
-MIN_IMPORTANCE = 1e-6  # smallest relative importance of a column in its block
+MIN_IMPORTANCE = 1e-6  # smallest importance of a column relative to the largest in its block
 
 
 @dataclass(frozen=True, slots=True)
 class SearchEffort:
-    """The effort of a search: `starts`, each improved `rounds` times (group_scales.py), then the
-    offsets `scale_offsets` around each integer scale (superblock_scales.py).
+    """The effort of a search: `starts`, each improved `rounds` times (group_scales.py), and then
+    one pass over the superblocks for each entry of `scale_offsets`, which has the offsets to try
+    around each integer scale (superblock_scales.py).
     """
 
     starts: tuple[float, ...]
@@ -27,13 +29,13 @@ class SearchEffort:
 
 @dataclass(frozen=True, slots=True)
 class FormatSearchSettings:
-    """The search settings of a format with `block_values` values of a block in `groups`.
+    """The search settings of a format with blocks of `block_values` values in `groups` groups.
 
-    `scale_range` is the range of its integer scales, None without them; `max_minimum` the largest
-    allowed minimum, None where there are no minimums. `numpy_effort` is used by numpy,
-    `native_effort` by our C code and on a GPU. With `value_spread` a value x weighs importance
-    times sqrt(value_spread + x² / mean of x² in its block), nearly as in ggml, else importance
-    alone.
+    `scale_range` is the range of the integer scales, None if the format has none; `max_minimum` is
+    the largest allowed minimum, None if the format has no minimums. `numpy_effort` is used in
+    numpy, `native_effort` in our C code and on a GPU. If `value_spread` is not 0, the weight of a
+    value x is its importance times sqrt(value_spread + x² / mean of x² in its block), nearly as in
+    ggml; else it is the importance alone.
     """
 
     block_values: int
@@ -45,11 +47,11 @@ class FormatSearchSettings:
     value_spread: float = 0.0
 
     def effective_spread(self, importance: "Importance | None") -> float:
-        """Return the spread; without importance large values always weigh more."""
+        """Return the value_spread to use. Without importance, it is never 0."""
         return self.value_spread if importance else self.value_spread or 1.0
 
     def block_importance(self, vector: "F32") -> "F32":
-        """Return the importance of columns relative to the largest of each block [blocks of a row,
+        """Return the importance of columns relative to the largest in each block, [blocks of a row,
         values].
         """
         import numpy as np
@@ -60,8 +62,8 @@ class FormatSearchSettings:
         return np.maximum(shares, MIN_IMPORTANCE).astype(np.float32)
 
     def importance_array(self, importance: "Importance | None", rows: int, columns: int) -> "F32":
-        """Return the same as an array [values of a group, groups of a block, rows, blocks of a
-        row].
+        """Return block_importance() for every row as an array [values of a group, groups of a
+        block, rows, blocks of a row].
         """
         import numpy as np
 
@@ -80,14 +82,14 @@ def _linspace(low: float, high: float, count: int) -> tuple[float, ...]:
 
 
 def _starts(low: float, high: float, count: int, turned: int) -> tuple[float, ...]:
-    """Return starts with the farthest value on the longer side of zero, then `turned` starts with
-    it on the shorter side.
+    """Return `count` starts with the value farthest from zero on the longer side of the levels'
+    range, then `turned` negative starts with it on the shorter side.
     """
     return (*_linspace(low, high, count), *(-start for start in _linspace(low, high, turned)))
 
 
 WIDE_OFFSETS, ADJACENT_OFFSETS, NO_OFFSETS = (-2, -1, 1, 2), (-1, 1), ()
-ANY_MINIMUM = 3e38  # a minimum of any size
+ANY_MINIMUM = 3e38  # a minimum may have any size
 SEARCH_SETTINGS = {
     "Q2_K": FormatSearchSettings(
         256, 16, (0, 15), 0.0, value_spread=1.0,

@@ -1,9 +1,9 @@
-"""The integer scales and minimums of a superblock, chosen together with the codes.
+"""The search for the integer scales and minimums of a superblock, together with the codes.
 
-ggml only rounds the scales. Here scales, minimums and codes are searched again with the rounded
-scale of the scales: neighboring integers are tried, the best one for given codes is taken, and d
-and dmin are fitted again to all values of a superblock. A change is accepted only if it lowers the
-error.
+ggml only rounds the scales. Here scales, minimums and codes are searched again with the
+superblock's F16 scale as it is rounded: neighboring integers are tried, the best integer for given
+codes is taken, and d and m are fitted again to all values of the superblock. A change is accepted
+only if it lowers the error.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from quant.native.array_backends import Array
 
 
 class SuperblockScales(NamedTuple):
-    """The scales of superblocks: `d` and `m` [blocks] rounded to F16, `scales` and `mins` [groups,
-    blocks] integers.
+    """The scales of superblocks: `d` and `m` [blocks] are rounded to F16, `scales` and `mins`
+    [groups, blocks] are integers.
 
-    m and mins are None where groups have no minimum.
+    `m` and `mins` are None if groups have no minimum.
     """
 
     d: Array
@@ -32,18 +32,18 @@ class SuperblockScales(NamedTuple):
 
     @property
     def group_minimums(self) -> Array:
-        """Minimum of each group, None where groups have no minimum."""
+        """Minimum of each group, None if groups have no minimum."""
         return None if self.m is None else -(self.m * self.mins)
 
 
 class SuperblockSearch:
-    """The search for superblock scales with integers from `low` to `high`."""
+    """The search for the scales of superblocks, with integers from `low` to `high`."""
 
     def __init__(self, lanes: GroupSums, low: int, high: int) -> None:
         self.groups, self.ops, self.low, self.high = lanes, lanes.ops, low, high
 
     def round_scales(self, scale: Array, least: Array | None, sums: LevelSums) -> SuperblockScales:
-        """Round scales and minimums [groups, blocks] to integers, so that the largest of a
+        """Round scales and minimums [groups, blocks] to integers, such that the largest in a
         superblock becomes the largest integer.
         """
         ops = self.ops
@@ -60,8 +60,8 @@ class SuperblockSearch:
         )
 
     def improve(self, steps: SuperblockScales, around: Sequence[int]) -> SuperblockScales:
-        """Improve all superblocks once: new codes, the scales at the offsets `around` with their
-        codes, the best scales for these codes, then d.
+        """Improve all superblocks once: take the nearest codes, then try the scales at the offsets
+        `around`, each with its nearest codes, then the best scales for the codes, then fit d and m.
         """
         lanes, ops = self.groups, self.ops
         sums = lanes.sums(steps.group_steps, steps.group_minimums)
@@ -81,8 +81,8 @@ class SuperblockSearch:
     def _accept_better(
         self, steps: SuperblockScales, error: Array, sums: LevelSums, scales: Array, own: LevelSums
     ) -> tuple[SuperblockScales, Array, LevelSums]:
-        """Return the steps with `scales` in the groups where they lower the error for their sums
-        `own`, each with its best minimum.
+        """Take `scales` in the groups where they lower the error, each with its best minimum; `own`
+        are the sums for their codes. Return the resulting scales, errors and sums.
         """
         ops, scale, mins = self.ops, steps.d * scales, None
         if steps.m is not None:
