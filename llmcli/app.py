@@ -86,7 +86,7 @@ def _standard_streams() -> None:
 
 
 def _settle_output() -> None:
-    """Flush stdout. If that fails, discard its buffer: the user has already seen an error message."""
+    """Flush stdout. If that fails, discard its buffer: an error message was already printed."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):

@@ -191,7 +191,7 @@ def write_atomically(path: Path, *data: bytes | memoryview, mode: int = 0o666) -
 
 
 def _ordinary(path: Path) -> None:
-    """Raise UserError if `path` is a folder, a device or a pipe, because a rename would replace it."""
+    """Raise UserError if `path` is a folder, a device or a pipe: a rename would replace it."""
     try:
         if path.exists() and not path.is_file():
             kind = "a folder" if path.is_dir() else "not a regular file"

@@ -140,7 +140,7 @@ def has_rotated_cache() -> bool:
 
 
 def build_child_environ(**changes: str) -> dict[str, str]:
-    """Return the environment for a child process: the environment of this process with `changes`."""
+    """Return the environment for a child process: this process's environment with `changes`."""
     return {**os.environ, **changes}
 
 

@@ -78,7 +78,7 @@ def models_folder(config: Config) -> Path:
 
 
 def model_folder(config: Config, name: str) -> Path:
-    """Return the folder of the model `name`. For an absolute path, its name is the stem and a hash."""
+    """Return the folder of the model `name`; for an absolute path, it is named by stem and hash."""
     if name.startswith("/"):
         digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:12]
         return models_folder(config) / f"local-{quote(Path(name).stem, safe='')[:80]}-{digest}"

@@ -207,7 +207,7 @@ class ChatSession:
         return StreamWriter(silent, open_formatter(self.display, self.ui))
 
     def _set_last_answer(self, answer: Answer) -> AnswerText:
-        """Store `answer` as the last answer, and return its text, split into thinking and content."""
+        """Store `answer` as the last answer; return its text, split into thinking and content."""
         self.last_answer = answer
         self.last_text = split_answer(answer.text, self.opened_tags)
         return self.last_text

@@ -69,7 +69,7 @@ def _is_complete(body: AnyStr, fence: AnyStr) -> bool:
 
 
 def _blocks(source: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Yield the lines of `source` with their byte offsets; the lines between two fences are joined."""
+    """Yield the lines of `source` with their byte offsets; lines between two fences are joined."""
     fence, pending, start, offset = FENCE.encode(), b"", 0, 0
     while line := source.readline():
         start = start if pending else offset

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
 
 DEFAULT_PARALLEL, MAX_PARALLEL = 16, 128
-# sequences of a round in reproducible mode, per running answer: few run while the last ones end
+# sequences in a round of reproducible mode, for each answer that runs at once: the more, the less
+# time a round spends with only its last answers running
 SEQUENCES_PER_ANSWER = 4
-MAX_LISTED_DUPLICATES = 3  # duplicate names that are listed one by one
+MAX_LISTED_DUPLICATES = 3  # repeated custom_ids that are listed one by one
 
 
 def register(app: typer.Typer) -> None:

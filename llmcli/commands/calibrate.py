@@ -168,7 +168,7 @@ def _refuse_conflicts(models: int, memory: str | None, moments: Path | None) -> 
 
 
 def _open_source(ref: str, config: "Config", ui: "UI") -> "Source":
-    """Return the model without rounding; a checkpoint is quantized only if the name says so
+    """Open the model with its weights as they are, quantized only if the name requests it
     (NAME:TYPE).
 
     Raises UserError.
@@ -293,8 +293,9 @@ def _print_result(request: "CalibrationRequest", result: "CalibrationResult", ui
 
 
 def _rank_deficient(request: "CalibrationRequest", ui: "UI") -> dict[str, int]:
-    """Return, for each weight, how many of its matrices had fewer rows than columns; warn with the
-    tokens needed.
+    """Return, for each weight, how many of its matrices had fewer rows than columns.
+
+    Prints a warning with the number of tokens that the text would need.
     """
     from quant.calibration import moments
 

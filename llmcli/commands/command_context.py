@@ -1,4 +1,4 @@
-"""Start_command(): configuration and ui of one command."""
+"""The configuration and the user interface of one command."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING

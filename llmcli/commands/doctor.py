@@ -115,8 +115,8 @@ def build_document(
     connections: "list[ConnectivityCheck] | None",
     workers: "list[RpcWorker] | None" = None,
 ) -> dict[str, Any]:
-    """Return the JSON document; null is what this machine cannot determine, or what was not
-    requested.
+    """Return the JSON document. Values that this machine cannot determine or that were not
+    requested are null.
     """
     from llmcli.hardware import cpu_features, host
 

@@ -1,4 +1,4 @@
-"""A model's identity and size in --json."""
+"""A model's identity in --json, and its parameter count for people."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -239,10 +239,10 @@ def _check_grpc(in_other_process: bool) -> None:
 
 
 def _read_keys(typed: list[str], files: list[Path], host: str) -> tuple[str, ...]:
-    """Return the API keys of the command line and the key files, in which empty lines and #
-    comments are skipped.
+    """Return the API keys of the command line and of the key files.
 
-    Raises UserError for unusable keys, or if other machines could connect without a key.
+    Empty lines and # comments of a key file are skipped. Raises UserError for unusable keys, or if
+    other machines could connect without a key.
     """
     lines = [
         line.strip()

@@ -1,8 +1,4 @@
-"""`llmcli show`: prints a model's metadata, tensors, certificate and template, or its sources.
-
-Also contains what all commands about models share: how to start a command, how to describe a model
-in JSON, and how to format parameter counts.
-"""
+"""`llmcli show`: prints a model's metadata, tensors, certificate and template, or its sources."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 

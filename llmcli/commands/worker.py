@@ -72,7 +72,7 @@ def worker(
         )
     out.flush()
     stdout_copy = os.dup(1)
-    # llama.cpp prints two lines to stdout for every client
+    # discard stdout, because llama.cpp prints two lines to it for every client
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     endpoint = f"{'127.0.0.1' if host == 'localhost' else host}:{port}"
@@ -95,7 +95,7 @@ def worker(
             server_thread.join(CONNECTION_SCAN_SECONDS)
             enable_keepalive()
     except KeyboardInterrupt:
-        os._exit(130)  # the thread is in C and ends only with the process
+        os._exit(130)  # the server thread runs C code and ends only with the process
     raise UserError(
         f"the worker at {host}:{port} ended unexpectedly", hint="see its messages above"
     )

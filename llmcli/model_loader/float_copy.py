@@ -100,7 +100,7 @@ def open_runnable(source: "Source", config: "Config", ui: "UI", threads: int = 0
             )
         os.utime(
             copy_path, ns=(source.newest_mtime_ns, source.newest_mtime_ns)
-        )  # the source's time stamp: a copy that is written again counts as the same file
+        )  # with the source's time stamp, a copy that is written again counts as the same file
         try:
             yield copy_path
         finally:

@@ -36,8 +36,9 @@ FIRST_HEADER_BYTES, MAX_HEADER_BYTES = (
 class PlannedFile:
     """A file that llama.cpp can open in a dry run.
 
-    `unloadable_reason`: why the file cannot be loaded, or "". `is_quantized`: no float weights are
-    available. `is_stand_in`: the file is a stand-in.
+    - `unloadable_reason`: why the file cannot be loaded, or "".
+    - `is_quantized`: the model is quantized already; its float weights are not available.
+    - `is_stand_in`: the file is a stand-in for one that is not written yet.
     """
 
     name: str
@@ -106,8 +107,9 @@ def _open_source(model: FetchedModel) -> "Source":
 
 
 def _write_stand_in(source: "Source", file_type: str, folder: Path) -> Path:
-    """Write the header that quantizing would write, without the digest that requires reading the
-    weights.
+    """Write a stand-in for the file that quantizing would write.
+
+    Its header lacks the digest, which requires reading the weights.
     """
     from quant.gguf.layout import encode_entry, lay_out_file
     from quant.quantize.plan import plan_quantization
@@ -129,8 +131,8 @@ def _write_stand_in(source: "Source", file_type: str, folder: Path) -> Path:
 def _remote_file(
     ref: str, file_type: str | None, folder: Path, config: Config, ui: UI
 ) -> PlannedFile:
-    """Return the header of a GGUF on the hub, or the one that quantizing its checkpoint would
-    write.
+    """Return a file with the header of a GGUF on the hub, or with the header that quantizing the
+    model would write.
 
     Raises UserError.
     """

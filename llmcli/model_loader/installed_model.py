@@ -1,4 +1,4 @@
-"""The model, if it is on this disk."""
+"""Finds the model of a name on this disk."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 def installed_model(
     resolved: "ResolvedRef", config: "Config", ui: "UI", ref: str
 ) -> "FetchedModel | None":
-    """Return the model if it is on this disk, else None; NAME:TYPE is the quantized file if that
-    exists.
+    """Return the model if it is on this disk, else None.
+
+    For NAME:TYPE, it is the quantized file if that exists.
     """
     from pathlib import Path
 

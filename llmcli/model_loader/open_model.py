@@ -36,9 +36,12 @@ class ModelSwitcher:
     """Opens models one after the other and keeps the current one open.
 
     The command-line options apply to every model, except `--quant` and `--chat-template`, which
-    apply only to the first. `is_chat`: several answers follow one another; `parallel`: answers at
-    once; `must_generate`: False also accepts models made for embeddings; `on_other_thread`: another
-    thread computes.
+    apply only to the first.
+
+    - `is_chat`: answers follow one another, so that sequences for branches are reserved.
+    - `parallel`: the number of answers at once.
+    - `must_generate`: False also accepts models made for embeddings.
+    - `on_other_thread`: the model is opened and used on a separate thread.
     """
 
     def __init__(
@@ -64,13 +67,14 @@ class ModelSwitcher:
             text_input.read_template(run_flags.chat_template) if run_flags.chat_template else None
         )
         if self._template is not None:
-            # otherwise every request to a server would report the error
+            # checked now, because otherwise every request to a server would report the error
             ChatTemplate(self._template).check()
         self._held = ExitStack()
 
     def list_names(self) -> list[str]:
-        """Return the catalog's names and the models on this disk; nothing if the user's catalog is
-        invalid.
+        """Return the catalog's names and the models on this disk.
+
+        Empty if the user's catalog is invalid.
         """
         try:
             known = [
@@ -200,7 +204,8 @@ def tokens_per_answer(run_flags: RunFlags, parallel: int) -> int | None:
 def with_branches(slots: int, branches: int, parallel: int) -> int:
     """Return the number of sequences for `slots` answers and the `branches` of a chat.
 
-    With several answers at once, each cached prefix has its own sequence.
+    With several answers at once, each branch (a cached prefix) needs a sequence besides those of
+    the answers.
     """
     if parallel > 1 and branches > 1:
         return min(MAX_SEQUENCES, slots + branches)

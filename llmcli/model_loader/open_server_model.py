@@ -18,9 +18,11 @@ DEFAULT_PARALLEL = 4  # answers at once by default, as in llama-server
 MAX_GAP_SECONDS = (
     0.5  # longest delay in seconds that a prompt may cause to another request's next token
 )
-# cells that finished answers may keep in the cache while others run; the rest is offloaded
+# cells that finished answers may keep in the cache while other answers run; other cells are
+# offloaded
 IDLE_CELLS = 0
-# prompt rows from which decodes on a CPU leave the pool while the prompt is computed
+# on a CPU, prompts with at least this many rows alternate with the answers, whose cells are
+# offloaded meanwhile
 DECODE_OFFLOAD_ROWS = 64
 # options of a person at a terminal, which a server refuses: name -> (spelling, hint)
 PERSONAL_FLAGS = {
@@ -39,8 +41,8 @@ PERSONAL_FLAGS = {
 class ServerModel:
     """A model that answers many requests.
 
-    `sampling` applies where a request sets nothing: the defaults, then the alias's settings, then
-    typed options.
+    `sampling` contains the values of settings that a request does not set: typed options override
+    the alias's settings, which override the defaults.
     """
 
     name: str
@@ -63,11 +65,13 @@ def open_server_model(
 ) -> "Iterator[ServerModel]":
     """Open `ref` for `parallel` answers at once, with more sequences if prefixes can be cached.
 
-    `on_other_thread`: another thread computes. `max_gap_seconds`: longest delay of a token in
-    seconds; None if nobody waits for tokens, so that prompt passes are as long as possible.
-    `is_private`: requests share no cached prefix. Planning and fit checks are those of chat.
+    - `on_other_thread`: the model is opened and used on a separate thread.
+    - `max_gap_seconds`: the longest delay of a token in seconds; None makes prompt passes as long
+      as possible, for callers that do not wait for single tokens.
+    - `is_private`: requests share no cached prefix.
 
-    Raises UserError, and UsageError for options that do not apply.
+    The memory is planned and checked as for chat. Raises UserError, and UsageError for options that
+    do not apply.
     """
     from llmcli.api import tool_calls
     from llmcli.hardware.host import available_memory

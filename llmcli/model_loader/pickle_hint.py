@@ -17,8 +17,9 @@ def typed_command() -> list[str]:
 
 @contextmanager
 def pickle_hint(command: Callable[[], list[str]] = typed_command) -> Iterator[None]:
-    """Add the command that reads pickles as a hint to a refusal of pickled weights; default: the
-    typed command.
+    """Add a hint to an error that refuses pickled weights: the command that would read them.
+
+    By default, this is the typed command with --allow-pickle.
     """
     try:
         yield

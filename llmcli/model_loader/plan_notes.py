@@ -1,4 +1,4 @@
-"""What to tell the user of a plan before it runs."""
+"""Notes and warnings about a plan, printed before its file is written."""
 
 from typing import TYPE_CHECKING
 

@@ -37,7 +37,10 @@ class SourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class OutputSettings:
-    """How a file is written. `threads`: 0 uses all cores. `force`: even if it is up to date."""
+    """How a file is written.
+
+    `threads`: 0 uses all cores. `force`: write the file even if it is up to date.
+    """
 
     out: Path | None = None
     threads: int = 0

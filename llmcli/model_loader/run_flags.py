@@ -50,7 +50,10 @@ class RunFlags:
 
 
 def split_threads(flags: "RunFlags", replicas: int) -> "RunFlags":
-    """Divide the cores among the replicas of one machine; more threads than cores are slow."""
+    """Divide the cores among the replicas of one machine, unless the threads were typed.
+
+    More threads than cores are slow.
+    """
     from llmcli.hardware import host
 
     if flags.options.threads is not None:

@@ -63,7 +63,7 @@ class ModelSource(Protocol):
 
 
 def require_free_space(nbytes: int, folder: Path) -> None:
-    """Raise UserError if the disk has less than `nbytes` of free space for a download to `folder`."""
+    """Raise UserError if the disk of `folder` has fewer than `nbytes` free bytes."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if nbytes > free:

@@ -182,7 +182,7 @@ def _listing(spec: Spec, config: Config) -> tuple[str, list[HubFile]]:
 
 
 def _inside(name: str) -> bool:
-    """Return whether a file name from a server stays inside the folder that the file is stored in."""
+    """Return whether a file name from a server does not lead out of the folder for the files."""
     return bool(name) and not re.search(r"(^|/)\.\.?(/|$)|^/|\\|//|\0|:", name)
 
 

@@ -51,7 +51,7 @@ class AnswerFormatter:
         return self._shown(self._splitter.feed(text))
 
     def finish(self) -> str:
-        """Return the text that was held back, and the end of the fold line if thinking did not end."""
+        """Return the text that was held back, and end the fold line if thinking did not end."""
         shown = self._shown(self._splitter.finish())
         if self._hides_thinking and not self._splitter.is_replying:
             shown += self._unfold()

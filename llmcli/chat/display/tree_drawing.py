@@ -35,7 +35,7 @@ def tree_rows(tree: TurnTree) -> list[tuple[str, str, str, str, str]]:
 
 
 def shorten(text: str, max_chars: int) -> str:
-    """Return a text on one line of at most `max_chars` characters, with an ellipsis if it was cut."""
+    """Return a text on one line of at most `max_chars` characters; an ellipsis marks a cut."""
     line = escape_line(text[: max_chars + 1])
     return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
 

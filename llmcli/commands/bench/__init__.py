@@ -13,7 +13,7 @@ DEFAULT_BENCH = "speed"  # the subcommand that `bench REF` stands for
 
 
 class BenchGroup(TyperGroup):
-    """The bench group: `bench REF` runs the speed test, `bench NAME REF` another measurement."""
+    """The bench group: `bench REF` runs the speed test, `bench NAME REF` the measurement NAME."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; if the first one names no measurement, they belong to the speed
@@ -36,7 +36,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _list_others(commands: Mapping[str, Any]) -> str:
-    """Return the help's list of the other measurements: names and summaries."""
+    """Return the part of the help that lists the other measurements with their summaries."""
     rows = [
         f"  bench {name:<9} {_summary(command)}"
         for name, command in commands.items()

@@ -49,7 +49,9 @@ def history(model: ModelFilter = None, last: MaxRows = None, json: Json = False)
 
 
 def build_document(run: "BenchRun") -> dict[str, Any]:
-    """Return a run's test as `bench -o json` prints it, with what was saved about the run."""
+    """Return a saved run as `bench -o json` prints it, with the facts that were saved about the
+    run.
+    """
     run_fields = {
         "id": run.id,
         "time": run.time,

@@ -186,8 +186,9 @@ def load(
 
 
 def _add_workers(rpc: str, flags: str, names: Sequence[str]) -> str:
-    """Return the server flags with the workers; raises UsageError unless exactly one server is
-    started.
+    """Return `flags` with the workers added as --rpc.
+
+    Raises UsageError unless exactly one server is started here.
     """
     started = [name for name in names if "://" not in name]
     if len(started) != 1:
@@ -203,7 +204,10 @@ def _add_workers(rpc: str, flags: str, names: Sequence[str]) -> str:
 
 
 def _parse_sides(words: list[str], against: str | None) -> tuple[str, ...]:
-    """Return A and B of `A`, `A --against B` or `A compare B`; raises UsageError."""
+    """Return the servers to measure: A alone, or A and B of `A --against B` or `A compare B`.
+
+    Raises UsageError.
+    """
     match words, against:
         case [server], None:
             return (server,)

@@ -91,7 +91,7 @@ def roofline(
 
 
 def _save_bandwidth(machine: "MachineBandwidth", config: "Config", ui: "UI") -> None:
-    """Save the bandwidth for `bench`; if that fails, `bench` reports why."""
+    """Save the bandwidth for `bench`. A failure is ignored here, because `bench` reports it."""
     from contextlib import suppress
 
     from llmcli.bench.history.history import History, history_path
@@ -158,7 +158,7 @@ def _show_charts(
 
 
 def build_document(machine: "MachineBandwidth", result: "RooflineResult | None") -> dict[str, Any]:
-    """Return the JSON document; null is what this machine cannot determine."""
+    """Return the JSON document; values that this machine cannot determine are null."""
     from llmcli.runtime.binding import devices
 
     machine_fields: dict[str, Any] = {
@@ -299,7 +299,7 @@ def _format_operations(operations: float | None) -> str:
 
 
 def _describe_limit(point: "RooflinePoint", result: "RooflineResult") -> str:
-    """Return which limit bounds generation."""
+    """Describe what limits the speed of generation: compute or memory."""
     ridge, intensity = result.ridge, point.token_cost.intensity
     if ridge is None or intensity is None:
         return "the limiting factor is unknown"

@@ -180,10 +180,10 @@ def _search(
 def _build_space(
     header: "ModelHeader", cache_types: str | None, default_flash: str
 ) -> "SearchSpace":
-    """Return the values to try: of the requested cache types, those that the model and flash
-    attention support.
+    """Return the values to try: threads, micro-batches, and flash attention with each cache type.
 
-    `default_flash`: the default of flash attention; if it is "off", "on" must be explicit.
+    A mode of flash attention is tried with a cache type unless it does not support that type.
+    `default_flash` is the default mode: if it is "off", "on" is tried instead of "auto".
     """
     from llmcli.bench.speed import parameter_grid, sweep
     from llmcli.bench.tune import tune

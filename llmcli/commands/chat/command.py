@@ -158,7 +158,7 @@ def _answer(talk: "ChatSession", text: str, json: bool, samples: int) -> bool:
     from llmcli.chat.display.stream_writer import print_dimmed
 
     stream = talk.open_writer(silent=json)
-    samples = min(samples, talk.runner.context.n_seq_max)  # --fit may have reduced it
+    samples = min(samples, talk.runner.context.n_seq_max)  # --fit may have reduced n_seq_max
     answers = talk.ask_samples(text, samples, stream) if samples > 1 else [talk.ask(text, stream)]
     if json:
         sample_documents = [
@@ -206,8 +206,9 @@ def _converse(
     run_flags: RunFlags,
     item: "HistoryItem | None" = None,
 ) -> bool:
-    """Converse until the input ends, starting from `item` if given; return False if a line from a
-    pipe failed.
+    """Converse until the input ends; with `item`, continue that stored conversation.
+
+    Returns False if a line from a pipe failed.
     """
     from llmcli.chat import resume
     from llmcli.chat.conversation.session_log import SessionLog

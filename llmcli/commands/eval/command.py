@@ -186,10 +186,9 @@ def _prepare_source(ref: str, quant: str | None, config: "Config", ui: "UI") -> 
 
 
 def _prepare_base(ref: str, config: "Config", ui: "UI") -> "FetchedModel":
-    """Return the base as it is; a checkpoint is refused, because the user has to choose how it is
-    rounded.
+    """Return the base as a GGUF, quantized only if the name requests a type.
 
-    Raises UserError.
+    A checkpoint is refused, because the user has to choose how it is rounded. Raises UserError.
     """
     from llmcli.errors import UserError
     from llmcli.model_loader.prepare import fetch_or_reuse, quantize_if_needed

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReport:
-    """The result of an evaluation and its subjects. `text_name`: name of the text, or of the file
-    of base logits that contains it.
+    """The result of an evaluation, and the models that were evaluated.
+
+    `text_name` is the name of the text, or of the file of base logits that contains the text.
     """
 
     result: EvaluationResult
@@ -78,7 +79,7 @@ def _base_rows(against: BaseComparison) -> list[tuple[str, str]]:
 
 
 def _print_percentiles(against: BaseComparison, ui: "UI") -> None:
-    """Print the percentiles of both distributions next to each other."""
+    """Print the percentiles of the KL divergence and of Δp next to each other."""
     medians = (50.0, against.klds.median, against.deltas.median)
     ranks = sorted({*against.klds.percentiles, *against.deltas.percentiles, 50.0}, reverse=True)
     rows = [("maximum", f"{against.klds.maximum:.6f}", f"{against.deltas.maximum:.3%}")]

@@ -1,7 +1,7 @@
 """Finds the float weights that a model was made from, for engines that do not run GGUF.
 
-Nothing is downloaded or verified: the repository is the one that the catalog, the name or the
-file's metadata states.
+Nothing is downloaded or verified: the catalog, the model's name or the file's metadata names the
+repository.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from quant.model_file.model_header import ModelHeader
 
 HUB_URL = "https://huggingface.co/"
-# keys of the model itself; general.base_model names the model that it was trained from
+# keys that name the source of the model itself; general.base_model names the model that it was
+# trained from
 SOURCE_KEYS = (
     "general.source.huggingface.repository",
     "general.source.repo_url",
@@ -29,10 +30,11 @@ SOURCE_KEYS = (
 class OriginalWeights:
     """The weights that another engine can load.
 
-    `model`: a repository, a folder, or (`is_float` False) a GGUF if nothing else is known;
-    `reason`: how it was found; `revision`: commit of a downloaded repository. A model that is not
-    on this disk has context 0, 0 heads and no template. `settings` and `system` are from the
-    catalog.
+    - `model`: a repository or a folder; a GGUF (`is_float` False) if nothing else is known.
+    - `reason`: how it was found.
+    - `revision`: the commit of a downloaded repository.
+    - `context_length`, `n_heads`, `template`: 0, 0 and "" if the model is not on this disk.
+    - `settings`, `system`: from the catalog.
     """
 
     name: str
@@ -75,7 +77,12 @@ def find_original_weights(
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """What is known of a model. `named`: the repository or folder that the user named."""
+    """What the functions of FINDERS know about a model.
+
+    - `wanted`: its name, looked up in the catalog.
+    - `named`: the repository or folder of --original.
+    - `model`, `header`: the model on this disk and its GGUF header, None without one.
+    """
 
     wanted: "ResolvedRef"
     named: str | None
@@ -106,7 +113,9 @@ def _find_local_folder(search: _Search) -> OriginalWeights | None:
 
 
 def _find_float_source(search: _Search) -> OriginalWeights | None:
-    """Find a source that has safetensors, by the catalog or because it was downloaded."""
+    """Return a hub source of safetensors: one that the catalog marks as such, or that was
+    downloaded.
+    """
     model = search.model
     for spec in search.hub_sources:
         installed = model if model and model.source == spec.label else None
@@ -150,7 +159,7 @@ def _use_gguf(search: _Search) -> OriginalWeights:
     return OriginalWeights(search.name, file, False, "a GGUF that does not name its source")
 
 
-# in order of preference; the last one always finds something
+# in order of preference; the last one never returns None
 FINDERS: tuple[Callable[[_Search], OriginalWeights | None], ...] = (
     _find_named,
     _find_local_folder,

@@ -34,7 +34,7 @@ SAMPLING_NAMES = {
     "min_p": "min_p",
     "repeat_penalty": "repetition_penalty",
 }
-# settings that a vLLM server has no default for: a flag's name, and where it goes instead
+# settings that need a value in each request or elsewhere: name -> how to set it with vLLM
 REQUEST_OPTIONS = {
     "system": "as a message of each request",
     "stops": "as `stop` in each request",
@@ -194,8 +194,9 @@ def _check_shape(weights: "OriginalWeights", run_flags: RunFlags, tensor: int) -
 
 
 def _sampling_settings(weights: "OriginalWeights", run_flags: RunFlags) -> dict[str, Any]:
-    """Return the settings of the alias and the command line; others follow the model's generation
-    config.
+    """Return the sampling settings that the alias or the command line sets.
+
+    The model's generation config decides the others.
     """
     from llmcli.runtime.sampling import default_sampling
 

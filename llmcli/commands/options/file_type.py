@@ -9,9 +9,10 @@ import typer
 
 
 def with_type_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command with a `quant` option one flag per file type, each an alternative to `quant`.
+    """Add one flag for each file type to a command that has a `quant` option.
 
-    The command receives the type's name or None; two types at once are a UsageError (exit code 2).
+    A flag such as `--q4_k_m` is another way to set `quant`. The command receives the type's name or
+    None; two types at once are a UsageError (exit code 2).
     """
     table = type_flags()
     hints = get_type_hints(command, include_extras=True)

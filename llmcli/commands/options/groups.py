@@ -1,8 +1,8 @@
 """Groups of options: a command parameter that is a frozen dataclass becomes an option per field.
 
-The dataclass is plain and belongs to the code that uses it. A command names it as
-`Annotated[SizeRequest, option_group(target_size=typer.Option(...))]`: the words of the options are
-in `commands/`, the fields and their defaults are in the dataclass.
+The dataclass is plain and belongs to the code that uses it. A command annotates its parameter with
+`Annotated[SizeRequest, option_group(target_size=typer.Option(...))]`. The names and help texts of
+the options are in `commands/`; the fields and their defaults are in the dataclass.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class OptionGroup:
 
 
 def option_group(**options: Any) -> OptionGroup:
-    """Return the options of a dataclass, by field; `options` are the values of typer.Option()."""
+    """Return the Typer options of a dataclass; `options` maps each field to its typer.Option()."""
     return OptionGroup(options)
 
 

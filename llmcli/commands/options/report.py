@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class ReportSettings:
     """Where the report page goes, and whether charts are drawn in the terminal.
 
-    `chart`: None draws the default charts, and only on a terminal.
+    `chart`: True draws all charts, False none; None draws the default charts if stdout is a
+    terminal.
     """
 
     report_file: Path | None = None
@@ -60,9 +61,9 @@ def show_report(
 ) -> None:
     """Draw the charts and write the report page; call it after the results were printed.
 
-    `build_page` builds the page, at most once and only if needed. `build_default_charts` builds the
-    charts that are drawn by default on a terminal, if they show more than a table. With --chart,
-    all charts of the page are drawn.
+    `build_page` builds the page, at most once and only if needed; with --chart, all charts of the
+    page are drawn. `build_default_charts` builds the charts that a terminal shows without --chart;
+    those that show no more than a table are skipped.
     """
     from llmcli.atomic_files import write_atomically
     from llmcli.charts import terminal_chart

@@ -306,8 +306,8 @@ class RunCommand(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; `--logprobs` without a value means ten, `--resume` without one the
-        newest session.
+        """Parse the arguments; `--logprobs` without a value means ten, and `--resume` without a
+        value means the newest session.
         """
         return super().parse_args(ctx, _insert_defaults(args))
 
@@ -358,7 +358,7 @@ class Conflict:
     hint: str = ""
 
 
-# by the spelling in messages: whether the option is in effect
+# an option's spelling in messages -> whether the option is in effect
 ACTIVE: Mapping[str, Callable[[RunFlags], bool]] = {
     "--samples": lambda flags: flags.samples > 1,
     "--beams": lambda flags: flags.search.beams > 1,
@@ -439,7 +439,7 @@ def check_conflicts(flags: RunFlags) -> None:
 
 
 def _pop_all(typed: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Remove the named options from `typed` and return them, in the order in which they came."""
+    """Remove the named options from `typed` and return them, in the order of the command line."""
     wanted = set(names)
     return {name: typed.pop(name) for name in list(typed) if name in wanted}
 
@@ -457,8 +457,8 @@ def _build_options(typed: Mapping[str, Any]) -> "RunOptions":
 
 
 def _apply_reproducible(options: "RunOptions", typed: Mapping[str, Any]) -> "RunOptions":
-    """Return `options` with what --reproducible requires; raise UsageError if a typed option
-    contradicts it.
+    """Return `options` with the options that --reproducible requires; raise UsageError if a typed
+    option contradicts one of them.
     """
     from llmcli.runtime import reproducible
 
@@ -485,9 +485,10 @@ def choose_model(ref: str | None, model: str | None) -> str | None:
 def choose_model_and_argument(
     ref: str | None, argument: str | None, model: str | None
 ) -> tuple[str | None, str | None]:
-    """Return the model and the argument behind it, which comes first if -m names the model.
+    """Return the model and the argument that follows it.
 
-    Raises UsageError if both name a model.
+    If -m names the model, the only word is that argument. Raises UsageError if both REF and -m name
+    a model.
     """
     if not model:
         return ref, argument
@@ -513,7 +514,8 @@ def _insert_defaults(args: list[str]) -> list[str]:
 
 
 def _record_value(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
-    if value is not None and value is not False and value not in ([], ()):  # 0 is a value: -n 0
+    # 0 is a typed value, as in -n 0
+    if value is not None and value is not False and value not in ([], ()):
         ctx.meta.setdefault(META_KEY, {})[param.name] = value
     return value
 

@@ -88,7 +88,7 @@ def build_page(
 def _build_series(
     values: Sequence[tuple[ParetoPoint, float]], dominated: dict[str, str]
 ) -> tuple[Series, ...]:
-    """Return the settings as one series per method and folds, the smallest file first."""
+    """Return one series for each combination of method and folds, the smallest file first."""
     methods: dict[str, list[Place]] = {}
     for setting, value in sorted(values, key=lambda each: each[0].nbytes):
         note = "dominated" if setting.name in dominated else ""

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
-    """What would fit besides the planned run; None is unknown, or there is no GPU.
+    """What would fit besides the planned run.
 
-    `weight_bytes`: by device and type; `max_contexts`: by cache type; `supported_types`: the cache
-    types that the model supports; `max_sequences`: of `tokens_per_sequence` tokens each;
-    `gpu_layers`: layers that fit on the GPUs, of `n_layers`.
+    - `weight_bytes`: bytes of the weights by device and type.
+    - `max_contexts`: the longest context by cache type, None if unknown.
+    - `supported_types`: the cache types that the model supports.
+    - `max_sequences`: how many sequences of `tokens_per_sequence` tokens fit, None if unknown.
+    - `gpu_layers`: how many of the `n_layers` layers fit on the GPUs, None without a GPU.
     """
 
     weight_bytes: dict[str, dict[str, int]]
@@ -130,7 +132,7 @@ def _format_count(number: int | None, upper_limit: int) -> str:
 
 
 def _suggest_settings(alternatives: Alternatives, options: "ContextOptions") -> str:
-    """Return the closest settings that fit, of the context or the weights."""
+    """Return the settings closest to the plan that fit: a shorter context, or a smaller file type."""
     options_that_fit = [
         f"-c {alternatives.max_contexts[kind]}"
         + ("" if options.type_k == options.type_v == kind else f" -ctk {kind} -ctv {kind}")

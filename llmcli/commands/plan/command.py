@@ -162,7 +162,8 @@ def _measure_receipts(
 ) -> "tuple[MemoryPlan, MemoryPlan | None]":
     """Return the memory plan, and the measured memory if requested.
 
-    The measurement comes before other plans, because those enlarge the process. Raises UserError.
+    Other plans must be made after the measurement, because they enlarge the process. Raises
+    UserError.
     """
     from llmcli.planning import memory_plan
 
@@ -190,7 +191,10 @@ def _with_draft(
     config: "Config",
     ui: "UI",
 ) -> "Iterator[tuple[ContextOptions, Planner | None]]":
-    """Yield the context options with the draft model, and an open planner of that model."""
+    """Yield the context options for a run with the draft model `ref`, and an open planner for it.
+
+    Without a draft model, yields `context` and None.
+    """
     from llmcli.model_loader.header_only import planned_file
     from llmcli.planning.memory_plan import open_memory_planner
     from llmcli.runtime.drafting.pass_cost import MAX_PASS_ROWS
@@ -222,8 +226,8 @@ def _resolve(
 ) -> "tuple[ContextOptions, int, ContextOptions | None]":
     """Resolve the options as chat and serve do, but without refusing a context that does not fit.
 
-    Returns the context, the number of layers on the GPU, and the context in which serve reads
-    prompts separately.
+    Returns the context, the number of layers on the GPU, and the separate context in which serve
+    reads prompts, or None if there is none.
     """
     from llmcli.planning import resolve_options
     from llmcli.runtime import kv_size
@@ -259,7 +263,7 @@ def _resolve(
 def build_document(
     receipt: "MemoryPlan", types: dict[str, dict[str, int]] | None = None
 ) -> dict[str, Any]:
-    """Return the document of `plan --json`; null is a figure that this machine cannot determine."""
+    """Return the document of `plan --json`; values that this machine cannot determine are null."""
     cache, first_share = receipt.cache, receipt.devices[0]
     layers = [
         {

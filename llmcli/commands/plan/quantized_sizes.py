@@ -27,11 +27,13 @@ TERNARY_TYPES = ("TQ1_0", "TQ2_0", "Q2_0", "Q1_0")
 
 @dataclass(frozen=True, slots=True)
 class QuantizedSize:
-    """The sizes of one file type.
+    """The sizes of a model in one file type.
 
-    `total_bytes`: what llama.cpp maps and allocates; `process_bytes`: the whole process; None if
-    unknown. `fits`: as in the memory plan; `needs_imatrix`: the type needs an importance matrix;
-    `is_present`: the file has this type.
+    - `total_bytes`: what llama.cpp maps and allocates, None if unknown.
+    - `process_bytes`: the memory of the whole process, None if unknown.
+    - `fits`: as in the memory plan.
+    - `needs_imatrix`: whether the type needs an importance matrix.
+    - `is_present`: whether the model's file has this type already.
     """
 
     type: str
@@ -45,7 +47,7 @@ class QuantizedSize:
 
     @property
     def needs_native_training(self) -> bool:
-        """Whether only models trained with such values remain usable."""
+        """Whether the type is useful only for models that were trained with ternary weights."""
         return self.type in TERNARY_TYPES
 
 
@@ -58,10 +60,10 @@ def quantized_sizes(
     file_exists: bool,
     draft: "Planner | None" = None,
 ) -> list[QuantizedSize]:
-    """Return every type that this model's rows allow, the largest file first.
+    """Return the sizes of every type that this model's rows allow, the largest file first.
 
-    `memory_plan`: plan of the file itself; `file_exists`: False if that file is a stand-in for one
-    that is not written yet.
+    `memory_plan` is the plan of the model's file; `file_exists` is False if that file is a stand-in
+    for one that is not written yet.
     """
     from quant.errors import UserError
     from quant.quantize import write
@@ -71,16 +73,16 @@ def quantized_sizes(
     receipts: dict[tuple[str, ...], MemoryPlan] = {}
     for name, kind in file_types().items():
         if name == "MXFP4_MOE" and not source.facts.experts:
-            continue  # only for expert matrices
+            continue  # this type is only for expert matrices
         try:
             plan = plan_sizes(source, name)
             stored = tuple(step.type for step in plan.steps)
-            if stored not in receipts:  # rows with few blocks make several types identical
+            if stored not in receipts:  # several types may be identical for this model
                 receipts[stored] = _plan_type(
                     _header_without_vocabulary(plan, header), folder, options, gpu_layers, draft
                 )
             receipt = receipts[stored]
-        except UserError:  # rows that do not fill the type's blocks
+        except UserError:  # the rows do not fill the type's blocks
             continue
         total = receipt.sums.total
         process = (

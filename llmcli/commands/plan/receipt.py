@@ -104,7 +104,7 @@ def _print_verdict(share: Any, device_prefix: str, ui: "UI") -> None:
 def offload_bytes(predicted: "MemoryPlan", slots: int) -> int:
     """Return the bytes that serve and batch may use for offloaded cells, in memory that stays free.
 
-    `slots`: answers at once; 0 bytes for a single one.
+    `slots` is the number of answers at once; a single answer offloads nothing.
     """
     from llmcli.planning import resolve_options
 
@@ -114,8 +114,8 @@ def offload_bytes(predicted: "MemoryPlan", slots: int) -> int:
 def prefill_context_bytes(
     header: "ModelHeader", options: "ContextOptions", gpu_layers: int
 ) -> int | None:
-    """Return the bytes of the context in which serve and batch read prompts: cache and buffers;
-    None if unknown.
+    """Return the bytes (cache and buffers) of the separate context in which serve and batch read
+    prompts; None if unknown.
     """
     from llmcli.planning.memory_plan import open_memory_planner
 
@@ -128,11 +128,10 @@ def prefill_context_bytes(
 def scoring_bytes(
     header: "ModelHeader", options: "ContextOptions", gpu_layers: int, slots: int
 ) -> int | None:
-    """Return the bytes by which serve and batch enlarge the buffers so that a pass can score prompt
-    tokens.
+    """Return the bytes by which serve and batch enlarge buffers to score prompt tokens.
 
-    Compute buffers are enlarged from the start, logits when scores are first requested. None if
-    unknown.
+    The compute buffers are enlarged from the start, the logits when scores are first requested.
+    None if unknown.
     """
     from llmcli.planning import resolve_options
     from llmcli.planning.memory_plan import MAX_CELLS, open_memory_planner

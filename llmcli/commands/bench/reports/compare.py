@@ -93,6 +93,9 @@ def build_page(result: "ComparisonResult") -> "ReportPage":
 
 
 def _outer_tenths(rates: tuple[float, ...]) -> tuple[float, float] | None:
-    """Return the bounds of the slowest and the fastest tenth; None for a single rate."""
+    """Return the lowest and the highest rate without the slowest and the fastest tenth of them.
+
+    None for a single rate.
+    """
     ordered, n_tenth = sorted(rates), len(rates) // 10
     return (ordered[n_tenth], ordered[-1 - n_tenth]) if len(ordered) > 1 else None

@@ -21,8 +21,8 @@ def format_value(trial: "TriedSetting") -> str:
 
 
 def build_charts(result: "TuningResult") -> list[Chart]:
-    """Return the charts: the best settings compared with the defaults, and each value compared with
-    the best before it.
+    """Return the charts: the best settings compared with the defaults, and each tried value
+    compared with the best value before it.
     """
     comparison = result.comparison
     built: list[Chart] = []
