@@ -1,7 +1,8 @@
-"""Timers around functions of the running program, installed for a measurement and removed
+"""Timers around functions of the running program. They are installed for a measurement and removed
 afterwards.
 
-The measured code itself has no timers: each would cost about a microsecond per token.
+The measured code contains no timers, because each would cost about a microsecond per token even
+without a measurement.
 """
 
 import time
@@ -11,21 +12,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-# the phase, the class or module that has the function, the function's name
+# the name of a phase, the class or module that contains the function, the function's name
 TimedFunction = tuple[str, Any, str]
 
 
 @dataclass(slots=True)
 class FunctionTimers:
-    """The seconds spent in each phase since the last reset. The timed functions must not call one
-    another.
+    """The seconds that the timed functions of each phase took since the last reset. A timed
+    function must not call another one.
     """
 
     clock: Callable[[], float] = time.perf_counter
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def wrap(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with a timer around it."""
+        """Return the function with a timer around it, which adds to the phase `part`."""
         clock, spent = self.clock, self.seconds
 
         def timed(*args: Any) -> Any:
@@ -38,14 +39,14 @@ class FunctionTimers:
         return timed
 
     def reset(self) -> dict[str, float]:
-        """Return the seconds of each phase, and reset them."""
+        """Return the seconds of each phase, and set them to zero."""
         taken = dict(self.seconds)
         self.seconds.clear()
         return taken
 
     @contextmanager
     def install(self, places: Sequence[TimedFunction]) -> Iterator[None]:
-        """Install timers around all of these functions."""
+        """Install timers around all of these functions, and remove them after the block."""
         before = [(owner, name, getattr(owner, name)) for _, owner, name in places]
         for (part, owner, name), (_, _, function) in zip(places, before, strict=True):
             setattr(owner, name, self.wrap(part, function))

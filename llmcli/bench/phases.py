@@ -1,10 +1,11 @@
-"""Where an answer's time goes: tokenizing, prefill, decode, sampling, detokenizing, output and the
-remaining Python code.
+"""How the time of an answer is divided among phases: tokenizing, prefill, decode, sampling,
+detokenizing, output and the remaining Python code.
 
-The answers are made as in `run`, with the same prompt, seed and number of tokens, and without any
-reuse between answers. llama.cpp's computation is its own call, timed from outside. The phase
-"python" is the remaining time: planning by the engine, building the batch, events. Every other
-answer runs without timers, to measure what the timers cost.
+The answers are generated as by `run`, with equal prompts, seeds and numbers of tokens. No answer
+reuses the cache of an earlier one. Computation in llama.cpp is a call of its own, which is timed
+from outside. The phase "python" is the time that no timer measures: planning by the engine,
+building the batch, events. Every other answer runs without timers, which shows what the timers
+cost.
 """
 
 import statistics
@@ -37,8 +38,8 @@ PhaseSeconds = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
-    """The times of one answer: seconds of each of PHASES, and for each token after the first the
-    seconds of each of TOKEN_PHASES.
+    """The times of one answer in seconds. `phases`: by name, for each of PHASES. `tokens`: for each
+    token after the first, by name, for each of TOKEN_PHASES.
     """
 
     phases: PhaseSeconds
@@ -47,10 +48,10 @@ class PhaseTimes:
 
 @dataclass(frozen=True, slots=True)
 class PhaseBreakdown:
-    """The answers measured with timers.
+    """The times of all answers that were measured with timers.
 
-    `clock_seconds`: what the timers cost per token, which is included in the phases. It is the
-    difference between the medians with and without timers, of everything except decode.
+    `clock_seconds`: what the timers cost per token; the phases include this time. It is the
+    difference between the median times per token with and without timers, where decode is left out.
     """
 
     prompt_tokens: int
@@ -58,12 +59,16 @@ class PhaseBreakdown:
     clock_seconds: float
 
     def answer_seconds(self, phase: str) -> tuple[float, float, float]:
-        """Return a phase's seconds in an answer: median, minimum and maximum."""
+        """Return the seconds that a phase takes in an answer: median, minimum and maximum over the
+        answers.
+        """
         values = [answer.phases[phase] for answer in self.answers]
         return statistics.median(values), min(values), max(values)
 
     def token_seconds(self, phase: str) -> tuple[float, float, float]:
-        """Return a phase's seconds in a token: median, first and last decile."""
+        """Return the seconds that a phase takes in a token: median, first decile and last decile
+        over the tokens.
+        """
         values = [token[phase] for answer in self.answers for token in answer.tokens]
         tenths = (
             statistics.quantiles(values, n=10, method="inclusive") if len(values) > 1 else values
@@ -72,14 +77,14 @@ class PhaseBreakdown:
 
     @property
     def total_seconds(self) -> float:
-        """The sum of the phases' medians, in seconds. A disturbance of one answer does not affect
-        it.
+        """The sum of the medians of all phases in seconds. Medians are used so that one disturbed
+        answer does not matter.
         """
         return sum(self.answer_seconds(phase)[0] for phase in PHASES)
 
 
 def build_prompt(runner: Runner, tokens: int) -> str:
-    """Return a prompt of about `tokens` tokens, at most that many if it has more than one
+    """Return a prompt of about `tokens` tokens. It has at most that many, unless it is a single
     sentence.
     """
     each = max(1, len(runner.encode_text(PROMPT_SENTENCE * 8)) // 8)
@@ -112,7 +117,7 @@ def measure_phases(
 ) -> PhaseBreakdown:
     """Measure `answers` answers with timers and as many without, after a warm-up.
 
-    `show` prints an event. `tick` is called after each answer.
+    `show` prints an event of an answer. `tick` is called after each answer.
     """
     timed_answers: list[PhaseTimes] = []
     with_clocks: list[float] = []
@@ -143,9 +148,9 @@ def _answer(
     show: Callable[[Event], None],
     probe: FunctionTimers,
 ) -> tuple[PhaseTimes, list[float]]:
-    """Make one answer.
+    """Generate one answer with the timers of `probe`.
 
-    Returns its times, and for each token after the first the seconds outside of decode as the
+    Returns its times, and for each token after the first the seconds outside of decode, as the
     engine measures them.
     """
     runner.engine.ledger.evict_idle()
@@ -159,7 +164,8 @@ def _answer(
         tokens, sampling, n_gen, allow_repetition=True, start_time=time.perf_counter()
     )
     reply = runner.reply(request)
-    parts: list[dict[str, float]] = []  # the last entry is the time after the last token
+    # one entry for each token, and a last one for the time after the last token
+    parts: list[dict[str, float]] = []
     last = encoded
     for event in reply:
         screen(event)
@@ -178,8 +184,8 @@ def _answer(
 
 
 def _phases(part: PhaseSeconds, compute: str) -> dict[str, float]:
-    """Split the seconds until a token was shown into PHASES. Time that no timer measured counts as
-    "python".
+    """Divide the seconds before a token was shown into PHASES. Time that no timer measured belongs
+    to "python".
     """
     seen = {phase: part.get(phase, 0.0) for phase in (SAMPLE, DETOKENIZE, SCREEN)}
     seen[compute] = part.get(COMPUTE, 0.0)
@@ -187,8 +193,8 @@ def _phases(part: PhaseSeconds, compute: str) -> dict[str, float]:
 
 
 def _places() -> list[TimedFunction]:
-    """Return the functions to time. Reading a row is part of the computation because it waits for a
-    GPU.
+    """Return the functions to time. Reading a row of logits belongs to the computation, because it
+    waits for a GPU.
     """
     draws = [
         (SAMPLE, owner, "draw") for owner in (NativeChain, GreedyNative, GreedyChain, NumpyChain)
@@ -202,7 +208,7 @@ def _places() -> list[TimedFunction]:
 
 
 class _EndlessVocabulary:
-    """A vocabulary whose tokens are checked for the end of the answer but never end it."""
+    """A vocabulary in which no token ends the answer, although each is checked as usual."""
 
     def __init__(self, vocabulary: Vocabulary, probe: FunctionTimers | None) -> None:
         self.n_vocab, self.tokenize = vocabulary.n_vocab, vocabulary.tokenize
@@ -210,15 +216,15 @@ class _EndlessVocabulary:
         self._is_end = vocabulary.is_end
 
     def is_end(self, token: int) -> bool:
-        """Check the token, as an ordinary vocabulary does, and return False."""
+        """Check the token as an ordinary vocabulary does, for the same cost, but return False."""
         self._is_end(token)
         return False
 
 
 @contextmanager
 def ignore_end_tokens(runner: Runner, probe: FunctionTimers | None = None) -> Iterator[None]:
-    """Check every token for the end of the answer, but never end it. `probe` times the token's
-    bytes.
+    """Within the block, check whether each token ends the answer, but never end it. If `probe` is
+    given, it times the conversion of tokens to text.
     """
     engine, means = runner.engine, runner.engine.resources
     engine.resources = replace(means, vocabulary=_EndlessVocabulary(means.vocabulary, probe))

@@ -27,14 +27,15 @@ from llmcli.runtime.binding import devices, library
 from llmcli.units import format_size
 from quant.model_file.model_header import ModelHeader
 
-MAX_MEMORY_BARS, MAX_SUMMARY_TESTS = 12, 6  # bars of the memory chart, tests in the summary
+# maximum number of bars in the memory chart, and of tests in the summary
+MAX_MEMORY_BARS, MAX_SUMMARY_TESTS = 12, 6
 
 
 def build_charts(
     results: Sequence[SpeedResult], header: ModelHeader, bandwidth: float | None
 ) -> list[Chart]:
-    """Build the charts of the tests. `bandwidth`: memory bandwidth in bytes per second, for the
-    roofline; None: unknown.
+    """Build the charts of the tests. `bandwidth`: memory bandwidth in bytes per second for the
+    roofline chart; None: unknown.
     """
     tests = roofline.place_tests(results, header) if bandwidth and not _elsewhere(results) else []
     return [
@@ -50,9 +51,9 @@ def build_test_page(
     bandwidth: float | None,
     extra_charts: Sequence[Chart] = (),
 ) -> ReportPage:
-    """Build the report of the tests of one model, with `extra_charts` after those of the tests.
+    """Build the report of the tests of one model. `extra_charts` follow the charts of the tests.
 
-    The memory chart comes from a dry run of the tests' contexts, which loads no weights.
+    The memory chart comes from dry runs of the tests' contexts, which load no weights.
     """
     test_charts = build_charts(results, header, bandwidth)
     memory_chart = memory.build_chart(memory_plans(header, [result.test for result in results]))
@@ -90,7 +91,7 @@ def build_page(
     charts: Sequence[Chart],
     tables: Sequence[tuple[str, Table]] = (),
 ) -> ReportPage:
-    """Build a report of any other measurement on this machine."""
+    """Build the report of any other kind of measurement on this machine."""
     cpu = ("CPU", host.cpu_name()), ("last cache", _size(host.last_cache_bytes()))
     build = (
         ("llmcli", __version__),
@@ -108,8 +109,8 @@ def build_page(
 
 
 def memory_plans(header: ModelHeader, tests: Iterable[SpeedTest]) -> list[tuple[str, MemoryPlan]]:
-    """Return the memory plan of each test's context from llama.cpp's dry run. Of many contexts,
-    only the longest of each kind are planned.
+    """Return the memory plan of each test's context, by a dry run of llama.cpp. If there are many
+    contexts, only the longest one of each kind is planned.
     """
     contexts = {(build_context_options(test), test.n_gpu_layers): None for test in tests}
     if len(contexts) > MAX_MEMORY_BARS:
@@ -126,14 +127,16 @@ def memory_plans(header: ModelHeader, tests: Iterable[SpeedTest]) -> list[tuple[
             planned = planner.memory_plan()
         several = "" if context.n_seq_max == 1 else f", {context.n_seq_max} sequences"
         name = f"{planned.n_ctx:,} tokens, K {context.type_k}, V {context.type_v}{several}"
-        # The overhead is omitted: this process holds more than a separate run would, because it
+        # Leave out the overhead: this process uses more memory than a separate run, because it
         # measured before.
         plans.append((name, replace(planned, overhead=None)))
     return list(dict(plans).items())
 
 
 def result_table(results: Sequence[SpeedResult]) -> Table:
-    """Build the table of all tests: the settings in which they differ, speed and percentiles."""
+    """Build the table of all tests: the settings that are not the same in all of them, the speed
+    and its percentiles.
+    """
     settings = speed.varying_settings(results)
     shares = next((list(result.itl_ms) for result in results if result.itl_ms), [])
     lines = []
@@ -162,7 +165,9 @@ def result_table(results: Sequence[SpeedResult]) -> Table:
 def page_facts(
     results: Sequence[SpeedResult], bandwidth: float | None
 ) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
-    """Return the facts of the report: model, settings that all tests share, machine and build."""
+    """Return the facts of the report: the model, the settings that all tests have in common, the
+    machine and the build.
+    """
     row, subject, test = (
         llama_bench_output.build_row(results[0]),
         results[0].subject,
@@ -204,8 +209,8 @@ def _size(nbytes: int | None) -> str:
 
 
 def _lead(results: Sequence[SpeedResult], drawn: Sequence[Chart]) -> list[str]:
-    """Return the summary sentences: the fastest test of each kind, the roofline, and reading
-    speeds.
+    """Return the sentences of the summary: the fastest test of each kind, the roofline, and human
+    reading speeds.
     """
     best: dict[str, SpeedResult] = {}
     for result in results:
@@ -230,8 +235,8 @@ def _lead(results: Sequence[SpeedResult], drawn: Sequence[Chart]) -> list[str]:
 
 
 def _elsewhere(results: Sequence[SpeedResult]) -> bool:
-    """Return whether a GPU computed: its memory bandwidth is unknown, and the CPU's roofline does
-    not apply.
+    """Return whether a GPU computed the tests. Its memory bandwidth is unknown, and the roofline of
+    the CPU does not apply.
     """
     has_gpu = any(device.kind in devices.GPU_KINDS for device in devices.list_devices())
     return has_gpu and any(result.test.n_gpu_layers != 0 for result in results)

@@ -15,12 +15,14 @@ def format_json(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def format_json_lines(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format the rows as JSON, one a line."""
+    """Format the rows as JSON, one row per line."""
     return "\n".join(json.dumps(row, allow_nan=False) for row in rows)
 
 
 def format_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format rows with equal fields as CSV: every value quoted, booleans as 0 and 1."""
+    """Format rows as CSV in which every value is quoted and booleans are 0 and 1. All rows must
+    have the same fields.
+    """
     out = io.StringIO()
     out.write(",".join(rows[0]) + "\n")
     writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")

@@ -1,8 +1,9 @@
-"""How close a model's speed on this machine is to the limit set by memory.
+"""A comparison of a model's speed on this machine with the limits that memory and arithmetic set.
 
-The memory bandwidth and the model's prompt and generation speeds are measured, and compared with
-the bytes and operations of a token. The arithmetic limit is the best rate that this model's own
-prompts reach, not a data sheet's. CPU only: the bandwidth of a GPU is not measured.
+The memory bandwidth and the model's prompt and generation speeds are measured. The bytes and
+operations of a token are computed. The arithmetic limit is not that of a data sheet: it is the rate
+of operations that this model reached with its fastest prompt. For CPUs only, because the bandwidth
+of a GPU is not measured.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,13 +19,14 @@ from llmcli.reading_speed import measure_pace
 from llmcli.runtime.binding.model import Model
 from quant.model_file.model_header import ModelHeader
 
-PROMPT_TOKENS, UBATCH_SIZES, GENERATED_TOKENS = 512, (128, 512), 32  # tokens
+# tokens of a measured prompt, micro-batch sizes in tokens, tokens of a generation
+PROMPT_TOKENS, UBATCH_SIZES, GENERATED_TOKENS = 512, (128, 512), 32
 
 
 @dataclass(frozen=True, slots=True)
 class MachineBandwidth:
-    """The measured memory bandwidth of a machine. `cache`: bytes of the last-level cache, None:
-    unknown.
+    """The measured memory bandwidth of a machine. `cache_bytes`: size of the last-level cache,
+    None: unknown.
     """
 
     cpu: str
@@ -33,8 +35,8 @@ class MachineBandwidth:
 
     @property
     def bandwidth(self) -> float | None:
-        """Bytes per second that memory itself delivers; None if no reading certainly exceeds the
-        last-level cache.
+        """Bytes per second that memory itself delivers. None if it is not certain for any reading
+        that it exceeded the last-level cache.
         """
         reading = memory_bandwidth.memory_roof(self.readings, self.cache_bytes)
         return reading.best_rate if reading else None
@@ -42,7 +44,9 @@ class MachineBandwidth:
 
 @dataclass(frozen=True, slots=True)
 class RooflinePoint:
-    """Generation at one depth: the cost of a token, and the tokens per second."""
+    """The measured generation at one depth. `rate`: tokens per second. `token_cost`: what one of
+    these tokens costs.
+    """
 
     depth: int
     token_cost: TokenCost
@@ -50,8 +54,8 @@ class RooflinePoint:
     deviation: float
 
     def attainable_rate(self, bandwidth: float | None) -> float | None:
-        """Return the tokens per second that a memory bandwidth of `roof` bytes per second
-        allows.
+        """Return the tokens per second that a memory bandwidth in bytes per second allows; None if
+        either is unknown.
         """
         return (
             None
@@ -60,13 +64,13 @@ class RooflinePoint:
         )
 
     def achieved_fraction(self, bandwidth: float | None) -> float | None:
-        """Return the share of the attainable rate that was reached."""
+        """Return the measured rate as a fraction of the attainable rate; None if that is unknown."""
         most = self.attainable_rate(bandwidth)
         return None if most is None else self.rate / most
 
     def fits_cache(self, cache_bytes: int | None) -> bool | None:
-        """Return whether all data of a token may fit the last-level cache, so that memory is not
-        the limit.
+        """Return whether the last-level cache may hold all data of a token, so that memory is not
+        the limit; None if unknown.
         """
         return (
             None
@@ -75,11 +79,12 @@ class RooflinePoint:
         )
 
     def compute_bound_sequences(self, ridge: float | None) -> int | None:
-        """Return from how many parallel sequences arithmetic limits generation instead of memory.
+        """Return the number of parallel sequences at which generation is no longer limited by
+        memory, but by arithmetic. `ridge`: operations per byte at which both limits are equal.
 
-        Returns 0 if there is no such number, because every sequence adds its own KV cache, and None
-        if it is unknown: the choice of experts of several sequences, for example, is not
-        predictable.
+        Returns 0 if there is no such number, because every sequence adds the reading of its own KV
+        cache. Returns None if it is unknown, for example because it is not known which experts
+        several sequences choose.
         """
         if (
             ridge is None
@@ -102,8 +107,9 @@ class RooflinePoint:
 
 @dataclass(frozen=True, slots=True)
 class RooflineResult:
-    """A model's speed on a machine. `operations_per_second`: of the fastest prompt, None if its
-    cost is unknown. `tests`: all measured tests.
+    """The measured speed of a model on a machine. `prompt_rate`: tokens per second of the fastest
+    prompt, which had micro-batches of `ubatch` tokens. `operations_per_second`: rate of operations
+    of that prompt, None if unknown. `tests`: all measured tests.
     """
 
     machine: MachineBandwidth
@@ -115,7 +121,9 @@ class RooflineResult:
 
     @property
     def ridge(self) -> float | None:
-        """Operations per byte at which reading and computing take the same time."""
+        """The operations per byte at which reading and computing take equally long; None if
+        unknown.
+        """
         roof = self.machine.bandwidth
         return (
             None
@@ -125,8 +133,8 @@ class RooflineResult:
 
 
 def measure_machine(threads: int, on_reading: Callable[[], None]) -> MachineBandwidth:
-    """Measure the memory bandwidth with one thread and with `threads`. `on_reading` is called after
-    each reading.
+    """Measure the memory bandwidth of this machine with one thread and with `threads` threads.
+    `on_reading` is called after each reading.
     """
     cache = host.last_cache_bytes()
     readings = []
@@ -146,8 +154,8 @@ def measure_model(
     repetitions: int,
     on_test: Callable[[], None],
 ) -> RooflineResult:
-    """Measure prompts and generations with the settings of `base`. `on_test` is called after each
-    test.
+    """Measure the speed of prompts and generations of a model, with the settings of `base`.
+    `on_test` is called after each test.
     """
     reading_pace = measure_pace(lambda text: model.tokenize(text, special=False))
     subject = measure.ModelUnderTest(
@@ -178,7 +186,7 @@ def measure_model(
     points = []
     for depth in depths:
         rates_at_depth = rates(0, GENERATED_TOKENS, depth, base.n_ubatch)
-        # the cost in the middle of the generation
+        # the mean cost of a token: that of the middle one
         cost = token_cost(header, depth + GENERATED_TOKENS // 2, base.type_k, base.type_v)
         points.append(
             RooflinePoint(

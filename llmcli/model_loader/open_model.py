@@ -22,9 +22,9 @@ from llmcli.planning.run_plan import RunPlan
 from llmcli.runtime import reproducible
 from llmcli.runtime.binding.context_options import MAX_SEQUENCES
 from llmcli.runtime.compute_thread import open_on_compute_thread
+from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
 from llmcli.runtime.interrupt import allow_interrupts
 from llmcli.runtime.runner import Runner, open_runner
-from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
 from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.ui import UI
 from quant.model_file.read_header import read_header

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.draft_settings import DraftSettings, draft_context_options
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import context_options
-from llmcli.runtime.draft_settings import DraftSettings, draft_context_options
 from llmcli.units import format_count
 from quant.model_file.model_header import ModelHeader
 

@@ -46,12 +46,12 @@ from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.draft_settings import DraftSettings
 from llmcli.runtime.drafting.base import Drafter
 from llmcli.runtime.drafting.pass_cost import PASS_ROWS, PassCost
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import OpenedParts, Runner, open_runner
 from llmcli.runtime.sampling import default_sampling
-from llmcli.runtime.draft_settings import DraftSettings
 from llmcli.runtime.strategies.base import Speculation
 from llmcli.types import Message
 from tests.fixtures.drafts import Knowing

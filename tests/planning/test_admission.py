@@ -13,8 +13,8 @@ from llmcli.planning import admission, memory_plan, nearest_fit, upper_bound
 from llmcli.planning.run_plan import RunPlan
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
+from llmcli.runtime.requests.request import RunOptions
 from quant.model_file import read_header
 from tests.quant import tiny_gguf
 

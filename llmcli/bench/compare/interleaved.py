@@ -1,8 +1,10 @@
-"""Interleaved comparison: two sides are open at once and measured in turn, a few tokens each.
+"""Interleaved comparison of two sides. Both are loaded at the same time and measured in turn, for a
+few tokens each.
 
-The cost of a switch is not measured: after another model's weights passed through the caches, or
-another number of threads slept, the first tokens take up to a fifth longer. Sides that are alike
-share weights and threads, and alternate after every token, so that disturbances affect both.
+The first tokens after a switch take up to a fifth longer, because another model's weights are in
+the caches, or because threads slept. Therefore some tokens are computed before the timed ones.
+Sides with the same model file share weights and, if possible, threads. They alternate after every
+token, so that a disturbance affects both.
 """
 
 import math
@@ -29,19 +31,19 @@ from llmcli.runtime.interrupt import on_interrupt
 from llmcli.types import ProgressDisplay
 from quant.model_file import load_checks, read_header
 
-MAX_SETTLING_PASSES = 16  # tokens, or prompts
-TIMED_PER_SETTLING = 2  # timed tokens per settling token
-# up to this number of tokens, the KV cache is small compared with the weights
+MAX_SETTLING_PASSES = 16  # maximum number of tokens (or prompts) before the timed ones
+TIMED_PER_SETTLING = 2  # number of timed tokens for each token before them
+# Up to this depth, the KV cache is small compared with the weights.
 SHORT_DEPTH_TOKENS = 512
-LONG_SECONDS = 10 * SETTLING_SECONDS  # a measurement that takes this long needs no settling
+LONG_SECONDS = 10 * SETTLING_SECONDS  # a measurement that takes this long needs no tokens before it
 
 Tick = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTest:
-    """A model file and the test to run on it. Both sides of a comparison have the same prompt,
-    tokens and depth.
+    """One side of a comparison in one test: a model file, and the test to run on it. Both sides
+    have the same numbers of prompt, generated and depth tokens.
     """
 
     path: Path
@@ -49,13 +51,13 @@ class ModelTest:
 
     @property
     def weights_key(self) -> tuple[Path, int]:
-        """What two sides must have in common to share their weights: the file and the GPU
-        layers.
+        """The key of the loaded weights, which are the file and the number of GPU layers. Two sides
+        with the same key can share the weights.
         """
         return self.path, self.test.n_gpu_layers
 
     def context_options(self) -> ContextOptions:
-        """Return the options of the context in which the side is measured."""
+        """Return the options of the context in which this side is measured."""
         test = self.test
         cells = (
             test.n_depth
@@ -68,8 +70,8 @@ class ModelTest:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementSize:
-    """The size of one measurement: tokens (or prompts) to settle, which are not timed, then timed
-    ones.
+    """The size of one measurement, in tokens for a generation and in prompts for a prompt test.
+    `n_settling`: computed first and not timed. `n_timed`: timed after these.
     """
 
     n_settling: int
@@ -77,8 +79,8 @@ class MeasurementSize:
 
 
 class GenerationMeasurement:
-    """Measures generation (tg). Every call times the next few tokens; after the last one it rewinds
-    to the depth.
+    """Measures generation (tg). Every call times the next few tokens. When the tokens of the test
+    are used up, the context is set back to the depth.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class GenerationMeasurement:
         rewind(context, 0, self.depth_passes)
 
     def __call__(self) -> float:
-        """Return the tokens per second."""
+        """Time the next tokens, and return the tokens per second."""
         if self.next_pass == len(self.token_passes):
             rewind(self.context, self.depth, self.depth_passes)
             self.next_pass = 0
@@ -107,7 +109,7 @@ class GenerationMeasurement:
 
 
 class PromptMeasurement:
-    """Measures prompts (pp). Every call times one prompt."""
+    """Measures prompts (pp). Every call times a whole prompt."""
 
     def __init__(
         self, context: Context, model: Model, test: SpeedTest, slot: MeasurementSize
@@ -119,7 +121,7 @@ class PromptMeasurement:
         rewind(context, 0, self.depth_passes)
 
     def __call__(self) -> float:
-        """Return the tokens per second."""
+        """Time a prompt, and return the tokens per second."""
         for _ in range(self.size.n_settling):
             self._nanoseconds()
         return self.test.n_prompt * 1e9 / self._nanoseconds()
@@ -131,8 +133,8 @@ class PromptMeasurement:
 
 
 def rewind(context: Context, depth: int, depth_passes: Sequence[Callable[[], None]]) -> None:
-    """Restore the context to the tokens that `before` computes: by trimming if its memory can,
-    otherwise by computing them again.
+    """Set the context back to its first `depth` tokens. If its memory cannot be trimmed, clear it
+    and compute these tokens again by `depth_passes`.
     """
     if not (depth and context.trim(0, depth)):
         context.clear()
@@ -145,12 +147,12 @@ def compare_tests(
     watcher: ProgressDisplay,
     in_turn: bool | None = None,
 ) -> list[Comparison]:
-    """Compare two sides in each of several tests; the error probability of `design` covers all
-    tests.
+    """Compare two sides in each of several tests. The error probability of `design` is divided
+    among the tests.
 
-    `in_turn`: load the sides one after the other; None: only if they do not fit into memory
-    together. Raises UserError for a damaged file and for settings that llama.cpp refuses, and
-    KeyboardInterrupt on Ctrl-C.
+    `in_turn`: load one side at a time; None: only if both do not fit into memory together. Raises
+    UserError for a damaged file or for settings that llama.cpp refuses, and KeyboardInterrupt on
+    Ctrl-C.
     """
     for side in {side.path: side for pair in pairs for side in pair}.values():
         load_checks.check_loadable(read_header.read_header(side.path))
@@ -200,14 +202,15 @@ def _models(
 def open_pair(
     model_a: Model, model_b: Model, a: ModelTest, b: ModelTest
 ) -> Iterator[tuple[Measure, Measure, Tick]]:
-    """Open both sides in contexts that exist at the same time, and warm them up. Yields a
-    measurement of each side, and a function to call between pairs.
+    """Open the contexts of both sides at the same time, and warm them up. Yields a measurement of
+    each side, and a function to call after each pair.
 
-    Ctrl-C ends the running pass; if it arrives between two passes, the yielded function raises
+    Ctrl-C ends the running pass. If it arrives between two passes, the yielded function raises
     KeyboardInterrupt.
 
-    A context opened later is placed elsewhere in memory, which makes it up to half a percent slower
-    or faster. So each side has two contexts, opened in the order A B B A and measured in turn.
+    The position of a context in memory makes it up to half a percent slower or faster, and depends
+    on the order of opening. Therefore each side has two contexts, which are opened in the order A B
+    B A and measured in turn.
     """
     stopped = threading.Event()
     with ExitStack() as stack:
@@ -244,14 +247,14 @@ def open_pair(
 
 
 def alternate(measures: Sequence[Measure]) -> Measure:
-    """Return a measurement whose calls go to each of `measures` in turn."""
+    """Return a measurement that calls the given ones in turn, one for each call."""
     turns = cycle(measures)
     return lambda: next(turns)()
 
 
 def warm_up(context: Context, model: Model, test: SpeedTest) -> float:
-    """Compute a prompt or a few tokens twice. Returns the seconds of the second prompt or of its
-    last token.
+    """Warm up by computing a prompt or a few tokens twice. Returns the seconds of the second
+    prompt, or of the last token.
     """
     passes = RandomPasses(context, model)
     work = passes.token_passes(0, 4) if test.n_gen else passes.prompt_passes(0, test.n_prompt)
@@ -263,8 +266,8 @@ def warm_up(context: Context, model: Model, test: SpeedTest) -> float:
 
 
 def plan_measurement(a: ModelTest, b: ModelTest, seconds: float) -> MeasurementSize:
-    """Choose how many tokens to settle and to time, if the slower side takes `seconds` for one
-    token (or one prompt).
+    """Choose the numbers of settling and timed tokens (or prompts). `seconds`: time of one token
+    (or prompt) on the slower side.
     """
     alike = (
         a.weights_key == b.weights_key
@@ -287,8 +290,8 @@ def plan_measurement(a: ModelTest, b: ModelTest, seconds: float) -> MeasurementS
 
 @contextmanager
 def _reloaded(a: ModelTest, b: ModelTest) -> Iterator[tuple[Measure, Measure, Tick]]:
-    """Yield measurements that load their side for every call and run its whole test, after its
-    warm-up.
+    """Yield a measurement of each side for sides that do not fit into memory together. Each call
+    loads the model, warms up and runs the whole test.
     """
 
     def once(side: ModelTest) -> float:
@@ -300,8 +303,8 @@ def _reloaded(a: ModelTest, b: ModelTest) -> Iterator[tuple[Measure, Measure, Ti
 
 
 def fit_in_memory(a: ModelTest, b: ModelTest) -> bool:
-    """Return whether every device can hold both sides at once, according to the memory plan; True
-    if that is unknown.
+    """Return whether every device can hold both sides at once, according to their memory plans.
+    True if this is unknown.
     """
     needed: dict[str, int] = {}
     free: dict[str, int] = {}
@@ -318,8 +321,8 @@ def fit_in_memory(a: ModelTest, b: ModelTest) -> bool:
 
 
 def _bytes(share: DeviceMemory, weights: bool) -> int:
-    """Return the bytes of a side's two contexts, and of its weights if the other side does not
-    share them.
+    """Return the bytes that the two contexts of a side take on a device. `weights`: include the
+    weights, if the other side does not share them.
     """
     context_bytes = (share.kv or 0) + (share.compute or 0) + share.output
     return (

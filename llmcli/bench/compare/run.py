@@ -1,5 +1,5 @@
-"""`bench compare` without its options and files: builds the tests, runs the comparisons, prints
-them.
+"""The work of `bench compare`: build the tests, run the comparisons and print them. Options and
+files are in the command.
 """
 
 import math
@@ -23,7 +23,7 @@ from llmcli.model_loader.prepare import prepare_model
 from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES, check_cache_types
 from llmcli.ui import UI
 
-# spellings of each setting, and the field of a test that it sets
+# for each setting: the field of a test that it sets, and the names that users may type
 SETTING_FLAGS = {
     "threads": ("n_threads", "-t", "--threads"),
     "batch": ("n_batch", "-b", "--batch-size"),
@@ -38,8 +38,8 @@ SETTING_SPELLINGS = "-t -b -ub -ctk -ctv -ngl -fa"
 
 @dataclass(frozen=True, slots=True)
 class ComparedSide:
-    """One side of a comparison: a model with its file and settings; or a saved run, without a
-    path.
+    """One side of a comparison: a model with its file and settings, or a saved run (`path` is
+    None).
     """
 
     name: str
@@ -49,7 +49,7 @@ class ComparedSide:
 
     @property
     def label(self) -> str:
-        """The name and the settings."""
+        """The name of the model or run, and its settings."""
         return f"{self.name} {self.settings}".strip()
 
 
@@ -57,8 +57,8 @@ class ComparedSide:
 class ComparisonResult:
     """All comparisons of one command.
 
-    `is_interleaved`: False for saved runs. `differences`: by test, the fields in which two saved
-    runs differ.
+    `is_interleaved`: both sides were measured in turn; False for saved runs. `differences`: for
+    each test, the fields that differ between two saved runs.
     """
 
     a: ComparedSide
@@ -73,9 +73,9 @@ class ComparisonResult:
 def load_saved_runs(
     a: str, b: str | None, config: Config, ui: UI
 ) -> tuple[SavedRuns, SavedRuns] | None:
-    """Return the saved runs that both arguments name, None if they name models.
+    """Return the two saved runs that the arguments name; None if the arguments name models.
 
-    Raises UsageError if only one is a saved run.
+    Raises UsageError if one names a saved run and the other does not.
     """
 
     def named(text: str | None) -> SavedRuns | None:
@@ -99,7 +99,9 @@ def load_saved_runs(
 
 
 def refuse_measuring_options(options: Sequence[object]) -> None:
-    """Raise UsageError if options that choose measurements are given for saved runs."""
+    """Raise UsageError if one of `options` is set. They choose what to measure, which does not
+    apply to saved runs.
+    """
     if any(options):
         raise UsageError(
             "saved runs cannot be measured again",
@@ -110,7 +112,7 @@ def refuse_measuring_options(options: Sequence[object]) -> None:
 def compare_saved_runs(
     a: SavedRuns, b: SavedRuns, confidence: float, anyway: bool, ui: UI
 ) -> ComparisonResult:
-    """Compare two saved runs."""
+    """Compare two saved runs. `anyway`: also if they come from different machines."""
     pairs = saved_runs.match_tests(a, b, anyway)
     test_confidence = 1 - (1 - confidence) / len(pairs)
     comparisons = tuple(
@@ -132,8 +134,8 @@ def compare_saved_runs(
 def build_tests(
     prompts: Sequence[str] | None, gens: Sequence[str] | None, depths: Sequence[str] | None
 ) -> list[SpeedTest]:
-    """Return the tests to run, with llama-bench's defaults for all settings; raises UserError if
-    there are none.
+    """Return the tests to run. All other settings are llama-bench's defaults. Raises UserError if
+    there is no test.
     """
     base = SpeedTest(0, 0, 0, 2048, 512, "f16", "f16", host.core_count(), -1, "auto")
     lengths = [
@@ -161,8 +163,8 @@ def with_side_settings(
     flag: str,
     side_settings: str,
 ) -> list[SpeedTest]:
-    """Return the tests with the shared settings and those of one side, the text that followed
-    `flag`.
+    """Return the tests with the settings of one side: the shared ones, and those in the text
+    `side_settings` after `flag`.
 
     Raises UserError or UsageError.
     """
@@ -181,7 +183,7 @@ def with_side_settings(
 def build_side(
     ref: str, side_settings: str, tests: Sequence[SpeedTest], config: Config, ui: UI
 ) -> ComparedSide:
-    """Prepare a model for all its tests; raises UserError."""
+    """Prepare one side: find the file of its model and check all its tests. Raises UserError."""
     model = prepare_model(ref, None, config, ui)
     return ComparedSide(
         model.name,
@@ -192,7 +194,9 @@ def build_side(
 
 
 def build_design(seconds: float | None, precision: float | None, confidence: float) -> Design:
-    """Return the design of a comparison from the options: seconds, percent, percent."""
+    """Return the design of a comparison from the options. `precision` and `confidence` are in
+    percent.
+    """
     defaults = Design()
     precision_fraction = defaults.precision if precision is None else precision / 100
     return Design(
@@ -212,7 +216,9 @@ def measure(
 
 
 def build_document(result: ComparisonResult) -> dict[str, Any]:
-    """Return the JSON document; null is what too few pairs cannot determine."""
+    """Return the comparison as a JSON document. A value is null if there are too few pairs to
+    determine it.
+    """
     rows = [
         {
             "test": name,
@@ -296,8 +302,8 @@ def print_comparison(result: ComparisonResult, ui: UI) -> None:
 
 
 def _advice(result: ComparisonResult) -> str:
-    """Return what would narrow the widest interval; its width falls with the square root of
-    time.
+    """Return advice on how to narrow the widest interval. Its width falls with the square root of
+    the time.
     """
     widest = max(comparison.resolution for comparison in result.comparisons)
     if math.isinf(widest):
@@ -309,7 +315,7 @@ def _advice(result: ComparisonResult) -> str:
 
 
 def _parse_settings(flag: str, text: str) -> dict[str, str]:
-    """Parse the settings in the text of --a or --b, by name; raises UsageError."""
+    """Parse the settings in the text of --a or --b into values by name. Raises UsageError."""
     names_by_spelling = {
         spelling: name for name, (_, *spellings) in SETTING_FLAGS.items() for spelling in spellings
     }

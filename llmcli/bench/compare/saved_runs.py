@@ -1,9 +1,9 @@
-"""Comparison of two saved runs, whose measurements were not interleaved.
+"""Comparison of two saved runs, which were not measured in turn.
 
-The interval is Welch's, on the logarithms of the rates, widened by the drift between the runs:
-whatever shifted one whole run is not visible in its samples. Runs that are minutes apart differ at
-least as much as consecutive repetitions, so that much is added for each run, and at least
-MIN_DRIFT.
+The interval is Welch's, on the logarithms of the rates. It is widened by the drift between the
+runs, since the samples of a run do not show what slowed down the whole run. Runs that are minutes
+apart differ at least as much as consecutive repetitions of a test do. So this difference, and at
+least MIN_DRIFT, is added for each run.
 """
 
 import json
@@ -23,12 +23,12 @@ from llmcli.errors import UserError
 
 # minimum standard deviation of the logarithm of a run's speed, on a quiet machine
 MIN_DRIFT = 0.03
-MAX_FILE_BYTES = 1 << 26  # of a file with runs
+MAX_FILE_BYTES = 1 << 26  # maximum bytes of a file with runs
 
 SavedRow = Mapping[str, Any]
 
-# llama-bench's fields. Two tests are the same if their TEST_FIELDS are; the MACHINE_FIELDS may only
-# differ with --anyway.
+# Fields of llama-bench. Two tests are the same if all TEST_FIELDS are equal. Tests with different
+# MACHINE_FIELDS are only compared with --anyway.
 TEST_FIELDS = ("n_prompt", "n_gen", "n_depth", "n_parallel", "sampling", "load", "mix", "shared")
 MACHINE_FIELDS = ("cpu_info", "gpu_info", "backends")
 SETTING_FIELDS = (
@@ -52,26 +52,26 @@ FIELD_DEFAULTS = {
     "n_depth": 0,
     "n_parallel": 1,
     "sampling": False,
-}  # what a missing field means in llama-bench's own and older JSON
+}  # values of fields that are missing in JSON of llama-bench and of older versions
 
 
 @dataclass(frozen=True, slots=True)
 class SavedRuns:
-    """The rows of one run, or of one file with runs."""
+    """The rows of one saved run, or all rows of one file."""
 
     name: str
     rows: tuple[SavedRow, ...]
 
     @property
     def origin(self) -> str:
-        """The model file and the time of the first row."""
+        """Where the rows come from: the model file and the time of the first row."""
         values = [self.rows[0].get(field) for field in ("model_filename", "test_time")]
         return ", ".join(text for text in values if isinstance(text, str))
 
 
 @dataclass(frozen=True, slots=True)
 class MatchedTest:
-    """One test that both runs contain."""
+    """One test that both saved runs contain, with the row of each run."""
 
     a: SavedRow
     b: SavedRow
@@ -79,7 +79,7 @@ class MatchedTest:
     def differences(
         self, fields: Sequence[str] = (*TEST_FIELDS, *MACHINE_FIELDS, *COMPARED_FIELDS)
     ) -> list[tuple[str, Any, Any]]:
-        """Return those of `fields` that differ, with A's and B's value."""
+        """Return each of `fields` that differs between the runs, with the value of A and of B."""
         values = [
             (field, field_value(self.a, field), field_value(self.b, field)) for field in fields
         ]
@@ -87,10 +87,11 @@ class MatchedTest:
 
 
 def read_saved_runs(text: str, find: Callable[[int], SavedRow]) -> SavedRuns | None:
-    """Read a run of the history by its number, or a file of `bench -o json` or jsonl.
+    """Return the saved runs that a text names: the number of a run in the history, or a file of
+    `bench -o json` or jsonl.
 
-    Returns None if `text` is neither. Raises UserError if the file cannot be read or contains no
-    run.
+    `find` returns the run with a number. Returns None if the text names neither. Raises UserError
+    if the file cannot be read or contains no run.
     """
     if text.isdecimal() and text.isascii() and len(text) < 19:
         return SavedRuns(f"run {text}", (validate_row(find(int(text)), f"run {text}"),))
@@ -133,13 +134,15 @@ def validate_row(row: Any, where: str) -> SavedRow:
 
 
 def field_value(row: SavedRow, field: str) -> Any:
-    """Return a field, or its default if it is missing."""
+    """Return the value of a field of a row. A missing field has a default value."""
     stored = row.get(field)
     return FIELD_DEFAULTS.get(field) if stored is None else stored
 
 
 def format_test_name(row: SavedRow) -> str:
-    """Return the name of the test. Load tests store their own name."""
+    """Return the name of a row's test. Load tests store their own name; others are named by their
+    fields.
+    """
     if row.get("load") is not None and isinstance(stored_name := row.get("test"), str):
         return stored_name
     test = SpeedTest(
@@ -154,11 +157,11 @@ def format_test_name(row: SavedRow) -> str:
 
 
 def match_tests(a: SavedRuns, b: SavedRuns, ignore_differences: bool) -> list[MatchedTest]:
-    """Return the tests that both runs contain. If a test occurs several times, its settings must
-    agree, too.
+    """Return the tests that both runs contain. If a run contains a test several times, the settings
+    must be the same, too.
 
-    Raises UserError if there is no such test, or if different machines measured them.
-    `ignore_differences`: compare single runs regardless of these.
+    `ignore_differences`: also compare runs from different machines, and single runs of different
+    tests. Raises UserError if there is nothing to compare.
     """
     matches = list(_pairs(a.rows, b.rows, TEST_FIELDS))
     if not _single(matches):
@@ -189,8 +192,8 @@ def match_tests(a: SavedRuns, b: SavedRuns, ignore_differences: bool) -> list[Ma
 
 
 def compare_rates(a: Sequence[float], b: Sequence[float], confidence: float) -> Comparison:
-    """Return how fast B is relative to A, from the rates of each repetition. The interval is
-    infinite if a side has only one.
+    """Return the speed of B relative to A, from the rate of each repetition. If a side has only one
+    repetition, the interval is infinite.
     """
     logs = [np.log(np.asarray(rates, float)) for rates in (a, b)]
     middle = float(logs[1].mean() - logs[0].mean())
@@ -240,8 +243,8 @@ def _documents(path: Path) -> list[Any]:
 
 
 def _finite(number: Any) -> bool:
-    """Return whether the value is a finite float, such as the shared fraction of a load test's
-    prompts.
+    """Return whether the value is a finite float. An example of a float field is the shared
+    fraction of a load test's prompts.
     """
     return type(number) is float and math.isfinite(number)
 
@@ -260,6 +263,6 @@ def _pairs(
 
 
 def _single(matches: Sequence[MatchedTest]) -> bool:
-    """Return whether no run is part of two pairs."""
+    """Return whether each run belongs to one pair only."""
     sides = ([id(pair.a) for pair in matches], [id(pair.b) for pair in matches])
     return all(len(set(side)) == len(side) for side in sides)

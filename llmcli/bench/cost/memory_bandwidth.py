@@ -1,9 +1,10 @@
-"""Memory read bandwidth of this machine: all threads read more bytes than any cache holds.
+"""A measurement of this machine's memory bandwidth: all threads together read more bytes than any
+cache holds.
 
-Decoding reads every weight once and writes almost nothing, so reading is measured, not copying.
-Each thread fills its own piece, so that the piece is in memory near its core, and takes the maximum
-of its 32-bit integers with numpy, which releases the interpreter lock. The fastest round counts,
-because disturbances only slow a round down.
+Reading is measured, not copying, because decoding reads every weight once and writes almost
+nothing. Each thread fills its own part of the buffer first, so that this part is in memory near its
+core. Then it computes the maximum of the part's 32-bit integers with numpy, which releases the
+interpreter lock. The fastest round counts, because disturbances can only make a round slower.
 """
 
 import threading
@@ -16,9 +17,10 @@ from numpy.typing import NDArray
 
 CHUNK_VALUES = (
     1 << 20
-)  # values per numpy call (4 MiB), so that the cost of the call does not matter
-ROUNDS, ROUND_SECONDS = 5, 0.1  # a round repeats its read for this many seconds
-# reading this many times the cache's size in order evicts everything the last round read
+)  # values per numpy call (4 MiB); so many that the call itself hardly takes time
+ROUNDS, ROUND_SECONDS = 5, 0.1  # number of rounds; seconds for which a round repeats its reading
+# If a buffer is this many times as large as the cache, reading it in order leaves nothing in the
+# cache for the next round.
 MIN_CACHE_FACTOR = 2
 
 I32 = NDArray[np.int32]
@@ -26,8 +28,8 @@ I32 = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class BandwidthReading:
-    """The read bandwidth of one buffer size with one number of threads: bytes per second of each
-    round.
+    """The measured bandwidth of reading a buffer of one size with one number of threads. `rates`:
+    bytes per second of each round.
     """
 
     nbytes: int
@@ -41,10 +43,11 @@ class BandwidthReading:
 
 
 def buffer_sizes(cache_bytes: int | None, available_bytes: int | None) -> list[int]:
-    """Return the buffer sizes to read: half of the last-level cache, and two sizes beyond it, at
-    most a quarter of the available memory.
+    """Return the sizes of the buffers to read: half of the last-level cache, and two sizes above
+    it. None exceeds a quarter of the available memory.
 
-    If the cache size is unknown, the sizes exceed the caches of most machines. All sizes in bytes.
+    If the cache size is unknown, the sizes are larger than the caches of most machines. All sizes
+    are in bytes.
     """
     large = max(256 << 20, MIN_CACHE_FACTOR * (cache_bytes or 0))
     most = (available_bytes or 4 << 30) // 4
@@ -54,9 +57,7 @@ def buffer_sizes(cache_bytes: int | None, available_bytes: int | None) -> list[i
 def measure_bandwidth(
     nbytes: int, threads: int, rounds: int = ROUNDS, seconds: float = ROUND_SECONDS
 ) -> BandwidthReading:
-    """Measure the bandwidth of reading `nbytes` bytes with `threads` threads at once, `rounds`
-    times.
-    """
+    """Measure the bandwidth with which `threads` threads together read `nbytes` bytes."""
     gate = threading.Barrier(threads + 1)
     count = max(1, nbytes // 4 // threads)
     passes = [0]
@@ -95,9 +96,9 @@ def measure_bandwidth(
 def memory_roof(
     readings: Sequence[BandwidthReading], cache_bytes: int | None
 ) -> BandwidthReading | None:
-    """Return the fastest reading that no cache can have served.
+    """Return the fastest reading that certainly came from memory, not from a cache.
 
-    Returns None if the cache size is unknown or no reading exceeds it enough.
+    Returns None if the cache size is unknown, or if no buffer was large enough.
     """
     beyond = [
         reading

@@ -1,9 +1,9 @@
-"""The cost of one token: the bytes that must be read and the operations, computed from a file's
-header and the depth.
+"""The cost of one token: how many bytes must be read, and how many operations are needed. Computed
+from the file's header and the depth, which is the number of preceding tokens.
 
-Weights count with their stored size. A lookup table such as the embedding counts one row, unless it
-is also the output head; of the experts only the used ones count. The KV cache is that of the
-preceding tokens, in sliding-window layers at most the window.
+Weights count with their size in the file. Of a lookup table such as the embedding only one row
+counts, unless the table is also the output head. Of the experts only those count that a token uses.
+The KV cache is that of the preceding tokens; layers with a sliding window read at most the window.
 """
 
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ EXPERT_MARK = "_exps."
 
 @dataclass(frozen=True, slots=True)
 class TokenCost:
-    """The cost of one token. One multiplication with its addition counts as two operations.
+    """The cost of one token. A multiplication with its addition counts as two operations.
 
-    `weight_bytes`: by type. `kv_bytes`: bytes of the KV cache. `weight_operations`: operations on
-    weights, of which `head_operations` belong to the output head. `attention_operations`:
-    operations in attention. None: unknown for this cache. `has_routed_experts`: a token uses only
-    some of the experts.
+    `weight_bytes`: by tensor type. `kv_bytes`: bytes of the KV cache, None: unknown.
+    `weight_operations`: operations on weights, including those of the output head
+    (`head_operations`). `attention_operations`: operations in attention, None: unknown.
+    `has_routed_experts`: each token uses only some of the experts.
     """
 
     weight_bytes: Mapping[str, int]
@@ -41,12 +41,12 @@ class TokenCost:
 
     @property
     def nbytes(self) -> int | None:
-        """All bytes that must be read."""
+        """All bytes that must be read for the token; None: unknown."""
         return None if self.kv_bytes is None else sum(self.weight_bytes.values()) + self.kv_bytes
 
     @property
     def intensity(self) -> float | None:
-        """Operations per byte for a single sequence."""
+        """Operations per byte, if a single sequence is generated; None: unknown."""
         if self.nbytes is None or self.attention_operations is None:
             return None
         return (self.weight_operations + self.attention_operations) / self.nbytes
@@ -55,7 +55,7 @@ class TokenCost:
 def token_cost(
     header: ModelHeader, depth: int, type_k: str = "f16", type_v: str = "f16"
 ) -> TokenCost:
-    """Return the cost of the token after `depth` others."""
+    """Return the cost of a token that follows `depth` others."""
     read: dict[str, int] = {}
     n_values = head = 0
     names = {tensor.name for tensor in header.tensors}
@@ -86,8 +86,8 @@ def token_cost(
 
 
 def prompt_operations(header: ModelHeader, tokens: int) -> int | None:
-    """Return the operations of a prompt: every weight for each token, the head for the last token,
-    and attention to the preceding tokens.
+    """Return the number of operations of a prompt: all weights for each token, the output head for
+    the last token only, and attention to the preceding tokens. None: unknown.
     """
     last = token_cost(header, tokens // 2)
     if last.attention_operations is None:
@@ -99,13 +99,13 @@ def prompt_operations(header: ModelHeader, tokens: int) -> int | None:
 
 
 def _used(header: ModelHeader) -> float:
-    """Return the share of the experts that a token uses; 1 without experts."""
+    """Return the fraction of the experts that a token uses; 1 for a model without experts."""
     count, used = header.get_int("expert_count"), header.get_int("expert_used_count")
     return used / count if count and used else 1.0
 
 
 def _share(tensor: TensorInfo, names: set[str], used: float, header: ModelHeader) -> float:
-    """Return the share of a tensor that a token reads."""
+    """Return the fraction of a tensor that must be read for a token."""
     if _lookup(tensor, names):
         return 1 / tensor.rows
     if EXPERT_MARK in tensor.name:
@@ -114,8 +114,8 @@ def _share(tensor: TensorInfo, names: set[str], used: float, header: ModelHeader
 
 
 def _lookup(tensor: TensorInfo, names: set[str]) -> bool:
-    """Return whether only one row is read. An embedding that is also the head is read
-    completely.
+    """Return whether a token reads only one row of the tensor. An embedding that is also the output
+    head is read completely.
     """
     return tensor.name in LOOKUP_TENSORS and (
         tensor.name != LOOKUP_TENSORS[0] or "output.weight" in names
@@ -123,8 +123,8 @@ def _lookup(tensor: TensorInfo, names: set[str]) -> bool:
 
 
 def _idle(name: str, header: ModelHeader) -> bool:
-    """Return whether a tensor belongs to layers that predict further tokens, which plain decoding
-    does not run.
+    """Return whether a tensor belongs to layers for multi-token prediction, which plain decoding
+    does not compute.
     """
     parts, extra = name.split("."), header.get_int("nextn_predict_layers") or 0
     trunk = (header.get_int("block_count") or 0) - extra

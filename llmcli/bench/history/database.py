@@ -1,6 +1,6 @@
-"""The SQLite file of the benchmark history: opening, schema, transactions, and handling of damage.
+"""The SQLite file of the benchmark history: opening, schema, transactions, and reaction to damage.
 
-The file is untrusted input. This module does not interpret the rows.
+The file is untrusted input. This module does not interpret the contents of rows.
 """
 
 import sqlite3
@@ -20,7 +20,7 @@ TABLE_STATEMENTS = (
         test TEXT NOT NULL, document TEXT NOT NULL)""",
     "CREATE TABLE bandwidth (machine TEXT PRIMARY KEY, time TEXT NOT NULL, rate REAL)",
 )
-# Errors that prevent access at the moment and do not mean that the file is damaged.
+# errors that are no sign of damage, but prevent access at the moment
 TEMPORARY_ERRORS = {
     sqlite3.SQLITE_BUSY: "another program is using it",
     sqlite3.SQLITE_LOCKED: "another program is using it",
@@ -35,28 +35,30 @@ TEMPORARY_ERRORS = {
 
 
 class DatabaseDamagedError(Exception):
-    """The file is not an SQLite database or is damaged."""
+    """The file is damaged, or it is not an SQLite database."""
 
 
 @contextmanager
 def open_database(
     path: Path, *, create: bool = False, tolerate_truncation: bool = False
 ) -> Iterator[sqlite3.Connection]:
-    """Open the database. It has no tables before the first write.
+    """Open the database. Before the first write it has no tables.
 
-    `create`: create a missing file. `tolerate_truncation`: open a file that is shorter than its
-    header states. Raises DatabaseDamagedError for a damaged file, also if the damage is found
-    inside the block, and UserError if the file cannot be accessed or comes from a newer version.
+    `create`: create the file if it is missing. `tolerate_truncation`: also open a file that is
+    shorter than its header states. Raises DatabaseDamagedError if the file is damaged, also if this
+    is only found within the block. Raises UserError if the file cannot be accessed or belongs to a
+    newer version of llmcli.
     """
     try:
-        # Readers open read-write, too: SQLite then rolls back what a killed writer left.
+        # Also for reading, the file is opened for writing: SQLite can then undo the unfinished
+        # write of a killed process.
         name = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
         with closing(
             sqlite3.connect(name, uri=True, timeout=LOCK_SECONDS, isolation_level=None)
         ) as db:
             db.text_factory = lambda raw: raw.decode("utf-8", "replace")
             db.execute("PRAGMA trusted_schema = OFF")
-            # otherwise SQLite refuses a truncated file entirely (btree.c, lockBtree)
+            # without this, SQLite refuses a truncated file entirely (btree.c, lockBtree)
             if tolerate_truncation:
                 db.execute("PRAGMA writable_schema = ON")
             if schema_version(db) > SCHEMA_VERSION:
@@ -66,7 +68,7 @@ def open_database(
                     hint="update llmcli, or set LLMCLI_HOME to another folder",
                 )
             yield db
-    # the second one is raised by a garbled schema
+    # SQLite raises UnicodeDecodeError if the schema is garbled
     except (sqlite3.Error, UnicodeDecodeError) as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         if code not in TEMPORARY_ERRORS:
@@ -78,12 +80,12 @@ def open_database(
 
 
 def run_transaction(path: Path, change: Callable[[sqlite3.Connection], list[int]]) -> list[int]:
-    """Run `change` in one transaction and return its result. Waits for other writers; raises the
-    errors of `open_database`.
+    """Run `change` in one transaction, and return its result. Waits for other writers. Raises the
+    same errors as `open_database`.
     """
     with open_database(path, create=True) as db:
         db.execute("BEGIN IMMEDIATE")
-        # Without this check, a row could be written that no later query finds.
+        # In a damaged file, a new row could be written that no later query finds.
         if (damage := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             raise DatabaseDamagedError(" ".join(str(damage).split()))
         if not schema_version(db):
@@ -101,7 +103,7 @@ def schema_version(db: sqlite3.Connection) -> int:
 
 
 def unused_name(path: Path) -> Path:
-    """Return an unused name next to the file, for moving a damaged file away."""
+    """Return an unused path next to the file, to which a damaged file can be renamed."""
     stem = f"{path.name}.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     names = (path.with_name(stem + (f"-{count}" if count else "")) for count in range(1000))
     return next(name for name in names if not name.exists())

@@ -1,8 +1,8 @@
-"""The history of measured tests: machine, build, model, settings, samples and time.
+"""The history of measured tests, with machine, build, model, settings, samples and time.
 
-Each run is a row with a number that is never reused; `document` is the test as `bench -o json`
-prints it. A damaged file is renamed, and everything that can still be read from it is copied to a
-new file.
+Each test is a row, whose number is never used again. Its `document` is the JSON object that `bench
+-o json` prints. A damaged file is renamed, and all rows that can still be read are copied to a new
+file.
 """
 
 import json
@@ -35,9 +35,9 @@ COLUMNS = "id, time, machine, build, model, sha256, content, test, document"
 class BenchRun:
     """One measured test.
 
-    `model`: the model's name as typed. `sha256`: the hash of its file, if known. `content`: the
-    content fingerprint that every file has. `test`: the name of the test, such as pp512. `id` None:
-    not saved yet.
+    `id`: its number in the history, None: not saved yet. `model`: the model's name as the user
+    typed it. `sha256`: the hash of the model's file, if known. `content`: the content fingerprint
+    of the file, which is always known. `test`: the name of the test, such as pp512.
     """
 
     time: str
@@ -52,7 +52,7 @@ class BenchRun:
 
     @property
     def samples_ts(self) -> tuple[float, ...]:
-        """Tokens per second of each repetition: at least one, each above 0."""
+        """Tokens per second of each repetition. There is at least one, and all are above 0."""
         return tuple(float(value) for value in self.document["samples_ts"])
 
     @property
@@ -63,8 +63,8 @@ class BenchRun:
 
 @dataclass(frozen=True, slots=True)
 class SalvagedRuns:
-    """What a damaged file still contains: its readable runs, oldest first, and the highest number
-    ever assigned.
+    """The contents of a damaged file that can still be read: the runs, oldest first, and the
+    highest number that a run ever had.
     """
 
     runs: tuple[BenchRun, ...]
@@ -77,28 +77,31 @@ def history_path(config: Config) -> Path:
 
 
 class History:
-    """The history file, which is created by the first save. `watcher` prints warnings about it."""
+    """The history file, which is created when the first run is saved. `watcher` prints warnings
+    about the file.
+    """
 
     def __init__(self, path: Path, watcher: ProgressDisplay) -> None:
         self.path, self.watcher = path, watcher
 
     def append(self, runs: Sequence[BenchRun]) -> list[int]:
-        """Save all runs or none, and return their numbers. Raises UserError; the file is unchanged
-        then.
+        """Save all runs, and return their numbers. If this fails, save none of them, and raise
+        UserError.
         """
         return self._write(lambda db: [_insert(db, run) for run in runs])
 
     def runs(self, *, model: str | None = None, last: int | None = None) -> list[BenchRun]:
-        """Return saved runs, oldest first: the last `last` of those whose model name contains
-        `model` or whose hash starts with it.
+        """Return saved runs, oldest first. `model`: only runs whose model name contains this text
+        or whose hash starts with it. `last`: only the last ones, at most this many.
 
-        From a damaged file, return the readable runs and print a warning. Raises UserError.
+        If the file is damaged, return the runs that can be read, and print a warning. Raises
+        UserError.
         """
         return self._read(lambda run: model is None or _named(run, model), last)
 
     def find_run(self, number: int) -> BenchRun:
         """Return the run with this number. Raises UserError if it does not exist."""
-        is_valid = number < 2**63  # SQLite's largest integer
+        is_valid = number < 2**63  # the largest integer of SQLite
         runs = (
             self._read(lambda run: run.id == number, 1, "WHERE id = ?", (number,))
             if is_valid
@@ -109,9 +112,11 @@ class History:
         return runs[0]
 
     def bandwidth(self, machine: str) -> tuple[float | None] | None:
-        """Return the saved memory bandwidth of a machine, in bytes per second.
+        """Return the saved memory bandwidth of a machine in bytes per second, as a tuple of one
+        value.
 
-        Returns `(None,)` if the bandwidth was found to be unmeasurable, None if nothing is saved.
+        Returns `(None,)` if it was measured without a usable result, and None if it was not
+        measured yet.
         """
         if not self.path.exists():
             return None
@@ -165,7 +170,7 @@ class History:
         try:
             return run_transaction(self.path, change)
         except DatabaseDamagedError:
-            # Only one process replaces the file; others then find the new file under the lock.
+            # The lock lets only one process replace the file; others find the new file afterwards.
             with file_lock.hold_lock(
                 self.path.with_name(f"{self.path.name}.lock"), self.watcher, "the history"
             ):
@@ -176,12 +181,12 @@ class History:
                     return run_transaction(self.path, change)
 
     def _set_aside(self, why: str) -> None:
-        """Rename the damaged file, and create a new one with the runs that can still be read."""
+        """Rename the damaged file, and create a new file with the runs that can still be read."""
         renamed, salvaged = unused_name(self.path), _salvage(self.path)
         fresh = self.path.with_name(f".{self.path.name}.new")
         fresh.unlink(missing_ok=True)
         run_transaction(fresh, lambda db: _restore(db, salvaged))
-        # these files belong to the damaged file and would corrupt the new one
+        # these files belong to the damaged file, and would damage the new one
         for suffix in ("-journal", "-wal", "-shm"):
             with suppress(FileNotFoundError):
                 self.path.with_name(self.path.name + suffix).replace(
@@ -197,7 +202,7 @@ class History:
 
 def _insert(db: sqlite3.Connection, run: BenchRun) -> int:
     document = json.dumps(dict(run.document))
-    # a file name may not be valid UTF-8
+    # a model's file name may contain bytes that are not UTF-8
     model = run.model.encode("utf-8", "backslashreplace").decode()
     values = (
         run.id,
@@ -229,7 +234,7 @@ def _restore(db: sqlite3.Connection, saved: SalvagedRuns) -> list[int]:
 def _rows(
     db: sqlite3.Connection, order: str, where: str = "", values: tuple[int, ...] = ()
 ) -> Iterator[BenchRun]:
-    """Yield all rows that are valid runs, and skip the others."""
+    """Yield the runs of all valid rows, and skip the invalid ones."""
     if schema_version(db):
         for row in db.execute(f"SELECT {COLUMNS} FROM runs {where} ORDER BY id {order}", values):
             run = _run(*row)
@@ -247,7 +252,7 @@ def _run(number: Any, *row: Any) -> BenchRun | None:
         moment, machine, build, model = before
         file_hash = sha256 if isinstance(sha256, str) else None
         parsed = json.loads(document)
-        json.dumps(parsed, allow_nan=False)  # JSON documents must not contain NaN or infinity
+        json.dumps(parsed, allow_nan=False)  # raise for NaN and infinity, which JSON does not allow
         run = BenchRun(moment, machine, build, model, file_hash, content, test, parsed, number)
         rates = run.samples_ts
         is_valid = (
@@ -266,7 +271,7 @@ def _named(run: BenchRun, text: str) -> bool:
 
 
 def _salvage(path: Path) -> SalvagedRuns:
-    """Read as many runs as possible from both ends of a damaged file."""
+    """Read as many runs as possible from a damaged file, starting at both ends."""
     by_number: dict[int, BenchRun] = {}
     highest = 0
     for order in ("ASC", "DESC"):

@@ -1,15 +1,17 @@
-"""Which of two sides is faster on a machine that is not quiet: pairs of short measurements in
-random order.
+"""A test of which of two sides is faster on a machine that is not quiet. It measures pairs of short
+measurements, one of each side, in random order.
 
-A coin decides for each pair which side is measured first. If the sides are equal, swapping them
-only changes the sign of a pair's log ratio, so every pattern of signs is equally likely, whatever
-else the machine does. Drift over many pairs, bursts and heavy tails therefore cost precision but
-not correctness. The estimate is the Hodges-Lehmann estimate (1963), the median of all pairwise
-means; the interval comes from inverting Wilcoxon's signed-rank test.
+For each pair, chance decides which side is measured first. If both sides are equally fast,
+exchanging the two only changes the sign of the pair's log ratio. Then every pattern of signs is
+equally likely, whatever else the machine does. Therefore slow drift, short bursts and extreme
+values make the result less precise, but not wrong. The estimate is the median of all pairwise means
+(Hodges and Lehmann 1963). The interval contains the ratios that Wilcoxon's signed-rank test does
+not reject.
 
-Testing repeatedly and stopping at will would find differences that do not exist. There are few
-interim analyses, at fixed shares of the time, and each spends a part of the total error probability
-(repeated confidence intervals: Jennison and Turnbull 1989, with Bonferroni's bound).
+A test that is repeated until it succeeds finds differences that do not exist. Therefore there are
+only a few interim analyses, at fixed fractions of the time. Each of them may use a part of the
+total error probability (repeated confidence intervals: Jennison and Turnbull 1989, with
+Bonferroni's bound).
 """
 
 import math
@@ -25,16 +27,16 @@ from numpy.typing import NDArray
 
 Measure = Callable[[], float]
 
-# Interim analyses: share of the time, and share of the error probability that the analysis may
-# spend. The last one gets most of it.
+# For each interim analysis: when it is made, as a fraction of the time, and its part of the error
+# probability. The last analysis gets the largest part.
 INTERIM_ANALYSES = ((1 / 8, 0.1), (1 / 4, 0.15), (1 / 2, 0.25), (1.0, 0.5))
-# above this number of pairs, means of consecutive pairs are used, since all pairwise means are
-# sorted
+# With more pairs, means of several consecutive pairs are used as values, because sorting all
+# pairwise means would take too long.
 MAX_SORTED_VALUES = 1500
 MAX_EXACT_PAIRS = (
-    300  # up to this number of pairs, the signed-rank distribution is computed exactly
+    300  # up to this number of values, the signed-rank distribution is computed exactly
 )
-# ratio of the fast to the slow tenth of a side's rates above which the machine was busy
+# if the ratio of a side's fast tenth to its slow tenth is higher, the machine was busy
 NOISY_RATIO = 1.3
 
 
@@ -42,11 +44,11 @@ NOISY_RATIO = 1.3
 class Design:
     """The duration and the required precision of a comparison.
 
-    The comparison ends after `seconds`, or earlier if half of the interval is at most `precision`
-    (0.01: 1 %) or a fifth of the difference. At least `least` pairs are measured, and as many as
-    the interval needs. `confidence` holds for all interim analyses together. `allowance` is added
-    to both ends of the interval: the placement of two contexts in memory makes a difference that
-    more pairs do not remove.
+    The comparison ends after `seconds`. It ends earlier if half of the interval is at most
+    `precision` (0.01 is 1 %) or at most a fifth of the difference. It measures at least `min_pairs`
+    pairs, and at least as many as an interval needs. `confidence` holds for all interim analyses
+    together. `allowance` is added to both ends of the interval for the positions of the two
+    contexts in memory. These cause a difference that more pairs do not remove.
     """
 
     seconds: float = 8.0
@@ -58,11 +60,11 @@ class Design:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The speed of B relative to A: `ratio` with its interval. `low` 0 and `high` inf: too few
-    pairs for an interval.
+    """The speed of B relative to A. `ratio`: B / A. `low`, `high`: its confidence interval; 0 and
+    infinity if there are too few pairs.
 
-    `a` and `b`: the measured rates, in pairs. `settled` False: the time ended before the interval
-    was as narrow as requested.
+    `a`, `b`: the measured rates of each side, in pairs. `settled`: False if the time ended before
+    the interval was as narrow as required.
     """
 
     ratio: float
@@ -75,23 +77,23 @@ class Comparison:
 
     @property
     def differs(self) -> bool:
-        """Whether the interval excludes equal speeds."""
+        """Whether the sides differ, because the interval does not include equal speeds."""
         return not self.low <= 1 <= self.high
 
     @property
     def resolution(self) -> float:
-        """Half the width of the interval as a relative difference: 0.04 is 4 %. Smaller differences
-        would mostly go unnoticed. It may be inf.
+        """Half of the width of the interval as a relative difference: 0.04 is 4 %. A smaller
+        difference would probably not be found. Infinity if there are too few pairs.
         """
         return math.sqrt(self.high / self.low) - 1 if self.low else math.inf
 
     @property
     def is_noisy(self) -> bool:
-        """Whether the rates of one side vary so much that the machine must have been busy."""
+        """Whether the rates of a side vary so much that the machine must have been busy."""
         return any(decile_ratio(rates) > NOISY_RATIO for rates in (self.a, self.b))
 
     def describe(self, a: str = "A", b: str = "B") -> str:
-        """Return the verdict as one line."""
+        """Return the result of the comparison as one line."""
         span = (
             f"{self.low:.3g}-{self.high:.3g}"
             if self.resolution >= 0.02
@@ -117,11 +119,11 @@ def compare_pairs(
     clock: Callable[[], float] = time.monotonic,
     coin: random.Random | None = None,
 ) -> Comparison:
-    """Measure pairs of both sides until the comparison is precise enough. A call of a side returns
-    a rate; higher is faster.
+    """Measure pairs until the comparison is precise enough or its time is over. Each call of `a` or
+    `b` measures that side, and returns a rate; higher is faster.
 
     A call should take much less than a tenth of the time, include no warm-up, and do the same work
-    for both sides. `tick` is called after each pair. Exceptions of a side propagate.
+    for both sides. `tick` is called after each pair. Exceptions of a call are not caught.
     """
     coin = coin or random.Random()
     rates: tuple[list[float], list[float]] = ([], [])
@@ -139,7 +141,7 @@ def compare_pairs(
         due = [share for at, share in early if elapsed >= at]
         if not (last or due):
             continue
-        early = early[len(due) :]  # a skipped analysis spends nothing
+        early = early[len(due) :]  # an analysis that is skipped uses none of the error probability
         share = INTERIM_ANALYSES[-1][1] if last else due[-1]
         result = estimate_ratio(*rates, design, share, last=last)
         if result is not None:
@@ -149,11 +151,11 @@ def compare_pairs(
 def estimate_ratio(
     a: Sequence[float], b: Sequence[float], design: Design, share: float = 1.0, *, last: bool = True
 ) -> Comparison | None:
-    """Return the comparison of the pairs measured so far. Returns None if this is not the `last`
-    analysis and the interval is still too wide.
+    """Return the comparison from the pairs measured so far. If this is not the `last` analysis,
+    return None while the interval is too wide.
 
-    `share`: the share of the error probability that this analysis may spend; 1 for a number of
-    pairs that was fixed in advance.
+    `share`: the fraction of the error probability that this analysis may use; 1 if the number of
+    pairs was fixed in advance.
     """
     logs = np.log(np.asarray(b, float)) - np.log(np.asarray(a, float))
     middle, low, high = signed_rank_interval(logs, (1 - design.confidence) * share)
@@ -168,17 +170,17 @@ def estimate_ratio(
 def signed_rank_interval(
     values: Sequence[float] | NDArray[np.float64], error: float
 ) -> tuple[float, float, float]:
-    """Return the median of `values`, and an interval that misses it with a probability of at most
-    `error`.
+    """Return the Hodges-Lehmann estimate of the median of `values`, and the interval that misses
+    the median with a probability of at most `error`.
 
-    The values must be independent and symmetric around their median. The interval is (-inf, inf) if
-    there are too few values for `error`.
+    The values must be independent, and distributed symmetrically around their median. The interval
+    is (-inf, inf) if there are too few values.
 
-    Source: Hodges and Lehmann's estimate, Wilcoxon's signed-rank interval.
+    Source: Wilcoxon's signed-rank interval.
     """
     array = np.asarray(values, float)
     group_size = -(-len(array) // MAX_SORTED_VALUES)
-    if group_size > 1:  # means of consecutive values are symmetric and independent, too
+    if group_size > 1:  # means of consecutive values are independent and symmetric, too
         array = array[: len(array) // group_size * group_size].reshape(-1, group_size).mean(axis=1)
     count = len(array)
     rows, columns = np.triu_indices(count)
@@ -193,20 +195,22 @@ def signed_rank_interval(
 
 
 def decile_ratio(rates: Sequence[float]) -> float:
-    """Return the ratio of a side's fast tenth to its slow tenth; 1 for a single measurement."""
+    """Return the ratio of a side's fast tenth to its slow tenth; 1 if there is only one rate."""
     low, high = decile_rates(rates)
     return high / low
 
 
 def decile_rates(rates: Sequence[float]) -> tuple[float, float]:
-    """Return the rate at which the slow tenth ends, and the one at which the fast tenth begins."""
+    """Return the rate below which the slowest tenth is, and the rate above which the fastest tenth
+    is.
+    """
     low, high = np.quantile(rates, (0.1, 0.9))
     return float(low), float(high)
 
 
 @lru_cache(maxsize=64)
 def _cut(count: int, tail: float) -> int:
-    """Return how many of the smallest signed-rank sums have a total probability of at most
+    """Return how many of the smallest signed-rank sums together have a probability of at most
     `tail`.
     """
     if count <= MAX_EXACT_PAIRS:
@@ -216,8 +220,8 @@ def _cut(count: int, tail: float) -> int:
 
 
 def _ranks(count: int) -> NDArray[np.float64]:
-    """Return the probability of each sum of a random subset of 1…count. Shape: `[count * (count +
-    1) / 2 + 1]`.
+    """Return the probability of each sum of a random subset of the numbers 1…count. Shape: `[count
+    * (count + 1) / 2 + 1]`.
     """
     probabilities = np.zeros(count * (count + 1) // 2 + 1)
     probabilities[0] = 1

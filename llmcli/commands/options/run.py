@@ -409,9 +409,9 @@ def parse_run_flags(ctx: typer.Context) -> RunFlags:
     cannot be combined.
     """
     from llmcli.commands.options.constraint import take_constraint
+    from llmcli.runtime.draft_settings import parse_ngram_draft
     from llmcli.runtime.requests.beam_settings import BeamSettings
     from llmcli.runtime.sampling import default_sampling, sampling_settings
-    from llmcli.runtime.draft_settings import parse_ngram_draft
 
     typed: dict[str, Any] = dict(ctx.meta.get(META_KEY, {}))
     settings = _pop_all(typed, sampling_settings())

@@ -197,9 +197,9 @@ def _with_draft(
     """
     from llmcli.model_loader.header_only import planned_file
     from llmcli.planning.memory_plan import open_memory_planner
+    from llmcli.runtime.draft_settings import draft_context_options
     from llmcli.runtime.drafting.pass_cost import MAX_PASS_ROWS
     from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
-    from llmcli.runtime.draft_settings import draft_context_options
     from quant.model_file import load_checks, read_header
 
     if ref is None:
@@ -231,9 +231,9 @@ def _resolve(
     """
     from llmcli.planning import resolve_options
     from llmcli.runtime import kv_size
+    from llmcli.runtime.draft_settings import NO_DRAFTING
     from llmcli.runtime.engine import prefill_context
     from llmcli.runtime.runner import context_options
-    from llmcli.runtime.draft_settings import NO_DRAFTING
 
     resolve_options.validate_options(options)
     kv_size.check_cache(header.metadata, options.cache_type_k, options.cache_type_v)
