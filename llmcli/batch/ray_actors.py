@@ -4,7 +4,7 @@ the answers.
 Each actor has its own model and runs a block as a single machine runs a batch (executor.py). The
 journal stays on the caller's machine. If an actor is lost, another one computes its blocks again,
 and the journal accepts each line once. The seed of a line is derived from its name, so that every
-actor gives the same answer.
+actor uses the same seed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -47,7 +47,8 @@ class CertificateError(RequestError):
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
     """How to connect to a server. `uses_tls`: whether the server's URL is https; `cacert`: a PEM
-    file with additional trusted certificates; `insecure`: whether any certificate is accepted.
+    file with the certificates to trust instead of the system's; `insecure`: whether any certificate
+    is accepted.
     """
 
     uses_tls: bool

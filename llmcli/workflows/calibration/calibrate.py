@@ -1,8 +1,7 @@
-"""Calibration: runs a text through a model and accumulates the statistics of the inputs of its
-weights.
+"""Calibration: runs a text through a model and collects statistics of the inputs of its weights.
 
-Second moments are collected for one group of inputs per pass over the text, as memory allows. The
-statistics are saved now and then, so that an interrupted run can resume.
+Each pass over the text collects the second moments of one group of inputs; the group is as large as
+the memory allows. The statistics are saved at intervals, so that an interrupted run can resume.
 """
 
 import hashlib
@@ -42,16 +41,16 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
 
 USABLE_FRACTION = 0.8  # of the memory that is free after the model was opened
-DEFAULT_MEMORY_BYTES = 4 << 30  # used on systems that do not report their free memory
+DEFAULT_MEMORY_BYTES = 4 << 30  # on systems that do not report their free memory
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRequest:
-    """The request of one calibration.
+    """A request to calibrate a model.
 
-    `model` reads `text`; mean squares are written to `out`, second moments to `moments` if it is
-    set. `memory_bytes`: bytes that second moments may use; `weights`: collect only for these
-    weights.
+    `model`: the model that reads `text`; `out`: the file for the mean squares; `moments`: the file
+    for the second moments, None to collect none. `memory_bytes`: largest memory for second moments;
+    `weights`: the weights to collect for, None for all.
     """
 
     model: EvaluationSide
@@ -69,8 +68,8 @@ class CalibrationRequest:
 class CalibrationResult:
     """The result of a calibration.
 
-    `resumed_chunks`: chunks that an earlier run had read, summed over the passes; `peak_bytes`:
-    largest size of the second moments in memory.
+    `resumed_chunks`: number of chunks that an earlier run had read, summed over the passes;
+    `peak_bytes`: largest memory that the second moments occupied.
     """
 
     sums: ImatrixCollector
@@ -84,8 +83,8 @@ def calibrate(
 ) -> CalibrationResult:
     """Collect the statistics and write the files. An interrupted run resumes from its last save.
 
-    When `bar` is given, only the bar is updated and no notes are printed. Nothing is written if the
-    text reaches none of the requested `weights`. Raises UserError.
+    If `bar` is given, progress is only shown in it, and no notes are printed. If the text reaches
+    none of the requested `weights`, nothing is written. Raises UserError.
     """
     for path in (request.out, request.moments):
         if path:
@@ -108,7 +107,7 @@ def calibrate(
 
 @contextmanager
 def _open_run(request: CalibrationRequest) -> Iterator["_CalibrationRun"]:
-    """Open the model and connect its activations to a calibration run."""
+    """Open the model, and pass the inputs of its weights to a calibration run. Yield the run."""
     side, header = request.model, request.model.header
     weight_names = frozenset(tensor.name for tensor in header.tensors if len(tensor.shape) > 1)
     weight_names = weight_names if request.weights is None else weight_names & request.weights
@@ -119,7 +118,8 @@ def _open_run(request: CalibrationRequest) -> Iterator["_CalibrationRun"]:
         header.path, gpu_layers=side.gpu_layers, latent=header.has_latent_attention
     ) as model:
         sink = _StatisticsSink()
-        # Moments need attention's keys: each layer sees the whole chunk, in order.
+        # The second moments need the keys of attention, so each layer must process the whole chunk
+        # in order.
         options = replace(
             side.context_options(1, model.n_vocab), swa_full=request.moments is not None
         )
@@ -128,7 +128,7 @@ def _open_run(request: CalibrationRequest) -> Iterator["_CalibrationRun"]:
 
 
 class _StatisticsSink:
-    """Passes each product to the current listeners."""
+    """Passes each matrix product of the model to the current listeners."""
 
     def __init__(self) -> None:
         self.listeners: list[ImatrixCollector | MomentsCollector | InputSurvey] = []
@@ -157,12 +157,13 @@ class _CalibrationRun:
         self.request, self.activations, self.sink, self.named = request, activations, sink, named
         self.survey = InputSurvey(request.text.n_ctx, request.model.options.threads or 1)
         if request.moments:
-            # one chunk shows which weights share an input, and in what order they are computed
+            # one chunk shows which weights have the same input, and in which order they are
+            # computed
             sink.listeners = [self.survey]
             activations.read(request.text.ids[0])
         self.inputs = self.survey.inputs
         free = host.available_memory()
-        self.saves = True  # whether the state of an unfinished pass is saved
+        self.saves = True  # whether an unfinished pass is saved
         self.memory = request.memory_bytes or (
             DEFAULT_MEMORY_BYTES if free is None else int(free * USABLE_FRACTION)
         )
@@ -213,8 +214,8 @@ class _CalibrationRun:
         return CalibrationResult(progress.sums, len(groups), resumed, self._peak_bytes(groups))
 
     def _head(self) -> dict[str, Any]:
-        """Return everything that the statistics depend on; a saved state with another head is
-        discarded.
+        """Return everything that the statistics depend on. A saved state with another head is not
+        resumed.
         """
         options, text = self.request.model.options, self.request.text
         return {
@@ -251,14 +252,14 @@ class _CalibrationRun:
 
     @property
     def _transform(self) -> str:
-        """Return the folds that were applied to the model."""
+        """The folds that were applied to the model, as text."""
         return read_transform(self.request.model.header.metadata.get(SETTINGS_KEY))
 
     def _resume_point(
         self, saved_progress: CalibrationProgress | None, file: MomentsWriter | None
     ) -> CalibrationProgress:
-        """Return the progress to resume from: inputs that are in the moments file, and the
-        unfinished pass.
+        """Return the progress from which the run resumes: the inputs whose moments are in the file,
+        and the state of the unfinished pass.
         """
         if saved_progress is None:
             return CalibrationProgress(ImatrixCollector(), None, set())
@@ -279,8 +280,8 @@ class _CalibrationRun:
         return saved_progress
 
     def _groups(self, progress: CalibrationProgress) -> list[tuple[int, ...]]:
-        """Return the groups of inputs, one per remaining pass; one pass without inputs if no
-        moments are wanted.
+        """Return a group of inputs for each remaining pass. Without moments there is one pass
+        without inputs.
         """
         if not self.request.moments:
             return [()]
@@ -302,8 +303,8 @@ class _CalibrationRun:
         file: MomentsWriter | None,
         bar: Any,
     ) -> None:
-        """Run the text through the model once for one group of inputs, starting after the chunks
-        already done.
+        """Run the text through the model once and collect the moments of one group of inputs.
+        Chunks that an earlier run has read are skipped.
         """
         if file:
             if progress.moments is None:
@@ -316,7 +317,7 @@ class _CalibrationRun:
             self.activations.narrow(frozenset(product_names).__contains__, product_names[-1])
         else:
             self.activations.narrow(self.named.__contains__, "")
-        # moments also yield the mean squares
+        # the mean squares are computed from the moments
         self.sink.listeners = [progress.moments or progress.sums]
         with ThreadPoolExecutor(self.request.model.options.threads) as pool:
             for ids in self.request.text.ids[progress.chunks :]:
@@ -343,7 +344,9 @@ class _CalibrationRun:
         chunks: int,
         pool: ThreadPoolExecutor,
     ) -> bool:
-        """Add a chunk to the sums; return whether the sums include every chunk so far."""
+        """End a chunk and add its moments to the sums if it is time to do so. Return whether the
+        sums include every chunk so far.
+        """
         seconds.end_chunk(pool.map)
         if (
             seconds.waiting_chunks == self.survey.chunks_per_product
@@ -360,7 +363,7 @@ class _CalibrationRun:
     def _print_forecast(self, groups: list[tuple[int, ...]], file: MomentsWriter, ui: "UI") -> None:
         """Print the disk space, the passes and the memory that the calibration needs.
 
-        Turns off saving within a pass if the disk is too small for it.
+        If the disk has too little space to save unfinished passes, turn that saving off.
         """
         moment_bytes = self._peak_bytes(groups)
         peak_bytes = moment_bytes + (host.resident_memory() or 0)

@@ -1,7 +1,7 @@
-"""Collects the statistics that a quantization method needs and the user did not provide.
+"""Collects the statistics that a quantization method needs and the user has not provided.
 
-They are collected once, from the built-in text or the user's, and cached under the source and the
-text. An interrupted run resumes.
+They are collected once, from the built-in text or the user's text. The result is cached by source
+and text. An interrupted run resumes.
 """
 
 import hashlib
@@ -36,11 +36,11 @@ UBATCH_SIZE = 512
 
 @dataclass(frozen=True, slots=True)
 class StatisticsRequest:
-    """The statistics of a source that are needed: second moments (`needs_moments`), or only mean
-    squares.
+    """The statistics that are needed of a source: second moments if `needs_moments`, otherwise only
+    mean squares.
 
-    `reason`: the flag that needs them, for messages. `text_files`: files to read, empty for the
-    built-in text; `max_chunks`: chunks to read, None for all.
+    `reason`: the flag that needs them, for messages. `text_files`: the files to read, empty for the
+    built-in text; `max_chunks`: number of chunks to read, None for all.
     """
 
     source: "Source"
@@ -55,14 +55,15 @@ class StatisticsRequest:
 def ensure_statistics(
     request: StatisticsRequest, imatrix_given: Imatrix | None, config: "Config", ui: "UI"
 ) -> tuple[Imatrix | None, MomentsFile | None]:
-    """Return the user's imatrix and the collected second moments; without moments, the collected
-    imatrix.
+    """Collect the needed statistics, unless they are cached. Return `imatrix_given` and the second
+    moments, or the collected imatrix and None if no moments are needed.
 
-    With `dry_run` nothing is collected. Raises UserError.
+    With `dry_run` nothing is collected, and the result is `imatrix_given` and None. Raises
+    UserError.
     """
     texts.read_user_texts(
         request.text_files
-    )  # a mistake in the texts is reported before a model is run
+    )  # reports a mistake in the texts before a model is run
     if request.dry_run:
         ui.note(
             f"{request.reason} would first collect statistics of each weight's inputs; "
@@ -78,7 +79,9 @@ def ensure_statistics(
 
 
 def expected_statistics(request: StatisticsRequest, sums: Imatrix | None) -> ExpectedMoments:
-    """Describe the moments that will be collected; `sums` may be from the same text."""
+    """Return a description of the moments that will be collected. `sums`: the imatrix, which may be
+    from the same text.
+    """
     text_names = tuple(str(path) for path in request.text_files) or (texts.BUILTIN_NAME,)
     same_text_sums = sums if sums and sums.datasets == text_names else None
     return ExpectedMoments(
@@ -92,8 +95,8 @@ def expected_statistics(request: StatisticsRequest, sums: Imatrix | None) -> Exp
 def prepare_text(
     path: Path, request: StatisticsRequest, ui: "UI"
 ) -> "tuple[EvaluationSide, TextChunks, tuple[str, ...]]":
-    """Return the model as it reads the requested text, the text's chunks, and the names of the
-    texts.
+    """Return the model with its run options, the chunks of the requested text, and the names of the
+    text's files.
 
     Raises UserError.
     """
@@ -113,14 +116,14 @@ def prepare_text(
             model_side,
             *texts.calibration_chunks(model_side, request.text_files, request.max_chunks, None, ui),
         )
-    except UserError as error:  # only the length was not checked before
+    except UserError as error:  # the length was not checked before
         hint = "use a longer --calibration text; without one, the built-in text is read"
         raise UserError(str(error), hint=hint if request.text_files else error.hint) from None
 
 
 def require_long_text(request: StatisticsRequest, ui: "UI") -> None:
-    """Raise UserError if the user's text is too short, before a float copy is made; uses only the
-    tokenizer.
+    """Raise UserError if the user's text is too short. This only needs the tokenizer, so it can be
+    called before a float copy of the source is made.
     """
     if request.text_files:
         with float_copy.vocabulary_only_gguf(request.source.origin or request.source) as file:
@@ -129,8 +132,8 @@ def require_long_text(request: StatisticsRequest, ui: "UI") -> None:
 
 def _statistics_file(request: StatisticsRequest, config: "Config", ui: "UI") -> Path:
     source = request.source.origin or request.source
-    # The fingerprint samples the source and may miss a small edit; its time stamp does not. The
-    # time stamp is not part of a plan.
+    # The fingerprint only samples the source and may miss a small edit, but the time stamp shows
+    # it. Plans do not contain the time stamp.
     folder, key = config.cache / "calibrations", f"{_cache_key(request)}-{source.newest_mtime_ns:x}"
     imatrix_file, moments_file = folder / f"{key}.imatrix.gguf", folder / f"{key}.moments.gguf"
     target_file, description = (
@@ -171,8 +174,8 @@ def _statistics_file(request: StatisticsRequest, config: "Config", ui: "UI") -> 
 
 
 def _cache_key(request: StatisticsRequest) -> str:
-    """Return the cache key: the source's fingerprint, the text, the chunk length and the llama.cpp
-    version.
+    """Return a hash of everything that the statistics depend on: the source's fingerprint, the
+    text, the chunk length and the llama.cpp version.
     """
     content = (
         b"".join(text.content.encode() for text in texts.read_user_texts(request.text_files))

@@ -1,9 +1,9 @@
-"""The texts that calibration reads: the user's files, or the built-in text with its chats in the
-model's template.
+"""The texts for calibration: the user's files, or the built-in text, whose chats are formatted by
+the model's template.
 
 The built-in text (quant/texts/calibration) has about 67,000 tokens of SmolLM2: prose and code of
-this project, essays, chats, mathematics, twenty-one languages, and parts of five plays of
-Shakespeare's that eval does not read.
+this project, essays, chats, mathematics, twenty-one languages, and parts of five plays by
+Shakespeare that are not in the text of `eval`.
 """
 
 import json
@@ -34,8 +34,8 @@ CHATS_FILE = "talks.json"
 
 @dataclass(frozen=True, slots=True)
 class CalibrationText:
-    """A text to be read. `parses_special`: control tokens in it are parsed; `name` is stored in the
-    statistics file.
+    """A text for calibration. `name`: the text's name in the statistics file; `parses_special`:
+    whether names of control tokens in it are parsed as control tokens.
     """
 
     name: str
@@ -44,9 +44,10 @@ class CalibrationText:
 
 
 def read_user_texts(paths: Sequence[Path]) -> list[CalibrationText]:
-    """Return the user's files, whose control tokens are plain text.
+    """Return the user's files. Names of control tokens in them are read as plain text.
 
-    Raises UserError for the text that eval reads.
+    Raises UserError for the built-in text of `eval`, because a model must not be evaluated on its
+    calibration text.
     """
     calibration_texts = []
     for path in paths:
@@ -82,7 +83,7 @@ def builtin_texts(side: EvaluationSide, model: "Model", ui: "UI") -> list[Calibr
 
 
 def builtin_bytes() -> bytes:
-    """Return all bytes of the built-in text, which identify its version."""
+    """Return all bytes of the built-in text. Their hash identifies the version of the text."""
     folder = resources.files("quant") / "texts" / "calibration"
     files = sorted(folder.iterdir(), key=lambda file: file.name)
     return b"".join(file.read_bytes() for file in files if file.is_file())
@@ -91,7 +92,9 @@ def builtin_bytes() -> bytes:
 def _render_chats(
     talks: list[list[list[str]]], side: EvaluationSide, model: "Model", ui: "UI"
 ) -> Iterator[str]:
-    """Yield each chat in the model's template; as plain text if there is none or it fails."""
+    """Yield each chat, formatted by the model's template. If the model has no template or the
+    template fails, yield the chat as plain text.
+    """
     source = side.header.metadata.get("tokenizer.chat_template")
     template = (
         ChatTemplate(str(source), bos=model.token_text(model.bos), eos=model.token_text(model.eos))
@@ -115,11 +118,11 @@ def _render_chats(
 def calibration_chunks(
     side: EvaluationSide, paths: Sequence[Path], max_chunks: int | None, seed: int | None, ui: "UI"
 ) -> tuple[TextChunks, tuple[str, ...]]:
-    """Return the chunks to read, shaped `[chunks, ctx_size]`, and the names of their texts.
+    """Return the chunks to read, shaped `[chunks, ctx_size]`, and the names of the texts.
 
-    All tokens of the texts are concatenated and cut into chunks, as llama-imatrix does.
-    `max_chunks` limits the number of chunks; with a `seed` they are shuffled first. Chunks of the
-    built-in text are always shuffled, so that a few chunks cover every kind of text. Raises
+    The tokens of all texts are concatenated and cut into chunks, as in llama-imatrix. `max_chunks`:
+    number of chunks, None for all; `seed`: shuffles the chunks first if it is set. Chunks of the
+    built-in text are always shuffled, so that a few chunks contain every kind of text. Raises
     UserError.
     """
     n_ctx = side.options.ctx_size
@@ -134,8 +137,8 @@ def calibration_chunks(
 
 
 def _tokens(side: EvaluationSide, model: "Model", text: CalibrationText) -> list[int]:
-    """Tokenize as llama-imatrix does: BOS follows the file, no EOS at the end; a template writes
-    its own BOS.
+    """Return the tokens of a text as llama-imatrix does: BOS is added if the model file asks for
+    it, EOS is never added. If a template has already written BOS, it is not added a second time.
     """
     bos = model.token_text(model.bos)
     has_bos = text.parses_special and bos and text.content.startswith(bos)

@@ -1,4 +1,4 @@
-"""Certificate.json, .md and .html beside the model."""
+"""The files of a certificate (JSON, Markdown and HTML) in the folder of the model."""
 
 import json
 from pathlib import Path
@@ -11,12 +11,12 @@ SIDECAR_EXTENSIONS = ("json", "md", "html")
 
 
 def sidecar_path(out: Path, extension: str) -> Path:
-    """Return the path of a certificate file of `out`, such as OUT.certificate.json."""
+    """Return the path of a certificate file for the model file `out`: OUT.certificate.EXTENSION."""
     return out.with_name(f"{out.name.removesuffix('.gguf')}.certificate.{extension}")
 
 
 def write_sidecars(verified: Certificate, out: Path) -> list[Path]:
-    """Write the certificate's three files next to `out` atomically; return their paths."""
+    """Write the three certificate files next to `out`, each atomically. Return their paths."""
     from llmcli.charts.html_page import render_html
     from llmcli.workflows.certification.certificate_page import build_page
 
@@ -32,5 +32,7 @@ def write_sidecars(verified: Certificate, out: Path) -> list[Path]:
 
 
 def has_stale_certificate(out: Path) -> bool:
-    """Return whether the certificate of an earlier file is stored next to `out`."""
+    """Return whether there is a certificate next to `out`. After `out` was written without --verify,
+    such a certificate belongs to an earlier file.
+    """
     return sidecar_path(out, "json").exists()

@@ -1,5 +1,5 @@
-"""The page of a certificate: summary, divergence, bytes and errors by kind of tensor, every
-tensor.
+"""The web page of a certificate: summary, divergence, bytes and errors by kind of tensor, and a
+table of all tensors.
 """
 
 from llmcli.charts.chart import Axis, Chart, ChartRow, NamedValue, RowChart, Table
@@ -11,11 +11,11 @@ from quant.certificate.certificate import Certificate, TensorRecord
 from quant.model_file.model_header import tensor_role
 
 MIB = 2**20
-MAX_CHARTED_ROLES = 24  # kinds of tensors in the charts; the table lists all
+MAX_CHARTED_ROLES = 24  # kinds of tensors in the charts; the table contains all
 
 
 def build_page(certificate: Certificate) -> ReportPage:
-    """Return the page, built from the certificate alone."""
+    """Return the page. It contains only data of the certificate."""
     answers, ratio = certificate.answers, certificate.answers.perplexity_ratio
     lead = (
         f"The mean KL divergence from {certificate.source.name} is {answers.kld.value:.6f} ± "
@@ -39,7 +39,7 @@ def build_page(certificate: Certificate) -> ReportPage:
 
 
 def build_charts(certificate: Certificate) -> list[Chart]:
-    """Return the charts: divergence by rank, speed, bytes and errors by kind of tensor."""
+    """Return the charts: divergence by rank, speed, and bytes and errors by kind of tensor."""
     groups: dict[str, list[TensorRecord]] = {}
     for tensor in certificate.tensors:
         groups.setdefault(tensor_role(tensor.name), []).append(tensor)
@@ -110,7 +110,7 @@ def _speed_charts(certificate: Certificate) -> list[Chart]:
 
 
 def _byte_charts(groups: dict[str, list[TensorRecord]]) -> list[Chart]:
-    """Return a bar for each kind of tensor, with its types stacked."""
+    """Return a chart with a bar for each kind of tensor, divided by tensor type."""
     chart_rows = []
     for name, tensors in groups.items():
         mib_by_type: dict[str, float] = {}
@@ -137,7 +137,7 @@ def _byte_charts(groups: dict[str, list[TensorRecord]]) -> list[Chart]:
 
 
 def _error_charts(groups: dict[str, list[TensorRecord]]) -> list[Chart]:
-    """Return the smallest, median and largest error of each kind of tensor."""
+    """Return charts of the smallest, median and largest error of each kind of tensor."""
     chart_rows = []
     for name, tensors in groups.items():
         errors = sorted(tensor.error for tensor in tensors if tensor.error)

@@ -1,4 +1,4 @@
-"""Formats a certificate: for the terminal, as Markdown, and as the files next to the model."""
+"""Formats a certificate for the terminal, for JSON, and as Markdown."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
     from quant.model_file.model_header import ModelHeader
 
-MAX_LISTED_ERRORS = 5  # tensors listed on the terminal
+MAX_LISTED_ERRORS = 5  # number of tensors that are listed on the terminal
 
 
 def certificate_rows(verified: Certificate) -> list[tuple[str, str]]:
-    """Return the certificate as pairs of label and text."""
+    """Return the rows of the certificate's table as pairs of a label and a text."""
     answers, source, content = verified.answers, verified.source, verified.content
     ranks = answers.kld_ranks
     return [
@@ -79,7 +79,9 @@ def certificate_rows(verified: Certificate) -> list[tuple[str, str]]:
 def print_certificate(
     verified: Certificate, header: "ModelHeader", problems: tuple[str, ...], checked: bool, ui: "UI"
 ) -> None:
-    """Print the certificate; mismatches with the file come first."""
+    """Print the certificate. If it does not match the file, the mismatches are printed first.
+    `problems`: the mismatches; `checked`: whether all bytes of the file were compared.
+    """
     ui.text("Certificate")
     for why in problems:
         ui.warn(f"the certificate does not match {header.path.name}: {why}")
@@ -97,7 +99,7 @@ def print_certificate(
 
 
 def print_summary(verified: Certificate, files: "Sequence[Path]", ui: "UI") -> None:
-    """Print the few lines below the table of `quantize`."""
+    """Print the summary of the certificate that `quantize` shows below its table."""
     answers = verified.answers
     ui.text(
         f"against {verified.source.name}: mean KLD {_format_figure(answers.kld, 6)}, "
@@ -112,7 +114,9 @@ def print_summary(verified: Certificate, files: "Sequence[Path]", ui: "UI") -> N
 def build_document(
     verified: Certificate, problems: tuple[str, ...], checked: bool
 ) -> dict[str, Any]:
-    """Return the certificate for `--json`, with whether and why it does not match the file."""
+    """Return the certificate for `--json`, with the mismatches with the file. `problems`: the
+    mismatches; `checked`: whether all bytes of the file were compared.
+    """
     return {
         **encode_value(verified),
         "belongs": not problems,
@@ -144,15 +148,15 @@ def format_markdown(verified: Certificate) -> str:
 
 
 def format_error(value: float | None) -> str:
-    """Format a relative error; an unknown one is empty."""
+    """Return a relative error as text; empty if the error is unknown."""
     return "" if value is None else f"{value:.3%}"
 
 
 def mismatches(
     header: "ModelHeader", verified: Certificate, all_bytes: bool, ui: "UI"
 ) -> tuple[str, ...]:
-    """Return the mismatches of a file and its certificate; `all_bytes` reads all bytes, with a
-    progress bar.
+    """Return the mismatches between a file and its certificate. `all_bytes`: whether all bytes of
+    the file are read and compared, with a progress bar.
     """
     if not all_bytes:
         return certificate.find_mismatches(header, verified)
@@ -161,7 +165,7 @@ def mismatches(
 
 
 def _other_methods(verified: Certificate) -> str:
-    """Name the methods other than the requested one that quantized some tensors."""
+    """Return the methods that quantized some tensors although another method was requested."""
     others = [
         f"{format_count(count, 'tensor')} by {name}"
         for name, count in verified.methods.items()

@@ -1,4 +1,6 @@
-"""The verification of a written model file, if it is requested."""
+"""The optional verification of a quantized model file: its settings, the checks before the file is
+written, and the verification itself.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,18 +19,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VerifySettings:
-    """Whether and how the finished file is compared with its source."""
+    """Whether the written file is compared with its source, and the text for it."""
 
     verify: bool = False
     verify_text: Path | None = None
     verify_chunks: int | None = None
 
     def build_request(self, threads: int) -> "VerifyRequest | None":
-        """Return the verification request, None without --verify; raises UsageError."""
+        """Return the verification request; None if --verify is not set. Raises UsageError if other
+        verification options are set without --verify.
+        """
         from llmcli.errors import UsageError
 
         if self.verify:
-            # imported here because it opens the runtime
+            # imported here because the import loads the runtime
             from llmcli.workflows.certification.verify import DEFAULT_CHUNKS, VerifyRequest
 
             return VerifyRequest(self.verify_text, self.verify_chunks or DEFAULT_CHUNKS, threads)
@@ -41,8 +45,8 @@ class VerifySettings:
         return None
 
     def reserved_bytes(self, source: "Source", texts: Sequence[str]) -> int:
-        """Return the bytes that the certificate may take in the file; `texts`: names of the texts
-        used.
+        """Return the number of bytes to reserve for the certificate in the file; 0 without
+        --verify. `texts`: names of the texts that were used for quantization.
         """
         from quant.certificate import certificate
 
@@ -55,14 +59,16 @@ class VerifySettings:
 
 @dataclass(frozen=True, slots=True)
 class CertifiedFile:
-    """A certificate and the files with it next to the model."""
+    """A certificate, and the certificate files next to the model file."""
 
     certificate: "Certificate"
     sidecars: tuple[Path, ...]
 
 
 def check_text(source: "Source", request: "VerifyRequest | None") -> None:
-    """Raise UserError for a source or text that cannot be verified, before anything slow starts."""
+    """Raise UserError if the source or the text makes the requested verification impossible. Called
+    before any slow step. Without a request, nothing is checked.
+    """
     if request is not None:
         from llmcli.workflows.certification import verify
 
@@ -72,7 +78,9 @@ def check_text(source: "Source", request: "VerifyRequest | None") -> None:
 def require_disk_space(
     plan: "Plan", out: Path, request: "VerifyRequest | None", config: "Config"
 ) -> None:
-    """Raise UserError if the disk has too little space to verify, before anything is written."""
+    """Raise UserError if the disk has too little space for the requested verification. Called
+    before anything is written. Without a request, nothing is checked.
+    """
     if request is not None:
         from llmcli.workflows.certification import verify
 
@@ -88,10 +96,10 @@ def certify(
     config: "Config",
     ui: "UI",
 ) -> CertifiedFile | None:
-    """Verify the written file, if requested, and write its certificate into it.
+    """Verify the written file and write its certificate into it. Without a request, return None.
 
-    `mix_fields`: JSON fields of the plan's mix, which name a text that the types were chosen by.
-    Raises UserError.
+    `mix_fields`: the JSON fields of the mix of types; they name the text by which the types were
+    chosen, if there was one. Raises UserError.
     """
     from llmcli.workflows.certification import certificate_files
 

@@ -55,19 +55,22 @@ if TYPE_CHECKING:
     from quant.quantize.plan import Plan
     from quant.source.source import Source
 
-# chunks of 512 tokens; 8 chunks give SmolLM2 135M's mean divergence in Q4_K_M within 2.2 %
+# chunks of 512 tokens; with 8 chunks, the mean divergence of SmolLM2 135M in Q4_K_M is accurate to
+# 2.2 %
 DEFAULT_CHUNKS = 32
 SPEED_TESTS = ((256, 0), (0, 32))  # (tokens of a prompt, generated tokens)
-TEST_SECONDS = 4.0  # measuring time of each test
-MAX_HASHED_TEXT_BYTES = 1 << 28  # bytes of a calibration text that is read again for its hash
-# tokens that a text may have without using a byte of it: BOS, EOS, a leading space
+TEST_SECONDS = 4.0  # duration of each speed test
+MAX_HASHED_TEXT_BYTES = 1 << 28  # a larger calibration text is not read again for its hash
+# tokens that do not use a byte of the text: BOS, EOS, a leading space
 BYTELESS_TOKENS = 3
-SIDECAR_BYTES = 1 << 20  # bytes of the certificate files next to the model file
+SIDECAR_BYTES = 1 << 20  # upper limit for the certificate files next to the model file
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationText:
-    """The digest of a text, and the chunks of it that were read."""
+    """The digest of the text by which tensor types were chosen, and the number of its chunks that
+    were read.
+    """
 
     digest: str
     chunks: int
@@ -75,10 +78,10 @@ class AllocationText:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """How to verify a file: the text (None: the built-in one), the number of chunks and of threads
-    (0: all cores).
+    """A request to verify a file. `text`: the text to compare on, None for the built-in text;
+    `chunks`: number of its chunks; `threads`: number of threads, 0 for all cores.
 
-    `allocation_text`: the text by which the tensor types were chosen.
+    `allocation_text`: the text by which the tensor types were chosen, if any.
     """
 
     text: Path | None = None
@@ -88,13 +91,13 @@ class VerifyRequest:
 
     @property
     def options(self) -> RunOptions:
-        """The run options of both models, as llama-perplexity's."""
+        """The run options of both models, the same as those of llama-perplexity."""
         return RunOptions(DEFAULT_CTX, self.threads or None)
 
 
 def check_text(source: "Source", request: VerifyRequest) -> None:
-    """Raise UserError if the source has no vocabulary, or if the text is too short for any
-    vocabulary.
+    """Raise UserError if the source has no vocabulary, or if the text has too few bytes to have
+    enough tokens in any vocabulary.
     """
     float_copy.require_vocabulary(source, "leave --verify out")
     text = read_evaluation_text(request.text)
@@ -109,7 +112,7 @@ def require_disk_space(plan: "Plan", out: Path, config: "Config") -> None:
     float copy.
     """
     copy_plan = float_copy.float_copy_plan(plan.source.origin or plan.source)
-    # the first file exists twice while the certificate is embedded
+    # while the certificate is embedded, there are two copies of the first file
     first_shard_bytes = plan.file_plans[0].layout.nbytes
     existing_bytes = sum(file.stat().st_size for file in plan.files(out) if file.exists())
     needed_bytes = {
@@ -195,10 +198,10 @@ def answer_metrics(
     base: str,
     statistics_used: tuple[CalibrationRecord, ...],
 ) -> AnswerMetrics:
-    """Return how closely the answers of both models agree.
+    """Return measures of how closely the answers of both models agree.
 
-    `base`: the type that the source was run in;
-    `statistics_used`: the texts that the quantization used.
+    `base`: the type in which the source was run; `statistics_used`: the statistics that the
+    quantization used, with their texts.
     """
     text_hash, name = _sha256(text.content), _name(text.name)
     against = outcome.quality.comparison
@@ -224,8 +227,8 @@ def answer_metrics(
 
 
 def _is_among(text_hash: str, name: str, statistics_used: CalibrationRecord) -> bool:
-    """Return whether a text is among the used texts; names are compared where a
-    hash is unknown.
+    """Return whether the evaluation text is one of the texts of these statistics. Texts are
+    compared by hash, or by name if the hash is not known.
     """
     recorded_texts = zip(statistics_used.hashes, statistics_used.texts, strict=True)
     return any(
@@ -241,7 +244,7 @@ def measure_speed(
     ui: "UI",
     seconds: float | None = None,
 ) -> tuple[SpeedComparison, ...]:
-    """Measure the speed of both models in pairs, in random order (tokens per second)."""
+    """Measure the speed of both models in pairs of tests, in random order. Unit: tokens per second."""
     tests = [
         SpeedTest(prompt, gen, 0, 2048, 512, "f16", "f16", threads, -1, "auto")
         for prompt, gen in SPEED_TESTS
@@ -267,7 +270,7 @@ def measure_speed(
 def environment(threads: int) -> Environment:
     """Return the machine, the versions and the time of the verification."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    count = len(rpc.joined_workers())  # worker addresses are private
+    count = len(rpc.joined_workers())  # only the number, because worker addresses are private
     machine = host.machine_identity() + (f" and {format_count(count, 'worker')}" if count else "")
     return Environment(__version__, llama_cpp_version(), machine, threads, now)
 
@@ -291,7 +294,7 @@ def _speed_record(name: str, comparison: Comparison) -> SpeedComparison:
 def _tensors(
     plan: "Plan", header: model_header.ModelHeader, threads: int, ui: "UI"
 ) -> tuple[TensorRecord, ...]:
-    """Return the type, size and relative error of every tensor."""
+    """Return the records of all tensors: type, size and relative error."""
     originals = {
         step.weight.name: OriginalTensor(step.weight, step.statistics.importance)
         for step in plan.steps
@@ -326,20 +329,20 @@ def _describe_source(plan: "Plan") -> CertifiedSource:
 
 
 def used_statistics(plan: "Plan") -> tuple[CalibrationRecord, ...]:
-    """Return the statistics and texts that the quantization used.
+    """Return the statistics that the quantization used, with their texts.
 
-    A text has a hash only if its file still exists and is older than the statistics.
+    A text gets a hash only if its file still exists and is older than the statistics.
     """
     diagonal = (
         plan.imatrix is not None
         and plan.moments is not None
         and plan.imatrix.digest == plan.moments.digest
     )
-    # the diagonal of the moments is not listed as a separate imatrix
+    # an imatrix that is the diagonal of the moments is not listed separately
     files = {} if plan.imatrix is None or diagonal else {"imatrix": plan.imatrix}
     if plan.moments is not None and (
         diagonal or plan.method.needs == "moments" or plan.source.fold_digest
-    ):  # the moments chose the folds
+    ):  # moments also choose the folds
         files["moments"] = plan.moments.imatrix
     return (
         *_blockwise_statistics(plan),
@@ -358,8 +361,8 @@ def used_statistics(plan: "Plan") -> tuple[CalibrationRecord, ...]:
 
 
 def _blockwise_statistics(plan: "Plan") -> tuple[CalibrationRecord, ...]:
-    """Return the texts of moments that were collected block by block, after earlier tensors were
-    quantized.
+    """Return the record of the texts for moments that were collected block by block
+    (`--sequential`).
     """
     pending = plan.expected_moments
     if pending is None or not pending.digest:
@@ -380,7 +383,9 @@ def _blockwise_statistics(plan: "Plan") -> tuple[CalibrationRecord, ...]:
 def _allocation_text(
     plan: "Plan", request: VerifyRequest, n_ctx: int
 ) -> tuple[CalibrationRecord, ...]:
-    """Return the text that chose the tensor types, if there was one; chunks of `n_ctx` tokens."""
+    """Return the record of the text by which the tensor types were chosen; empty if there was none.
+    `n_ctx`: tokens of a chunk.
+    """
     if request.allocation_text is None:
         return ()
     digest, chunks = request.allocation_text.digest, request.allocation_text.chunks
@@ -392,10 +397,11 @@ def _allocation_text(
 
 
 def _hash(name: str, newest_mtime: float = inf) -> str:
-    """Return the hash of a text that a statistics file names, or "" if it cannot be trusted.
+    """Return the hash of a text file that a statistics file names, or "" if the file cannot be
+    trusted to be that text.
 
-    The file must exist and must not be younger than `newest_mtime`: names in a statistics file come
-    from anyone, and the text may have been replaced.
+    The file must exist and must not be younger than `newest_mtime`, because a statistics file may
+    come from another machine, and the text may have been replaced since.
     """
     path = Path(name)
     try:
@@ -410,8 +416,8 @@ def _hash(name: str, newest_mtime: float = inf) -> str:
 
 
 def _folds(plan: "Plan", header: model_header.ModelHeader) -> tuple[str, ...]:
-    """Return the folds that were applied to the source, with their digest, as the file states
-    them.
+    """Return the folds that were applied to the source, with their digest, as the written file
+    records them.
     """
     fold_json = header.metadata.get(FOLD_KEY)
     if not (plan.source.fold_digest and isinstance(fold_json, str)):
@@ -421,8 +427,8 @@ def _folds(plan: "Plan", header: model_header.ModelHeader) -> tuple[str, ...]:
 
 
 def _methods(plan: "Plan") -> dict[str, int]:
-    """Return the number of tensors by method; empty if moments were collected after planning, since
-    some may be missing.
+    """Return the number of tensors that each method quantized. Empty if moments were collected
+    after planning, because the moments of some tensors may be missing.
     """
     return (
         {} if plan.expected_moments else {name: len(steps) for name, steps in plan.methods.items()}
@@ -451,7 +457,7 @@ def _figure(estimate: Estimate) -> CertifiedEstimate:
 
 
 def _name(path: Path | str) -> str:
-    """Return a file's name without its folder: certificates are published."""
+    """Return a file's name without its folder, because certificates are published."""
     return Path(path).name.encode("utf-8", "replace").decode()
 
 

@@ -1,4 +1,4 @@
-"""Evaluation: scores a text chunk by chunk and saves each finished group of chunks."""
+"""Evaluation: scores a text in groups of chunks, and saves the scores of each finished group."""
 
 import hashlib
 import json
@@ -56,10 +56,12 @@ KEY_LABELS = {
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """What to evaluate: a model, optionally its base or saved base logits, and how.
+    """A request to evaluate a model, alone or against a base. The base is another model (`base`) or
+    a file of saved logits (`base_logits`).
 
-    `text` is None if the file of base logits contains it. `quiet`: do not mention other evaluations
-    of the same model.
+    `text`: None if the file of base logits contains the text. `save_base`: the file for the logits
+    of the base, or of the model if there is no base; None to save none. `fresh`: ignore the saved
+    scores of an earlier run. `quiet`: print no note about other evaluations of the model.
     """
 
     model: EvaluationSide
@@ -76,9 +78,9 @@ class EvaluationRequest:
 class EvaluationResult:
     """The result of an evaluation.
 
-    `tokens`: length of the text; `chunks`: scored chunks of `n_ctx` tokens; `resumed_chunks`: those
-    that an earlier run had scored; `chunk_klds`: mean divergence of each chunk, for paired
-    comparisons of two files.
+    `tokens`: number of tokens in the text; `chunks`: number of scored chunks, each of `n_ctx`
+    tokens; `resumed_chunks`: number of chunks that an earlier run had scored; `chunk_klds`: mean
+    divergence of each chunk, for paired comparisons of two files.
     """
 
     quality: TextMetrics
@@ -91,7 +93,8 @@ class EvaluationResult:
 
 
 def run_evaluation(request: EvaluationRequest, config: "Config", ui: "UI") -> EvaluationResult:
-    """Evaluate; finished chunks survive an interruption, and the same call resumes from them.
+    """Evaluate a model. Finished chunks are saved, so that the same request resumes after an
+    interruption.
 
     Raises UserError.
     """
@@ -135,7 +138,7 @@ def _score_missing(
     saved_logits: RecordLog | None,
     ui: "UI",
 ) -> int:
-    """Score the missing chunks; return the number of chunks that were present."""
+    """Score the chunks that are not in the journal. Return the number of chunks that were in it."""
     present = (
         journal.numbers if saved_logits is None else journal.numbers & saved_logits.numbers
     ) & set(range(text.count))
@@ -159,7 +162,7 @@ def _score_missing(
             for group, (group_scores, tops) in _score_groups(
                 request, text, groups, lanes, keep=saved_logits is not None
             ):
-                # before the journal, because chunks in the journal are not computed again
+                # written before the journal, because chunks in the journal are not computed again
                 if saved_logits is not None:
                     saved_logits.append(
                         {
@@ -189,8 +192,8 @@ def _score_groups(
     *,
     keep: bool,
 ) -> Iterator[tuple[list[int], tuple[list[PositionScores], list[list[TopLogits]]]]]:
-    """Yield groups of chunks with their scores; the models are opened together if memory allows,
-    else in turn.
+    """Yield groups of chunks with their scores. Both models are open at the same time if the memory
+    allows it, otherwise one after the other.
     """
     if request.base is None or both_fit(request.model, request.base):
         with open_scorers(request.model, request.base, max(map(len, groups))) as (model, base):
@@ -203,8 +206,8 @@ def _score_groups(
 
 
 def _read_text(request: EvaluationRequest) -> tuple[TextChunks, int]:
-    """Return the chunks of the text and its number of tokens; raises UserError if model and base
-    disagree.
+    """Return the chunks of the text and the number of its tokens. Raises UserError if the base
+    has another vocabulary than the model or tokenizes the text differently.
     """
     if request.text is not None:
         token_ids = tokenize_text(request.model, request.text)
@@ -263,13 +266,15 @@ def _cache_key(request: EvaluationRequest, text: TextChunks) -> dict[str, Any]:
 
 
 def _time_stamps(base_logits: BaseLogitsFile | None) -> list[int]:
-    """Return the time stamp of the base logits; their head may miss a small edit of the base."""
+    """Return a list with the time stamp of the base logits, or an empty list without base logits.
+    The time stamp shows a small edit of the base, which the file's head may miss.
+    """
     return [base_logits.path.stat().st_mtime_ns] if base_logits else []
 
 
 def _note_other_evaluations(folder: Path, head: dict[str, Any], ui: "UI") -> None:
-    """Print a note if the same model was evaluated with other options, whose results cannot be
-    used.
+    """Print a note if the same model was evaluated with other options before, because those results
+    cannot be used.
     """
     for path in sorted(folder.glob("*.records"), key=lambda path: -path.stat().st_mtime):
         records = RecordLog.resume(path, write=False)
@@ -277,7 +282,8 @@ def _note_other_evaluations(folder: Path, head: dict[str, Any], ui: "UI") -> Non
             continue
         records.close()
         differ = [key for key in KEY_LABELS if records.head.get(key) != head.get(key)]
-        if "n_ctx" in differ and "text" in differ:  # chunks of another length contain other tokens
+        # with another chunk length the tokens differ anyway
+        if "n_ctx" in differ and "text" in differ:
             differ.remove("text")
         if records.head.get("model") == head["model"] and differ:
             labels = ", ".join(KEY_LABELS[key] for key in differ)
@@ -291,8 +297,8 @@ def _note_other_evaluations(folder: Path, head: dict[str, Any], ui: "UI") -> Non
 def _saving(
     request: EvaluationRequest, text: TextChunks, head: dict[str, Any], ui: "UI"
 ) -> Iterator[RecordLog | None]:
-    """Yield the file for base logits, resumed if possible; it gets its final name when it is
-    complete.
+    """Yield the file in which base logits are saved, or None if they are not saved. An unfinished
+    file is resumed if possible. The file gets its final name when it is complete.
 
     Raises UserError.
     """
@@ -339,8 +345,8 @@ def _saving(
 
 
 def _is_complete(path: Path, head: dict[str, Any], written: int) -> bool:
-    """Return whether a file of base logits has this head and all chunks, and is newer than the
-    model.
+    """Return whether a file of base logits has this head, has all chunks, and is not older than the
+    model. `written`: time stamp of the model in nanoseconds.
     """
     records = RecordLog.resume(path, write=False)
     if records is None:
@@ -368,7 +374,7 @@ def _scores(raw: bytes, scored: int) -> PositionScores:
 
 
 def _so_far(scores: PositionScores) -> str:
-    """Format the running estimate."""
+    """Return the estimate from the chunks so far as text."""
     estimate = f"PPL {np.exp(mean_with_error(scores.nll).value):.4f}"
     return estimate + (f", KLD {mean_with_error(scores.kld).value:.5f}" if scores.has_base else "")
 

@@ -1,4 +1,6 @@
-"""The models of an evaluation: open side by side, or in turn if both do not fit into memory."""
+"""The models of an evaluation. Both are open at the same time, or one after the other if they do
+not fit into memory together.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,13 +23,14 @@ from quant.evaluation.evaluate import I32, TextChunks
 from quant.gguf.header import GgufArray
 from quant.model_file.model_header import ModelHeader
 
-MAX_BUFFERED_BYTES = 4 << 30  # bytes of base logits that are buffered while the other model is open
+# upper limit of base logits that are stored while the other model is open
+MAX_BUFFERED_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSide:
-    """A model file and how to run it. `options` are resolved; their ctx_size is the chunk
-    length.
+    """A model file with the options to run it: one of the two sides of an evaluation. `options` are
+    resolved; their `ctx_size` is the length of a chunk.
     """
 
     header: ModelHeader
@@ -36,12 +39,12 @@ class EvaluationSide:
 
     @property
     def n_vocab(self) -> int:
-        """The vocabulary size according to the file, 0 if it has no vocabulary."""
+        """The size of the vocabulary according to the file; 0 if the file has no vocabulary."""
         token_array = self.header.metadata.get("tokenizer.ggml.tokens")
         return token_array.count if isinstance(token_array, GgufArray) else 0
 
     def context_options(self, chunks: int, n_vocab: int) -> ContextOptions:
-        """Return the options of a context for `chunks` chunks at once."""
+        """Return the options of a context that processes `chunks` chunks at once."""
         options = self.options
         assert options.ctx_size and options.threads, options
         single_chunk = ContextOptions(
@@ -61,7 +64,8 @@ class EvaluationSide:
 def both_fit(model: EvaluationSide, base: EvaluationSide) -> bool:
     """Return whether the weights of both models fit into the free memory.
 
-    On a CPU each model is counted twice, because its weights may also be repacked.
+    On a CPU, the weights of each model are counted twice, because llama.cpp may store a repacked
+    copy of them.
     """
     if model.header.path == base.header.path:
         return True
@@ -80,7 +84,9 @@ def both_fit(model: EvaluationSide, base: EvaluationSide) -> bool:
 def open_scorers(
     model: EvaluationSide, base: EvaluationSide | None, chunks: int
 ) -> Iterator[tuple[ChunkScorer, ChunkScorer | None]]:
-    """Open the scorers of one or both models; a file that is both model and base is loaded once."""
+    """Open the models and yield their scorers. If the base is the same file as the model, it is
+    loaded once; without a base, its scorer is None.
+    """
     with ExitStack() as stack:
         model_weights = stack.enter_context(_open_side(model))
         model_context = stack.enter_context(
@@ -103,11 +109,11 @@ def open_scorers(
 def open_one_by_one(
     model: EvaluationSide, base: EvaluationSide, text: TextChunks, groups: list[list[int]]
 ) -> Iterator[tuple[list[int], ChunkScorer, "BufferedLogits"]]:
-    """Yield each group of chunks with the open model's scorer and the base's logits, opening the
-    two models in turn.
+    """Yield each group of chunks with the scorer of the open model and the base's logits. The two
+    models are opened one after the other.
 
-    The base computes the logits of as many groups as fit into `MAX_BUFFERED_BYTES` or half of the
-    free memory; then the model is opened for these groups. This repeats until every group was
+    The base computes the logits of as many groups as fit into `MAX_BUFFERED_BYTES` and half of the
+    free memory. Then the model is opened for these groups. This repeats until all groups were
     yielded.
     """
     group_size = max(map(len, groups))
@@ -132,19 +138,19 @@ def open_one_by_one(
 
 
 class BufferedLogits:
-    """The buffered logits of one group of chunks, blocks of `[rows, vocabulary]`."""
+    """The stored base logits of one group of chunks, as blocks of shape `[rows, vocabulary]`."""
 
     def __init__(self, blocks: list[NDArray[np.float32]]) -> None:
         self._blocks = blocks
 
     def blocks(self, ids: I32) -> Iterator[NDArray[np.float32]]:
-        """Yield the buffered blocks; `ids` is ignored."""
+        """Yield the stored blocks. `ids` is not used; other sources of logits need it."""
         yield from self._blocks
 
 
 def tokenize_text(side: EvaluationSide, text: str) -> list[int]:
-    """Return the tokens of a text as llama-perplexity does: control tokens are plain text, BOS
-    follows the file.
+    """Return the tokens of a text as llama-perplexity does: names of control tokens are read as
+    plain text, and BOS is added if the model file asks for it.
     """
     with open_model(side.header.path, gpu_layers=0, vocab_only=True) as model:
         token_ids = model.tokenize(text, special=False, add_special=True)
@@ -160,9 +166,10 @@ def tokenize_text(side: EvaluationSide, text: str) -> list[int]:
 def require_same_vocabulary(
     model: EvaluationSide, base: EvaluationSide, token_ids: list[int], text: str
 ) -> None:
-    """Raise UserError if the base has a different vocabulary, or splits the text into other tokens.
+    """Raise UserError if the base has another vocabulary than the model, or splits the text into
+    other tokens.
 
-    `token_ids` are the tokens of `text` by the model's own tokenizer.
+    `token_ids`: the tokens of `text` by the model's tokenizer.
     """
     model_header, base_header = model.header, base.header
     difference = vocabulary_match.describe_difference(model_header, base_header)
@@ -191,7 +198,7 @@ def _open_side(side: EvaluationSide) -> Iterator[Model]:
 
 
 def _tokenizer_metadata(header: ModelHeader) -> dict[str, object]:
-    """Return everything in the file that affects tokenization: merges, scores, pre-tokenizer,
+    """Return all metadata in the file that affects tokenization: merges, scores, pre-tokenizer,
     flags.
     """
     return {

@@ -1,4 +1,4 @@
-"""The evaluation text; prepares one side."""
+"""The text for an evaluation, and the preparation of a model file for it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
 
 
 DEFAULT_CTX = 512
-PROBE_CHUNK_TOKENS = 512  # of a chunk of the text that a mix of types is chosen by
+PROBE_CHUNK_TOKENS = 512  # chunk length of the text by which a mix of types is chosen
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationText:
-    """A text to evaluate on. `name`: its path, or words for the built-in text."""
+    """A text to evaluate on. `name`: the path of the text, or a description of the built-in text."""
 
     content: str
     name: str
 
 
 def read_evaluation_text(path: Path | None) -> EvaluationText:
-    """Return a text; without a path, the built-in one.
+    """Return the text of a file, or the built-in text if `path` is None.
 
-    Like llama.cpp's -f, leaves out a final line break. Raises UserError.
+    A line break at the end is removed, as llama.cpp's -f does. Raises UserError.
     """
     from importlib import resources
 
@@ -48,7 +48,8 @@ def read_evaluation_text(path: Path | None) -> EvaluationText:
 
 
 def prepare_side(path: Path, options: "RunOptions", ui: "UI") -> "EvaluationSide":
-    """Check the file and resolve the options, so that nothing is refused after minutes of work.
+    """Check a model file and resolve its options. Called at the start, so that an error is not
+    reported after minutes of work.
 
     Raises UserError.
     """

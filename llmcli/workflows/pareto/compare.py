@@ -1,10 +1,11 @@
-"""Compares several quantizations of one model: each is written, evaluated against the same base
+"""Compares several quantizations of one model. Each is written, evaluated against the same base
 logits, and timed against the base.
 
-Each finished setting is saved in a file, so that an interrupted comparison resumes. The base is
-read once; of its logits, 256 tokens per row and 64 random others are kept (2.6 KB per position, as
-in `eval --save-base`), because 32 whole chunks with a vocabulary of 49,152 would take 1.6 GB. All
-settings use the same sample, and the sampling error is reported.
+Each finished setting is saved in a file, so that an interrupted comparison resumes. The base reads
+the text once. For each position, only 256 of its logits and 64 random others are stored (2.6 KB per
+position, as in `eval --save-base`), because the logits of 32 complete chunks with a vocabulary of
+49,152 would take 1.6 GB. All settings use the same sample of logits, and the sampling error is
+reported.
 """
 
 import hashlib
@@ -43,17 +44,17 @@ if TYPE_CHECKING:
     from quant.quantize.plan import Plan
     from quant.source.source import Source
 
-MAX_RECORD_CHARACTERS = 1 << 20  # characters of a saved setting
-POSITION_BYTES = 2700  # bytes of base logits per position
+MAX_RECORD_CHARACTERS = 1 << 20  # longest JSON text of a saved result that is read
+POSITION_BYTES = 2700  # of base logits for each position
 
 
 @dataclass(frozen=True, slots=True)
 class ParetoPoint:
     """The result of one finished setting.
 
-    `doubt`: the part of the divergence's error that comes from sampling the base's logits.
-    `seconds`: quantization time, 0 if an earlier run did some of it. `klds`: mean divergence of
-    each chunk.
+    `doubt`: the part of the divergence's error that is caused by storing only a sample of the
+    base's logits. `seconds`: duration of the quantization, 0 if an earlier run did a part of it.
+    `klds`: mean divergence of each chunk.
     """
 
     name: str
@@ -71,7 +72,7 @@ class ParetoPoint:
 
     @property
     def generation(self) -> SpeedComparison | None:
-        """The generation speed, None if it was not measured."""
+        """The speed of generation; None if it was not measured."""
         return next(
             (speed_test for speed_test in self.speed if speed_test.test.startswith("tg")), None
         )
@@ -79,10 +80,10 @@ class ParetoPoint:
 
 @dataclass(frozen=True, slots=True)
 class ParetoRequest:
-    """The plans of one source to compare, and how.
+    """A request to compare the plans of one source.
 
-    `seconds`: measuring time of each speed test, 0 for no tests.
-    `keep_folder`: folder for the files, None if they are removed.
+    `seconds`: duration of each speed test, 0 for no tests. `keep_folder`: the folder in which the
+    model files stay, None to remove them.
     """
 
     source: "Source"
@@ -97,12 +98,12 @@ class ParetoRequest:
 
     @property
     def options(self) -> RunOptions:
-        """The run options of every model."""
+        """The run options, which are the same for every model."""
         return RunOptions(self.n_ctx, self.threads or None)
 
     @property
     def cache_key(self) -> str:
-        """The cache key: everything that a saved result depends on, except the setting."""
+        """A hash of everything that a saved result depends on, except the setting itself."""
         key_parts = [
             self.source.fingerprint,
             hashlib.sha256(self.text.content.encode()).hexdigest(),
@@ -119,8 +120,8 @@ class ParetoRequest:
 
 
 def compare(request: ParetoRequest, config: "Config", ui: "UI") -> list[ParetoPoint]:
-    """Return the results of all settings, in the order of the plans. Finished settings survive an
-    interruption.
+    """Return the results of all settings, in the order of the plans. Finished settings are saved,
+    so that the same request resumes after an interruption.
 
     Raises UserError.
     """
@@ -150,12 +151,13 @@ def compare(request: ParetoRequest, config: "Config", ui: "UI") -> list[ParetoPo
 
 
 def dominated_by(points: Sequence[ParetoPoint]) -> dict[str, str]:
-    """Return, for each setting that another one dominates, the name of the dominating setting
-    nearest to the base.
+    """Return the dominated settings. The value is the setting that dominates the key; if there are
+    several, the one nearest to the base.
 
-    A setting dominates another if it is no larger, no farther from the base, better in one of the
-    two, and not slower. At equal size, it counts as nearer if the paired chunk differences exceed
-    two standard errors; slower means that the confidence intervals do not overlap.
+    A setting dominates another one if it is no larger, no farther from the base and not slower, and
+    is better in size or in distance. At equal size, it counts as nearer only if the mean difference
+    over paired chunks exceeds two standard errors. It counts as slower only if the confidence
+    intervals do not overlap.
     """
     winners = {}
     for point in points:
@@ -182,8 +184,8 @@ def _dominates(first: ParetoPoint, second: ParetoPoint) -> bool:
 
 
 def _advantage(first: ParetoPoint, second: ParetoPoint) -> tuple[float, float]:
-    """Return how much nearer to the base `first` is than `second`, and the standard error over
-    their common chunks.
+    """Return how much nearer to the base `first` is than `second`, and the standard error of this
+    difference over the chunks that both have.
     """
     differences = [theirs - mine for mine, theirs in zip(first.klds, second.klds, strict=True)]
     mean_difference = fmean(differences)
@@ -230,7 +232,9 @@ def _measure_setting(
     config: "Config",
     ui: "UI",
 ) -> ParetoPoint:
-    """Write, evaluate and time one setting; its file is removed unless it is to be kept."""
+    """Write, evaluate and time one setting. The file is removed afterwards unless the request keeps
+    it.
+    """
     plan = request.plans[name]
     out = (request.keep_folder or folder) / _file_name(request, name)
     make_folder(out.parent)
@@ -279,7 +283,7 @@ def _measure_setting(
 def _print_forecast(
     request: ParetoRequest, base: "EvaluationSide", count: int, logits: Path, ui: "UI"
 ) -> None:
-    """Print the expected duration, estimated from one chunk of the base."""
+    """Print the expected duration of the comparison, estimated from one chunk of the base."""
     token_ids = models.tokenize_text(base, request.text.content)
     text = evaluate.split_text(token_ids, request.n_ctx, request.chunks)
     with models.open_scorers(base, None, 1) as (scorer, _):
@@ -303,7 +307,7 @@ def _print_forecast(
 def _require_disk_space(
     request: ParetoRequest, remaining: Sequence[str], folder: Path, config: "Config", ui: "UI"
 ) -> None:
-    """Print the disk space that is needed; raise UserError if the disk is too small."""
+    """Print the disk space that the comparison needs. Raise UserError if the disk has too little."""
     sizes = [request.plans[name].nbytes for name in remaining]
     file_bytes = sum(sizes) if request.keep_folder else max(sizes)
     float_copy, logit_bytes = (
@@ -333,17 +337,15 @@ def _require_disk_space(
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove what only an unfinished comparison needs: leftover model files and the base's
-    logits.
-    """
+    """Remove the files that only an unfinished comparison needs: model files and the base's logits."""
     for path in folder.iterdir():
         if path.suffix != ".json" and path.name != "lock":
             path.unlink()
 
 
 def _load_result(request: ParetoRequest, name: str, folder: Path) -> ParetoPoint | None:
-    """Return the saved result of a setting under its current name; None if it is missing or from
-    another plan.
+    """Return the saved result of a setting, with its current name. Return None if there is none, if
+    it belongs to another plan, or if its model file should be kept but is missing.
     """
     try:
         point = parse_json(

@@ -1,6 +1,8 @@
-"""Builds the plans that `llmcli pareto` compares: one for each type or size, method and fold.
+"""Builds the plans that `llmcli pareto` compares: one for each combination of a type or size, a
+method and a fold.
 
-Missing statistics are collected, sizes allocated and folds chosen here, before any file is written.
+Before any file is written, this module also collects missing statistics, allocates types for the
+sizes, and chooses the folds.
 """
 
 from collections.abc import Sequence
@@ -33,7 +35,7 @@ MeasuredStatistics = tuple[Imatrix | None, MomentsFile | None]
 def build_plans(
     source: "Source", settings: ParetoSettings, threads: int, config: "Config", ui: "UI"
 ) -> dict[str, "Plan"]:
-    """Return a plan for each setting, by its name.
+    """Return the plan of each setting by the setting's name.
 
     Raises UserError or UsageError if any setting is impossible.
     """
@@ -54,7 +56,7 @@ def build_plans(
     if not (types or sizes) or not methods:
         raise UsageError("nothing to compare", hint=f"--types {DEFAULT_TYPES} --methods ggml")
     ggml_builder = _make_builder(source, "ggml", "none", (None, None), threads)
-    for size in sizes:  # check all sizes before the first is measured for minutes
+    for size in sizes:  # check all sizes before minutes are spent to measure the first
         allocate.target_budget(source, ggml_builder.mix_plan, SizeRequest(target_size=size))
     measured = _load_statistics(source, settings, methods, folds, threads, config, ui)
     plans = {}
@@ -86,7 +88,9 @@ def _load_statistics(
     config: "Config",
     ui: "UI",
 ) -> MeasuredStatistics:
-    """Return the user's statistics, plus those that the requested methods and folds need."""
+    """Return the user's statistics, plus collected ones if the requested methods and folds need
+    them.
+    """
     sums = imatrix.load_imatrix(settings.imatrix.expanduser()) if settings.imatrix else None
     second_moments = (
         moments.load_moments(settings.moments.expanduser()) if settings.moments else None
@@ -117,7 +121,7 @@ def _make_builder(
 ) -> plan_mix.PlanBuilder:
     """Return a plan builder for one method and fold.
 
-    The provenance is built as in quantize, so that both share their cached measurements.
+    Its provenance is the same as in `quantize`, so that both commands share cached measurements.
     """
     inputs, has_fold = MeasuredInputs(*statistics, None), bool(choose.parse_fold_kinds(fold))
     steered = {"method": method, "fold": fold * has_fold, **inputs.digests}

@@ -1,4 +1,4 @@
-"""The settings that are compared and how they are measured."""
+"""The settings of `llmcli pareto`: the quantizations to compare, and how they are measured."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +8,9 @@ DEFAULT_TYPES = "Q2_K,Q3_K_M,Q4_K_M,Q5_K_M,Q6_K"
 
 @dataclass(frozen=True, slots=True)
 class ParetoSettings:
-    """The settings to compare; lists are separated by commas.
+    """The quantizations to compare. Several types, sizes or methods are separated by commas.
 
-    `types`: DEFAULT_TYPES if neither types nor sizes are named.
+    If neither `types` nor `target_size` is set, the types are DEFAULT_TYPES.
     """
 
     types: str | None = None
@@ -23,14 +23,14 @@ class ParetoSettings:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementSettings:
-    """How the settings are evaluated and timed.
+    """How each quantization is evaluated and timed.
 
     - `text`: the text to evaluate on; None for the built-in text.
     - `ctx`: tokens of a chunk; `chunks`: number of chunks.
-    - `threads`: 0 uses all cores.
-    - `seconds`: measuring time of each of two speed tests; 0 for none.
-    - `keep`: folder in which the model files are kept.
-    - `fresh`: ignore what an earlier run finished.
+    - `threads`: number of threads; 0 for all cores.
+    - `seconds`: duration of each of the two speed tests; 0 for no tests.
+    - `keep`: folder in which the model files stay; None to remove them.
+    - `fresh`: ignore the results of an earlier run.
     """
 
     text: Path | None = None

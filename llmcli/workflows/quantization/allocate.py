@@ -1,7 +1,7 @@
-"""Chooses a type for each tensor under a size limit, by measuring what each tensor's quantization
-costs.
+"""Chooses a type for each tensor within a size limit, by measuring the divergence that each
+tensor's quantization causes.
 
-Measurements are cached: another size of the same model, method and text needs none, and an
+Measurements are cached: another size of the same model, method and text needs no new ones, and an
 interrupted run resumes.
 """
 
@@ -50,16 +50,17 @@ if TYPE_CHECKING:
     from llmcli.workflows.quantization.size_request import SizeRequest
     from quant.source.source import Source
 
-MIX_RECORDS_START = 1 << 30  # record numbers of mixes begin here, above all others
+MIX_RECORDS_START = 1 << 30  # first record number of mixes; all other records have lower numbers
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationRequest:
-    """The request of an allocation.
+    """A request to allocate types.
 
-    `build_plan`: returns the plan of a mix; `build_plain_plan`: without method and importance.
-    `provenance`: what determines the bytes besides the types; `text_digest`: digest of the probe
-    text; `spare_bytes`: bytes of folds and certificate, which no plan contains.
+    `build_plan`: returns the plan of a mix; `build_plain_plan`: returns the plan of a mix without
+    the method and the importance of columns. `provenance`: everything except the types that
+    determines the bytes of the file; `text_digest`: digest of the probe text; `spare_bytes`: bytes
+    of folds and certificate, which are not part of a plan.
     """
 
     source: "Source"
@@ -76,7 +77,8 @@ class AllocationRequest:
 class AllocationResult:
     """The result of an allocation: the types, the sensitivities, and the mixes that were tried.
 
-    `expected_kld`: sum of the measured divergences, None if nothing was measured.
+    `expected_kld`: sum of the measured divergences of the chosen types; None if nothing was
+    measured.
     """
 
     mix: Mapping[str, str]
@@ -89,8 +91,8 @@ class AllocationResult:
 
 
 def allocate(request: AllocationRequest, config: "Config", ui: "UI") -> AllocationResult:
-    """Allocate types. Raises UserError, before anything is measured, for a size that no mix
-    reaches.
+    """Choose the types. Raises UserError, before anything is measured, if no mix has the requested
+    size.
     """
     started_at, sizing = time.perf_counter(), request.size
     types = sensitivity.type_options(request.source, sizing.candidate_types)
@@ -144,7 +146,7 @@ def allocate(request: AllocationRequest, config: "Config", ui: "UI") -> Allocati
 
 
 class _AllocationRun:
-    """One allocation in progress; the scratch copy is written when it is first needed."""
+    """One allocation in progress. The scratch copy is written when it is needed for the first time."""
 
     def __init__(
         self,
@@ -158,7 +160,7 @@ class _AllocationRun:
         self._open = stack
         self._stage: ScratchModel | None = None
         self._loaded_types: dict[str, str] = {}
-        self._pass = 0.0  # seconds of one measurement
+        self._pass = 0.0  # duration of one measurement
         self._closed = {name: kinds[0] for name, kinds in sensing.types.items() if len(kinds) == 1}
         self.positions = 0
         self.fixed = _fixed_bytes(
@@ -166,12 +168,13 @@ class _AllocationRun:
         )
 
     def complete_mix(self, mix: Mapping[str, str]) -> dict[str, str]:
-        """Return a mix completed by the tensors that have no choice."""
+        """Return a mix with all tensors: `mix`, plus the tensors that have only one possible type."""
         return self._closed | dict(mix)
 
     def largest_budget(self, menu: TypeMenu) -> Budget:
-        """Return the budget of the largest file that runs in the free memory."""
-        fit_path = self.path.with_name(f"fit-{self.path.name}")  # the scratch copy may be open
+        """Return the budget for the largest file that runs in the free memory."""
+        # another path, because the scratch copy may be open
+        fit_path = self.path.with_name(f"fit-{self.path.name}")
         max_bytes = largest_fit.largest_file_that_fits(
             menu, self.fixed, lambda mix: self.request.build_plan(self.complete_mix(mix)), fit_path
         )
@@ -186,7 +189,7 @@ class _AllocationRun:
         return Budget(max_bytes, self.fixed)
 
     def compute_errors(self) -> None:
-        """Compute the errors of all types on rows of every tensor."""
+        """Compute the error of every type for every tensor, on some of the tensor's rows."""
         with self.ui.bar(
             "errors of all types", len(self.sensing.open_names), unit="tensors"
         ) as bar:
@@ -195,7 +198,7 @@ class _AllocationRun:
                 bar.describe(f"errors of all types: {name}")
 
     def measure(self, tensor_probes: Sequence[SensitivityProbe]) -> None:
-        """Measure the divergence of each probe that is not cached."""
+        """Measure the divergence of each probe that is not in the cache."""
         n_cached = self.sensing.count_measured(tensor_probes)
         if n_cached:
             self.ui.note(f"{n_cached} of {len(tensor_probes)} measurements were made before")
@@ -215,7 +218,7 @@ class _AllocationRun:
                 bar.describe(f"measure {probe.label}")
 
     def refine(self, refinement: MixRefinement, allocation: Allocation) -> Allocation:
-        """Try other mixes on held-out text."""
+        """Try other mixes on held-out text and return the best allocation."""
         with self.ui.bar("mixes on held-out text", refinement.max_trials + 1, unit="tests") as bar:
             for best in refinement.run(allocation):
                 allocation = best
@@ -229,16 +232,16 @@ class _AllocationRun:
     def held_out_divergences(
         self, sensitivities: Mapping[str, TensorSensitivity], mix: Mapping[str, str]
     ) -> F64:
-        """Return the divergences of a mix at the held-out positions, plus the known cost of
-        rounding its inputs; `[positions]`.
+        """Return the divergences of a mix at the held-out positions, plus the divergence that
+        rounding of the inputs is known to add. Shape: `[positions]`.
         """
         return self._read(mix) + sum(
             sensitivities[name].input_kld(kind) for name, kind in mix.items()
         )
 
     def _read(self, mix: Mapping[str, str]) -> F64:
-        """Return the divergences of a mix at the held-out positions, with unrounded inputs;
-        `[positions]`.
+        """Return the divergences of a mix at the held-out positions, measured with inputs that are
+        not rounded. Shape: `[positions]`.
         """
         digest = hashlib.sha256(json.dumps(sorted(mix.items())).encode()).digest()
         number = MIX_RECORDS_START | int.from_bytes(digest[:4]) >> 2
@@ -262,7 +265,7 @@ class _AllocationRun:
         return divergences
 
     def open_scratch(self) -> ScratchModel:
-        """Return the scratch copy; the first call opens it unchanged."""
+        """Return the scratch copy. The first call writes and opens it, with unchanged weights."""
         if self._stage is None:
             size = 2 * sum(weight.elements for weight in self.request.source.weights)
             self.ui.note(f"writing a scratch copy of {size:,} bytes to {self.path.parent}")
@@ -278,16 +281,17 @@ class _AllocationRun:
 def target_budget(
     source: "Source", build_plan: PlanFunction, size: "SizeRequest", spare_bytes: int = 0
 ) -> Budget | None:
-    """Return the target as a budget of bytes; None if memory decides.
+    """Return the requested size as a budget of bytes; None if the free memory decides the size.
 
-    Raises UserError, before anything is measured, if no mix reaches it.
+    Raises UserError, before anything is measured, if no mix has the requested size.
     """
     max_bytes = size.max_bytes(sum(weight.elements for weight in source.weights))
     if max_bytes is None:
         return None
     types = sensitivity.type_options(source, size.candidate_types)
     budget = Budget(max_bytes, _fixed_bytes(source, build_plan, types, spare_bytes))
-    size_options: dict[str, list[TypeOption]] = {}  # by size alone: larger is better
+    # options that are compared by size alone: larger is better
+    size_options: dict[str, list[TypeOption]] = {}
     for (name, kind), step in sensitivity.steps_by_type(build_plan, types).items():
         if len(types.get(name, ())) > 1:
             nbytes = sensitivity.padded_bytes(step, source.alignment)
@@ -300,7 +304,7 @@ def target_budget(
 def _fixed_bytes(
     source: "Source", build_plan: PlanFunction, types: Mapping[str, Sequence[str]], spare_bytes: int
 ) -> int:
-    """Return the bytes of the file that do not depend on the chosen types."""
+    """Return the number of bytes in the file that do not depend on the chosen types."""
     any_plan = build_plan({name: kinds[0] for name, kinds in types.items()})
     chosen = (step for step in any_plan.steps if len(types.get(step.weight.name, ())) > 1)
     chosen_bytes = sum(sensitivity.padded_bytes(step, source.alignment) for step in chosen)
@@ -310,13 +314,13 @@ def _fixed_bytes(
 def _probe_key(request: AllocationRequest) -> dict[str, Any]:
     """Return everything that the divergence of a probe depends on.
 
-    The fingerprint may miss a small edit of the source; its time stamp does not.
+    The fingerprint may miss a small edit of the source, but the time stamp shows it.
     """
     return {
         "kind": "sensitivity",
         "source": request.source.fingerprint,
         "changed": str(request.source.newest_mtime_ns),
-        # tensors are numbered with and without a choice; older files numbered only those with one
+        # all tensors are numbered; older record files number only those with a choice of types
         "numbered": "all",
         "text": request.text_digest,
         "probe": request.size.probe_unit,
@@ -327,22 +331,24 @@ def _probe_key(request: AllocationRequest) -> dict[str, Any]:
 
 
 def _error_key(request: AllocationRequest, types: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return everything that the errors of codes and the divergence of a mix depend on."""
+    """Return everything that the errors of the types and the divergences of mixes depend on."""
     kinds = _hash_json({name: list(kinds) for name, kinds in types.items()})
     return _probe_key(request) | {
         "kind": "errors",
         "steered": dict(request.provenance),
         "types": kinds,
         "held_out": request.probe_text.held_out_chunks,
-        # an embedding that is also the head counts for both; older files counted the head alone
+        # an embedding that is also the output head counts for both; in older record files it counts
+        # only as the head
         "tied": "both",
-        # inputs are rounded as in llama.cpp; older files have the errors of the weights alone
+        # inputs are rounded as in llama.cpp; older record files contain only the errors of the
+        # weights
         "inputs": "rounded",
     }
 
 
 def _open_records(path: Path, head: dict[str, Any]) -> RecordLog:
-    """Open the record file if it has this head, else create it."""
+    """Open the record file if it has this head; otherwise create a new one."""
     records = RecordLog.resume(path)
     if records is not None and records.head == head:
         return records

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def apply_folds(plan: "Plan", requested_kinds: str, threads: int, ui: UI) -> "Plan":
-    """Return the plan with the requested folds; the plan itself if there are none.
+    """Return a plan with the requested folds, or the plan unchanged if no fold is requested or
+    none lowers the error.
 
     Raises UserError.
     """
@@ -29,7 +30,7 @@ def apply_folds(plan: "Plan", requested_kinds: str, threads: int, ui: UI) -> "Pl
             bar.advance(1)
             bar.describe(f"fold {name}")
 
-        # moments that are collected later cannot choose folds
+        # moments that are collected during quantization cannot choose folds
         measured_plan = (
             replace(plan, steps=apply_moments(plan, {})) if plan.expected_moments else plan
         )

@@ -1,7 +1,7 @@
-"""The largest file that runs in the free memory: plans headers of mixes, without writing or reading
-weights.
+"""Finds the largest file that runs in the free memory. Only the headers of planned files are
+written; no weights are read or written.
 
-Whether a file fits is decided as by `llmcli plan`, with chat's default context.
+A file fits if `llmcli plan` says so for the default context of chat.
 """
 
 import os
@@ -17,15 +17,16 @@ from quant.allocation.allocate import Budget, TypeMenu, allocate, size_range
 from quant.model_file import load_checks, read_header
 from quant.quantize.plan import Plan
 
-SEARCH_TOLERANCE = 0.001  # precision of the search, as a fraction of the file's bytes
+SEARCH_TOLERANCE = 0.001  # relative to the size of the file
 
 
 def largest_file_that_fits(
     menu: TypeMenu, fixed_bytes: int, build_plan: Callable[[Mapping[str, str]], Plan], path: Path
 ) -> int:
-    """Return the bytes of the largest file from this menu that fits.
+    """Return the size in bytes of the largest file with types from this menu that fits into memory.
 
-    `build_plan`: returns the plan of a mix; `path`: scratch file. Raises UserError if no file fits.
+    `build_plan`: returns the plan of a mix; `path`: a scratch file for headers. Raises UserError if
+    no file fits.
     """
     fitting_bytes, limit_bytes = (size + fixed_bytes for size in size_range(menu))
 
@@ -49,7 +50,8 @@ def largest_file_that_fits(
 
 
 def fits(plan: Plan, path: Path) -> bool:
-    """Return whether the planned file runs in the free memory with the default context.
+    """Return whether the planned file runs in the free memory with the default context. `path`: a
+    scratch file for its header.
 
     Raises UserError if the free memory is unknown.
     """

@@ -1,4 +1,6 @@
-"""MethodSettings: method, statistics, folds; MeasuredInputs."""
+"""MethodSettings: the quantization method, its statistics and folds. MeasuredInputs: the statistics
+after loading and collecting.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredInputs:
-    """The statistics that quantization uses, and those that will be collected later."""
+    """The statistics that a quantization uses. `pending`: a description of moments that are
+    collected only while the file is written; None if there are none.
+    """
 
     imatrix: "Imatrix | None"
     moments: "MomentsFile | None"
@@ -37,14 +41,14 @@ class MeasuredInputs:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Digests of the statistics, by kind."""
+        """The digests of the statistics by kind."""
         said = {"imatrix": self.imatrix, "moments": self.moments, "sequential": self.pending}
         return {key: one.digest for key, one in said.items() if one and one.digest}
 
 
 @dataclass(frozen=True, slots=True)
 class MethodSettings:
-    """How codes are chosen, and the statistics for it."""
+    """The quantization method, and the statistics and folds for it."""
 
     method: str = "ggml"
     imatrix: Path | None = None
@@ -64,8 +68,8 @@ class MethodSettings:
         *,
         dry_run: bool,
     ) -> MeasuredInputs:
-        """Load the files of --imatrix and --moments, and collect missing statistics unless it is a
-        `dry_run`.
+        """Load the files of --imatrix and --moments and collect the statistics that are missing. A
+        `dry_run` collects nothing.
 
         Raises UserError.
         """
@@ -88,7 +92,7 @@ class MethodSettings:
 
     @property
     def placeholder_inputs(self) -> MeasuredInputs:
-        """Placeholder statistics, enough to validate the plan before anything is measured."""
+        """Placeholder statistics. They allow to validate a plan before anything is measured."""
         from quant.calibration import imatrix
         from quant.calibration.expected_moments import ExpectedMoments
 
@@ -101,9 +105,8 @@ class MethodSettings:
     def blockwise_writer(
         self, method: "Method", source: "Source", threads: int, config: "Config"
     ) -> "Callable[..., WriteReport]":
-        """Return the function that writes a plan with --sequential.
-
-        It has the signature of write_with_progress.
+        """Return the function that writes a plan for --sequential. It has the signature of
+        write_with_progress.
         """
         from llmcli.workflows.quantization import sequential
 
@@ -112,11 +115,15 @@ class MethodSettings:
         )
 
     def needs_running_model(self, method: "Method") -> bool:
-        """Return whether the source itself has to be run."""
+        """Return whether the source model must be run, because statistics are missing or are
+        collected block by block.
+        """
         return self.sequential or bool(self.missing_statistics(method))
 
     def missing_statistics(self, method: "Method") -> str:
-        """Return the option that needs statistics which were not given, "" if there is none."""
+        """Return the option that needs statistics which the user has not provided; "" if there is
+        none.
+        """
         if method.needs == "moments" and not self.moments:
             if not self.sequential:
                 return f"--method {method.name}"
@@ -156,8 +163,8 @@ class MethodSettings:
     def build_request(
         self, method: "Method", source: "Source", threads: int, *, dry_run: bool = False
     ) -> "ensure_statistics.StatisticsRequest":
-        """Return the request for the missing statistics; with --sequential, those of the whole
-        model that are collected first.
+        """Return the request for the missing statistics. With --sequential this request is for the
+        imatrix of the whole model, which is collected before the blocks.
         """
         from llmcli.workflows.calibration.ensure_statistics import StatisticsRequest
 
@@ -170,7 +177,7 @@ class MethodSettings:
 
     @property
     def input_files(self) -> tuple[Path | None, ...]:
-        """The user's files that are read."""
+        """The paths of all files that the user has provided."""
         return (self.imatrix, self.moments, *(self.calibration or ()))
 
     @property

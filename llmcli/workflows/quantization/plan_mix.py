@@ -1,5 +1,5 @@
-"""Types per tensor, by target size or by plan file: builds the plan, writes the plan file, prints
-notes.
+"""Plans a file with a mix of types, which a target size or a plan file determines. Also writes plan
+files and prints notes about the mix.
 """
 
 import hashlib
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlanBuilder:
-    """Builds plans for one run, from a file type and type overrides.
+    """Builds the plans of one run, from a file type and type overrides.
 
-    `provenance` records what else determines the bytes (method, digests, folds). `spare_bytes`:
-    bytes that the file needs in addition to the plan.
+    `provenance`: everything except the types that determines the bytes of the file (method,
+    digests, folds). `spare_bytes`: bytes of the file that are not part of the plan.
     """
 
     source: "Source"
@@ -40,15 +40,15 @@ class PlanBuilder:
     spare_bytes: int = 0
 
     def mix_plan(self, types: Mapping[str, str]) -> Plan:
-        """Return the plan of a mix (types by tensor)."""
+        """Return the plan for a mix. `types`: the type of each tensor."""
         return self.build(self.nominal_type(types), TypeOverrides(mix=types))
 
     def plain_mix_plan(self, types: Mapping[str, str]) -> Plan:
-        """Return the plan of a mix without method and importance."""
+        """Return the plan for a mix without the method and the importance of columns."""
         return plan_quantization(self.source, self.nominal_type(types), TypeOverrides(mix=types))
 
     def nominal_type(self, types: Mapping[str, str]) -> str:
-        """Return the file type that a mix is reported as."""
+        """Return the file type under which a mix is reported: the nearest one."""
         elements = {weight.name: weight.elements for weight in self.source.weights}
         known_types = {name: kind for name, kind in types.items() if name in elements}
         return nearest_file_type(
@@ -64,7 +64,8 @@ def build_plan(
     config: "Config",
     ui: "UI",
 ) -> tuple[Plan, dict[str, Any]]:
-    """Return the plan of the file type or of the requested mix, and its fields for --json.
+    """Return the plan for the file type, or for the mix that `size` requests, and the JSON fields
+    of the mix.
 
     Raises UserError.
     """
@@ -86,14 +87,14 @@ def build_plan(
 def validate(
     size: SizeRequest, builder: PlanBuilder, file_type: str, overrides: TypeOverrides
 ) -> None:
-    """Raise what build_plan would raise, as far as that is possible without measurements."""
+    """Raise the errors of build_plan that can be detected without measurements."""
     if not size.overrides_recipe:
         builder.build(file_type, overrides)
     elif size.plan is not None:
         mix = plan_file.load_plan_file(size.plan.expanduser())
         mix.require_match(
             builder.source.fingerprint, mix.settings
-        )  # the statistics are not known yet
+        )  # the statistics are not known yet, so they are not compared
         builder.mix_plan(mix.types)
     else:
         from llmcli.workflows.quantization import allocate
@@ -102,7 +103,7 @@ def validate(
 
 
 def write_plan_file(out: Path | None, mix: TypeMix, ui: "UI") -> dict[str, Any]:
-    """Write the plan file, if requested; return its field for --json."""
+    """Write the plan file if a path is given. Return its JSON field; empty if nothing was written."""
     from llmcli.atomic_files import write_atomically
 
     if out is None:
@@ -113,7 +114,9 @@ def write_plan_file(out: Path | None, mix: TypeMix, ui: "UI") -> dict[str, Any]:
 
 
 def recipe_mix(plan: Plan, provenance: Mapping[str, str]) -> TypeMix:
-    """Return a recipe's types as a mix, which can be edited and used as a plan file."""
+    """Return the types that a recipe chose as a mix. As a plan file, the mix can be edited and used
+    again.
+    """
     from quant.recipes import tensor_types
 
     source = plan.source
@@ -179,7 +182,7 @@ def _build_allocated_plan(
 
 
 def _probe_text(size: SizeRequest, threads: int, ui: "UI") -> tuple["ProbeText", str]:
-    """Return the text that divergence is measured on, and its digest."""
+    """Return the text on which divergence is measured, and the text's digest."""
     from llmcli.workflows.calibration import texts
     from llmcli.workflows.quantization.scratch_model import ProbeText
 
@@ -200,7 +203,7 @@ def _probe_text(size: SizeRequest, threads: int, ui: "UI") -> tuple["ProbeText",
 
 
 def _tensor_records(plan: Plan, result: "AllocationResult") -> dict[str, dict[str, Any]]:
-    """Return what the plan file records of each tensor besides its type."""
+    """Return the data about each tensor that the plan file contains in addition to the type."""
     nbytes = {step.weight.name: step.nbytes for step in plan.steps}
     tensor_rows: dict[str, dict[str, Any]] = {name: {"bytes": nbytes[name]} for name in result.mix}
     for name, sensitivity in result.sensitivities.items():
@@ -216,7 +219,7 @@ def _tensor_records(plan: Plan, result: "AllocationResult") -> dict[str, dict[st
 
 
 def _print_notes(nbytes: int, result: "AllocationResult", sizing: SizeRequest, ui: "UI") -> None:
-    """Print notes about the mix, and a warning if the file is well below its target."""
+    """Print notes about the mix. If the file is much smaller than its target, print a warning."""
     shortfall = 1 - nbytes / result.budget.max_bytes
     if shortfall > SIZE_TOLERANCE:
         ui.warn(
@@ -246,7 +249,7 @@ def _print_notes(nbytes: int, result: "AllocationResult", sizing: SizeRequest, u
 
 
 def _print_sensitivity(result: "AllocationResult", ui: "UI") -> None:
-    """Print every tensor's sensitivity, the most costly first."""
+    """Print the sensitivity of every tensor, sorted by cost, highest first."""
     columns = ("tensor", "type", "expected KLD", "error", "worst 1% columns", "worst 1% rows")
     order = sorted(result.sensitivities.values(), key=lambda one: -one.loss(result.mix[one.name]))
     rows = [
@@ -267,7 +270,7 @@ def _print_sensitivity(result: "AllocationResult", ui: "UI") -> None:
 
 
 def default_output(plan: Plan) -> Path:
-    """Return NAME-X.XXbpw.gguf in the source's folder."""
+    """Return the default path of the output: NAME-X.XXbpw.gguf in the folder of the source."""
     from llmcli.model_loader import quantize_file
 
     default_path = quantize_file.default_output_path(plan)

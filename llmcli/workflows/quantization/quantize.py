@@ -1,7 +1,8 @@
 """Quantizes a model: QuantizeRequest -> QuantizeResult.
 
-The steps are functions that can be called one by one: validate, open_job, check, collect, plan,
-write. Everything that can be refused is refused before statistics are collected, which takes long.
+The steps are functions that can be called separately: validate, open_job, check, collect,
+plan_file, write. Every mistake in the request that can be found early is reported before statistics
+are collected, because collecting takes long.
 """
 
 from collections.abc import Mapping
@@ -35,11 +36,11 @@ DEFAULT_TYPE = "Q4_K_M"
 
 @dataclass(frozen=True, slots=True)
 class QuantizeRequest:
-    """A model to quantize and how.
+    """A request to quantize a model.
 
-    - `source`: a GGUF file, a checkpoint folder or a model's name.
-    - `file_type`: None for the type that the model's name asks for, or else DEFAULT_TYPE.
-    - `split_max_size`: the size of a shard as typed, such as 500M; None for a single file.
+    - `source`: a GGUF file, a checkpoint folder or the name of a model.
+    - `file_type`: None for the type in the model's name; if the name has no type, DEFAULT_TYPE.
+    - `split_max_size`: largest size of a shard as typed, such as 500M; None for a single file.
     """
 
     source: str
@@ -55,12 +56,14 @@ class QuantizeRequest:
 
     @property
     def collects_statistics(self) -> bool:
-        """Whether missing statistics are collected: not for a dry run that needs none."""
+        """Whether missing statistics are collected. A dry run only collects them if its
+        types or its plan file depend on them.
+        """
         return not self.output.dry_run or self.size.needs_statistics
 
     @property
     def max_shard_bytes(self) -> int:
-        """The bytes of a shard, 0 for a single file. Raises UserError."""
+        """The largest size of a shard in bytes; 0 for a single file. Raises UserError."""
         from quant.quantize.plan import parse_size
 
         return parse_size(self.split_max_size) if self.split_max_size else 0
@@ -68,7 +71,7 @@ class QuantizeRequest:
 
 @dataclass(frozen=True)
 class QuantizeJob:
-    """A request whose source is open. `model`: None if the source is a path."""
+    """A request with its open source. `model`: the fetched model; None if the source is a path."""
 
     request: QuantizeRequest
     method: "Method"
@@ -79,12 +82,12 @@ class QuantizeJob:
 
     @cached_property
     def overrides(self) -> "TypeOverrides":
-        """The types of single tensors."""
+        """The types that the user has set for single tensors."""
         return self.request.types.recipe_overrides
 
     @property
     def runs_model(self) -> bool:
-        """Whether the source itself has to be run."""
+        """Whether the source model must be run to collect statistics."""
         return self.request.method.needs_running_model(self.method)
 
     def plan_builder(self, inputs: MeasuredInputs) -> "PlanBuilder":
@@ -118,7 +121,9 @@ class QuantizeJob:
         )
 
     def is_custom(self, inputs: MeasuredInputs) -> bool:
-        """Return whether the file differs from the one that the file type's recipe makes."""
+        """Return whether the file will differ from the one that the file type's recipe makes
+        without further options.
+        """
         return (
             self.overrides.is_set
             or self.request.size.overrides_recipe
@@ -130,10 +135,10 @@ class QuantizeJob:
 
 @dataclass(frozen=True, slots=True)
 class QuantizeResult:
-    """The plan of a file and what was written.
+    """The plan of a file, and the result of writing it.
 
-    `report`: None for a dry run. `certified_file`: the certificate of --verify. `mix_fields`: JSON
-    fields of the mix that was planned.
+    `report`: None for a dry run. `certified_file`: the certificate of --verify; None without
+    --verify. `mix_fields`: the JSON fields of the planned mix.
     """
 
     plan: "Plan"
@@ -144,45 +149,49 @@ class QuantizeResult:
 
     @property
     def files(self) -> list[Path]:
-        """The file or its shards."""
+        """The written file, or its shards."""
         return list(self.plan.files(self.out))
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the files. Written files include the certificate, which is not planned."""
+        """The size of the files in bytes. Written files include the certificate; a planned size
+        does not.
+        """
         return sum(file.stat().st_size for file in self.files) if self.report else self.plan.nbytes
 
     @property
     def type_summaries(self) -> "tuple[TypeSummary, ...]":
-        """The tensors by type, with errors and times if they were written."""
+        """The tensors by type. If the file was written, errors and times are included."""
         from quant.quantize.write import summarize_types
 
         return self.report.type_summaries if self.report else tuple(summarize_types(self.plan))
 
     @property
     def fallback_rows(self) -> int:
-        """The rows that have the codes of the fallback method."""
+        """The number of rows that the fallback method quantized instead of the requested method."""
         return sum(tensor.fallback_rows for tensor in self.method_reports.values())
 
     @property
     def damping(self) -> dict[str, float]:
-        """The damping of singular second moments, by tensor."""
+        """The damping that was added to singular second moments, by tensor."""
         return {
             name: tensor.damping for name, tensor in self.method_reports.items() if tensor.damping
         }
 
     @property
     def method_reports(self) -> "Mapping[str, MethodReport]":
-        """What the method reported, by tensor."""
+        """The reports of the method, by tensor."""
         return self.report.method_reports if self.report else {}
 
     @property
     def seconds(self) -> float:
-        """The time of the writing, 0 for a dry run."""
+        """The duration of writing in seconds; 0 for a dry run."""
         return self.report.seconds if self.report else 0.0
 
     def read_sha256(self) -> str | None:
-        """Return the digest of a single written file, which is read if it is not known."""
+        """Return the SHA-256 digest of the written file; None for a dry run or for several shards.
+        If the digest is not known yet, the file is read.
+        """
         from llmcli.catalog.store import hash_file
 
         if self.report is None or self.plan.max_shard_bytes:
@@ -201,7 +210,7 @@ def run_quantization(request: QuantizeRequest, config: "Config", ui: "UI") -> Qu
 
 
 def validate(request: QuantizeRequest) -> None:
-    """Raise UsageError or UserError for settings that are invalid whatever the source is."""
+    """Raise UsageError or UserError for settings that are invalid for any source."""
     from quant.quantize.plan import method_by_name
     from quant.recipes.tensor_types import parse_file_type
 
@@ -218,7 +227,9 @@ def validate(request: QuantizeRequest) -> None:
 
 
 def open_job(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeJob:
-    """Join the workers, fetch the model if it is named, and open the source. Raises UserError."""
+    """Join the workers, fetch the model if the source is a model's name, and open the source.
+    Raises UserError.
+    """
     from llmcli.model_loader.quantize_file import find_model, open_source
     from quant.quantize.plan import method_by_name
     from quant.recipes.file_types import FILE_TYPE_ALIASES
@@ -251,7 +262,9 @@ def open_job(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeJo
 
 
 def check(job: QuantizeJob) -> None:
-    """Raise UserError for a job that would fail after its statistics were collected."""
+    """Raise UserError for errors that would otherwise be found only after statistics were
+    collected.
+    """
     from llmcli.atomic_files import require_distinct_paths
     from llmcli.model_loader.quantize_file import require_output_path
     from llmcli.workflows.certification import certify
@@ -283,7 +296,7 @@ def check(job: QuantizeJob) -> None:
 
 
 def collect(job: QuantizeJob, config: "Config", ui: "UI") -> MeasuredInputs:
-    """Load the statistics, and collect those that are missing. Raises UserError."""
+    """Load the provided statistics, and collect the missing ones. Raises UserError."""
     request = job.request
     return request.method.collect_inputs(
         job.method,
@@ -298,7 +311,7 @@ def collect(job: QuantizeJob, config: "Config", ui: "UI") -> MeasuredInputs:
 def plan_file(
     job: QuantizeJob, inputs: MeasuredInputs, config: "Config", ui: "UI"
 ) -> "tuple[Plan, dict[str, Any]]":
-    """Return the plan of the file and the JSON fields of its mix; print notes about it.
+    """Return the plan of the file and the JSON fields of its mix. Print notes about the plan.
 
     Raises UserError.
     """
@@ -354,5 +367,6 @@ def write(
             plan, target, report, job.verify_request, mix_fields, config, ui
         )
     if certified_file:
-        report = replace(report, sha256=None)  # of the file without its certificate
+        # the digest is that of the file without its certificate
+        report = replace(report, sha256=None)
     return QuantizeResult(plan, target, report, certified_file, mix_fields)

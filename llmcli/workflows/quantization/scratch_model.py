@@ -1,8 +1,9 @@
-"""A memory-mapped F16 copy of a model whose weights can be replaced while llama.cpp has it open.
+"""A memory-mapped F16 copy of a model. Its weights can be replaced while llama.cpp has it open.
 
-Changing bytes of the file changes the open model, so that nothing is reloaded between two
-measurements. For this the weights stay in main memory, even with a GPU, and are not repacked.
-`ScratchModel` implements quant's protocol for such a copy.
+A change of bytes in the file changes the open model, so that nothing is loaded again between two
+measurements. To make this possible, the weights stay in main memory even if there is a GPU, and
+llama.cpp does not repack them. `ScratchModel` implements the protocol that `quant` defines for such
+a copy.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,8 +42,8 @@ CHUNKS_PER_PASS = 4  # chunks per forward pass
 
 @dataclass(frozen=True, slots=True)
 class ProbeText:
-    """The text of the measurements: its first `probe_chunks` chunks are read every time, the next
-    `held_out_chunks` only for validation.
+    """The text for measurements. Its first `probe_chunks` chunks are read in every measurement, the
+    next `held_out_chunks` only for validation.
     """
 
     read_chunks: Callable[[EvaluationSide], TextChunks]
@@ -52,19 +53,21 @@ class ProbeText:
 
 
 class ReferenceLogits:
-    """The logits of the unchanged model, by chunk: an in-memory form of saved base logits."""
+    """The logits of the unchanged model by chunk, in memory. They have the same interface as saved
+    base logits.
+    """
 
     def __init__(self) -> None:
         self.tops: dict[int, list[TopLogits]] = {}
 
     def rows(self, chunk: int) -> list[TopLogits]:
-        """Return the logits of one chunk's scored positions."""
+        """Return the logits at the scored positions of one chunk."""
         return self.tops[chunk]
 
 
 class ScratchModel:
-    """An open scratch copy of a model. Every measurement reads the first `probe_chunks` chunks of
-    `text`.
+    """An open scratch copy of a model. A measurement reads the first `probe_chunks` chunks of
+    `text`, or the chunks after them if it is on held-out text.
     """
 
     def __init__(
@@ -83,14 +86,14 @@ class ScratchModel:
         self._plain = Evaluation(scorer, None, None, text, row_scorers, collect_top=True)
 
     def record_reference(self) -> None:
-        """Read all chunks with the unchanged model and keep its logits as the reference."""
+        """Read all chunks with the unchanged model and store its logits as the reference."""
         for group in self._groups(0, self._read_text.count):
             _, tops = self._plain.score(group)
             self._kept.tops |= dict(zip(group, tops, strict=True))
 
     def set_rows(self, name: str, first_row: int, rows: F32) -> None:
-        """Replace rows of a tensor, beginning at row `first_row`; `rows` are floats `[rows,
-        columns]`.
+        """Replace rows of a tensor, starting at row `first_row`. Shape of `rows`: `[rows,
+        columns]`, as floats.
         """
         tensor = self._slots[name]
         packed = ggml.encode(rows, tensor.type, label=name)
@@ -98,8 +101,8 @@ class ScratchModel:
         self._bytes[offset : offset + packed.nbytes] = packed.ravel()
 
     def divergence(self, held_out: bool = False) -> F64:
-        """Return the KL divergence from the unchanged model at every scored position,
-        `[positions]`.
+        """Return the KL divergence from the unchanged model at each scored position, on the probe
+        chunks or on the held-out chunks. Shape: `[positions]`.
         """
         first_chunk, last_chunk = (
             (self._measured, self._read_text.count) if held_out else (0, self._measured)
@@ -120,7 +123,8 @@ class ScratchModel:
 def open_scratch_model(
     source: "Source", path: Path, probe_text: ProbeText, ui: "UI"
 ) -> Iterator[ScratchModel]:
-    """Write the copy, open it and record the reference logits; the copy is removed at the end.
+    """Write the copy, open it and record the reference logits. The copy is removed at the end of
+    the block.
 
     Raises UserError if the text is too short.
     """
@@ -157,8 +161,8 @@ def open_scratch_model(
 
 
 def _read_text(source: "Source", probe_text: ProbeText) -> TextChunks:
-    """Return the chunks to read; raises UserError, before anything is copied, if there are too
-    few.
+    """Return the chunks to read. Raises UserError if the text has too few; this happens before the
+    model is copied.
     """
     with float_copy.vocabulary_only_gguf(source) as path:
         side = _resolve_side(read_header.read_header(path), probe_text)

@@ -1,8 +1,8 @@
-"""`quantize --sequential`: quantizes block by block, with second moments collected behind the
-blocks that are already quantized.
+"""`quantize --sequential`: quantizes block by block. The second moments for a block are collected
+after the earlier blocks were quantized, so that they include the errors of those blocks.
 
-The text is read by a partly quantized model, one shard per block, in a folder next to the new file.
-An interrupted run resumes at the current pass or tensor.
+A partly quantized model reads the text. It has one shard per block, in a folder next to the new
+file. An interrupted run resumes at the current pass or tensor.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from quant.quantize.write import WriteReport
 
 SCRATCH_SPACE_FACTOR = (
-    1.1  # disk space relative to the scratch model: headers, and the moments of a block
+    1.1  # disk space relative to the scratch model; includes headers and the moments of one block
 )
 
 
@@ -49,9 +49,10 @@ def write_blockwise(
     threads: int = 0,
     force: bool = False,
 ) -> "WriteReport":
-    """Write a plan block by block; a finished file is left to write_with_progress.
+    """Write a plan block by block. If the file is already finished, call write_with_progress, which
+    only reports it.
 
-    `request`: the statistics request with the text to read. Raises UserError.
+    `request`: the request for statistics, which has the text to read. Raises UserError.
     """
     write.require_writable_files(plan, out)
     if not force and write.is_finished(plan, out):
@@ -125,7 +126,7 @@ class _BlockwiseRun:
             self.ui.note(f"resuming an earlier run: {len(remaining)} groups of tensors are left")
         passes = sum(bool(group.moment_weights) for group in remaining)
         self._print_forecast(text, names, passes)
-        group_seconds: list[float] = []  # seconds per group that needed a pass over the text
+        group_seconds: list[float] = []  # seconds of each group that needed a pass over the text
         with self.ui.bar(
             f"quantize {self.prefix.plan.source.name}", passes * text.count, "chunks"
         ) as bar:
@@ -156,7 +157,7 @@ class _BlockwiseRun:
             )
 
     def _write_scratch_model(self) -> None:
-        """Write the missing shards of the model that reads the text."""
+        """Write the missing shards of the scratch model, which reads the text."""
         prefix = self.prefix
         needed_bytes = sum(group.unquantized_plan.layout.nbytes for group in prefix.groups)
         exists = prefix.folder.is_dir()
@@ -186,7 +187,9 @@ class _BlockwiseRun:
         names: tuple[str, ...],
         bar: "ProgressBar",
     ) -> "dict[str, SecondMoments]":
-        """Return the second moments of a group, collected with the model as it is now."""
+        """Return the second moments for the tensors of a group, collected with the partly quantized
+        model.
+        """
         file = self._scratch_file(group, "moments")
         if not file.exists():
             model, source = (
@@ -214,7 +217,7 @@ class _BlockwiseRun:
         return self.prefix.folder / f"{self.key}-{group.number}.{kind}.gguf"
 
     def _print_forecast(self, text: "TextChunks", names: tuple[str, ...], passes: int) -> None:
-        """Print how often the text will be read."""
+        """Print how many times the text will be read."""
         self.ui.note(
             f"--sequential: {text.ids.size:,} tokens of {names[0]} are read {passes} times, each "
             "time up to the next group of tensors; the same command resumes an interrupted run, "
@@ -222,8 +225,8 @@ class _BlockwiseRun:
         )
 
     def _print_remaining_time(self, group_seconds: list[float], passes: int) -> None:
-        """Print the remaining time, estimated from the first two groups; later groups read
-        further.
+        """Print the remaining time, estimated from the first two groups. Later groups take longer,
+        because the text runs through more blocks.
         """
         first, second = group_seconds
         n_remaining = passes - 2

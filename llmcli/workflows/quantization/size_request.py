@@ -1,4 +1,4 @@
-"""A request for a size instead of a file type."""
+"""The request for a file size instead of a file type."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ UNIT_BYTES = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 @dataclass(frozen=True, slots=True)
 class SizeRequest:
-    """A size for the file, the types to choose from, and how their cost is measured."""
+    """The size of the file, the types to choose from, and how the cost of types is measured."""
 
     target_bpw: float | None = None
     target_size: str | None = None
@@ -30,27 +30,33 @@ class SizeRequest:
 
     @property
     def has_target(self) -> bool:
-        """Whether a size is requested."""
+        """Whether a target size is set, by bits, bytes or free memory."""
         return self.fit or self.target_size is not None or self.target_bpw is not None
 
     @property
     def overrides_recipe(self) -> bool:
-        """Whether the types differ from the recipe's."""
+        """Whether the types are not those of the file type's recipe, because a target size or a
+        plan file is set.
+        """
         return self.has_target or self.plan is not None
 
     @property
     def needs_statistics(self) -> bool:
-        """Whether types depend on measured statistics, or a plan file records which."""
+        """Whether planning needs measured statistics: to choose types, or because a plan file
+        records their digests.
+        """
         return self.overrides_recipe or self.plan_out is not None
 
     @property
     def probe_unit(self) -> str:
-        """What is measured at a time: a tensor, or a group of tensors that are read together."""
+        """The unit of a measurement: a single tensor, or a group of tensors that are measured
+        together.
+        """
         return self.probe or DEFAULT_PROBE
 
     @property
     def n_chunks(self) -> int:
-        """The number of chunks in each measurement."""
+        """The number of chunks that each measurement reads."""
         return DEFAULT_CHUNKS if self.probe_chunks is None else self.probe_chunks
 
     @property
@@ -60,12 +66,12 @@ class SizeRequest:
 
     @property
     def input_files(self) -> tuple[Path | None, ...]:
-        """The user's files that are read."""
+        """The paths of all files that the user has provided."""
         return self.text, self.plan
 
     @property
     def candidate_types(self) -> tuple[str, ...]:
-        """The types to choose from, as given by --types."""
+        """The types to choose from, from --types."""
         from quant.recipes.tensor_types import parse_tensor_type
 
         return tuple(
@@ -77,8 +83,8 @@ class SizeRequest:
     def validate(self, *, is_split: bool, has_file_type: bool, has_overrides: bool) -> None:
         """Raise UsageError for options that exclude each other.
 
-        `has_file_type`: a file type was requested, too; `has_overrides`: types of single tensors
-        were requested. `is_split`: the file is to be split.
+        `is_split`: whether the file will be split; `has_file_type`: whether a file type was
+        requested; `has_overrides`: whether types of single tensors were requested.
         """
         size_flags = [
             flag
@@ -111,7 +117,7 @@ class SizeRequest:
                 hint="make a plan with --plan-out FILE, then --plan FILE --split-max-size",
             )
         if self.has_target:
-            assert self.candidate_types is not None  # raises for unreadable --types
+            assert self.candidate_types is not None  # raises UsageError for invalid --types
             self.max_bytes(1)
             if self.quick and self._measurement_flags:
                 raise UsageError(
@@ -133,7 +139,7 @@ class SizeRequest:
 
     @property
     def _measurement_flags(self) -> list[str]:
-        """The typed options that configure how divergence is measured."""
+        """The options that the user has set to configure how divergence is measured."""
         options = {
             "--text": self.text,
             "--probe": self.probe,
@@ -143,8 +149,8 @@ class SizeRequest:
         return [flag for flag, value in options.items() if value is not None]
 
     def max_bytes(self, n_weights: int) -> int | None:
-        """Return the largest number of bytes of the file for this many weights; None if memory
-        decides.
+        """Return the size limit of the file in bytes for this number of weights; None if the free
+        memory decides the size.
 
         Raises UsageError.
         """
@@ -158,7 +164,8 @@ class SizeRequest:
 
 
 def parse_size(text: str) -> int:
-    """Parse "90M", "0.5G" or "94371840" as bytes, with decimal units as in --split-max-size.
+    """Return the bytes of a size such as "90M", "0.5G" or "94371840". Units are decimal, as in
+    --split-max-size.
 
     Raises UsageError.
     """

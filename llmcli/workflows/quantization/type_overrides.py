@@ -1,4 +1,4 @@
-"""Types of single tensors, as typed."""
+"""The types of single tensors, as the user has typed them."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ class TensorTypeSettings:
 
     @property
     def recipe_overrides(self) -> "TypeOverrides":
-        """The overrides as quant takes them."""
+        """The overrides in the form that `quant` uses."""
         from quant.recipes.tensor_types import TypeOverrides
 
         return TypeOverrides(
