@@ -183,7 +183,9 @@ def with_side_settings(
 def build_side(
     ref: str, side_settings: str, tests: Sequence[SpeedTest], config: Config, ui: UI
 ) -> ComparedSide:
-    """Prepare one side: find the file of its model and check all its tests. Raises UserError."""
+    """Prepare one side: find the file of its model, and combine it with all tests. Raises
+    UserError.
+    """
     model = prepare_model(ref, None, config, ui)
     return ComparedSide(
         model.name,

@@ -157,11 +157,12 @@ def format_test_name(row: SavedRow) -> str:
 
 
 def match_tests(a: SavedRuns, b: SavedRuns, ignore_differences: bool) -> list[MatchedTest]:
-    """Return the tests that both runs contain. If a run contains a test several times, the settings
-    must be the same, too.
+    """Return the tests that both runs contain. If a run contains a test several times, tests are
+    only matched if their settings are the same, too.
 
-    `ignore_differences`: also compare runs from different machines, and single runs of different
-    tests. Raises UserError if there is nothing to compare.
+    Raises UserError if there is no such test, if a test still matches several, or if the runs come
+    from different machines. `ignore_differences`: allow different machines, and compare two single
+    runs of different tests.
     """
     matches = list(_pairs(a.rows, b.rows, TEST_FIELDS))
     if not _single(matches):

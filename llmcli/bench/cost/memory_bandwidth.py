@@ -28,8 +28,8 @@ I32 = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class BandwidthReading:
-    """The measured bandwidth of reading a buffer of one size with one number of threads. `rates`:
-    bytes per second of each round.
+    """The measured bandwidth of reading a buffer of `nbytes` bytes with a number of threads.
+    `round_rates`: bytes per second of each round.
     """
 
     nbytes: int

@@ -1,5 +1,5 @@
-"""Charts of load tests: latency percentiles, latency and throughput over load, and the measurements
-of a search.
+"""Charts of load tests: percentiles of latency, latency and throughput at different loads, and the
+measurements of a search for the largest load.
 """
 
 from collections.abc import Sequence
@@ -55,8 +55,8 @@ def build_charts(loads: Sequence[LoadMetrics], slo: Slo | None = None) -> list[C
 
 
 def build_search_charts(max_load: MaxLoadResult, required_share: float) -> list[Chart]:
-    """Build the chart of all measurements of a search: the share of requests within the limits at
-    each level.
+    """Build the chart of a search: for each measurement, the share of requests within the latency
+    limits.
     """
     shares = [(point, point.metrics.slo_share) for point in max_load.measurements]
     unit = "requests at once" if max_load.kind == "concurrency" else "requests a second"
@@ -96,7 +96,7 @@ def build_search_charts(max_load: MaxLoadResult, required_share: float) -> list[
 
 
 def build_comparison_charts(name: str, comparison: ServerComparison) -> list[Chart]:
-    """Build the chart of the ratios of two servers."""
+    """Build the chart of the ratios between two servers."""
     ratios = [
         pairs.SpeedRatio(ratio.name, ratio.ratio, ratio.low, ratio.high, f"{ratio.ratio:.3f}")
         for ratio in comparison.ratios

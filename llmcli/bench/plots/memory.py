@@ -1,5 +1,5 @@
-"""The memory plan of `plan` as bars: what a run needs in memory, part by part, and what stays
-free.
+"""Charts of memory plans: the parts of the memory that a run needs on each device, and the memory
+that stays free.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ MEMORY_PARTS: tuple[tuple[str, Callable[[DeviceMemory], int | None]], ...] = (
     ("output buffer", lambda share: share.output),
 )
 OVERHEAD_LABEL, FREE_LABEL = "interpreter, libraries", "free"
-MAX_FREE_RATIO = 2  # free memory is drawn if it is at most this many times the used memory
+MAX_FREE_RATIO = 2  # free memory is only drawn if it is at most this many times the used memory
 
 
 def build_chart(receipts: Sequence[tuple[str, MemoryPlan]]) -> RowChart | None:
-    """Build a bar for each context and device; None if nothing is known."""
+    """Build a chart with one bar for each context and device; None if no size is known."""
     several = any(len(receipt.devices) > 1 for _, receipt in receipts)
     rows = [
         _row(f"{name}, {share.device}" if several else name, share, receipt.overhead)
@@ -39,9 +39,10 @@ def build_chart(receipts: Sequence[tuple[str, MemoryPlan]]) -> RowChart | None:
 def build_type_chart(
     rows: Sequence[tuple[str, int, str]], available: int | None
 ) -> RowChart | None:
-    """Build a bar for each weight type: what llama.cpp would map and allocate.
+    """Build a chart with one bar for each tensor type of the weights: the bytes that llama.cpp
+    would map and allocate. None if there are no rows.
 
-    `rows`: name, bytes, and a note for each type.
+    `rows`: for each type its name, the bytes, and a note.
     """
     if not rows:
         return None
@@ -75,9 +76,9 @@ def _verdict(receipts: Sequence[tuple[str, MemoryPlan]]) -> str:
 
 
 def _row(name: str, share: DeviceMemory, overhead: int | None) -> ChartRow:
-    """Build the row of one device. Unknown parts are omitted and named in the note.
+    """Build the bar of one device. Unknown parts are left out, and the note names them.
 
-    `overhead` None: omit the memory of the process itself.
+    `overhead`: bytes of the process without the model; None: leave them out.
     """
     parts = [(label, read_part(share)) for label, read_part in MEMORY_PARTS]
     if share.device == HOST_DEVICE and overhead is not None:

@@ -1,4 +1,4 @@
-"""Charts of speed ratios with their confidence intervals around 1."""
+"""Charts of speed ratios, drawn around 1 with their confidence intervals."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from llmcli.charts.chart import Axis, ChartRow, NamedValue, ReferenceLine, RowCh
 
 @dataclass(frozen=True, slots=True)
 class SpeedRatio:
-    """A speed in units of another. `low` and `high` None: no interval."""
+    """The ratio of one speed to another. `low` and `high` are None if there is no interval."""
 
     name: str
     ratio: float
@@ -19,7 +19,7 @@ class SpeedRatio:
 
 
 def build_chart(title: str, description: str, axis: str, ratios: Sequence[SpeedRatio]) -> RowChart:
-    """Build a row for each ratio with its interval. Infinite intervals are not drawn."""
+    """Build a chart with one row for each ratio and its interval. Infinite intervals are not drawn."""
     rows = []
     for ratio in ratios:
         has_interval = (

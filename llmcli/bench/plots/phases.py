@@ -8,9 +8,10 @@ from llmcli.charts.scale import format_number
 
 
 def build_charts(breakdown: PhaseBreakdown, names: Mapping[str, str]) -> list[Chart]:
-    """Build the chart of an answer's milliseconds by phase and of a token's microseconds.
+    """Build two charts: the milliseconds that each phase takes in an answer, and the microseconds
+    that it takes in a token.
 
-    `names`: longer labels of some phases.
+    `names`: longer names of some phases.
     """
     phase_ms = {phase: breakdown.answer_seconds(phase)[0] * 1e3 for phase in PHASES}
     largest = max(phase_ms, key=lambda phase: phase_ms[phase])
@@ -26,7 +27,7 @@ def build_charts(breakdown: PhaseBreakdown, names: Mapping[str, str]) -> list[Ch
     rows = []
     for phase in TOKEN_PHASES:
         middle, low, high = (value * 1e6 for value in breakdown.token_seconds(phase))
-        if low > 0:  # a logarithmic axis has no 0
+        if low > 0:  # a logarithmic axis cannot show 0
             marks = (NamedValue("p10", low), NamedValue("p50", middle), NamedValue("p90", high))
             rows.append(ChartRow(names.get(phase, phase), marks))
     says_token = "For each phase: the median token, and the first and the last tenth."

@@ -1,8 +1,9 @@
-"""The roofline chart: what memory and arithmetic allow, and the measured tests below it.
+"""The roofline chart: the speed that memory and arithmetic allow as a line, and the measured tests
+as points on or below it.
 
-Every test is a point: operations per second over operations per byte read. The slope is the
-measured speed of memory, the flat part the best rate of operations that a prompt reached on this
-machine.
+The x axis is operations per byte read, the y axis operations per second. The sloped part of the
+line is the measured memory bandwidth. The flat part is the highest rate of operations that a prompt
+reached on this machine.
 
 Source: Williams, Waterman and Patterson 2009.
 """
@@ -33,10 +34,10 @@ BYTES_PER_GB = 1e9
 
 @dataclass(frozen=True, slots=True)
 class RooflineTest:
-    """A test on the roofline.
+    """A test as a point of the roofline chart. `rate`: tokens per second.
 
-    `bytes_per_pass`: bytes read for one pass over the weights. `tokens_per_pass`: tokens computed by
-    one pass.
+    `bytes_per_pass`: bytes that one pass over the weights reads, including caches.
+    `tokens_per_pass`: tokens that this pass computes.
     """
 
     name: str
@@ -53,12 +54,12 @@ class RooflineTest:
 
     @property
     def operations_per_second(self) -> float:
-        """Operations per second."""
+        """The operations that the test computed per second."""
         return self.rate * self.operations_per_token
 
     def attainable_rate(self, memory_bandwidth: float, peak_operations: float | None) -> float:
-        """Return the tokens per second that memory (`roof`, bytes per second) and arithmetic
-        (`peak`, operations per second) allow.
+        """Return the tokens per second that memory and arithmetic allow. `memory_bandwidth`: bytes
+        per second. `peak_operations`: operations per second, None: unknown.
         """
         most = memory_bandwidth * self.intensity
         return (
@@ -67,8 +68,8 @@ class RooflineTest:
 
 
 def place_tests(results: Sequence[SpeedResult], header: ModelHeader) -> list[RooflineTest]:
-    """Place the tests on the roofline whose bytes and operations are known. Tests that mix prompt
-    and generation are left out.
+    """Return the points of all tests whose bytes and operations are known. Tests that measure
+    prompt and generation together are left out.
     """
     placed_tests = []
     prompts = [result for result in results if not result.test.n_gen]
@@ -78,7 +79,8 @@ def place_tests(results: Sequence[SpeedResult], header: ModelHeader) -> list[Roo
         *zip(generations, test_names(generations), strict=True),
     ]:
         test, rate = result.test, average(result.samples_ts)
-        middle = test.n_depth + (test.n_prompt + test.n_gen) // 2  # cost in the middle of the test
+        # the mean cost of a token: that of the middle one
+        middle = test.n_depth + (test.n_prompt + test.n_gen) // 2
         cost = token_cost(header, middle, test.type_k, test.type_v)
         if cost.attention_operations is None or cost.kv_bytes is None:
             continue
@@ -93,14 +95,14 @@ def place_tests(results: Sequence[SpeedResult], header: ModelHeader) -> list[Roo
 def _generation(
     result: SpeedResult, name: str, rate: float, cost: TokenCost
 ) -> RooflineTest | None:
-    """Place a generation test: each pass reads the weights once for all sequences, and the cache of
-    each sequence.
+    """Return the point of a generation test. Each pass reads the weights once for all sequences,
+    and the cache of each sequence.
 
-    Returns None if the experts that several sequences choose are unknown.
+    Returns None if it is unknown which experts several sequences choose.
     """
     count = result.test.n_parallel
     if count > 1 and cost.has_routed_experts:
-        return None  # unknown: which experts several sequences choose
+        return None  # it is unknown which experts the sequences choose
     assert cost.kv_bytes is not None and cost.attention_operations is not None, name
     nbytes = sum(cost.weight_bytes.values()) + count * cost.kv_bytes
     return RooflineTest(
@@ -114,8 +116,8 @@ def _generation(
 
 
 def _prompt(result: SpeedResult, name: str, rate: float, cost: TokenCost) -> RooflineTest | None:
-    """Place a prompt test: each micro-batch reads the weights and its sequences' caches once; the
-    output head is computed only for the last token.
+    """Return the point of a prompt test. Each micro-batch reads the weights and its sequences'
+    caches once. The output head is computed only for the last token.
     """
     if cost.has_routed_experts:
         return None
@@ -142,8 +144,8 @@ def _prompt(result: SpeedResult, name: str, rate: float, cost: TokenCost) -> Roo
 def build_chart(
     memory_bandwidth: float | None, cache: int | None, tests: Sequence[RooflineTest]
 ) -> Plot:
-    """Build the roofline chart. `roof`: memory bandwidth in bytes per second, None: unknown.
-    `cache`: bytes of the last-level cache.
+    """Build the roofline chart. `memory_bandwidth`: in bytes per second, None: unknown. `cache`:
+    bytes of the last-level cache.
     """
     peak = max((test.operations_per_second for test in tests if test.is_prompt), default=None)
     series = [] if memory_bandwidth is None else [_line(memory_bandwidth, peak, tests)]
@@ -195,7 +197,7 @@ def _point(test: RooflineTest, roof: float | None, peak: float | None) -> Point:
 def _says(
     roof: float | None, cache: int | None, tests: Sequence[RooflineTest], peak: float | None
 ) -> str:
-    """Describe the roofline and the share of it that generation reached."""
+    """Describe the chart in words: the limits, and which fraction of them generation reached."""
     if roof is None:
         return "The memory bandwidth is unknown, so no roofline is drawn."
     sentences = [f"Memory gives {format_number(roof / BYTES_PER_GB, 3)} GB/s"]
@@ -220,8 +222,8 @@ def _says(
 
 
 def build_bandwidth_chart(machine: MachineBandwidth) -> RowChart:
-    """Build the chart of the measured memory bandwidth: the best round of each size, with the
-    slowest as its range.
+    """Build the chart of the measured memory bandwidth. Each row is one buffer size: the value is
+    the fastest round, the range extends to the slowest.
     """
     rows = []
     for reading in machine.readings:

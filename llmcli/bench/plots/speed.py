@@ -1,5 +1,5 @@
-"""Charts of speed tests: tokens per second, time per token over depth, and percentiles of the time
-per token.
+"""Charts of speed tests: tokens per second, time per token at different depths, and percentiles of
+the time per token.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ WORKLOAD_FIELDS = (
     "n_prompt",
     "n_gen",
     "n_depth",
-)  # what a test computes; the other fields are settings
+)  # fields that define what a test computes; all other fields are settings
 SETTING_FIELDS = tuple(
     field.name for field in fields(SpeedTest) if field.name not in WORKLOAD_FIELDS
 )
@@ -40,11 +40,13 @@ SETTING_LABELS = {
     "flash_attn": "fa",
     "n_parallel": "np",
 }
-MAX_LINES = 6  # lines of one plot; each needs its own mark
+MAX_LINES = 6  # maximum number of lines in a plot, because each needs its own mark
 
 
 def build_charts(results: Sequence[SpeedResult]) -> list[Chart]:
-    """Build the charts of the tests. Tests without generation have no time per token."""
+    """Build the charts of the tests. Tests without generation do not appear in charts of the time
+    per token.
+    """
     prompts = [result for result in results if not result.test.n_gen]
     generations = [result for result in results if result.tokens_ms and not result.test.n_prompt]
     mixed = [result for result in results if result.test.n_gen and result.test.n_prompt]
@@ -63,7 +65,7 @@ def build_charts(results: Sequence[SpeedResult]) -> list[Chart]:
 
 
 def varying_settings(results: Sequence[SpeedResult]) -> list[str]:
-    """Return the settings in which the tests differ."""
+    """Return the settings that are not the same in all tests."""
     return [
         name
         for name in SETTING_FIELDS
@@ -72,8 +74,10 @@ def varying_settings(results: Sequence[SpeedResult]) -> list[str]:
 
 
 def test_names(results: Sequence[SpeedResult]) -> list[str]:
-    """Return a name for each test: its title, and the settings in which the tests differ."""
-    # the title contains n_parallel
+    """Return a name for each test: its title, and its values of the settings that are not the same
+    in all tests.
+    """
+    # n_parallel is part of the title
     settings = [name for name in varying_settings(results) if name != "n_parallel"]
     return [
         " ".join([result.title, *(format_setting(result.test, name) for name in settings)])
@@ -82,14 +86,14 @@ def test_names(results: Sequence[SpeedResult]) -> list[str]:
 
 
 def format_setting(test: SpeedTest, name: str) -> str:
-    """Return a setting as it is written after a test's name, such as `threads 2`."""
+    """Return a setting as text after a test's name, such as `threads 2`."""
     return f"{SETTING_LABELS.get(name, name)} {getattr(test, name)}"
 
 
 def build_generation_chart(results: Sequence[SpeedResult]) -> RowChart:
-    """Build the chart of generation speed, with human reading speeds as reference lines."""
+    """Build the chart of generation speed. Human reading speeds are reference lines."""
     pace = results[0].subject.reading_pace
-    # people read one sequence at a time
+    # a person reads only one sequence at a time
     if pace is None or any(result.test.n_parallel > 1 for result in results):
         return _bars("Generation", results, ())
     rules = (
@@ -131,9 +135,10 @@ def _bars(title: str, results: Sequence[SpeedResult], rules: tuple[ReferenceLine
 
 
 def build_latency_chart(results: Sequence[SpeedResult]) -> Plot:
-    """Build the chart of milliseconds per token over the tokens in the cache.
+    """Build the chart of milliseconds per token over the number of tokens in the cache.
 
-    With several depths the x axis is the depth, otherwise the position in the generation.
+    If the tests have several depths, the x axis is the depth. Otherwise it is the position of the
+    token in the generation.
     """
     by_setting: dict[str, list[SpeedResult]] = {}
     settings = varying_settings(results)
@@ -184,8 +189,8 @@ def _over_depth(name: str, group: Sequence[SpeedResult], alone: bool) -> list[Se
 
 
 def _along(name: str, result: SpeedResult) -> Series:
-    """Build the series of one generation token by token: the median of the repetitions. Many marks
-    would hide the line.
+    """Build the line of one generation test, with one value for each token: the median of the
+    repetitions. Points have no marks, because many marks would hide the line.
     """
     count, times = result.test.n_gen, result.tokens_ms
     points = tuple(
@@ -207,7 +212,8 @@ def build_percentile_chart(results: Sequence[SpeedResult]) -> RowChart:
         "Half of all tokens take p50 or less, 99 of 100 take p99 or less; the longest took"
         f" {format_number(longest)} ms."
     )
-    log = longest > 8 * shortest  # one slow token must not compress all other values
+    # use a log axis, so that one slow token does not compress all other values
+    log = longest > 8 * shortest
     return RowChart(
         "Percentiles of a token's time",
         says,

@@ -1,4 +1,4 @@
-"""Charts of sweeps: each value's speed relative to the fastest, for each kind of test."""
+"""Charts of sweeps: for each kind of test, the speed of each value relative to the fastest value."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,8 @@ from llmcli.charts.chart import RowChart
 
 
 def build_charts(results: Sequence[SpeedResult]) -> list[RowChart]:
-    """Build a chart of ratios with intervals for each kind of test. An interval that includes 1 is
-    level with the fastest.
+    """Build one chart of speed ratios and intervals for each kind of test. A value whose interval
+    includes 1 cannot be told from the fastest.
     """
     drawn = []
     for group in sweep.rank_results(results):

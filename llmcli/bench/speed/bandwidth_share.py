@@ -1,7 +1,8 @@
-"""The share of the memory bandwidth that a generation test used. The bandwidth is measured once per
-machine.
+"""The share of the machine's memory bandwidth that a generation test uses. The bandwidth is
+measured once per machine and saved.
 
-A step reads the weights once and the KV cache of every sequence, in the middle of the generation.
+A generation step reads the weights once, and the KV cache of every sequence. The size of the cache
+is that in the middle of the generation.
 """
 
 from contextlib import suppress
@@ -16,23 +17,24 @@ from llmcli.runtime.binding import devices
 from llmcli.types import ProgressDisplay
 from quant.model_file.model_header import ModelHeader
 
-ROUNDS, ROUND_SECONDS = 3, 0.04  # about half a second, once per machine
-STEADY_RATIO = 0.85  # ratio of the slowest to the fastest round of a steady measurement
+ROUNDS, ROUND_SECONDS = 3, 0.04  # these take about half a second, once per machine
+# a measurement is steady if its slowest round reaches this fraction of its fastest round
+STEADY_RATIO = 0.85
 
 
 def machine_bandwidth(
     history: History, watcher: ProgressDisplay, *, remeasure: bool = False
 ) -> float | None:
-    """Return the memory bandwidth in bytes per second, saved or measured now. Returns None if it is
-    unknown.
+    """Return the memory bandwidth in bytes per second, which is measured if it is not saved.
+    Returns None if it cannot be measured.
 
-    A measurement whose rounds disagree is used but not saved, because other programs used the
-    machine. `remeasure`: ignore the saved value.
+    If the rounds of a measurement differ too much because other programs use the machine, the
+    result is used but not saved. `remeasure`: ignore a saved value.
     """
     machine = host.machine_identity()
     try:
         saved = None if remeasure else history.bandwidth(machine)
-    except UserError:  # saving the results reports the reason
+    except UserError:  # ignored, because saving the results will report the reason
         saved = None
     if saved is not None:
         return saved[0]
@@ -63,10 +65,10 @@ def machine_bandwidth(
 def bandwidth_share(
     header: ModelHeader, result: SpeedResult, bandwidth: float | None
 ) -> float | None:
-    """Return the share of the `bandwidth` (bytes per second) that a generation test used.
+    """Return the fraction of `bandwidth` (bytes per second) that a generation test used.
 
-    Returns None for prompts, which arithmetic limits, and if the bandwidth, the KV cache or the
-    chosen experts are unknown, or a GPU computed.
+    Returns None for prompts, whose limit is arithmetic; if a GPU computed; and if the bandwidth,
+    the size of the KV cache or the choice of experts is unknown.
     """
     test = result.test
     if bandwidth is None or test.n_prompt or not test.n_gen or _on_gpu(test.n_gpu_layers):

@@ -1,7 +1,7 @@
-"""KV states of a depth: sequences are filled once and then restored from the saved state, as in
-llama-bench.
+"""Saved KV states of a depth, as in llama-bench. A sequence is filled with tokens once; then others
+are restored from its saved state.
 
-Computing a long prompt anew before each repetition would take longer than the measurements.
+Computing a long prompt before each repetition would take longer than the measurements themselves.
 """
 
 from llmcli.bench.speed.parameter_grid import SpeedTest
@@ -11,8 +11,8 @@ from llmcli.runtime.binding.model import Model
 
 
 class DepthStates:
-    """The saved state of one sequence of one model at the last requested depth. It may be as large
-    as the KV cache.
+    """The saved state of one sequence at the last requested depth, for one model. It may be as
+    large as the KV cache.
     """
 
     def __init__(self) -> None:
@@ -20,17 +20,20 @@ class DepthStates:
         self._state: memoryview | None = None
 
     def fill_sequences(self, context: Context, model: Model, test: SpeedTest) -> None:
-        """Fill every sequence of an empty context with the same `test.n_depth` tokens."""
+        """Fill every sequence of an empty context with the same `test.n_depth` tokens, from the
+        saved state if there is one.
+        """
         if not test.n_depth:
             return
         key = test.n_depth, test.type_k, test.type_v, test.flash_attn, context.n_seq_max
         first = 0
         if self._of != key or self._state is None:
-            self._of, self._state = key, None  # free the old state before computing the new one
+            # drop the old state first, so that its memory is free
+            self._of, self._state = key, None
             self._compute(context, model, test.n_depth, sequences=1)
             self._state, first = context.read_state(0), 1
         for sequence in range(first, test.n_parallel):
-            # a state that cannot be restored is computed again
+            # if the state cannot be restored, compute all sequences
             if not context.write_state(sequence, self._state):
                 self._state = None
                 context.clear()

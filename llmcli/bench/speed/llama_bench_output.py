@@ -1,5 +1,5 @@
-"""Bench results in llama-bench's four formats: md, csv, json and jsonl. Its field names and order
-come first, followed by additional fields.
+"""Bench results in llama-bench's four formats: md, csv, json and jsonl. Each row has llama-bench's
+fields in the same order, followed by fields of llmcli.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from llmcli.runtime.binding import devices, library
 from llmcli.runtime.binding.cache_types import FLASH_MODES
 from llmcli.runtime.binding.kernels import gemm
 
-# Settings become columns of the table if they differ from these defaults or between the rows.
+# A setting gets a column in the table if it differs from this default in any row.
 DEFAULT_SETTINGS: dict[str, Any] = {
     "n_batch": 2048,
     "n_ubatch": 512,
@@ -29,16 +29,16 @@ COLUMN_TITLES = {
     "flash_attn": "fa",
     "n_parallel": "np",
 }
-# how much longer the slowest repetition takes than the fastest when other programs disturb it; 0.02
-# to 0.03 on a quiet machine
+# If the slowest repetition takes this fraction longer than the fastest, a warning is printed, since
+# other programs probably disturbed it. On a quiet machine it is 0.02 to 0.03.
 NOISY_SPREAD = 0.1
-# lists and objects, which are omitted from CSV
+# lists and objects, which CSV cannot contain
 NON_CSV_FIELDS = ("samples_ns", "samples_ts", "itl_ms", "sampling_extra", "reading")
 FLASH_NAMES = {value: word for word, value in FLASH_MODES.items()}
 
 
 def build_row(result: SpeedResult) -> dict[str, Any]:
-    """Return a test as llama-bench's JSON object with additional fields. Unknown and missing values
+    """Return a test as one JSON object: llama-bench's fields and additional ones. Unknown values
     are null.
     """
     test, subject = result.test, result.subject
@@ -89,8 +89,8 @@ def build_row(result: SpeedResult) -> dict[str, Any]:
 
 
 def _extra(result: SpeedResult) -> dict[str, Any] | None:
-    """Return the time that sampling adds per token, its 95 % interval, and its share of decoding
-    alone.
+    """Return the time per token that sampling adds, its 95 % interval, and its fraction of the time
+    of decoding alone; None if sampling was not measured.
     """
     extra = result.sampling_cost
     if extra is None:
@@ -99,15 +99,15 @@ def _extra(result: SpeedResult) -> dict[str, Any] | None:
 
 
 def _written(test: SpeedTest) -> bool:
-    """Return whether the test only generates tokens, one after another, as a reader would see
-    them.
+    """Return whether the test only generates tokens. Then its speed can be compared with human
+    reading.
     """
     return test.n_gen > 0 and not test.n_prompt
 
 
 def backend_names() -> str:
-    """Return the kinds of devices of this build, as llama-bench does: CPU, or for example CUDA.
-    "BF16" is added if llmcli's own matrix products are available.
+    """Return the kinds of devices that this build uses, as llama-bench prints them: CPU or, for
+    example, CUDA. "BF16" is added if llmcli's own matrix products are available.
     """
     accelerators = [device for device in devices.list_devices() if device.kind != "cpu"]
     names = [
@@ -121,7 +121,7 @@ def backend_names() -> str:
 
 
 def format_results(results: Sequence[SpeedResult], output_format: str) -> str:
-    """Format all results in one of bench's output formats."""
+    """Format all results in one of llama-bench's formats."""
     rows = [build_row(result) for result in results]
     if output_format == "json":
         return format_json(rows)
@@ -190,7 +190,7 @@ def _cell(name: str, value: Any) -> str:
 
 def _words(results: Sequence[SpeedResult]) -> list[str]:
     """Return the lines below the table: the cost of sampling, the share of the memory bandwidth,
-    and reading speeds.
+    and a comparison with human reading speeds.
     """
     lines = []
     for result in results:
@@ -227,7 +227,7 @@ def _added(extra: SamplingCost) -> str:
 
 
 def noise_warning(results: Sequence[SpeedResult]) -> str | None:
-    """Return a warning if the repetitions differ much, otherwise None."""
+    """Return a warning if the repetitions of a test differ too much, otherwise None."""
     worst = max(results, key=lambda result: result.spread)
     if worst.spread < NOISY_SPREAD or len(worst.samples_ns) < 3:
         return None

@@ -1,7 +1,7 @@
-"""Prompt speed (pp) and generation speed (tg), measured as in llama-bench.
+"""Measurement of prompt speed (pp) and generation speed (tg), as in llama-bench.
 
-Only forward passes over random tokens: no sampling and no tokenizing. Each step of a generation is
-timed, which gives percentiles of the time per token.
+Only forward passes over random tokens are measured, without sampling and tokenizing. Each step of a
+generation is timed, so that percentiles of the time per token are known.
 """
 
 import statistics
@@ -28,22 +28,24 @@ from llmcli.units import format_current_time
 
 @dataclass(frozen=True, slots=True)
 class ModelUnderTest:
-    """The measured model: llama-bench's model columns."""
+    """The measured model, with the values of llama-bench's columns about the model."""
 
     filename: str
     description: str
     nbytes: int
     n_params: int
     reading_pace: ReadingPace | None = (
-        None  # tokens per word, to express the speed in reading speeds
+        None  # tokens per word, to compare the speed with human reading
     )
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingCost:
-    """The time that sampling and detokenizing add per token, in milliseconds, with a 95 % interval.
+    """The time per token that sampling and detokenizing add, in milliseconds, with its 95 %
+    interval.
 
-    `low` and `high` None: too few pairs. `share`: relative to the time of decoding alone.
+    `low`, `high`: None if there are too few pairs for an interval. `share`: the added time as a
+    fraction of the time of decoding alone.
     """
 
     ms: float
@@ -54,12 +56,12 @@ class SamplingCost:
 
 @dataclass(frozen=True, slots=True)
 class SpeedResult:
-    """The samples of one test.
+    """The result of one test.
 
-    `samples_ns`: nanoseconds of each repetition. `tokens_ms`: milliseconds of each step, which is
-    the gap between two tokens of a sequence. `sampling_cost`: set if sampling and detokenizing were
-    measured, too. `bandwidth`: the machine's memory bandwidth in bytes per second.
-    `bandwidth_share`: the share of it that generation used. None: unknown. `id`: the number in the
+    `samples_ns`: nanoseconds of each repetition. `tokens_ms`: milliseconds of each generation step,
+    which is the gap between two tokens of a sequence. `sampling_cost`: None if sampling was not
+    measured. `bandwidth`: the machine's memory bandwidth in bytes per second. `bandwidth_share`:
+    the fraction of it that a generation used. Both are None if unknown. `id`: the number in the
     history.
     """
 
@@ -76,25 +78,25 @@ class SpeedResult:
     @property
     def samples_ts(self) -> list[float]:
         """Tokens per second of each repetition, over all sequences. Tokens of the depth do not
-        count.
+        count, because they are computed before the clock starts.
         """
         return [self.test.tokens * 1e9 / ns for ns in self.samples_ns]
 
     @property
     def each_ts(self) -> float:
-        """Mean tokens per second of one sequence."""
+        """Tokens per second of one sequence, as a mean over the repetitions."""
         return average(self.samples_ts) / self.test.n_parallel
 
     @property
     def title(self) -> str:
-        """llama-bench's name of the test, with the number of sequences and " sampled" if sampling
-        was measured.
+        """The name of the test as in llama-bench, followed by the number of sequences, and by "
+        sampled" if sampling was measured, too.
         """
         return self.test.title + (" sampled" if self.sampling_cost else "")
 
     @property
     def spread(self) -> float:
-        """How much longer the slowest repetition took than the fastest: 0.1 is 10 %."""
+        """The fraction by which the slowest repetition took longer than the fastest: 0.1 is 10 %."""
         return max(self.samples_ns) / min(self.samples_ns) - 1
 
     @property
@@ -111,7 +113,7 @@ class SpeedResult:
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """One repetition: its nanoseconds, and the milliseconds of each generated token."""
+    """The times of one repetition: its nanoseconds, and the milliseconds of each generation step."""
 
     ns: int
     tokens_ms: tuple[float, ...]
@@ -141,20 +143,22 @@ def open_model_under_test(path: Path, gpu_layers: int) -> Iterator[tuple[Model, 
 
 
 class SpeedTrial:
-    """One test in its own context, which can be repeated. Created by `open_trial`."""
+    """One test in its own context, which can be repeated any number of times. Created by
+    `open_trial`.
+    """
 
     def __init__(
         self, context: Context, model: Model, test: SpeedTest, depths: DepthStates
     ) -> None:
         self.context, self.model, self.test, self.depths = context, model, test, depths
-        # Prepared before the clock starts: the loop of llama-bench costs almost nothing, a Python
-        # loop would.
+        # Prepare the passes before the clock starts. llama-bench builds them while measuring at
+        # almost no cost, but Python would take much longer.
         self.passes = RandomPasses(context, model, test.n_parallel)
         self.prompt = self.passes.prompt_passes(test.n_depth, test.n_prompt)
         self.steps = self.passes.token_passes(test.n_depth + test.n_prompt, test.n_gen)
 
     def warm_up(self) -> None:
-        """Warm up as llama-bench does: with the whole prompt for a prompt test, with one token for
+        """Warm up as llama-bench does: compute the whole prompt for a prompt test, or one token for
         a generation.
         """
         self.context.clear()
@@ -170,14 +174,14 @@ class SpeedTrial:
         return Repetition(time.perf_counter_ns() - start, milliseconds_between(stamps))
 
     def restore_depth(self) -> None:
-        """Clear the context, and fill its sequences to their depth."""
+        """Clear the context, and fill its sequences with the tokens of the depth."""
         self.context.clear()
         self.depths.fill_sequences(self.context, self.model, self.test)
 
 
 def build_context_options(test: SpeedTest, n_ctx: int | None = None) -> ContextOptions:
-    """Return the options of the context in which a test is measured. `n_ctx`: its size if the
-    test's own tokens are not all.
+    """Return the options of the context in which a test is measured. `n_ctx`: number of cells;
+    None: as many as the test has tokens.
     """
     cells = (test.n_prompt + test.n_gen + test.n_depth) * test.n_parallel
     return ContextOptions(
@@ -198,7 +202,7 @@ def build_context_options(test: SpeedTest, n_ctx: int | None = None) -> ContextO
 def open_trial(
     model: Model, test: SpeedTest, depths: DepthStates | None = None
 ) -> Iterator[SpeedTrial]:
-    """Open a test in its own context. Ctrl-C ends a pass within milliseconds and raises
+    """Open a test in its own context. Ctrl-C ends the running pass within milliseconds and raises
     KeyboardInterrupt.
     """
     gemm_rows = gemm.choose_min_rows("auto", test.n_parallel, has_drafts=False)
@@ -220,10 +224,10 @@ def measure_test(
     depths: DepthStates | None = None,
     on_repetition: Callable[[int], None] = lambda number: None,
 ) -> SpeedResult:
-    """Measure `repetitions` of one test after a warm-up.
+    """Measure a test `repetitions` times after a warm-up.
 
-    `depths`: the KV state of an earlier test's depth, reused for an equal depth.
-    `on_repetition`: called before each repetition with its number.
+    `depths`: the KV state that an earlier test saved, which is used if its depth is the same.
+    `on_repetition`: called with the number of each repetition before it starts.
     """
     began = format_current_time()
     samples = []

@@ -1,5 +1,5 @@
-"""Memory checks before a test: an error if its KV cache does not fit, a warning if its result would
-be misleading.
+"""Memory checks before tests. A KV cache that does not fit is an error; conditions that make a
+result misleading cause a warning.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,12 @@ from quant.model_file.model_header import ModelHeader
 def require_memory(
     header: ModelHeader, tests: Sequence[SpeedTest], watcher: ProgressDisplay
 ) -> None:
-    """Raise UserError if a test's KV cache is larger than the free memory: the system would kill
-    the process.
+    """Raise UserError if the KV cache of a test is larger than the free memory, since the system
+    would kill the process.
 
-    Warns if the weights are larger than the free memory (they are mapped and read from the disk
-    again), and if a test is longer than the context the model was trained for.
+    Also prints two warnings. If the weights are larger than the free memory, they are read from the
+    disk again and again. If a test is longer than the context with which the model was trained, its
+    result may not apply.
     """
     free = (
         None
@@ -55,8 +56,8 @@ def require_memory(
 
 
 def _cache(header: ModelHeader, test: SpeedTest) -> int:
-    """Return the bytes of the KV cache, and of the saved copy of one sequence if there is a depth;
-    0: unknown.
+    """Return the bytes of a test's KV cache, plus those of one sequence's saved state if the test
+    has a depth; 0: unknown.
     """
     cache = upper_bound.predict_cache(header, build_context_options(test))
     if cache is None:

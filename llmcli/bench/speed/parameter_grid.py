@@ -1,6 +1,6 @@
-"""Value lists as llama-bench reads them, and the tests of their cross product.
+"""Lists of parameter values in llama-bench's notation, and the tests of all combinations of values.
 
-A list is `1,2,4`, `first-last`, `first-last+step` or `first-last*mult`.
+The notations are `1,2,4`, `first-last`, `first-last+step` and `first-last*factor`.
 """
 
 import re
@@ -16,8 +16,8 @@ MAX_VALUES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class SpeedTest:
-    """One row of the results table: the numbers of prompt, generated and depth tokens of each of
-    `n_parallel` sequences, and the settings.
+    """One test: a row of the results. `n_prompt`, `n_gen` and `n_depth` are numbers of tokens in
+    each of the `n_parallel` sequences; the other fields are settings.
     """
 
     n_prompt: int
@@ -34,13 +34,13 @@ class SpeedTest:
 
     @property
     def tokens(self) -> int:
-        """Tokens computed during the measurement, over all sequences."""
+        """Number of tokens that are computed while the clock runs, over all sequences."""
         return (self.n_prompt + self.n_gen) * self.n_parallel
 
     @property
     def name(self) -> str:
-        """llama-bench's name of the test: pp512, tg128 or pp512+tg128, followed by ` @ d4096` for a
-        depth.
+        """The name of the test as in llama-bench: pp512, tg128 or pp512+tg128. A depth is added as
+        in "tg128 @ d4096".
         """
         parts = [f"pp{self.n_prompt}"] * bool(self.n_prompt) + [f"tg{self.n_gen}"] * bool(
             self.n_gen
@@ -49,13 +49,17 @@ class SpeedTest:
 
     @property
     def title(self) -> str:
-        """The name of the test with its number of sequences: tg128 @ d4096 x8."""
+        """The name of the test, followed by its number of sequences if there are several: tg128 @
+        d4096 x8.
+        """
         return self.name + (f" x{self.n_parallel}" if self.n_parallel > 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterGrid:
-    """All values of all settings. `pairs`: the prompt and generation lengths of -pg."""
+    """The values of all parameters. `pairs`: prompt and generation lengths of -pg, which are
+    measured together.
+    """
 
     prompts: Sequence[int]
     generations: Sequence[int]
@@ -71,7 +75,9 @@ class ParameterGrid:
     parallel: Sequence[int] = (1,)
 
     def tests(self) -> Iterator[SpeedTest]:
-        """Yield the cross product. Settings that require reloading the model change slowest."""
+        """Yield a test for each combination of values. Settings for which the model must be loaded
+        again change least often.
+        """
         runs = (
             [(p, 0) for p in self.prompts if p]
             + [(0, g) for g in self.generations if g]
@@ -97,8 +103,8 @@ class ParameterGrid:
 def parse_numbers(
     flag: str, texts: Sequence[str], lowest: int = 0, highest: int = 2**31 - 1
 ) -> list[int]:
-    """Return the numbers of comma-separated lists and ranges. Raises UserError, which names the
-    flag.
+    """Return the numbers of several lists, each in the notation of this module. Raises UserError,
+    which names `flag`.
     """
     values: list[int] = []
     for part in ",".join(texts).split(","):
@@ -119,11 +125,11 @@ def parse_numbers(
 
 
 def parse_words(flag: str, texts: Sequence[str], allowed: Sequence[str]) -> list[str]:
-    """Return the words of comma-separated lists, each one of `allowed`. Raises UserError, which
-    names the flag.
+    """Return the words of several comma-separated lists. Raises UserError, which names `flag`, for
+    a word that is not in `allowed`.
     """
     values = [part.strip().lower() for part in ",".join(texts).split(",")]
-    # the spelling of older llama.cpp versions
+    # older versions of llama.cpp use 0 and 1
     values = [{"0": "off", "1": "on"}.get(word, word) for word in values]
     for word in values:
         if word not in allowed:
@@ -134,7 +140,7 @@ def parse_words(flag: str, texts: Sequence[str], allowed: Sequence[str]) -> list
 
 
 def parse_pairs(texts: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the values of -pg: one `PP,TG` pair per flag. Raises UserError."""
+    """Return the values of -pg, each of which is a pair `PP,TG`. Raises UserError."""
     values = []
     for text in texts:
         lengths = parse_numbers("-pg", [text])

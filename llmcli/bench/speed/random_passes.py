@@ -1,8 +1,8 @@
-"""Forward passes over random tokens, prepared before the clock starts, so that only llama.cpp is
-measured.
+"""Forward passes over random tokens. They are prepared before the clock starts, so that only
+llama.cpp is measured.
 
-Several sequences are computed as in batched-bench: their prompts one after another, their next
-tokens in one batch.
+Several sequences are computed as in batched-bench: their prompts one after another, but their next
+tokens together in one batch.
 
 Source: tools/llama-bench/llama-bench.cpp (test_prompt, test_gen), tools/batched-bench.
 """
@@ -16,15 +16,15 @@ from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.model import Model
 
 SEED = 0x11
-# seconds of passes after a change of context, model or threads until the speed is stable again
+# seconds of computing, after a change of context, model or threads, until the speed is stable again
 SETTLING_SECONDS = 0.05
 
 PreparedPass = Callable[[], None]
 
 
 def run_passes(passes: Sequence[PreparedPass]) -> list[int]:
-    """Run the passes in order, and return the time stamps before the first and after each pass, in
-    nanoseconds.
+    """Run the passes in order. Returns time stamps in nanoseconds: one before the first pass, and
+    one after each pass.
     """
     clock = time.perf_counter_ns
     stamps = [clock()]
@@ -35,7 +35,7 @@ def run_passes(passes: Sequence[PreparedPass]) -> list[int]:
 
 
 class RandomPasses:
-    """Prepared forward passes for one context, in which `sequences` sequences advance together."""
+    """Prepares forward passes over random tokens for one context with `sequences` sequences."""
 
     def __init__(self, context: Context, model: Model, sequences: int = 1) -> None:
         self.context, self.n_batch, self.n_vocab = context, context.n_batch, context.n_vocab
@@ -44,8 +44,8 @@ class RandomPasses:
         self.random = random.Random(SEED)
 
     def prompt_passes(self, start: int, count: int) -> list[PreparedPass]:
-        """Prepare a prompt of `count` tokens for each sequence from position `start`, one batch per
-        pass.
+        """Prepare the passes of a prompt of `count` tokens for each sequence. It starts at position
+        `start`; each pass computes one batch.
         """
         cells = [(sequence, start + index) for sequence in self.sequences for index in range(count)]
         passes = []
@@ -54,7 +54,8 @@ class RandomPasses:
                 *cells[batch_start : batch_start + self.n_batch], strict=True
             )
             needs_logits = [position == start + count - 1 for position in positions]
-            needs_logits[-1] = True  # llama-bench requests logits for the last token of every batch
+            # like llama-bench, request the logits of the last token of every batch
+            needs_logits[-1] = True
             tokens = [self.choose_token(position) for position in positions]
             passes.append(
                 self.context.prepare(BatchRows(tokens, positions, sequences, needs_logits))
@@ -62,21 +63,25 @@ class RandomPasses:
         return passes
 
     def token_passes(self, start: int, count: int) -> list[PreparedPass]:
-        """Prepare `count` passes from position `start`, each with one token of every sequence."""
+        """Prepare `count` passes for generation, from position `start`. Each pass computes one
+        token of every sequence.
+        """
         return [
             self.context.prepare(self.step_rows(position))
             for position in range(start, start + count)
         ]
 
     def step_rows(self, position: int) -> BatchRows:
-        """Return the batch rows of one such pass."""
+        """Return the rows of a batch that has one token of every sequence, at this position."""
         tokens = tuple(self.choose_token(position) for _ in self.sequences)
         return BatchRows(
             tokens, (position,) * len(tokens), tuple(self.sequences), (True,) * len(tokens)
         )
 
     def choose_token(self, position: int) -> int:
-        """Return BOS at position 0 if the model uses it, otherwise a random token."""
+        """Return the token at a position: at position 0 BOS, if the model uses it; otherwise a
+        random token.
+        """
         if position == 0 and self.bos_token is not None:
             return self.bos_token
         return self.random.randrange(self.n_vocab)

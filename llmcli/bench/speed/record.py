@@ -13,8 +13,8 @@ from llmcli.hardware import rpc_workers
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """A model in the history: its name as typed, the sha256 of its file if known, and its content
-    fingerprint.
+    """The identification of a model in the history: its name as the user typed it, the sha256 of
+    its file if known, and its content fingerprint.
     """
 
     model: str
@@ -23,8 +23,8 @@ class ModelName:
 
 
 class HistoryRecorder:
-    """Saves results to the history one by one. The first failure is reported, and later results are
-    not saved.
+    """Saves results to the history one by one. If saving fails, it prints a warning once and saves
+    no further results.
     """
 
     def __init__(self, history: History, name: ModelName, warn: Callable[[str], None]) -> None:
@@ -34,7 +34,9 @@ class HistoryRecorder:
         self._failed = False
 
     def save(self, result: SpeedResult) -> SpeedResult:
-        """Save the result, and return it with its number in the history if it was saved."""
+        """Save the result. Returns it with its number in the history, or unchanged if it was not
+        saved.
+        """
         if self._failed:
             return result
         try:
@@ -47,7 +49,7 @@ class HistoryRecorder:
         return replace(result, id=number)
 
     def build_run(self, result: SpeedResult) -> BenchRun:
-        """Return the result as a run of the history."""
+        """Convert the result to a row of the history."""
         row: dict[str, Any] = build_row(result)
         del row["id"]
         name = self.model_name

@@ -1,4 +1,6 @@
-"""Many tests of one model file: each model is loaded once, and a progress bar is shown."""
+"""Measurement of many tests of one model file. The model is loaded as seldom as possible, and a
+progress bar is shown.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -19,11 +21,11 @@ from quant.model_file import load_checks, read_header
 
 @dataclass(frozen=True, slots=True)
 class SpeedSettings:
-    """How tests are measured.
+    """The way in which tests are measured.
 
-    `is_sweep`: the tests are compared with each other, so all are measured in every round, and
-    unsupported tests are left out. `with_sampling`: also measure generation with the sampler
-    chain. `bandwidth`: the machine's memory bandwidth in bytes per second, None: unknown.
+    `is_sweep`: the tests will be compared with each other. Each round measures all of them, and
+    tests that are not possible are left out. `with_sampling`: measure generation also with
+    sampling. `bandwidth`: the machine's memory bandwidth in bytes per second, None: unknown.
     """
 
     repetitions: int = 5
@@ -42,7 +44,8 @@ def run_tests(
 ) -> list[SpeedResult]:
     """Measure the tests in order. Raises UserError for a damaged file or an empty list of tests.
 
-    `on_result` receives every result as soon as it is measured; the result that it returns is kept.
+    `on_result` is called with each result as soon as it is complete. It returns the result to use,
+    for example with a number in the history.
     """
     if not tests:
         raise UserError("no test to run", hint="give -p or -n a number above 0, e.g. -p 512 -n 128")
@@ -84,7 +87,7 @@ def _measured(
 
 
 class _Bench:
-    """One loaded model, whose tests are measured one after another."""
+    """A loaded model, whose tests are measured one after another."""
 
     def __init__(
         self, model: Model, about: ModelUnderTest, settings: SpeedSettings, bar: ProgressBar
@@ -93,8 +96,8 @@ class _Bench:
         self.depths = DepthStates()
 
     def measure(self, test: SpeedTest) -> tuple[SpeedResult, ...]:
-        """Measure all repetitions of a test: decoding alone, and also with sampling if requested
-        and tokens are generated.
+        """Measure all repetitions of a test. Returns the result of decoding alone and, if sampling
+        was requested and the test generates tokens, the result with sampling.
         """
         settings, tick = self.how, self._tick(test, self.how.repetitions)
         if settings.with_sampling and test.n_gen:
@@ -113,7 +116,7 @@ class _Bench:
         return results
 
     def once(self, test: SpeedTest) -> SpeedResult:
-        """Measure one repetition of one test of a sweep."""
+        """Measure one test of a sweep once."""
         result = self._alone(test, 1, self._tick(test, 1))
         self.bar.advance(1)
         return result

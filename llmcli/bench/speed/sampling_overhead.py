@@ -1,9 +1,9 @@
-"""Generation including sampling and detokenizing: every token is drawn by the sampler chain and
+"""Generation with sampling and detokenizing: the sampler chain draws each token, which is then
 converted to text.
 
-It alternates with decoding alone, in one context and at the same positions. Drift of the machine
-affects both, and the difference is the cost of the sampler, the detokenizer and building the batch.
-The sampling settings are the defaults.
+It is measured in turn with decoding alone, in the same context and at the same positions. So
+changes of the machine's speed affect both. The difference is the cost of the sampler, the
+detokenizer and building the batch. The sampling settings are the defaults.
 """
 
 import time
@@ -34,7 +34,7 @@ from llmcli.runtime.strategies.base import refuse_nan
 from llmcli.runtime.text.detokenizer import Detokenizer
 from llmcli.units import format_current_time
 
-PAIR_TOKENS = 16  # consecutive tokens whose mean time forms one side of a pair
+PAIR_TOKENS = 16  # number of consecutive tokens whose mean time is one value of a pair
 ERROR_PROBABILITY = 0.05
 
 
@@ -48,8 +48,8 @@ def measure_with_sampling(
     depths: DepthStates | None = None,
     on_repetition: Callable[[int], None] = lambda number: None,
 ) -> tuple[SpeedResult, SpeedResult]:
-    """Measure decoding alone and with sampling, `repetitions` of each, in alternating order.
-    Otherwise like `measure_test`.
+    """Measure a test `repetitions` times by decoding alone and as often with sampling, in
+    alternating order. Returns both results. The other parameters are those of `measure_test`.
     """
     began = format_current_time()
     alone: list[Repetition] = []
@@ -69,7 +69,7 @@ def measure_with_sampling(
 
 
 def measure_sampled(trial: SpeedTrial) -> Repetition:
-    """Measure one repetition with sampling."""
+    """Measure one repetition of generation with sampling."""
     model, test = trial.model, trial.test
     vocabulary = model
     native = NativeChains(model.n_vocab, model.vocab)
@@ -110,8 +110,8 @@ def measure_sampled(trial: SpeedTrial) -> Repetition:
 def compute_sampling_cost(
     decode_samples: Sequence[Repetition], sampled: Sequence[Repetition]
 ) -> SamplingCost:
-    """Return the time that sampling adds per token, from pairs at the same position of the same
-    repetition.
+    """Return the time per token that sampling adds. Each pair has the times with and without
+    sampling at the same positions of the same repetition.
     """
     pairs = [
         pair
@@ -129,8 +129,8 @@ def compute_sampling_cost(
 
 
 def _stretches(plain: Repetition, sampled: Repetition) -> Iterator[tuple[float, float]]:
-    """Yield the mean milliseconds per token of both sides for each stretch of PAIR_TOKENS
-    tokens.
+    """Yield pairs of mean milliseconds per token, without and with sampling, one for each
+    PAIR_TOKENS consecutive tokens.
     """
     for start in range(0, len(plain.tokens_ms), PAIR_TOKENS):
         yield (

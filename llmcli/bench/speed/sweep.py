@@ -1,7 +1,8 @@
-"""Sweeps: the values of a setting measured on this machine, and which of them is the fastest.
+"""Sweeps, which measure all values of a setting on this machine and show which value is the
+fastest.
 
-Every round measures every test in a random order, so that changes over time (heat, other programs)
-affect all of them. Two tests are compared round by round.
+Every round measures all tests in random order, so that changes over time (heat, other programs)
+affect all of them equally. Two tests are compared by their pairs of times, one pair per round.
 """
 
 import math
@@ -18,15 +19,15 @@ from llmcli.errors import UserError
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.cache_types import KV_TYPES, check_cache_types
 
-# The option of a sweep, and the options whose values it chooses.
+# for each sweep, the settings whose values it varies
 SWEEPS = {
     "threads_sweep": ("threads",),
     "ubatch_sweep": ("ubatch",),
     "kv_sweep": ("type_k", "type_v"),
     "fa_sweep": ("flash",),
 }
-MAX_CONSECUTIVE_THREADS = 8  # threads: every number up to this one
-UBATCH_SIZES = tuple(64 << power for power in range(6))  # 64 to 2048 tokens
+MAX_CONSECUTIVE_THREADS = 8  # numbers of threads up to this one are all measured
+UBATCH_SIZES = tuple(64 << power for power in range(6))  # micro-batch sizes from 64 to 2048 tokens
 OPTION_FLAGS = {
     "threads": "threads",
     "ubatch": "ubatch-size",
@@ -41,16 +42,16 @@ COLUMN_TITLES = {
     "fa_sweep": "fa",
 }
 CONFIDENCE = 0.95
-# with fewer rounds, the fastest of nine values could not be distinguished from the others
+# with fewer rounds, the fastest of nine values could not be told from the others
 DEFAULT_ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class SweepEntry:
-    """One value of a sweep.
+    """The result of one value in a sweep.
 
-    `comparison`: its speed relative to the fastest value, None for the fastest. `mark`: "fastest",
-    "level" (not distinguishable from the fastest), or empty.
+    `comparison`: its speed relative to the fastest value; None for the fastest itself. `mark`:
+    "fastest"; "level" if it cannot be told from the fastest; otherwise "".
     """
 
     result: SpeedResult
@@ -59,8 +60,9 @@ class SweepEntry:
 
 
 def sweep_values(sweep: str, cpus: int, cores: int, max_ubatch: int) -> list[str]:
-    """Return the values of a sweep: threads up to the number of CPUs, micro-batches up to
-    `max_ubatch` tokens, all cache types, or flash attention on and off.
+    """Return the values that a sweep measures. Depending on `sweep`, these are numbers of threads
+    up to `cpus`, micro-batch sizes up to `max_ubatch` tokens, all cache types, or flash attention
+    on and off.
     """
     if sweep == "threads_sweep":
         return [str(count) for count in thread_counts(cpus, cores)]
@@ -70,8 +72,8 @@ def sweep_values(sweep: str, cpus: int, cores: int, max_ubatch: int) -> list[str
 
 
 def thread_counts(cpus: int, cores: int) -> list[int]:
-    """Return every number up to eight, then steps of a half and a third; always including the cores
-    and the CPUs.
+    """Return the numbers of threads to measure, up to `cpus`: 1 to 8, then 12, 16, 24, 32 and so
+    on, and always `cores` and `cpus`.
     """
     steps = {count << power for count in (8, 12) for power in range(cpus.bit_length())}
     return sorted(
@@ -84,8 +86,8 @@ def thread_counts(cpus: int, cores: int) -> list[int]:
 
 
 def allowed_tests(tests: Sequence[SpeedTest], metadata: Mapping[str, Any]) -> list[SpeedTest]:
-    """Return the tests that can run: with the same type for K and V, as far as the model and flash
-    attention support it.
+    """Return the tests that are possible: K and V have the same type, and the model and the flash
+    attention setting support this type.
     """
     return [test for test in tests if test.type_k == test.type_v and not _refused(test, metadata)]
 
@@ -102,8 +104,8 @@ def _refused(test: SpeedTest, metadata: Mapping[str, Any]) -> bool:
 def measure_rounds(
     tests: Sequence[SpeedTest], repetitions: int, measure: Callable[[SpeedTest], SpeedResult]
 ) -> list[SpeedResult]:
-    """Measure each test `repetitions` times, all of them in every round. A test that llama.cpp
-    refuses is left out.
+    """Measure each test `repetitions` times; each round measures all of them once. Tests that
+    llama.cpp refuses are left out.
     """
     measured_results: list[list[SpeedResult]] = [[] for _ in tests]
     remaining = list(range(len(tests)))
@@ -120,7 +122,7 @@ def measure_rounds(
 
 
 def _together(results: Sequence[SpeedResult]) -> SpeedResult:
-    """Combine several measurements of one test."""
+    """Combine several results of the same test into one."""
     samples = tuple(ns for result in results for ns in result.samples_ns)
     return replace(
         results[0],
@@ -130,7 +132,9 @@ def _together(results: Sequence[SpeedResult]) -> SpeedResult:
 
 
 def rank_results(results: Sequence[SpeedResult]) -> Iterator[list[SweepEntry]]:
-    """Yield the ranked values of each kind of test (pp512, tg128, …), in their original order."""
+    """Yield, for each kind of test (pp512, tg128, …), the results of all values in their original
+    order.
+    """
     kinds: dict[str, list[SpeedResult]] = {}
     for result in results:
         kinds.setdefault(result.test.title, []).append(result)
@@ -139,7 +143,7 @@ def rank_results(results: Sequence[SpeedResult]) -> Iterator[list[SweepEntry]]:
 
 def _ranked(results: list[SpeedResult]) -> list[SweepEntry]:
     best = max(results, key=lambda result: average(result.samples_ts))
-    # Bonferroni: each comparison gets an equal part of the error probability.
+    # by Bonferroni's bound, each comparison may use an equal part of the error probability
     design = Design(confidence=1 - (1 - CONFIDENCE) / max(1, len(results) - 1))
     against = [
         None if result is best else estimate_ratio(best.samples_ts, result.samples_ts, design)

@@ -1,8 +1,8 @@
-"""Timing of settings on a loaded model. Contexts are kept between measurements as far as memory
-allows.
+"""Timing of settings on a loaded model. Contexts stay open for further measurements, as far as
+memory allows.
 
-After a change of the context or of the threads the first passes take longer, which does not occur
-within an answer. So some passes are computed before the clock starts.
+After a change of the context or of the number of threads, the first passes take longer. This does
+not happen within an answer, so some passes are computed before the clock starts.
 """
 
 import time
@@ -27,21 +27,23 @@ from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.interruptible_pass import interruptible
 
 N_BATCH = 2048
-PACE_TOKENS = (64, 8)  # prompt and generated tokens of a speed estimate
-# estimates to repeat if a prompt token and a generated token together take less than
-# BRIEF_SECONDS
+# numbers of prompt tokens and of generated tokens that are timed to estimate the speed
+PACE_TOKENS = (64, 8)
+# Number of estimates, of which the fastest counts, if a prompt token and a generated token together
+# take less than BRIEF_SECONDS.
 MAX_ESTIMATES, BRIEF_SECONDS = 4, 0.1
-SETTLING_PROMPT_TOKENS = 8  # tokens of a prompt that is only computed to settle
-MEMORY_DIVISOR = 4  # the contexts together take at most 1 / MEMORY_DIVISOR of the free memory
-MAX_UNSIZED_CONTEXTS = 2  # contexts to keep if their size is unknown
+SETTLING_PROMPT_TOKENS = 8  # tokens of a prompt that is computed before the clock starts
+# all open contexts together take at most this part of the free memory: 1 / MEMORY_DIVISOR
+MEMORY_DIVISOR = 4
+MAX_UNSIZED_CONTEXTS = 2  # maximum number of open contexts if their size is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class WarmContext:
-    """A warm context of one micro-batch size and mode, and its prepared passes.
+    """An open context for one micro-batch size and mode, with its prepared passes.
 
-    `prompts`: passes by prompt length. `steps`: passes by depth and number of tokens. `states`:
-    saved KV states by depth.
+    `prompts`: the passes of a prompt, by its number of tokens. `steps`: the passes of a generation,
+    by depth and number of tokens. `states`: saved KV states, by depth.
     """
 
     context: Context
@@ -55,8 +57,8 @@ class WarmContext:
 
 
 class ModelTrial:
-    """The `TuningTrial` of a real model, a context manager. `longest`: the most tokens of a
-    measurement.
+    """A `TuningTrial` with a real model, to be used as a context manager. `longest`: the maximum
+    number of tokens in a measurement.
     """
 
     settling = SETTLING_SECONDS
@@ -83,7 +85,7 @@ class ModelTrial:
 
     def estimate_pace(self, setting: RunSetting) -> tuple[float, float]:
         """Return the estimated seconds of a prompt token and of a generated token. For a fast
-        model, return the minimum of several estimates.
+        model, make several estimates and return the smallest.
         """
         estimates = [
             (
@@ -106,7 +108,7 @@ class ModelTrial:
         ready = self._context(setting)
         if tokens not in ready.prompts:
             ready.prompts[tokens] = ready.passes.prompt_passes(0, tokens)
-            # not timed: the first pass touches new memory
+            # not timed, because the first pass uses new memory
             self._run(ready, setting, ready.prompts[tokens])
         self._settle(ready, setting, "prompt", ready.settling_passes)
         return self._run(ready, setting, ready.prompts[tokens])
@@ -131,8 +133,8 @@ class ModelTrial:
         passes: Sequence[PreparedPass],
         depth: int = 0,
     ) -> None:
-        """Compute until a change of context, phase or threads no longer matters. Does nothing if
-        there was no change.
+        """Compute passes until the speed is stable again after a change of context, phase or
+        threads. Without such a change, do nothing.
         """
         state = (id(ready), part, setting.threads, setting.threads_batch)
         start_time = time.perf_counter()
@@ -147,8 +149,8 @@ class ModelTrial:
         passes: Sequence[PreparedPass],
         depth: int = 0,
     ) -> float:
-        """Return the seconds of these passes after a prompt of `depth` tokens, which is computed
-        only once.
+        """Return the seconds of these passes, which follow a prompt of `depth` tokens. This prompt
+        is computed only once; then its saved state is used.
         """
         ready.context.clear()
         ready.context.set_threads(setting.threads, setting.threads_batch)
@@ -164,7 +166,8 @@ class ModelTrial:
     def _context(self, setting: RunSetting) -> WarmContext:
         key = setting.ubatch, setting.flash, setting.cache
         context = self._ready.pop(key, None) or self._open(setting)
-        # dictionaries keep insertion order: the most recently used context is last
+        # move this context to the end of the dictionary, since the last one is the most recently
+        # used
         self._ready[key] = context
         while len(self._ready) > 1 and self._full():
             self._ready.pop(next(iter(self._ready))).exit_stack.close()
@@ -180,7 +183,7 @@ class ModelTrial:
             type_k=setting.cache,
             type_v=setting.cache,
             n_threads=setting.threads,
-            n_gpu_layers=-1,  # not used: the model is loaded
+            n_gpu_layers=-1,  # has no effect, because the model is loaded already
             flash_attn=setting.flash,
         )
         options = replace(

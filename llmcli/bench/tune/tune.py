@@ -1,10 +1,12 @@
-"""Search for the fastest settings of a model on a machine within a time budget.
+"""Search for the fastest settings of a model on a machine, within a given time.
 
-The options are searched one after another: threads, prompt threads, micro-batch, and attention
-mode. Each is a successive halving (Jamieson and Talwalkar 2016) of its values: every round measures
-all remaining values and the best setting so far in random order; then the slower half is dropped. A
-value is adopted only if its rounds show a sufficient gain. The result is compared with the defaults
-again in pairs, because the best of many measurements is also the luckiest.
+The options are searched one after another: threads, prompt threads, micro-batch and attention mode.
+The values of an option are searched by successive halving (Jamieson and Talwalkar 2016): in each
+round, all remaining values and the best setting so far are measured in random order. At times, the
+slower half of the values is dropped. A value is adopted only if its rounds show a sufficient gain.
+
+Finally, the result is compared with the defaults in new pairs of measurements. This is necessary
+because the best of many measurements is also the luckiest one.
 """
 
 import math
@@ -20,15 +22,16 @@ from typing import Protocol
 from llmcli.bench.statistics.paired_test import Comparison, Design, compare_pairs, estimate_ratio
 from llmcli.errors import UserError
 
-# prompt tokens and generated tokens whose total time is minimized
+# for each objective, the prompt tokens and generated tokens whose total time is minimized
 OBJECTIVES = {"chat": (512, 128), "prompts": (2048, 0), "answers": (0, 128)}
-# lengths of a measurement: prompt tokens, generated tokens
+# possible lengths of a measurement, longest first: prompt tokens, generated tokens
 SAMPLE_TOKENS = ((2048, 1024, 512, 256, 128, 64), (32, 16, 8))
-SEARCH_SHARE = 0.5  # share of the time for the search; the rest is for the final comparison
+# fraction of the time for the search; the final comparison gets the remaining time
+SEARCH_SHARE = 0.5
 MIN_ROUNDS, MAX_ROUNDS = (
     6,
     20,
-)  # minimum rounds of the last two values, maximum rounds between two halvings
+)  # minimum rounds for the last two values, maximum rounds between two halvings
 MIN_GAIN_DESIGN = Design(
     confidence=0.9, allowance=0.01
 )  # a value is adopted if it gains more than 1 %
@@ -39,7 +42,7 @@ Tick = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class RunSetting:
-    """How a model is run. `cache`: the type of K and V."""
+    """A setting of all searched options. `flash`: flash attention. `cache`: the type of K and V."""
 
     threads: int
     threads_batch: int
@@ -50,7 +53,9 @@ class RunSetting:
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """The values to try. `modes`: combinations of flash attention and cache type."""
+    """The values to try for each option. `modes`: attention modes, each a setting of flash
+    attention and a cache type.
+    """
 
     threads: Sequence[int]
     ubatches: Sequence[int]
@@ -58,10 +63,11 @@ class SearchSpace:
 
 
 class TuningTrial(Protocol):
-    """Times one setting at a time.
+    """Measures the time of prompts and generations with a setting.
 
-    `settling`: seconds that may pass before each measurement. Generated tokens come after a prompt
-    of `depth` tokens, because attention, which the modes change, grows with the depth.
+    `settling`: seconds that each measurement may take before its clock starts. Generated tokens
+    follow a prompt of `depth` tokens: attention takes longer with depth, and the attention modes
+    differ in its speed.
     """
 
     settling: float
@@ -75,17 +81,18 @@ class TuningTrial(Protocol):
         ...
 
     def time_decode(self, setting: RunSetting, tokens: int, depth: int) -> float:
-        """Return the seconds of generating `tokens` tokens after a prompt."""
+        """Return the seconds of generating `tokens` tokens after a prompt of `depth` tokens."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TuningWorkload:
-    """The tokens of one measurement.
+    """The size of one measurement. Each pair of numbers is for the prompt and for the generated
+    tokens.
 
-    `tokens`: measured prompt and generated tokens. `objective_tokens`: those of the objective.
-    `pace`: seconds per prompt and generated token with the default settings. `settling`: seconds
-    before each phase. `depth`: prompt tokens before the generated ones.
+    `tokens`: tokens to measure. `objective_tokens`: tokens of the objective. `pace`: seconds per
+    token with the default settings. `settling`: seconds before the clock starts, for the prompt and
+    for the generation alike. `depth`: prompt tokens before the generated ones.
     """
 
     tokens: tuple[int, int]
@@ -95,7 +102,7 @@ class TuningWorkload:
     depth: int = 0
 
     def single_phase(self, phase: int) -> "TuningWorkload":
-        """Return the workload of the prompt (0) or of the generation (1) alone."""
+        """Return the same workload with only its prompt (phase 0) or only its generation (phase 1)."""
         tokens, wanted = ([0, 0], [0, 0])
         tokens[phase], wanted[phase] = self.tokens[phase], self.objective_tokens[phase]
         return replace(self, tokens=(tokens[0], tokens[1]), objective_tokens=(wanted[0], wanted[1]))
@@ -107,7 +114,7 @@ class TuningWorkload:
         return sum(count * each + self.settling for count, each in parts if count)
 
     def measure_rate(self, trial: TuningTrial, setting: RunSetting, tick: Tick) -> float:
-        """Measure how many times per second a setting completes the objective."""
+        """Measure a setting, and return how many times per second it would complete the objective."""
         spent = 0.0
         prompt, generated = self.tokens
         if prompt:
@@ -125,8 +132,8 @@ class TuningWorkload:
 
 @dataclass(frozen=True, slots=True)
 class TriedSetting:
-    """One tried value of an option: its speed relative to the best setting before, and the number
-    of rounds.
+    """One value of an option that was tried: its speed relative to the best setting before, and in
+    how many rounds it was measured.
     """
 
     option: str
@@ -138,8 +145,8 @@ class TriedSetting:
 
 @dataclass(frozen=True, slots=True)
 class TuningResult:
-    """The result of a search. `comparison`: the speed of `best` relative to the defaults, None if
-    `best` is the default setting.
+    """The result of a search. `comparison`: the final comparison of `best` with the defaults; None
+    if `best` is the default setting.
     """
 
     default: RunSetting
@@ -151,19 +158,19 @@ class TuningResult:
 
     @property
     def is_faster(self) -> bool:
-        """Whether `best` is significantly faster than the defaults."""
+        """Whether the final comparison shows that `best` is faster than the defaults."""
         return self.comparison is not None and self.comparison.low > 1
 
     @property
     def setting(self) -> RunSetting:
-        """The setting to use: `best` if it is faster, otherwise the default."""
+        """The setting to use: `best` if it is certainly faster, otherwise the default."""
         return self.best if self.is_faster else self.default
 
 
 @dataclass(frozen=True, slots=True)
 class TuningRound:
-    """The search of one option: its values, applied to the best setting so far, and the workload
-    that it affects.
+    """The search of one option. `values`: returns the settings to try, which differ from the best
+    setting so far in this option. `workload`: the measurement that the option affects.
     """
 
     option: str
@@ -171,8 +178,8 @@ class TuningRound:
     workload: TuningWorkload
 
     def cost(self, setting: RunSetting) -> float:
-        """Return the approximate seconds of the minimum rounds. Settings with fewer threads take
-        longer.
+        """Return the approximate seconds of the minimum number of rounds. Settings with fewer
+        threads are assumed to take longer.
         """
         values = self.values(setting)
         slower = [
@@ -187,8 +194,8 @@ class TuningRound:
 
 
 def thread_counts(cores: int, cpus: int) -> list[int]:
-    """Return the numbers of threads to try: cores, CPUs, a half, three quarters, and one if there
-    are at most four cores.
+    """Return the numbers of threads to try: all cores, all CPUs, half of the cores, three quarters
+    of the cores, and one if there are at most four cores.
     """
     return sorted({cores, cpus, -(-cores // 2), -(-3 * cores // 4), *([1] if cores <= 4 else [])})
 
@@ -206,7 +213,8 @@ def tune_settings(
 ) -> TuningResult:
     """Search for the fastest setting. Raises UserError if the time is too short for this model.
 
-    `tick` is called after each measurement.
+    `objective`: a key of OBJECTIVES. `seconds`: the time for search and final comparison. `tick` is
+    called after each measurement.
     """
     coin = coin or random.Random()
     began = clock()
@@ -248,11 +256,11 @@ def halve_values(
     clock: Clock,
     coin: random.Random,
 ) -> dict[RunSetting, list[tuple[float, float]]]:
-    """Measure rounds of `values` together with `best`, and drop the slower half at equal intervals
-    until `deadline`.
+    """Measure `values` and `best` in rounds until `deadline`. The slower half of the values is
+    dropped at equal intervals, until one is left.
 
-    Returns pairs of rates for each value, the rate of `best` first. The last remaining value has at
-    least MIN_ROUNDS pairs.
+    Returns a list of pairs for each value: in each round, the rate of `best` and the rate of the
+    value. The last value has at least MIN_ROUNDS pairs.
     """
     rates: dict[RunSetting, list[tuple[float, float]]] = {value: [] for value in values}
     remaining, began = list(values), clock()
@@ -276,15 +284,15 @@ def halve_values(
 
 
 def _gain(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return the logarithm of the median speed ratio."""
+    """Return the median gain of a value as the logarithm of its speed ratio."""
     return statistics.median(math.log(after / before) for before, after in pairs)
 
 
 def _taken(
     option: str, before: RunSetting, rates: dict[RunSetting, list[tuple[float, float]]]
 ) -> tuple[RunSetting, list[TriedSetting]]:
-    """Return the last remaining value if its gain is sufficient, otherwise the previous setting,
-    and all tried values.
+    """Return the new best setting, and all tried values. The new best setting is the last remaining
+    value if its gain is sufficient, otherwise the setting before.
     """
     survivor = max(rates, key=lambda value: (len(rates[value]), _gain(rates[value])))
     old, new = zip(*rates[survivor], strict=True)
@@ -301,7 +309,8 @@ def _boards(space: SearchSpace, work: TuningWorkload) -> list[TuningRound]:
     prompt, decode = work.single_phase(0), work.single_phase(1)
 
     def ubatches(best: RunSetting) -> list[RunSetting]:
-        # All sizes that cover the whole measured prompt behave the same.
+        # Sizes at least as large as the measured prompt all behave the same, so try only one of
+        # them.
         sizes = [size for size in space.ubatches if size <= prompt.tokens[0] or size <= best.ubatch]
         alike = min(best.ubatch, prompt.tokens[0])
         return [
@@ -337,8 +346,8 @@ def _boards(space: SearchSpace, work: TuningWorkload) -> list[TuningRound]:
 def _sized(
     wanted: TuningWorkload, space: SearchSpace, default: RunSetting, seconds: float
 ) -> TuningWorkload:
-    """Return the workload with the longest measurements for which the time suffices. Raises
-    UserError.
+    """Return the workload with the longest measurements that the time allows. Raises UserError if
+    it is too short for the shortest ones.
     """
     least = math.inf
     sizes = (
