@@ -69,7 +69,7 @@ def line_name(line: InputLine, value: Any = None) -> str:
 
 
 def read_line_name(line: InputLine) -> str:
-    """Return the name of a line that may be damaged."""
+    """Return the name of a line, even if the line cannot be parsed."""
     try:
         return line_name(line, _parse_json(line))
     except UserError:

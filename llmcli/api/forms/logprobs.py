@@ -17,7 +17,7 @@ IMPOSSIBLE_LOGPROB = -9999.0  # OpenAI's value for an impossible token: JSON has
 
 
 def token_logprobs(runner: Runner, token: TokenTime, top: Sequence[tuple[int, float]]) -> Document:
-    """Return one token's entry of a chat's `logprobs.content`."""
+    """Return the entry of a token in `logprobs.content` of a chat completion."""
     return {
         **_token_document(runner, token.id, token.logprob),
         "top_logprobs": [_token_document(runner, *each) for each in top],

@@ -1,4 +1,4 @@
-"""Reads OpenAI's messages as a conversation: roles, texts, tool calls and their results."""
+"""Converts OpenAI's messages to a conversation: roles, texts, tool calls and the results of calls."""
 
 import json
 from typing import Any
@@ -20,7 +20,7 @@ MAX_MESSAGES = 10_000
 
 
 def read_messages(fields: Fields, name: str = "messages") -> list[Message]:
-    """Return the messages of a conversation. Raises ApiError with the path of an invalid one."""
+    """Return the messages of a conversation. Raises ApiError with the path of an invalid message."""
     if not fields.has(name):
         raise ApiError(f"{name} is missing", param=name)
     conversation = [_read_message(message) for message in fields.tables(name, MAX_MESSAGES)]

@@ -9,8 +9,8 @@ from llmcli.types import Message
 
 
 def read_conversation(fields: Fields) -> list[Message]:
-    """Return the messages of `instructions` and `input`. Raises ApiError with the path of an
-    invalid item.
+    """Return the messages in the fields `instructions` and `input`. Raises ApiError with the path
+    of an invalid item.
     """
     messages: list[Message] = []
     if instructions := fields.text("instructions"):

@@ -54,7 +54,7 @@ GRPC_CODES = {
 
 
 def require_grpc() -> None:
-    """Raise UserError if grpcio is not installed, before a model is loaded."""
+    """Raise UserError if grpcio is not installed. Called before a model is loaded."""
     for name in ("grpc", "google.protobuf"):
         try:
             importlib.import_module(name)

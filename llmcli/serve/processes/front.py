@@ -57,7 +57,7 @@ class UpstreamLost(Exception):
 
 
 class UpstreamBusy(UpstreamLost):
-    """The process that should continue a stream is busy."""
+    """The process that should continue a stream is too busy to accept the request now."""
 
 
 class Upstream(Protocol):

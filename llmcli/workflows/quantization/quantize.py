@@ -200,7 +200,9 @@ class QuantizeResult:
 
 
 def run_quantization(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeResult:
-    """Quantize a model. Raises UserError, and UsageError for settings that cannot be combined."""
+    """Quantize a model in all steps. Raises UserError, or UsageError for settings that cannot be
+    combined.
+    """
     validate(request)
     job = open_job(request, config, ui)
     check(job)

@@ -1,4 +1,4 @@
-"""`/health`: whether requests are accepted, and the age of the last token."""
+"""`/health`: whether the server accepts requests, and the age of the last token."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`/v1/models`: the served model under each of its names."""
+"""`/v1/models`: a list with an entry for each name of the served model."""
 
 from typing import Any
 
