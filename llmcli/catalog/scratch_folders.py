@@ -38,8 +38,9 @@ def claim_work_folder(out: Path, config: Config, watcher: ProgressDisplay) -> It
 
 
 def find_abandoned(config: Config) -> Iterator[Path]:
-    """Yield the scratch folders that exist and that no process uses, holding the lock of each
-    meanwhile.
+    """Yield the existing scratch folders that no process uses.
+
+    The lock of each folder is held until the next one is requested.
     """
     for lock in sorted((config.cache / "elsewhere").glob("*.lock")):
         with file_lock.hold_lock(lock) as is_locked:

@@ -139,7 +139,7 @@ class ModelSwitcher:
         return OpenedModel(model.name, runner, file_bytes, model.system, model.settings)
 
     def _plan(self, model: FetchedModel, slots: int) -> RunPlan:
-        """Return the run of a model, with resolved options, for `slots` answers at once."""
+        """Plan the run of a model for `slots` answers at once, with resolved options."""
         flags = self.run_flags
         header = read_header(model.path)
         requested = flags.options

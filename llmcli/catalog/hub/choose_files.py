@@ -22,7 +22,7 @@ from quant.checkpoint.pickles import (
 )
 
 TYPE_SUFFIX = re.compile(r"[-.](\w+)$")
-# GGUFs that are not models
+# how the names of GGUFs begin that are not models
 AUXILIARY_PREFIXES = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 # files that a conversion needs beside the weights: data, never code or pickles
 CONVERSION_FILES = {

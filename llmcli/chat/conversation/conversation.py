@@ -46,7 +46,7 @@ class Conversation:
 
     @property
     def stopped_indices(self) -> set[int]:
-        """The indices of the messages that are stopped answers."""
+        """The indices in `messages` of the answers that were stopped."""
         return {
             2 * index + 1
             for index, number in enumerate(self.tree.current_path())

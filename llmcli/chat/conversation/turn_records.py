@@ -94,7 +94,7 @@ def restore_position(tree: TurnTree, record: Mapping[str, Any]) -> None:
             raise DamagedRecord("it refers to a missing turn")
     if not isinstance(branch, str) or (branch and names.get(branch) != at):
         raise DamagedRecord("its branch does not end at the current turn")
-    assert isinstance(at, int)  # checked with the other ends
+    assert isinstance(at, int)  # the loop above has checked it
     tree.current_turn, tree.current_branch, tree.branch_ends, tree.dropped = (
         at,
         branch,

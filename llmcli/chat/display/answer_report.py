@@ -133,7 +133,7 @@ def _timing(load_ms: float, answer: Answer) -> dict[str, Any]:
 
 
 def format_beams(answer: Answer) -> list[str]:
-    """Return one line for each result of a beam search, best first; nothing for other answers."""
+    """Return one line for each result of a beam search, best first; empty for other answers."""
     return [
         f"beam {number}  {beam.score:.4f}  {escape_line(beam.text)}"
         for number, beam in enumerate(answer.beams, 1)

@@ -75,7 +75,7 @@ def find_alternatives(
 
 
 def build_document(alternatives: Alternatives, is_quantized: bool) -> dict[str, Any]:
-    """Return the fields of `plan --json`."""
+    """Return the fields of `plan --json` that describe the alternatives."""
     return {
         "max_ctx": alternatives.max_contexts,
         "max_parallel": alternatives.max_sequences,
@@ -132,7 +132,9 @@ def _format_count(number: int | None, upper_limit: int) -> str:
 
 
 def _suggest_settings(alternatives: Alternatives, options: "ContextOptions") -> str:
-    """Return the settings closest to the plan that fit: a shorter context, or a smaller file type."""
+    """Describe settings that fit: the longest context with each cache type, and the largest file
+    type.
+    """
     options_that_fit = [
         f"-c {alternatives.max_contexts[kind]}"
         + ("" if options.type_k == options.type_v == kind else f" -ctk {kind} -ctv {kind}")

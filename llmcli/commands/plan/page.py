@@ -64,7 +64,7 @@ def _fits_label(quantized_size: QuantizedSize) -> str:
 
 
 def _build_table(predicted: MemoryPlan, measured: MemoryPlan | None) -> Table:
-    """Return the table of every part of every device."""
+    """Return the memory plan as a table: every part of the memory of every device."""
     rows = []
     for share in predicted.devices:
         measured_share = (

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def print_result(result: "QuantizeResult", ui: UI) -> None:
-    """Print the closing table, or the JSON document under --json."""
+    """Print the result as a table, or as a JSON document under --json."""
     from llmcli.workflows.certification import certificate_text
 
     if ui.json:
