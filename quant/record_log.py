@@ -1,7 +1,8 @@
-"""An append-only file of checksummed records that survives a kill at any moment.
+"""An append-only file of checksummed records, which stays readable if the process is killed at any
+moment.
 
-The first line is a JSON head. Each record is its number, its length in bytes, its CRC-32 and its
-bytes. Reading stops at the first record that is cut off or fails its checksum.
+The first line is a JSON object, the head. Each record consists of its number, its length in bytes,
+its CRC-32 and its bytes. Reading stops at the first record that is cut off or fails its checksum.
 """
 
 import json
@@ -42,9 +43,9 @@ class RecordLog:
 
     @classmethod
     def resume(cls, path: Path, *, write: bool = True) -> Self | None:
-        """Open an existing file; return None if it is missing or is not a record file.
+        """Open an existing file. Return None if it is missing or not a record file.
 
-        With `write`, anything after the last intact record is cut off.
+        With `write`, everything after the last intact record is cut off.
         """
         try:
             stream = path.open("r+b" if write else "rb")

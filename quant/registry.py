@@ -1,4 +1,4 @@
-"""Folders as registries: each module exports a tuple, and `collect` merges the tuples."""
+"""Registries of modules in a package: each module exports a tuple, and `collect` merges the tuples."""
 
 import importlib
 import pkgutil
@@ -6,7 +6,8 @@ from typing import Any
 
 
 def collect(package: str, attr: str, key: str = "name") -> dict[Any, Any]:
-    """Return the items of the tuple `attr` of every module in `package`, by their attribute `key`.
+    """Return the items in the tuple `attr` of every module in `package`, by the items' attribute
+    `key`.
 
     Modules without `attr` are skipped. Raises ValueError if two items have the same key.
     """

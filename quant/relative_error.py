@@ -9,15 +9,15 @@ if TYPE_CHECKING:
 
 
 def sum_of_squares(values: "NDArray[np.floating]") -> float:
-    """Return the sum of squares, added in float64."""
+    """Return the sum of the squares of `values`, added in float64."""
     import numpy as np
 
     return float(np.square(values, dtype=np.float64).sum())
 
 
 def relative_rms(noise: float, signal: float) -> float | None:
-    """Return the relative RMS error from the sums of squares of difference and signal; None if
-    either is NaN or infinite, or the signal is 0.
+    """Return the relative RMS error, given the sums of squares of the differences (`noise`) and of
+    the exact values (`signal`). Return None if either is NaN or infinite, or if the signal is 0.
     """
     if not noise:
         return 0.0

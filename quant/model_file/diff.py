@@ -1,4 +1,5 @@
-"""Compares two GGUF models: metadata, tensors, types, and the relative error between their values.
+"""Compares two GGUF models: metadata, tensor names and types, and the relative error between tensor
+values.
 
 Tensors are decoded by ggml's own routines in slabs of rows, so memory stays bounded.
 """
@@ -17,15 +18,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SLAB_VALUES = 1 << 22  # values decoded at a time
-MAX_SHOWN_CHARS = 60  # characters of a value
+SLAB_VALUES = 1 << 22  # values that are decoded at a time
+MAX_SHOWN_CHARS = 60  # most characters of a value that are shown
 
 
 @dataclass(frozen=True, slots=True)
 class KeyDifference:
-    """One key that differs.
+    """A key whose values differ between two models.
 
-    A value is None if that model lacks the key, and "[count kind]" for an array.
+    A value is None if that model does not have the key, and "[count kind]" if it is an array.
     """
 
     key: str
@@ -35,11 +36,11 @@ class KeyDifference:
 
 @dataclass(frozen=True, slots=True)
 class TensorDifference:
-    """One tensor that both models have.
+    """The comparison of one tensor that both models have.
 
-    `error` is the relative RMS of right against left (0: equal values). It is None if the shapes
-    differ, a type cannot be decoded, or a side contains NaN or infinity. `same_bytes` says that the
-    stored bytes are equal.
+    `error` is the relative RMS difference of the right values from the left ones (0 if they are
+    equal). It is None if the shapes differ, if a type cannot be decoded, or if a side contains NaN
+    or infinity. `same_bytes` means that the stored bytes are equal.
     """
 
     name: str
@@ -51,7 +52,7 @@ class TensorDifference:
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """Names of tensors that are in both models, and in one of them only."""
+    """The names of the tensors that both models have, and of those that only one of them has."""
 
     common: tuple[str, ...]
     only_left: tuple[str, ...]
@@ -59,8 +60,8 @@ class TensorNames:
 
 
 def compare_keys(left: ModelHeader, right: ModelHeader) -> list[KeyDifference]:
-    """Return the keys whose stored type or value differ: in the order of `left`, then those only in
-    `right`.
+    """Return the keys with different types or values: first in the order of `left`, then the keys
+    that only `right` has.
     """
     ours, theirs = ({field.key: field for field in header.fields} for header in (left, right))
     differences = []
@@ -85,7 +86,9 @@ def compare_keys(left: ModelHeader, right: ModelHeader) -> list[KeyDifference]:
 
 
 def compare_names(left: ModelHeader, right: ModelHeader) -> TensorNames:
-    """Return which model has which tensors, each in its file's order."""
+    """Return the names of common tensors and of tensors in only one model, each in the order of its
+    file.
+    """
     ours, theirs = ([tensor.name for tensor in header.tensors] for header in (left, right))
     left_names, right_names = set(ours), set(theirs)
     return TensorNames(
@@ -96,7 +99,7 @@ def compare_names(left: ModelHeader, right: ModelHeader) -> TensorNames:
 
 
 def compare_tensors(left: ModelHeader, right: ModelHeader) -> Iterator[TensorDifference]:
-    """Yield every tensor that both models have, as it is compared."""
+    """Compare every tensor that both models have, and yield each result."""
     ours, theirs = ({tensor.name: tensor for tensor in header.tensors} for header in (left, right))
     for name in compare_names(left, right).common:
         yield _compare_tensor(name, ours[name], theirs[name])

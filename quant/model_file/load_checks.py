@@ -1,8 +1,8 @@
 """Checks a GGUF header for content on which llama.cpp would abort or crash instead of returning an
 error.
 
-An abort in the library would end the whole process, and with it the user's conversation. The checks
-come from mutated headers (scripts/fuzz/header.py) and from the assertions in llama-model.cpp,
+An abort in the library ends the whole process, and with it the user's conversation. The checks come
+from mutated headers (scripts/fuzz/header.py) and from the assertions in llama-model.cpp,
 llama-vocab.cpp and models/*.cpp. Only metadata and shapes are checked; weights are not read.
 """
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 MAX_LAYERS, MAX_EXPERTS, MAX_GATING = 512, 1024, 4  # llama-hparams.h
 MAX_WINDOW_TOKENS, MAX_TOKENS = 1 << 24, 1 << 22
-# No graph multiplies by these types.
+# llama.cpp cannot multiply by tensors of these types.
 UNSUPPORTED_TYPES = ggml.INTEGER_TYPES | {"F64", "Q8_1", "Q8_K"}
-INTEGER_TENSORS = ("tid2eid", "d2t", "t2d")  # tensors that hold integers
-# The CPU backend asserts that mapped weights start at a multiple of it.
+INTEGER_TENSORS = ("tid2eid", "d2t", "t2d")  # tensors that contain integers
+# The CPU backend asserts that the addresses of mapped weights are multiples of this.
 WEIGHT_ALIGNMENT_BYTES = 32
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 EPSILON_KEYS = (
@@ -33,8 +33,9 @@ EPSILON_KEYS = (
     "attention.layer_norm_epsilon",
     "attention.group_norm_epsilon",
 )
-# Architectures whose graph asserts one size for keys, values and the rotary part of a head
-# (models/*.cpp: n_embd_head == n_rot), and those that assert it for keys and values only.
+# Architectures whose graph asserts that the keys, the values and the rotary part of a head have one
+# size (models/*.cpp: n_embd_head == n_rot), and those whose graph asserts it for keys and values
+# only.
 ARCHS_WITH_ONE_HEAD_SIZE = frozenset(
     {
         "apertus",
@@ -153,7 +154,8 @@ ARCHS_WITH_ONE_KEY_SIZE = frozenset(
         "t5encoder",
     }
 )
-# Those of ARCHS_WITH_ONE_HEAD_SIZE whose layers may have a sliding window; others read none.
+# The architectures of ARCHS_WITH_ONE_HEAD_SIZE whose layers may have a sliding window; the others
+# ignore it.
 ARCHS_WITH_WINDOWS = {
     "cohere2moe",
     "exaone-moe",
@@ -175,7 +177,8 @@ WINDOW_HEAD_KEYS: tuple[str, ...] = (
     "attention.value_length_swa",
     "rope.dimension_count_swa",
 )
-# Further architectures whose graph rotates every head: a head without values is an endless loop.
+# These and further architectures rotate every head in their graph, which loops forever if a head
+# has no values.
 ROTARY_ARCHS = ARCHS_WITH_ONE_HEAD_SIZE | {
     "gemma",
     "gemma2",
@@ -198,18 +201,21 @@ ROTARY_ARCHS = ARCHS_WITH_ONE_HEAD_SIZE | {
     "ernie4_5",
     "hunyuan-dense",
 }
-# Tokenizers without a default BOS (EOS): adding one that the file does not name is an assertion.
+# Tokenizers without a default BOS (or EOS): if the file asks to add one but does not name it,
+# llama.cpp fails an assertion.
 TOKENIZERS_WITHOUT_BOS = frozenset({"t5", "rwkv", "gemma4"})
 TOKENIZERS_WITHOUT_EOS = frozenset({"bert", "rwkv", "gemma4"})
-# The general.type of llama-imatrix's files and of second moments.
+# general.type of llama-imatrix's files, and of files of second moments.
 IMATRIX_TYPE, MOMENTS_TYPE = "imatrix", "llmcli.moments"
-# The flag that takes a file of this type.
+# general.type -> the flag of `quantize` that takes such a file.
 STATISTICS_FLAGS = {IMATRIX_TYPE: "--imatrix", MOMENTS_TYPE: "--moments"}
 PRE_TOKENIZERS_WITHOUT_BOS = frozenset({"chatglm-bpe", "glm4", "glm5"})
 
 
 def require_model(header: "ModelHeader") -> None:
-    """Raise UserError unless a GGUF file holds a model: files of statistics have tensors, too."""
+    """Raise UserError unless a GGUF file contains a model. Files of calibration statistics are GGUF
+    files with tensors, too.
+    """
     kind, flag = (
         header.metadata.get("general.type"),
         STATISTICS_FLAGS.get(str(header.metadata.get("general.type"))),
@@ -229,7 +235,7 @@ def require_model(header: "ModelHeader") -> None:
 def check_loadable(header: "ModelHeader") -> None:
     """Raise UserError if a file is not a model, or if loading it would crash llama.cpp.
 
-    The message lists the first reasons.
+    The message lists the first few reasons.
     """
     require_model(header)
     problems = [
@@ -253,7 +259,7 @@ def _layout(header: "ModelHeader") -> Iterator[str]:
 def _layers(header: "ModelHeader") -> Iterator[str]:
     layers = header.get_int("block_count")
     if layers is None:
-        return  # llama.cpp reports this itself
+        return  # a missing count is an error that llama.cpp reports itself
     if not 0 < layers <= MAX_LAYERS:
         yield f"block_count is {layers}; 1 to {MAX_LAYERS} are allowed"
     for key in ("nextn_predict_layers", "posnet.block_count", "convnext.block_count"):
@@ -262,7 +268,7 @@ def _layers(header: "ModelHeader") -> Iterator[str]:
 
 
 def _as_list(value: MetadataValue | None) -> list[int]:
-    """Return a number, or the numbers of all layers, as a list."""
+    """Return a header value as a list: a single number, or the numbers of all layers."""
     if isinstance(value, GgufArray) and value.kind != "string":
         return [item for item in value.head(MAX_LAYERS).read_values() if isinstance(item, int)]
     return [value] if isinstance(value, int) else []
@@ -270,10 +276,11 @@ def _as_list(value: MetadataValue | None) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSizes:
-    """A model's attention sizes as its header names them; None where it does not.
+    """The attention sizes in a model's header; None or 0 if the header does not name a size.
 
-    `head_counts` has one number, or one for each layer. `lengths` are the sizes of a head by key,
-    with those of layers with a sliding window if the architecture's graph compares them.
+    `head_counts` has one number for all layers, or one for each. `lengths` are the sizes of a head
+    by key; it includes those of layers with a sliding window if the architecture's graph compares
+    them.
     """
 
     architecture: str
@@ -307,7 +314,7 @@ class AttentionSizes:
 
     @property
     def head_size(self) -> int | None:
-        """The size of a head for which the header names no length; None if that is unknown."""
+        """The size of a head if the header names no length for it; None if it cannot be computed."""
         if not self.heads or not self.embedding_length:
             return None
         return self.embedding_length // self.heads
@@ -319,17 +326,17 @@ class AttentionSizes:
 
     @property
     def rotary_size(self) -> int:
-        """The number of values of a head that are rotary, 0 if the header does not name it."""
+        """The number of rotary values in a head, 0 if the header does not name it."""
         return self.lengths.get(ROTARY_LENGTH, 0)
 
     @property
     def has_no_heads(self) -> bool:
-        """Whether a graph that rotates every head has none."""
+        """Whether the model has no heads, although the architecture's graph rotates every head."""
         return self.architecture in ROTARY_ARCHS and not any(self.head_counts)
 
     @property
     def has_several_sizes(self) -> bool:
-        """Whether sizes differ that the architecture's graph assumes to be equal."""
+        """Whether sizes differ that the architecture's graph requires to be equal."""
         default = self.head_size or 0
         sizes = {self.lengths.get(key, default) for key in (KEY_LENGTH, VALUE_LENGTH)}
         if self.architecture in ARCHS_WITH_ONE_HEAD_SIZE or self.architecture == "gpt-oss":
@@ -341,12 +348,12 @@ class AttentionSizes:
 
     @property
     def has_impossible_rotary_size(self) -> bool:
-        """Whether the rotary values are odd in number, or more than a head has."""
+        """Whether the number of rotary values is odd, or larger than the size of a key."""
         return bool(self.rotary_size % 2) or self.rotary_size > self.key_size
 
     @property
     def has_empty_heads(self) -> bool:
-        """Whether a graph that rotates every head has heads without values."""
+        """Whether heads have no values, although the architecture's graph rotates every head."""
         return self.architecture in ROTARY_ARCHS and 0 in self.lengths.values()
 
     @property
@@ -356,8 +363,8 @@ class AttentionSizes:
 
     @property
     def has_misfit_compressed_keys(self) -> bool:
-        """Whether a compressed key is not as wide as its compressed and its rotary part together,
-        or a full key is not wider than its rotary part.
+        """Whether the cached key is not as wide as its compressed part and its rotary part
+        together, or the full key is not wider than its rotary part.
         """
         key = self.lengths.get(KEY_LENGTH, 0)
         rotary = self.rotary_size or key
@@ -365,7 +372,7 @@ class AttentionSizes:
 
     @property
     def has_huge_window(self) -> bool:
-        """Whether a sliding window that the graph uses is too large to compute with."""
+        """Whether the graph uses a sliding window that is too large to compute with."""
         ignores_window = self.architecture in ARCHS_WITH_ONE_HEAD_SIZE - ARCHS_WITH_WINDOWS
         return self.window > MAX_WINDOW_TOKENS and not ignores_window
 
@@ -395,8 +402,8 @@ def _heads(sizes: AttentionSizes) -> Iterator[str]:
 
 
 def _latent_attention(sizes: AttentionSizes) -> Iterator[str]:
-    """Check the sizes that DeepSeek's graph assumes: one key head, as wide as the compressed and
-    the rotary part together.
+    """Yield the problems with the sizes that DeepSeek's graph assumes: one key head, as wide as its
+    compressed part and its rotary part together.
     """
     if sizes.kv_heads != 1:
         yield f"its compressed keys have {sizes.kv_heads} heads"
@@ -451,7 +458,7 @@ def _vocabulary(header: "ModelHeader") -> Iterator[str]:
     if tokens.count > MAX_TOKENS:
         yield f"its vocabulary has {tokens.count} tokens"
         return
-    # llama.cpp cuts tokens at the first zero byte, and replaces empty ones.
+    # llama.cpp cuts tokens at the first zero byte, and replaces empty tokens.
     cut = (word.partition(b"\0")[0] if b"\0" in word else word for word in tokens.read_strings())
     words = [word or b"[EMPTY_%d]" % index for index, word in enumerate(cut)]
     known = set(words)
@@ -479,10 +486,10 @@ def _vocabulary(header: "ModelHeader") -> Iterator[str]:
 
 
 def _unigram(header: "ModelHeader", words: list[bytes]) -> Iterator[str]:
-    """Check what llama.cpp's Unigram tokenizer assumes.
+    """Yield the problems with what llama.cpp's Unigram tokenizer assumes.
 
-    It follows character rules without bounds checks, and stores pieces in a tree as deep as they
-    are long.
+    It follows the character rules without bounds checks, and it stores pieces in a tree that is as
+    deep as the longest piece.
     """
     if max(map(len, words), default=0) > MAX_PIECE_BYTES:
         longest = max(map(len, words))

@@ -16,7 +16,9 @@ FILE_TYPE_LABELS: dict[int, str] = {kind.number: kind.name for kind in FILE_TYPE
 
 
 def tensor_role(name: str) -> str:
-    """Return a GGUF tensor's role, without its block and ending: "attn_q", "output_norm"."""
+    """Return a GGUF tensor's role: its name without the block and the ending ("attn_q",
+    "output_norm").
+    """
     parts = name.split(".")
     return parts[2] if parts[0] == "blk" and len(parts) > 2 else parts[0]
 
@@ -34,7 +36,7 @@ class ModelHeader:
 
     @cached_property
     def metadata(self) -> Mapping[str, MetadataValue]:
-        """Key -> value; arrays stay in the file until they are read."""
+        """The values by key. Arrays stay in the file until they are read."""
         return {field.key: field.value for field in self.fields}
 
     @property
@@ -74,7 +76,7 @@ class ModelHeader:
 
     @property
     def context_length(self) -> int:
-        """Tokens that the model was trained for; 0 if the file does not say."""
+        """Number of tokens that the model was trained for; 0 if the file does not record it."""
         return self.get_int("context_length") or 0
 
     @property
@@ -94,7 +96,7 @@ class ModelHeader:
 
     @property
     def type_totals(self) -> dict[str, tuple[int, int]]:
-        """Tensor type -> (tensors, bytes), in order of first appearance."""
+        """Number of tensors and bytes for each tensor type, in order of first appearance."""
         totals: dict[str, tuple[int, int]] = {}
         for tensor in self.tensors:
             count, nbytes = totals.get(tensor.type, (0, 0))
@@ -103,7 +105,7 @@ class ModelHeader:
 
     @property
     def tensors_by_role(self) -> dict[str, list[TensorInfo]]:
-        """Role ("attn_q", "token_embd") -> its tensors over all blocks, in order of first
+        """The tensors of all blocks for each role ("attn_q", "token_embd"), in order of first
         appearance.
         """
         table: dict[str, list[TensorInfo]] = {}
@@ -112,9 +114,9 @@ class ModelHeader:
         return table
 
     def get_int(self, key: str) -> int | None:
-        """Return an integer of the architecture's keys ("block_count"), or None.
+        """Return an integer of the architecture's keys ("block_count"), or None if it is missing.
 
-        Returns the first entry of a list with one entry for each layer.
+        If the value is a list with a number for each layer, its first number is returned.
         """
         value = self.metadata.get(f"{self.architecture}.{key}")
         if (

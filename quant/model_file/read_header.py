@@ -1,4 +1,4 @@
-"""Reads the header of a model over all its shards."""
+"""Reads the header of a model from all of its shards."""
 
 import re
 from pathlib import Path
@@ -32,8 +32,8 @@ SHARD_NAME = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.g
 def read_header(path: Path) -> ModelHeader:
     """Read the header of a GGUF model.
 
-    The first shard of a split model opens all shards. Raises UserError for files that are damaged,
-    incomplete or not GGUF.
+    If `path` is the first shard of a split model, all shards are read. Raises UserError for files
+    that are damaged, incomplete or not GGUF.
     """
     first = read_file_header(path)
     count = next((f.value for f in first.fields if f.key == "split.count"), 0)
@@ -58,7 +58,9 @@ def read_header(path: Path) -> ModelHeader:
 
 
 def _shards(path: Path, count: int) -> list[Path]:
-    """Return the shards after the first; `path` must be the first by its name."""
+    """Return the paths of the other shards. Raises UserError unless the name of `path` is that of
+    the first shard.
+    """
     match = SHARD_NAME.match(path.name)
     if not match or int(match["count"]) != count:
         raise UserError(

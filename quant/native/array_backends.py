@@ -1,12 +1,11 @@
 """The array operations of the searches, for numpy and for torch: the same arithmetic on a CPU and
 on a GPU.
 
-numpy is the reference; torch is used where a device is faster. Elementwise operations write into
-existing arrays, and sums run over the first axis, so that they add in the same order for every
-column.
+numpy is the reference; torch is used if a GPU makes it faster. Elementwise operations write into
+existing arrays. Sums run over the first axis, so that they add in the same order for every column.
 
 Threads take turns on a device (`exclusive_access`), so that only one thread's arrays need memory
-there; packing, decoding and file access go on meanwhile. If memory runs out anyway,
+there; meanwhile the other threads pack, decode and access files. If memory runs out anyway,
 DeviceOutOfMemory is raised and the caller retries with less.
 """
 
@@ -29,14 +28,14 @@ if TYPE_CHECKING:
 
     F64 = NDArray[np.float64]
 
-Array = Any  # an array of numpy or of torch
-# in torch's messages about CUDA's and Metal's memory, and in cuBLAS's
+Array = Any  # an array of numpy, or a tensor of torch
+# parts of torch's error messages when CUDA's, Metal's or cuBLAS's memory runs out
 OUT_OF_MEMORY_TEXTS = ("out of memory", "ALLOC_FAILED")
 CPU_HINT = (
     "free some of its memory, or do without the GPU:"
     " put CUDA_VISIBLE_DEVICES= before the same command"
 )
-# of NVIDIA, of Windows under Linux (WSL), of AMD
+# device files of the GPU drivers of NVIDIA, of Windows Subsystem for Linux, and of AMD
 GPU_DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
@@ -61,8 +60,8 @@ class NumpyBackend:
         self.where: Any = np.where
 
     def exclusive_access(self) -> AbstractContextManager[object]:
-        """Return a context for exclusive use of the device, which raises DeviceOutOfMemory. On a
-        CPU it does nothing.
+        """Return a context with exclusive use of the device. It raises DeviceOutOfMemory if the
+        device runs out of memory. On a CPU it does nothing.
         """
         return nullcontext()
 
@@ -82,7 +81,7 @@ class NumpyBackend:
         return self.np.zeros(shape, self.np.float32)
 
     def clip_in_place(self, values: Array, low: Any, high: Any) -> None:
-        """Clip in place; faster than clip for short arrays."""
+        """Clip in place, which is faster than clip() for short arrays."""
         self.np.maximum(values, low, out=values)
         self.np.minimum(values, high, out=values)
 
@@ -91,7 +90,7 @@ class NumpyBackend:
         return self.np.add.reduce(values, axis=0)
 
     def dot(self, *factors: Array) -> Array:
-        """Return sums over the first axis of products of two or three arrays."""
+        """Return the sums over the first axis of the products of two or three arrays."""
         flat = (values.reshape(len(values), -1) for values in factors)
         return self.np.einsum(",".join(["ig"] * len(factors)) + "->g", *flat).reshape(
             factors[0].shape[1:]
@@ -111,10 +110,11 @@ class NumpyBackend:
             return values.astype(self.np.float16).astype(self.np.float32)
 
     def factor_udu(self, matrix: "F64") -> tuple[Array, Array] | None:
-        """Factor a matrix [n, n] = (I + F) D (I + F)^T, F strictly upper triangular.
+        """Factor a matrix [n, n] into (I + F) D (I + F)^T, with F strictly upper triangular and D
+        diagonal.
 
         Returns F transposed [n, n] and D [n] as F32, or None if the matrix is not positive
-        definite. Uses one Cholesky factorization of the reversed matrix.
+        definite. Uses one Cholesky factorization of the matrix with its rows and columns reversed.
         """
         np = self.np
         try:
@@ -125,7 +125,8 @@ class NumpyBackend:
         root = upper.diagonal().copy()
         if not np.isfinite(root).all():
             return None
-        # written as float32 directly: a float64 array in between costs more than the division
+        # Written as float32 directly, because writing a float64 array takes longer than the
+        # division.
         feed = np.empty(matrix.shape, np.float32)
         np.divide(upper.T, root[:, None], out=feed, casting="same_kind")
         np.fill_diagonal(feed, 0)
@@ -217,7 +218,7 @@ class TorchBackend:
 
 
 def _is_memory_error(problem: RuntimeError) -> bool:
-    """Return whether torch's error is about memory."""
+    """Return whether an error of torch means that memory ran out."""
     return any(words in str(problem) for words in OUT_OF_MEMORY_TEXTS)
 
 
@@ -226,9 +227,9 @@ ArrayBackend = NumpyBackend | TorchBackend
 
 @cache
 def device() -> str | None:
-    """Return the GPU that torch can use, "cuda" or "mps"; None without torch or GPU.
+    """Return the GPU that torch can use, "cuda" or "mps"; None if there is no torch or no GPU.
 
-    Importing torch takes seconds, so it is imported only where the system has a GPU driver.
+    Importing torch takes seconds, so it is imported only if the system has a GPU driver.
     """
     has_driver = sys.platform in ("darwin", "win32") or any(
         Path(path).exists() for path in GPU_DEVICE_FILES
@@ -243,10 +244,10 @@ def device() -> str | None:
 
 
 def retry_in_halves(solve: "Callable[[F32, int], U8]", label: str) -> "Callable[[F32, int], U8]":
-    """Return `solve` (of rows and the number of the first row), retried with halves of the rows
-    where the device runs out of memory.
+    """Return a function like `solve(rows, first)` that splits the rows in halves and retries if the
+    device runs out of memory.
 
-    The returned function raises UserError if there is no memory for a single row.
+    It raises UserError if there is not enough memory for a single row.
     """
     import numpy as np
 
@@ -265,11 +266,11 @@ def retry_in_halves(solve: "Callable[[F32, int], U8]", label: str) -> "Callable[
 
 
 def out_of_memory_error(label: str) -> UserError:
-    """Return the error of a device that has no memory even for the smallest piece."""
+    """Return the error for a device that does not have enough memory even for the smallest part."""
     return UserError(f"the GPU has no memory left for {label}", hint=CPU_HINT)
 
 
 @cache
 def array_backend(device: str | None = None) -> ArrayBackend:
-    """Return the operations of a torch device, or of numpy if `device` is None."""
+    """Return the backend of torch on a device, or of numpy if `device` is None."""
     return TorchBackend(device) if device else NumpyBackend()

@@ -1,5 +1,5 @@
-"""Limits on the threads of numpy's BLAS, which by default uses every core, whatever llama.cpp's -t
-says.
+"""Limits on the threads of numpy's BLAS, which by default uses every core, even if the user limits
+the threads with -t.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -18,14 +18,14 @@ def limit_threads(threads: int | None) -> AbstractContextManager[object]:
 
 
 def use_one_thread() -> None:
-    """Limit matrix products to the calling thread from now on: the encoders run on threads
-    already.
+    """Limit matrix products to the calling thread from now on, because encoders already run on
+    several threads.
     """
     _cached_pools().limit(limits=1, user_api="blas")
 
 
 def _thread_pools() -> Any:
-    """Return a controller of all thread pools that are loaded."""
+    """Return a controller of the thread pools of all loaded libraries."""
     import numpy as np  # noqa: F401 (a library is found only once it is loaded)
     from threadpoolctl import ThreadpoolController
 
@@ -34,5 +34,5 @@ def _thread_pools() -> Any:
 
 @cache
 def _cached_pools() -> Any:
-    """Return the controller, found only once because it is needed for each tensor."""
+    """Return the controller of thread pools. It is cached, because it is needed for each tensor."""
     return _thread_pools()

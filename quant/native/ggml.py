@@ -1,4 +1,4 @@
-"""Bindings to libggml: block sizes, encoding and decoding of rows, through ctypes.
+"""Bindings to libggml through ctypes: block sizes, and encoding and decoding of rows.
 
 The library is the `libggml-base` that llama-cpp-python installs. It is found without importing
 llama_cpp, so that no backend is initialized and the bytes are llama.cpp's own.
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     I16 = NDArray[np.int16]
     U8 = NDArray[np.uint8]
 
-# ggml.h, enum ggml_type. The gguf package is older than the runtime, and the library aborts on
-# unknown numbers, so the table is kept here; a test compares it with ggml_type_name().
+# enum ggml_type of ggml.h. The gguf package is older than the library, and the library aborts on
+# unknown numbers, so this table is separate; a test compares it with ggml_type_name().
 TYPE_NAMES: dict[int, str] = {
     0: "F32",
     1: "F16",
@@ -65,17 +65,17 @@ TYPE_NAMES: dict[int, str] = {
 TYPE_NUMBERS = {name: number for number, name in TYPE_NAMES.items()}
 INTEGER_TYPES = frozenset({"I8", "I16", "I32", "I64"})
 FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16"})
-# The limits of ggml's searches: beyond them sums become infinite or NaN, on which some searches
-# abort the process. The first is more than any format with an F16 scale can hold (Q6_K: 65504 * 127
-# * 32).
+# The limits of ggml's searches. Above them sums become infinite or NaN, on which some searches
+# abort the process. MAX_VALUE is more than a format with an F16 scale can represent (Q6_K: 65504 *
+# 127 * 32).
 MAX_VALUE = 2.0**30
-MAX_WEIGHTED_SQUARE = 1e30  # the square of a value times its importance
-FP4_TYPES = frozenset({"MXFP4", "NVFP4"})  # these have no F16 and no search
+MAX_WEIGHTED_SQUARE = 1e30  # limit of a value's square times its importance
+FP4_TYPES = frozenset({"MXFP4", "NVFP4"})  # these have no F16 scale and no search
 
 
 @dataclass(frozen=True, slots=True)
 class BlockSize:
-    """The block size of a type: `values` of a row are stored in `nbytes`."""
+    """The block size of a type: a block of `values` values is stored in `nbytes` bytes."""
 
     values: int
     nbytes: int
@@ -86,7 +86,8 @@ class Importance:
     """The weight of each column in the rounding: `vectors` [matrices, columns], one for every
     `rows_per_vector` rows.
 
-    Row 0 of the rows to encode is row `first_row` of those that the first vector applies to.
+    The rows to encode may begin within a tensor: the first of them is row `first_row` of the rows
+    that the vectors apply to.
     """
 
     vectors: "F32"
@@ -94,11 +95,13 @@ class Importance:
     first_row: int = 0
 
     def after(self, rows: int) -> "Importance":
-        """Return the importance of the rows after the first `rows` rows."""
+        """Return the importance of the rows that follow the first `rows` rows."""
         return replace(self, first_row=self.first_row + rows)
 
     def spans(self, first: int, last: int) -> "Iterator[tuple[int, int, F32]]":
-        """Yield the rows first .. last as ranges that share a vector."""
+        """Yield the rows first .. last in ranges that have the same vector, as (first, last,
+        vector).
+        """
         while first < last:
             number, within = divmod(self.first_row + first, self.rows_per_vector)
             end = min(last, first + self.rows_per_vector - within)
@@ -108,12 +111,12 @@ class Importance:
 
 @dataclass(frozen=True, slots=True)
 class ScaleSearchSettings:
-    """Settings of the search for scales in C (quant/native/searches.c): `group_values` values in a
-    group, `groups` in a block.
+    """Settings of the search for scales in C (quant/native/searches.c): a group has `group_values`
+    values, a block has `groups` groups.
 
-    `levels` are the lowest and the highest, `max_minimum` the largest allowed minimum (None: no
-    minimums), `scale_range` the range of integer scales (None: none); the others are explained in
-    quant/methods/search_settings.py.
+    `levels` are the lowest and the highest level, `max_minimum` is the largest allowed minimum
+    (None: no minimums), `scale_range` the range of the integer scales (None: none). The other
+    settings are explained in quant/methods/search_settings.py.
     """
 
     group_values: int
@@ -155,8 +158,9 @@ class _Grid(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class ScaleSearchResult:
-    """The result of the search: levels around 0 [blocks, values], d and m [blocks], integer scales
-    and minimums [blocks, groups]. Fields that the format does not have are undefined.
+    """The result of the search: levels [blocks, values] counted from the code of zero, d and m
+    [blocks], integer scales and minimums [blocks, groups]. Fields that the format does not have are
+    undefined.
     """
 
     levels: "I16"
@@ -191,8 +195,8 @@ _ToFloat = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int
 
 @cache
 def open_library() -> ctypes.CDLL:
-    """Open libggml-base. Raises UserError, with the searched folders, if llama-cpp-python is not
-    installed.
+    """Open libggml-base. Raises UserError, with the folders that were searched, if llama-cpp-python
+    is not installed.
     """
     spec = importlib.util.find_spec("llama_cpp")
     folders = (
@@ -236,7 +240,7 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
 
 @cache
 def block_size(name: str) -> BlockSize:
-    """Return the block size of a type: Q4_K has 256 values in 144 bytes."""
+    """Return the block size of a type, for Q4_K 256 values in 144 bytes."""
     traits = open_library().ggml_get_type_traits(TYPE_NUMBERS[name])[0]
     return BlockSize(traits.blck_size, traits.type_size)
 
@@ -257,11 +261,11 @@ def encode(rows: "F32", name: str, *, label: str, importance: Importance | None 
     """Encode float rows [rows, columns] as type `name`, to bytes [rows, row_bytes].
 
     Rows are independent, and ctypes releases the GIL while ggml works, so several threads may
-    encode parts of a tensor. Without importance our own C encodes the types of encoders.c, with
-    ggml's bytes in a fraction of its time.
+    encode parts of a tensor. Without importance, the types of encoders.c are encoded by our own C
+    code, which gives ggml's bytes in a fraction of the time.
 
-    Raises Damaged, with `label`, for NaN, infinite or too large values, which would make ggml write
-    garbage or abort.
+    Raises DamagedSourceError, with `label`, for NaN, infinite or too large values, on which ggml
+    would write garbage or abort.
 
     Source: llama_tensor_quantize_impl.
     """
@@ -271,7 +275,7 @@ def encode(rows: "F32", name: str, *, label: str, importance: Importance | None 
     count, columns = rows.shape
     out = np.empty((count, row_bytes(name, columns)), np.uint8)
     number, lib = TYPE_NUMBERS[name], open_library()
-    # ggml would abort
+    # ggml aborts if a required imatrix is missing
     assert importance or not lib.ggml_quantize_requires_imatrix(number), (label, name)
     require_encodable(rows, name, label=label, importance=importance)
     if importance is None and (fast := _encoder(name)):
@@ -292,8 +296,8 @@ def encode(rows: "F32", name: str, *, label: str, importance: Importance | None 
 def require_encodable(
     rows: "F32", name: str, *, label: str, importance: Importance | None = None
 ) -> None:
-    """Raise Damaged, with `label`, if float rows that are to be encoded as `name` contain NaN,
-    infinite or too large values.
+    """Raise DamagedSourceError, with `label`, if float rows that will be encoded as `name` contain
+    NaN, infinite or too large values.
     """
     largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0)))
     if not math.isfinite(largest):
@@ -303,14 +307,16 @@ def require_encodable(
 
 
 def require_finite_scales(data: "U8", name: str, *, label: str) -> None:
-    """Raise Damaged, with `label`, if rows that were encoded as `name` have infinite scales."""
+    """Raise DamagedSourceError, with `label`, if rows that were encoded as `name` have infinite
+    scales.
+    """
     if not open_library().ggml_validate_row_data(TYPE_NUMBERS[name], data.ctypes.data, data.nbytes):
         raise _too_large(label, name)
 
 
 def require_finite(data: "U8", name: str, *, label: str) -> None:
-    """Raise Damaged, with `label`, if rows [rows, row_bytes] that are copied unchanged contain NaN
-    or infinity.
+    """Raise DamagedSourceError, with `label`, if rows [rows, row_bytes] that are copied unchanged
+    contain NaN or infinity.
 
     In quantized types only the scales are checked, as in ggml.
     """
@@ -331,7 +337,7 @@ def require_finite(data: "U8", name: str, *, label: str) -> None:
 
 
 def decode(data: "U8", name: str, columns: int, *, label: str) -> "F32":
-    """Decode bytes [rows, row_bytes] of type `name` to floats [rows, columns], by ggml's own
+    """Decode bytes [rows, row_bytes] of type `name` to floats [rows, columns] with ggml's own
     routines.
     """
     import numpy as np
@@ -347,8 +353,8 @@ def decode(data: "U8", name: str, columns: int, *, label: str) -> "F32":
 
 
 def is_decodable(name: str) -> bool:
-    """Return whether decode() supports a type: not integers, nor types that ggml uses only in
-    computations.
+    """Return whether decode() supports a type: it does not support integers, or types that ggml
+    uses only during computations.
     """
     if name in FLOAT_TYPES:
         return True
@@ -359,7 +365,7 @@ def is_decodable(name: str) -> bool:
 
 @cache
 def _own(name: str, *arguments: Any) -> Callable[..., None] | None:
-    """Return a function of our own C code, or None if this build of llama.cpp does not have it."""
+    """Return a function of our own C code, or None if the installed llama.cpp was built without it."""
     function = getattr(open_library(), f"llmcli_{name}", None)
     if function is not None:
         function.argtypes, function.restype = arguments, None
@@ -367,12 +373,12 @@ def _own(name: str, *arguments: Any) -> Callable[..., None] | None:
 
 
 def native_search() -> Callable[..., None] | None:
-    """Return our search in C, or None if this build of llama.cpp does not have it."""
+    """Return our search in C, or None if the installed llama.cpp was built without it."""
     return _own("search", *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 5)
 
 
 def run_search(rows: "F32", weights: "F32", settings: ScaleSearchSettings) -> ScaleSearchResult:
-    """Search scales and levels for rows of floats [rows, columns]; `weights` [blocks of a row,
+    """Search scales and levels for rows of floats [rows, columns]. `weights` [blocks of a row,
     values] are the same for every row.
     """
     import numpy as np
@@ -414,8 +420,8 @@ def run_search(rows: "F32", weights: "F32", settings: ScaleSearchSettings) -> Sc
 
 
 def pack_blocks(result: ScaleSearchResult, name: str) -> "U8 | None":
-    """Return the search result as blocks [blocks, bytes] of a type; None if this build does not
-    have our C code for it.
+    """Return the search result as blocks [blocks, bytes] of a type, or None if the installed
+    llama.cpp was built without our C code for it.
     """
     import numpy as np
 
@@ -428,16 +434,16 @@ def pack_blocks(result: ScaleSearchResult, name: str) -> "U8 | None":
     return out
 
 
-_ROW_FUNCTION = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64  # values, blocks, count
+_ROW_FUNCTION = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64  # arguments: values, blocks, count
 
 
 def _ggml_name(name: str) -> str:
-    """Return a type as ggml's function names spell it: Q4_K is q4_K."""
+    """Return a type's name as it is in ggml's function names: q4_K for Q4_K."""
     return name.lower().replace("_k", "_K")
 
 
 def _encoder(name: str) -> Callable[..., None] | None:
-    """Return our own encoder for a type, or None if this build does not have it."""
+    """Return our own encoder for a type, or None if the installed llama.cpp was built without it."""
     return _own(f"encode_{_ggml_name(name)}", *_ROW_FUNCTION)
 
 

@@ -1,10 +1,10 @@
-"""Block-by-block quantization (`--sequential`): each group of tensors is quantized with moments
-from the finished groups before it.
+"""Block-by-block quantization (`--sequential`): each group of tensors is quantized with moments of
+the model whose earlier groups are already quantized.
 
-The embeddings come first, then the blocks, then the other tensors, which include a tied embedding.
-Each group is a shard of a model that llama.cpp can always run: a shard contains the source's
-tensors until the finished ones replace it. A killed run resumes from the shards; at the end they
-are merged into one file.
+The first group is the embeddings, then each block is a group, and the last group is all other
+tensors, which include a tied embedding. Each group is a shard of a model that llama.cpp can run at
+any time: a shard contains the source's tensors until the quantized ones replace it. An interrupted
+run resumes from the shards; at the end they are merged into one file.
 """
 
 import json
@@ -25,8 +25,8 @@ from quant.source.source import Weight, make_file_row_reader
 
 @dataclass(frozen=True, slots=True)
 class TensorGroup:
-    """Tensors that are quantized together: `number` is the shard's, `plan` quantizes them,
-    `unquantized_plan` keeps them.
+    """Tensors that are quantized together, in shard `number`. `plan` writes the shard with
+    quantized tensors, `unquantized_plan` with the source's tensors.
     """
 
     number: int
@@ -36,7 +36,7 @@ class TensorGroup:
 
     @property
     def moment_weights(self) -> frozenset[str]:
-        """Weights for which the method needs second moments."""
+        """The weights whose method needs second moments."""
         needing = (
             step for step in self.plan.steps if step.method and step.method.needs == "moments"
         )
@@ -44,8 +44,8 @@ class TensorGroup:
 
 
 class BlockwiseModel:
-    """The shards of a plan in a folder. `floats` is the plan of the unquantized model for
-    llama.cpp.
+    """A model in a folder, with a shard for each group of the plan's tensors. `floats` is the plan
+    of the unquantized model.
     """
 
     def __init__(self, plan: Plan, floats: Plan, folder: Path) -> None:
@@ -72,12 +72,14 @@ class BlockwiseModel:
 
     @property
     def model_path(self) -> Path:
-        """The path that llama.cpp opens."""
+        """The path of the first shard, from which llama.cpp opens the model."""
         return self.group_path(self.groups[0])
 
     @property
     def ordered_groups(self) -> tuple[TensorGroup, ...]:
-        """The groups in the order of work; the first shard, which has the header, is last."""
+        """The groups in the order in which they are quantized. The first shard, which has the
+        header, is the last.
+        """
         return (*self.groups[1:], self.groups[0])
 
     def group_path(self, group: TensorGroup) -> Path:
@@ -85,12 +87,12 @@ class BlockwiseModel:
         return self.folder / f"model-{group.number + 1:05}-of-{len(self.groups):05}.gguf"
 
     def is_finished(self, group: TensorGroup) -> bool:
-        """Return whether a group is finished."""
+        """Return whether a group's shard has its quantized tensors."""
         return write.is_finished(group.plan, self.group_path(group))
 
     def write_missing(self, threads: int) -> Iterator[TensorGroup]:
-        """Write the missing shards, and yield each group. All groups after an unfinished one are
-        written unquantized.
+        """Write the shards that are missing, and yield each group. All groups after the first
+        unfinished group are written unquantized.
         """
         is_prefix_finished = True
         for group in self.ordered_groups:
@@ -102,7 +104,7 @@ class BlockwiseModel:
     def quantize_group(
         self, group: TensorGroup, moments: Mapping[str, SecondMoments], work: write.WriteRun
     ) -> tuple[TensorPlan, ...]:
-        """Quantize a group with its second moments; return the plans of its tensors."""
+        """Quantize a group with the second moments of its inputs; return the plans of its tensors."""
         steps = apply_moments(group.plan, moments)
         work.write_file(replace(group.plan, steps=steps), self.group_path(group))
         return steps
@@ -119,8 +121,8 @@ class BlockwiseModel:
 
 
 def group_tensors(steps: Sequence[TensorPlan]) -> dict[str, tuple[TensorPlan, ...]]:
-    """Return the tensors by group: the others, which go with the header, the embeddings, and each
-    block.
+    """Return the tensors by group: first the tensors that are not in a block, which go with the
+    header, then the embeddings, then each block.
     """
     names = {step.weight.name for step in steps}
     looked_up = EMBEDDING_NAMES if HEAD_NAME in names else EMBEDDING_NAMES[1:]
@@ -140,7 +142,7 @@ def group_tensors(steps: Sequence[TensorPlan]) -> dict[str, tuple[TensorPlan, ..
 
 
 def _copy_step(step: TensorPlan, there: header.TensorInfo) -> TensorPlan:
-    """Return the plan that copies a finished tensor."""
+    """Return the plan that copies a tensor from its finished shard."""
     width = ggml.row_bytes(there.type, there.columns)
     read = make_file_row_reader(there.file, there.offset, width, there.name)
     assert (there.type, there.shape) == (step.type, step.weight.shape), there
@@ -148,8 +150,8 @@ def _copy_step(step: TensorPlan, there: header.TensorInfo) -> TensorPlan:
 
 
 def unquantized_plan(plan: Plan) -> Plan:
-    """Return the plan of the unquantized model: a GGUF's tensors as stored, a folder's in its float
-    type.
+    """Return the plan of the unquantized model: the tensors of a GGUF stay as they are stored,
+    those of a checkpoint folder get its float type.
     """
     source = plan.source
     if source.path.is_dir():

@@ -1,4 +1,4 @@
-"""The encoding pipeline: a reader thread reads a plan's rows, all cores encode them, the caller
+"""The encoding pipeline: a reader thread reads a plan's rows, all cores encode them, and the caller
 writes them.
 
 Rows are processed in the order of the plan. The number of bytes in memory does not depend on the
@@ -22,12 +22,12 @@ from quant.source.source import Weight
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
-SLAB_VALUES = 1 << 24  # values read at a time: 32 MiB of BF16
-# values in an encoder's job: small, so that no core waits long for the last job of a slab
+SLAB_VALUES = 1 << 24  # values that are read at a time: 32 MiB of BF16
+# values in an encoding job: few, so that no core waits long for the last job of a slab
 PIECE_VALUES = 1 << 18
 MAX_BUFFERED_BYTES = (
     1 << 28
-)  # most bytes that are read and not yet written; a single slab may exceed it
+)  # limit of the bytes that are read and not yet written; a single slab may exceed it
 CHUNK_VALUES = (
     1 << 16
 )  # values that are decoded to floats at a time, so that they stay in a core's cache
@@ -36,10 +36,10 @@ READ_JOIN_SECONDS = 0.2  # seconds that a failed run waits for a read in progres
 
 
 class EncodingTask(Protocol):
-    """A tensor to encode: its rows are written in another type by the encoder that make_encoder()
+    """A tensor to encode: its rows are written in another type, by the encoder that make_encoder()
     returns.
 
-    The encoder gets `chunk_values` values at a time, or the pipeline's default if that is 0.
+    The encoder gets `chunk_values` values at a time; 0 means the pipeline's default.
     """
 
     @property
@@ -53,11 +53,12 @@ class EncodingTask(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EncodedRows:
-    """Rows first … last of task number `index` (from 0), in their new type [rows, row_bytes].
+    """Rows first .. last of task number `index` (from 0), in their new type [rows, row_bytes].
 
-    `signal` and `noise` are sums of squares of sampled rows and of their rounding errors, both 0
-    where rows are copied; `seconds` is the time of the one thread that encoded them; `ends_slab`
-    means that its slab ends here; `encoder` chose the codes, None for copied rows.
+    `signal` and `noise` are the sums of squares of sampled rows and of their rounding errors, both
+    0 for rows that are copied. `seconds` is the time of the thread that encoded the rows.
+    `ends_slab` means that these are the last rows of a slab. `encoder` is the encoder that chose
+    the codes, None for rows that are copied.
     """
 
     index: int
@@ -77,9 +78,9 @@ def encode_rows(
     """Yield all rows from `begin` (task, row) on, in order. Closing the iterator stops the threads.
     `threads` 0 uses all cores.
 
-    An error in a thread is raised here, after the rows before it: the first error in the order of
-    the plan is reported, whatever the number of threads. Encoders check for a stop after about
-    65,000 values; a read in progress is waited for briefly, then abandoned.
+    An error in a thread is raised here after all rows before it were yielded, so that the same
+    error is reported whatever the number of threads. When the pipeline is closed, encoders stop
+    after about 65,000 values, and a read in progress is waited for briefly and then abandoned.
     """
     budget = _ByteBudget(MAX_BUFFERED_BYTES)
     with ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="encode") as pool:
@@ -91,7 +92,7 @@ def encode_rows(
         try:
             for job, nbytes in queue:
                 yield job.result()
-                # otherwise the last rows would stay in memory during the wait for the next ones
+                # so that the last rows do not stay in memory during the wait for the next ones
                 del job
                 budget.release(nbytes)
         finally:
@@ -101,14 +102,14 @@ def encode_rows(
 
 
 class _ByteBudget:
-    """A limit on bytes in memory; a slab larger than the limit is admitted alone."""
+    """A limit on the bytes in memory. A slab that is larger than the limit is admitted alone."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.used, self.closed = limit, 0, False
         self.changed = threading.Condition()
 
     def acquire(self, nbytes: int) -> bool:
-        """Wait for free bytes; return False once the pipeline is closed."""
+        """Wait until the bytes fit. Return False if the pipeline was closed."""
         with self.changed:
             self.changed.wait_for(
                 lambda: self.closed or not self.used or self.used + nbytes <= self.limit
@@ -128,7 +129,9 @@ class _ByteBudget:
 
 
 class _JobQueue:
-    """Encoding jobs in order, with the bytes that become free when each result is written."""
+    """A queue of encoding jobs in order, each with the number of bytes that become free when its
+    result is written.
+    """
 
     def __init__(self, budget: _ByteBudget) -> None:
         self.budget = budget
@@ -147,7 +150,7 @@ class _JobQueue:
     def fill(
         self, tasks: Sequence[EncodingTask], begin: tuple[int, int], pool: ThreadPoolExecutor
     ) -> None:
-        """Read slab after slab, as soon as memory is free, and queue the encoding jobs."""
+        """Read slab after slab as memory becomes free, and queue the encoding jobs."""
         try:
             tensor_job: _TensorJob | None = None
             for index, first, last in row_slabs([task.weight for task in tasks], *begin):
@@ -186,7 +189,7 @@ class _JobQueue:
 
 
 class _TensorJob:
-    """A tensor in progress; its encoder is created by the first thread that needs it."""
+    """A tensor that is being encoded. The first thread that needs its encoder makes it."""
 
     def __init__(self, index: int, task: EncodingTask) -> None:
         self.index, self.task = index, task
@@ -203,8 +206,8 @@ class _TensorJob:
 def row_slabs(
     weights: Sequence[Weight], index: int = 0, row: int = 0
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (index of the weight, first row, last row) of all slabs from a weight's `row` on, in the
-    order in which they are read.
+    """Yield (index of the weight, first row, last row) of all slabs from row `row` of weight
+    `index` on, in the order in which they are read.
     """
     for at in range(index, len(weights)):
         step = max(1, SLAB_VALUES // weights[at].columns)
@@ -215,7 +218,7 @@ def row_slabs(
 def _encode_rows(
     tensor_job: _TensorJob, first: int, stored: "U8", closes: bool, budget: _ByteBudget
 ) -> EncodedRows:
-    """Encode some rows, a few at a time so that their floats stay in a core's cache."""
+    """Encode some rows, in chunks that are small enough for their floats to stay in a core's cache."""
     import numpy as np
 
     started, task, weight = time.perf_counter(), tensor_job.task, tensor_job.task.weight

@@ -1,4 +1,6 @@
-"""Plans: every tensor's type and every file's layout, known before the first weight is read."""
+"""Plans: the type of every tensor and the layout of every file, decided before the first weight is
+read.
+"""
 
 import hashlib
 import json
@@ -33,8 +35,8 @@ MAX_SHARDS = 65535  # split.count is a uint16
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file of a split model: `number` (from 0) of `count`, with the number of `tensors` in all
-    files.
+    """One file of a split model: `number` (from 0) of `count` files, which have `tensors` tensors
+    in total.
     """
 
     number: int
@@ -53,11 +55,11 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """The plan of one tensor. `replaced_type` is the recipe's type where the row length did not
-    allow it.
+    """The plan of one tensor. `replaced_type` is the recipe's type if the row length did not allow
+    it, else None.
 
-    `statistics` are those of its input, `method` chooses its codes; None where it gets no new
-    codes.
+    `statistics` are the statistics of the tensor's input. `method` chooses its codes; it is None if
+    the tensor gets no new codes.
     """
 
     weight: Weight
@@ -69,18 +71,20 @@ class TensorPlan:
 
     @property
     def chunk_values(self) -> int:
-        """Number of values that its method encodes at a time, 0 for the default."""
+        """Number of values that the tensor's method encodes at a time, 0 for the pipeline's
+        default.
+        """
         return self.method.values_per_chunk(self.statistics) if self.method else 0
 
     def make_encoder(self) -> RowEncoder:
-        """Return the encoder of its rows."""
+        """Return the encoder of the tensor's rows."""
         if self.method:
             return self.method.make_encoder(FORMATS[self.type], self.statistics)
         return lambda rows, first: ggml.encode(rows, self.type, label=self.weight.name)
 
     @property
     def is_requantized(self) -> bool:
-        """Whether codes are made from codes, so that errors add up."""
+        """Whether a quantized tensor is quantized again, so that errors add up."""
         return (
             ggml.is_quantized(self.weight.stored_type or self.weight.type)
             and self.type != self.weight.type
@@ -98,15 +102,15 @@ class Plan:
     imatrix: Imatrix | None = None
     moments: MomentsFile | None = None
     method: Method = METHODS["ggml"]
-    max_shard_bytes: int = 0  # most bytes of tensors in a file; 0: one file
+    max_shard_bytes: int = 0  # limit of the bytes of tensors in a file; 0: all in one file
     expected_moments: ExpectedMoments | None = (
-        None  # moments that the method needs and that are not yet collected
+        None  # the moments that the method needs, if they are not collected yet
     )
     shard: Shard | None = None
 
     @property
     def tensors_without_importance(self) -> tuple[str, ...]:
-        """Tensors that get new codes but have no data in the imatrix."""
+        """Tensors that get new codes although the imatrix has no data for them."""
         if self.imatrix is None:
             return ()
         return tuple(
@@ -141,14 +145,14 @@ class Plan:
 
     @property
     def fallbacks(self) -> tuple[TensorPlan, ...]:
-        """Tensors whose row length is no multiple of the block size of the recipe's type."""
+        """Tensors that get another type than the recipe's, because their row length is not a
+        multiple of its block size.
+        """
         return tuple(step for step in self.steps if step.replaced_type)
 
     @property
     def requantized_types(self) -> tuple[str, ...]:
-        """The quantized types that would be quantized again, the one with the most
-        tensors first.
-        """
+        """The types of tensors that are quantized again, the type with the most tensors first."""
         types = [
             step.weight.stored_type or step.weight.type
             for step in self.steps
@@ -199,9 +203,9 @@ class Plan:
 
     @cached_property
     def file_plans(self) -> tuple["Plan", ...]:
-        """A plan for each file: this one alone, or shards of at most `max_shard_bytes` bytes of
-        tensors, as llama-gguf-split makes them. Raises UserError if a tensor does not fit or there
-        are too many shards.
+        """The plans of the files: this plan alone, or shards with at most `max_shard_bytes` bytes
+        of tensors, as llama-gguf-split makes them. Raises UserError if a tensor does not fit into a
+        shard or if there are too many shards.
         """
         if not self.max_shard_bytes:
             return (self,)
@@ -248,8 +252,8 @@ class Plan:
         )
 
     def written_extent(self, position: int) -> tuple[int, int]:
-        """Return how much is written when the file has `position` bytes: whole tensors, and rows of
-        the next one.
+        """Return what is complete when the file has `position` bytes: the number of whole tensors,
+        and the number of rows of the next tensor.
         """
         for index, slot in enumerate(self.layout.slots):
             if position < slot.offset + slot.nbytes:
@@ -270,11 +274,11 @@ def plan_quantization(
     expected: ExpectedMoments | None = None,
 ) -> Plan:
     """Decide every tensor's type and the statistics for its rounding. Raises UserError, before any
-    byte is written, for what cannot be made.
+    byte is written, for a plan that cannot be carried out.
 
-    `moments` are used by methods that need them, and replace a missing imatrix; `expected` stands
-    for moments, and the imatrix with them, that are not yet collected. `max_shard_bytes` splits the
-    output into files with so many bytes of tensors.
+    `moments` are used by methods that need them, and serve as the imatrix if there is none.
+    `expected` stands for moments, and their imatrix, that are not collected yet. `max_shard_bytes`
+    splits the output into files with at most so many bytes of tensors.
     """
     kind, method_object = tensor_types.parse_file_type(file_type), method_by_name(method)
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
@@ -298,7 +302,8 @@ def plan_quantization(
     result = Plan(
         source, kind, settings, steps, imatrix, moments, method_object, max_shard_bytes, expected
     )
-    assert result.file_plans  # raises UserError for a tensor that is too large for a shard
+    # file_plans raises UserError for a tensor that is too large for a shard
+    assert result.file_plans
     return result
 
 
@@ -312,7 +317,7 @@ def method_by_name(method: str) -> Method:
 
 
 def plan_sizes(source: Source, file_type: str) -> Plan:
-    """Return the plan without checking whether an imatrix is needed, for its sizes only.
+    """Return the plan for its sizes only: it does not matter whether an imatrix is missing.
 
     Raises UserError for types whose blocks do not divide this model's rows.
     """
@@ -369,8 +374,8 @@ def _make_step(
 def apply_moments(
     plan: Plan, moments: Mapping[str, SecondMoments], steps: Sequence[TensorPlan] | None = None
 ) -> tuple[TensorPlan, ...]:
-    """Return a plan's steps, or the given ones, with the moments that are now collected in place of
-    the expected ones.
+    """Return `steps`, by default those of the plan, with the collected moments in place of the
+    expected ones.
     """
     updated = []
     for step in plan.steps if steps is None else steps:
@@ -384,7 +389,7 @@ def apply_moments(
 
 
 def usable_method(method: Method, step: TensorPlan) -> Method:
-    """Return the method, or its fallback if it cannot encode the tensor."""
+    """Return the method, or the first of its fallbacks that can encode the tensor."""
     while not method.can_encode(FORMATS[step.type], step.statistics):
         method = METHODS[method.fallback]
     return method
@@ -400,17 +405,17 @@ def _settings(
     moments: MomentsFile | None = None,
     expected: ExpectedMoments | None = None,
 ) -> str:
-    """Return all inputs that decide the file's content beside the source, as JSON that is written
+    """Return all inputs except the source that decide the file's content, as JSON that is written
     into the file.
 
-    The default method is not named, so that files of older versions are still recognized.
+    The default method is left out, so that files of older versions are still recognized.
     """
     settings: dict[str, object] = {
         "type": kind.name,
         "pure": overrides.pure,
         "tensor_types": list(overrides.tensor_types),
     }
-    # a hash, so that the header's size does not depend on the types
+    # a hash, so that the length of the header does not depend on the types
     if overrides.mix is not None:
         settings = {
             "mix": hashlib.sha256(json.dumps(sorted(overrides.mix.items())).encode()).hexdigest()[
@@ -431,8 +436,8 @@ def _settings(
 
 
 def read_transform(settings: object) -> str:
-    """Return the digest of the folds in a file of ours, from its settings; "" for any
-    other file.
+    """Return the digest of the folds that a file's settings record; "" for a file that llmcli did
+    not write.
     """
     try:
         document = json.loads(settings) if isinstance(settings, str) else None
@@ -445,8 +450,8 @@ def read_transform(settings: object) -> str:
 
 
 def parse_size(text: str, flag: str = "--split-max-size", purpose: str = "a shard") -> int:
-    """Parse "500M" or "2G" to bytes, in thousands as llama-gguf-split counts. `flag` and `what`
-    appear in the error. Raises UserError for other texts.
+    """Return the bytes that "500M" or "2G" stands for, in powers of 1000 as llama-gguf-split
+    counts. `flag` and `purpose` are used in the error. Raises UserError for any other text.
     """
     number, unit = text.strip()[:-1], text.strip()[-1:].upper()
     if not (

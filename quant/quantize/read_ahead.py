@@ -1,6 +1,6 @@
-"""Read-ahead for slow sources: several reads are started before their rows are needed.
+"""Read-ahead for slow sources: several reads are started before their rows are requested.
 
-A file is written in a fixed order (see source.Weight), so that the next reads are known.
+The rows of a file are read in a fixed order (see source.Weight), so the next reads are known.
 """
 
 import threading
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from quant.native.ggml import U8
 
 MAX_READS = 6  # concurrent reads
-READ_AHEAD_BYTES = 1 << 27  # bytes that may be read ahead; one slab may exceed it
+READ_AHEAD_BYTES = 1 << 27  # limit of the bytes that are read ahead; a single slab may exceed it
 
 
 def read_ahead(source: Source) -> Source:
-    """Return the source with read-ahead, for one pass over it. Reads in another order are correct
-    but slower.
+    """Return the source with read-ahead, for one pass over it. Reads in another order give the same
+    rows but are slower.
     """
     queue = _Queue(source.weights)
     weights = (
@@ -32,7 +32,9 @@ def read_ahead(source: Source) -> Source:
 
 
 class _Read(threading.Thread):
-    """One read in progress; a daemon thread, so that an abort need not wait for a server."""
+    """One read in progress. It is a daemon thread, so that an interrupted process does not wait for
+    a server.
+    """
 
     def __init__(self, weight: Weight, first: int, last: int) -> None:
         super().__init__(name="ahead", daemon=True)
@@ -55,7 +57,7 @@ class _Read(threading.Thread):
 
 
 class _Queue:
-    """Reads in progress by (weight, first row, last row), and the reads that follow them."""
+    """The reads in progress, by (weight, first row, last row), and the reads that follow them."""
 
     def __init__(self, weights: tuple[Weight, ...]) -> None:
         self.weights = weights

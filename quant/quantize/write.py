@@ -1,7 +1,7 @@
 """Quantization of a source into GGUF files: a plan is written in one pass, tensor by tensor.
 
-With `--method ggml` the bytes of every tensor equal llama.cpp's own (`llama_model_quantize` of the
-same library).
+With `--method ggml` the bytes of every tensor are those that llama.cpp writes
+(`llama_model_quantize` of the same library).
 """
 
 import os
@@ -35,8 +35,8 @@ from quant.source.source import Source, Weight, make_file_row_reader
 
 @dataclass(frozen=True, slots=True)
 class WriteProgress:
-    """One finished tensor: number `index` (from 1) of `count`; `resumed` if an earlier run wrote
-    it.
+    """A finished tensor: number `index` (from 1) of `count`. `resumed` means that an earlier run
+    wrote it.
     """
 
     index: int
@@ -47,11 +47,12 @@ class WriteProgress:
 
 @dataclass(frozen=True, slots=True)
 class TypeSummary:
-    """A row of the closing table: one type with the relative RMS `error` of its new codes against
-    the source.
+    """A row of the closing table: the tensors of one type, with the relative RMS `error` of their
+    new codes against the source.
 
-    `error` and `seconds` cover what this run encoded; None if it encoded nothing. `seconds` is the
-    threads' time divided by their number: this type's share of the total time if no thread waited.
+    `error` and `seconds` refer to the tensors that this run encoded; they are None if it encoded
+    none. `seconds` is the sum of the threads' times divided by the number of threads, which is this
+    type's share of the total time if no thread waited.
     """
 
     type: str
@@ -64,18 +65,18 @@ class TypeSummary:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits per value in this type."""
+        """Stored bits per value of the tensors of this type."""
         return self.bytes_after * 8 / self.elements
 
 
 @dataclass(frozen=True, slots=True)
 class WriteReport:
     """The result of a run. `already_finished` means that the finished file existed and nothing was
-    done.
+    written.
 
-    An earlier run had written `resumed` whole tensors, the first `resumed_bytes` of the file.
-    `sha256` is None if the file existed, because it is not read then. `method_reports` are by
-    tensor name.
+    `resumed` is the number of whole tensors, and `resumed_bytes` the number of bytes, that an
+    earlier run had written. `sha256` is None if the file existed already, because it is not read
+    then. `method_reports` are by tensor name.
     """
 
     plan: Plan
@@ -90,8 +91,8 @@ class WriteReport:
 
 
 def open_gguf(path: Path) -> Source:
-    """Open a GGUF file of any type as a source; weights are read when needed. Raises UserError if
-    it has no tensors or llama.cpp could not load it.
+    """Open a GGUF file as a source; weights are read when they are needed. Raises UserError if it
+    has no tensors or if llama.cpp could not load it.
     """
     header = read_header.read_header(path)
     if not header.tensors:
@@ -149,8 +150,9 @@ def write_model(
     """Write `out`, or its shards, each completely or not at all. An interrupted run of the same
     plan is resumed.
 
-    `threads` 0 uses all cores. A finished `out` of this plan is left alone unless `force` is set;
-    any other file is replaced only by a complete new one. Raises UserError if it cannot be written.
+    `threads` 0 uses all cores. A finished `out` of this plan is not written again unless `force` is
+    set. Any other file is replaced only by a complete new one. Raises UserError if the files cannot
+    be written.
     """
     started, files = time.monotonic(), plan.files(out)
     require_writable_files(plan, out)
@@ -190,7 +192,9 @@ def write_model(
 
 
 class WriteRun:
-    """A run in progress: the results of each file, and what earlier runs had written."""
+    """A run in progress: the totals of the files that were written, and of what earlier runs had
+    written.
+    """
 
     def __init__(
         self,
@@ -205,7 +209,7 @@ class WriteRun:
         self.sha256 = ""
 
     def write_file(self, file_plan: Plan, out: Path) -> None:
-        """Write one file, from where an earlier run stopped."""
+        """Write one file, continuing where an earlier run stopped."""
         changed = str(file_plan.source.newest_mtime_ns)
         identity = {
             "source": file_plan.source.fingerprint,
@@ -233,7 +237,7 @@ class WriteRun:
             self.sha256 = draft.finish()
 
     def skip_file(self, file_plan: Plan) -> None:
-        """Count a file that an earlier run had finished."""
+        """Count the tensors and bytes of a file that an earlier run had finished."""
         self.resumed_bytes += file_plan.layout.nbytes
         self._count_resumed(file_plan.steps)
 
@@ -243,7 +247,7 @@ class WriteRun:
 
     def _record_report(self, step: TensorPlan, piece: EncodedRows) -> None:
         """Record the method's report after the last rows of a tensor. Rows arrive in order, so all
-        of them are encoded by then.
+        rows are encoded by then.
         """
         if step.method and piece.encoder and (report := step.method.report(piece.encoder)):
             self.method_reports[step.weight.name] = report
@@ -259,8 +263,8 @@ class WriteRun:
 
 
 def _require_disk_space(sizes: Sequence[int], files: Sequence[Path]) -> None:
-    """Raise UserError, before the first shard, if the disk is too small for all of them. Unfinished
-    files count as free.
+    """Raise UserError, before the first shard is written, if the disk is too small for all of them.
+    The bytes of unfinished files count as free.
     """
     parts = [file.with_name(f".{file.name}.part") for file in files]
     require_disk_space(
@@ -272,8 +276,8 @@ def _require_disk_space(sizes: Sequence[int], files: Sequence[Path]) -> None:
 
 
 def _append_rows(draft: ResumableWriter, plan: Plan, piece: EncodedRows) -> None:
-    """Append rows, and record a checkpoint at the end of a slab: a killed run loses at most one
-    slab.
+    """Append rows to the file. The end of a slab is recorded in the journal, so a killed run loses
+    at most one slab.
     """
     if not piece.first:
         draft.pad(plan.layout.slots[piece.index].offset)
@@ -300,7 +304,7 @@ def _is_finished(plan: Plan, out: Path) -> bool:
         return False  # some other file, which will be replaced by a complete one
     metadata = {field.key: field.value for field in header.fields}
     table = [(t.name, t.shape, t.type) for t in header.tensors]
-    # the fingerprint samples the source and misses a small edit; its modification time does not
+    # The fingerprint samples the source and may miss a small edit; the modification time does not.
     return (
         plan.source.newest_mtime_ns <= out.stat().st_mtime_ns
         and metadata.get(SOURCE_KEY) == plan.source.fingerprint
@@ -332,7 +336,9 @@ def require_writable_file(source: Source, out: Path) -> None:
 
 
 class _TypeTotals:
-    """The totals of one type: squares of the source and of the errors, and the threads' time."""
+    """The totals of one type: sums of squares of the source and of the errors, and the threads'
+    time.
+    """
 
     def __init__(self) -> None:
         self.signal = self.noise = self.seconds = 0.0
@@ -350,8 +356,8 @@ class _TypeTotals:
 def summarize_types(
     plan: Plan, sums: Mapping[str, _TypeTotals] | None = None, threads: int = 1
 ) -> tuple[TypeSummary, ...]:
-    """Return one row for each type, the largest first. Without `sums` nothing has been written
-    yet.
+    """Return one row for each type, the largest type first. Without `sums` nothing has been written
+    yet, and rows have no errors or times.
     """
     rows: dict[str, TypeSummary] = {}
     for step in plan.steps:

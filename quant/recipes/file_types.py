@@ -1,14 +1,14 @@
-"""File types as tables: their names, and which tensors get another type than the default.
+"""Tables of the file types: their names, and which tensors get another type than the default.
 
 Source: llama_tensor_get_type_impl, llama_ftype_get_default_type and tensor_type_fallback
-(src/llama-quant.cpp of the llama.cpp in llama-cpp-python 0.3.36). A new file type is a new row
-here.
+(src/llama-quant.cpp of the llama.cpp in llama-cpp-python 0.3.36). A new file type is a new row in
+these tables.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-# Number of layers of the models that llama.cpp treats as 70B, by architecture.
+# For each architecture, the number of layers of the model that llama.cpp treats as 70B.
 LAYERS_OF_70B = {"llama": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
 
 
@@ -24,12 +24,14 @@ class ModelFacts:
 
     @property
     def gqa(self) -> int:
-        """Query heads for each key-value head; 0 without key-value heads."""
+        """Number of query heads for each key-value head; 0 without key-value heads."""
         return self.heads // self.kv_heads if self.kv_heads else 0
 
     @property
     def is_70b(self) -> bool:
-        """Whether llama.cpp treats the model as 70B, whose small attn_v gets more bits."""
+        """Whether llama.cpp treats the model as 70B: its attn_v is small relative to the model and
+        gets more bits.
+        """
         if self.architecture == "llama" and (self.heads == self.kv_heads or self.experts == 8):
             return False
         return LAYERS_OF_70B.get(self.architecture) == self.layers
@@ -37,8 +39,8 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class TensorPosition:
-    """The position of a tensor among those of its role: `index` of `count`. `is_stacked` means that
-    it contains the matrices of all experts.
+    """The position of a tensor among the tensors of its role: number `index` of `count`.
+    `is_stacked` means that the tensor contains the matrices of all experts.
     """
 
     index: int
@@ -49,8 +51,8 @@ class TensorPosition:
 
     @property
     def uses_more_bits(self) -> bool:
-        """Whether llama.cpp's use_more_bits is true: the first and last eighth, and every third
-        between.
+        """Whether llama.cpp's use_more_bits is true: for the first and the last eighth of the
+        tensors, and for every third one between.
         """
         eighth = self.count // 8
         return (
@@ -65,12 +67,12 @@ class TensorPosition:
         return self.count // 8 <= self.index < 7 * self.count // 8
 
     def is_in_first(self, divisor: int) -> bool:
-        """Return whether the tensor is in the first 1/part."""
+        """Return whether the tensor is in the first 1 / `divisor` of the tensors."""
         return self.index < self.count // divisor
 
     @property
     def has_small_values(self) -> bool:
-        """Whether four or more query heads share a key-value head, so that attn_v is small."""
+        """Whether at least four query heads share a key-value head, so that attn_v is small."""
         return self.facts.gqa >= 4
 
     @property
@@ -80,26 +82,27 @@ class TensorPosition:
 
     @property
     def has_eight_experts(self) -> bool:
-        """Whether the model has eight experts (Mixtral): they share one attention, whose small
-        matrices get more bits.
+        """Whether the model has eight experts (Mixtral). Its experts share one attention, whose
+        small matrices get more bits.
         """
         return self.facts.experts == 8
 
 
 TypeRule = (
     str | Callable[[TensorPosition], str | None]
-)  # None: the default type of the file type applies
+)  # None stands for the default type of the file type
 RoleRules = Mapping[str, TypeRule]
 
 
 @dataclass(frozen=True, slots=True)
 class FileType:
-    """One `general.file_type`: its number in llama.h, and the default type of its tensors.
+    """One `general.file_type`: its name, its number in llama.h, and the default type of its
+    tensors.
 
-    `rules` gives other types by role: v, k, q, out (attention), down, gate, up (feed-forward),
-    embedding (if it is not the head as well), or every. `head_type` is the type of the output
-    matrix. Types with `is_low_bit` have their own rules for models with eight experts or 70B
-    parameters; the others get the common rules in tensor_types.py.
+    `rules` gives other types by role: v, k, q, out (of the attention), down, gate, up (of the
+    feed-forward network), embedding (unless it is also the head), or every role. `head_type` is the
+    type of the output matrix. File types with `is_low_bit` have their own rules for models with
+    eight experts or 70B parameters; the others get the common rules in tensor_types.py.
     """
 
     name: str
@@ -111,13 +114,13 @@ class FileType:
 
     @property
     def flag(self) -> str:
-        """Command-line flag."""
+        """The flag of `llmcli quantize` for this type."""
         return "--" + self.name.lower()
 
     @property
     def types_needing_imatrix(self) -> frozenset[str]:
-        """The tensor types that lose nearly all information in such a file without an imatrix
-        (tensor_requires_imatrix).
+        """The tensor types that lose nearly all information in a file of this type without an
+        imatrix (tensor_requires_imatrix).
         """
         return TYPES_NEEDING_IMATRIX | {"Q2_K"} if self.name == "Q2_K_S" else TYPES_NEEDING_IMATRIX
 
@@ -128,14 +131,14 @@ class FileType:
 
 
 def _attn_output_rule(normal: str | None = None) -> TypeRule:
-    """Return the rule of attn_output: the default for Falcon, Q5_K for eight experts."""
+    """Return the rule of attn_output: the default type for Falcon, Q5_K for models with eight
+    experts, else `normal`.
+    """
     return lambda p: None if p.is_falcon else "Q5_K" if p.has_eight_experts else normal
 
 
 def _low_bit_rules(few: str, out: str | None, embedding: str) -> RoleRules:
-    """Return the rules of the file types below three bits; `few` is the type of their sensitive
-    tensors.
-    """
+    """Return the rules of a file type below three bits; `few` is the type of its sensitive tensors."""
     return {
         "v": lambda p: "Q4_K" if p.has_small_values or p.facts.experts >= 4 else few,
         "k": lambda p: "Q4_K" if p.has_eight_experts else None,
@@ -224,8 +227,8 @@ MXFP4_MOE_RULES: RoleRules = {"every": lambda p: "MXFP4" if p.is_stacked else "Q
 
 
 def _protect_first_down(kind: str) -> RoleRules:
-    """Return the rule that protects the first ffn_down tensors, where Q4_0 and Q5_0 with an imatrix
-    can fail.
+    """Return the rule that gives the first ffn_down tensors the type `kind`, because Q4_0 and Q5_0
+    with an imatrix can fail there.
     """
     return {"down": lambda p: kind if p.has_imatrix and p.is_in_first(8) else None}
 
@@ -315,7 +318,7 @@ FILE_TYPES: dict[str, FileType] = {
 # as in tools/quantize/quantize.cpp
 FLOAT_FILE_TYPES = ("F32", "F16", "BF16")
 FILE_TYPE_ALIASES = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
-# The types that ggml_quantize_chunk can write, the largest first.
+# The types that ggml_quantize_chunk can write.
 TENSOR_TYPES = (
     "F32",
     "F16",
@@ -346,7 +349,7 @@ TENSOR_TYPES = (
     "Q2_0",
     "Q1_0",
 )
-# The replacement of a type whose block size does not divide the row length.
+# Type -> its replacement if its block size does not divide the row length.
 FALLBACK_TYPES = {
     **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0", "Q2_0"), "Q4_0"),
     **dict.fromkeys(
@@ -356,7 +359,7 @@ FALLBACK_TYPES = {
     "Q5_K": "Q5_1",
     "Q6_K": "Q8_0",
 }
-# Tensor types that lose nearly all information without an imatrix, and those on which ggml then
-# aborts.
+# Tensor types that lose nearly all information without an imatrix, and those among them on which
+# ggml aborts without one.
 TYPES_NEEDING_IMATRIX = frozenset({"IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"})
 TYPES_ABORTING_WITHOUT_IMATRIX = frozenset({"IQ2_XS", "IQ2_XXS", "IQ1_S"})

@@ -1,9 +1,10 @@
-"""Plan files: the type of each tensor of one source, as JSON that people read and programs check.
+"""Plan files: the type of each tensor of one source, as JSON that people can read and programs
+check.
 
-A plan belongs to the source whose fingerprint it contains, and to the method and calibration it was
-made with: with these `--plan FILE` gives the same bytes again. A file may come from anyone, so
-everything is checked before use. How the types were chosen is recorded under "made_from", for
-people only.
+A plan belongs to the source with its fingerprint, and to the method and calibration that it was
+made with: with these, `--plan FILE` gives the same bytes again. Plan files are untrusted, so
+everything is checked before use. "made_from" records how the types were chosen, for information
+only.
 """
 
 import json
@@ -55,8 +56,8 @@ class TypeMix:
 
     @property
     def allocation_record(self) -> dict[str, Any]:
-        """The text digest and chunk counts that the types were chosen with, as `quantize --json`
-        reports them ("allocation"); empty if the file does not contain them.
+        """The digest of the text and the numbers of chunks that the types were chosen with, in the
+        form that `quantize --json` reports ("allocation"); empty if the file does not record them.
         """
         record = {
             key: self.made_from.get(key) for key in ("text", "chunks", "held_out_chunks", "quick")
@@ -68,8 +69,8 @@ class TypeMix:
         return {"allocation": record} if is_complete else {}
 
     def require_match(self, fingerprint: str, settings: Mapping[str, str]) -> None:
-        """Raise UserError if the run would not give the planned bytes: another source, method or
-        calibration.
+        """Raise UserError if the run has another source, method or calibration than the plan, so
+        that it would not write the planned bytes.
         """
         if fingerprint != self.fingerprint:
             named = f" ({self.name})" if self.name else ""
@@ -78,7 +79,8 @@ class TypeMix:
                 hint="name the source that it was made from",
             )
         keys = {*self.settings, *settings}
-        # with --sequential the data that chose the types need not be the data that codes them
+        # with --sequential, the moments that the types were chosen with may differ from those that
+        # are used for the codes
         if "sequential" in settings and "sequential" not in self.settings:
             keys = {"method", "fold"}
         for key in sorted(keys):
@@ -92,7 +94,9 @@ class TypeMix:
 
 
 def nearest_file_type(types: Mapping[str, str], elements: Mapping[str, int]) -> str:
-    """Return the file type closest to a mix: that of the type with the most values."""
+    """Return the file type that is closest to a mix: the one whose default type most of the values
+    have.
+    """
     type_values: dict[str, int] = {}
     for name, kind in types.items():
         type_values[kind] = type_values.get(kind, 0) + elements[name]
@@ -107,8 +111,8 @@ def _describe(key: str, value: str) -> str:
 
 
 def _to_json(document: Mapping[str, Any]) -> str:
-    """Return JSON with one line for each key and each tensor, which keeps it readable and diffs
-    short.
+    """Return JSON with one line for each key and each tensor, which is readable and gives short
+    diffs.
     """
     rows = ",\n".join(
         f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in document["tensors"].items()

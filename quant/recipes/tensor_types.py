@@ -1,10 +1,12 @@
-"""The type of each tensor of a model: llama.cpp's own rules, the user's overrides, and fallbacks.
+"""The type of each tensor of a model: llama.cpp's own rules, the user's overrides, and replacements
+for types that do not fit.
 
-Tensors are counted in the order of llama.cpp's map, (layer, name), not in that of the file.
+Tensors are counted in the order of llama.cpp's map, which is by layer and name, not in the order of
+the file.
 
 Source: tensor_allows_quantization, llama_tensor_get_type and tensor_type_fallback
-(src/llama-quant.cpp of the llama.cpp in llama-cpp-python 0.3.36); the rules of each file type are
-tables in file_types.py.
+(src/llama-quant.cpp of the llama.cpp in llama-cpp-python 0.3.36). The rules of each file type are
+the tables in file_types.py.
 """
 
 import difflib
@@ -25,10 +27,11 @@ from quant.recipes.file_types import (
     TensorPosition,
 )
 
-# Types that models are trained in: rounding them again only loses information.
+# Types that models are trained in. Tensors in these types keep them, because rounding them again
+# only loses information.
 TRAINED_TYPES = ("MXFP4",)
 
-# Parts of names of tensors that are not quantized (tensor_allows_quantization).
+# Parts of the names of tensors that are not quantized (tensor_allows_quantization).
 UNQUANTIZED_PARTS = (
     "_norm.weight",
     "ffn_gate_inp.weight",
@@ -87,7 +90,8 @@ Q8_PARTS_GLM5 = ("attn_q_a", "attn_q_b", "nextn.eh_proj")
 FEED_FORWARD_ROLES = ("down", "gate", "up")
 COUNTED_ROLES = ("v", *FEED_FORWARD_ROLES)
 HEAD_NAME, EMBEDDING_NAMES = "output.weight", ("token_embd.weight", "per_layer_token_embd.weight")
-# Part of a name -> role; the first match counts (tensor_get_category), after the exact names above.
+# Part of a name -> role. The exact names above take precedence; then the first part found decides
+# (tensor_get_category).
 ROLE_OF_PART = (
     ("attn_qkv.weight", "v"),
     ("attn_kv_b.weight", "v"),
@@ -103,12 +107,15 @@ ROLE_OF_PART = (
 
 @dataclass(frozen=True, slots=True)
 class TypeOverrides:
-    """The user's settings beside the file type.
+    """The user's settings that change the types of a file type.
 
-    `tensor_types` are REGEX=TYPE, of which the first match in a name decides; `pure` gives all
-    other matrices the default type; `head_type` and `embedding_type` are the types of output.weight
-    and token_embd.weight; `keep_head` copies output.weight from the source. `mix` replaces all of
-    these: name -> type of every quantizable tensor (from a plan file, plan_file.py).
+    - `tensor_types`: texts REGEX=TYPE; the first regex that is found in a tensor's name decides its
+      type.
+    - `pure`: all other matrices get the default type.
+    - `head_type`, `embedding_type`: the types of output.weight and token_embd.weight.
+    - `keep_head`: output.weight is copied from the source.
+    - `mix`: the type of every quantizable tensor by name, from a plan file (plan_file.py); it
+      replaces all of the above.
     """
 
     tensor_types: tuple[str, ...] = ()
@@ -129,15 +136,15 @@ NO_OVERRIDES = TypeOverrides()
 
 @dataclass(frozen=True, slots=True)
 class TypeChoice:
-    """A tensor's new type, and the recipe's type where the row length did not allow it."""
+    """A tensor's new type, and the recipe's type if the row length did not allow it (else None)."""
 
     type: str
     replaced_type: str | None = None
 
 
 def parse_file_type(text: str) -> FileType:
-    """Return the file type with this name in any case; Q4_K means Q4_K_M, as in llama.cpp. Raises
-    UserError if it is unknown.
+    """Return the file type with this name, in upper or lower case. Q4_K means Q4_K_M, as in
+    llama.cpp. Raises UserError if it is unknown.
     """
     name = text.strip().upper().replace("-", "_")
     name = FILE_TYPE_ALIASES.get(name, name)
@@ -148,7 +155,9 @@ def parse_file_type(text: str) -> FileType:
 
 
 def parse_tensor_type(text: str) -> str:
-    """Return the tensor type with this name in any case. Raises UserError if it is unknown."""
+    """Return the tensor type with this name, in upper or lower case. Raises UserError if it is
+    unknown.
+    """
     name = text.strip().upper()
     if name not in TENSOR_TYPES:
         near = difflib.get_close_matches(name, TENSOR_TYPES, n=3, cutoff=0.5) or list(TENSOR_TYPES)
@@ -157,9 +166,7 @@ def parse_tensor_type(text: str) -> str:
 
 
 def parse_overrides(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], str], ...]:
-    """Parse REGEX=TYPE settings; the first pattern found in a tensor's name decides. Raises
-    UserError if one is invalid.
-    """
+    """Parse REGEX=TYPE settings into (pattern, type), in order. Raises UserError if one is invalid."""
     patterns = []
     for text in texts:
         pattern, equals, kind = text.rpartition("=")
@@ -177,15 +184,15 @@ def parse_overrides(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], str], 
 
 
 def tensor_order(name: str) -> tuple[int, bytes]:
-    """Return the sort key of a tensor in llama.cpp's map of weights: by layer (none is -1), then by
-    name.
+    """Return the sort key of a tensor in llama.cpp's map of weights: its layer (-1 if it has none),
+    then its name.
     """
     match = re.match(r"blk\.(\d+)\.", name)
     return (int(match[1]) if match else -1, name.encode())
 
 
 def tensor_role(name: str) -> str:
-    """Return the role of a tensor in the rules (tensor_get_category)."""
+    """Return the role of a tensor in the rules of file types (tensor_get_category)."""
     if name == HEAD_NAME:
         return "head"
     if name in EMBEDDING_NAMES:
@@ -194,8 +201,8 @@ def tensor_role(name: str) -> str:
 
 
 def value_rows(name: str, rows: int, facts: ModelFacts) -> int:
-    """Return the number of value rows of a fused attn_qkv, its last rows; 0 for other tensors and
-    where it is unknown.
+    """Return the number of value rows of a fused attn_qkv, which are its last rows. Return 0 for
+    other tensors, or if the number is unknown.
     """
     heads = facts.heads + 2 * facts.kv_heads
     fused = (
@@ -207,8 +214,8 @@ def value_rows(name: str, rows: int, facts: ModelFacts) -> int:
 
 
 def is_quantizable(name: str, shape: Sequence[int], facts: ModelFacts) -> bool:
-    """Return whether a tensor is quantized at all: matrices named …weight, except small and
-    sensitive ones.
+    """Return whether a tensor is quantized at all: it must be a matrix with a name that ends in
+    "weight", and neither small nor sensitive.
     """
     if (
         sum(size > 1 for size in shape[1:]) == 0
@@ -235,12 +242,13 @@ def choose_types(
     *,
     with_importance: Collection[str] | None = None,
 ) -> dict[str, TypeChoice]:
-    """Choose every tensor's type from (name, shape with the row length first, present type).
+    """Choose every tensor's type. `tensors` are (name, shape with the row length first, present
+    type).
 
-    Tensors that may not be quantized keep their type, and so do those in a type that models are
-    trained in, unless an override names them. `with_importance` are the tensors that an imatrix has
-    data for, None without imatrix. Raises UserError if an override has no effect, or if a type
-    needs an imatrix that has no data for the tensor.
+    Tensors that may not be quantized keep their type. So do tensors in a type that models are
+    trained in, unless an override names them. `with_importance` are the tensors that the imatrix
+    has data for, None if there is no imatrix. Raises UserError if an override has no effect, or if
+    a type needs an imatrix that has no data for the tensor.
     """
     chosen = assign_types(tensors, kind, facts, overrides, imatrix=with_importance is not None)
     _require_importance(
@@ -257,7 +265,9 @@ def assign_types(
     *,
     imatrix: bool = False,
 ) -> dict[str, TypeChoice]:
-    """Return the types of choose_types(), without the check of the imatrix."""
+    """Return the types of choose_types(), without the check that the imatrix has data for all types
+    that need it.
+    """
     if overrides.mix is not None:
         return _types_of_mix(tensors, facts, overrides)
     parsed = _ParsedOverrides.parse(overrides)
@@ -291,7 +301,7 @@ def assign_types(
 
 
 def quantizable_tensors(tensors: TensorTable, facts: ModelFacts) -> TensorTable:
-    """Return the tensors that may be quantized, whose types a mix decides."""
+    """Return the tensors that may be quantized; these are the tensors whose types a mix decides."""
     return [
         (name, shape, present)
         for name, shape, present in tensors
@@ -302,8 +312,8 @@ def quantizable_tensors(tensors: TensorTable, facts: ModelFacts) -> TensorTable:
 def _types_of_mix(
     tensors: TensorTable, facts: ModelFacts, overrides: TypeOverrides
 ) -> dict[str, TypeChoice]:
-    """Return each tensor's type in the mix. Raises UserError if the mix does not match these
-    tensors or their rows.
+    """Return each tensor's type in the mix. Raises UserError if the mix does not name exactly these
+    tensors, or if a type does not fit their rows.
     """
     if overrides != TypeOverrides(mix=overrides.mix):
         raise UserError(
@@ -330,8 +340,9 @@ def _types_of_mix(
 
 
 def fit_row_length(wanted: str, columns: int) -> TypeChoice:
-    """Return the type, or its replacement if the row length is no multiple of its block size, F16
-    as the last resort. Raises UserError if a large block has no replacement.
+    """Return the wanted type if the row length is a multiple of its block size, else its
+    replacement, or F16 if that does not fit either. Raises UserError if a type with large blocks
+    has no replacement.
     """
     if columns % ggml.block_size(wanted).values == 0:
         return TypeChoice(wanted)
@@ -353,7 +364,7 @@ def _require_importance(
     kind: FileType,
     weighed: Collection[str] | None,
 ) -> None:
-    """Raise UserError for types of very few bits in tensors that the imatrix has no data for."""
+    """Raise UserError if tensors without data in the imatrix get types of very few bits."""
     bad = []
     for name, choice in chosen.items():
         is_outside_blocks = tensor_role(name) in ("head", "embedding")
@@ -382,7 +393,7 @@ def _require_importance(
 
 @dataclass(frozen=True, slots=True)
 class _ParsedOverrides:
-    """The user's overrides with their types checked."""
+    """The user's overrides, with their types checked."""
 
     patterns: tuple[tuple[re.Pattern[str], str], ...]
     head: str | None
@@ -406,10 +417,10 @@ class _ParsedOverrides:
 
 @dataclass(frozen=True, slots=True)
 class _RuleInputs:
-    """What the rules of a file type depend on, beside the tensor.
+    """The inputs of a file type's rules that are the same for all tensors.
 
-    `value_count` is the number of tensors with the role v; `is_tied` means that the embedding is
-    the head, too.
+    `value_count` is the number of tensors with the role v. `is_tied` means that the embedding is
+    also the head.
     """
 
     kind: FileType
@@ -421,10 +432,11 @@ class _RuleInputs:
 
 @dataclass(frozen=True, slots=True)
 class _OverrideDecision:
-    """The type that decides before the rules, None if a rule decides.
+    """A decision on a tensor's type by an override: `type` is None if the rules of the file type
+    decide.
 
-    `override` is "head" or "embedding" if that setting decided; `is_matchable` means that a pattern
-    could decide.
+    `override` is "head" or "embedding" if that setting decided. `is_matchable` means that a
+    REGEX=TYPE setting can decide this tensor's type.
     """
 
     type: str | None
@@ -436,7 +448,7 @@ def _decide_by_override(
     name: str, present: str, kind: FileType, overrides: _ParsedOverrides
 ) -> _OverrideDecision:
     role, pattern_type = tensor_role(name), overrides.find_pattern_type(name)
-    # As in llama.cpp: the per-layer table follows the embedding's type unless a pattern names it.
+    # As in llama.cpp: the per-layer embedding gets the embedding's type unless a pattern names it.
     is_named = pattern_type is not None and name != EMBEDDING_NAMES[0]
     if role == "embedding" and overrides.embedding and not is_named:
         return _OverrideDecision(overrides.embedding, "embedding")
@@ -451,8 +463,8 @@ def _decide_by_override(
 
 
 def _find_positions(tensors: TensorTable, model: _RuleInputs) -> dict[str, TensorPosition]:
-    """Return the position of each tensor whose type a rule decides, counted as in llama.cpp: in the
-    order of its map, without the tensors that an override decides.
+    """Return the position of each tensor whose type a rule decides. As in llama.cpp, tensors are
+    counted in the order of its map, without those that an override decides.
     """
     facts, counts = model.facts, dict.fromkeys(COUNTED_ROLES, 0)
     positions = {}
@@ -464,7 +476,8 @@ def _find_positions(tensors: TensorTable, model: _RuleInputs) -> dict[str, Tenso
         if role in FEED_FORWARD_ROLES and facts.experts > 1 and not model.kind.is_low_bit:
             index = _layer_of(name, facts)
         is_stacked = len(shape) > 2 and shape[2] > 1
-        if facts.architecture == "bailingmoe3":  # its attention has stacked matrices, too
+        # its attention has stacked matrices that do not belong to experts
+        if facts.architecture == "bailingmoe3":
             is_stacked &= role in FEED_FORWARD_ROLES
         count = model.value_count if role == "v" else facts.layers
         positions[name] = TensorPosition(index, count, facts, model.has_imatrix, is_stacked)
@@ -484,8 +497,8 @@ def _layer_of(name: str, facts: ModelFacts) -> int:
 def _rule_type(
     name: str, columns: int, position: TensorPosition, model: _RuleInputs, head_type: str | None
 ) -> str:
-    """Return the type that the file type's rules give a tensor. `head_type` is the user's type of
-    the head, which a tied embedding gets.
+    """Return the type that the rules of the file type give a tensor. `head_type` is the user's type
+    of the head, which an embedding that is also the head gets, too.
     """
     role, kind, facts = tensor_role(name), model.kind, model.facts
     if facts.architecture == "glm5-next" and any(part in name for part in Q8_PARTS_GLM5):
@@ -506,7 +519,7 @@ def _rule_type(
 def _require_used(
     overrides: _ParsedOverrides, decided: Mapping[str, _OverrideDecision], model: _RuleInputs
 ) -> None:
-    """Raise UserError for overrides without effect."""
+    """Raise UserError for overrides that have no effect."""
     matchable = [name for name, decision in decided.items() if decision.is_matchable]
     for pattern, _ in overrides.patterns:
         if not any(map(pattern.search, matchable)):

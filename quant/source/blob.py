@@ -1,6 +1,6 @@
-"""Stored bytes by offset, in a local file or on a server.
+"""Stored bytes that are read by offset, from a local file or from a server.
 
-Readers of a checkpoint ask a Blob for bytes and do not see where they are stored.
+Readers of a checkpoint request bytes from a Blob and need not know where they are stored.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,11 +15,12 @@ from quant.errors import DamagedSourceError, UserError
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
-SAMPLE_BYTES, SAMPLE_COUNT = 4096, 64  # bytes of a sample; samples that identify a checkpoint
+# bytes of a sample, and number of samples that identify a checkpoint
+SAMPLE_BYTES, SAMPLE_COUNT = 4096, 64
 
 
 class Blob(Protocol):
-    """`size` bytes that can be read at any offset, from several threads at once.
+    """`size` bytes of which any part can be read, from several threads at once.
 
     `path` names them in messages.
     """
@@ -68,7 +69,8 @@ class LocalFile:
 
 
 def make_row_reader(blob: Blob, offset: int, width: int) -> "Callable[[int, int], U8]":
-    """Return a reader of rows of `width` bytes, stored one after another from `offset`.
+    """Return a function that reads rows of `width` bytes, which are stored one after another from
+    `offset` on.
 
     Shapes: `read(first, last)` gives `[last - first, width]`.
     """
@@ -82,10 +84,11 @@ def make_row_reader(blob: Blob, offset: int, width: int) -> "Callable[[int, int]
 
 
 def read_samples(blobs: Sequence[Blob]) -> "list[U8]":
-    """Return small pieces spread evenly over `blobs`, from the first byte to the last.
+    """Return small samples that are spread evenly over the bytes of all `blobs`, from the first
+    byte to the last.
 
-    The same bytes give the same pieces wherever they are stored, and the pieces are few enough to
-    fetch one by one from a server.
+    The samples of the same bytes are the same wherever they are stored, and they are few enough to
+    fetch them one by one from a server.
     """
     total = sum(blob.size for blob in blobs)
     steps = (
@@ -97,7 +100,9 @@ def read_samples(blobs: Sequence[Blob]) -> "list[U8]":
 
 
 def _sample_around(blobs: Sequence[Blob], at: int) -> tuple[int, int, int]:
-    """Return the sample around byte `at` of all blobs joined: index of the blob, offset, length."""
+    """Return the sample around byte `at` of all blobs joined, as (index of the blob, offset,
+    length).
+    """
     for number, blob in enumerate(blobs):
         if at < blob.size:
             return number, max(0, min(at, blob.size - SAMPLE_BYTES)), min(SAMPLE_BYTES, blob.size)

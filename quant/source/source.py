@@ -1,8 +1,8 @@
-"""What can be written as a GGUF file, however it is stored: metadata entries, and weights read by
-rows.
+"""Sources: everything that can be written as a GGUF file, with metadata entries and weights that
+are read by rows.
 
-Weights can be read in pieces, so that memory stays bounded. Sources come from quantize.open_gguf()
-and convert.open_checkpoint().
+Weights are read in parts, so that memory stays bounded. quantize.write.open_gguf() and
+convert.checkpoint_source.open_checkpoint() return sources.
 """
 
 import hashlib
@@ -20,20 +20,22 @@ from quant.source.blob import Blob, LocalFile, make_row_reader, read_samples
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
-SAMPLE_BYTES = 4096  # bytes of each of a tensor's three samples in the fingerprint
+SAMPLE_BYTES = 4096  # bytes of a sample in the fingerprint, which has three samples of each tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor: `shape` in ggml's order; `read(first, last)` returns stored rows as bytes `[rows,
-    row_bytes]`.
+    """One tensor: `shape` is in ggml's order, and `read(first, last)` returns stored rows as bytes
+    `[rows, row_bytes]`.
 
-    Writing calls `read` from one thread, ahead of need: tensors in the order of the source, rows
-    ascending, each row once, at most pipeline.SLAB values at a time, from the first missing row
-    after a resume. `read` may be slow and does its own retries. The arrays it returned must not
-    change later, because others still use them. A UserError stops the run and keeps the partial
-    output for a resume; a DamagedSourceError deletes it. `stored` is the type in the file if
-    reading converts it to another one.
+    Writing a file calls `read` from one thread, before the rows are needed: tensors in the order of
+    the source, rows in ascending order, each row once, at most pipeline.SLAB_VALUES values at a
+    time. After a resume it starts with the first row that is not written yet. `read` may be slow
+    and does its own retries. The arrays that it returns must not change later, because other
+    threads still use them. A UserError in it stops the run and keeps the partial output for a
+    resume; a DamagedSourceError deletes the partial output.
+
+    `stored_type` is the type in the source's file if `read` converts it to `type`, else "".
     """
 
     name: str
@@ -49,7 +51,7 @@ class Weight:
 
     @property
     def rows(self) -> int:
-        """The number of rows over all further axes; a mixture's experts follow one another."""
+        """The number of rows over all further axes; in a stack of experts, the rows of all experts."""
         rows = 1
         for size in self.shape[1:]:
             rows *= size
@@ -62,7 +64,7 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        """The size in bytes in the present type."""
+        """The size in bytes in the type `type`."""
         return self.rows * ggml.row_bytes(self.type, self.columns)
 
 
@@ -80,23 +82,25 @@ class Source:
     entries: tuple[tuple[str, bytes], ...]
     weights: tuple[Weight, ...]
     alignment: int
-    notes: tuple[str, ...] = ()  # for the user, about this source
-    warnings: tuple[str, ...] = ()  # for the user, about problems of the new file
-    dtype: str = "F32"  # what most of its floats are stored as
-    # Where the weights are stored, if the fingerprint must take few reads.
+    notes: tuple[str, ...] = ()  # remarks on this source for the user
+    warnings: tuple[str, ...] = ()  # problems of the new file, for the user
+    dtype: str = "F32"  # the type that most of its floats are stored as
+    # The files of the weights if they are slow to read; then the fingerprint takes only a few
+    # samples.
     blobs: tuple[Blob, ...] = ()
-    origin: "Source | None" = None  # the source before exact rescaling (quant/folds)
-    transform_digest: str = ""  # digest of the folds under which its files were made
-    fold_digest: str = ""  # digest of the folds from `origin` to this source
-    fold_label: str = ""  # how those folds were chosen
+    origin: "Source | None" = None  # the source before folds were applied (quant/folds)
+    # digest of the folds that this file's model was already written with
+    transform_digest: str = ""
+    fold_digest: str = ""  # digest of the folds that were applied to `origin`
+    fold_label: str = ""  # the kinds of folds that were applied to `origin`
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest that identifies the source: metadata, shapes, types and samples of the stored
-        bytes.
+        """A digest that identifies the source: of its metadata, shapes, types and samples of the
+        stored bytes.
 
-        It is that of `origin` if there is one. It is written into new files, so it is the same
-        wherever the same bytes are stored.
+        If there is an `origin`, it is the origin's fingerprint. The digest is written into new
+        files, so it must not depend on where the bytes are stored.
         """
         if self.origin:
             return self.origin.fingerprint
@@ -118,14 +122,17 @@ class Source:
 
     @property
     def newest_mtime_ns(self) -> int:
-        """The newest modification time of its files in nanoseconds; 0 if none is on this disk."""
+        """The newest modification time of the source's files in nanoseconds; 0 if none of them is
+        on this disk.
+        """
         return max((file.stat().st_mtime_ns for file in self.files if file.exists()), default=0)
 
 
 def make_file_row_reader(
     file: Path, offset: int, width: int, name: str
 ) -> "Callable[[int, int], U8]":
-    """Return a reader of rows of `width` bytes, stored one after another in a file.
+    """Return a function that reads rows of `width` bytes, which are stored one after another in a
+    file.
 
     Errors name the tensor. Shapes: `read(first, last)` gives `[last - first, width]`.
     """
@@ -146,10 +153,11 @@ def make_file_row_reader(
 def reorder_rows(
     read: "Callable[[int, int], U8]", order: Sequence[int]
 ) -> "Callable[[int, int], U8]":
-    """Return a reader of the same rows in another order: row i of the result is row order[i] of the
-    source.
+    """Return a function that reads the same rows in another order: row i of the result is row
+    order[i] of `read`.
 
-    It reads the whole span between the wanted rows, which is small for orders within heads.
+    It reads the whole range between the first and the last row that are needed, which is small if
+    rows move only within heads.
     """
 
     def read_ordered(first: int, last: int) -> "U8":
