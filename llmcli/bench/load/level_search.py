@@ -173,8 +173,8 @@ def estimate_edge(levels: Sequence[float], observations: Sequence[Observation]) 
 
 
 def _lower(levels: Sequence[float], seen: Sequence[Observation]) -> int | None:
-    """Return the index of a lower level, because no measured level holds: that of half the load.
-    The lowest level is measured MIN_LEVEL_REPEATS times, then None ends the search.
+    """Return the next index to measure if no measured level holds: the level of half the load. The
+    lowest level is measured MIN_LEVEL_REPEATS times; then None ends the search.
     """
     lowest = min(measurement.level_index for measurement in seen)
     if lowest:
@@ -183,9 +183,9 @@ def _lower(levels: Sequence[float], seen: Sequence[Observation]) -> int | None:
 
 
 def _higher(levels: Sequence[float], seen: Sequence[Observation]) -> int | None:
-    """Return the index of a higher level, because every measured level holds; None at the end of
-    the grid. This is the level of twice the load. It is only the next level if a level was measured
-    repeatedly, since the limit is then near.
+    """Return the next index to measure if every measured level holds: the level of twice the load,
+    or None at the end of the grid. If a level was measured repeatedly, the limit is near, so return
+    the next level instead.
     """
     highest, counts = max(measurement.level_index for measurement in seen), _counts(seen)
     if highest == len(levels) - 1:

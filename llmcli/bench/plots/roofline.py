@@ -222,8 +222,8 @@ def _says(
 
 
 def build_bandwidth_chart(machine: MachineBandwidth) -> RowChart:
-    """Build the chart of the measured memory bandwidth. Each row is one buffer size: the value is
-    the fastest round, the range extends to the slowest.
+    """Build the chart of the measured memory bandwidth. Each row is one buffer size with one number
+    of threads: the value is the fastest round, and the range extends to the slowest.
     """
     rows = []
     for reading in machine.readings:

@@ -201,8 +201,8 @@ def decile_ratio(rates: Sequence[float]) -> float:
 
 
 def decile_rates(rates: Sequence[float]) -> tuple[float, float]:
-    """Return the rate below which the slowest tenth is, and the rate above which the fastest tenth
-    is.
+    """Return the rate that the slowest tenth of the rates does not exceed, and the rate that the
+    fastest tenth reaches (quantiles 0.1 and 0.9).
     """
     low, high = np.quantile(rates, (0.1, 0.9))
     return float(low), float(high)
