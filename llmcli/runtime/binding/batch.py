@@ -27,23 +27,23 @@ class BatchRows:
         return len(self.tokens)
 
 
-UNSET_FLAG = ctypes.create_string_buffer(2)  # a flag for abort_callback that is never set
+UNSET_FLAG = ctypes.create_string_buffer(2)  # the flag of an abort_callback that never stops a pass
 GET_LOGITS_ITH = ctypes.CFUNCTYPE(
     ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32
-)  # llama_get_logits_ith
+)  # the C type of llama_get_logits_ith
 
 
 class Batch:
-    """A llama_batch over arrays owned by Python, so there is nothing to free.
+    """A llama_batch whose arrays are owned by Python, so nothing must be freed in C.
 
-    ctypes arrays are filled faster than numpy's right after a forward pass, when none of the
-    engine's code is in the CPU caches: the assignment runs less code.
+    The arrays are ctypes arrays and not numpy arrays: right after a forward pass, when none of the
+    engine's code is in the CPU caches, filling them is faster because less code runs.
     """
 
     def __init__(self, capacity: int) -> None:
         ints: Any = (
             ctypes.c_int32 * capacity
-        )  # they accept any sequence of integers, which the stubs do not know
+        )  # array slices accept any sequence of integers, which the stubs do not know
         flags: Any = ctypes.c_int8 * capacity
         self.token, self.position, self.sequence, self.wants_logits = (
             ints(),
@@ -83,14 +83,17 @@ class StopFlag:
         self.flag, self._asked = ctypes.create_string_buffer(2), False
 
     def request_stop(self) -> None:
-        """Make the running pass, or else the next one, end early. Safe from a signal handler."""
+        """End the running pass early, or the next one if none is running. Safe from a signal
+        handler.
+        """
         self.flag[0], self._asked = (
             b"\1",
             True,
-        )  # in this order: a pass that ends in between must not forget the request
+            # this order matters: a pass that ends between the two assignments must not lose the request
+        )
 
     def reset(self) -> None:
-        """Reset the request after a pass has ended."""
+        """Forget a request to stop, after a pass has ended."""
         if self._asked:
             self._asked, self.flag[0] = False, b"\0"
 
@@ -101,21 +104,21 @@ def pointer_address(pointer: Any) -> int:
 
 
 def reserved_outputs(outputs: int) -> int:
-    """Return how many rows of logits to reserve so that a pass may ask for `outputs`: at most eight
-    more.
+    """Return how many rows of logits to reserve so that a pass may ask for `outputs` rows: this
+    many, or at most eight more.
 
-    llama.cpp lays out the inputs of a pass first, each padded to 32 bytes (TENSOR_ALIGNMENT), among
-    them four bytes per row of logits. With an odd number of 32-byte units all following data
-    straddles cache lines, which slows prompts by about 30 %. llama.cpp's own tools reserve a whole
-    batch of rows, which is even.
+    llama.cpp lays out the inputs of a pass before all other data. Each input is padded to 32 bytes
+    (TENSOR_ALIGNMENT), and one input has four bytes per reserved row. If the inputs take an odd
+    number of 32-byte units, all following data straddles cache lines, which slows prompts by about
+    30 %. llama.cpp's own tools reserve a row for each token of a batch, which gives an even number.
     """
     pieces = -(-outputs // 8)
     return outputs if pieces % 2 == 0 else 8 * pieces + 1
 
 
 def no_cache_error(is_diffusion: bool) -> UserError:
-    """Return the error for a pass over a model without a cache, which llama.cpp would treat as an
-    encoder and abort.
+    """Return the error for a pass over a model without a cache. llama.cpp would treat such a model
+    as an encoder and abort the process.
     """
     if is_diffusion:
         message = (
@@ -128,10 +131,10 @@ def no_cache_error(is_diffusion: bool) -> UserError:
 
 
 def abort_callback(flag: Any) -> tuple[Any, Any]:
-    """Return an abort callback and its data: libc's strlen over `flag`, so that no Python runs
-    inside the graph.
+    """Return an abort callback and its data. The callback is libc's strlen and its data is `flag`,
+    so no Python code runs while the graph is computed.
 
-    An empty string lets the pass run; a character stops it.
+    An empty string in `flag` lets the pass run; any character stops it.
     """
     strlen = ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p)
     return ctypes.cast(strlen, lib().ggml_abort_callback), ctypes.cast(flag, ctypes.c_void_p)

@@ -18,8 +18,8 @@ FLASH_MODES = {"auto": -1, "off": 0, "on": 1}
 
 
 def check_cache_types(type_k: str, type_v: str, flash_attn: str) -> None:
-    """Raise UserError for cache types and flash-attention modes that llama.cpp does not support, or
-    not together.
+    """Raise UserError for cache types or a mode of flash attention that llama.cpp does not support,
+    or does not support together.
     """
     for flag, kind in (("-ctk", type_k), ("-ctv", type_v)):
         if kind not in KV_TYPES:

@@ -1,8 +1,9 @@
 """One llama.cpp context: the KV cache and the forward pass.
 
-All checks that keep llama.cpp from aborting the process are made here, before the call
-(src/llama-context.cpp, src/llama-batch.cpp, src/llama-kv-cache.cpp). Positions are tracked only for
-these checks (positions.py); the ledger knows which cells hold which tokens.
+llama.cpp aborts the process when it gets wrong arguments. Everything that it would abort on is
+checked here before a call (src/llama-context.cpp, src/llama-batch.cpp, src/llama-kv-cache.cpp).
+Positions are tracked only for these checks (positions.py); the ledger records which cells hold
+which tokens.
 """
 
 from collections.abc import Callable, Collection
@@ -56,7 +57,7 @@ class Context:
         options: ContextOptions,
         ask_shift: Callable[["Context"], bool],
     ) -> None:
-        """`ask_shift`: whether cells of this model and these types can be moved to other
+        """`ask_shift`: called at most once, to decide whether cells can be moved to other
         positions.
         """
         library = lib()
@@ -77,9 +78,9 @@ class Context:
         self.has_complete_states = not (options.swa_full and model.n_swa)
         self._ask_shift = ask_shift
         # When a batch has several micro-batches, llama.cpp drops old cells of a window for the last
-        # one before the first is computed (prepare and apply_ubatch of llama-kv-cache.cpp). If
-        # cells of several sequences are mixed, the first still needs some of them, and logits are
-        # off by 0.1 to 1. With one micro-batch per pass nothing is dropped too early.
+        # micro-batch before it computes the first (prepare and apply_ubatch of llama-kv-cache.cpp).
+        # If cells of several sequences are mixed, the first micro-batch still needs some of the
+        # dropped cells, and logits are off by 0.1 to 1. A pass therefore has one micro-batch.
         if self.n_swa and self.n_seq_max > 1:
             self.n_batch = self.n_ubatch
         self._batch = Batch(self.n_batch)
@@ -88,8 +89,9 @@ class Context:
             SharedCells(),
             LogSumExp(),
         )
-        self._rows: dict[int, LogitsRow] = {}  # by address, of which there are few
-        # plain addresses: creating a ctypes pointer for each token is slow right after a pass
+        self._rows: dict[int, LogitsRow] = {}  # rows by their addresses, of which there are few
+        # addresses as plain integers, because creating a ctypes pointer for each token is slow
+        # right after a pass
         self._address, self._logits = (
             pointer_address(pointer),
             GET_LOGITS_ITH(pointer_address(library.llama_get_logits_ith)),
@@ -98,8 +100,8 @@ class Context:
     def decode(self, rows: BatchRows) -> list[LogitsRow]:
         """Compute one forward pass. Return the rows that asked for logits, in order.
 
-        Raises NoSlot (nothing changed), Aborted (cut the sequences back), and UserError when
-        llama.cpp fails.
+        Raises NoSlot when the cache is full (nothing changed), Aborted when the pass was
+        interrupted (the caller must cut the sequences back), and UserError when llama.cpp fails.
         """
         self._check(rows)
         added = batch_spans(rows.positions, rows.sequences)
@@ -107,7 +109,7 @@ class Context:
         self._forward(self._batch, added)
         if (
             len(rows) == 1 and rows.wants_logits[0]
-        ):  # the most frequent case: less code runs right after a pass
+        ):  # for one row, the most frequent case, less code runs right after a pass
             return [self.logits_row(0)]
         result = [
             self.logits_row(index) for index, wanted in enumerate(rows.wants_logits) if wanted
@@ -115,7 +117,7 @@ class Context:
         if not result:
             lib().llama_synchronize(
                 self.pointer
-            )  # on a GPU decode returns before the pass is complete; reading a row waits for it
+            )  # on a GPU decode returns before the pass is complete, and reading a row waits for it
         return result
 
     def prepare(self, rows: BatchRows) -> Callable[[], None]:
@@ -134,7 +136,8 @@ class Context:
     def _forward(self, batch: Batch, added: Collection[Span]) -> None:
         self._positions.check(added)
         code = lib().llama_decode(self.pointer, batch.struct)
-        self.stop.reset()  # not earlier: Ctrl-C may have come while the batch was filled
+        # not reset earlier, because Ctrl-C may have come while the batch was filled
+        self.stop.reset()
         if code == 0:
             self._positions.advance(added)
             return
@@ -161,12 +164,15 @@ class Context:
         return row
 
     def set_threads(self, count: int, batch_count: int) -> None:
-        """Set the threads of later passes: of passes with one row, and of those with several."""
+        """Set the numbers of threads for later passes: `count` for passes with one row,
+        `batch_count` for passes with several.
+        """
         assert count > 0 and batch_count > 0, (count, batch_count)
         lib().llama_set_n_threads(self.pointer, count, batch_count)
 
     def interrupt(self) -> None:
-        """Make the running forward pass, or else the next one, raise Aborted within milliseconds.
+        """Make the running forward pass raise Aborted within milliseconds, or the next one if none
+        is running.
 
         Safe from a signal handler.
         """
@@ -186,15 +192,15 @@ class Context:
         low, high = min_max(rows.sequences)
         assert low >= 0 and high < self.n_seq_max, "sequence id out of range"
 
-    # The memory interface of the ledger. All ids are checked, because llama.cpp aborts on one out
-    # of range.
+    # The methods that the ledger uses (CacheMemory). Sequence ids are checked, because llama.cpp
+    # aborts on an id out of range.
 
     def trim(self, sequence: int, keep: int) -> bool:
-        """Drop positions from `keep` on. Return False, with nothing changed, when this memory
-        cannot be cut there.
+        """Drop the cells of a sequence from position `keep` on. Return False, with nothing changed,
+        when this memory cannot be cut there.
 
-        A sliding window that has moved on cannot, when the token at `keep` would miss cells of its
-        window.
+        It cannot be cut when a token at `keep` would need cells of a sliding window that were
+        dropped already.
         """
         self._known(sequence)
         assert keep >= 0, keep
@@ -209,10 +215,11 @@ class Context:
         return True
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Let `target`, which ends at `start`, share the cells of `source` from there to `end`.
+        """Let `target` share the cells of `source` from `start` to `end`. `target` must end at
+        `start`, because llama.cpp would otherwise write positions twice.
 
-        Onto a longer sequence llama.cpp would write positions twice. With separate cells per
-        sequence, or recurrent state, only a whole sequence can be copied onto an empty one.
+        With separate cells per sequence, or recurrent state, only a whole sequence can be copied,
+        onto an empty one.
         """
         self._known(source, target)
         assert source != target and 0 <= start < end <= self._positions.length(source), (
@@ -235,17 +242,17 @@ class Context:
 
     @cached_property
     def can_shift(self) -> bool:
-        """Return whether cells can be moved to other positions; the first call may run a trial
+        """Return whether cells can be moved to other positions. The first call may run a trial
         (shift_support.py).
         """
         return self._ask_shift(self)
 
     def shift(self, sequence: int, start: int, end: int, last: int) -> None:
-        """Drop the positions from `start` to `end` and move the later ones down to `start`, with
-        rotated keys.
+        """Drop the positions from `start` to `end`, and move the later cells down to `start`, with
+        their keys rotated to the new positions.
 
-        `last` is the token at the last position. It is computed again at its new position, because
-        llama.cpp rotates keys only within a pass; that pass cannot be interrupted. No other
+        `last`: the token at the last position. It is computed again at its new position, because
+        llama.cpp rotates keys only within a pass. This pass cannot be interrupted. No other
         sequence may hold the cells that move.
 
         Raises UserError when the pass fails; the whole memory is empty then.
@@ -283,26 +290,27 @@ class Context:
             )
 
     def first_position(self, sequence: int) -> int:
-        """Return the oldest position still held (above 0 when a sliding window has moved on), −1
-        when empty.
+        """Return the oldest position of a sequence that is still in the cache, −1 for an empty
+        sequence. It is above 0 when a sliding window has dropped cells.
         """
         self._known(sequence)
         return int(lib().llama_memory_seq_pos_min(self.memory, sequence))
 
     def last_position(self, sequence: int) -> int:
-        """Return the newest position held, −1 when empty."""
+        """Return the newest position of a sequence, −1 for an empty sequence."""
         self._known(sequence)
         return int(lib().llama_memory_seq_pos_max(self.memory, sequence))
 
     def clear(self) -> None:
-        """Empty all sequences; the bytes are not wiped."""
+        """Empty all sequences. The bytes in the buffers are not overwritten."""
         lib().llama_memory_clear(self.memory, False)
         self._positions.clear()
         self._sharing.clear()
 
     def read_state(self, sequence: int, start: int = 0) -> memoryview:
-        """Return the state of a sequence, for `write_state`. With `start` only the positions from
-        there on are returned; the earlier ones are dropped, and the sequence must be emptied.
+        """Return the state of a sequence, for `write_state`. With `start` the state contains only
+        the positions from `start` on. The earlier cells are dropped then, so the caller must empty
+        the sequence.
         """
         self._known(sequence)
         assert 0 <= start < max(1, self._positions.length(sequence)), start
@@ -315,11 +323,13 @@ class Context:
     def write_state(
         self, sequence: int, saved_state: bytes | memoryview, start: int = 0, source: int = -1
     ) -> bool:
-        """Restore a state from `read_state` into new cells of a sequence, and share the first
-        `start` positions of `source`. Return False, with the sequence empty, when it fails.
+        """Restore a state from `read_state` into new cells of a sequence. With `start`, the
+        positions before it are shared with the sequence `source`. Return False, with the sequence
+        empty, when llama.cpp refuses the state.
         """
         self._known(sequence)
-        self._empty(sequence)  # for the state of an empty sequence llama.cpp keeps the old cells
+        # llama.cpp would not drop the old cells if the state is that of an empty sequence
+        self._empty(sequence)
         good = sequence_state.write_state(self.pointer, sequence, saved_state)
         if good and start:
             assert self.unified and not self.is_recurrent and source != sequence, (source, sequence)
@@ -333,8 +343,8 @@ class Context:
         return good
 
     def append_state(self, sequence: int, saved_state: memoryview, start: int) -> bool:
-        """Append positions that another context computed to the `start` positions of a sequence.
-        Return False, with the sequence unchanged, when it fails.
+        """Append positions that another context computed to a sequence that ends at `start`. Return
+        False, with the sequence unchanged, when llama.cpp refuses the state.
         """
         self._known(sequence)
         assert self.can_append and start == self._positions.length(sequence), (
@@ -354,9 +364,9 @@ class Context:
 
     @property
     def output_bytes(self) -> int:
-        """Return the bytes of the output buffer: a row of logits per sequence, or as many as a pass
-        has asked for (llama_context::output_reserve grows it; llama.cpp's memory breakdown leaves
-        it out).
+        """Return the bytes of the output buffer: a row of logits per sequence, or per row of the
+        largest number that a pass has asked for (llama_context::output_reserve lets it grow).
+        llama.cpp's memory breakdown does not include it.
         """
         return 4 * self.n_vocab * self._most_outputs
 
@@ -371,11 +381,11 @@ class Context:
         )
 
     def _reread(self, sequence: int) -> None:
-        """Read the length of a sequence from llama.cpp after a pass that ended early.
+        """Set the recorded length of a sequence to its length in llama.cpp.
 
-        When a window lost all its cells to that pass, llama.cpp reports an empty sequence although
-        dense layers keep cells. The rest of the sequence is dropped; otherwise later tokens would
-        be stored beside older ones of the same position.
+        When a pass that ended early has dropped all cells of a sliding window, llama.cpp reports an
+        empty sequence although the other layers still have cells. These are dropped here; otherwise
+        later tokens would be stored beside older ones of the same position.
         """
         length = self.last_position(sequence) + 1
         if not length:

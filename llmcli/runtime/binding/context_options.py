@@ -1,4 +1,4 @@
-"""ContextOptions."""
+"""The settings with which a context is opened."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,11 @@ MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 class ContextOptions:
     """Settings of a context; sizes in tokens.
 
-    - `unified`: one pool of cells; otherwise each sequence has its own `n_ctx` / `n_seq_max` cells.
-    - `n_outputs`: rows of logits that a pass may ask for, if more than one per sequence.
+    - `unified`: all sequences share one pool of cells. If False, each sequence has `n_ctx` /
+      `n_seq_max` cells for itself.
+    - `n_outputs`: maximum rows of logits in a pass, if more than one per sequence.
     - `swa_full`: sliding windows keep every cell, in order, and no work is offloaded to a GPU.
-    - `can_append`: cells computed in another context can be appended to a sequence.
+    - `can_append`: cells that another context computed can be appended to a sequence.
     """
 
     n_ctx: int
@@ -31,7 +32,8 @@ class ContextOptions:
 
     @property
     def n_sequences(self) -> int:
-        """Return the sequences that llama.cpp allocates: one more with `can_append`, to hold the
-        beginning of a sequence while its end is restored.
+        """Return the number of sequences that llama.cpp allocates. With `can_append` this is one
+        more than `n_seq_max`: the additional sequence holds the beginning of a sequence while its
+        end is restored.
         """
         return self.n_seq_max + self.can_append

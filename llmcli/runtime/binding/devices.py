@@ -14,7 +14,7 @@ DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}  # enum ggml_backend_
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device; memory in bytes as its driver reports it."""
+    """A device. Memory in bytes, as its driver reports it."""
 
     name: str
     description: str
@@ -25,8 +25,8 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class BufferType:
-    """A type of llama.cpp's buffers ("CPU_Mapped", "CUDA0") and the name of its device, "CPU" for
-    all host memory.
+    """A type of llama.cpp's buffers, such as "CPU_Mapped" or "CUDA0", and the name of its device.
+    All host memory has the device "CPU".
     """
 
     name: str
@@ -34,7 +34,9 @@ class BufferType:
 
     @property
     def is_repacked(self) -> bool:
-        """Return whether its buffers hold copies of weights, repacked for this CPU's kernels."""
+        """Return whether buffers of this type contain copies of weights that are repacked for this
+        CPU's kernels.
+        """
         return (
             self.device == HOST_DEVICE
             and self.name not in (HOST_DEVICE, "CPU_Mapped")
@@ -42,11 +44,12 @@ class BufferType:
         )
 
 
-_split: list[Any] = []  # read by C when a model is loaded; the last one counts
+# the arrays of proportions, which C reads while a model is loaded; the last one is in use
+_split: list[Any] = []
 
 
 def set_tensor_split(parts: Sequence[float]) -> None:
-    """Distribute the layers of models loaded from now on over GPUs and workers in these
+    """For models that are loaded later, distribute the layers over GPUs and workers in these
     proportions, instead of by free memory.
     """
     most = lib().LLAMA_MAX_DEVICES
@@ -55,12 +58,12 @@ def set_tensor_split(parts: Sequence[float]) -> None:
 
 
 def tensor_split() -> Any:
-    """Return the proportions for C, or None to use free memory."""
+    """Return the array of proportions for C, or None to distribute by free memory."""
     return _split[0] if _split else None
 
 
 def read_buffer_type(kind: int) -> BufferType:
-    """Describe a ggml_backend_buffer_type_t."""
+    """Return the description of the ggml_backend_buffer_type_t at address `kind`."""
     library = _functions()
     buffer = library.ggml_backend_buft_name(kind).decode()
     device = library.ggml_backend_buft_get_device(kind)
@@ -71,7 +74,7 @@ def read_buffer_type(kind: int) -> BufferType:
 
 
 def read_type_of_buffer(buffer: int) -> BufferType:
-    """Describe the type of a ggml_backend_buffer_t."""
+    """Return the description of the type of the ggml_backend_buffer_t at address `buffer`."""
     return read_buffer_type(_functions().ggml_backend_buffer_get_type(buffer))
 
 
@@ -102,8 +105,8 @@ def free_gpu_bytes() -> int | None:
 
 
 def repacks_for_amx() -> bool:
-    """Return whether llama.cpp repacks quantized weights for AMX here: the build and the system
-    support it.
+    """Return whether llama.cpp repacks quantized weights for AMX on this machine, which its build
+    and the system must support.
     """
     library = _functions()
     device = library.ggml_backend_dev_by_type(0)

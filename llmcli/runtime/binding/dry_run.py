@@ -1,9 +1,9 @@
-"""llama.cpp's dry run: what a model and a context would allocate.
+"""llama.cpp's dry run, which finds what a model and a context would allocate.
 
 With `no_alloc` of llama_model_params, llama.cpp reads the header and the vocabulary, lays out the
-weights in empty buffers and reserves the graphs in empty ones (as common/fit.cpp does). It maps no
-file; the tensors that would stay mapped are read from the model. Only recurrent state is really
-allocated, and it is small.
+weights in buffers without memory and reserves the graphs in the same way (as common/fit.cpp does).
+It maps no file; which tensors would be mapped is read from the model's table of tensors. Only
+recurrent state is really allocated, and it is small.
 """
 
 import ctypes
@@ -25,15 +25,18 @@ from llmcli.runtime.binding.open_context import open_context
 # ggml_tensor *>>.
 TENSOR_MAP_SYMBOL = "_Z29llama_internal_get_tensor_mapB5cxx11PK11llama_model"
 PAIR_BYTES = (
-    40  # bytes: libstdc++'s string (pointer, length, 16 bytes of buffer) and the tensor's address
+    # bytes of a pair: libstdc++'s string (pointer, length, 16 bytes of buffer) and the address of
+    # the tensor
+    40
 )
 BUFFER_OFFSET_BYTES = 8  # offset of `buffer` in struct ggml_tensor, after its type
 
 
 @dataclass(frozen=True, slots=True)
 class DryRunResult:
-    """A context that was not created: its size in tokens, its output buffer, and all other bytes
-    (None: unknown).
+    """What a context would allocate. `n_ctx` and `n_ubatch`: its sizes in tokens. `output_bytes`:
+    its output buffer. `breakdown`: all other bytes, or None when this build of llama.cpp cannot be
+    queried.
     """
 
     n_ctx: int
@@ -43,28 +46,30 @@ class DryRunResult:
 
 
 class DryRun:
-    """A model without weights, made by `dry_run`; unusable after its `with` block."""
+    """A model whose weights are not loaded, made by `dry_run`. It is unusable after its `with`
+    block.
+    """
 
     def __init__(self, model: Model) -> None:
         self._model = model
 
     @contextmanager
     def open_context(self, options: ContextOptions) -> Iterator[DryRunResult]:
-        """Return what a context of these options would allocate.
+        """Yield what a context with these options would allocate.
 
         Raises UserError when llama.cpp refuses the options.
         """
         with open_context(self._model, options) as context:
             output = (
                 4 * context.n_vocab * context.n_outputs
-            )  # once a pass has asked for as many rows as it may
+            )  # its size after a pass has asked for the maximum number of rows
             yield DryRunResult(context.n_ctx, context.n_ubatch, output, context.memory_breakdown())
 
     def tensor_buffers(self) -> list[tuple[str, BufferType]] | None:
-        """Return each tensor's name and the buffer it would be in; a tensor that is used twice (a
-        tied head) is listed twice.
+        """Return pairs of each tensor's name and the type of the buffer it would be in. A tensor
+        that is used twice (a tied head) is listed twice.
 
-        None when this build cannot be queried.
+        None when this build of llama.cpp cannot be queried.
         """
         function = getattr(getattr(lib(), "_lib", None), TENSOR_MAP_SYMBOL, None)
         if function is None or not sys.platform.startswith("linux"):
@@ -78,7 +83,9 @@ class DryRun:
 
 @contextmanager
 def dry_run(path: Path, *, gpu_layers: int = -1, latent: bool | None = None) -> Iterator[DryRun]:
-    """Open a GGUF that `check_loadable` has passed for a dry run. Raises as `open_model` does."""
+    """Open a GGUF for a dry run. The file must have passed `check_loadable`. Raises as `open_model`
+    does.
+    """
     with open_model(path, gpu_layers=gpu_layers, latent=latent, dry_run=True) as model:
         yield DryRun(model)
 

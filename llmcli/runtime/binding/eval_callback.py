@@ -1,7 +1,9 @@
-"""Shows the inputs of the products of a running graph: a context's eval callback (ggml-backend.h).
+"""A context's eval callback (ggml-backend.h), which reads the inputs of products while a graph is
+computed.
 
-llama.cpp asks for each node whether it is wanted, and shows it once it is computed. A node is a
-`struct ggml_tensor`, mirrored here; the mirror is checked against the library before it is used.
+llama.cpp calls it twice for a node: before the node is computed, to ask whether the callback wants
+to see it, and afterwards. A node is a `struct ggml_tensor`. The Python class that mirrors this
+struct is checked against the library before it is used.
 """
 
 import ctypes
@@ -16,14 +18,15 @@ from numpy.typing import NDArray
 from llmcli.errors import UserError
 from llmcli.runtime.binding.library import ggml, lib
 
-MIN_ROWS = 16  # products with fewer rows are not a batch of text: tools/imatrix/imatrix.cpp
+# a product with fewer rows is not counted as a batch of text, as in tools/imatrix/imatrix.cpp
+MIN_ROWS = 16
 F32, I32 = 0, 26  # enum ggml_type
 MATMUL_OP, EXPERT_MATMUL_OP = b"MUL_MAT", b"MUL_MAT_ID"
-FINAL_NORM = "result_norm"  # input of the head in most architectures
+FINAL_NORM = "result_norm"  # name of the tensor that most architectures multiply by the head
 MIX_PREFIX, WEIGHTS_PREFIX = (
     b"kqv-",
     "kq_soft_max",
-)  # build_attn_mha (src/llama-graph.cpp): values times attention weights
+)  # name of the product of values and attention weights in build_attn_mha (src/llama-graph.cpp)
 OBJECT_BYTES = 32  # bytes of a struct ggml_object
 
 
@@ -56,12 +59,12 @@ class _InitParams(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class ProductInput:
-    """The input of a product with a weight. Valid only during the call.
+    """The input of a product with a weight. Valid only during the call of the sink.
 
-    - `name`: the weight. `matrices`: its number of matrices (ne[2], ne[3]).
+    - `name`: the name of the weight. `matrices`: how many matrices it has (ne[2], ne[3]).
     - `rows`: the input `[i3, i2, rows, columns]`.
     - `experts`: numbers of the chosen experts `[tokens, used]`, or None.
-    - `key`: identifies the input (and its experts); products of a pass with the same key have the
+    - `key`: identifies the input (and its experts). Products of one pass with the same key have the
       same input.
     """
 
@@ -74,10 +77,11 @@ class ProductInput:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMix:
-    """The attention weights of one layer; only without flash attention. Valid only during the call.
+    """The attention weights of one layer, available only without flash attention. Valid only during
+    the call of the sink.
 
-    `name`: the product's name, such as "kqv-5". `shares`: `[heads, queries, keys]`, keys in the
-    order of the cache's cells.
+    `name`: the name of the product with the values, such as "kqv-5". `shares`: `[heads, queries,
+    keys]`; keys are in the order of the cache's cells.
     """
 
     name: str
@@ -85,16 +89,17 @@ class AttentionMix:
 
 
 class ProductWatcher:
-    """Passes every product with a weight whose name is wanted to `sink`, and attention weights
-    likewise.
+    """Calls `sink` for each product with a wanted weight, and for the attention weights of each
+    wanted product. `is_wanted` decides by name.
 
-    `callback` is given to the context and must live as long. C cannot pass on an exception, so one
-    raised by the sink ends the pass and is stored in `error`.
+    `callback` is the function for the context, which must not outlive this object. C cannot pass on
+    exceptions, so an exception in the sink ends the pass and is stored in `error`.
 
     The product with the weight `last_weight` ends the pass: later nodes are not computed, and the
-    logits of the pass are meaningless. If it is a known head, the pass ends before the product,
-    whose input is complete already; for a small model the head may be most of the work. When a
-    graph is split over devices, each later part still runs, unseen.
+    logits of the pass have no meaning. If the weight is known to be the head, the pass ends before
+    the product, because its input is complete then; for a small model the head may be most of the
+    work. When a graph is split over devices, each later part is still computed, but without calls
+    of the sink.
     """
 
     def __init__(
@@ -104,20 +109,20 @@ class ProductWatcher:
         self.last_weight = self.latest_weight = ""
         self._heads: dict[
             str, tuple[int, int]
-        ] = {}  # matrices of each weight whose input is FINAL_NORM
+        ] = {}  # number of matrices of each weight whose input is FINAL_NORM, which makes it a head
         self.error: BaseException | None = None
         self._functions = _functions()
         self._ops: dict[int, bytes] = {}
         self.callback = lib().ggml_backend_sched_eval_callback(self._node)
 
     def narrow(self, is_wanted: Callable[[str], bool], last_weight: str) -> None:
-        """Show only these weights from now on, and end every pass at the product with
-        `last_weight`.
+        """From now on call the sink only for weights that `is_wanted` accepts, and end every pass
+        at the product with `last_weight`.
         """
         self.is_wanted, self.last_weight = is_wanted, last_weight
 
     def check(self) -> None:
-        """Raise the exception that the sink raised."""
+        """Raise the exception that the sink raised, if any."""
         if self.error is not None:
             error, self.error = self.error, None
             raise error
@@ -160,7 +165,7 @@ class ProductWatcher:
         return name != self.last_weight
 
     def _end(self, pointer: int, node: _Tensor) -> bool:
-        """Show the input of the head and end the pass."""
+        """Call the sink with the input of the head, and end the pass."""
         self.latest_weight = self.last_weight
         rows = self._array(node, np.float32)
         self.sink(
@@ -193,7 +198,9 @@ class ProductWatcher:
         self.sink(ProductInput(name, rows, (weight.ne[2], weight.ne[3]), experts, key))
 
     def _array(self, tensor: _Tensor, kind: Any) -> NDArray[Any]:
-        """Return the values `[ne3, ne2, ne1, ne0]`: a view of host memory, or a device's copy."""
+        """Return the values of a tensor, `[ne3, ne2, ne1, ne0]`: a view if they are in host memory,
+        otherwise a copy.
+        """
         functions = self._functions
         nbytes = functions.ggml_nbytes(ctypes.byref(tensor))
         if not tensor.buffer or functions.ggml_backend_buffer_is_host(tensor.buffer):
@@ -205,8 +212,8 @@ class ProductWatcher:
 
 
 def _plain(name: bytes) -> str:
-    """Strip the copy marks of a name: `CUDA0#blk.0.attn_k.weight#0` is a copy of
-    `blk.0.attn_k.weight`.
+    """Return a tensor name without llama.cpp's copy marks: `CUDA0#blk.0.attn_k.weight#0` is a copy
+    of `blk.0.attn_k.weight`.
     """
     parts = name.split(b"#")
     return (parts[1] if len(parts) > 1 else name).decode("utf-8", "replace")
@@ -214,9 +221,9 @@ def _plain(name: bytes) -> str:
 
 @functools.cache
 def _functions() -> Any:
-    """Return libggml after checking that its tensors match the mirror.
+    """Return libggml, after checking that its tensors have the layout of the Python mirror.
 
-    Raises UserError if they do not.
+    Raises UserError if they have another layout.
     """
     library, pointer = ggml(), ctypes.c_void_p
     for name, result, arguments in (
@@ -244,7 +251,7 @@ def _functions() -> Any:
 
 
 def _reads(library: Any) -> bool:
-    """Return whether a product of two empty matrices is read correctly."""
+    """Return whether the Python mirror reads a product of two empty matrices correctly."""
     context = library.ggml_init(_InitParams(1 << 16, None, True))
     try:
         weight, entered = (library.ggml_new_tensor_2d(context, F32, 8, rows) for rows in (3, 5))

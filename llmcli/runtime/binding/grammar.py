@@ -1,8 +1,9 @@
-"""llama.cpp's own grammars (src/llama-grammar.cpp): the second engine, which reads GBNF exactly as
-llama.cpp does.
+"""llama.cpp's own grammars (src/llama-grammar.cpp), as a second engine for constraints. It reads
+GBNF exactly as llama.cpp does.
 
-It matches characters over the whole vocabulary and has no forced text. Accepting a token that the
-grammar does not allow throws through C and ends the process, so each token is checked first.
+This engine compares the characters of all tokens of the vocabulary, and it does not find forced
+text. If it accepted a token that the grammar does not allow, a C++ exception would end the process,
+so each token is checked first.
 """
 
 import ctypes
@@ -31,8 +32,8 @@ class NativeGrammars:
     def compile(self, constraint: Constraint) -> "NativeGrammar":
         """Compile a constraint.
 
-        Raises UserError for a text that is not GBNF, with line and column if our own parser finds
-        the error.
+        Raises UserError for a text that is not GBNF, with line and column if llmcli's own parser
+        finds the error.
         """
         if constraint.kind != "gbnf":
             raise UserError(
@@ -45,7 +46,7 @@ class NativeGrammars:
             )
         for name in gbnf.check_gbnf(
             constraint.text
-        ):  # llama.cpp would print the whole grammar to stderr
+        ):  # so that llama.cpp does not print the whole grammar to stderr
             if len(self.model.tokenize(name, special=True)) != 1:
                 raise UserError(
                     f"{name} is no token of this model",
@@ -65,8 +66,8 @@ class NativeGrammars:
 
     @property
     def text_tokens(self) -> NDArray[np.bool_]:
-        """Return which tokens are text or an end, `[n_vocab]`; llama.cpp would match a control
-        token by its name.
+        """Return which tokens are text or an end, `[n_vocab]`. The others are never allowed,
+        because llama.cpp would match a control token by its name.
         """
         if self._text is None:
             model = self.model
@@ -92,7 +93,9 @@ class NativeGrammars:
 
 
 class NativeGrammar:
-    """A Grammar. Its sampler stays at the start and is copied for each answer."""
+    """A compiled GBNF grammar (Grammar). Its sampler stays at the start of the grammar, and each
+    answer gets a copy.
+    """
 
     def __init__(
         self, constraint: Constraint, pointer: Any, text: NDArray[np.bool_], ends: NDArray[np.int32]
@@ -109,11 +112,11 @@ class NativeGrammar:
 
 
 class NativeMatcher:
-    """A Matcher."""
+    """The progress of one answer in a GBNF grammar (Matcher)."""
 
     def __init__(self, grammar: NativeGrammar, pointer: Any, taken: list[int]) -> None:
-        """Start at the state of the sampler at `pointer`, which is copied, after the tokens
-        `taken`.
+        """`pointer`: a sampler, of which a copy is made. `taken`: the tokens that this sampler has
+        accepted.
         """
         self._grammar, self._taken = grammar, taken[:]
         self._pointer = lib().llama_sampler_clone(pointer)
@@ -140,7 +143,9 @@ class NativeMatcher:
             self.accept(token)
 
     def forced_tokens(self, jump: str) -> list[int]:
-        """Return no tokens: finding them would need a mask, which is the expensive part."""
+        """Return no tokens, because finding forced tokens would need a mask, which is expensive for
+        this engine.
+        """
         return []
 
     @property
@@ -149,7 +154,9 @@ class NativeMatcher:
 
     @property
     def is_complete(self) -> bool:
-        """Return False: finding out would need a mask. The end is drawn then like any token."""
+        """Return False, because finding out would need a mask. The end token is then drawn like any
+        other token.
+        """
         return False
 
     def copy(self) -> "NativeMatcher":
@@ -162,7 +169,7 @@ class NativeMatcher:
             self._pointer = None
 
     def _legal(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Return which of `tokens` may come next.
+        """Return for each of `tokens` whether it may come next.
 
         Shapes: tokens `[n]`, result `[n]`.
         """

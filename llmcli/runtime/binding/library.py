@@ -1,6 +1,6 @@
-"""Loads llama.cpp once, keeps its log for error messages, and shortens its aborts.
+"""Loads llama.cpp once, keeps its log for error messages, and makes it print less when it aborts.
 
-Everything of llama_cpp is reached through `lib()`.
+All code uses llama_cpp through `lib()`.
 """
 
 import functools
@@ -14,7 +14,8 @@ from llmcli.errors import UserError
 LOG_ERROR = 4  # enum ggml_log_level
 
 _words: deque[str] = deque(maxlen=200)
-_kept: list[Any] = []  # callbacks that C holds: a freed one is a segmentation fault
+# callbacks that C has pointers to; freeing one would cause a segmentation fault
+_kept: list[Any] = []
 
 
 @functools.cache
@@ -44,14 +45,16 @@ def lib() -> Any:
 
 
 def last_log_lines(count: int = 4) -> str:
-    """Return the last error lines of llama.cpp as one line, newest last; empty for none."""
+    """Return the last `count` error lines of llama.cpp, joined to one line with the newest last.
+    Empty when there are none.
+    """
     return "; ".join(list(_words)[-count:])
 
 
 def reset_log() -> None:
-    """Clear the log, before a call whose errors are to be read.
+    """Clear the log. Called before a call of llama.cpp whose errors are to be read.
 
-    The log callback is set again each time, because it belongs to the whole process and others may
+    The log callback is also set again, because it belongs to the whole process and other code may
     have replaced it.
     """
     _words.clear()
@@ -59,17 +62,17 @@ def reset_log() -> None:
 
 
 def ggml() -> Any:
-    """Return libggml's functions (devices, type names) in the copy that llama.cpp itself uses.
+    """Return libggml (devices, type names), in the copy that llama.cpp itself uses.
 
-    It is reached through libllama, which is linked to it. In a wheel libggml.so and libggml.so.0
-    are separate files, so loading the first by name would give a second list of devices that
-    llama.cpp never sees.
+    It is reached through libllama, which is linked to this copy. In a wheel libggml.so and
+    libggml.so.0 are separate files, so loading libggml.so by name would give a second list of
+    devices, which llama.cpp does not use.
     """
     return lib()._lib
 
 
 def llama_cpp_version() -> str:
-    """Return the version of llama-cpp-python, read from its distribution."""
+    """Return the version of the installed llama-cpp-python."""
     from importlib.metadata import version as distribution_version
 
     return distribution_version("llama-cpp-python")

@@ -11,9 +11,10 @@ from llmcli.runtime.binding.logits_row import LogitsRow
 
 
 def logits_matrix(rows: Sequence[LogitsRow], n_vocab: int) -> NDArray[np.float32]:
-    """Return all rows of a pass, a view `[rows, n_vocab]` that is valid until the next pass.
+    """Return the logits of all rows of a pass as one view `[rows, n_vocab]`. It is valid until the
+    next pass.
 
-    llama.cpp stores them one after another in the order of the batch
+    This works because llama.cpp stores the rows one after another in the order of the batch
     (llama_context::output_reorder).
     """
     first = rows[0].address

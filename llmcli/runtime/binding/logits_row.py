@@ -20,7 +20,7 @@ class LogitsSource(Protocol):
 
 class LogitsRow:
     """The logits of one row, a view float32 `[n_vocab]`. The object and the view are valid until
-    the next decode.
+    the next call of `Context.decode`.
     """
 
     __slots__ = ("address", "context", "index", "logits")

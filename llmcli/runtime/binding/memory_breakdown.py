@@ -1,9 +1,9 @@
-"""The bytes that llama.cpp allocated, or would allocate, read from a context.
+"""Reads from a context how many bytes llama.cpp has allocated, or would allocate in a dry run.
 
 `llama_get_memory_breakdown` is a C++ function of include/llama-ext.h that returns a std::map by
-value; it is exported under its mangled name. libstdc++ lays out the map as six words and its nodes
-as {color, parent, left, right, key, model, context, compute}. Where the symbol or the layout
-differs (libc++, MSVC) the result is None.
+value. It is exported under its mangled name. libstdc++ lays out the map as six words, and each of
+its nodes as {color, parent, left, right, key, model, context, compute}. Where the symbol is missing
+or the layout differs (libc++, MSVC), the result is None.
 """
 
 import ctypes
@@ -20,7 +20,9 @@ BREAKDOWN_SYMBOL = "_Z26llama_get_memory_breakdownPK13llama_context"
 
 @dataclass(frozen=True, slots=True)
 class BufferBytes:
-    """Bytes of all buffers of one type: weights, KV (and other state), compute buffers."""
+    """The bytes of all buffers of one type: those of weights, those of the cache and other state,
+    and those for computing.
+    """
 
     buffer_type: BufferType
     model_bytes: int
@@ -30,13 +32,13 @@ class BufferBytes:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBreakdown:
-    """The memory of a context and its model, by type of buffer."""
+    """The bytes of a context and its model, for each type of buffer."""
 
     buffers: tuple[BufferBytes, ...]
 
     @property
     def model_bytes(self) -> int:
-        """Return the bytes of weights: of the mapped file, and of repacked copies."""
+        """Return the bytes of weights. These include mapped files and repacked copies."""
         return sum(buffer.model_bytes for buffer in self.buffers)
 
     @property

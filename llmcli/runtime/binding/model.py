@@ -1,5 +1,5 @@
-"""One model file opened by llama.cpp: its vocabulary and sizes. Nothing here changes during
-generation.
+"""One model file opened by llama.cpp: its vocabulary and its sizes. Generating text changes nothing
+in it.
 """
 
 import ctypes
@@ -38,28 +38,28 @@ class Model:
         self.n_ctx_train: int = library.llama_model_n_ctx_train(pointer)
         self.n_params: int = library.llama_model_n_params(pointer)
         self.nbytes: int = library.llama_model_size(pointer)
-        # recurrent state cannot be cut or shared at a token
+        # whether the model has recurrent state, which cannot be cut or shared at a token
         self.is_recurrent: bool = library.llama_model_is_recurrent(
             pointer
         ) or library.llama_model_is_hybrid(pointer)
         self.is_diffusion: bool = library.llama_model_is_diffusion(pointer)
-        # whether keys can be moved to other positions; None until shift_support.py has tried
+        # whether keys can be moved to other positions; None before shift_support.py has tried it
         self.can_shift_keys: bool | None = None
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
 
     @property
     def description(self) -> str:
-        """Return llama.cpp's description of the model, as in llama-bench's first column: 'llama
-        135M Q4_1'.
+        """Return llama.cpp's description of the model, which llama-bench prints in its first
+        column. Example: 'llama 135M Q4_1'.
         """
         buffer = ctypes.create_string_buffer(256)
         lib().llama_model_desc(self.pointer, buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace")
 
     def tokenize(self, text: str, *, special: bool, add_special: bool = False) -> list[int]:
-        """Return text as token ids. `special` reads control tokens out of the text, `add_special`
-        adds BOS and EOS as the file says.
+        """Return text as token ids. `special`: names of control tokens in the text become control
+        tokens. `add_special`: add BOS and EOS if the file asks for them.
         """
         raw = text.encode("utf-8", "surrogatepass")
         if (
@@ -86,8 +86,8 @@ class Model:
         return ids[:count]
 
     def min_tokens(self, text: str) -> int:
-        """Return a lower bound of the number of tokens of `text`, without tokenizing it; 0 when the
-        vocabulary may drop characters.
+        """Return a lower bound of the number of tokens of `text`, without tokenizing it. It is 0
+        when the vocabulary may drop characters.
         """
         if not self._cuttable:
             return 0
@@ -109,12 +109,12 @@ class Model:
         return max(len(self.piece(token, special=True)) for token in range(self.n_vocab))
 
     def tokenize_pair(self, first: str, second: str) -> list[int]:
-        """Return two texts as one token list, with the file's special tokens around and between
-        them, for reranking models.
+        """Return the token ids of two texts for a reranking model, with the file's special tokens
+        around and between the texts.
 
-        Source: format_prompt_rerank of llama.cpp's server (tools/server/server-common.cpp). If the
-        file adds no EOS, the separator is repeated at the end: BERT was trained with it, but
-        llama-server leaves it out.
+        Source: format_prompt_rerank of llama.cpp's server (tools/server/server-common.cpp). One
+        thing is different here: if the file adds no EOS, the separator is repeated at the end,
+        because BERT was trained with it.
         """
         library, vocab = lib(), self.vocab
         sep = _id(library.llama_vocab_sep(vocab))
@@ -135,11 +135,13 @@ class Model:
         return {name: token for name, token in tokens.items() if token is not None}
 
     def is_control(self, token: int) -> bool:
-        """Return whether a token is read out of text only with `special`."""
+        """Return whether a token is a control token: text contains it only if tokenized with
+        `special`.
+        """
         return bool(lib().llama_vocab_is_control(self.vocab, token))
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Return the bytes of a token; empty for control tokens unless `special`."""
+        """Return the bytes of a token. They are empty for a control token unless `special` is set."""
         if not special and token in self._pieces:
             return self._pieces[token]
         buffer = ctypes.create_string_buffer(64)
@@ -153,11 +155,11 @@ class Model:
         return raw
 
     def token_text(self, token: int | None) -> str:
-        """Return a token as a template writes it, a control token by its name; "" for None."""
+        """Return a token as a template writes it: a control token by its name, and None as ""."""
         return "" if token is None else self.piece(token, special=True).decode("utf-8", "replace")
 
     def show_as_text(self, token: int) -> None:
-        """Show a control token as text from now on: its piece is its name."""
+        """From now on show a control token in answers: `piece` returns its name."""
         self._pieces[token] = self.piece(token, special=True)
 
     def is_end(self, token: int) -> bool:
@@ -178,12 +180,13 @@ def open_model(
     repack: bool = True,
     dry_run: bool = False,
 ) -> Iterator[Model]:
-    """Load a GGUF that `check_loadable` has passed. `latent`: the header's value, read from the
-    file if not given.
+    """Load a GGUF that has passed `check_loadable`, and yield the model. `latent`: whether the
+    model has latent attention; None reads it from the file.
 
-    `dry_run`: nothing is read or allocated, for dry_run.py only. Without `repack` the weights keep
-    the file's layout. On a CPU with AMX, models with latent attention keep it, too, because
-    llama.cpp aborts on a product of a repacked matrix with a tensor that is not in memory order.
+    `dry_run`: read and allocate no weights (for dry_run.py only). `repack`: if False, weights keep
+    the layout of the file. On a CPU with AMX, weights of models with latent attention always keep
+    it, because llama.cpp aborts on a product of a repacked matrix with a tensor that is not in
+    memory order.
 
     Raises UserError with llama.cpp's reason when it refuses the file, and KeyboardInterrupt at
     Ctrl-C.
@@ -198,7 +201,7 @@ def open_model(
         params.no_alloc, params.load_mode = (
             True,
             LOAD_MODE_NONE,
-        )  # a dry run of a mapped file makes llama.cpp abort
+        )  # a dry run makes llama.cpp abort if the file is mapped
     if not repack:
         params.use_extra_bufts = False
     elif not vocab_only and b"AMX" in library.llama_print_system_info():
@@ -207,8 +210,8 @@ def open_model(
         )
     reset_log()
     stopped = threading.Event()
-    # Called after each tensor, so Ctrl-C ends a long load. KeyboardInterrupt must not be raised
-    # inside the callback, which would swallow it.
+    # llama.cpp calls this after each tensor, so Ctrl-C ends a long load. KeyboardInterrupt is
+    # raised later, because ctypes would swallow it inside the callback.
     params.progress_callback = library.llama_progress_callback(
         lambda share, data: not stopped.is_set()
     )
@@ -222,7 +225,8 @@ def open_model(
         reason = last_log_lines() or "no reason given"
         raise UserError(f"llama.cpp cannot load {path.name}: {reason}", hint=_hint(reason, path))
     if rpc.joined_workers():
-        rpc.enable_keepalive()  # the connections that hold the weights are opened while loading
+        # while the model is loaded, because the connections that hold the weights are opened then
+        rpc.enable_keepalive()
     try:
         yield Model(pointer, path)
     finally:

@@ -1,4 +1,4 @@
-"""Makes a Context."""
+"""Opens contexts."""
 
 import threading
 from collections.abc import Iterator
@@ -20,8 +20,9 @@ from llmcli.runtime.interrupt import on_interrupt
 def open_context(
     model: Model, options: ContextOptions, eval_callback: Any = None, stop: StopFlag | None = None
 ) -> Iterator[Context]:
-    """Open a context for `model`. `eval_callback`: shows the graph's nodes (eval_callback.py).
-    `stop`: shared with another context, so that both are interrupted together.
+    """Open a context for `model`. `eval_callback`: called for the nodes of the graph
+    (eval_callback.py). `stop`: a flag that another context also uses, so that both are interrupted
+    together.
 
     Raises UserError when llama.cpp refuses the settings, and KeyboardInterrupt at Ctrl-C.
     """
@@ -32,7 +33,7 @@ def open_context(
     params.n_batch = max(options.n_batch, options.n_sequences, options.n_outputs)
     params.n_ubatch = options.n_ubatch
     params.n_seq_max = options.n_sequences
-    # The default reserves a row of logits for every token of a batch.
+    # llama.cpp's default would reserve a row of logits for every token of a batch.
     params.n_outputs_max = reserved_outputs(max(options.n_sequences, options.n_outputs))
     params.n_threads, params.n_threads_batch = options.n_threads, options.n_threads_batch
     params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
@@ -62,8 +63,9 @@ def open_context(
         )
 
     def ask_shift(context: Context) -> bool:
-        # Moved cells keep the influence of dropped text, so they differ from what the remaining
-        # text alone would give.
+        # With `swa_full`, which the reproducible mode sets, nothing is moved: moved cells keep the
+        # influence of dropped text, so they differ from cells computed from the remaining text
+        # alone.
         return not options.swa_full and can_shift(model, context, options.type_k, open_context)
 
     context = Context(pointer, model, stop, options, ask_shift)

@@ -1,10 +1,10 @@
-"""A context whose passes give a vector per text instead of logits per token, over the same model as
-the generating context.
+"""A context whose passes give a vector per text instead of logits per token. It uses the same model
+as the generating context.
 
-llama.cpp has two kinds of models (src/llama-context.cpp, encode and decode). Models with a cache
-and causal attention read a text in pieces of any size. Models without a cache, or with
-bidirectional attention, must see each text whole in one micro-batch. What llama.cpp asserts about
-this is checked here first.
+llama.cpp has two kinds of models (src/llama-context.cpp, encode and decode). A model with a cache
+and causal attention can read a text in pieces of any size. A model without a cache, or with
+bidirectional attention, must read each text whole, in one micro-batch. Everything that llama.cpp
+asserts about this is checked here first.
 """
 
 import ctypes
@@ -35,8 +35,9 @@ Vector = NDArray[np.float32]
 class PooledOptions:
     """Settings of a pooled context.
 
-    `n_ctx`: tokens of all texts together. `pass_tokens`: tokens of a pass. `max_texts`: texts at
-    once. `max_vector_rows`: rows of a pass that gives vectors, all of which ask for output.
+    `n_ctx`: tokens of all texts together. `pass_tokens`: maximum tokens of a pass. `max_texts`:
+    maximum texts at once. `max_vector_rows`: maximum rows of a pass that gives vectors, in which
+    every row asks for output.
     """
 
     n_ctx: int
@@ -52,10 +53,11 @@ class PooledOptions:
 
 
 def is_causal(model: Model, context: Context) -> bool:
-    """Return whether the model keeps a cache and has causal attention. Otherwise a text must be
-    read in one pass.
+    """Return whether the model has a cache and causal attention. Otherwise it must read a text in
+    one pass.
 
-    A model with an encoder and a decoder has a context with a cache, which belongs to the decoder.
+    A model with an encoder and a decoder counts as not causal. Its context has a cache, but the
+    cache belongs to the decoder.
     """
     library = lib()
     encodes = library.llama_model_has_encoder(model.pointer)
@@ -89,22 +91,22 @@ class PooledContext:
         self._held = 0
 
     def clear(self) -> None:
-        """Forget all texts. Must be called before the first piece of the next texts."""
+        """Forget all texts. Must be called before the first pieces of new texts."""
         lib().llama_memory_clear(self._memory, False)  # has no effect without a memory
         self._positions.clear()
         self._held = 0
 
     def read(self, rows: BatchRows) -> None:
-        """Read a piece of some texts into the cache. `sequences` number the texts; no row may ask
-        for output.
+        """Read pieces of some texts into the cache. In `rows`, `sequences` are the numbers of the
+        texts, and no row may ask for output.
         """
         assert self._memory, "this model sees a text whole or not at all"
         assert not any(rows.wants_logits), "read gives no vectors"
         self._forward(rows, vectors=False)
 
     def compute_vectors(self, rows: BatchRows) -> dict[int, Vector]:
-        """Read a piece of some texts. Return for each text the pooled vector, float32 `[size]`, not
-        normalized.
+        """Read pieces of some texts. Return a dictionary from the number of each text to its pooled
+        vector, float32 `[size]`, which is not normalized.
         """
         assert len(rows) <= self._options.max_vector_rows and all(rows.wants_logits), (
             len(rows),
@@ -121,8 +123,8 @@ class PooledContext:
         return {sequence: vector.copy() for sequence, vector in views.items()}
 
     def memory_breakdown(self) -> MemoryBreakdown | None:
-        """Return the bytes of this context (and of its model), or None when this build cannot be
-        queried.
+        """Return the bytes of this context and of its model, or None when this build of llama.cpp
+        cannot be queried.
         """
         return read_memory_breakdown(self._pointer)
 
@@ -168,8 +170,8 @@ def _opened(model: Model, options: PooledOptions) -> Iterator[Any]:
     check_cache_types(options.type_k, options.type_v, options.flash_attn)
     assert 1 <= options.max_texts <= MAX_SEQUENCES, options.max_texts
     assert options.pooling in ("mean", "cls", "last", "rank"), options.pooling
-    # A mean is a product over all rows of a pass, also of the graph that is reserved in advance, so
-    # all rows must be outputs.
+    # llama.cpp computes a mean as a product over all rows of a pass. This also holds for the graph
+    # that is reserved in advance, so all rows must be outputs.
     assert options.pooling != "mean" or options.max_vector_rows >= max(
         options.pass_tokens, options.max_texts
     ), options

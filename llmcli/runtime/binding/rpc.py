@@ -1,8 +1,8 @@
-"""llama.cpp's RPC backend (ggml-rpc.h): devices of other machines here, and devices of this machine
-for others.
+"""llama.cpp's RPC backend (ggml-rpc.h): this machine can use devices of other machines (workers),
+and can offer its own devices.
 
-The backend has no passwords and no timeouts, and aborts the process when a worker is lost;
-`on_worker_loss` is called just before.
+The backend has no passwords and no timeouts. When a worker is lost it aborts the process; a
+function set by `on_worker_loss` is called just before.
 """
 
 import ctypes
@@ -17,30 +17,29 @@ from llmcli.runtime.binding.devices import GPU_KINDS, HOST_DEVICE, list_devices
 from llmcli.runtime.binding.library import ggml
 
 MAX_WORKERS = 16  # GGML_RPC_MAX_SERVERS
-# A dead connection is detected after 10 quiet seconds and three unanswered probes, one every 5
-# seconds; TCP_USER_TIMEOUT is in milliseconds.
+# A dead connection is detected after 10 seconds of silence and three unanswered probes, 5 seconds
+# apart. TCP_USER_TIMEOUT is in milliseconds.
 KEEPALIVE_OPTIONS = {
     "TCP_KEEPIDLE": 10,
     "TCP_KEEPINTVL": 5,
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 25_000,
 }
-RPC_SOURCE_FILE = (
-    "ggml-rpc"  # the file name that llama.cpp's messages about a lost worker start with
-)
+RPC_SOURCE_FILE = "ggml-rpc"  # llama.cpp's messages about a lost worker begin with this file name
 
 _joined: dict[
     str, tuple[str, ...]
-] = {}  # endpoint -> names of its devices; llama.cpp cannot remove a worker
-_kept: list[Any] = []  # callbacks that C holds
+    # the workers of this process: endpoint -> names of its devices; llama.cpp cannot remove a worker
+] = {}
+_kept: list[Any] = []  # callbacks that C has pointers to
 
 
 def join_worker(endpoint: str) -> tuple[str, ...]:
-    """Add the devices of the worker at "host:port" and return their names. A worker is added only
-    once.
+    """Add the devices of the worker at "host:port" to llama.cpp and return their names. A worker
+    that was added before is not added again.
 
-    Aborts if the worker does not answer, so check first (hardware/rpc_workers.py). Raises UserError
-    for a build without RPC, and for a worker without devices.
+    llama.cpp aborts if the worker does not answer, so check that first (hardware/rpc_workers.py).
+    Raises UserError for a build without RPC, and for a worker without devices.
     """
     if endpoint not in _joined:
         library = ggml()
@@ -79,11 +78,11 @@ def devices_to_offer() -> list[str]:
 def serve_devices(
     endpoint: str, names: Sequence[str], threads: int, cache_folder: str | None
 ) -> None:
-    """Let other machines compute on these devices, one client at a time. Blocks as long as the
-    process lives.
+    """Let other machines compute on these devices, one client at a time. The call normally blocks
+    until the process ends.
 
-    Returns only if the address cannot be used. `cache_folder`: a folder for large tensors, which
-    are then transferred once.
+    It returns only if the address cannot be used. `cache_folder`: a folder in which large tensors
+    are stored, so that each is transferred only once.
     """
     library = ggml()
     library.ggml_backend_dev_by_name.restype = ctypes.c_void_p
@@ -110,11 +109,11 @@ def serve_devices(
 
 
 def on_worker_loss(act: Callable[[], None]) -> None:
-    """Call `act` when llama.cpp is about to abort because of a worker; the process aborts when
-    `act` returns.
+    """Call `act` just before llama.cpp aborts the process because a worker is lost. The process
+    ends when `act` returns.
 
-    It is called on a thread of llama.cpp, while other threads wait for an answer that will not
-    come.
+    `act` runs on a thread of llama.cpp, while other threads wait for an answer of the worker that
+    will never come.
     """
 
     def hear(message: bytes) -> None:
@@ -127,9 +126,10 @@ def on_worker_loss(act: Callable[[], None]) -> None:
 
 
 def enable_keepalive() -> None:
-    """Let this process's connections detect that the other end vanished (Linux).
+    """Make this process's connections detect that the other machine has vanished (Linux).
 
-    llama.cpp's sockets wait forever; the kernel's keepalive probes end them with an error.
+    llama.cpp's sockets would wait forever. The kernel's keepalive probes let them fail with an
+    error.
     """
     try:
         descriptors = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
@@ -138,7 +138,7 @@ def enable_keepalive() -> None:
     for descriptor in descriptors:
         try:
             link = socket.socket(fileno=descriptor)
-        except OSError:  # not a socket, or closed meanwhile
+        except OSError:  # not a socket, or closed in the meantime
             continue
         try:
             if link.family == socket.AF_INET and link.type == socket.SOCK_STREAM:

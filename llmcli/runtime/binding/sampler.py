@@ -1,4 +1,6 @@
-"""A chain of llama.cpp's own samplers (src/llama-sampler.cpp): sampling/chain.py's fast path."""
+"""Chains of llama.cpp's own samplers (src/llama-sampler.cpp), the fast alternative to the numpy
+chain of sampling/chain.py.
+"""
 
 import ctypes
 from typing import Any
@@ -13,17 +15,18 @@ from llmcli.runtime.sampling.base import Logits, NativeStep
 from llmcli.runtime.sampling.chain import GreedyChain
 from llmcli.runtime.sampling.top_logprobs import Shortlist, find_shortlist
 
-HISTORY_SAMPLERS = {"penalties", "dry"}  # they look at earlier tokens
-SELECTING_SAMPLERS = {"mirostat_v2"}  # they draw the token themselves
-MAX_SHORTLIST = 256  # a top-k beyond it is left to llama.cpp (row.c has the same limit)
+HISTORY_SAMPLERS = {"penalties", "dry"}  # samplers that look at earlier tokens
+SELECTING_SAMPLERS = {"mirostat_v2"}  # samplers that draw the token themselves
+# for a larger top-k, the whole chain runs in llama.cpp (row.c has the same limit)
+MAX_SHORTLIST = 256
 MAX_SHORTLIST_COLUMNS = 2 * MAX_SHORTLIST  # maximum columns of a shortlist
 INITIAL_CANDIDATES = 4096  # initial size of the candidate table
-RANDOM_NATIVE_SEED = 2**32 - 1  # LLAMA_DEFAULT_SEED: llama.cpp draws another seed each time
+RANDOM_NATIVE_SEED = 2**32 - 1  # LLAMA_DEFAULT_SEED, for which llama.cpp would draw a random seed
 
 
 def min_shortlist_vocabulary() -> int:
-    """Return the vocabulary size from which finding the likeliest tokens first, with our C or
-    numpy, is faster than llama.cpp's own way.
+    """Return the vocabulary size from which it is faster to find the likeliest tokens first, with
+    llmcli's C code or numpy, than to let llama.cpp sort the whole vocabulary.
     """
     return 4096 if row_scan.load_row_scan() else 100_000
 
@@ -34,8 +37,8 @@ CANDIDATE_DTYPE = np.dtype(
 
 
 def candidate_array(rows: NDArray[np.void]) -> Any:
-    """Return a llama_token_data_array over rows of CANDIDATE_DTYPE, which samplers change in place.
-    The rows must stay alive while it is used.
+    """Return a llama_token_data_array over `rows`, which have CANDIDATE_DTYPE. Samplers change the
+    rows in place. The rows must stay alive while the array is used.
     """
     array = lib().llama_token_data_array()
     array.data = ctypes.cast(rows.ctypes.data, type(array.data))
@@ -44,8 +47,8 @@ def candidate_array(rows: NDArray[np.void]) -> Any:
 
 
 class CandidateTable:
-    """A reusable table of candidates that samplers change in place. Creating one takes about 50 µs
-    after a forward pass. For the same reason the llama_token_data_array holds a plain address.
+    """A reusable table of candidates, which samplers change in place. It is reused because creating
+    one takes about 50 µs after a forward pass. For the same reason it passes plain addresses to C.
     """
 
     class Array(ctypes.Structure):
@@ -75,8 +78,8 @@ class CandidateTable:
     def sample(
         self, chain: int, logits: NDArray[np.float32], ids: NDArray[Any] | None = None
     ) -> int:
-        """Return what the samplers at address `chain` choose from these logits: an id, or an index
-        if no ids are given.
+        """Apply the samplers at address `chain` to these logits. Return the token that they choose:
+        its id, or its index if no ids are given.
 
         Shapes: logits `[candidates]`, ids `[candidates]`.
         """
@@ -89,13 +92,14 @@ class CandidateTable:
         self._apply(chain, self._put)
         chosen, size = array.selected, array.size
         assert 0 <= chosen < size <= count, (chosen, size, count)
-        # XTC moves the start of the array
+        # the sampler XTC moves the start of the array
         moved = (array.data - self._address) // CANDIDATE_DTYPE.itemsize
         return int(self._ids[moved + chosen])
 
     def draw(self, chain: int, row: Any, strands: RowMaxima, few: int) -> int | None:
-        """Return what the samplers choose from the `few` likeliest tokens of a row, all in our C.
-        Return None without the C functions, and when they find too many tokens or none.
+        """Apply the samplers at address `chain` to the `few` likeliest tokens of a row, all in
+        llmcli's C code, and return the token that they choose. Return None when the C code is not
+        available, and when it finds too many tokens or none.
         """
         if strands.scan is None:
             return None
@@ -109,8 +113,8 @@ class CandidateTable:
 
 
 class GreedyNative(GreedyChain):
-    """Draws the likeliest token with our C: one scan of the row, or none when the log-sum has
-    scanned it already.
+    """Draws the likeliest token with llmcli's C code, which scans the row once, or not at all if
+    log_sum() has scanned it already.
     """
 
     def __init__(self, strands: RowMaxima) -> None:
@@ -119,8 +123,8 @@ class GreedyNative(GreedyChain):
         self._strands, self._find = strands, strands.scan.find_likeliest
 
     def log_sum(self, row: Any, near: float) -> float:
-        """Return row.log_sum(near) and keep the maxima for draw(), which must follow with the same,
-        unchanged row.
+        """Return row.log_sum(near), and keep the maxima found on the way for draw(). The next call
+        of draw() must have the same row, unchanged.
         """
         return float(
             row.context.log_sum_exp.with_maxima(row.logits, row.address, near, self._strands)
@@ -134,10 +138,10 @@ class GreedyNative(GreedyChain):
 
 
 class NativeChains:
-    """Makes native chains for one vocabulary, for `make_chain`."""
+    """Makes chains of llama.cpp samplers for one vocabulary. `make_chain` uses it."""
 
     def __init__(self, n_vocab: int, vocab: Any = None) -> None:
-        """`vocab` is the model's llama_vocab; without it DRY has no sequence breakers."""
+        """`vocab`: the model's llama_vocab. Without it, DRY has no sequence breakers."""
         self.n_vocab, self.vocab, self._candidates = n_vocab, vocab, CandidateTable()
         self._dry: tuple[tuple[Any, ...], Any] | None = None
 
@@ -147,7 +151,9 @@ class NativeChains:
         return GreedyNative(strands) if strands.scan else GreedyChain([])
 
     def chain(self, steps: list[NativeStep], seed: int) -> "NativeChain":
-        """Return a chain of these samplers, followed by a draw unless the last one draws itself."""
+        """Return a chain of these samplers. A sampler that draws is added at the end unless the
+        last one draws itself.
+        """
         seed %= RANDOM_NATIVE_SEED
         samplers = [self.make_sampler(step, seed) for step in steps]
         # Without a selecting sampler at the end llama_sampler_sample aborts the process.
@@ -162,7 +168,9 @@ class NativeChains:
         )
 
     def make_sampler(self, step: NativeStep, seed: int) -> Any:
-        """Return a llama.cpp sampler with the step's arguments and what else it needs."""
+        """Return the llama.cpp sampler for a step. Some samplers also get the seed or the
+        vocabulary.
+        """
         name, arguments = step
         new = getattr(lib(), f"llama_sampler_init_{name}")
         match name:
@@ -176,8 +184,8 @@ class NativeChains:
                 )
             case "dry":
                 return self._copy_of_dry(arguments)
-            # a separate stream of random numbers: the draw's own would correlate the coin with an
-            # earlier draw
+            # XTC gets a separate stream of random numbers: with that of the draw, its decision
+            # would be correlated with an earlier draw
             case "xtc":
                 return new(*arguments, (seed ^ 0x5DEECE66) % RANDOM_NATIVE_SEED)
             case "mirostat_v2":
@@ -186,8 +194,8 @@ class NativeChains:
                 return new(*arguments)
 
     def _copy_of_dry(self, arguments: tuple[Any, ...]) -> Any:
-        """Return a copy of the last DRY sampler, because finding the tokens with a sequence breaker
-        takes several milliseconds.
+        """Return a copy of the last DRY sampler. Creating one takes several milliseconds, because
+        the tokens with a sequence breaker must be found.
         """
         library = lib()
         if self._dry is None or self._dry[0] != arguments:
@@ -203,12 +211,13 @@ class NativeChains:
 
 
 class NativeChain:
-    """One sequence's llama.cpp chain, which ends in a draw. It owns the samplers; free them with
-    close().
+    """The llama.cpp chain of one sequence, which ends with a draw. It owns its samplers until
+    close() frees them.
 
-    `few`: candidates that the first sampler keeps, 0 if it is not top-k. llama.cpp lays out and
-    sorts the whole vocabulary; such a chain needs only the likeliest tokens, which are found first.
-    The same tokens are drawn, except that the order of bitwise equal logits may differ.
+    `few`: how many candidates the first sampler keeps, 0 if it is not top-k. llama.cpp itself would
+    lay out and sort the whole vocabulary. With top-k only the likeliest tokens are needed, so these
+    are found first. The same tokens are drawn, except that tokens with bitwise equal logits may
+    change places.
     """
 
     def __init__(
@@ -226,8 +235,8 @@ class NativeChain:
         self._candidates, self._strands = candidates, RowMaxima()
 
     def log_sum(self, row: Any, near: float) -> float:
-        """Return row.log_sum(near) and keep the maxima for draw(), which must follow with the same,
-        unchanged row.
+        """Return row.log_sum(near), and keep the maxima found on the way for draw(). The next call
+        of draw() must have the same row, unchanged.
         """
         if not self._few:
             return float(row.log_sum(near))
@@ -236,15 +245,15 @@ class NativeChain:
         )
 
     def draw(self, row: Any, tokens: list[int]) -> int:
-        """Draw a token from a row. Samplers that look back first get the earlier tokens, including
-        the prompt, as in llama-cli.
+        """Draw a token from a row. Samplers that look at earlier tokens first get those of `tokens`
+        that they have not seen, including the prompt, as in llama-cli.
         """
         if self._few:
             token = self._candidates.draw(self._address, row, self._strands, self._few)
             if token is not None:
                 return token
             if (candidates := self.shortlist(row.logits)) is not None:
-                # no sampler after top-k asks which token it is, so indices will do
+                # no sampler after top-k needs the token ids, so indices are enough
                 return candidates.token_id(
                     self._candidates.sample(self._address, candidates.values)
                 )
@@ -252,11 +261,12 @@ class NativeChain:
         for token in tokens[self._seen :] if self._remembers else ():
             library.llama_sampler_accept(self.pointer, token)
         token = int(library.llama_sampler_sample(self.pointer, row.context.pointer, row.index))
-        self._seen = len(tokens) + 1  # sampling accepts the drawn token
+        self._seen = len(tokens) + 1  # llama_sampler_sample has accepted the drawn token
         return token
 
     def draw_among(self, row: Any, few: NDArray[np.int64], tokens: list[int]) -> int:
-        """Draw with all tokens but `few` left out, which makes it fast (llama_sampler_sample).
+        """Draw one of the tokens in `few`. All others are left out, which makes the draw fast (as
+        llama_sampler_sample does it, but with few candidates).
 
         Shapes: few `[tokens]` (token ids).
         """
@@ -269,8 +279,8 @@ class NativeChain:
         return token
 
     def shortlist(self, logits: Logits) -> Shortlist | None:
-        """Return the tokens that a top-k chain needs, or None when they are too many or some cannot
-        be drawn.
+        """Return the tokens that a top-k chain needs. Return None when they are too many, or when
+        fewer than k tokens are possible.
 
         Shapes: logits `[n_vocab]`.
         """

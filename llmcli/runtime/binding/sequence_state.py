@@ -1,7 +1,7 @@
 """Saves and restores the state of one sequence of a context (llama_state_seq_* of llama.h).
 
-llama.cpp trusts the bytes that it is given: they must come from the same build, model and cache
-types, which kv_state_file.py checks.
+llama.cpp does not check the bytes of a state: they must come from the same build, model and cache
+types. For states from files, kv_state_file.py checks this.
 """
 
 import ctypes
@@ -12,14 +12,15 @@ import numpy as np
 from llmcli.runtime.binding.library import lib, reset_log
 from llmcli.runtime.binding.state_slicing import extract_sequence
 
-ALL_SEQUENCES = -1  # all sequences, with the owners of each cell
-MAX_POOL_BYTES = 256 << 20  # maximum bytes of a whole pool that is read to get one sequence
+# the id that stands for all sequences; such a state contains the owners of each cell
+ALL_SEQUENCES = -1
+MAX_POOL_BYTES = 256 << 20  # if the pool is larger, it is not read as a whole to get one sequence
 
 
 def read_state(context: Any, sequence: int, is_scattered: bool = False) -> memoryview:
-    """Return the state of a sequence, in memory owned by the caller. If its cells are scattered
-    (`is_scattered`), the whole pool is read and the sequence cut out, when the pool is not too
-    large: this gives the same bytes faster where values are stored by channel.
+    """Return the state of a sequence, in memory owned by the caller. `is_scattered`: the cells of
+    the sequence are in many places. The whole pool is read then, unless it is too large, and the
+    sequence is cut out. This gives the same bytes, and faster where values are stored by channel.
     """
     if is_scattered and (size := _size(context, ALL_SEQUENCES)) <= MAX_POOL_BYTES:
         return extract_sequence(_read(context, ALL_SEQUENCES, size), sequence)
@@ -39,10 +40,11 @@ def _read(context: Any, sequence: int, size: int) -> memoryview:
 
 
 def write_state(context: Any, sequence: int, state: bytes | memoryview) -> bool:
-    """Replace the cells of a sequence by a state. Return False when llama.cpp refuses it.
+    """Replace the cells of a sequence by those of a state. Return False when llama.cpp refuses the
+    state.
 
-    It refuses a state that does not fit into the free cells or has another layout. Parts of it may
-    have been restored and must be dropped.
+    It refuses a state that does not fit into the free cells, or that has another layout. Some cells
+    may have been restored nevertheless, and the caller must drop them.
     """
     array = np.frombuffer(state, np.uint8)
     pointer = ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
@@ -58,11 +60,11 @@ def append_state(
     state: bytes | memoryview,
     has_beginning: bool,
 ) -> bool:
-    """Append a state to a sequence (`has_beginning` False: the sequence is empty). Return False
-    when llama.cpp refuses it; the sequence is unchanged then.
+    """Append the cells of a state to a sequence. Return False when llama.cpp refuses the state; the
+    sequence is unchanged then. `has_beginning`: whether the sequence has cells already.
 
-    llama.cpp drops all cells of a sequence before it restores a state, so the empty sequence
-    `beginning` holds them meanwhile.
+    llama.cpp drops all cells of a sequence before it restores a state. `beginning` is an empty
+    sequence that holds the earlier cells in the meantime.
     """
     library = lib()
     if has_beginning:

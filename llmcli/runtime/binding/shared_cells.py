@@ -1,22 +1,23 @@
-"""Which positions two sequences hold in the same cells, so that none is moved while another one
-uses it.
+"""Records which positions two sequences hold in the same cells, so that no cell is moved while
+another sequence uses it.
 
-A position belongs to the cell: llama_memory_seq_add moves it for every sequence that holds the cell
-(src/llama-kv-cache.cpp, seq_add). The state is derived from the copies and cuts alone.
+A cell has one position for all its sequences, so llama_memory_seq_add moves it for all of them
+(src/llama-kv-cache.cpp, seq_add). The record follows from the copies and cuts alone; llama.cpp is
+not asked.
 """
 
 PositionRanges = list[tuple[int, int]]  # [start, end) pairs, sorted and disjoint
 
 
 class SharedCells:
-    """Pairs of sequences and the ranges of positions that they share."""
+    """For each pair of sequences, the ranges of positions that both hold in the same cells."""
 
     def __init__(self) -> None:
         self._pairs: dict[int, dict[int, PositionRanges]] = {}
 
     def record_copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Record that `target` got the cells of `source`; it also shares them with every sequence
-        that shares them with `source`.
+        """Record that `target` got the cells of `source` from `start` to `end`. Each sequence that
+        shares some of these cells with `source` now shares them with `target`, too.
         """
         for other, ranges in tuple(self._pairs.get(source, {}).items()):
             if other != target:
@@ -25,7 +26,7 @@ class SharedCells:
         self._add(source, target, start, end)
 
     def record_cut(self, sequence: int, start: int) -> None:
-        """Record that a sequence gave up its cells from position `start` on."""
+        """Record that a sequence has dropped its cells from position `start` on."""
         for other, ranges in tuple(self._pairs.get(sequence, {}).items()):
             self._put(
                 sequence,
@@ -34,7 +35,9 @@ class SharedCells:
             )
 
     def shared_end(self, sequence: int) -> int:
-        """Return the end of the last range that a sequence shares; 0 if it shares none."""
+        """Return the end of the last range that a sequence shares with any other; 0 if it shares
+        none.
+        """
         return max((ranges[-1][1] for ranges in self._pairs.get(sequence, {}).values()), default=0)
 
     def clear(self) -> None:

@@ -1,10 +1,12 @@
-"""Whether a model's keys can be moved to other positions (K-shift). llama_memory_can_shift checks
-M-RoPE and one architecture; the rest is read from the file or found by a trial.
+"""Finds out whether a model's keys can be moved to other positions (K-shift).
+llama_memory_can_shift checks only M-RoPE and one architecture; the other conditions are read from
+the file or found by a trial.
 
-Otherwise llama_kv_cache::build_graph_shift fails: ggml ends the process on bf16 keys, on quantized
-keys of which only a part rotates, and on a cache without a layer to shift; keys with an attention
-factor (YaRN, LongRoPE) are multiplied by it again, also those of other sequences; keys of layers
-without positions (SmolLM 3) are rotated, too.
+These are the cases in which llama_kv_cache::build_graph_shift fails. ggml ends the process on bf16
+keys, on quantized keys of which only a part is rotated, and on a cache without a layer to shift.
+Keys with an attention factor (YaRN, LongRoPE) are multiplied by the factor again, including those
+of other sequences. Keys of layers without positions (SmolLM 3) are rotated although they must not
+be.
 """
 
 from collections.abc import Callable
@@ -26,17 +28,19 @@ OpenContext = Callable[[Model, ContextOptions], AbstractContextManager[Context]]
 TRIAL_TEXT = (
     "The capital of France is Paris, and the capital of Italy is Rome. The capital of Spain is"
 )
-SHIFT_POSITIONS, N_SHIFTS = 32, 4  # positions of one shift, and their number; errors grow with each
-# Error of the logits relative to their variance. Sound keys stay below 7e-3, quantized weights with
-# their rounding included; keys that cannot be shifted give 2e-2 to 9e-1 (73 tiny models of 14
-# families).
+# positions of one shift, and number of shifts in the trial; errors grow with each shift
+SHIFT_POSITIONS, N_SHIFTS = 32, 4
+# The largest allowed error of the logits: a mean squared error relative to their variance, and a
+# multiple of the error that rounding alone causes. Keys that can be shifted stay below 7e-3,
+# including the rounding of quantized weights; keys that cannot be shifted give 2e-2 to 9e-1 (73
+# tiny models of 14 families).
 MAX_ERROR, NOISE_FACTOR = 1e-2, 5.0
 
 
 def can_shift(model: Model, context: Context, type_k: str, open_trial: OpenContext) -> bool:
-    """Return whether cells of a context can be moved: no recurrent state, a cache that ggml can
-    shift, and moved text with the logits of recomputed text. The last is tried once per model, on a
-    small context that `open_trial` opens.
+    """Return whether cells of a context can be moved. This needs a model without recurrent state, a
+    cache that ggml can shift, and moved text that gives the same logits as recomputed text. The
+    last condition is tried once per model, in a small context that `open_trial` opens.
     """
     if (
         model.is_recurrent
@@ -51,8 +55,8 @@ def can_shift(model: Model, context: Context, type_k: str, open_trial: OpenConte
 
 
 def _can_compute_shift(model: Model, type_k: str) -> bool:
-    """Return whether a pass over shifted keys of this cache does not end the process; False for
-    caches of unknown shape.
+    """Return whether ggml can compute a shift of this cache without ending the process. It is False
+    for caches of unknown shape.
     """
     metadata = read_header.read_header(model.path).metadata
     arch, shape = metadata.get("general.architecture"), kv_size.read_shape(metadata)
@@ -62,8 +66,8 @@ def _can_compute_shift(model: Model, type_k: str) -> bool:
         return False
     if f"{arch}.attention.rope_pattern" in metadata:
         return False
-    # quantized keys were mixed within whole heads (attn_rot_k), so a part of a head cannot be
-    # rotated
+    # the values of quantized keys are mixed across the whole head (attn_rot_k), so rotating a part
+    # of a head is not possible
     heads = set(shape.k_heads)
     return type_k in ("f32", "f16") or heads == {
         metadata.get(f"{arch}.rope.dimension_count", max(heads))
@@ -71,8 +75,9 @@ def _can_compute_shift(model: Model, type_k: str) -> bool:
 
 
 def _try_shift(model: Model, threads: int, open_trial: OpenContext) -> bool:
-    """Compare a text computed at high positions and moved to the front with the same text computed
-    at the front; the text computed at high positions shows the effect of rounding alone.
+    """Return whether a text that is computed at high positions and then moved to the front gives
+    the same logits as one computed at the front. The same text computed at high positions and not
+    moved shows how much rounding alone changes.
     """
     tokens = model.tokenize(TRIAL_TEXT, special=False, add_special=True)[:SHIFT_POSITIONS]
     options = ContextOptions(256, SHIFT_POSITIONS, SHIFT_POSITIONS, 1, threads, threads)
@@ -88,13 +93,13 @@ def _try_shift(model: Model, threads: int, open_trial: OpenContext) -> bool:
 
 
 def _logits(context: Context, tokens: list[int], start: int, shifts: int) -> NDArray[np.float32]:
-    """Return the last row of a text that starts at position `start` and is moved toward the front
-    before its last token.
+    """Return the logits after the last token of a text. The text starts at position `start`, and is
+    moved toward the front `shifts` times before its last token is computed.
     """
     context.clear()
     context._positions.set_length(
         0, start
-    )  # llama.cpp lets a sequence start anywhere; only this trial uses that
+    )  # llama.cpp lets an empty sequence start at any position, which only this trial uses
     *before, last = tokens
     positions = range(start, start + len(before))
     context.decode(BatchRows(before, positions, [0] * len(before), [False] * len(before)))

@@ -1,9 +1,9 @@
-"""Cuts one sequence out of a state that llama.cpp wrote, and transposes its values.
+"""Cuts one sequence out of a state that llama.cpp wrote, or transposes the values in a state.
 
-With flash attention the values of a cell are consecutive, without it those of a channel are, and
-llama.cpp accepts a state only in the layout of the context (state_write_data and state_read_data of
-llama-kv-cache.cpp). The bytes were written by llama.cpp just before, so anything unexpected is a
-bug here and fails an assertion.
+With flash attention the values of a cell are consecutive in a state; without it those of a channel
+are. llama.cpp accepts a state only in the layout of the context (state_write_data and
+state_read_data of llama-kv-cache.cpp). The bytes were written by llama.cpp just before, so anything
+unexpected in them is a bug here and fails an assertion.
 """
 
 from collections.abc import Iterator
@@ -15,18 +15,19 @@ Bytes = NDArray[np.uint8]
 HEAD_DTYPE = np.dtype([("magic", "<u4"), ("sequence", "<i4"), ("streams", "<u4"), ("cells", "<u4")])
 CELL_DTYPE = np.dtype(
     [("position", "<i4"), ("sequences", "<u4"), ("sequence", "<i4")]
-)  # of a single sequence
+)  # the cells of a single sequence
 LAYOUT_DTYPE = np.dtype([("turned", "<u4"), ("layers", "<u4")])
-ROWS_DTYPE = np.dtype([("type", "<i4"), ("nbytes", "<u8")])  # of keys, and of values stored by cell
+# head of the keys of a layer, and of values stored by cell
+ROWS_DTYPE = np.dtype([("type", "<i4"), ("nbytes", "<u8")])
 VALUE_BYTES = {0: 4, 1: 2, 30: 2}  # bytes per value of an enum ggml_type: f32, f16, bf16
 CHANNELS_DTYPE = np.dtype(
     [("type", "<i4"), ("size", "<u4"), ("count", "<u4")]
-)  # of values stored by channel
+)  # head of the values of a layer stored by channel
 
 
 def transpose_values(state: memoryview, start: int = 0) -> memoryview:
-    """Return the cells from position `start` on with transposed values, which must have 16 or 32
-    bits each.
+    """Return the state with transposed values, without the cells before position `start`. Values
+    must have 16 or 32 bits each.
     """
     array = np.frombuffer(state, np.uint8)
     return _joined(
@@ -40,8 +41,8 @@ def transpose_values(state: memoryview, start: int = 0) -> memoryview:
 
 
 def extract_sequence(state: memoryview, sequence: int) -> memoryview:
-    """Return the state of one sequence out of that of all, byte for byte what llama.cpp writes for
-    it alone.
+    """Return the state of one sequence, cut out of a state of all sequences. The bytes are those
+    that llama.cpp writes for this sequence alone.
     """
     return _joined(_carved(np.frombuffer(state, np.uint8), sequence, 0, turn=False))
 
@@ -51,7 +52,9 @@ def _joined(parts: Iterator[Bytes]) -> memoryview:
 
 
 def _carved(state: Bytes, sequence: int, start: int, turn: bool) -> Iterator[Bytes]:
-    """Yield the parts of a state with the cells of `sequence` from position `start` on."""
+    """Yield the parts of a state that contains only the cells of `sequence` from position `start`
+    on. `turn`: transpose the values.
+    """
     at = 0
 
     def take(kind: np.dtype, count: int = 1) -> NDArray[np.void]:
@@ -97,10 +100,10 @@ def _carved(state: Bytes, sequence: int, start: int, turn: bool) -> Iterator[Byt
 
 
 def _cells(state: Bytes, count: int, sequence: int) -> tuple[NDArray[np.void], int]:
-    """Return the cells as CELL_DTYPE, and the number of 32-bit words they take. A cell that does
-    not belong to `sequence` has another sequence number.
+    """Return the cells as CELL_DTYPE, and how many 32-bit words they take in the state. A cell that
+    does not belong to `sequence` gets another sequence number.
 
-    In the state a cell is its position, the number of its sequences, and their ids.
+    In the state, a cell is its position, the number of its sequences, and their ids.
     """
     alone = state[: CELL_DTYPE.itemsize * count].view(CELL_DTYPE)
     if len(alone) == count and (alone["sequences"] == 1).all():

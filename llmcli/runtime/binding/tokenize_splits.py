@@ -1,8 +1,10 @@
-"""Where a long text can be cut so that its tokens are those of its parts: after control tokens.
+"""Finds where a long text can be cut so that its parts give the same tokens as the whole text:
+after control tokens.
 
-llama.cpp extracts the control tokens of a text one kind after another and walks the list of all
-fragments for each (llama-vocab.cpp, tokenizer_st_partition), so the time grows with the square of
-their number. Cutting keeps texts with many control tokens fast, with the same ids.
+llama.cpp extracts the control tokens of a text one kind after another, and for each kind it walks
+the list of all fragments (llama-vocab.cpp, tokenizer_st_partition). So the time grows with the
+square of the number of control tokens in the text. Cut into parts, texts with many control tokens
+are tokenized fast, with the same ids.
 """
 
 import re
@@ -14,17 +16,17 @@ SLICE_BYTES = 1 << 13  # approximate bytes of a part
 # enum llama_vocab_type: types whose tokens do not depend on text before a control token
 SENTENCEPIECE, BPE = 1, 2
 UNKNOWN_ATTR, CONTROL_ATTR, USER_ATTR = 1, 1 << 3, 1 << 4  # enum llama_token_attr
-STRIP_ATTRS = 1 << 7 | 1 << 8  # they also consume adjacent white space
+STRIP_ATTRS = 1 << 7 | 1 << 8  # attributes of tokens that also consume adjacent white space
 
 
 class TokenizeSplits:
-    """The control tokens of a vocabulary after which a text may be cut. `strips_spaces`: some
-    tokens consume adjacent white space.
+    """The control tokens of a vocabulary after which a text may be cut. `strips_spaces`: whether
+    the vocabulary has tokens that consume adjacent white space.
     """
 
     def __init__(self, vocab: object, n_vocab: int) -> None:
         library = lib()
-        # tokens read with `special` only, and always
+        # control tokens are found in a text only with `special`, user-defined tokens always
         read = {CONTROL_ATTR: set[bytes](), USER_ATTR: set[bytes]()}
         names, self.strips_spaces = set[bytes](), False
         for token in range(n_vocab):
@@ -46,12 +48,14 @@ class TokenizeSplits:
         }
 
     def _sharp(self, text: bytes, joined: bytes) -> bool:
-        """Return whether no other control token can start inside the token or contain it."""
+        """Return whether no other control token can start inside this one or contain it."""
         inside = {text[at : at + 1] for at in range(1, len(text))}
         return bool(text) and not inside & self._firsts and joined.count(text) == 1
 
     def split_text(self, raw: bytes, special: bool) -> Iterator[bytes]:
-        """Yield the text in parts of about SLICE_BYTES, or larger ones where it cannot be cut."""
+        """Yield the text in parts of about SLICE_BYTES. A part is larger where the text cannot be
+        cut.
+        """
         ends = self._special if special else self._always
         lengths = sorted({len(text) for text in ends}, reverse=True)
         firsts = b"".join(re.escape(first) for first in {text[:1] for text in ends})

@@ -1,12 +1,13 @@
-"""llmcli's own bfloat16 products of many rows with quantized weights (gemm.c), if the build of
-llama.cpp contains them.
+"""llmcli's own products of many bfloat16 rows with quantized weights (gemm.c), available if the
+build of llama.cpp contains them.
 
-They need a CPU with AVX512_BF16 and are up to 3.5 times as fast as ggml's for prompts. Their
-results round differently from single rows, but less than ggml's 8-bit inputs do. K-quants, floats,
-weights that ggml repacked, and everything with a GPU stay with ggml.
+They need a CPU with AVX512_BF16, and for prompts they are up to 3.5 times as fast as ggml's.
+Results differ from those of single rows by rounding, but less than ggml's results do, which come
+from 8-bit inputs. ggml still computes k-quants, floats, weights that it has repacked, and
+everything on a machine with a GPU.
 
-The setting applies to the whole process, because ggml asks a device, which has no access to
-contexts.
+The setting applies to the whole process, because ggml asks a device whether it computes a product,
+and a device has no access to contexts.
 """
 
 import ctypes
@@ -24,12 +25,15 @@ from llmcli.runtime.binding.library import ggml
 
 Floats = NDArray[np.float32]
 GEMM_MODES = ("auto", "ggml")
-# Minimum rows for a single conversation: a tile of flash attention (forward_pass.py), which rounds
-# differently, too. Single tokens and drafts have fewer rows.
+# Minimum rows for a single conversation: as many as a tile of flash attention (forward_pass.py),
+# which also rounds differently. Single tokens and drafts have fewer rows, so they do not change.
 MIN_PROMPT_ROWS = 64
-MIN_ANSWER_ROWS = 2  # minimum rows for many answers at once; each type has a minimum, too
+# minimum rows for several answers at once; each type of weights also has a minimum
+MIN_ANSWER_ROWS = 2
 
-_minimums: list[list[int]] = []  # one-element lists, compared by identity
+# the minimum rows of each open block, in lists of one element so that blocks are compared by
+# identity
+_minimums: list[list[int]] = []
 
 
 def check_mode(mode: str) -> None:
@@ -41,8 +45,8 @@ def check_mode(mode: str) -> None:
 
 
 def choose_min_rows(mode: str, answers: int, has_drafts: bool) -> int:
-    """Return the minimum rows for own products, for this many answers at once, with or without
-    drafts (`has_drafts`).
+    """Return the minimum rows of a product for own kernels; 0 for no own kernels. `answers`:
+    answers at once. `has_drafts`: whether tokens are drafted.
     """
     if mode == "ggml":
         return 0
@@ -50,16 +54,17 @@ def choose_min_rows(mode: str, answers: int, has_drafts: bool) -> int:
 
 
 def is_available() -> bool:
-    """Return whether own products can be used here. With a GPU they are off: ggml would give it the
-    large products, but not those of another device.
+    """Return whether own products can be used on this machine. With a GPU they are off: ggml gives
+    the GPU large products of weights in the CPU's buffers, but not those of another device such as
+    this one.
     """
     return _functions() is not None and free_gpu_bytes() is None
 
 
 @contextmanager
 def enabled(min_rows: int) -> Iterator[None]:
-    """Compute products of at least this many rows with own kernels inside the block; 0 for none. Of
-    nested blocks the newest counts. Contexts must be created inside the block.
+    """Use own kernels for products of at least this many rows inside the block; 0 uses none. In
+    nested blocks the innermost setting applies. Contexts must be created inside the block.
     """
     minimum = [min_rows if min_rows and is_available() else 0]
     _minimums.append(minimum)
@@ -72,8 +77,8 @@ def enabled(min_rows: int) -> Iterator[None]:
 
 
 def _apply() -> None:
-    """Register the device with ggml only while a block needs it, because a dry run counts its
-    buffers, which belong to the CPU, twice.
+    """Register the device of own products with ggml if a block uses it, otherwise unload it. It is
+    not always registered, because a dry run would count its buffers twice: they belong to the CPU.
     """
     library = _functions()
     if library is None:
@@ -85,8 +90,8 @@ def _apply() -> None:
 
 
 def multiply(kind: int, blocks: NDArray[np.uint8], inputs: Floats, threads: int) -> Floats | None:
-    """Return the products of inputs and quantized weights of a ggml type, or None when the type or
-    this build is not supported.
+    """Return the products of inputs with quantized weights. `kind`: the ggml type of the weights.
+    Return None when the type is not supported or the build does not contain own products.
 
     Shapes: blocks `[height, row_bytes]`, inputs `[rows, columns]`, result `[rows, height]`.
     """

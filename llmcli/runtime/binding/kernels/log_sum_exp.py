@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from llmcli.runtime.binding.kernels import row_scan
 
-SOFTMAX_SYMBOL = "ggml_vec_soft_max_f32"  # ggml/src/ggml-cpu/vec.cpp: returns the sum, fills y
-MIN_SUM = 1e-30  # below this sum the exponentials have lost their digits
+# the function of ggml/src/ggml-cpu/vec.cpp that returns the sum and writes the exponentials to y
+SOFTMAX_SYMBOL = "ggml_vec_soft_max_f32"
+MIN_SUM = 1e-30  # below this, the exponentials in the sum have lost their digits
 LIBRARY_NAMES = {"linux": ("libggml-cpu.so",), "darwin": ("libggml-cpu.dylib", "libggml-cpu.so")}
 
 
@@ -37,10 +38,12 @@ class LogSumExp:
         self._own, self._native = row_scan.load_row_scan(), _native()
 
     def __call__(self, logits: NDArray[np.float32], address: int, near: float) -> float:
-        """Return the log of the sum of exp(logits), which are at `address`; the row is not changed.
+        """Return the log of the sum of exp(logits). `address`: the address of the logits, which are
+        not changed.
 
-        `near` is subtracted before exponentials are taken. Any logit within 80 of the largest will
-        do and saves the search for the maximum; if it is further off, the maximum is used.
+        `near`: a number that is subtracted before exponentials are taken, best a logit within 80 of
+        the largest one. This saves the search for the maximum. If `near` is further away, the
+        maximum is searched and used.
 
         Shapes: logits `[n_vocab]`.
         """
@@ -50,8 +53,8 @@ class LogSumExp:
     def with_maxima(
         self, logits: NDArray[np.float32], address: int, near: float, maxima: row_scan.RowMaxima
     ) -> float:
-        """Return the log-sum-exp like `__call__`, and fill in the row's strand maxima if one scan
-        gives both.
+        """Return the log-sum-exp like `__call__`. If llmcli's C code is available, the same scan
+        also fills in `maxima`.
         """
         if self._own is None or not math.isfinite(near):
             return self(logits, address, near)
@@ -61,7 +64,9 @@ class LogSumExp:
         return self._log(logits, address, near, total)
 
     def _log(self, logits: NDArray[np.float32], address: int, near: float, total: float) -> float:
-        """Return the logarithm of a sum, which is computed again if `near` was too far off."""
+        """Return the logarithm of the sum `total`. The sum is computed again if `near` was too far
+        from the maximum.
+        """
         if not math.isfinite(total) or total < MIN_SUM:
             near = float(logits.max())
             total = self._sum(logits, address, near)

@@ -10,8 +10,8 @@ from quant.native import ggml
 
 
 class RowScan(NamedTuple):
-    """The C functions. A row is given as the address and number of its logits, the address of its
-    strand maxima, and whether these are filled in.
+    """llmcli's C functions. The argument `row` of a function consists of the address of the logits,
+    their number, the address of the row's strand maxima, and whether these are filled in.
     """
 
     count_maxima: Any  # (number of logits) -> number of strand maxima, floats
@@ -23,12 +23,14 @@ class RowScan(NamedTuple):
 
 @functools.cache
 def load_row_scan() -> RowScan | None:
-    """Return the functions of the installed libggml-base, or None."""
+    """Return the C functions of the installed libggml-base, or None if it does not contain them."""
     return declare_functions(ggml.open_library())
 
 
 def declare_functions(library: Any) -> RowScan | None:
-    """Return the functions of `library` with their types, or None if it does not contain them."""
+    """Return the C functions of `library` with their argument types declared, or None if it does
+    not contain them.
+    """
     pointer, count, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     if not hasattr(library, "llmcli_draw"):
         return None
@@ -50,10 +52,11 @@ def declare_functions(library: Any) -> RowScan | None:
 
 
 class RowMaxima:
-    """A buffer for the maxima of a row's strands, and whether they are filled in for the row that
-    is drawn from next.
+    """A buffer for the maxima of a row's strands (row.c), and whether it is filled in for the row
+    that is drawn from next.
 
-    `scan` is None without the C functions; then nothing is filled in.
+    `scan`: the C functions, or None if the build does not contain them. The buffer is never filled
+    in then.
     """
 
     def __init__(self) -> None:
@@ -73,8 +76,8 @@ class RowMaxima:
         self._known = True
 
     def consume(self, count: int) -> tuple[int, bool]:
-        """Return the address of the buffer and whether it is filled in, and reset that flag,
-        because the row may be written to.
+        """Return the address of the buffer, and whether it is filled in. From then on it counts as
+        not filled in, because the row may be changed.
         """
         is_filled, self._known = self._known, False
         return self.buffer_address(count), is_filled
