@@ -1,5 +1,5 @@
-"""SentencePiece's compiled character rules (precompiled_charsmap): the longest prefix that has a
-rule is replaced.
+"""SentencePiece's compiled character rules (precompiled_charsmap): at each position of a text, the
+longest prefix with a rule is replaced.
 
 Layout: the size of the array in bytes (uint32), a double array of prefixes in darts-clone's format
 (Kanda 2018), then the replacements, each followed by a zero byte.
@@ -15,22 +15,24 @@ if TYPE_CHECKING:
 
     Units = np.ndarray[tuple[int], np.dtype[np.uint32]]
 
-MAX_BYTES = 1 << 22  # bytes; SentencePiece's own rules take about 250,000
-BLOCK_SLOTS = 256  # slots; one for each value of a byte
+MAX_BYTES = 1 << 22  # limit of the bytes of rules; SentencePiece's own rules take about 250,000
+BLOCK_SLOTS = 256  # slots of a block: one for each value of a byte
 LABEL_MASK, VALUE_MASK, LEAF_FLAG, WIDE_FLAG = 0x8000_00FF, 0x7FFF_FFFF, 1 << 8, 1 << 9
-MAX_NARROW_OFFSET = 1 << 21  # the first offset that needs WIDE_FLAG
-OPEN_BLOCKS = 8  # newest blocks whose free slots are still filled
+MAX_NARROW_OFFSET = 1 << 21  # offsets from here on need WIDE_FLAG
+OPEN_BLOCKS = 8  # only the free slots of this many of the newest blocks are still used
 
 
 @dataclass(frozen=True, slots=True)
 class Charsmap:
-    """Rules that `parse_charsmap` has checked: no text leads outside of the array."""
+    """Rules that `parse_charsmap` has checked: no text can lead outside of the array."""
 
     units: tuple[int, ...]
     replacements: bytes
 
     def apply(self, text: str) -> str:
-        """Return the text with every prefix that has a rule replaced, the longest first."""
+        """Return the text with rules applied from left to right: at each position the longest
+        prefix that has a rule is replaced.
+        """
         data, replaced, at = text.encode(), bytearray(), 0
         while at < len(data):
             length, replacement = self._longest(data, at)
@@ -42,7 +44,7 @@ class Charsmap:
         return replaced.decode("utf-8", "replace")
 
     def has_rule(self, text: str) -> bool:
-        """Return whether the whole text is the prefix of a rule."""
+        """Return whether the whole text has a rule."""
         data = text.encode()
         return self._longest(data, 0)[0] == len(data)
 
@@ -63,9 +65,10 @@ class Charsmap:
 
 
 def parse_charsmap(data: bytes) -> Charsmap:
-    """Read rules.
+    """Read and check rules.
 
-    Raises ValueError if some text could lead outside of them, because llama.cpp would crash on it.
+    Raises ValueError if some text could lead outside of the array, because llama.cpp would crash on
+    it.
     """
     units, texts = _split(data)
     _leaves(units, len(texts))
@@ -73,9 +76,10 @@ def parse_charsmap(data: bytes) -> Charsmap:
 
 
 def build_charsmap(rules: Mapping[str, str]) -> bytes:
-    """Pack rules, prefix -> replacement, as a precompiled_charsmap; no rules give no bytes.
+    """Pack rules, given as prefix -> replacement, into a precompiled_charsmap; no rules give no
+    bytes.
 
-    Prefixes are not empty, and neither prefixes nor replacements contain a zero character.
+    Prefixes must not be empty, and neither prefixes nor replacements may contain a zero character.
     """
     if not rules:
         return b""
@@ -93,7 +97,8 @@ def build_charsmap(rules: Mapping[str, str]) -> bytes:
 
 
 def append_step(data: bytes, step: Callable[[str], str], chars: Iterable[str]) -> bytes:
-    """Return rules that apply `data` and then `step`, which maps a text character by character.
+    """Return rules that apply the rules in `data` and then `step`, which maps a text character by
+    character.
 
     `chars` are the characters that `step` may change.
     """
@@ -123,10 +128,11 @@ def _split(data: bytes) -> tuple["Units", bytes]:
 
 
 def _leaves(units: "Units", texts: int) -> list[int]:
-    """Follow every transition that some text could take, each once; return the slots of
+    """Follow every transition that some text could take, each once; return the slots of all
     replacements.
 
-    Raises ValueError if a transition leads outside of the array or the replacements.
+    Raises ValueError if a transition leads outside of the array, or a replacement is not in the
+    data.
     """
     import numpy as np
 
@@ -153,18 +159,19 @@ def _leaves(units: "Units", texts: int) -> list[int]:
     return sorted(leaves)
 
 
-# child by byte; key 0 holds the position of the replacement for the prefix that ends here
+# child nodes by byte; key 0 has the position of the replacement for the prefix that ends in this
+# node
 _Node = dict[int, "_Node | int"]
 
 
 class _Texts:
-    """Replacements, each stored once."""
+    """The replacements, each stored once."""
 
     def __init__(self) -> None:
         self.data, self.positions = bytearray(), dict[str, int]()
 
     def add(self, text: str) -> int:
-        """Return the position of a replacement, appending it if it is new."""
+        """Return the position of a replacement; a new one is appended first."""
         if text not in self.positions:
             self.positions[text] = len(self.data)
             self.data += text.encode() + b"\0"
@@ -172,15 +179,17 @@ class _Texts:
 
 
 class _Array:
-    """A double array that grows: the child of a node by a byte is in the slot base XOR byte."""
+    """A double array that grows. The child of a node for a byte is in the slot base XOR byte, where
+    the base belongs to the node.
+    """
 
     def __init__(self, units: list[int]) -> None:
         self.units = units + [0] * (-len(units) % BLOCK_SLOTS)
-        self.free: dict[int, None] = {}  # free slots of the last blocks, in order
+        self.free: dict[int, None] = {}  # free slots of the newest blocks, in order
         self.bases: set[int] = set()
 
     def fill(self, trie: _Node) -> None:
-        """Add a trie below the root of an empty array."""
+        """Write a trie into an empty array."""
         waiting = [(trie, 0)]
         while waiting:
             node, index = waiting.pop()
@@ -194,7 +203,7 @@ class _Array:
                     waiting.append((child, base ^ char))
 
     def add(self, prefix: bytes, position: int) -> None:
-        """Add one more prefix, which has no rule yet."""
+        """Add one more prefix, which must not have a rule yet."""
         index, fresh = 0, False
         for char in prefix:
             base = index ^ _offset(self.units[index])
@@ -206,9 +215,10 @@ class _Array:
         self.units[index] |= LEAF_FLAG
 
     def _moved(self, index: int, char: int, fresh: bool) -> int:
-        """Move a node's children to a base that has room for one more byte; return the base.
+        """Move a node's children to a base that also has room for a child for the byte `char`;
+        return the base.
 
-        A `fresh` node has no children.
+        A `fresh` node has no children yet.
         """
         old = index ^ _offset(self.units[index])
         below = (
@@ -232,7 +242,7 @@ class _Array:
         self.units[index] = self.units[index] & (LABEL_MASK | LEAF_FLAG) | (base ^ index) << 10
 
     def _base(self, chars: list[int]) -> int:
-        """Return an unused base with free slots for these bytes, and take the slots."""
+        """Return an unused base whose slots for these bytes are free, and take these slots."""
         fit = (slot ^ chars[0] for slot in self._slots())
         base = next(
             base
@@ -250,7 +260,7 @@ class _Array:
             first = len(self.units)
             self.units += [0] * BLOCK_SLOTS
             for slot in [slot for slot in self.free if slot < first - OPEN_BLOCKS * BLOCK_SLOTS]:
-                del self.free[slot]  # nothing has fitted into these slots for long
+                del self.free[slot]  # a slot that has stayed free for so many blocks is given up
             self.free |= dict.fromkeys(range(first, first + BLOCK_SLOTS))
             yield from range(first, first + BLOCK_SLOTS)
 
@@ -266,5 +276,5 @@ def _offset(unit: int) -> int:
 
 
 def _width(lead: int) -> int:
-    """Return the number of bytes of a character by its first byte."""
+    """Return the number of bytes of a UTF-8 character, given its first byte."""
     return 1 if lead < 0x80 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4

@@ -1,7 +1,7 @@
-"""A checkpoint's chat templates: the main one and others by name.
+"""A checkpoint's chat templates: the main one, and others by name.
 
-As in transformers, a separate file takes precedence over tokenizer_config.json. Templates are read
-but never run.
+As in transformers, templates in separate files take precedence over those in tokenizer_config.json.
+Templates are read but never run.
 """
 
 import re
@@ -12,7 +12,7 @@ from quant.checkpoint.folder import CheckpointFolder
 from quant.errors import UserError
 
 MAIN_NAME, TEMPLATES_FOLDER = "default", "additional_chat_templates"
-MAX_TEMPLATE_BYTES, MAX_TEMPLATES = 1 << 20, 32  # bytes of a template; number of templates
+MAX_TEMPLATE_BYTES, MAX_TEMPLATES = 1 << 20, 32  # most bytes of a template; most templates
 
 
 def load_templates(
@@ -47,8 +47,8 @@ def load_templates(
 
 
 def template_entries(templates: dict[str, str]) -> list[tuple[str, str, Any]]:
-    """Return the keys of the file as (name, kind, value), named as the gguf package's writer names
-    them.
+    """Return the keys of the file as (name, kind, value), with the names that the gguf package's
+    writer uses.
     """
     main = templates.get(MAIN_NAME) or next(iter(templates.values()), None)
     named = {
@@ -65,7 +65,9 @@ def template_entries(templates: dict[str, str]) -> list[tuple[str, str, Any]]:
 
 
 def _from_settings(value: Any) -> dict[str, str]:
-    """Return the templates in the settings: one text, or a list of named ones."""
+    """Return the templates in tokenizer_config.json: a single text, or a list of templates with
+    names.
+    """
     if isinstance(value, str) and value:
         return {MAIN_NAME: value}
     listed = value[:MAX_TEMPLATES] if isinstance(value, list) else []

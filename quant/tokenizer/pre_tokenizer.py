@@ -1,9 +1,9 @@
-"""Recognizes which of llama.cpp's pre-tokenizers a byte-level BPE tokenizer.json needs, by its
-structure.
+"""Recognizes by its structure which of llama.cpp's pre-tokenizers a byte-level BPE tokenizer.json
+needs.
 
-llama.cpp's converter hashes the ids of a probe text instead, which change with every added token
-and every release of transformers. An unknown structure raises UserError; a recognized one is
-verified afterwards (quant/tokenizer/verify).
+llama.cpp's converter instead hashes the ids of a probe text, which change with every added token
+and every release of transformers. An unknown structure raises UserError; the choice for a known one
+is verified afterwards (quant/tokenizer/verify).
 """
 
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ DIGIT_TRIPLES = r"\d{1,3}(?=(?:\d{3})*\b)"
 class PreTokenizer:
     """A pre-tokenizer of llama.cpp.
 
-    `whole_words_first` says that words which are tokens are looked up before any merges.
+    `whole_words_first` means that a word that is a token is used as it is, before any merges.
     """
 
     name: str
@@ -88,11 +88,12 @@ class PreTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizerMatch:
-    """The pre-tokenizer for `tokenizer.ggml.pre`.
+    """The choice of a pre-tokenizer, whose `name` becomes `tokenizer.ggml.pre`.
 
-    `dialect` holds the steps that llama.cpp takes if its own expression splits differently, and
-    `difference` describes that to the user. With `is_certain`, llama.cpp is known to treat whole
-    words as tokenizer.json does; otherwise every word of the vocabulary must be compared.
+    If llama.cpp's own expression splits text differently from tokenizer.json, `dialect` has the
+    steps that llama.cpp takes, and `difference` describes the difference to the user. With
+    `is_certain`, llama.cpp is known to treat whole words as tokenizer.json does; otherwise every
+    word of the vocabulary must be compared.
     """
 
     name: str
@@ -102,7 +103,8 @@ class PreTokenizerMatch:
 
 
 LLAMA3_PRE_TOKENIZERS = (PreTokenizer("llama-bpe", True), PreTokenizer("smaug-bpe"))
-# Steps of tokenizer.json before its byte-level step -> pre-tokenizers of llama.cpp.
+# Steps of tokenizer.json before its byte-level step -> the pre-tokenizers of llama.cpp that take
+# these steps.
 PRE_TOKENIZERS: dict[SplitSteps, tuple[PreTokenizer, ...]] = {
     ("gpt2",): (PreTokenizer("gpt-2"),),
     ("digits", "gpt2"): (PreTokenizer("smollm"),),
@@ -127,8 +129,9 @@ PRE_TOKENIZERS: dict[SplitSteps, tuple[PreTokenizer, ...]] = {
     (JAIS2,): (PreTokenizer("jais-2"),),
     (DIGIT_TRIPLES, GPT4O): (PreTokenizer("tiny_aya"),),
 }
-# llama.cpp's expressions for these match letters, not their case. They use "not a to z" for
-# uppercase letters and leave out combining marks, or do not distinguish letters at all.
+# In these expressions llama.cpp does not recognize the case of all letters. Either it uses "not a
+# to z" for uppercase letters and leaves out combining marks, or it does not distinguish case at
+# all.
 ASCII_UPPER, ASCII_LOWER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
 BY_ASCII_CASE = BY_CASE.replace(UPPER_LETTERS, ASCII_UPPER).replace(LOWER_LETTERS, ASCII_LOWER)
 SYMBOLS_WITH_SLASH = SYMBOLS_AND_SPACES.replace(r"[\r\n]*", r"[\r\n/]*")
@@ -153,9 +156,9 @@ DIALECTS: dict[SplitSteps, tuple[frozenset[str], SplitSteps, str]] = {
         NO_CASE_NOTE,
     ),
 }
-# The same expressions under names with which llama.cpp adds no BOS of its own.
+# Name -> another name of the same expression, with which llama.cpp adds no BOS by default.
 NAMES_WITHOUT_BOS = {"llama-bpe": "glm4", "smaug-bpe": "chatglm-bpe"}
-# The byte-level names in src/llama-vocab.cpp.
+# Names of byte-level pre-tokenizers in src/llama-vocab.cpp.
 BYTE_LEVEL_NAMES = frozenset(
     {
         "a.x-4.0",
@@ -243,9 +246,10 @@ BYTE_LEVEL_NAMES = frozenset(
 def find_pre_tokenizer(
     tokenizer: dict[str, Any], location: str, pre: str | None = None
 ) -> PreTokenizerMatch:
-    """Return the pre-tokenizer for `tokenizer.ggml.pre`: `pre` if it is given, else by structure.
+    """Return the choice of a pre-tokenizer: `pre` if it is given, else by the structure of
+    tokenizer.json.
 
-    Raises UserError if llama.cpp has no `pre`, and for an unknown structure.
+    Raises UserError if llama.cpp does not know the name `pre`, or if the structure is unknown.
     """
     if pre is not None and pre not in BYTE_LEVEL_NAMES:
         raise UserError(
@@ -274,7 +278,7 @@ def find_pre_tokenizer(
 
 
 def build_node(steps: SplitSteps) -> dict[str, Any]:
-    """Return a tokenizer.json's pre-tokenizer that takes these steps."""
+    """Return the pre-tokenizer part of a tokenizer.json that takes these steps."""
     nodes = [_node(step) for step in steps]
     if "gpt2" not in steps:
         nodes.append(
@@ -315,7 +319,9 @@ def _normalizer(node: Any) -> tuple[str, ...]:
 
 
 def _split_steps(node: Any) -> SplitSteps:
-    """Return the steps before the byte-level step; without one, end in an unknown step."""
+    """Return the steps before the byte-level step. If there is no byte-level step, the last step is
+    an unknown one.
+    """
     steps = tuple(_step(part) for part in flatten_sequence(node, "pretokenizers"))
     if steps[-1:] == ("bytes",):
         return steps[:-1]
@@ -323,8 +329,8 @@ def _split_steps(node: Any) -> SplitSteps:
 
 
 def _step(part: Any) -> str:
-    """Return one step as a name or a regular expression, or "?" for a step that llama.cpp does not
-    have.
+    """Return one step as a name or a regular expression, or "?" if llama.cpp does not have such a
+    step.
     """
     match part:
         case {"type": "ByteLevel", "add_prefix_space": False}:
@@ -343,6 +349,7 @@ def _step(part: Any) -> str:
             "behavior": "Removed",
             "invert": True,
         }:
-            # Text between the matches would be lost; the known expressions match everything.
+            # This step loses the text between matches, which makes no difference because the known
+            # expressions match all text.
             return regex
     return "?"

@@ -1,8 +1,8 @@
-"""SentencePiece model files (tokenizer.model): pieces and settings, through a minimal protobuf
+"""SentencePiece model files (tokenizer.model): reads pieces and settings with a minimal protobuf
 reader.
 
-The few fields needed (sentencepiece_model.proto: ModelProto, SentencePiece, TrainerSpec,
-NormalizerSpec) do not justify a dependency on the sentencepiece package.
+Few fields are needed (sentencepiece_model.proto: ModelProto, SentencePiece, TrainerSpec,
+NormalizerSpec), so a dependency on the sentencepiece package is not justified.
 """
 
 import math
@@ -13,12 +13,12 @@ from pathlib import Path
 
 from quant.errors import UserError
 
-# Types of pieces, with the same numbers as GGUF's token types.
+# Types of pieces; the numbers are the same as those of GGUF's token types.
 NORMAL, UNKNOWN, CONTROL = 1, 2, 3
 USER_DEFINED, UNUSED, BYTE = 4, 5, 6
 UNIGRAM, BPE = 1, 2  # TrainerSpec.model_type
-MAX_PIECES = 1 << 22  # pieces; sixteen times the largest known vocabulary
-MAX_FILE_BYTES = 1 << 27  # bytes of a file
+MAX_PIECES = 1 << 22  # limit of the number of pieces; sixteen times the largest known vocabulary
+MAX_FILE_BYTES = 1 << 27  # limit of the file's size in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class SentencePieceToken:
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceModel:
-    """A SentencePiece model; the settings have the names and defaults of its protobuf.
+    """A SentencePiece model; the settings have the names and defaults of the protobuf messages.
 
     `charsmap` (precompiled_charsmap) is empty if the model has no character rules.
     """
@@ -48,7 +48,7 @@ class SentencePieceModel:
 
 
 def load_sentencepiece(file: Path) -> SentencePieceModel:
-    """Read a tokenizer.model. Raises UserError for any other file."""
+    """Read a tokenizer.model. Raises UserError if the file is not a SentencePiece model."""
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
             raise ValueError("too large")
@@ -101,7 +101,9 @@ def _parse_piece(data: bytes) -> SentencePieceToken:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield (number, value) for each field of a message: a varint as int, others as bytes."""
+    """Yield (number, value) for each field of a protobuf message: a varint as int, other values as
+    bytes.
+    """
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)

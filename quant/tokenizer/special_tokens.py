@@ -1,7 +1,7 @@
-"""Special tokens from a checkpoint's settings: their ids, which tokens end an answer, and what is
-added around a text.
+"""Special tokens from a checkpoint's settings: their ids, which tokens end an answer, and which
+tokens are added before and after a text.
 
-A GGUF file has three slots for tokens that end generation; llama.cpp recognizes others by their
+A GGUF file can name three tokens that end generation; llama.cpp recognizes further ones by their
 text.
 """
 
@@ -11,7 +11,8 @@ from typing import Any
 from quant.errors import UserError
 from quant.tokenizer.tokenizer_json import flatten_sequence
 
-# Texts that end generation in llama.cpp without a slot in the file (src/llama-vocab.cpp).
+# Texts of tokens that end generation in llama.cpp even if the file does not name them
+# (src/llama-vocab.cpp).
 END_TEXTS = frozenset(
     {
         "<|eot_id|>",
@@ -56,8 +57,8 @@ def find_special_ids(
 ) -> dict[str, int]:
     """Return key name -> id for every special token that the settings name.
 
-    `texts` are the vocabulary's rows. Raises UserError if more tokens end an answer than a file can
-    name.
+    `texts` are the texts of the vocabulary's rows. Raises UserError if more tokens end an answer
+    than a file can name.
     """
     by_text = {text: index for index, text in reversed(list(enumerate(texts)))}
     special_ids: dict[str, int] = {}
@@ -90,11 +91,12 @@ def find_special_ids(
 
 
 def _is_recognized(texts: Sequence[str], index: int) -> bool:
-    """Return whether llama.cpp recognizes a token that ends an answer by its text, with llama.cpp's
-    exceptions.
+    """Return whether llama.cpp recognizes by its text that a token ends an answer, including
+    llama.cpp's exceptions.
     """
     text = texts[index]
-    if text == "<|end|>":  # next to these tokens it ends a message, not the answer
+    # if the vocabulary also has these tokens, it ends a message, not the answer
+    if text == "<|end|>":
         companions = {"<|return|>", "<|call|>", "<|calls|>", "<|flush|>"}.intersection(texts)
         return not (
             companions >= {"<|return|>", "<|call|>"}
@@ -119,12 +121,13 @@ def _end_ids(generation: Json, config: Json, size: int) -> list[int]:
 def find_surrounding_tokens(
     tokenizer: Json, settings: Json, is_sentencepiece: bool
 ) -> tuple[bool, bool, list[str]]:
-    """Return whether a BOS is added before and an EOS after a text, and notes for the user.
+    """Return whether a BOS is added before a text, whether an EOS is added after it, and notes for
+    the user.
 
-    transformers follows tokenizer.json if there is one. Without it, the settings decide, and
-    SentencePiece models get a BOS unless the settings say no. If tokenizer.json says nothing, the
-    settings count for Llama's classes, as in transformers 4: DeepSeek's models were trained and are
-    served that way.
+    As in transformers, tokenizer.json decides if there is one. Without it, the settings decide, and
+    SentencePiece models get a BOS unless the settings say no. There is an exception: if
+    tokenizer.json adds no tokens and the tokenizer has one of Llama's classes, the settings decide,
+    as in transformers 4. DeepSeek's models need this, because they were trained with these tokens.
     """
     flags = [settings.get(f"add_{name}_token") for name in ("bos", "eos")]
     if not tokenizer:
@@ -157,7 +160,9 @@ def _adds_nothing(node: Any) -> bool:
 
 
 def _template_ends(node: Any) -> tuple[bool, bool]:
-    """Return whether a post-processor adds a special token first and last around a single text."""
+    """Return whether a post-processor adds a special token before a single text, and whether it
+    adds one after it.
+    """
     first = last = False
     for part in flatten_sequence(node, "processors"):
         match part:

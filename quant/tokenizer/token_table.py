@@ -1,5 +1,5 @@
-"""The rows of a GGUF vocabulary: ordinary tokens, added tokens over them, and padding if the model
-has more rows.
+"""The rows of a GGUF vocabulary: ordinary tokens, added tokens that replace some of them, and
+padding if the model has more rows than tokens.
 """
 
 from collections.abc import Mapping
@@ -23,9 +23,9 @@ class VocabularyToken:
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token that is added to the model's own pieces.
+    """A token that is added to the pieces of the tokenizer's model.
 
-    The flags say how the tokenizers library matches it in a text.
+    The flags are those of the tokenizers library, and say how the token is matched in a text.
     """
 
     text: str
@@ -44,9 +44,9 @@ def build_token_table(
     has_scores: bool,
 ) -> list[VocabularyToken]:
     """Return the table of `size` rows: added tokens replace ordinary ones, and rows without a token
-    are padded.
+    get padding.
 
-    Unknown and byte tokens are never replaced. Raises UserError for a token beyond `size`.
+    Unknown and byte tokens are never replaced. Raises UserError for a token in a row beyond `size`.
     """
     rows = dict(tokens)
     for index, token in added.items():

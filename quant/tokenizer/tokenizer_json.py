@@ -1,17 +1,17 @@
-"""Flattens the nested sequences of tokenizer.json.
+"""Reads nested sequences in tokenizer.json.
 
-The files are untrusted: sequences may be nested as deep as a JSON reader allows, so nothing here
-recurses.
+The files are untrusted: sequences may be nested as deep as a JSON reader allows, so no function
+here is recursive.
 """
 
 from typing import Any
 
 
 def flatten_sequence(node: Any, key: str) -> list[Any]:
-    """Return the parts of a node in order, with nested sequences resolved.
+    """Return the parts of a node in order, with nested sequences replaced by their parts.
 
-    `key` is the field in which its kind of Sequence keeps the parts ("normalizers", ...). A node
-    that is not a Sequence is its only part, including None.
+    `key` is the field in which this kind of Sequence has its parts ("normalizers", ...). If a node
+    is not a Sequence, it is its own only part, even if it is None.
     """
     parts, waiting = [], [node]
     while waiting:
@@ -28,8 +28,8 @@ def flatten_sequence(node: Any, key: str) -> list[Any]:
 
 
 def prepends_space(metaspace: dict[str, Any]) -> bool:
-    """Return whether a Metaspace adds a space in front of a text, in either spelling; the default
-    is yes.
+    """Return whether a Metaspace step adds a space in front of a text. The setting has an older and
+    a newer form; if both are missing, the answer is yes.
     """
     scheme = metaspace.get(
         "prepend_scheme", "never" if metaspace.get("add_prefix_space") is False else "always"

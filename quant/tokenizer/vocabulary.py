@@ -1,4 +1,4 @@
-"""A checkpoint folder's tokenizer as the entries of a GGUF vocabulary.
+"""Converts a checkpoint folder's tokenizer to the entries of a GGUF vocabulary.
 
 Reads SentencePiece (tokenizer.model, or a tokenizer.json made from one), Unigram and byte-level BPE
 (tokenizer.json), with added tokens, special ids, end-of-turn tokens and the chat template.
@@ -45,7 +45,7 @@ class GgufVocabulary:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The tokenizer's JSON files; {} for a missing one."""
+    """The contents of the tokenizer's JSON files; {} for a missing file."""
 
     folder: Path
     tokenizer: dict[str, Any]
@@ -59,8 +59,8 @@ ExtraKeys = list[tuple[str, str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class ParsedTokenizer:
-    """A parsed tokenizer: llama.cpp's name of its model, its tokens by row, the model's own keys,
-    and the row of its unknown token.
+    """A parsed tokenizer: llama.cpp's name for the kind of its model, its tokens by row, the keys
+    that only this kind of model has, and the row of its unknown token.
     """
 
     model_name: str
@@ -76,9 +76,9 @@ def load_vocabulary(
     *,
     size_from_tokenizer: bool = False,
 ) -> GgufVocabulary:
-    """Read a folder's tokenizer; its rows are padded to the config's vocab_size.
+    """Read a folder's tokenizer; the vocabulary gets padding up to the config's vocab_size.
 
-    `pre` overrides the pre-tokenizer of byte-level BPE. With `size_from_tokenizer`, a config
+    `pre` overrides the pre-tokenizer of a byte-level BPE. With `size_from_tokenizer`, a config
     without vocab_size takes the tokenizer's size, and added tokens beyond it are left out: Gemma 3
     has one for images. Raises UserError for tokenizers that llama.cpp cannot run the same way.
     """
@@ -133,8 +133,8 @@ def load_vocabulary(
 
 
 def load_pieces(folder: CheckpointFolder) -> tuple[SentencePieceModel, dict[int, AddedToken]]:
-    """Return a folder's tokenizer.model with the changes of its settings, and its added tokens, for
-    verification.
+    """Return a folder's tokenizer.model, changed as its settings say, and its added tokens. The
+    verification uses them.
     """
     files = _read_files(folder)
     return _model(files), _added(files)
@@ -167,7 +167,9 @@ def _parse(files: TokenizerFiles) -> ParsedTokenizer:
 
 
 def _no_vocabulary(folder: Path, model: Any) -> UserError:
-    """Return the error for a missing tokenizer, or one of a kind that llama.cpp does not run."""
+    """Return the error for a tokenizer that is missing, or of a kind that llama.cpp does not
+    support.
+    """
     kind = model.get("type") if isinstance(model, dict) else None
     if kind in ("WordPiece", "WordLevel"):
         return UserError(
@@ -183,9 +185,10 @@ def _no_vocabulary(folder: Path, model: Any) -> UserError:
 
 
 def _pre_tokenizer_name(files: TokenizerFiles, kind: str, pre: str | None, bos: bool) -> str:
-    """Return the pre-tokenizer's name; only byte-level BPE has one.
+    """Return the name of the pre-tokenizer for the file. Only byte-level BPE has a choice of
+    pre-tokenizers.
 
-    Without a BOS, a name is chosen for which llama.cpp adds none.
+    If `bos` is false, a name is chosen with which llama.cpp adds no BOS by default.
     """
     if kind == "gpt2":
         name = pre_tokenizer.find_pre_tokenizer(
@@ -215,7 +218,8 @@ def _sentencepiece(files: TokenizerFiles) -> ParsedTokenizer:
             f"{file} splits text into words or characters, as llama.cpp does not",
             hint="SentencePiece models of type BPE and Unigram are supported",
         )
-    for is_used, reason in (  # with a tokenizer.json, the verification shows whether it matters
+    # if there is a tokenizer.json, the verification shows whether this matters
+    for is_used, reason in (
         (model.charsmap, "has rules for characters (precompiled_charsmap)"),
         (model.remove_extra_whitespaces, "merges runs of spaces (remove_extra_whitespaces)"),
         (model.treat_whitespace_as_suffix, "puts spaces after words (treat_whitespace_as_suffix)"),
@@ -244,12 +248,13 @@ def _prefix(prefix: bool) -> ExtraKeys:
 
 
 def _sentencepiece_from_json(files: TokenizerFiles) -> ParsedTokenizer:
-    """Read a SentencePiece model from tokenizer.json; a piece's score is the rank of the merges
-    that make it.
+    """Read a SentencePiece model from tokenizer.json. A piece's score is the negative rank of the
+    first merge that makes it.
 
-    llama.cpp merges by the score of the result, the tokenizers library by the rank of the pair.
-    Both agree if the merges of each result are neighbors, as in every tokenizer.json made from a
-    tokenizer.model. Raises UserError otherwise.
+    llama.cpp merges in the order of the scores of the resulting pieces, the tokenizers library in
+    the order of the ranks of the pairs. Both orders agree if all merges that make a piece are
+    neighbors in the list, as in every tokenizer.json made from a tokenizer.model. Raises UserError
+    otherwise.
     """
     words, last = _words(files), ""
     ranks: dict[str, int] = {}
@@ -275,7 +280,7 @@ def _adds_prefix(files: TokenizerFiles) -> bool:
     """Return whether a tokenizer.json adds a space in front of a text.
 
     Raises UserError for steps with a regular expression, which llama.cpp's SentencePiece tokenizer
-    does not have.
+    does not support.
     """
     prefix = False
     steps = flatten_sequence(files.tokenizer.get("normalizer"), "normalizers")
@@ -315,7 +320,7 @@ def _words(files: TokenizerFiles) -> dict[str, int]:
 
 
 def _merges(files: TokenizerFiles) -> list[tuple[str, str]]:
-    """Return the merges, in either spelling: "a b", or a pair."""
+    """Return the merges as pairs; tokenizer.json has them as pairs or as texts "a b"."""
     pairs = []
     for merge in _list(files.tokenizer["model"].get("merges")):
         parts = merge.split(" ") if isinstance(merge, str) else merge
@@ -334,7 +339,7 @@ def _merges(files: TokenizerFiles) -> list[tuple[str, str]]:
 
 
 def _added(files: TokenizerFiles) -> dict[int, AddedToken]:
-    """Return the added tokens by row, from every file that may list them."""
+    """Return the added tokens by row, from all files that may list them."""
     listed: list[tuple[Any, Any]] = [
         (index, {"content": text}) for text, index in files.added_tokens.items()
     ]
@@ -365,10 +370,10 @@ def _special(
     words: list[VocabularyToken],
     read: ParsedTokenizer,
 ) -> tuple[ExtraKeys, list[str]]:
-    """Return the keys for special tokens and for what llama.cpp adds around a text, and notes for
-    the user.
+    """Return the keys for special tokens and for the tokens that llama.cpp adds around a text, and
+    notes for the user.
 
-    A token that the model does not have is not added.
+    A BOS or EOS that the model does not have is not added.
     """
     texts = [word.text for word in words]
     ids = special_tokens.find_special_ids(

@@ -1,7 +1,7 @@
 """Known ways in which llama.cpp tokenizes differently from the model's own tokenizer.
 
-A difference is explained if the model's tokenizer, changed to work as llama.cpp does in some of
-these ways, gives exactly llama.cpp's ids.
+A difference in the ids of a text is explained if the model's tokenizer, after it is changed to do
+some of these things as llama.cpp does, gives exactly llama.cpp's ids.
 """
 
 import json
@@ -32,8 +32,8 @@ TextSteps = tuple[
 
 
 class KnownDifferences:
-    """The known differences that may affect one model, and the model's tokenizer with each of them
-    applied.
+    """The known differences that may affect one model, and variants of the model's tokenizer that
+    have them.
     """
 
     def __init__(
@@ -85,10 +85,11 @@ class KnownDifferences:
         self.readers: dict[tuple[str, ...], RowTokenizer] = {}
 
     def explain(self, text: str, llama_cpp_ids: list[int], special: bool) -> str | None:
-        """Return the name of the difference that makes the model's tokenizer give llama.cpp's ids.
+        """Return the name of the known difference that makes the model's tokenizer give llama.cpp's
+        ids.
 
-        Returns "several" if it takes more than one difference, and None if the ids remain
-        different.
+        Returns "several" if more than one difference is needed, and None if no combination gives
+        the same ids.
         """
         several = tuple(
             name for name in self.names if name != "spaces" or self._has_special_spaces(text)
@@ -101,8 +102,8 @@ class KnownDifferences:
         )
 
     def _has_special_spaces(self, text: str) -> bool:
-        """Return whether a text has spaces at its ends or contains added tokens, where llama.cpp
-        places spaces differently.
+        """Return whether a text has spaces at its ends or contains added tokens, because llama.cpp
+        treats spaces differently there.
         """
         mapped = self.characters.apply(text) if self.characters else text
         return mapped.strip().strip(SPACE_MARK) != mapped or any(
@@ -116,7 +117,7 @@ class KnownDifferences:
         return ids == ours or self.reference.is_tied(ids, ours)
 
     def _changed_reader(self, names: tuple[str, ...]) -> RowTokenizer:
-        """Return the model's tokenizer with some differences applied, on the same pieces."""
+        """Return the model's tokenizer with the differences `names`, on the same pieces."""
         exact = self.reference.row_tokenizer
         changed = tokenizers.Tokenizer(exact.tokenizer.model)
         changed.normalizer, changed.pre_tokenizer = self._parts(names)
@@ -149,7 +150,7 @@ class KnownDifferences:
         )
         if (
             not self.reference.normalizers
-        ):  # a SentencePiece model has no normalizers in tokenizer.json
+        ):  # a SentencePiece model has no normalizers from a tokenizer.json
             steps += rules
         for node in self.reference.normalizers:
             if _type(node) == "Precompiled" and "rules" in names:

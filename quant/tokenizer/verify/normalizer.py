@@ -1,8 +1,8 @@
-"""SentencePiece's and llama.cpp's normalization of text before it is split, as steps for the
-tokenizers library's Normalizer.custom.
+"""The normalization of text before it is split, as in SentencePiece and in llama.cpp, for the
+Normalizer.custom of the tokenizers library.
 
-The library's own steps differ: it applies character rules by grapheme, and its Metaspace adds no
-space in front of an existing one.
+The library's own steps differ: they apply character rules to graphemes, and Metaspace adds no space
+in front of an existing one.
 """
 
 import re
@@ -14,7 +14,7 @@ from quant.tokenizer.token_table import SPACE_MARK
 
 
 class NormalizedString(Protocol):
-    """The part of the library's NormalizedString that is used here."""
+    """The part of the library's NormalizedString that these steps use."""
 
     @property
     def normalized(self) -> str: ...
@@ -23,21 +23,22 @@ class NormalizedString(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CharsmapNormalizer:
-    """Replaces characters by rules, the longest first."""
+    """Applies character rules; at each position the longest prefix with a rule is replaced."""
 
     charsmap: Charsmap
 
     def normalize(self, text: NormalizedString) -> None:
-        """Normalize one stretch of text between added tokens; the library calls this."""
+        """Normalize the text between two added tokens; the library calls this."""
         _replace_text(text, self.charsmap.apply(text.normalized))
 
 
 @dataclass(frozen=True, slots=True)
 class SpaceNormalizer:
-    """Writes spaces as U+2581.
+    """Replaces spaces by U+2581.
 
-    `add_prefix` puts one in front of a text. `merge_runs` makes runs of spaces one, and removes
-    them at both ends. With `prefix_blank`, a text of spaces only gets the prefix, too.
+    `add_prefix` puts a space in front of a text. `merge_runs` replaces runs of spaces by one space
+    and removes spaces at both ends. With `prefix_blank`, a text that consists only of spaces gets
+    the prefix as well.
     """
 
     add_prefix: bool
@@ -45,7 +46,7 @@ class SpaceNormalizer:
     prefix_blank: bool
 
     def normalize(self, text: NormalizedString) -> None:
-        """Normalize one stretch of text between added tokens; the library calls this."""
+        """Normalize the text between two added tokens; the library calls this."""
         _replace_text(text, self.normalize_text(text.normalized))
 
     def normalize_text(self, text: str) -> str:

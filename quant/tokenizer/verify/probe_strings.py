@@ -1,7 +1,7 @@
-"""Fixed probe strings for verifying a tokenizer: more than 500, each a case in which pre-tokenizers
-have differed.
+"""Fixed strings for verifying a tokenizer: more than 500, each of a kind that some pre-tokenizers
+have split differently.
 
-`model_strings` adds strings that only one model has: its added tokens and its words.
+`model_strings` adds strings that are specific to a model: its added tokens and its words.
 """
 
 import functools
@@ -248,8 +248,8 @@ def probe_strings() -> tuple[str, ...]:
 
 
 def model_strings(added: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Return probe strings of one model: added tokens in running text, and words in groups of
-    twelve.
+    """Return probe strings for one model: its added tokens in running text, and its words in groups
+    of twelve.
     """
     rng = random.Random(1)
     tokens = (

@@ -1,8 +1,9 @@
-"""Builds a tokenizer.json from a model's pieces, for the tokenizers library to run as the
+"""Builds a tokenizer.json from a model's pieces, so that the tokenizers library can run it as the
 reference.
 
-Used for SentencePiece BPE models, whose merges are derived from scores as transformers does, and
-for Unigram models, because the library would match their unknown and control pieces in text.
+It is used for SentencePiece BPE models, whose merges are derived from scores as transformers does,
+and for Unigram models, because with their own tokenizer.json the library would match unknown and
+control pieces in a text.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,13 +20,15 @@ from quant.tokenizer.sentencepiece_model import (
 )
 from quant.tokenizer.token_table import AddedToken
 
-MAX_MERGED_CHARS = 256  # characters; longer pieces get no merges
-HIDDEN_UNKNOWN = "\0"  # the unknown token's text; no probe string contains it
+MAX_MERGED_CHARS = 256  # longest piece in characters that gets merges
+HIDDEN_UNKNOWN = "\0"  # the text of the unknown token, which no probe string contains
 Json = dict[str, Any]
 
 
 def build_tokenizer_json(model: Json, added: Mapping[int, AddedToken]) -> Json:
-    """Return a tokenizer.json that only finds added tokens: no normalizer, no pre-tokenizer."""
+    """Return a tokenizer.json of a `model` and added tokens, without a normalizer and without a
+    pre-tokenizer.
+    """
     flags = ("special", "lstrip", "rstrip", "normalized", "single_word")
     added_tokens = [
         {"id": index, "content": token.text} | {name: getattr(token, name) for name in flags}
@@ -42,8 +45,8 @@ def build_tokenizer_json(model: Json, added: Mapping[int, AddedToken]) -> Json:
 
 
 def added_from_pieces(pieces: Mapping[int, SentencePieceToken]) -> dict[int, AddedToken]:
-    """Return the pieces that are matched in the text before it is split: unknown, control and
-    user-defined.
+    """Return the pieces that are matched in a text before it is split: unknown, control and
+    user-defined pieces.
     """
     matched_types = (UNKNOWN, CONTROL, USER_DEFINED)
     return {
@@ -54,8 +57,8 @@ def added_from_pieces(pieces: Mapping[int, SentencePieceToken]) -> dict[int, Add
 
 
 def build_bpe(pieces: Mapping[int, SentencePieceToken]) -> Json:
-    """Return SentencePiece's BPE as a model: the pair that makes the piece with the highest score
-    is merged first.
+    """Return the model part of a tokenizer.json for SentencePiece's BPE, which merges the pair that
+    makes the piece with the highest score first.
     """
     ids = {piece.text: index for index, piece in pieces.items()}
     merges = sorted(_merges(pieces.values(), ids), key=lambda merge: merge[0], reverse=True)
@@ -91,9 +94,10 @@ def _merges(
 
 
 def build_unigram(pieces: Mapping[int, tuple[str, float]], unknown: int) -> Json:
-    """Return a Unigram model of these pieces (row -> text, score) except the unknown token.
+    """Return the model part of a tokenizer.json for a Unigram of these pieces (row -> text, score),
+    without the unknown token.
 
-    Ids differ from rows; pieces are identified by their text.
+    Ids in the result differ from rows; pieces are identified by their texts.
     """
     vocab: list[list[str | float]] = [
         [text, score] for row, (text, score) in pieces.items() if row != unknown

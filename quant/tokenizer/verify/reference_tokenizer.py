@@ -1,4 +1,4 @@
-"""The model's own tokenizer, run by the tokenizers library: the reference for llama.cpp.
+"""The model's own tokenizer, run by the tokenizers library. It is the reference for llama.cpp.
 
 It is read from tokenizer.json, or built from the pieces of tokenizer.model if there is no
 tokenizer.json.
@@ -30,7 +30,7 @@ from quant.tokenizer.verify.normalizer import CharsmapNormalizer, SpaceNormalize
 from quant.tokenizer.vocabulary import load_pieces
 
 SAMPLE_TEXT = "Hello world"
-# Part of a text's score that float32 can lose between two splits of the text.
+# two scores of a text are equal if they differ by less than this part, which float32 can lose
 SCORE_TOLERANCE = 1e-6
 DEFAULT_PRE_TOKENIZER = PreTokenizerMatch("default")  # for tokenizers that are not byte-level BPE
 T = TypeVar("T")
@@ -39,7 +39,8 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RowTokenizer:
-    """A tokenizer of the tokenizers library that returns rows of the model's vocabulary.
+    """A tokenizer of the tokenizers library that returns rows of the model's vocabulary instead of
+    the library's ids.
 
     `rows` gives the row of each token's text.
     """
@@ -64,13 +65,16 @@ class RowTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceTokenizer:
-    """A model's tokenizer.
+    """A model's own tokenizer, with the facts that the verification needs.
 
-    - `words`: the texts of its pieces; `added`: its added tokens by row; `texts`: all tokens' texts
-      by row.
-    - `sample_ids`: the ids of SAMPLE_TEXT without and with the special tokens around it, if known.
-    - `pre_tokenizer`: the pre-tokenizer that llama.cpp uses.
-    - `normalizers`: those of tokenizer.json; `normal_form`: the Unicode form that they apply.
+    - `words`: the texts of its pieces.
+    - `added`: its added tokens by row.
+    - `texts`: the texts of all tokens by row.
+    - `sample_ids`: the ids of SAMPLE_TEXT without and with the special tokens around it, if they
+      are known.
+    - `pre_tokenizer`: the pre-tokenizer that llama.cpp uses for the model.
+    - `normalizers`: the normalizers of tokenizer.json.
+    - `normal_form`: the Unicode normal form that the normalizers apply.
     - `charsmap`: SentencePiece's character rules.
     - `scores`: the scores of a Unigram's pieces by row.
     """
@@ -87,19 +91,19 @@ class ReferenceTokenizer:
     scores: Mapping[int, float] = field(default_factory=dict)
 
     def text_for_llama_cpp(self, text: str) -> str:
-        """Return the text as llama.cpp must get it: in the model's normal form, which llama.cpp
-        never applies.
+        """Return the text in the model's normal form. llama.cpp never normalizes, so it must get
+        the text in this form.
 
-        A Unigram's vocabulary has rules for single characters, so only text with combining
-        characters is changed.
+        A Unigram's vocabulary has rules for single characters, so for a Unigram only text with
+        combining characters is changed.
         """
         if not self.normal_form or (self.scores and not any(map(_combines, text))):
             return text
         return unicodedata.normalize(self.normal_form, text)
 
     def is_tied(self, ids: list[int], other_ids: list[int]) -> bool:
-        """Return whether a Unigram scores two splits of one text equally, within the precision of
-        float32.
+        """Return whether a Unigram gives two splits of one text the same score, within the
+        precision of float32.
         """
         if not self.scores or self.join_texts(ids) != self.join_texts(other_ids):
             return False
@@ -109,7 +113,7 @@ class ReferenceTokenizer:
         )
 
     def join_texts(self, rows: Iterable[int], separator: str = "") -> str:
-        """Return the rows' texts, joined."""
+        """Return the texts of the rows' tokens, joined by `separator`."""
         return separator.join(self.texts.get(row, str(row)) for row in rows)
 
 
@@ -125,8 +129,8 @@ def load_reference(
 ) -> ReferenceTokenizer:
     """Open a folder's tokenizer with the tokenizers library.
 
-    `metadata` is that of the finished vocabulary, `pre` the pre-tokenizer that the user named.
-    Raises UserError if the library cannot read the files.
+    `metadata` is that of the finished GGUF vocabulary; `pre` is the pre-tokenizer that the user
+    named. Raises UserError if the library cannot read the files.
     """
     if folder.has_file("tokenizer.json"):
         return _from_json(folder, metadata, pre)
@@ -141,14 +145,15 @@ def _from_json(
     _check_piece_lengths(file, values.get("model"))
     opened = _call(file, lambda: tokenizers.Tokenizer.from_file(str(file)))
     listed = values.get("added_tokens") or []
-    if any(item["id"] >= size for item in listed):  # tokens without a row were left out
+    # tokens without a row were left out of the vocabulary
+    if any(item["id"] >= size for item in listed):
         listed = [item for item in listed if item["id"] < size]
         values = values | {"added_tokens": listed}
         opened = _open(file, values)
     opened.no_truncation()
     opened.no_padding()
     if isinstance(opened.model, tokenizers.models.BPE):
-        opened.model.dropout = None  # a feature for training that skips merges at random
+        opened.model.dropout = None  # a training feature that skips merges at random
     rows, words = (
         opened.get_vocab(with_added_tokens=True),
         list(opened.get_vocab(with_added_tokens=False)),
@@ -178,7 +183,8 @@ def _from_json(
         or model.get("unk_id") is None
     ):
         return ReferenceTokenizer(reader, words, added, _by_row(rows), around, normalizers=nodes)
-    del opened, reader  # frees one copy of a large vocabulary before the next is built
+    # frees a copy of the vocabulary, which may be large, before the next one is built
+    del opened, reader
     tokenizer, added, scores = _unigram_without_specials(values, added)
     reader = RowTokenizer(
         file, _open(file, tokenizer), {**rows, reference_json.HIDDEN_UNKNOWN: model["unk_id"]}
@@ -207,10 +213,10 @@ def _from_json(
 def _unigram_without_specials(
     values: Json, added: Mapping[int, AddedToken]
 ) -> tuple[Json, dict[int, AddedToken], dict[int, float]]:
-    """Return a Unigram's tokenizer.json without its unknown and special pieces, its added tokens,
-    and its scores by row.
+    """Return three things: a Unigram's tokenizer.json without its unknown and special pieces, its
+    added tokens, and its scores by row.
 
-    The library would match those pieces in plain text; SentencePiece and llama.cpp do not.
+    The library would match these pieces in plain text; SentencePiece and llama.cpp do not.
     """
     unknown = values["model"]["unk_id"]
     pieces = {row: (text, score) for row, (text, score) in enumerate(values["model"]["vocab"])}
@@ -226,7 +232,9 @@ def _unigram_without_specials(
 
 
 def _check_piece_lengths(file: Path, model: Any) -> None:
-    """Refuse pieces so long that the library would crash: it stores a Unigram in a deep tree."""
+    """Raise UserError for pieces that are so long that the library would crash, because it stores a
+    Unigram in a tree as deep as its longest piece.
+    """
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(vocabulary, list):
         return
@@ -245,8 +253,8 @@ def _texts(item: Any) -> list[str]:
 def _from_pieces(
     folder: CheckpointFolder, metadata: Mapping[str, MetadataValue]
 ) -> ReferenceTokenizer:
-    """Return a SentencePiece model as transformers converts it: control and user-defined pieces are
-    matched in text as they are.
+    """Return the tokenizer of a SentencePiece model as transformers converts it: control and
+    user-defined pieces are matched in a text before it is split.
     """
     file, size = folder.path / "tokenizer.model", _size(metadata)
     model, more = load_pieces(folder)
@@ -288,7 +296,7 @@ def _from_pieces(
 def make_normalizer(
     step: CharsmapNormalizer | SpaceNormalizer,
 ) -> tokenizers.normalizers.Normalizer:
-    """Return a step of ours as a normalizer of the library."""
+    """Return one of the steps in normalizer.py as a normalizer of the library."""
     normalizer: tokenizers.normalizers.Normalizer = tokenizers.normalizers.Normalizer.custom(step)
     return normalizer
 
@@ -300,7 +308,7 @@ def _size(metadata: Mapping[str, MetadataValue]) -> int:
 
 
 def _parse_rules(data: bytes) -> Charsmap | None:
-    """Return compiled character rules, or None if there are none or they are damaged."""
+    """Return compiled character rules, or None if there are none or if they are damaged."""
     try:
         return charsmap.parse_charsmap(data)
     except ValueError:
@@ -316,9 +324,10 @@ def _open(file: Path, values: Json) -> tokenizers.Tokenizer:
 
 
 def _call(file: Path, question: Callable[[], T]) -> T:
-    """Return the result of a library call.
+    """Return the result of a call of the library.
 
-    The library fails or panics on faulty files; both become a UserError that names the file.
+    The library raises errors or panics on faulty files; both become a UserError that names the
+    file.
     """
     try:
         return question()

@@ -1,9 +1,9 @@
 """Verifies a vocabulary: llama.cpp and the model's own tokenizer must give the same ids for the
 same strings.
 
-Where llama.cpp is known to compute differently, the model's tokenizer is changed to work the same
-way and must then give exactly the same ids. Such differences become notes; any other difference
-fails the conversion.
+Where llama.cpp is known to compute differently, the model's tokenizer is changed to compute the
+same way, and must then give exactly the same ids. Such differences become notes; any other
+difference is an error that ends the conversion.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from quant.tokenizer.token_table import SPACE_MARK
 from quant.tokenizer.verify import probe_strings, reference_tokenizer
 from quant.tokenizer.verify.known_differences import KnownDifferences
 
-MAX_SHOWN = 10  # differences in a message
-MAX_SHOWN_CHARS = 200  # characters of a string in a message
-SAMPLE_WORDS = 3000  # words of the vocabulary that are compared, unless all must be
-MAX_WORD_CHARS = 1024  # characters of a word that is compared
-# The characters that byte-level vocabularies use for bytes: printable ones stand for themselves,
-# the others start at U+0100.
+MAX_SHOWN = 10  # most differences in a message
+MAX_SHOWN_CHARS = 200  # most characters of a string in a message
+SAMPLE_WORDS = 3000  # number of the vocabulary's words that are compared, unless all must be
+MAX_WORD_CHARS = 1024  # longer words are not compared
+# The characters that stand for bytes in byte-level vocabularies: printable bytes stand for
+# themselves, all others get characters from U+0100 on.
 PRINTABLE_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]
 BYTE_BY_CHAR = {chr(byte): byte for byte in PRINTABLE_BYTES} | {
     chr(256 + index): byte
@@ -34,21 +34,24 @@ BYTE_BY_CHAR = {chr(byte): byte for byte in PRINTABLE_BYTES} | {
 
 
 class LlamaCppTokenizer(Protocol):
-    """The finished vocabulary, run by llama.cpp."""
+    """The finished vocabulary as llama.cpp runs it."""
 
     def tokenize(self, text: str, *, special: bool, add_special: bool = False) -> list[int]:
         """Return the ids of a text.
 
-        `special` matches control tokens in the text; `add_special` adds BOS and EOS.
+        With `special`, control tokens are matched in the text; with `add_special`, BOS and EOS are
+        added around it.
         """
 
     def is_control(self, token: int) -> bool:
-        """Return whether a token is matched in text only if `special` is set."""
+        """Return whether a token is matched in a text only if `special` is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyVerification:
-    """The number of strings that were compared, and notes for the user."""
+    """The result of a verification: the number of strings that were compared, and notes for the
+    user.
+    """
 
     string_count: int
     notes: tuple[str, ...]
@@ -56,7 +59,7 @@ class VocabularyVerification:
 
 @dataclass(frozen=True, slots=True)
 class EncodingDifference:
-    """One string that llama.cpp and the model's tokenizer encode differently."""
+    """One string for which llama.cpp and the model's tokenizer give different ids."""
 
     text: str
     llama_cpp_ids: list[int]
@@ -77,7 +80,7 @@ def verify_vocabulary(
 
 
 class _Comparison:
-    """One comparison of a checkpoint's tokenizer with llama.cpp's."""
+    """The comparison of a checkpoint's tokenizer with llama.cpp's."""
 
     def __init__(
         self,
@@ -93,7 +96,9 @@ class _Comparison:
         self.explained: dict[str, list[str]] = {}
 
     def run(self) -> VocabularyVerification:
-        """Compare every string twice: with its special tokens matched, and as plain text."""
+        """Compare every string twice: once with special tokens matched in it, and once as plain
+        text.
+        """
         is_certain = self.reference.pre_tokenizer.is_certain
         words = list(self._words(SAMPLE_WORDS if is_certain else None))
         texts = [
@@ -161,8 +166,8 @@ class _Comparison:
         yield from self._surrounding_note()
 
     def _surrounding_note(self) -> Iterator[str]:
-        """Yield a note if other special tokens are put around a text: a GGUF can only name BOS and
-        EOS.
+        """Yield a note if the model's tokenizer puts other special tokens around a text than
+        llama.cpp, because a GGUF can only name BOS and EOS.
         """
         if not self.reference.sample_ids:
             return
@@ -198,9 +203,9 @@ class _Comparison:
         )
 
     def _words(self, count: int | None) -> Iterator[str]:
-        """Yield the vocabulary's words as text, or a random sample of `count` of them.
+        """Yield the vocabulary's words as text, all of them or a random sample of `count` words.
 
-        Pieces that are not whole characters are left out.
+        Pieces that do not consist of whole characters are left out.
         """
         special = {token.text for token in self.reference.added.values()}
         pieces = [
