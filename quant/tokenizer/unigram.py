@@ -22,7 +22,7 @@ from quant.tokenizer.sentencepiece_model import NORMAL, UNKNOWN, UNUSED, Sentenc
 from quant.tokenizer.token_table import SPACE_MARK, UNUSED_SCORE, VocabularyToken
 from quant.tokenizer.tokenizer_json import flatten_sequence, prepends_space
 
-MAX_PIECE_BYTES = 4096  # bytes of a piece of a Unigram
+MAX_PIECE_BYTES = 4096  # limit of the bytes of a Unigram's piece
 
 
 TOKENIZER_MODEL = "t5"  # the value of tokenizer.ggml.model
@@ -32,11 +32,11 @@ Entries = list[tuple[str, str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class UnigramNormalization:
-    """How a text is normalized before it is split, as far as a file can say it.
+    """The normalization of a text before it is split, as far as a GGUF file can represent it.
 
-    `add_prefix` puts a space in front. `merge_runs` makes runs of spaces one, and removes them at
-    both ends. `charsmap` holds character rules. With `split_words`, words are split apart first, so
-    that no piece contains a space.
+    `add_prefix` puts a space in front of a text. `merge_runs` replaces runs of spaces by one space
+    and removes spaces at both ends. `charsmap` has character rules. With `split_words`, the
+    tokenizer splits a text into words first, so that no piece contains a space inside.
     """
 
     add_prefix: bool
@@ -115,7 +115,8 @@ def convert_unigram(model: SentencePieceModel, location: str) -> UnigramModel:
         if is_used:
             raise _unsupported(location, reason)
     assert unknown is not None
-    tokens = {  # llama.cpp matches unused pieces, too; a very low score keeps them out
+    # llama.cpp matches unused pieces as well, so they get a score that is too low to be chosen
+    tokens = {
         index: VocabularyToken(
             piece.text, UNUSED_SCORE if piece.type == UNUSED else piece.score, piece.type
         )
@@ -152,7 +153,7 @@ def _is_piece(piece: Any) -> bool:
     return False
 
 
-# Normalizers that work character by character become one rule for each character.
+# Normalizers that work character by character are converted to one rule for each character.
 NMT_REMOVED = frozenset(map(chr, (*range(1, 9), 0xB, *range(0xE, 0x20), 0x7F, 0x8F, 0x9F)))
 NMT_SPACES = frozenset("\t\n\f\r\u1680\u200b\u200c\u200d\u200e\u200f\u2028\u2029\u2581\ufeff\ufffd")
 WHITESPACE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
@@ -161,8 +162,8 @@ WHITESPACE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
 WHITESPACE_TO_SPACE = str.maketrans(dict.fromkeys(WHITESPACE, " "))
 NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
 NORMAL_FORMS: tuple[NormalForm, ...] = get_args(NormalForm)
-# All characters that a normal form or a case change may touch: without surrogates, private
-# characters and empty planes.
+# All characters that a normal form or a change of case may affect; surrogates, private characters
+# and empty planes are left out.
 CHANGEABLE_RANGES = (range(1, 0xD800), range(0xF900, 0x30000), range(0xE0000, 0xE1000))
 Step = Callable[[str], str]
 
@@ -172,7 +173,7 @@ def _nmt(text: str) -> str:
 
 
 def _lower(text: str) -> str:
-    # without Greek's final sigma, which depends on the next character
+    # One character at a time: in a whole text, lower() writes Greek's final sigma differently.
     return "".join(map(str.lower, text))
 
 
@@ -189,7 +190,7 @@ STEPS_BY_NAME |= {name: _form(name) for name in NORMAL_FORMS}
 
 
 def find_normal_form(tokenizer: Json) -> NormalForm | None:
-    """Return the Unicode form that a tokenizer.json normalizes text to, or None.
+    """Return the Unicode normal form of a tokenizer.json, or None if it has none.
 
     It composes characters, which character rules cannot always express.
     """
@@ -242,7 +243,9 @@ def _read_normalization(tokenizer: Json, where: str) -> UnigramNormalization:
 
 
 class _Rules:
-    """The effect of a chain of normalizers on every character and on the sequences they name."""
+    """The character rules that have the same effect as a chain of normalizers: on every character,
+    and on the sequences that the normalizers name.
+    """
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -273,8 +276,8 @@ class _Rules:
                 raise _unsupported(self.where, f"changes text by {_step_name(part)}")
 
     def blank(self) -> None:
-        """Treat every whitespace character as a space, for tokenizers that split text at all of
-        them.
+        """Replace every whitespace character by a space, for tokenizers that split a text at all
+        whitespace.
         """
         if any(self._apply(char).strip(" ") for char in WHITESPACE):
             self.steps.append(lambda text: text.translate(WHITESPACE_TO_SPACE))
@@ -285,9 +288,10 @@ class _Rules:
         return text
 
     def packed(self) -> bytes:
-        """Return the rules of all steps for every character.
+        """Return the rules that apply all steps to every character.
 
-        Named sequences get rules, too, also where a compiled map comes first.
+        Sequences that the steps name get rules as well, even if the first step is a compiled map of
+        rules.
         """
         chars = [*self.sequences, *map(chr, itertools.chain(*CHANGEABLE_RANGES))]
         if not self.compiled:
