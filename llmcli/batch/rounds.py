@@ -18,7 +18,7 @@ AdmissionRule = Callable[[SampleRequest, bool], bool]
 
 def admission_rule(runner: Runner) -> AdmissionRule:
     """Return the admission rule for a runner. In the reproducible mode requests run in rounds. In
-    other modes every request may start, because the engine itself waits for free cells.
+    other modes every request may start, because the engine itself finds cells for it.
     """
     return (
         AdmissionRounds(runner.n_ctx, runner.context.n_seq_max)

@@ -22,7 +22,7 @@ def is_allowed(headers: Mapping[str, str], keys: tuple[str, ...]) -> bool:
 
 
 def client_id(headers: Mapping[str, str], address: str, keys: tuple[str, ...]) -> str:
-    """Return the id of the client for limits and fair scheduling: its key, or its address if the
-    server needs no keys.
+    """Return the id of the client, for fair scheduling and for private prefixes in the cache: its
+    key, or its address if the server needs no keys.
     """
     return read_key(headers) if keys else address
