@@ -1,7 +1,8 @@
-"""What a constraint is: a grammar that an answer must follow, compiled for one vocabulary.
+"""The interface of constraints. A constraint is a grammar that an answer must follow, compiled for
+one vocabulary.
 
-A `Constraint` is what a user wrote, a `Grammar` its compiled form, and a `Matcher` the progress of
-one answer through it.
+A `Constraint` is the text that a user wrote, a `Grammar` is its compiled form, and a `Matcher` is
+the progress of one answer in the grammar.
 """
 
 from dataclasses import dataclass
@@ -15,25 +16,26 @@ from llmcli.errors import UserError
 ConstraintKind = Literal["json_schema", "gbnf", "calls"]
 TokenBits = NDArray[
     np.uint8
-]  # one bit per token, the lowest id in the lowest bit of the first byte
+]  # one bit per token; the token with the lowest id has the lowest bit of the first byte
 
 ENGINES = ("llguidance", "llama")
 JUMP_MODES = ("lossless", "fast", "off")
 
 
 class UnsatisfiableConstraint(UserError):
-    """A grammar allows no further token in an answer. The request is at fault, not the model or the
-    server.
+    """A grammar allows no further token in an answer. The cause is in the request, not in the model
+    or the server.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer must be: a JSON document of a schema, a text of a GBNF grammar, or function
-    calls (tool_calls.py).
+    """What an answer must be: a JSON document that fits a schema, a text that fits a GBNF grammar,
+    or function calls (tool_calls.py).
 
-    `jump`: how forced text is inserted without sampling. "lossless" takes a token that is the only
-    legal one, with the same result as "off"; "fast" tokenizes the forced text at once.
+    `jump`: how forced text is inserted. "off" does not insert it. "lossless" inserts a token
+    without a draw when it is the only legal one, which gives the same text as "off". "fast"
+    tokenizes all of the forced text at once.
     """
 
     kind: ConstraintKind
@@ -43,12 +45,12 @@ class Constraint:
 
 
 class Matcher(Protocol):
-    """The progress of one answer in a grammar. End tokens are ordinary tokens, legal where the
-    answer may end.
+    """The progress of one answer in a grammar. End tokens are treated like other tokens: they are
+    legal where the answer may end.
     """
 
     def mask(self) -> TokenBits:
-        """Return the tokens that may come next, as bits; none at a dead end."""
+        """Return which tokens may come next, as a bit mask. All bits are 0 when none may."""
         ...
 
     def allows(self, token: int) -> bool:
@@ -56,16 +58,16 @@ class Matcher(Protocol):
         ...
 
     def accept(self, token: int) -> None:
-        """Advance by a token that is allowed."""
+        """Advance by `token`, which must be allowed."""
         ...
 
     def rewind(self, count: int) -> None:
-        """Go back by the last `count` tokens."""
+        """Go back by `count` tokens."""
         ...
 
     def forced_tokens(self, jump: str) -> list[int]:
-        """Return the tokens that must come next, as far as `jump` looks; empty where there is a
-        choice.
+        """Return the tokens that must come next; empty when there is a choice. `jump`: how they are
+        found, as in `Constraint`.
         """
         ...
 
@@ -87,7 +89,7 @@ class Matcher(Protocol):
 
 
 class Grammar(Protocol):
-    """A compiled constraint."""
+    """A compiled constraint, from which a matcher for each answer is made."""
 
     @property
     def constraint(self) -> Constraint: ...
@@ -98,7 +100,9 @@ class Grammar(Protocol):
 
 
 def accepts(grammar: Grammar, tokens: list[int]) -> bool:
-    """Return whether `tokens`, an answer without its end token, are complete in the grammar."""
+    """Return whether the grammar accepts `tokens` as a complete answer. `tokens`: without the end
+    token.
+    """
     matcher = grammar.start()
     try:
         for token in tokens:
@@ -111,7 +115,7 @@ def accepts(grammar: Grammar, tokens: list[int]) -> bool:
 
 
 def single_token(bits: TokenBits) -> int | None:
-    """Return the only token of a mask, or None when there are none or several.
+    """Return the only token that a mask allows, or None when it allows none or several.
 
     Shapes: bits `[n_vocab / 8]`.
     """

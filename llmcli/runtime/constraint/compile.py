@@ -1,4 +1,4 @@
-"""Compiles constraints for one model, each only once."""
+"""Compiles constraints for one model and caches the results."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,30 +7,30 @@ from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint, Grammar
 from llmcli.runtime.vocabulary import Vocabulary
 
-MAX_COMPILED = 16  # compiled constraints; a conversation uses few
+MAX_COMPILED = 16  # maximum compiled constraints in the cache; a conversation uses few
 
 
 class GrammarCompiler:
-    """Compiles and caches constraints. The engine that a constraint names is loaded with its first
-    constraint.
+    """Compiles and caches constraints. There are two engines, and each is loaded only with the
+    first constraint that needs it.
     """
 
     def __init__(self, model: Vocabulary, native: Callable[[Constraint], Grammar]) -> None:
-        """`native` compiles for llama.cpp's own grammars."""
+        """`native`: compiles a constraint with llama.cpp's own grammars."""
         self._model, self._native = model, native
         self._compiler: Any = None
         self._compiled: dict[Constraint, Grammar] = {}
 
     def __call__(self, constraint: Constraint) -> Grammar:
-        """Compile a constraint, or return the cached grammar.
+        """Return the compiled form of a constraint, from the cache if it is there.
 
-        Raises UserError when it is not a valid grammar or cannot be followed.
+        Raises UserError when the constraint is not a valid grammar or cannot be enforced.
         """
         if constraint not in self._compiled:
             while len(self._compiled) >= MAX_COMPILED:
                 del self._compiled[next(iter(self._compiled))]
             self._compiled[constraint] = self._compile(constraint)
-        else:  # move it to the end: the least recently used is dropped first
+        else:  # move the grammar to the end, because the one at the beginning is dropped first
             self._compiled[constraint] = self._compiled.pop(constraint)
         return self._compiled[constraint]
 

@@ -1,8 +1,8 @@
 """Translates GBNF, llama.cpp's grammars (grammars/README.md, src/llama-grammar.cpp), into the Lark
 syntax that llguidance reads.
 
-Every character becomes a separate lexeme, because llguidance's lexer takes the longest lexeme
-without backtracking, and GBNF has no lexemes.
+GBNF has no lexemes. Each character becomes a separate lexeme in Lark, because llguidance's lexer
+always takes the longest lexeme and does not backtrack.
 """
 
 import re
@@ -10,8 +10,9 @@ from itertools import count
 
 from llmcli.errors import UserError
 
-MAX_CHARACTERS, MAX_DEPTH = 1 << 18, 200  # characters of a grammar, depth of nested groups
-MAX_REPETITIONS = 2000  # repetitions, as in llama.cpp
+# maximum characters of a grammar, and maximum depth of nested groups
+MAX_CHARACTERS, MAX_DEPTH = 1 << 18, 200
+MAX_REPETITIONS = 2000  # maximum repetitions of an item, as in llama.cpp
 ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
 HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 NAME, NUMBER = re.compile(r"[A-Za-z0-9-]+"), re.compile(r"[0-9]+")
@@ -19,7 +20,7 @@ TOKEN = re.compile(r"!?<(?:\[[0-9]{1,9}\]|[^>\[\r\n]+)>")
 
 
 def to_lark(text: str) -> str:
-    """Return the same grammar in Lark.
+    """Return the GBNF grammar `text` in Lark.
 
     Raises UserError with line and column when `text` is not a valid grammar.
     """
@@ -28,9 +29,10 @@ def to_lark(text: str) -> str:
 
 
 def check_gbnf(text: str) -> list[str]:
-    """Check a grammar for llama.cpp's engine. Return the tokens that it names, <|name|>.
+    """Check a grammar for llama.cpp's engine. Return the tokens that the grammar contains by name,
+    such as <|name|>.
 
-    Raises UserError with line and column when llama.cpp cannot read it.
+    Raises UserError with line and column when llama.cpp could not read the grammar.
     """
     parser = _Parser(text, tokens=True)
     _rules(parser)
@@ -43,7 +45,7 @@ def _rules(parser: "_Parser") -> dict[str, str]:
             f"the grammar has {len(parser.text)} characters; the limit is {MAX_CHARACTERS}",
             hint="use a smaller grammar",
         )
-    if "\0" in parser.text:  # C would take it for the end
+    if "\0" in parser.text:  # C code would take it for the end of the text
         raise parser.wrong("a NUL character", parser.text.index("\0"))
     rules = parser.rules()
     if "root" not in rules:
@@ -58,8 +60,8 @@ def _rules(parser: "_Parser") -> dict[str, str]:
 
 
 def _lark(name: str) -> str:
-    """Return a rule's name in Lark, which allows lower-case letters and underscores; GBNF has
-    hyphens and capitals.
+    """Return the name of a rule in Lark. GBNF names have hyphens and capitals; Lark names have only
+    lower-case letters, digits and underscores.
     """
     spelled = "".join(
         letter if letter.islower() or letter.isdigit() else f"_{ord(letter)}_" for letter in name
@@ -72,11 +74,13 @@ def _char(character: str) -> str:
 
 
 class _Parser:
-    """Reads a grammar from left to right. `used`: names of rules and their first position."""
+    """Reads a grammar from left to right. `used`: the names of rules that the grammar refers to,
+    each with the position of its first use.
+    """
 
     def __init__(self, text: str, tokens: bool = False) -> None:
-        """`tokens`: the grammar may contain single tokens, <[5]> or <|name|>, which Lark cannot
-        express.
+        """`tokens`: whether the grammar may contain single tokens, such as <[5]> or <|name|>. Lark
+        cannot express them.
         """
         self.text, self.tokens, self.at, self.used = text, tokens, 0, dict[str, int]()
         self.named: list[str] = []
@@ -99,7 +103,9 @@ class _Parser:
         return rules
 
     def wrong(self, what: str, at: int | None = None) -> UserError:
-        """Return an error with line and column."""
+        """Return an error that contains line and column of position `at`, or of the present
+        position. `what`: what is wrong there.
+        """
         before = self.text[: self.at if at is None else at]
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
         return UserError(

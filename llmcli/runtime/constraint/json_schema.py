@@ -1,7 +1,8 @@
-"""Reads a JSON schema from an untrusted source, and refuses what could not be enforced.
+"""Reads a JSON schema from an untrusted source, and refuses a schema that could not be enforced.
 
-Every keyword is supported or refused by name and path; none is ignored. Covers JSON Schema (draft
-2020-12) as far as llguidance enforces it (docs/json_schema.md there).
+Every keyword is either supported or refused, with its name and path; none is ignored. Supported is
+JSON Schema (draft 2020-12) as far as llguidance enforces it (docs/json_schema.md in its
+repository).
 """
 
 import json
@@ -13,9 +14,11 @@ from llmcli.errors import UserError
 from llmcli.runtime.constraint.schema_cost import SchemaCost, count_cost
 from llmcli.strict_json import parse_finite_float, parse_strict_json
 
-MAX_CHARACTERS, MAX_DEPTH = 1 << 18, 64  # characters of a schema, levels of nested JSON
-MAX_PARTS = 200  # parts that are compiled alone to find the one that is refused
-# keywords whose value is a schema, a list of schemas, a table of schemas
+# maximum characters of a schema, and maximum levels of nested JSON
+MAX_CHARACTERS, MAX_DEPTH = 1 << 18, 64
+# maximum parts of a refused schema that are compiled alone to find the one at fault
+MAX_PARTS = 200
+# Keywords by the kind of their value: a schema, a list of schemas, an object of schemas.
 SCHEMA_KEYS = ("items", "additionalProperties", "additionalItems")
 SCHEMA_LIST_KEYS = ("anyOf", "oneOf", "allOf", "prefixItems")
 SCHEMA_TABLE_KEYS = ("properties", "patternProperties", "$defs", "definitions")
@@ -39,8 +42,8 @@ ENFORCED_KEYS = {
     "const",
 }
 LARGEST_NUMBER = 2**53
-# Annotations describe a value without constraining it. Names that start with x- are annotations,
-# too.
+# Keywords that describe a value without constraining it. All names that start with x- are treated
+# in the same way.
 ANNOTATION_KEYS = {
     "$schema",
     "$id",
@@ -69,13 +72,14 @@ FORMATS = (
     "uuid",
     "uri",
 )
-SAME_VALUE_KEYS = ("anyOf", "oneOf", "allOf")  # their schemas constrain the same value
+# keywords whose schemas constrain the same value as the schema that contains them
+SAME_VALUE_KEYS = ("anyOf", "oneOf", "allOf")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedSchema:
-    """A schema that may be compiled. `schemas`: the schema and all schemas inside it, by path.
-    `cost`: the cost of compiling it.
+    """A schema that has passed the checks. `schemas`: the schema itself and all schemas inside it,
+    by path. `cost`: the cost of compiling it.
     """
 
     root: Any
@@ -88,8 +92,9 @@ class CheckedSchema:
         return json.dumps(self.root, ensure_ascii=False)
 
     def inner_schemas(self) -> Iterator[tuple[str, str]]:
-        """Yield path and text of the inner schemas, the deepest first, with the definitions that
-        they refer to. Since each is compiled, their total text is limited to that of one document.
+        """Yield path and text of the inner schemas, the deepest first. Each text includes the
+        definitions that the schema may refer to. All texts together are limited to MAX_CHARACTERS,
+        because the caller compiles each.
         """
         shared = {key: self.root[key] for key in ("$defs", "definitions") if key in self.root}
         paths, n_characters = sorted(self.schemas, key=lambda path: -path.count("/")), 0
@@ -104,9 +109,9 @@ class CheckedSchema:
 
 
 def check_schema(text: str) -> CheckedSchema:
-    """Read a schema.
+    """Read and check a schema.
 
-    Raises UserError naming every keyword that cannot be enforced, and its path.
+    Raises UserError that names every keyword that cannot be enforced, and its path.
     """
     root = _read(text)
     if isinstance(root, bool):
@@ -171,25 +176,27 @@ def _too_deep() -> UserError:
 
 
 def _whole(word: str) -> int:
-    parse_finite_float(word)  # the library reads integers beyond 64 bits as floats
+    # refuses integers beyond the range of floats, because the library reads integers beyond 64 bits
+    # as floats
+    parse_finite_float(word)
     return int(word)
 
 
 class _Walk:
-    """Walks all schemas of a document. `wrong`: what cannot be enforced. `schemas`: the schemas by
-    path.
+    """Checks all schemas of a document. `wrong`: descriptions of what cannot be enforced.
+    `schemas`: the schemas by path.
     """
 
     def __init__(self, root: dict[str, Any]) -> None:
         self.root = root
         self.wrong: list[str] = []
         self.schemas: dict[str, Any] = {}
-        # path -> paths of schemas that constrain the same value
+        # for the path of each schema, the paths of other schemas that constrain the same value
         self._links: dict[str, list[str]] = {}
 
     def schema(self, value: Any, path: str) -> Any:
-        """Return `value` as it is passed to the library: without annotations, and with counts such
-        as 2.0 as integers.
+        """Check the schema `value`. Return it in the form in which it is passed to the library:
+        without annotations, and with counts such as 2.0 as integers.
         """
         if not isinstance(value, dict):
             if not isinstance(value, bool):
@@ -241,8 +248,9 @@ class _Walk:
         return value
 
     def _counted(self, cleaned: dict[str, Any], path: str) -> None:
-        """Refuse minProperties above the number of required names: a name may be written twice but
-        counts once, so more distinct names cannot be guaranteed.
+        """Refuse a minProperties above the number of required names. An answer may contain a name
+        twice, which counts as one property, so it is certain only for required names that they are
+        distinct.
         """
         least, required = cleaned.get("minProperties", 0), cleaned.get("required", [])
         if (
@@ -253,7 +261,9 @@ class _Walk:
             self.wrong.append(f"minProperties {least} at {path}")
 
     def references(self) -> None:
-        """Check every $ref: it must name a path of this document and not refer back to itself."""
+        """Check every $ref. It must be the path of a schema in this document, and following it must
+        not lead back to the same schema for the same value.
+        """
         for path, schema in list(self.schemas.items()):
             target = schema.get("$ref") if isinstance(schema, dict) else None
             if target is None:
@@ -272,8 +282,8 @@ class _Walk:
             self.wrong.append(f"$ref at {back} (it refers back to itself)")
 
     def _returning(self) -> str | None:
-        """Return the path of a schema that requires its value to be valid against itself, or None.
-        Each schema is visited once.
+        """Return the path of a schema that is applied again to the same value by its own
+        references, or None. Each schema is visited once.
         """
         finished, open_paths = set[str](), set[str]()
         for start in self._links:
@@ -294,8 +304,8 @@ class _Walk:
 
 
 def _fits(key: str, value: Any) -> bool:
-    """Return whether a keyword's value has the type that the keyword takes; the library does not
-    check all of them.
+    """Return whether the value of a keyword has the right type. The library does not check this for
+    all keywords.
     """
     if key in COUNT_KEYS:
         return isinstance(value, int) and not isinstance(value, bool)
@@ -305,8 +315,8 @@ def _fits(key: str, value: Any) -> bool:
 
 
 def _writable(value: Any) -> bool:
-    """Return whether all numbers in a value can be written exactly: the library computes in 64
-    bits.
+    """Return whether all numbers in a value can be written exactly, because the library computes in
+    64-bit floats.
     """
     if isinstance(value, (dict, list)):
         return all(map(_writable, value.values() if isinstance(value, dict) else value))
@@ -314,7 +324,7 @@ def _writable(value: Any) -> bool:
 
 
 def _escaped(key: str) -> str:
-    """Return a key in the form of a JSON pointer."""
+    """Return a key as it is written in a JSON pointer."""
     return key.replace("~", "~0").replace("/", "~1")
 
 

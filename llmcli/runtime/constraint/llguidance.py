@@ -1,7 +1,8 @@
-"""llguidance, the engine for JSON schemas and GBNF grammars: token masks within microseconds.
+"""llguidance, the engine for JSON schemas and GBNF grammars, which computes token masks within
+microseconds.
 
-Its tokenizer is built from the bytes of the vocabulary. The library is imported only here, and only
-when a constraint is used.
+Its tokenizer is built from the bytes of the vocabulary. The library is imported only in this
+module, and the module is loaded only when a constraint is used.
 """
 
 import threading
@@ -21,24 +22,29 @@ from llmcli.runtime.constraint.base import (
     single_token,
 )
 
-SPECIAL_PREFIX = b"\xff"  # before the name of a token that is not text
-# Whitespace as models write it. Optional whitespace could repeat without end.
+SPECIAL_PREFIX = b"\xff"  # prefix of the name of a token that is not text
+# The white space that models usually write. If white space were optional, a model could repeat it
+# without end.
 JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# limits for schemas and grammars from untrusted sources, reached within about a second
+# Limits for schemas and grammars from untrusted sources. A grammar at these limits takes about a
+# second.
 PARSER_LIMITS = {
     "max_lexer_states": 50_000,
     "max_grammar_size": 300_000,
     "max_items_in_row": 12_000,
 }
-# Stack of the compiling thread. The library recurses once per level, also along references, with
-# about 5 KB each, so deep schemas overflow the usual 8 MiB. A document has room for 11,000 levels;
-# unused stack is never allocated.
+# Stack size of the thread that compiles. The library recurses once per level, including levels
+# reached by references, and needs about 5 KB for each, so a deep schema would overflow the usual 8
+# MiB. A document has room for 11,000 levels. Memory of an unused stack is never allocated.
 STACK_BYTES = 256 << 20
-STACK_SIZE_LOCK = threading.Lock()  # the stack size applies to every thread that starts meanwhile
+# because a changed stack size applies to all threads that start meanwhile
+STACK_SIZE_LOCK = threading.Lock()
 
 
 class TokenizerWrapper:
-    """A vocabulary in the form that llguidance expects: bytes of each token, and a tokenizer."""
+    """A vocabulary in the form that llguidance expects: the bytes of each token, and a function
+    that tokenizes.
+    """
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -46,8 +52,8 @@ class TokenizerWrapper:
     def __init__(
         self, pieces: list[bytes], ends: list[int], tokenize: Callable[[str], list[int]]
     ) -> None:
-        """`pieces` are the bytes of each token, empty for a token that is not text; `ends` are the
-        end tokens.
+        """`pieces`: the bytes of each token, empty for a token that is not text. `ends`: the end
+        tokens.
         """
         self.tokens = [
             piece or SPECIAL_PREFIX + f"<|{token}|>".encode() for token, piece in enumerate(pieces)
@@ -61,8 +67,8 @@ class TokenizerWrapper:
         self._longest = 0
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Return tokens whose bytes are exactly `text`; if bytes were missing, the library would
-        allow more than the grammar does.
+        """Return tokens whose bytes are exactly `text`. If some bytes were missing, the library
+        would allow more than the grammar does.
         """
         raw = text if isinstance(text, bytes) else text.encode()
         words = raw.decode("utf-8", "replace")
@@ -71,14 +77,16 @@ class TokenizerWrapper:
             return tokens
         tokens = self._tokenize(
             "\n" + words
-        )  # SentencePiece adds a space only before the first word
+        )  # SentencePiece adds a space before the first word only, which is the newline here
         cuts = (tokens[cut:] for cut in range(1, len(tokens)))
         return next(
             (suffix for suffix in cuts if self._bytes(suffix) == raw), None
         ) or self._greedily(raw)
 
     def _greedily(self, raw: bytes) -> list[int]:
-        """Return the longest matching token at each step, as far as there are any."""
+        """Return tokens that match the longest possible piece at each step. The result ends early
+        where no token matches.
+        """
         if not self._known:
             self._known = {piece: token for token, piece in enumerate(self._pieces) if piece}
             self._longest = max(map(len, self._known))
@@ -97,7 +105,7 @@ class TokenizerWrapper:
 
 
 class LLGuidanceCompiler:
-    """Compiles constraints for one vocabulary. Creating it takes a fraction of a second."""
+    """Compiles constraints for one vocabulary. Creating the object takes a fraction of a second."""
 
     def __init__(self, tokenizer: TokenizerWrapper, ends: list[int]) -> None:
         self._tokenizer = llguidance.LLTokenizer(tokenizer, eos_token=ends)
@@ -106,7 +114,7 @@ class LLGuidanceCompiler:
     def __call__(self, constraint: Constraint) -> "CompiledGrammar":
         """Compile a constraint.
 
-        Raises UserError when the schema or grammar is refused by our checks or by the library.
+        Raises UserError when llmcli's checks or the library refuse the schema or the grammar.
         """
         if constraint.kind == "json_schema":
             matcher = self._schema(json_schema.check_schema(constraint.text))
@@ -126,7 +134,8 @@ class LLGuidanceCompiler:
         matcher = self._matcher(_json_grammar(checked.text))
         if not matcher.is_error():
             return matcher
-        # The library does not name the place, so each part is compiled alone, the deepest first.
+        # The library does not say which part is at fault, so each part is compiled alone, the
+        # deepest first.
         for path, text in checked.inner_schemas():
             inner = self._matcher(_json_grammar(text))
             if inner.is_error():
@@ -139,7 +148,8 @@ class LLGuidanceCompiler:
             llguidance.LLMatcher.grammar_from_lark(tool_calls.to_lark(wanted, layout))
         )
         if matcher.is_error():
-            for arguments in wanted.arguments:  # the library does not name the place
+            # the library does not say which function is at fault
+            for arguments in wanted.arguments:
                 self._schema(arguments)
             raise _refused("#", matcher)
         return matcher
@@ -152,7 +162,7 @@ class LLGuidanceCompiler:
 
 
 class CompiledGrammar:
-    """A compiled constraint. It implements Grammar."""
+    """A constraint compiled by llguidance (Grammar)."""
 
     def __init__(
         self, constraint: Constraint, matcher: Any, size: int, ends: frozenset[int]
@@ -166,8 +176,8 @@ class CompiledGrammar:
 
 
 class GrammarMatcher:
-    """The progress of one answer. It implements Matcher. All matchers of a grammar share one mask
-    buffer, which the next mask() overwrites.
+    """The progress of one answer in a grammar (Matcher). A matcher and its copies share one buffer
+    for masks, which the next call of mask() overwrites.
     """
 
     def __init__(self, matcher: Any, bits: TokenBits, ends: frozenset[int]) -> None:
@@ -179,14 +189,15 @@ class GrammarMatcher:
         return self._bits
 
     def allows(self, token: int) -> bool:
-        # where nothing else may follow, the library refuses end tokens, too
+        # when an answer must end, the library refuses end tokens, too, so they are checked
+        # separately
         if token in self._ends:
             return self.is_accepting
         return bool(self._matcher.validate_tokens([token]))
 
     def accept(self, token: int) -> None:
         if not self._matcher.consume_tokens([token]):
-            # a token that mask() did not allow is a bug of ours, not of the grammar
+            # a token that mask() did not allow is a bug in llmcli, not a fault of the grammar
             assert "satisfy the grammar" not in self._matcher.get_error(), (
                 token,
                 self._matcher.get_error(),
@@ -198,7 +209,8 @@ class GrammarMatcher:
         assert done, count
 
     def forced_tokens(self, jump: str) -> list[int]:
-        # A token can be the only legal one only if its bytes are forced, and that is a fast query.
+        # If a single token is legal, its bytes are forced. Whether bytes are forced is a fast
+        # query, so it comes first.
         if jump == "off" or not self._matcher.compute_ff_bytes():
             return []
         if jump == "fast":
@@ -219,7 +231,7 @@ class GrammarMatcher:
         return GrammarMatcher(self._matcher.deep_copy(), self._bits, self._ends)
 
     def close(self) -> None:
-        """Do nothing: the library frees its memory itself."""
+        """Do nothing, because the library frees its memory itself."""
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -228,7 +240,7 @@ class GrammarMatcher:
 
 
 def _deep(function: Callable[[], Any]) -> Any:
-    """Return what `function` returns, run on a thread with a large stack."""
+    """Run `function` on a thread with a large stack. Return its result."""
     with ThreadPoolExecutor(1, "llmcli-compile") as pool:
         with STACK_SIZE_LOCK:
             before = threading.stack_size(STACK_BYTES)
@@ -247,7 +259,7 @@ def _refused(path: str, matcher: Any) -> UserError:
     reason = _reason(matcher)
     if (
         "coerce_one_of" in reason
-    ):  # the library suggests an option that would allow more than the schema
+    ):  # the library's message suggests an option that would allow more than the schema does
         reason = (
             "the alternatives of oneOf may overlap, and llmcli cannot rule that out; "
             "use anyOf to allow any of them"
@@ -256,8 +268,8 @@ def _refused(path: str, matcher: Any) -> UserError:
 
 
 def _reason(matcher: Any) -> str:
-    """Return the library's reason as one line."""
-    if "symbols.len()" in matcher.get_error():  # an assertion of the library
+    """Return the library's reason for an error as one line."""
+    if "symbols.len()" in matcher.get_error():  # the text of a failed assertion in the library
         return "it has more than 65,535 parts"
     if "Too many items" in matcher.get_error():
         return "it has no end, or too many alternatives"

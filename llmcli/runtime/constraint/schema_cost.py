@@ -1,10 +1,10 @@
-"""The cost of compiling a JSON schema, counted before compiling, with limits where the work grows
-faster than the text.
+"""The cost of compiling a JSON schema. It is counted before compiling, with limits for everything
+that makes compiling slow.
 
 In llguidance the time grows with the square of the number of optional properties and of required
-names, with the cube of the patternProperties of an object, with the steps of multipleOf, and with
-the product of the steps of alternatives; each format adds a constant. Repetitions (minItems,
-maxLength, …) cost nothing.
+names, with the cube of the number of patternProperties in an object, with the size of the steps of
+multipleOf, and with the product of these steps over alternatives. Each format adds a constant.
+Repetitions (minItems, maxLength, …) cost nothing.
 """
 
 import math
@@ -15,7 +15,8 @@ from typing import Any
 
 from llmcli.errors import UserError
 
-MAX_CHAIN = 5_000_000  # optional properties in a row, times all schemas
+# the limit of optional properties in a row, multiplied by the number of schemas
+MAX_CHAIN = 5_000_000
 MAX_COUNTS = {
     "properties": 6_000,
     "required": 6_000,
@@ -38,8 +39,9 @@ COUNT_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class SchemaCost:
-    """Counts of one or several schemas. `longest_chain`: the longest row of optional properties,
-    including those of schemas that are merged into it.
+    """The counts that determine the cost of one or several schemas. `longest_chain`: the largest
+    number of consecutive optional properties, including those of schemas that are merged into the
+    same object.
     """
 
     counts: Mapping[str, int]
@@ -47,7 +49,7 @@ class SchemaCost:
     longest_chain: int
 
     def __add__(self, other: "SchemaCost") -> "SchemaCost":
-        """Return the cost of both in one grammar."""
+        """Return the cost of a grammar that contains both."""
         largest = ("siblings", "literal")
         counts = {
             name: max(count, other.counts[name]) if name in largest else count + other.counts[name]
@@ -58,7 +60,9 @@ class SchemaCost:
         )
 
     def check(self) -> None:
-        """Raise UserError when compiling would take too long, naming what there is too much of."""
+        """Raise UserError when compiling would take too long. The message names the count that is
+        too large.
+        """
         for name, count in self.counts.items():
             if count > MAX_COUNTS[name]:
                 raise UserError(
@@ -77,8 +81,8 @@ NO_COST = SchemaCost(dict.fromkeys(MAX_COUNTS, 0), 0, 0)
 
 
 def count_cost(schemas: Mapping[str, Any]) -> SchemaCost:
-    """Count all schemas of a document, given by path. No schema may contain itself through a
-    reference in place.
+    """Return the cost of all schemas of a document. `schemas`: the schemas by path. No schema may
+    be applied again to the same value by its own references.
     """
     counts, chains, steps = dict.fromkeys(MAX_COUNTS, 0), dict[str, int](), dict[str, int]()
     for path, schema in schemas.items():
@@ -123,7 +127,7 @@ def _list(schema: dict[str, Any], key: str) -> list[Any]:
 
 
 def _row(schema: dict[str, Any]) -> int:
-    """Return the number of optional properties at the end of an object."""
+    """Return the number of consecutive optional properties at the end of an object."""
     properties, needed = schema.get("properties"), set(map(str, _list(schema, "required")))
     if not isinstance(properties, dict):
         return 0
@@ -133,7 +137,7 @@ def _row(schema: dict[str, Any]) -> int:
 
 
 def _steps(schema: dict[str, Any]) -> int:
-    """Return the number of remainders that the digits of a number may have."""
+    """Return the number of remainders that must be distinguished for multipleOf; 1 without it."""
     step = schema.get("multipleOf")
     if not isinstance(step, int | float):
         return 1
@@ -146,8 +150,8 @@ def _together(
     kinds: tuple[str, ...],
     join: Callable[[list[int]], int],
 ) -> dict[str, int]:
-    """Join each schema's count with those of its `kinds` and of what it refers to, because they
-    constrain the same value.
+    """Return for each schema its count joined with those of the schemas that constrain the same
+    value: the schemas in its `kinds`, and the one that it refers to. `join`: combines counts.
     """
     total: dict[str, int] = {}
     for start in counts:

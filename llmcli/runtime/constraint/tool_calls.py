@@ -1,9 +1,10 @@
-"""Grammars for function calls: the answer must consist of calls, or may contain some in its text.
+"""Grammars for function calls: the answer consists of calls only, or is a text that may contain
+calls.
 
-A call is fixed text around arguments that follow a JSON schema; the fixed text depends on the model
-family. An optional call starts at a mark: text before the mark is free, text after it follows the
-schemas (like llama.cpp's lazy grammars with triggers). One grammar covers the whole answer, so a
-mark may end inside a token.
+A call is fixed text around arguments, which follow a JSON schema. The fixed text depends on the
+model family. Where calls are optional, a call starts at a mark: text before the mark is free, text
+after it follows the schemas (like llama.cpp's lazy grammars with triggers). One grammar covers the
+whole answer, so a mark may end inside a token.
 """
 
 import json
@@ -16,15 +17,16 @@ from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.constraint.json_schema import CheckedSchema, check_schema
 from llmcli.runtime.constraint.schema_cost import NO_COST
 
-MAX_CALLS = 16  # calls per answer; small models would not stop
+MAX_CALLS = 16  # maximum calls per answer; without a limit small models would not stop
 ANY_TEXT, BLANK_TEXT = r"(.|\n)*", r"[ \t\r\n]*"
 
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """How calls are written: the text before all of them, between two (None allows only one) and
-    after all. `frames`: for each function the text before and after its arguments. `mark`: the
-    start of an optional call; "" for required calls.
+    """How calls are written. `begin`: the text before all calls. `frames`: for each function, the
+    text before and after its arguments. `between`: the text between two calls; None allows only one
+    call. `end`: the text after all calls. `mark`: the text that starts an optional call; "" if
+    calls are required.
     """
 
     begin: str
@@ -36,8 +38,8 @@ class CallSyntax:
 
 @dataclass(frozen=True, slots=True)
 class InterleavedCalls:
-    """Where calls may appear in a text. `first`: only at the start. `last`: they end the answer.
-    `several`: text and more calls may follow them.
+    """Where a text may contain calls. `first`: only at its start. `last`: calls end the answer.
+    `several`: text and more calls may follow a call.
     """
 
     first: bool
@@ -47,8 +49,10 @@ class InterleavedCalls:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallGrammar:
-    """Calls in one of several syntaxes, of functions with these arguments; or instead a `document`,
-    if given.
+    """The contents of a constraint for calls. `arguments`: the schema of each function's arguments.
+    `syntaxes`: the ways in which calls may be written. `document`: a schema for an answer without
+    calls, or None. `interleaved`: where a text may contain calls; None if the answer must not
+    contain other text.
     """
 
     arguments: tuple[CheckedSchema, ...]
@@ -63,10 +67,11 @@ def tool_call_constraint(
     document: Any = None,
     interleaved: InterleavedCalls | None = None,
 ) -> Constraint:
-    """Return a constraint for calls. `functions`: names and argument schemas. With `interleaved`
-    the answer is a text that may contain calls.
+    """Return a constraint for calls. `functions`: the name and the argument schema of each
+    function. `document`: the schema of a JSON document that is allowed instead of calls.
+    `interleaved`: given if the answer is a text that may contain calls.
 
-    Raises UserError naming the function whose schema cannot be enforced.
+    Raises UserError that names the function whose schema cannot be enforced.
     """
     cost = NO_COST if document is None else check_schema(json.dumps(document)).cost
     for name, schema in functions:
@@ -85,7 +90,7 @@ def tool_call_constraint(
 
 
 def read_tool_calls(text: str) -> ToolCallGrammar:
-    """Read what `tool_call_constraint` wrote."""
+    """Read the text of a constraint that `tool_call_constraint` returned."""
     fields = json.loads(text)
     ways = tuple(
         CallSyntax(**{**entry, "frames": tuple(map(tuple, entry["frames"]))})
@@ -99,7 +104,7 @@ def read_tool_calls(text: str) -> ToolCallGrammar:
 
 
 def to_lark(wanted: ToolCallGrammar, layout: dict[str, Any]) -> str:
-    """Return the grammar in llguidance's dialect of Lark. `layout`: spacing of the JSON."""
+    """Return the grammar in llguidance's dialect of Lark. `layout`: the white space of JSON."""
     rules = [_rule("start", _start(wanted))]
     for number, schema in enumerate(wanted.arguments):
         rules.append(f"arguments{number}: {_json(schema, layout)}")
@@ -122,8 +127,8 @@ def _start(wanted: ToolCallGrammar) -> str:
 
 
 def _text(ways: Sequence[CallSyntax], amid: InterleavedCalls) -> list[str]:
-    """Return the rules of text without a mark, and of text up to a mark. A lazy rule ends as soon
-    as it can: at the mark.
+    """Return the rules for text without a mark, and for text that ends with a mark. The second kind
+    of rule is lazy, so it ends as soon as possible, which is at the mark.
     """
     before = BLANK_TEXT if amid.first else ANY_TEXT
     marks = "|".join(_literally(way.mark) for way in ways)
@@ -134,8 +139,8 @@ def _text(ways: Sequence[CallSyntax], amid: InterleavedCalls) -> list[str]:
 
 
 def _way(number: str, way: CallSyntax) -> list[str]:
-    """Return the rules of calls in one syntax. If text leads up to a mark, the first call continues
-    after the mark.
+    """Return the rules for calls in one syntax. If the syntax has a mark, the text before the first
+    call already includes it, so the rule of the first call continues after the mark.
     """
     lead = f"lead{number}" if way.mark else ""
     again = (

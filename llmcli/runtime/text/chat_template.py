@@ -1,6 +1,5 @@
-"""The model's own chat template, rendered in a sandbox because it is untrusted input.
-
-jinja_sandbox.py sets the limits.
+"""The model's own chat template. It is untrusted input, so it is rendered in a sandbox with limits
+(jinja_sandbox.py).
 """
 
 import functools
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 THINKING_VARIABLES = (
     "enable_thinking",
     "thinking",
-)  # the names of Qwen3 and others, DeepSeek and Granite
+)  # the names in Qwen3 and other models, in DeepSeek and in Granite
 TEMPLATE_HINT = "use --raw for no template, or --chat-template FILE for another one"
 
 
@@ -42,8 +41,8 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """Return the prompt text for `messages`. `variables` are passed to the template: tools,
-        enable_thinking, …
+        """Return the prompt text for `messages`. `variables`: values for the variables of the
+        template, such as tools and enable_thinking.
 
         Raises UserError when the template fails or refuses the messages.
         """
@@ -94,7 +93,7 @@ class ChatTemplate:
             AssertionError,
             SyntaxError,
         ) as error:
-            # Any error inside the template is the template's fault, not ours.
+            # An error inside the template is a fault of the template, not of llmcli.
             raise UserError(
                 f"the chat template fails: {type(error).__name__}: {error}", hint=TEMPLATE_HINT
             ) from None
@@ -114,23 +113,25 @@ class ChatTemplate:
             SyntaxError,
             RecursionError,
             MemoryError,
-        ) as error:  # nested too deeply for Python or Jinja
+        ) as error:  # the template is nested too deeply for Python or Jinja
             raise UserError(
                 f"the chat template is broken: {type(error).__name__}: {error}", hint=TEMPLATE_HINT
             ) from None
 
     def thinking_values(self, reasoning: bool | None) -> dict[str, bool]:
-        """Return the template variables that ask the model to think or not."""
+        """Return values for the variables of the template that make the model think (`reasoning`
+        True) or not (False). None gives no values.
+        """
         return {} if reasoning is None else dict.fromkeys(self.thinking_variables, reasoning)
 
     @property
     def thinking_variables(self) -> tuple[str, ...]:
-        """Return the names of the variables with which this template switches thinking."""
+        """Return the names of the variables by which this template turns thinking on or off."""
         return tuple(name for name in THINKING_VARIABLES if name in self.variables)
 
     @functools.cached_property
     def variables(self) -> frozenset[str]:
-        """Return the variables that this template uses: messages, tools, …"""
+        """Return the names of the variables that this template uses, such as messages and tools."""
         import jinja2
         from jinja2 import meta
 
@@ -138,11 +139,14 @@ class ChatTemplate:
             return frozenset(
                 meta.find_undeclared_variables(make_environment(self._budget).parse(self.source))
             )
-        except (jinja2.TemplateError, RecursionError):  # render() reports what is wrong
+        # render() reports what is wrong with the template
+        except (jinja2.TemplateError, RecursionError):
             return frozenset()
 
     def accepts_system(self) -> bool:
-        """Return whether a system message reaches the prompt; some templates refuse or drop it."""
+        """Return whether the text of a system message is in the prompt. Some templates refuse
+        system messages or leave them out.
+        """
         if self._system is None:
             self._system = self._probed()
         return self._system

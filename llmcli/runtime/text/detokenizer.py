@@ -1,22 +1,24 @@
-"""Bytes of tokens to displayable text; incomplete characters and stop strings are held back."""
+"""Turns the bytes of tokens into text for display. Incomplete characters and possible stop strings
+are held back.
+"""
 
 import codecs
 
 
 class Detokenizer:
-    """Decodes the bytes of one answer. `is_stopped` is set once a stop string appears."""
+    """Decodes the bytes of one answer. `is_stopped`: True after a stop string has appeared."""
 
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
         self.stops = tuple(stop for stop in stops if stop)
         self.is_stopped = False
-        self._half = b""  # of a character
+        self._half = b""  # the first bytes of an incomplete character
         self._held = ""
 
     def feed(self, piece: bytes) -> str:
-        """Return the text that is certain after this piece; empty while a character or a stop
-        string may be incomplete.
+        """Return the text that can be shown after this piece. It is empty while the end of the text
+        may be an incomplete character or the start of a stop string.
         """
-        if not self._half and piece.isascii():  # Most pieces are ASCII, and this path is faster.
+        if not self._half and piece.isascii():  # most pieces are ASCII, and this path is faster
             text = piece.decode()
         else:
             raw = self._half + piece
@@ -25,8 +27,8 @@ class Detokenizer:
         return self._release(text) if self.stops else text
 
     def finish(self) -> str:
-        """Return the text held back, at the end of the answer; an incomplete character becomes
-        U+FFFD.
+        """Return the text that was held back, at the end of the answer. An incomplete character
+        becomes U+FFFD.
         """
         text = self._release(self._half.decode("utf-8", "replace"))
         self._half = b""
@@ -52,7 +54,9 @@ class Detokenizer:
 
 
 def overlap_length(text: str, word: str) -> int:
-    """Return the length of the longest suffix of `text` that is a proper prefix of `word`."""
+    """Return the length of the longest suffix of `text` with which `word` begins. A suffix that is
+    the whole word does not count.
+    """
     return next(
         (
             length

@@ -1,8 +1,8 @@
 """Jinja with limits, for the chat templates of downloaded model files.
 
-Jinja's own sandbox protects the interpreter but not time or memory. Here loops and calls check the
-clock, everything that builds text or lists first charges a budget, and only the filters and methods
-that chat templates use are available.
+Jinja's own sandbox protects the interpreter but does not limit time and memory. Here loops and
+calls check the time, every operation that builds texts or lists first charges a budget, and only
+the filters and methods that chat templates use are available.
 """
 
 import json
@@ -13,8 +13,10 @@ from datetime import datetime
 from typing import Any
 
 MAX_SECONDS, MAX_CHARACTERS = 2.0, 1 << 20
-BUDGET_FACTOR = 64  # budget per character that may be written: templates build texts piece by piece
-RANGE_NUMBER_COST = 64  # cost of one number of a range, in characters
+# characters of the budget per character that a template may write; templates build texts piece by
+# piece
+BUDGET_FACTOR = 64
+RANGE_NUMBER_COST = 64  # how many characters of the budget one number of a range costs
 ALLOWED_FILTERS = frozenset(
     {
         "abs",
@@ -96,22 +98,23 @@ ALLOWED_METHODS = frozenset(
         "upper",
     }
 )
-PADDED_FORMAT = re.compile(r"[*]|\d{3}")  # width or precision in a % format
+# a format with `*` or a number of three digits as width or precision
+PADDED_FORMAT = re.compile(r"[*]|\d{3}")
 
 
 class TemplateError(Exception):
-    """The template called raise_exception()."""
+    """The error for a template that calls raise_exception()."""
 
 
 class TemplateBudgetExceeded(Exception):
-    """The template takes too long or builds too much."""
+    """The error for a template that takes too long or builds too much."""
 
 
 class TemplateBudget:
-    """What one rendering may still use: time, and characters (or list items) built on the way."""
+    """What a rendering may still use: time, and characters (or list items) that it builds."""
 
     def start_rendering(self, characters: int) -> None:
-        """Start a rendering of a conversation with this many characters."""
+        """Start the rendering of a conversation that has this many characters."""
         self.deadline = time.monotonic() + MAX_SECONDS
         self.characters_left = BUDGET_FACTOR * (MAX_CHARACTERS + characters)
 
@@ -121,15 +124,15 @@ class TemplateBudget:
             raise TemplateBudgetExceeded(f"it runs for more than {MAX_SECONDS:g} s")
 
     def charge(self, amount: int) -> None:
-        """Charge `amount` characters before they are built."""
+        """Charge `amount` characters. Called before the characters are built."""
         self.characters_left -= amount
         if self.characters_left < 0:
             raise TemplateBudgetExceeded("a loop, list or text is too large")
         self.check_time()
 
     def charge_text_of(self, *values: Any) -> None:
-        """Charge the text of `values`, including nested lists, whose text may be much longer than
-        they are.
+        """Charge the characters of `values`. Nested lists are included, because their text may be
+        much longer than the lists.
         """
         from jinja2.utils import Namespace
 
@@ -203,8 +206,8 @@ def make_environment(budget: TemplateBudget) -> Any:
 
 
 def _code_generator() -> Any:
-    """Return Jinja's code generator, with loops and `~` redirected to the environment's ticking()
-    and joined().
+    """Return Jinja's code generator with two changes: loops call the environment's ticking(), and
+    the operator `~` calls joined().
     """
     from jinja2 import nodes
     from jinja2.compiler import CodeGenerator
@@ -225,8 +228,8 @@ def _code_generator() -> Any:
 
 
 def _generation() -> Any:
-    """Return the extension for transformers' `{% generation %}` block, which marks answers for
-    training (AssistantTracker); its content is rendered.
+    """Return an extension for the block `{% generation %}` of transformers, which marks answers for
+    training (AssistantTracker). Here the content of the block is only rendered.
     """
     from jinja2 import nodes
     from jinja2.ext import Extension
@@ -237,7 +240,7 @@ def _generation() -> Any:
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            # like transformers: variables set inside are not visible after the block
+            # as in transformers, variables that are set in the block are not visible after it
             return nodes.Scope(body, lineno=line)
 
     return GenerationBlock
@@ -274,8 +277,8 @@ def _globals(budget: TemplateBudget, table: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _filters(budget: TemplateBudget, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return Jinja's filters that are in ALLOWED_FILTERS; filters that build more than they get
-    charge the budget first.
+    """Return those of Jinja's filters that are in ALLOWED_FILTERS. Filters whose output may be
+    larger than their input charge the budget first.
     """
     from jinja2 import filters, pass_eval_context
     from markupsafe import soft_str
@@ -307,7 +310,8 @@ def _filters(budget: TemplateBudget, table: Mapping[str, Any]) -> dict[str, Any]
         separators: Any = None,
         sort_keys: bool = False,
     ) -> str:
-        # Jinja's own filter escapes < > & ' for HTML, which models were not trained on.
+        # Jinja's own filter would escape < > & ' for HTML, but models were not trained on such
+        # text.
         encoder = json.JSONEncoder(
             ensure_ascii=ensure_ascii,
             indent=min(indent or 0, 8) or None,

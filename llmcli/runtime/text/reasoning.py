@@ -1,7 +1,7 @@
-"""Splits an answer into thinking and reply, by the tags that templates use.
+"""Splits an answer into thinking and reply, by the tags that chat templates use.
 
-Thinking is at the start of an answer; later tags are ordinary text. Tags may be split over any
-number of pieces.
+Only tags at the start of an answer mark thinking; later ones are ordinary text. A tag may be split
+over several pieces of the answer.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from llmcli.runtime.text.detokenizer import overlap_length
 
 @dataclass(frozen=True, slots=True)
 class ThinkingTags:
-    """The tags around thinking; both belong to it."""
+    """The tags before and after thinking. Both count as part of the thinking."""
 
     opening: str
     closing: str
@@ -32,33 +32,37 @@ THINKING_TAGS = (
     ThinkingTags("◁think▷", "◁/think▷"),  # Kimi-VL
     ThinkingTags("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # gpt-oss
 )
-# between the two channels of gpt-oss
+# tags of gpt-oss between the channels of thinking and reply
 HIDDEN_TAGS = ("<|start|>", "<|end|>")
 
 
 class ThinkingPiece(NamedTuple):
-    """Text that is thinking or reply."""
+    """A piece of text that belongs either to the thinking or to the reply."""
 
     is_thinking: bool
     text: str
 
 
 class ThinkingSplitter:
-    """Splits one answer piece by piece. `opened`: tags that the prompt has opened already."""
+    """Splits one answer piece by piece. `opened`: the tags of thinking that the prompt has already
+    opened.
+    """
 
     def __init__(self, opened: ThinkingTags | None = None) -> None:
         self._inside = opened
-        self._begun = opened is not None  # whether the answer's first text has been classified
+        self._begun = opened is not None  # whether it is known if the answer begins with thinking
         self._held = ""
 
     @property
     def is_replying(self) -> bool:
-        """Return whether thinking is over or absent, so that all following text is the reply."""
+        """Return whether thinking has ended or is absent, so that all later text belongs to the
+        reply.
+        """
         return self._begun and self._inside is None
 
     def feed(self, text: str) -> list[ThinkingPiece]:
-        """Return the pieces that are certain after this text; text that may start a tag is held
-        back.
+        """Return the pieces whose kind is known after this text. Text that may be the start of a
+        tag is held back.
         """
         if self.is_replying:
             return [ThinkingPiece(False, text)] if text else []
@@ -66,7 +70,7 @@ class ThinkingSplitter:
         return self._inner(text) if self._begun else self._first(text)
 
     def finish(self) -> list[ThinkingPiece]:
-        """Return the text held back, at the end of the answer."""
+        """Return the text that was held back, at the end of the answer."""
         text, self._held = self._held, ""
         return [ThinkingPiece(self._inside is not None, text)] if text else []
 
@@ -76,13 +80,13 @@ class ThinkingSplitter:
             if body.startswith(tags.opening):
                 self._begun, self._inside = True, tags
                 return self._inner(text)
-            if body.startswith(tags.closing):  # empty thinking
+            if body.startswith(tags.closing):  # the prompt opened the tag, or the thinking is empty
                 self._begun = True
                 return _pieces(text, len(text) - len(body) + len(tags.closing))
         if any(
             tag.startswith(body) for tags in THINKING_TAGS for tag in (tags.opening, tags.closing)
         ):
-            self._held = text  # also while there is only white space
+            self._held = text  # also text that is only white space
             return []
         self._begun = True
         return [ThinkingPiece(False, text)]
@@ -108,7 +112,7 @@ def _pieces(text: str, end: int) -> list[ThinkingPiece]:
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """Return the thinking with its tags, and the reply without the blank lines between them."""
+    """Return the thinking, including its tags, and the reply. White space between them is left out."""
     if not any(tag in text for tags in THINKING_TAGS for tag in (tags.opening, tags.closing)):
         return "", text
     splitter = ThinkingSplitter()
@@ -119,6 +123,8 @@ def split_thinking(text: str) -> tuple[str, str]:
 
 
 def find_opened_tags(tail: str) -> ThinkingTags | None:
-    """Return the tags that a prompt ending with `tail` has opened, or None."""
+    """Return the tags whose opening tag is at the end of `tail`, or None. `tail`: the end of a
+    prompt.
+    """
     body = tail.rstrip()
     return next((tags for tags in THINKING_TAGS if body.endswith(tags.opening)), None)

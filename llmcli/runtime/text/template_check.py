@@ -1,7 +1,7 @@
 """Checks a model's chat template against its vocabulary.
 
-Finds the two most frequent faults of shared GGUF files: a BOS token that would appear twice, and a
-turn that ends with a token at which generation would not stop.
+Finds the two most frequent faults of published GGUF files: a BOS token that would appear twice, and
+a turn that ends with a token at which generation would not stop.
 """
 
 from dataclasses import dataclass
@@ -30,16 +30,18 @@ PROBE_CONVERSATIONS: dict[str, tuple[Message, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class TemplateReport:
-    """The rendered probe conversations, and warnings about the template."""
+    """The rendered probe conversations by name, and warnings about the template."""
 
     probes: dict[str, str]
     warnings: tuple[str, ...]
 
 
 def template_report(path: Path) -> TemplateReport:
-    """Render the probe conversations with the file's own template; only the vocabulary is loaded.
+    """Render the probe conversations with the file's own template, and check it. Only the
+    vocabulary of the model is loaded.
 
-    Raises UserError for a file without a template, and when the template fails on a plain question.
+    Raises UserError for a file without a template, and when the template fails on a single
+    question.
     """
     header = read_header.read_header(path)
     load_checks.check_loadable(header)
@@ -85,12 +87,14 @@ def check_turn_end(model: Model, source: str) -> list[str]:
 
 
 def _endless(model: Model, template: ChatTemplate) -> list[str]:
-    """Check that the token after an assistant's answer is one at which llama.cpp stops."""
+    """Return a warning, in a list, if llama.cpp does not stop at the token that follows an
+    assistant's answer.
+    """
     question, *_ = PROBE_CONVERSATIONS["one question"]
     for turns in (
         [question, Message("assistant", PROBE_ANSWER)],
         PROBE_CONVERSATIONS["a second turn"],
-    ):  # the next turn may end this one
+    ):  # some templates write the end of a turn only when another turn follows
         try:
             text = template.render(turns, add_generation_prompt=False)
         except UserError:
