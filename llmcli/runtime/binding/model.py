@@ -225,7 +225,8 @@ def open_model(
         reason = last_log_lines() or "no reason given"
         raise UserError(f"llama.cpp cannot load {path.name}: {reason}", hint=_hint(reason, path))
     if rpc.joined_workers():
-        # while the model is loaded, because the connections that hold the weights are opened then
+        # after loading, because the connections that hold the weights are opened while the model is
+        # loaded
         rpc.enable_keepalive()
     try:
         yield Model(pointer, path)

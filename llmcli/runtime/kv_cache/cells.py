@@ -49,8 +49,8 @@ class CellMap:
 
     def append(self, slot: int, tokens: list[int]) -> None:
         """Record tokens that a forward pass has added to the cache."""
-        # Nearly every pass appends one token per sequence, and for one token list slices cost more
-        # than appending.
+        # Nearly every pass appends one token per sequence, and for a single token list slices cost
+        # more than append().
         if len(tokens) == 1:
             self.tokens[slot].append(tokens[0])
             self.cells[slot].append(self._next_cell)

@@ -24,9 +24,9 @@ class Ledger:
     """
 
     def __init__(self, memory: CacheMemory, keeps_idle: bool = True) -> None:
-        """With `keeps_idle` False, cells stay in token order: answers start in a pool without idle
-        cells and without holes. Otherwise llama.cpp fills the holes that eviction leaves, and
-        because attention sums in cell order, results round differently.
+        """`keeps_idle`: False evicts idle slots only as a whole and then compacts the pool, so that
+        the cells of every answer are in token order and without holes. Holes would be filled by
+        llama.cpp, and because attention sums in cell order, results would round differently.
         """
         self.memory, self.keeps_idle = memory, keeps_idle
         self._map, self._slots = CellMap(memory), SlotTable(memory.n_seq_max)
