@@ -44,7 +44,7 @@ class BufferType:
         )
 
 
-# the arrays of proportions, which C reads while a model is loaded; the last one is in use
+# the array of proportions, which C reads while a model is loaded; empty for none
 _split: list[Any] = []
 
 

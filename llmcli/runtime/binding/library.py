@@ -20,8 +20,8 @@ _kept: list[Any] = []
 
 @functools.cache
 def lib() -> Any:
-    """Return the llama_cpp module, loaded and initialized at the first call. Its log goes to
-    `last_log_lines`.
+    """Return the llama_cpp module, which the first call loads and initializes. The errors in its
+    log are collected for `last_log_lines`.
 
     Raises UserError when it is missing or does not load.
     """
