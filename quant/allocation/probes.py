@@ -130,8 +130,8 @@ def tied_embedding(types: TypeChoices) -> str:
 
 
 def probe_type(weight: Weight) -> str:
-    """Return the type of plain codes that a tensor is measured in, independent of the run's types,
-    method and importance.
+    """Return the type of plain codes that a tensor is measured in. It does not depend on the run's
+    types, method and importance.
     """
     return nearest_type(
         [

@@ -91,8 +91,9 @@ def _mix_key(allocation: Allocation) -> tuple[tuple[str, str], ...]:
 
 
 def _is_better(candidate: F64, best: F64) -> bool:
-    """Return whether the difference, position by position, is below zero by more than its standard
-    error.
+    """Return whether the candidate has a lower divergence than the best mix: the mean of the
+    differences at all positions must be below zero by more than MIN_STANDARD_ERRORS standard
+    errors.
     """
     change = candidate - best
     error = float(change.std()) / np.sqrt(max(len(change) - 1, 1))

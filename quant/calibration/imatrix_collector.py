@@ -134,7 +134,9 @@ class ImatrixCollector:
 
 
 def _squares(product: WeightProduct) -> F64:
-    """Return the sums of squares [i3, i2, columns] of an input, in float64 above F32_ROWS rows."""
+    """Return the sums of squares [i3, i2, columns] of an input: up to F32_ROWS rows are added in
+    float32, and these sums in float64.
+    """
     parts = (
         product.rows[:, :, first : first + F32_ROWS]
         for first in range(0, product.rows.shape[2], F32_ROWS)

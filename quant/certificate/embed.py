@@ -122,8 +122,8 @@ def _copy(
 
 
 def _check(header: ModelHeader, part: Path, new_certificate: Certificate) -> None:
-    """Read the new file back: tensors and metadata must match the certificate. Raises UserError if
-    the tensors do not.
+    """Read the new file back and compare it with the certificate. Raises UserError if the tensors
+    do not match.
     """
     written = read_file_header(part)
     other_tensors = tuple(tensor for tensor in header.tensors if tensor.file != header.files[0])

@@ -20,7 +20,8 @@ from quant.source.source import Weight
 if TYPE_CHECKING:
     import gguf
 
-CONVERSION_VERSION = "1"  # of the conversion from a checkpoint to a file
+# version of the conversion of a checkpoint, which a converted file records
+CONVERSION_VERSION = "1"
 HUB_URL = "https://huggingface.co"
 COMMIT_NAME = re.compile(r"[0-9a-f]{40}")
 # Keys of a model card that llama.cpp's heuristics read: keys with a single text, and keys that may

@@ -234,7 +234,7 @@ class ThreadedScorer:
 
         def part(number: int) -> list[T]:
             lane = self._lanes[number]
-            # require_finite reports values that are not finite
+            # values that are not finite are reported later, by require_finite
             with np.errstate(invalid="ignore", over="ignore"):
                 return [
                     score_row(lane, i)

@@ -167,7 +167,7 @@ class ScalarFormat(BlockFormat):
 
 
 class LinearFormat(ScalarFormat):
-    """A format with evenly spaced codes from `low` to `high`; `zero` is the code of zero."""
+    """A format with evenly spaced levels: codes from `low` to `high`, of which `zero` stands for 0."""
 
     low = 0
     high: int

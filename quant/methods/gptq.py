@@ -90,7 +90,9 @@ class Gptq(Method):
         return array_backends.device() or f"numpy, {FALLBACK_SEARCH.backend_name()}"
 
     def make_encoder(self, format: "BlockFormat", statistics: InputStatistics) -> RowEncoder:
-        """Return an encoder that solves panels of each matrix with that matrix's factor."""
+        """Return an encoder that solves the panels of each matrix with the factor of that matrix's
+        second moments.
+        """
         return _TensorEncoder(format, statistics)
 
     def report(self, encoder: RowEncoder) -> MethodReport | None:

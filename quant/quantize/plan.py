@@ -93,7 +93,7 @@ class TensorPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that will be written, known before the first weight is read."""
+    """Everything that a run will write, decided before the first weight is read."""
 
     source: Source
     file_type: FileType
@@ -185,7 +185,7 @@ class Plan:
         }
         if self.shard:
             own_keys |= self.shard.metadata
-            # only the first shard has the model's own keys, including the alignment
+            # Only the first shard has the model's own keys, including the alignment.
             if self.shard.number:
                 return lay_out_file([*own_keys.items()], tensors, DEFAULT_ALIGNMENT_BYTES)
         new_keys = {

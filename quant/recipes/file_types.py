@@ -315,7 +315,7 @@ FILE_TYPES: dict[str, FileType] = {
         FileType("F32", 0, "F32"),
     )
 }
-# as in tools/quantize/quantize.cpp
+# types that convert without quantizing, as in tools/quantize/quantize.cpp
 FLOAT_FILE_TYPES = ("F32", "F16", "BF16")
 FILE_TYPE_ALIASES = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
 # The types that ggml_quantize_chunk can write.

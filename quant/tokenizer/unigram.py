@@ -1,8 +1,9 @@
 """A Unigram tokenizer as llama.cpp runs it (tokenizer model "t5", llm_tokenizer_ugm in
 src/llama-vocab.cpp).
 
-A GGUF file can hold scores, types, character rules, whether runs of spaces become one, and whether
-a space is added in front. A tokenizer that needs anything else is refused by the setting's name.
+A GGUF file can record a Unigram's scores, types and character rules, whether runs of spaces become
+one space, and whether a space is added in front of a text. A tokenizer that needs any other setting
+is refused, and the error names the setting.
 """
 
 import base64
