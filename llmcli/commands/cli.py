@@ -10,27 +10,68 @@ from typer.core import TyperGroup
 
 from llmcli import __version__
 
-# in the order of --help: the modules of this folder and the commands that each registers
+# In the order of --help: the modules of this folder, and the commands that each registers with their
+# one-line summaries. The summaries are here so that --help imports no command.
 COMMANDS_OF_MODULE = {
-    "models": ("pull", "list", "rm", "gc", "alias"),
-    "show": ("show",),
-    "diff": ("diff",),
-    "convert": ("convert",),
-    "quantize.command": ("quantize",),
-    "chat.command": ("chat", "run"),
-    "serve": ("serve",),
-    "plan.command": ("plan",),
-    "doctor": ("doctor",),
-    "eval.command": ("eval",),
-    "calibrate": ("calibrate",),
-    "pareto.command": ("pareto",),
-    "batch": ("batch",),
-    "worker": ("worker",),
-    "sessions": ("sessions",),
-    "bench": ("bench",),
-    "export": ("export",),
+    "models": {
+        "pull": "Download and verify a model; with --quant also quantize it.",
+        "list": "List the models on this disk, and your own names for them.",
+        "rm": "Remove a model and its quantized files.",
+        "gc": "Delete partial downloads and leftovers of interrupted runs.",
+        "alias": "Give a model your own name, system prompt and settings.",
+    },
+    "show": {
+        "show": "Show what a model contains, or where it would come from.",
+    },
+    "diff": {
+        "diff": "Compare the metadata and the tensors of two GGUF models.",
+    },
+    "convert": {
+        "convert": "Convert a checkpoint folder into a GGUF of floats or Q8_0.",
+    },
+    "quantize.command": {
+        "quantize": "Quantize a checkpoint folder or a GGUF.",
+    },
+    "chat.command": {
+        "chat": "Chat with a model.",
+        "run": "Answer one prompt and exit.",
+    },
+    "serve": {
+        "serve": "Answer many requests at once over HTTP, with OpenAI's API.",
+    },
+    "plan.command": {
+        "plan": "Print the memory that a run takes before it is allocated.",
+    },
+    "doctor": {
+        "doctor": "Check this machine, the build of llama.cpp, and stored files.",
+    },
+    "eval.command": {
+        "eval": "Measure a model's perplexity, and its divergence from a base.",
+    },
+    "calibrate": {
+        "calibrate": "Measure how much each input of each weight matters.",
+    },
+    "pareto.command": {
+        "pareto": "Compare size, divergence and speed of several quantizations.",
+    },
+    "batch": {
+        "batch": "Answer the prompts of a file, many at once.",
+    },
+    "worker": {
+        "worker": "Lend this machine's devices to a model on another machine.",
+    },
+    "sessions": {
+        "sessions": "List the conversations on this disk.",
+    },
+    "bench": {
+        "bench": "Measure prompt and generation speed, and more.",
+    },
+    "export": {
+        "export": "Write what another engine needs to run the same model.",
+    },
 }
-MODULE_OF_COMMAND = {word: module for module, words in COMMANDS_OF_MODULE.items() for word in words}
+MODULE_OF_COMMAND = {name: module for module, names in COMMANDS_OF_MODULE.items() for name in names}
+SUMMARIES = {name: text for names in COMMANDS_OF_MODULE.values() for name, text in names.items()}
 
 
 class LazyCommands(TyperGroup):
@@ -48,6 +89,11 @@ class LazyCommands(TyperGroup):
             if word not in self.commands:
                 self.commands.update(load_commands(MODULE_OF_COMMAND[word]))
         return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands for --help."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(SUMMARIES.items()))
 
 
 def load_commands(module: str) -> dict[str, Any]:
