@@ -11,35 +11,27 @@ from typing import Any
 
 READING_PACES = {"silent reading": 250, "listening": 450, "skimming": 700}  # words a minute
 SAMPLE_TEXT = """\
-On the morning of the market the ferry came in late, and the people who had waited on the quay \
-since six were cold and
-a little cross. "It's the fog," said the harbour master, who had been saying so for an hour. \
-"Nobody can sail through
-that." Then the bell rang, twice, and out of the grey came first a light, then a bow, and at last \
-the whole ship.
+On the morning of the market the ferry came in late, and the people who had waited on the quay
+since six were cold and a little cross. "It's the fog," said the harbour master, who had been
+saying so for an hour. "Nobody can sail through that." Then the bell rang, twice, and out of the
+grey came first a light, then a bow, and at last the whole ship.
 
-Hanna carried two baskets of apples and a letter that she had not opened. Her brother had written \
-it in March; it had
-gone to the wrong island, come back, and lain in a drawer until yesterday. She did not want to \
-read it among strangers.
-What could he have to say that would not keep until evening? The apples were another matter: by \
-noon they would be
-sold, or they would be jam.
+Hanna carried two baskets of apples and a letter that she had not opened. Her brother had
+written it in March; it had gone to the wrong island, come back, and lain in a drawer until
+yesterday. She did not want to read it among strangers. What could he have to say that would not
+keep until evening? The apples were another matter: by noon they would be sold, or they would be
+jam.
 
-Water boils at one hundred degrees at sea level, but on a mountain of three thousand metres it \
-boils at about ninety,
-because the air above it presses less. That is why a stew takes longer in the hills, and why cooks \
-there use a heavy
-lid. The same rule explains a good deal of weather: warm air rises, grows thin, cools, and lets \
-its water fall as rain.
+Water boils at one hundred degrees at sea level, but on a mountain of three thousand metres it
+boils at about ninety, because the air above it presses less. That is why a stew takes longer in
+the hills, and why cooks there use a heavy lid. The same rule explains a good deal of weather:
+warm air rises, grows thin, cools, and lets its water fall as rain.
 
-If you want to repair a bicycle chain, begin by cleaning it. Turn the pedals slowly backwards and \
-look for a link that
-does not bend; mark it with chalk. Push the pin halfway out, never all the way, or you will spend \
-the afternoon looking
-for it on the floor. Most people learn this twice. When the chain runs freely, add one drop of oil \
-to each joint and
-wipe off the rest, since oil that stays outside collects sand and wears the teeth away.
+If you want to repair a bicycle chain, begin by cleaning it. Turn the pedals slowly backwards
+and look for a link that does not bend; mark it with chalk. Push the pin halfway out, never all
+the way, or you will spend the afternoon looking for it on the floor. Most people learn this
+twice. When the chain runs freely, add one drop of oil to each joint and wipe off the rest,
+since oil that stays outside collects sand and wears the teeth away.
 """
 SAMPLE_WORDS = len(SAMPLE_TEXT.split())
 
