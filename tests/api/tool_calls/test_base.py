@@ -430,17 +430,17 @@ def test_json_that_names_no_function_is_text_for_a_family_without_tags() -> None
 
 @pytest.mark.parametrize("kin", all_formats(), ids=lambda one: one.name)
 def test_a_model_that_opens_call_after_call_is_not_read_again_for_each(kin: ToolCallFormat) -> None:
-    looks = 0
+    n_parses = 0
 
     class Counting(type(kin)):
-        def take(self, text: str, over: bool) -> ParsedCalls | None:
-            nonlocal looks
-            looks += 1
-            return super().parse(text, over)
+        def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
+            nonlocal n_parses
+            n_parses += 1
+            return super().parse(text, is_last)
 
-    listener, text = OutputSplitter(None, Counting(), NAMES), kin.openings[0] * 500
-    assert "".join(one.text for one in [*listener.feed(text), *listener.finish()]) == text
-    assert looks < 100
+    splitter, text = OutputSplitter(None, Counting(), NAMES), kin.openings[0] * 500
+    assert "".join(piece.text for piece in [*splitter.feed(text), *splitter.finish()]) == text
+    assert 0 < n_parses < 100
 
 
 def test_every_mark_is_known_once() -> None:
