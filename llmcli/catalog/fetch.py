@@ -1,6 +1,7 @@
 """Finds a model by its name: a model on this disk is used, any other is downloaded.
 
-Every command gets its models through this module.
+Every command gets its models through this module. The transfers, and how they resume, are in
+sources/hub.py and hub/retry.py.
 """
 
 from collections.abc import Mapping

@@ -95,7 +95,7 @@ def _is_recognized(texts: Sequence[str], index: int) -> bool:
     llama.cpp's exceptions.
     """
     text = texts[index]
-    # if the vocabulary also has these tokens, it ends a message, not the answer
+    # <|end|> ends a message, not the answer, in a vocabulary with the tokens below
     if text == "<|end|>":
         companions = {"<|return|>", "<|call|>", "<|calls|>", "<|flush|>"}.intersection(texts)
         return not (

@@ -1,4 +1,4 @@
-"""Reads nested sequences in tokenizer.json.
+"""Helpers for the nested nodes of tokenizer.json; vocabulary.py reads the file.
 
 The files are untrusted: sequences may be nested as deep as a JSON reader allows, so no function
 here is recursive.

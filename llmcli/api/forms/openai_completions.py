@@ -24,8 +24,8 @@ from llmcli.runtime.sampling.top_logprobs import TokenLogprob, TokenScore
 from llmcli.types import Event
 
 MAX_PROMPTS = 256
-# Largest number of answers to one request. An idle server accepts any request within it, and the
-# next request has to wait.
+# An idle server accepts a request of this size even beyond its queue, and refuses other requests
+# until the queue has room again.
 MAX_ANSWERS = 1024
 LIMIT_FIELDS = "max_tokens", "n_predict"
 

@@ -38,7 +38,7 @@ MAX_STEP_WIDTH = 1.2  # an interval of the limit up to this many steps wide coun
 
 @dataclass(frozen=True, slots=True)
 class LoadEstimate:
-    """The estimate of the largest level that holds.
+    """The estimate of the largest level at which the server keeps the latency limits.
 
     `level_index`: index of that level in the grid, -1 if no level holds. `low`, `high`: 90 %
     confidence interval of the limit, as fractional indices. `steps`: two searches agree if their
@@ -139,7 +139,7 @@ def choose_next_level(
 
 
 def estimate_edge(levels: Sequence[float], observations: Sequence[Observation]) -> LoadEstimate:
-    """Return the estimate of the largest level that holds, from all measurements."""
+    """Return the estimate of the largest level that keeps the limits, from all measurements."""
     below, above = find_bracket(fit_monotone(observations))
     if below is None:
         return LoadEstimate(-1, -1.0, float(above or 0), 1)

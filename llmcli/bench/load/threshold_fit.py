@@ -161,7 +161,7 @@ def fit_crossing(
             for residual in residuals
         ]
     at = middle - mean / slope
-    # compute the width with the lower bound of the slope, because the slope is uncertain, too
+    # the slope is uncertain, too: the interval uses a slope that is one standard error flatter
     flattest_slope = max(MIN_SLOPE, slope - sigma / math.sqrt(spread))
     return Crossing(
         at,

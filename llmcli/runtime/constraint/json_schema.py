@@ -1,6 +1,6 @@
 """Reads a JSON schema from an untrusted source, and refuses a schema that could not be enforced.
 
-Every keyword is either supported or refused, with its name and path; none is ignored. Supported is
+llguidance.py compiles the checked schema. Every keyword is either supported or refused, with its name and path; none is ignored. Supported is
 JSON Schema (draft 2020-12) as far as llguidance enforces it (docs/json_schema.md in its
 repository).
 """

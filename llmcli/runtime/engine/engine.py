@@ -295,7 +295,7 @@ class Engine:
         for sequence, _, _ in plan.shares:
             for slot in (sequence.slot, *sequence.branch_slots):
                 self.ledger.restore(slot)
-            # otherwise the branches have grown beyond `sequence.tokens`
+            # branches of a beam search grow beyond `sequence.tokens`: nothing to correct there
             if sequence.n_computed < len(sequence.tokens):
                 sequence.n_computed = len(self.ledger.tokens[sequence.slot])
             sequence.accounting.n_reused = min(sequence.accounting.n_reused, sequence.n_computed)

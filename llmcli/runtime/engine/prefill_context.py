@@ -122,9 +122,8 @@ class PrefillContext:
         return rows_with_logits
 
     def _rows(self, plan: ForwardPass) -> BatchRows:
-        """Return the rows to compute, after filling the slots that they continue. When the pass has
-        a single prompt and fewer rows than a tile, some tokens before its first row are computed
-        again.
+        """Fill the slots that the pass continues, and return the rows to compute. A single prompt with
+        fewer rows than a tile gets rows of earlier tokens, too, to fill the tile.
         """
         begins = [self._begin(share, alone=len(plan.shares) == 1) for share in plan.shares]
         self._make_room(plan, begins)

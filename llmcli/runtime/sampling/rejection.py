@@ -3,7 +3,7 @@ answer.
 
 A guess x drawn from q is kept with probability min(1, p(x) / q(x)); otherwise the token is drawn
 from max(p − q, 0), normalized. Either way the token has distribution p (Leviathan et al. 2023, Chen
-et al. 2023).
+et al. 2023). The passes that verify drafts are in strategies/speculative.py.
 """
 
 import numpy as np

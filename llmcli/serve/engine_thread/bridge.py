@@ -240,7 +240,7 @@ class EngineBridge:
             self._fail(error)
             self._notify_idle()
             self.on_engine_death()
-        # until close(), every later request receives the error
+        # answer until close(); after an engine error every later request receives the error
         while not (self._ended and self._inbox.empty()):
             self._inbox.get()()
             self._notify_idle()

@@ -212,7 +212,7 @@ def run_quantization(request: QuantizeRequest, config: "Config", ui: "UI") -> Qu
 
 
 def validate(request: QuantizeRequest) -> None:
-    """Raise UsageError or UserError for settings that are invalid for any source."""
+    """Raise UsageError or UserError for settings that are invalid whatever the source."""
     from quant.quantize.plan import method_by_name
     from quant.recipes.tensor_types import parse_file_type
 

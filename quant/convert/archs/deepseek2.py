@@ -177,7 +177,9 @@ def _notes(config: CheckpointConfig) -> list[str]:
 
 
 def _rotary_part(config: CheckpointConfig, **changes: Any) -> CheckpointConfig:
-    """Return the config with heads that consist only of their rotary part, and with `changes`."""
+    """Return the config with the rotary part's width as `head_dim`, then with `changes`, which may set
+    `head_dim` again.
+    """
     return replace(
         config, values={**config.values, "head_dim": mla_widths(config).rope_width, **changes}
     )
