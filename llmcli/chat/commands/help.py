@@ -28,7 +28,7 @@ def show_help(chat: ChatSession, argument: str) -> None:
             )
     chat.ui.text(
         'Several lines: """ before and after them, or Alt-Enter. '
-        "Tab completes, Ctrl-C stops, Ctrl-D leaves."
+        "Tab completes, Ctrl-C stops, Ctrl-D exits."
     )
     chat.ui.text(
         "Begin a message that starts with a slash with two slashes. "
