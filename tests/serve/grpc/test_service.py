@@ -225,6 +225,21 @@ class Between:
             assert self._changed.wait_for(lambda: self.passed >= count, 30)
 
 
+def hold_reading_turn(stub: Any, other: Any, end: threading.Event) -> tuple[Any, Any]:
+    """Open a call that sends its head and no request until `end`, and wait until it occupies the
+    only reading turn. Return the call and the error of a second call.
+    """
+    while True:
+        slow = other.stream_unary(f"/{SERVICE_NAME}/Tokenize").future(
+            iter(lambda: None if end.wait() else b"", None)
+        )
+        # The server refuses the slow call if it arrives while a short call is being read.
+        while not slow.done():
+            short = stub.Tokenize.future(KIND["TokenizeRequest"](text="x"))
+            if error := short.exception(60):
+                return slow, error
+
+
 def test_a_request_stays_with_its_client_until_it_is_read(
     serve_grpc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,15 +255,7 @@ def test_a_request_stays_with_its_client_until_it_is_read(
         talking(served) as stub,
         grpc.insecure_channel(address) as other,
     ):
-        # Of this call nothing comes but its head.
-        slow = other.stream_unary(f"/{SERVICE_NAME}/Tokenize").future(
-            iter(lambda: None if end.wait() else b"", None)
-        )
-        asked = (
-            stub.Tokenize.future(KIND["TokenizeRequest"](text="x")).exception(60)
-            for _ in range(1000)
-        )
-        busy: Any = next(error for error in asked if error)  # its turn to be read has come
+        slow, busy = hold_reading_turn(stub, other, end)
         assert busy.code() == grpc.StatusCode.UNAVAILABLE
         monkeypatch.setattr(body_budget, "RESERVE_SECONDS", 60)
         with grpc.insecure_channel(f"127.0.0.1:{between.port}") as channel:
