@@ -1,7 +1,7 @@
-"""An HTTP client with a pool of connections, for requests whose responses are JSON or a stream.
+"""An HTTP client with a pool of connections, for responses that are JSON or an event stream.
 
-It uses aiohttp, which processes several times as many requests and chunks per CPU second as httpx.
-A load test must not measure its own client.
+Load tests use this client, so it must be much faster than the servers that they measure. It is
+built on aiohttp because httpx uses several times the CPU time per request.
 """
 
 import asyncio
@@ -13,18 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import UserError
-from llmcli.http_client.sse import BadStreamError, parse_event, read_error_message
+from llmcli.http_client.openai_stream import read_error_message
+from llmcli.http_client.sse import BadStreamError, parse_event
 
 if TYPE_CHECKING:
     import aiohttp
 
-MAX_BODY_BYTES = 1 << 22  # largest part of a response that is read if the response is not a stream
-MAX_COMPLAINT_BYTES = 200  # largest part of an error that is shown if the error is not JSON
+MAX_BODY_BYTES = 1 << 22  # longer responses that are not streams are refused
+MAX_ERROR_BYTES = 200  # an error response that is not JSON is cut to this length
 
 
 class RequestError(Exception):
-    """A failed request. `kind`: "timeout", "no connection", "broken off", "bad stream", or a status
-    such as "http 429"; `message`: the error text of the server or of the operating system.
+    """A failed request.
+
+    `kind`: "timeout", "no connection", "broken off", "bad stream", or the HTTP status, such as
+    "http 429". `message`: the error text of the server or of the operating system; it can be empty.
     """
 
     def __init__(self, kind: str, message: str = "") -> None:
@@ -33,7 +36,7 @@ class RequestError(Exception):
 
 
 class StatusError(RequestError):
-    """The server responded with a status other than 200."""
+    """The server responded with a status other than 200. `status` is its number."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"http {status}", message)
@@ -46,9 +49,11 @@ class CertificateError(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """How to connect to a server. `uses_tls`: whether the server's URL is https; `cacert`: a PEM
-    file with the certificates to trust instead of the system's; `insecure`: whether any certificate
-    is accepted.
+    """How to connect to a server.
+
+    `uses_tls`: the server's URL is https. `cacert`: a PEM file with the certificates to trust
+    instead of the system's. `insecure`: accept any certificate. `timeout_seconds`: the time limit
+    of a whole request, including its response.
     """
 
     uses_tls: bool
@@ -65,11 +70,11 @@ class StreamResponse:
         self._response = response
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """Return an iterator of the body's pieces as they arrive."""
+        """Yield the bytes of the body as they arrive; a piece can end in the middle of an event."""
         return self._response.content.iter_any()
 
     def close(self) -> None:
-        """Close the connection even if more of the body would arrive."""
+        """Close the connection. If the body is incomplete, this cancels the request."""
         self._response.close()
 
 
@@ -87,7 +92,7 @@ class HttpClient:
     ) -> None:
         self._settings = settings
         self._session = session
-        # a session that opens a new connection for each request
+        # opens a new connection for each request
         self._fresh_session = fresh_session
         self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         if settings.api_key:
@@ -95,16 +100,16 @@ class HttpClient:
 
     @asynccontextmanager
     async def stream(self, url: str, body: bytes) -> AsyncIterator[StreamResponse]:
-        """Post a body and yield the response, which is closed at the end of the block. Raises
-        RequestError. Inside the block, a BadStreamError or a connection error is raised as
-        RequestError, too.
+        """Post a body, and yield the response for the `async with` block; it is closed at the end
+        of the block. Raises RequestError. A BadStreamError, a timeout or a connection error inside
+        the block also becomes a RequestError.
         """
         async with self._translated_errors(), await self._post(url, body) as response:
             await _check_status(response)
             yield StreamResponse(response)
 
     async def fetch_json(self, url: str, body: bytes | None = None) -> dict[str, Any]:
-        """Return the JSON object at a URL. If `body` is not None, it is posted. Raises
+        """Get a URL, or post `body` to it if given, and return the response's JSON object. Raises
         RequestError.
         """
         method = "GET" if body is None else "POST"
@@ -119,8 +124,8 @@ class HttpClient:
 
     @asynccontextmanager
     async def _translated_errors(self) -> AsyncIterator[None]:
-        """Limit the time of a block, and raise timeouts and connection errors in it as
-        RequestError.
+        """Run an `async with` block with the time limit of a request. Timeouts, connection errors
+        and BadStreamErrors in the block are raised as RequestError.
         """
         import aiohttp
 
@@ -139,11 +144,11 @@ class HttpClient:
             raise RequestError("broken off", str(error) or type(error).__name__) from None
 
     async def _post(self, url: str, body: bytes) -> "aiohttp.ClientResponse":
-        """Send the request and return the response as soon as its headers have arrived.
+        """Post a body and return the response when its headers have arrived.
 
-        A server may close an idle connection at the moment when it is used again (llama-server does
-        so after each stream). If no response was received on such a connection, the request is sent
-        again over a new connection.
+        A server may close an idle connection just when the pool reuses it (llama-server closes
+        connections after each stream). A request that fails in this way is sent again over a new
+        connection.
         """
         import aiohttp
 
@@ -162,16 +167,15 @@ class HttpClient:
 
 @asynccontextmanager
 async def open_http_client(settings: ConnectionSettings) -> AsyncIterator[HttpClient]:
-    """Open a client and close its connections at the end of the block. Raises UserError for a
-    certificate file that cannot be read.
+    """Yield a client for the `async with` block; its connections are closed at the end of the
+    block. Raises UserError for a certificate file that cannot be read.
     """
     import aiohttp
 
     tls = _tls_context(settings) if settings.uses_tls else False
 
     def open_session(force_close: bool) -> aiohttp.ClientSession:
-        # The default timeouts of a session would end long answers. Each request has its own
-        # timeout.
+        # aiohttp's default timeout would end long answers; `_translated_errors` limits the time
         connector = aiohttp.TCPConnector(limit=0, ssl=tls, force_close=force_close)
         return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
@@ -184,13 +188,14 @@ async def _check_status(response: "aiohttp.ClientResponse") -> None:
     if response.status == 200:
         return
     body = await _read_body(response)
-    text = body[:MAX_COMPLAINT_BYTES].decode("utf-8", "replace")
+    text = body[:MAX_ERROR_BYTES].decode("utf-8", "replace")
     with suppress(BadStreamError):
         text = read_error_message(parse_event(body)) or text
     raise StatusError(response.status, text)
 
 
 async def _read_body(response: "aiohttp.ClientResponse") -> bytes:
+    """Return the whole body. Raises BadStreamError if it is longer than MAX_BODY_BYTES."""
     body = bytearray()
     async for piece in response.content.iter_any():
         body += piece
@@ -200,6 +205,7 @@ async def _read_body(response: "aiohttp.ClientResponse") -> bytes:
 
 
 def _tls_context(settings: ConnectionSettings) -> ssl.SSLContext:
+    """Return the TLS settings for `cacert` and `insecure`. Raises UserError for a bad `cacert`."""
     try:
         context = ssl.create_default_context(cafile=settings.cacert)
     except (OSError, ssl.SSLError):

@@ -1,4 +1,4 @@
-"""Errors of requests have a kind and the server's own text."""
+"""The HTTP client reads JSON and streams, and reports failed requests by kind and message."""
 
 import asyncio
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def test_json_and_streams_are_read(scripted: Servers) -> None:
     assert "Authorization: Bearer secret" in server.heads[0]
 
 
-def test_a_status_is_an_error_with_the_servers_text(scripted: Servers) -> None:
+def test_an_error_status_raises_the_servers_message(scripted: Servers) -> None:
     server = scripted(plain({"error": {"message": "busy"}}, "429 Too Many"), plain({}, "302 Found"))
     for kind, message in (("http 429", "busy"), ("http 302", "{}")):
         with pytest.raises(StatusError) as caught:
@@ -53,7 +53,7 @@ def test_a_status_is_an_error_with_the_servers_text(scripted: Servers) -> None:
         assert (caught.value.kind, caught.value.message) == (kind, message)
 
 
-def test_other_failures_have_their_kinds(
+def test_network_failures_and_bad_bodies_have_a_kind(
     scripted: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = scripted(streamed("a"), b"")
@@ -72,7 +72,7 @@ def test_other_failures_have_their_kinds(
         fetch(server.url + "/v1/models")
 
 
-def test_a_file_that_is_no_certificate_is_refused(tmp_path: Path) -> None:
+def test_a_bad_certificate_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.pem").write_text("no certificate")
     with pytest.raises(UserError, match="is not a certificate"):
         fetch("https://127.0.0.1:1", ConnectionSettings(True, cacert=tmp_path / "a.pem"))

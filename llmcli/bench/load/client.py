@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from llmcli.bench.load.records import LoadAnswer, LoadJob
 from llmcli.errors import UserError
-from llmcli.http_client import sse
+from llmcli.http_client import openai_stream, sse
 from llmcli.http_client.client import (
     CertificateError,
     ConnectionSettings,
@@ -165,19 +165,19 @@ async def _read(response: StreamResponse, job: LoadJob, answer: LoadAnswer) -> N
     async for piece in response.pieces():
         now = time.perf_counter()
         for data in events.feed(piece):
-            if data == sse.DONE_MARK:
+            if data == openai_stream.DONE_MARK:
                 done = True
                 continue
             chunk = sse.parse_event(data)
-            if says := sse.read_error_message(chunk):
+            if says := openai_stream.read_error_message(chunk):
                 answer.error, answer.error_message = "error in the stream", says
                 return
-            count, finish = sse.count_tokens(chunk)
+            count, finish = openai_stream.count_tokens(chunk)
             if count:
                 answer.arrival_times.append(now)
                 answer.token_counts.append(count)
             answer.finish_reason = finish or answer.finish_reason
-            if token_usage := sse.read_usage(chunk):
+            if token_usage := openai_stream.read_usage(chunk):
                 answer.prompt_tokens, answer.output_tokens, answer.cached_tokens = (
                     token_usage.prompt,
                     token_usage.output,

@@ -15,7 +15,7 @@ from llmcli.bench.load.generator import Load, LoadLength, LoadRun, StopCheck, ge
 from llmcli.bench.load.mixes import RequestLengths, UnitTokens
 from llmcli.bench.load.records import LoadJob
 from llmcli.errors import UserError
-from llmcli.http_client.sse import read_usage
+from llmcli.http_client.openai_stream import read_usage
 
 SETTLE_SECONDS = (
     0.2  # seconds after each run, in which the server can notice that clients disconnected
