@@ -1,4 +1,4 @@
-"""The request and the response document of `/v1/embeddings`."""
+"""Parses requests to `/v1/embeddings` and builds their responses, in OpenAI's format."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -15,26 +15,26 @@ from llmcli.runtime.scoring.embedder import Embedder, normalize
 EmbeddingInput = str | Sequence[int]
 
 
-MAX_TEXTS = 2048  # OpenAI's limits for one request
-
-
+# OpenAI's limits for one request
+MAX_TEXTS = 2048
 MAX_TOKENS = 300_000
 
 
 class EmbeddingsRequest:
-    """A parsed embeddings request. Raises ApiError for invalid fields."""
+    """The fields of one request to `/v1/embeddings`. Raises ApiError for an invalid field."""
 
     def __init__(self, document: Mapping[str, Any], settings: ServerSettings) -> None:
         self._fields = Fields(document)
         self.model = self._fields.text("model") or settings.model_name
         if self.model not in settings.names:
             raise unknown_model(self.model, settings.names)
-        self._form = self._fields.choice("encoding_format", ("float", "base64"), "float")
+        self._encoding = self._fields.choice("encoding_format", ("float", "base64"), "float")
         self.texts = read_texts(self._fields)
 
     def vector_length(self, embedder: Embedder) -> int:
-        """Return the number of values that the request wants in each vector (`dimensions`). Raises
-        ApiError if the model has no embeddings.
+        """Return the number of values in each returned vector: the field `dimensions`, or the
+        model's embedding size without that field. Raises ApiError if `dimensions` is invalid or if
+        the model is a reranker, which has no embeddings.
         """
         if embedder.is_reranker:
             raise ApiError(
@@ -49,14 +49,15 @@ class EmbeddingsRequest:
     def build_document(
         self, ids: list[list[int]], vectors: Sequence[Vector], length: int
     ) -> dict[str, Any]:
-        """Return the response document in OpenAI's format. `vectors`: shaped `[texts,
-        embedding_size]`; `length`: the number of values that each vector keeps.
+        """Return the response as a JSON object in OpenAI's format. `ids`: the token ids of each
+        text, which are only counted. `vectors`: shaped `[texts, embedding_size]`. `length`: the
+        number of leading values to return of each vector.
         """
         data = [
             {
                 "object": "embedding",
                 "index": index,
-                "embedding": encode_vector(shorten_vector(vector, length), self._form),
+                "embedding": encode_vector(shorten_vector(vector, length), self._encoding),
             }
             for index, vector in enumerate(vectors)
         ]
@@ -66,8 +67,9 @@ class EmbeddingsRequest:
 
 
 def read_texts(fields: Fields) -> list[EmbeddingInput]:
-    """Return the texts of the field `input`. The field is a text, a list of texts, the token ids of
-    one text, or a list of token id lists. Raises ApiError for any other value.
+    """Return the field `input` as a list with one entry for each text to embed. An entry is a text
+    or a list of token ids. In the request, `input` is one such entry or a list of them. Raises
+    ApiError for any other value.
     """
     values = fields.values.get("input")
     if values is None:
@@ -97,17 +99,21 @@ def read_texts(fields: Fields) -> list[EmbeddingInput]:
     return values
 
 
-def encode_texts(texts_: list[EmbeddingInput], embedder: Embedder) -> list[list[int]]:
-    """Return the token ids of each text.
+def encode_texts(texts: list[EmbeddingInput], embedder: Embedder) -> list[list[int]]:
+    """Return the token ids of each text. An entry that already is a list of token ids is only
+    checked.
 
-    Raises ApiError for a text without tokens, an unknown token, or too many tokens. A text that
-    must be too long by its length is refused before it is tokenized, because megabytes of spaces
-    would occupy the tokenizer for many seconds.
+    Raises ApiError for a text without tokens, an id that the model does not have, or too many
+    tokens. A text is first refused by the smallest number of tokens that it can have, because
+    tokenizing megabytes of spaces would take many seconds.
     """
     tokens: list[list[int]] = []
-    for index, text in enumerate(texts_):
-        if isinstance(text, str) and (least := embedder.min_tokens(text)) > embedder.max_tokens:
-            raise _too_long(index, f"{least} tokens or more", least, embedder)
+    for index, text in enumerate(texts):
+        if (
+            isinstance(text, str)
+            and (min_tokens := embedder.min_tokens(text)) > embedder.max_tokens
+        ):
+            raise _too_long(index, f"{min_tokens} tokens or more", min_tokens, embedder)
         ids = embedder.encode(text) if isinstance(text, str) else list(text)
         if not ids:
             raise ApiError(f"input[{index}] has no tokens", param=f"input[{index}]")
@@ -129,17 +135,18 @@ def _too_long(index: int, words: str, count: int, embedder: Embedder) -> ApiErro
 
 
 def shorten_vector(vector: Vector, size: int) -> Vector:
-    """Return the first `size` values of a vector, scaled to length 1 again. OpenAI shortens vectors
-    in the same way; models must be trained for it. Shapes: `[embedding_size]` to `[size]`.
+    """Return the first `size` values of a vector, scaled to Euclidean length 1. OpenAI's
+    `dimensions` does the same; it is meant for models that were trained for it (Matryoshka
+    embeddings). Shapes: `[embedding_size]` to `[size]`.
     """
     return vector if size == len(vector) else normalize(vector[:size])
 
 
-def encode_vector(vector: Vector, form: str) -> list[float] | str:
-    """Return a vector as a list of numbers, or as the base64 text of its float32 bytes if `form` is
-    "base64".
+def encode_vector(vector: Vector, encoding: str) -> list[float] | str:
+    """Return a vector for the JSON response: a list of numbers if `encoding` is "float", or the
+    base64 text of its little-endian float32 bytes if `encoding` is "base64".
     """
-    if form == "float":
+    if encoding == "float":
         values: list[float] = vector.tolist()
         return values
     return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()

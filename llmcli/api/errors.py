@@ -1,8 +1,8 @@
-"""Errors of requests: OpenAI's error objects and HTTP statuses. Where OpenAI has no type for an
-error, the type is llama-server's.
+"""The exceptions of failed API requests, and their conversion to HTTP statuses and JSON error
+objects. Error types are OpenAI's; for errors that OpenAI does not have, llama-server's.
 
-This module does not depend on HTTP: lines of a batch and messages of a WebSocket fail with the same
-error objects.
+This module does not depend on HTTP, because lines of a batch file and WebSocket messages fail with
+the same error objects.
 """
 
 from typing import Any
@@ -13,7 +13,9 @@ from llmcli.runtime.requests.beam_settings import TooManyBeams
 
 
 class ServerBusy(UserError):
-    """The queue is full. `retry_after`: seconds after which the client may try again."""
+    """The server refuses a request because its queue is full. `waiting`: the number of running and
+    waiting requests. `retry_after`: seconds after which the client may try again.
+    """
 
     def __init__(self, waiting: int, retry_after: int) -> None:
         super().__init__(
@@ -24,20 +26,21 @@ class ServerBusy(UserError):
 
 
 class ServerStopping(UserError):
-    """The server is stopping and accepts no requests."""
+    """The server refuses or ends a request because it is shutting down."""
 
     def __init__(self) -> None:
         super().__init__("the server is stopping", hint="start it again")
 
 
 class AnswerFailed(UserError):
-    """The model or the machine could not complete an answer."""
+    """The model or the machine could not complete an answer; the request itself was valid."""
 
 
 def answer_error(error: UserError) -> UserError:
-    """Return the error that a client receives for a failed answer. If no token can continue the
-    grammar, the error is returned unchanged, because the request caused it; any other error becomes
-    AnswerFailed.
+    """Convert an error that ended an answer in the engine to the error that the client receives.
+    UnsatisfiableConstraint (no token can continue the grammar) is returned unchanged, because the
+    request caused it; it gets status 400. Any other error becomes AnswerFailed, which gets status
+    500.
     """
     return (
         error
@@ -63,12 +66,15 @@ ERROR_TYPES = {
 }
 
 
+# Anthropic's error types where they differ from OpenAI's.
 ANTHROPIC_ERROR_TYPES = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
 
 
 class ApiError(UserError):
-    """A request that cannot be answered. `param`: the name of the wrong field; `more`: additional
-    fields of the error object.
+    """An error with all fields of OpenAI's error object.
+
+    `status`: the HTTP status. `param`: the path of the wrong field. `type`: OpenAI's error type; by
+    default that of the status. `more`: additional fields of the error object.
     """
 
     def __init__(
@@ -87,7 +93,7 @@ class ApiError(UserError):
 
 
 def unknown_model(name: str, names: tuple[str, ...]) -> ApiError:
-    """Return the error for a request that names a model which is not served."""
+    """Return the 404 error for a request whose `model` is not one of the served `names`."""
     message = f"the model {name[:100]!r} is not served here; available: {', '.join(names)}"
     return ApiError(message, 404, param="model", code="model_not_found")
 
@@ -95,8 +101,8 @@ def unknown_model(name: str, names: tuple[str, ...]) -> ApiError:
 def context_length_error(
     message: str, n_prompt_tokens: int, n_ctx: int, param: str | None = None
 ) -> ApiError:
-    """Return the error for a text that is longer than the context. The error object has
-    llama-server's fields for this case.
+    """Return the error for a prompt or text that is longer than the context, with the fields of
+    llama-server's error object for this case.
     """
     return ApiError(
         message,
@@ -109,11 +115,10 @@ def context_length_error(
 
 
 def as_api_error(error: UserError) -> ApiError:
-    """Return any UserError as an ApiError. A UserError of the engine, a template or a grammar is a
-    mistake of the request and gets status 400.
+    """Convert any UserError to an ApiError. An error of the engine, the chat template or a grammar
+    is caused by the request, so it gets status 400.
 
-    Hints are dropped because they name flags of a command line. Where advice helps, the message
-    itself contains it, in terms of the server.
+    Hints are dropped, because they name command-line flags, which a client cannot set.
     """
     match error:
         case ApiError():
@@ -132,12 +137,13 @@ def as_api_error(error: UserError) -> ApiError:
 
 
 def error_document(error: ApiError, path: str = "") -> dict[str, Any]:
-    """Return the error document in the format of the API that `path` belongs to: ollama's has only
-    a message, Anthropic's has its own error types, and all others have OpenAI's format.
+    """Return the JSON error response in the format of the API that `path` belongs to. ollama's
+    (`/api/…`) has only a message, Anthropic's has different error types, and all others have
+    OpenAI's format.
     """
     if path.startswith("/api/"):
         return {"error": str(error)}
-    about = {
+    fields = {
         "message": str(error),
         "type": error.type,
         "param": error.param,
@@ -147,6 +153,6 @@ def error_document(error: ApiError, path: str = "") -> dict[str, Any]:
     if path.removeprefix("/v1").startswith("/messages"):
         return {
             "type": "error",
-            "error": {**about, "type": ANTHROPIC_ERROR_TYPES.get(error.status, error.type)},
+            "error": {**fields, "type": ANTHROPIC_ERROR_TYPES.get(error.status, error.type)},
         }
-    return {"error": about}
+    return {"error": fields}

@@ -1,5 +1,5 @@
-"""Typed access to the fields of an untrusted JSON document. Every error names the path of the
-field.
+"""Type-checked access to the fields of a client's JSON object. Every error names the path of the
+wrong field, such as `messages[0].content`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ TYPE_NAMES = {
 
 
 def json_type(value: object) -> str:
-    """Return the type of a JSON value as words for a message."""
+    """Return the type of a JSON value in words for an error message, such as "a list"."""
     if value is None:
         return "null"
     return next(
@@ -29,21 +29,22 @@ def json_type(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """An object of the document. `path`: the object's position in the document. All methods treat a
-    null as a missing field.
+    """A JSON object of a request. `path`: where the object is in the request, such as
+    `messages[0]`; empty for the request itself. All methods treat null as a missing field and raise
+    ApiError for a value of the wrong type.
     """
 
     values: Mapping[str, Any]
     path: str = ""
 
     def path_of(self, name: str | int) -> str:
-        """Return the path of a field in the document."""
+        """Return the path of the field `name`, or of the list entry with the index `name`."""
         if isinstance(name, int):
             return f"{self.path}[{name}]"
         return f"{self.path}.{name}" if self.path else name
 
     def type_error(self, name: str, expected: str) -> ApiError:
-        """Return the error for a field whose value has the wrong type."""
+        """Return the error for a field whose value is not `expected`, for example "a list"."""
         value = self.values.get(name)
         shown = repr(value)[:60] if isinstance(value, str | int | float) else json_type(value)
         shown = shown.lower() if isinstance(value, bool) else shown
@@ -55,6 +56,9 @@ class Fields:
         return self.values.get(name) is not None
 
     def _typed(self, name: str, type_: type, default: Any) -> Any:
+        """Return the value of a field, or `default` if the field is missing. A whole number is
+        accepted where a float is expected. Raises ApiError for any other type.
+        """
         value = self.values.get(name)
         if value is None:
             return default
@@ -63,12 +67,12 @@ class Fields:
         return value
 
     def text(self, name: str, default: str | None = None) -> str | None:
-        """Return the text in a field, or `default` if the field is missing."""
+        """Return the string in a field, or `default` if the field is missing."""
         value: str | None = self._typed(name, str, default)
         return value
 
     def required_text(self, name: str) -> str:
-        """Return the text in a field. Raises ApiError if the field is missing."""
+        """Return the string in a field. Raises ApiError if the field is missing."""
         value = self.text(name)
         if value is None:
             raise ApiError(f"{self.path_of(name)} is missing", param=self.path_of(name))
@@ -79,8 +83,8 @@ class Fields:
         return bool(self._typed(name, bool, default))
 
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int | None:
-        """Return the whole number in a field, or `default` if the field is missing. The number must
-        be from `low` to `high`, both included.
+        """Return the whole number in a field, or `default` if the field is missing. Raises ApiError
+        unless `low <= number <= high`.
         """
         value = self._typed(name, int, None)
         if value is None:
@@ -90,13 +94,13 @@ class Fields:
         return int(value)
 
     def number(self, name: str, default: float | None = None) -> float | None:
-        """Return the number in a field, or `default` if the field is missing."""
+        """Return the number in a field as a float, or `default` if the field is missing."""
         value = self._typed(name, float, default)
         return None if value is None else float(value)
 
     def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:
-        """Return the word in a field, which must be one of `allowed`; `default` if the field is
-        missing.
+        """Return the string in a field, or `default` if the field is missing. Raises ApiError if
+        the string is not in `allowed`.
         """
         value = self.text(name, default)
         if value not in allowed:
@@ -109,8 +113,8 @@ class Fields:
         return None if value is None else Fields(value, self.path_of(name))
 
     def list(self, name: str, max_count: int = 1 << 20) -> list[Any]:
-        """Return the list in a field, which may have at most `max_count` entries. A missing list is
-        empty.
+        """Return the list in a field, or an empty list if the field is missing. Raises ApiError if
+        it has more than `max_count` entries.
         """
         value: list[Any] = self._typed(name, list, [])
         if len(value) > max_count:
@@ -118,7 +122,9 @@ class Fields:
         return value
 
     def tables(self, name: str, max_count: int = 1 << 20) -> "Iterator[Fields]":
-        """Yield the objects of the list in a field, which may have at most `max_count` entries."""
+        """Yield the objects of the list in a field. Raises ApiError if an entry is not an object,
+        or if the list has more than `max_count` entries.
+        """
         inner = Fields({}, self.path_of(name))
         for index, value in enumerate(self.list(name, max_count)):
             if type(value) is not dict:
@@ -127,8 +133,8 @@ class Fields:
             yield Fields(value, inner.path_of(index))
 
     def texts(self, name: str, max_count: int) -> tuple[str, ...]:
-        """Return the texts in a field as a tuple. The field is one text, or a list of at most
-        `max_count` texts.
+        """Return the strings in a field as a tuple. The field is one string or a list of strings; a
+        missing field gives an empty tuple. Raises ApiError for more than `max_count` strings.
         """
         value = self.values.get(name)
         if value is None:
@@ -140,8 +146,8 @@ class Fields:
             raise self._too_many(name, len(texts), max_count)
         return tuple(texts)
 
-    def _too_many(self, name: str, count: int, most: int) -> ApiError:
+    def _too_many(self, name: str, count: int, limit: int) -> ApiError:
         return ApiError(
-            f"{self.path_of(name)} has {count:,} entries; the limit is {most:,}",
+            f"{self.path_of(name)} has {count:,} entries; the limit is {limit:,}",
             param=self.path_of(name),
         )

@@ -1,4 +1,4 @@
-"""The settings of a server, which do not change while it runs."""
+"""The settings of a server. They do not change while the server runs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +11,17 @@ class ServerSettings:
     """The settings of a server.
 
     - `names`: the model names that a request may use; the first is the model's own name.
+    - `created`: the Unix time at which the model was loaded.
     - `sampling`, `system`, `stops`, `max_tokens`: defaults for requests that do not set them.
-    - `most_tokens`: largest number of tokens of any answer.
-    - `most_context`: largest number of tokens of a prompt and its answer; None for the whole
+    - `max_answer_tokens`: the largest number of tokens of any answer; a request cannot exceed it.
+    - `max_context`: the largest number of tokens of a prompt and its answer; None: the whole
       context.
-    - `keys`: API keys; if empty, requests need no key.
-    - `cors`: origins of web pages that may send requests.
-    - `allow_hosts`: additional host names of the server.
-    - `max_body`: largest request body, in bytes.
+    - `keys`: the accepted API keys; if empty, requests need no key.
+    - `cors`: the origins of web pages that may send requests.
+    - `allow_hosts`: additional host names by which clients may address the server.
+    - `max_body`: the largest request body in bytes.
     - `drain`: seconds that running answers have to finish at shutdown.
+    - `grpc_port`: the port of the gRPC server; None: no gRPC.
     """
 
     names: tuple[str, ...]
@@ -28,8 +30,8 @@ class ServerSettings:
     system: str | None = None
     stops: tuple[str, ...] = ()
     max_tokens: int | None = None
-    most_tokens: int | None = None
-    most_context: int | None = None
+    max_answer_tokens: int | None = None
+    max_context: int | None = None
     keys: tuple[str, ...] = ()
     cors: tuple[str, ...] = ()
     allow_hosts: tuple[str, ...] = ()
@@ -43,5 +45,5 @@ class ServerSettings:
 
     @property
     def model_name(self) -> str:
-        """The model's own name."""
+        """The first of `names`, which responses show if the request names no model."""
         return self.names[0]

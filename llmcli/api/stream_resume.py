@@ -1,20 +1,20 @@
-"""The position of streamed answers: the data with which another model continues an interrupted
-stream.
+"""Lets another model process continue a client's stream if the first process was lost.
 
-The front server (front.py) gives each request a name, a time and a seed, and sends them with the
-request. Each piece of a stream comes with the marks of its events: the number of the answer, the
-token and the finish reason. The front server collects them as the position.
+The front server (serve/processes/front.py) gives each request a name, a creation time and a seed.
+While a stream runs, it collects the tokens and finish reasons that the client has received. It
+holds all of this in a StreamPosition. If the model process is lost, it sends the request and the
+position to another process.
 
-To continue the stream, another model replays the request. It draws again each token that was
-already sent, but uses the sent token instead of the drawn one (`Request.replays`), so that random
-numbers, penalties and grammars reach the same state. It sends only the events after that. So the
-text that the client already has remains the beginning of its answer. Each answer of a stream
-continues independently, because events may arrive in another order. An answer that has ended is not
-continued, even if the new model's logits would continue it (logits depend slightly on other rows of
-the same pass).
+That process replays the request. At each position that the client already has, it samples a token
+as usual but replaces it by the recorded token (`Request.replays`), so that random numbers,
+penalties and grammars reach the same state. It sends only the events after the recorded tokens, so
+the client's text stays valid. Each of the request's answers is replayed separately, because their
+events may arrive interleaved. An answer that has ended stays ended, even if the new process would
+continue it: logits depend slightly on the other sequences of a batch.
 
-Replayed tokens are drawn one by one instead of being processed like a prompt, because the state of
-a sampling chain depends on every row of logits. So the replay takes about as long as the text took.
+Recorded tokens are sampled one by one instead of being processed like a prompt, because the
+sampler's state depends on the logits of each position. So the replay takes about as long as the
+generation took.
 """
 
 import time
@@ -28,21 +28,24 @@ from llmcli.runtime.sampling import RANDOM_SEED
 from llmcli.runtime.sampling.chain import resolve_seed
 from llmcli.types import Event, Finish
 
-POSITION_KEY = "llmcli.known"  # key of the position in an ASGI scope
-MARKS_KEY = "llmcli.told"  # key of the marks in an ASGI message
-# One event as plain values that can be sent to another process: number of the answer, token id,
-# finish reason.
+POSITION_KEY = "llmcli.position"  # key of a StreamPosition in an ASGI scope
+MARKS_KEY = "llmcli.marks"  # key of the StreamMarks in an ASGI message
+# An event of a stream as plain values for another process: the number of the answer
+# (`Event.sequence`), the token id, and the finish reason.
 StreamMark = tuple[int, int | None, Finish | None]
 
 
 @dataclass(slots=True)
 class StreamPosition:
-    """The position of a request's answers.
+    """What the client has received of a request's answers. A StreamMark's first value, the number
+    of the answer, is the key of `tokens` and `ends`.
 
-    `name`: hexadecimal digits of a UUID; `created`: Unix time in seconds; `seed`: the seed if the
-    request sets none. `tokens`: the token ids that were sent, by number of the answer; an empty
-    list if an answer has begun without a token. `ends`: the finish reasons, by number of the
-    answer.
+    - `name`: hexadecimal digits of a UUID, used in the ids of the response.
+    - `created`: the Unix time of the request in seconds.
+    - `seed`: the sampling seed if the request sets none.
+    - `tokens`: the sent token ids of each answer; an empty list if an answer has begun without a
+      token.
+    - `ends`: the finish reason of each answer that has ended.
     """
 
     name: str
@@ -52,7 +55,7 @@ class StreamPosition:
     ends: dict[int, Finish] = field(default_factory=dict)
 
     def advance(self, marks: Iterable[StreamMark]) -> None:
-        """Add the marks of events that were sent."""
+        """Add the tokens and finish reasons of events that were sent to the client."""
         for number, token, finish in marks:
             tokens = self.tokens.setdefault(number, [])
             if token is not None:
@@ -61,50 +64,55 @@ class StreamPosition:
                 self.ends[number] = finish
 
     def replayed_answer(self, number: int) -> ReplayedAnswer:
-        """Return the tokens of one answer that were already sent, and its finish reason, as a
-        replay.
+        """Return the tokens and the finish reason that the client has received of one answer. The
+        engine replays them (`Request.replays`).
         """
         return ReplayedAnswer(tuple(self.tokens.get(number, ())), self.ends.get(number))
 
     def attach_to(self, scope: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a copy of an ASGI scope with this position as plain values."""
+        """Return a copy of an ASGI scope that also contains this position, as plain values for
+        another process.
+        """
         return {**scope, POSITION_KEY: asdict(self)}
 
 
 class PastAnswer:
-    """Recognizes the events of a stream that were already sent before the interruption.
-    `has_started`: whether any answer had begun.
+    """Recognizes the events that the client already received before the interruption, so that a
+    resumed stream skips them. Without a position, no event is skipped. `has_started`: whether the
+    client has received the beginning of any answer.
     """
 
     def __init__(self, position: StreamPosition | None) -> None:
-        self._left = (
+        self._remaining = (
             {number: len(tokens) for number, tokens in position.tokens.items()} if position else {}
         )
         self._ends = position.ends if position else {}
-        self.has_started = bool(self._left)
+        self.has_started = bool(self._remaining)
 
     def includes(self, event: Event) -> bool:
-        """Return whether this event was already sent. Call it exactly once for each event."""
+        """Return whether the client already received this event. Call it exactly once for each
+        event, in order, because it counts the tokens of each answer.
+        """
         if event.token is None:
             return event.finish is not None and event.sequence in self._ends
-        remaining = self._left.get(event.sequence, 0)
-        self._left[event.sequence] = remaining - 1
+        remaining = self._remaining.get(event.sequence, 0)
+        self._remaining[event.sequence] = remaining - 1
         return remaining > 0
 
 
 def stream_marks(events: Iterable[Event]) -> tuple[StreamMark, ...]:
-    """Return the marks of events: number of the answer, token id, finish reason."""
+    """Return the StreamMark of each event."""
     return tuple(
         (event.sequence, event.token.id if event.token else None, event.finish) for event in events
     )
 
 
 def new_position() -> StreamPosition:
-    """Return the position for a request without any answer, with a new name and seed."""
+    """Return the position of a new request, before any answer, with a random name and seed."""
     return StreamPosition(uuid.uuid4().hex, int(time.time()), resolve_seed(RANDOM_SEED))
 
 
 def read_position(scope: Mapping[str, Any]) -> StreamPosition | None:
-    """Return the position in an ASGI scope, or None if it contains none."""
+    """Return the position in an ASGI scope, or None if the request does not resume a stream."""
     values = scope.get(POSITION_KEY)
     return StreamPosition(**values) if values else None

@@ -1,4 +1,4 @@
-"""The `/tokenize` and `/detokenize` requests."""
+"""Converts text to token ids and back for `/tokenize` and `/detokenize`."""
 
 from typing import Any
 
@@ -12,11 +12,12 @@ MAX_TEXT_CHARACTERS, MAX_PIECES = 1 << 21, 1 << 17
 def encode_text(
     model: Model, text: str, add_special: bool, parse_special: bool, with_pieces: bool
 ) -> list[Any]:
-    """Return the token ids of a text, or objects with the id and the text of each token if
-    `with_pieces`. `add_special`: add the tokens that the model file puts around a text;
-    `parse_special`: read names of control tokens as control tokens.
+    """Return the token ids of a text. With `with_pieces`, return instead an object for each token
+    with its id and its text.
 
-    Raises ApiError for a text that is too long.
+    `add_special`: add the tokens that the model expects around a text, such as BOS.
+    `parse_special`: treat the names of control tokens in the text as these tokens. Raises ApiError
+    for a text that is too long.
     """
     if len(text) > MAX_TEXT_CHARACTERS:
         raise ApiError(
@@ -33,6 +34,7 @@ def encode_text(
 
 
 def _piece(model: Model, token: int) -> str | list[int]:
+    """Return a token's text, or the list of its byte values if they are not valid UTF-8."""
     raw = model.piece(token, special=True)
     try:
         return raw.decode()
@@ -41,7 +43,7 @@ def _piece(model: Model, token: int) -> str | list[int]:
 
 
 def decode_tokens(model: Model, fields: Fields) -> str:
-    """Return the text for the token ids in the field `tokens`. Raises ApiError for an id that the
+    """Return the text of the token ids in the field `tokens`. Raises ApiError for an id that the
     model does not have.
     """
     ids = fields.list("tokens")

@@ -1,4 +1,6 @@
-"""Runs a batch on one model, with a journal, progress and a summary."""
+"""Runs a batch on one open model: resumes from the journal, shows progress, writes the output file,
+and returns a summary.
+"""
 
 import json
 import time
@@ -26,13 +28,14 @@ PROGRESS_SECONDS = 60.0  # seconds between two progress lines if no bar is visib
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """The result of a run of a batch.
+    """The summary of one run of a batch, which wrote the file `out`.
 
-    - `lines`: number of all lines; `n_finished`: number of lines in the journal.
+    - `lines`: number of lines of the batch; `n_finished`: number of lines in the journal at the
+      end.
     - `resumed_lines`: number of lines that an earlier run finished; `was_complete`: whether an
-      earlier run finished the output file.
-    - `failed`: number of lines without an answer; None if the run was stopped.
-    - `seconds`, `tokens`, `prompt_tokens`, `cached_tokens`: counted in this run only.
+      earlier run had written the complete output file, so that this run did nothing.
+    - `failed`: number of lines with an error instead of an answer; None if the run was interrupted.
+    - `seconds`, `tokens`, `prompt_tokens`, `cached_tokens`: counts of this run only.
     """
 
     out: Path
@@ -48,7 +51,7 @@ class BatchResult:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the run was stopped before its end."""
+        """Whether the run was interrupted."""
         return self.failed is None
 
     @property
@@ -65,17 +68,19 @@ def run_or_resume(
     force: bool,
     ui: "UI",
 ) -> BatchResult:
-    """Run a batch, or resume it from its journal, and write the output file.
+    """Run a batch, or resume it from its journal, and write the output file. Do nothing if the
+    output file is already complete.
 
-    `counts`: the counters of tokens; `batch_id`: the id of the batch; `answer_missing`: function
-    that answers the lines which are not in the journal; `force`: discard the work of an earlier
-    run.
+    - `counts`: token counters that `answer_missing` updates.
+    - `answer_missing`: function that answers the lines which are not in the journal and appends
+      them to it.
+    - `force`: discard the output file and the journal of an earlier run.
     """
     from llmcli.batch.job import count_failed
 
     started_at, resumed = time.perf_counter(), journal.count
-    present = not force and count_failed(batch_id, journal.out, journal.count) is not None
-    if not present:
+    was_complete = not force and count_failed(batch_id, journal.out, journal.count) is not None
+    if not was_complete:
         with journal.open(force=force):
             resumed = journal.n_finished
             if resumed:
@@ -89,7 +94,7 @@ def run_or_resume(
         journal.count,
         journal.n_finished,
         resumed,
-        present,
+        was_complete,
         None if counts.is_stopped else count_failed(batch_id, journal.out, journal.count),
         counts.tokens,
         counts.prompt_tokens,
@@ -99,14 +104,16 @@ def run_or_resume(
 
 
 def without_line_options(run_flags: RunFlags) -> RunFlags:
-    """Return the flags without those that apply to single lines, because they must not apply to the
-    whole model.
+    """Return the flags without the grammar and --ignore-eos. For a batch these are default request
+    fields (see build_rules), which a line can replace, and not settings of the model.
     """
     return replace(run_flags, constraint=None, ignore_eos=False)
 
 
 def build_rules(hosted: "ServerModel", run_flags: RunFlags, skeleton: bool) -> "BatchRules":
-    """Return the rules by which lines are answered."""
+    """Return the settings for answering lines, from an open model and the command-line flags.
+    `skeleton`: answer by Skeleton-of-Thought.
+    """
     from llmcli.batch import plans, skeleton_of_thought
     from llmcli.batch.job import BatchRules
     from llmcli.runtime.sampling import RANDOM_SEED
@@ -121,9 +128,7 @@ def build_rules(hosted: "ServerModel", run_flags: RunFlags, skeleton: bool) -> "
 
 
 def build_settings(hosted: "ServerModel", run_flags: RunFlags, seed: int) -> "ServerSettings":
-    """Return the command-line options as server settings. `seed`: the seed in the sampling
-    settings.
-    """
+    """Return server settings made from the command-line flags, with `seed` as the sampling seed."""
     from llmcli.api.server_settings import ServerSettings
 
     runner = hosted.runner
@@ -134,7 +139,7 @@ def build_settings(hosted: "ServerModel", run_flags: RunFlags, seed: int) -> "Se
         hosted.system,
         run_flags.stops,
         None if run_flags.predict in (None, -1) else run_flags.predict,
-        most_context=min(runner.n_ctx, runner.header.context_length or runner.n_ctx),
+        max_context=min(runner.n_ctx, runner.header.context_length or runner.n_ctx),
     )
 
 
@@ -149,34 +154,37 @@ def run_batch(
     parallel: int,
     force: bool,
 ) -> BatchResult:
-    """Answer the lines with an open model and write the output file. `parallel`: number of answers
-    that run at once.
+    """Answer the lines of `source` with an open model and write the output file `out`.
+
+    `survey`: line count and hash of `source`; `parallel`: maximum number of answers that run at the
+    same time; `force`: discard the work of an earlier run. Raises UserError if the journal cannot
+    be used or the input cannot be read.
     """
     from llmcli.batch.executor import BatchExecutor
     from llmcli.batch.job import BatchJob, batch_identity
     from llmcli.batch.journal import BatchJournal
 
-    batch_fingerprint = batch_identity(hosted.runner, rules, survey)
+    identity = batch_identity(hosted.runner, rules, survey)
     job, journal = (
-        BatchJob(hosted.runner, rules, batch_fingerprint),
-        BatchJournal(out, batch_fingerprint, survey.count),
+        BatchJob(hosted.runner, rules, identity),
+        BatchJournal(out, identity, survey.count),
     )
-    work = BatchExecutor(
+    executor = BatchExecutor(
         hosted.runner,
         parallel,
-        lambda index, came: journal.append(index, job.output_line(index, came)),
+        lambda index, result: journal.append(index, job.output_line(index, result)),
     )
 
-    def answer() -> None:
-        work.run(job.make_tasks(line for line in source.lines() if not journal.has(line.index)))
+    def answer_missing() -> None:
+        executor.run(job.make_tasks(line for line in source.lines() if not journal.has(line.index)))
         for name in sorted(job.other_models)[:3]:
             ui.note(f"lines that name the model {name[:100]} are answered by {hosted.name}")
 
-    return run_or_resume(work, journal, job.id, answer, force, ui)
+    return run_or_resume(executor, journal, job.id, answer_missing, force, ui)
 
 
 def _default_fields(run_flags: RunFlags) -> "dict[str, Any]":
-    """Return the request fields from the command line that apply to lines which do not set them."""
+    """Return the request fields that command-line flags set for lines without these fields."""
     fields: dict[str, Any] = {"ignore_eos": True} if run_flags.ignore_eos else {}
     if run_flags.constraint:
         kind, text = run_flags.constraint.kind, run_flags.constraint.text
@@ -186,13 +194,16 @@ def _default_fields(run_flags: RunFlags) -> "dict[str, Any]":
 
 @contextmanager
 def _show_progress(
-    work: "BatchExecutor | ClusterCounts", journal: "BatchJournal", ui: "UI"
+    counts: "BatchExecutor | ClusterCounts", journal: "BatchJournal", ui: "UI"
 ) -> "Iterator[None]":
-    """Show progress: a bar with tokens per second, or a line every minute if no bar is visible."""
+    """Show progress while the with block runs: a bar with tokens per second, and a message every
+    PROGRESS_SECONDS with the time left.
+    """
     started_at, n_resumed = time.monotonic(), journal.n_finished
     n_shown, noted_at, drawn_at = n_resumed, started_at, 0.0
 
     def update() -> None:
+        """Draw the bar if half a second has passed, and write the message if it is due."""
         nonlocal n_shown, noted_at, drawn_at
         now = time.monotonic()
         if journal.n_finished > n_shown:
@@ -200,7 +211,7 @@ def _show_progress(
             n_shown = journal.n_finished
         if now - drawn_at > 0.5:
             drawn_at = now
-            rate = f"{work.tokens / (now - started_at + 1e-9):,.0f} tokens/s"
+            rate = f"{counts.tokens / (now - started_at + 1e-9):,.0f} tokens/s"
             bar.describe(f"batch · {rate}")
             if now - noted_at > PROGRESS_SECONDS and n_shown > n_resumed:
                 noted_at = now
@@ -213,6 +224,6 @@ def _show_progress(
                 )
 
     with ui.bar("batch", journal.count, "lines", n_resumed) as bar:
-        work.on_progress = update
+        counts.on_progress = update
         yield
         update()

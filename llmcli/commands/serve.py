@@ -177,7 +177,7 @@ def serve(
             max_waiting,
             {
                 "names": tuple(alias or ()),
-                "most_tokens": max_tokens,
+                "max_answer_tokens": max_tokens,
                 "keys": keys,
                 "cors": origins,
                 "allow_hosts": host_names,

@@ -80,7 +80,7 @@ def _build_settings(
         hosted.system,
         run_flags.stops,
         predict,
-        most_context=context_limit if run_flags.options.ctx_size is None else runner.n_ctx,
+        max_context=context_limit if run_flags.options.ctx_size is None else runner.n_ctx,
         **more,
     )
 

@@ -21,7 +21,7 @@ def tiny(stories_gguf: Path) -> Iterator[Served]:
     """Serve stories260K with a context that is large enough for tools."""
     options = RunOptions(ctx_size=2048, threads=1, threads_batch=1)
     with open_runner(stories_gguf, options, template=CHAT, slots=8, gpu_layers=0) as runner:
-        with serving(runner, most_tokens=8) as served:
+        with serving(runner, max_answer_tokens=8) as served:
             yield served
 
 

@@ -19,7 +19,7 @@ def tiny(stories_gguf: Path) -> Iterator[Served]:
     pytest.importorskip("grpc")
     options = RunOptions(ctx_size=2048, threads=1, threads_batch=1)
     with open_runner(stories_gguf, options, template=CHAT, slots=8, gpu_layers=0) as runner:
-        with serving(runner, most_tokens=8, grpc_port=0) as served:
+        with serving(runner, max_answer_tokens=8, grpc_port=0) as served:
             yield served
 
 

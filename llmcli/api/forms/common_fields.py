@@ -63,8 +63,12 @@ def effective_limit(requested: int | None, settings: ServerSettings) -> int | No
     one.
     """
     tokens = settings.max_tokens if requested is None else requested
-    if settings.most_tokens is not None:
-        return settings.most_tokens if tokens is None else min(tokens, settings.most_tokens)
+    if settings.max_answer_tokens is not None:
+        return (
+            settings.max_answer_tokens
+            if tokens is None
+            else min(tokens, settings.max_answer_tokens)
+        )
     return tokens
 
 
@@ -102,7 +106,7 @@ def encode_prompt(runner: Runner, settings: ServerSettings, text: str) -> tuple[
 
 def context_tokens(runner: Runner, settings: ServerSettings) -> int:
     """Return the largest number of tokens that a prompt and its answer may have together."""
-    return min(runner.n_ctx, settings.most_context or runner.n_ctx)
+    return min(runner.n_ctx, settings.max_context or runner.n_ctx)
 
 
 def _too_long(words: str, prompt: int, size: int) -> ApiError:

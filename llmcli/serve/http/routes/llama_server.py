@@ -22,11 +22,11 @@ async def show_props(service: Service, request: Request) -> Response:
     runner, settings = service.bridge.runner, service.settings
     template = runner.template
     params = settings.sampling.as_dict()
-    most = settings.most_context or runner.n_ctx
+    n_ctx = settings.max_context or runner.n_ctx
     return json_response(
         {
             "default_generation_settings": {
-                "n_ctx": most,
+                "n_ctx": n_ctx,
                 "params": {
                     **params,
                     "temperature": params["temp"],

@@ -13,7 +13,7 @@ def _model_document(service: Service, name: str) -> dict[str, Any]:
     runner, settings = service.bridge.runner, service.settings
     meta = {
         "n_vocab": runner.model.n_vocab,
-        "n_ctx": settings.most_context or runner.n_ctx,
+        "n_ctx": settings.max_context or runner.n_ctx,
         "n_ctx_train": runner.header.context_length,
         "n_params": runner.model.n_params,
         "size": sum(tensor.nbytes for tensor in runner.header.tensors),

@@ -62,7 +62,7 @@ async def list_models(service: Service, request: Request) -> Response:
 
 async def list_running(service: Service, request: Request) -> Response:
     """Respond with the list of loaded models: every name of the served model."""
-    size = service.settings.most_context or service.bridge.runner.n_ctx
+    size = service.settings.max_context or service.bridge.runner.n_ctx
     models = [
         {
             **_model_document(service, name),
@@ -104,7 +104,7 @@ async def show_model(service: Service, request: Request) -> Response:
     return json_response(
         {
             "modelfile": f"FROM {name}",
-            "parameters": f"num_ctx {settings.most_context or runner.n_ctx}",
+            "parameters": f"num_ctx {settings.max_context or runner.n_ctx}",
             "license": "",
             "template": runner.template.source if runner.template else "{{ .Prompt }}",
             "details": _details(service),
