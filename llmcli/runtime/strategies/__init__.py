@@ -1,4 +1,6 @@
-"""How rows of logits become an answer: one file per strategy, one object per request."""
+"""Decoding strategies: plain, grammar-guided, speculative and beam search. Each module here
+implements one strategy; each request gets its own strategy object.
+"""
 
 import functools
 
@@ -8,5 +10,5 @@ from quant.registry import collect
 
 @functools.cache
 def strategies() -> dict[str, StrategyType]:
-    """Return every strategy by name."""
+    """Return every strategy class by its `name`, collected from the modules of this folder."""
     return collect("llmcli.runtime.strategies", "STRATEGIES")

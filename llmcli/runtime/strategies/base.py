@@ -1,8 +1,9 @@
-"""The interface of strategies. A strategy reads rows of logits and decides what the next pass
-computes.
+"""The interface of decoding strategies. After each forward pass a strategy reads the logits of its
+request, chooses the next tokens, and says which tokens the next pass computes.
 
-The engine computes the prompt in the request's own slot. From the last row of the prompt on, the
-strategy decides. A strategy changes cells only through the ledger.
+The engine itself computes the prompt; the strategy takes over at the logits of the last prompt
+token. A strategy changes the KV cache only through the ledger, which records the tokens of each
+cell.
 """
 
 import functools
@@ -24,12 +25,14 @@ from llmcli.runtime.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What a strategy needs to draft tokens.
+    """The drafters and limits of speculative decoding. A row is one token that a forward pass
+    computes.
 
-    - `drafters`: the drafters, in the order in which they are asked. `pass_cost`: the cost of a
-      pass by its number of rows.
-    - `max_rows`: maximum rows of a pass. `exact_rows`: up to this many rows in a pass, each row
-      has, bit for bit, the logits of a pass of one row.
+    - `drafters`: tried in this order until one offers guesses that pay.
+    - `pass_cost`: the measured time of a pass by its number of rows.
+    - `max_rows`: the maximum number of rows in a pass.
+    - `exact_rows`: in a pass of at most this many rows, every row has bit for bit the logits that
+      it would have in a pass by itself.
     - `is_reproducible`: the answer must not depend on the guesses or on measured speed.
     """
 
@@ -45,8 +48,10 @@ NO_SPECULATION = Speculation((), PassCost({1: 1.0}), 1)
 
 @dataclass(frozen=True, slots=True)
 class StrategyResources:
-    """What a strategy works with. `native`: makes llama.cpp's sampler chains; None samples with
-    numpy. `speculation`: None drafts no tokens.
+    """The parts of the engine that a strategy uses. The same object serves all requests.
+
+    `native` makes llama.cpp's sampler chains; with None, numpy samples instead. With `speculation`
+    None, no tokens are drafted.
     """
 
     vocabulary: Vocabulary
@@ -56,7 +61,9 @@ class StrategyResources:
 
 
 class StrategyType(Protocol):
-    """A class of strategies; the registry finds it by `name`."""
+    """A strategy class, which `strategies()` lists under `name`. Calling it creates the strategy
+    object of one request.
+    """
 
     name: ClassVar[str]
 
@@ -67,15 +74,19 @@ class StrategyType(Protocol):
 
 @functools.lru_cache(maxsize=4)
 def end_tokens(vocabulary: Vocabulary) -> NDArray[np.int64]:
-    """Return every token that ends an answer, `[end tokens]`."""
+    """Return the ids of all tokens that end an answer, such as </s> and <|im_end|>.
+
+    Shape: `[end tokens]`.
+    """
     return np.array(
         [token for token in range(vocabulary.n_vocab) if vocabulary.is_end(token)], np.int64
     )
 
 
 def refuse_nan(row: RowLogits) -> None:
-    """Raise UserError when a row contains NaN. It is enough to check the first row of an answer,
-    because damaged weights show there.
+    """Raise UserError when the logits of `row` contain NaN.
+
+    Only the first row of an answer needs this check, because damaged weights already show there.
     """
     logits = row.logits
     if (logits != logits).any():

@@ -1,16 +1,20 @@
-"""Beam search: the k likeliest answers are extended at once, on shared cells.
+"""Beam search: the k likeliest answers are extended by one token in every forward pass. Beams with
+a common prefix share its KV cells.
 
-The rules by which beams are kept and finished, and by which the search ends, follow transformers
-(generation/utils.py, `_beam_search`). Among equal scores the lowest beam comes first, then the
-lowest token id; beams are numbered from the likeliest. Among finished answers with equal scores the
-one found first comes first. (torch.topk leaves the order of equal scores open.)
+The rules for choosing beams, for finishing answers and for ending the search are those of
+transformers (generation/utils.py, `_beam_search`). Beams are numbered from the likeliest. Among
+continuations with equal scores, the one of the lowest beam ranks first, then the lowest token id.
+Among finished answers with equal scores, the answer found first ranks first. (torch.topk leaves the
+order of equal scores open.)
 
-Inside a grammar illegal tokens get the log-probability -inf and the others keep theirs, as with a
-LogitsProcessor (constrained_beam.py). An answer that reaches the length limit before the grammar
-accepts it ranks after all accepted answers. Forced text is computed token by token.
+Inside a grammar, forbidden tokens get the log-probability -inf, and the log-probabilities of the
+others are not renormalized (constrained_beam.py). An answer that reaches the length limit before
+the grammar accepts it ranks after all accepted answers. Text that the grammar leaves no choice
+about is still computed token by token.
 
-Each beam has a slot of the ledger. A parent's first child stays in its slot; each further child
-takes the slot of a beam without children, which then shares the parent's cells.
+Each beam has a slot (llmcli's word for a llama.cpp sequence id) of the ledger. A beam's best
+continuation stays in the slot of the beam. Each further continuation gets the slot of a beam that
+has no continuation; this slot then shares the cells of the extended beam.
 """
 
 import copy
@@ -28,20 +32,21 @@ from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling.chain import RowLogits
 from llmcli.runtime.sampling.top_logprobs import top_threshold
 from llmcli.runtime.strategies.base import StrategyResources, end_tokens, refuse_nan
-from llmcli.runtime.strategies.beam_overflow import BranchRecompute, context_tokens
+from llmcli.runtime.strategies.beam_overflow import BeamRebuild, context_tokens
 from llmcli.runtime.strategies.constrained_beam import GrammarBranch, start_branch
 from llmcli.runtime.strategies.constrained_chain import dead_end_error
 from llmcli.runtime.text.detokenizer import Detokenizer
 from llmcli.types import Event, Finish, TokenTime
 
-# logits this far below the threshold are also considered, because sums are rounded
+# Tokens whose logit is this far below the threshold are also candidates, because a score is a
+# rounded sum.
 LOGIT_SLACK = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class BeamNode:
-    """A token of an answer, linked to the token before it. Beams with a common beginning share its
-    nodes.
+    """One token of an answer with its log-probability, linked to the token before it. `parent` is
+    None for the first token. Beams with a common prefix share the nodes of the prefix.
     """
 
     parent: "BeamNode | None"
@@ -51,51 +56,49 @@ class BeamNode:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """An unfinished answer: its slot, the sum of its log-probabilities, its last token, the decoder
-    of its text, and its state in the grammar, if there is one.
-    """
+    """An unfinished answer of the search."""
 
-    slot: int
-    score: float
-    node: BeamNode | None
-    decoder: Detokenizer
-    branch: GrammarBranch | None
+    slot: int  # llama.cpp sequence id of its cells
+    score: float  # sum of the log-probabilities of its tokens
+    node: BeamNode | None  # its last token; None before the first one
+    decoder: Detokenizer  # the state of its text, to find stop strings
+    branch: GrammarBranch | None  # its state in the grammar; None without a grammar
 
     def is_complete(self) -> bool:
-        """Return whether the answer may end here."""
+        """Return whether the grammar accepts the answer as it is; True without a grammar."""
         return self.branch is None or self.branch.is_accepting
 
 
 class BeamCandidate(NamedTuple):
-    """A possible next token of a beam. It is a tuple with the cost first, so candidates sort fast
-    and in order of preference.
+    """A possible next token of a beam. The order of the fields makes candidates sort from best to
+    worst; a tuple sorts faster than an object with a key.
     """
 
-    cost: float  # minus the score
-    beam: int
+    cost: float  # the negative score, so that the best candidate sorts first
+    beam: int  # index of the beam that it extends
     token: int
-    logprob: float
+    logprob: float  # of the token alone
 
     @property
     def score(self) -> float:
-        """Return the sum of log-probabilities."""
+        """Return the sum of the log-probabilities of the beam's tokens and this one."""
         return -self.cost
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedBeam:
-    """A finished answer. `score` includes the length penalty. `is_complete`: the grammar accepts
-    the answer, or there is no grammar.
-    """
+    """A finished answer of the search."""
 
-    is_complete: bool
-    score: float
-    node: BeamNode
+    is_complete: bool  # whether the grammar accepts the answer; True without a grammar
+    score: float  # sum of log-probabilities; once in the ranking, divided by length ** penalty
+    node: BeamNode  # its last token
     finish: Finish
 
 
 class BeamStepTimes(NamedTuple):
-    """The time of one step of the search and its parts, in milliseconds."""
+    """The milliseconds of one step of the search. `ms` is the time since the previous step; the
+    other fields are its parts in the forward pass, the search and the grammar.
+    """
 
     ms: float
     decode_ms: float
@@ -104,7 +107,9 @@ class BeamStepTimes(NamedTuple):
 
 
 class BeamSearch:
-    """Extends `search.beams` answers at once, and keeps up to as many finished ones."""
+    """Extends `search.beams` unfinished answers in every pass, and keeps the best `search.beams`
+    finished answers.
+    """
 
     name: ClassVar[str] = "beam"
 
@@ -114,34 +119,43 @@ class BeamSearch:
         # The context must hold the prompt and the answer without its last token, which is never
         # computed. The limit does not apply when tokens may be dropped.
         self.max_new_tokens = resources.ledger.size - len(request.tokens) + 1
-        most = math.inf if request.overflow else self.max_new_tokens
-        self.limit = most if request.max_tokens is None else min(request.max_tokens, most)
-        self._begin()
+        context_limit = math.inf if request.overflow else self.max_new_tokens
+        self.limit = (
+            context_limit if request.max_tokens is None else min(request.max_tokens, context_limit)
+        )
+        self._reset()
 
-    def _begin(self) -> None:
-        self.recompute = BranchRecompute(self.ledger)
+    def _reset(self) -> None:
+        """Set the state of the search to that before its first step."""
+        self.rebuild = BeamRebuild(self.ledger)
         self.beams: list[Beam] = []
         self.free_slots: list[int] = []  # slots without a beam
-        self.finished: list[FinishedBeam] = []  # best first, at most as many as beams
+        self.finished: list[FinishedBeam] = []  # best first, at most `search.beams` of them
         self.steps: list[BeamStepTimes] = []
         self.grammar_seconds = 0.0  # seconds in the grammar since the last step
-        self.last_log_sum = float("nan")
+        self.last_log_sum = float("nan")  # of the last row read: an estimate for the next row
 
     def pending_rows(self) -> list[tuple[int, int]]:
-        """Return the slot and the last token of every beam."""
+        """Return the slot and the last token of every beam, which the next pass computes. Empty
+        before the first step.
+        """
         return [(beam.slot, beam.node.token) for beam in self.beams if beam.node]
 
     def accept(
         self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
     ) -> tuple[list[Event], Finish | None]:
-        """Extend the beams by one token. The result contains no events, because nothing is shown
-        before the end of the search.
+        """Extend the beams by one token. Return no events, because nothing is shown before the end
+        of the search, and the reason to finish if the search is over.
+
+        Raises UserError when a logit is NaN, and UnsatisfiableConstraint when the grammar allows no
+        token.
         """
-        if self.recompute.is_busy:
-            next(rows)  # the logits of this row were read already, before the context was shortened
-            self.recompute.finish_beam(sequence)
+        if self.rebuild.is_busy:
+            # The beam was extended with these logits before the context was shortened.
+            next(rows)
+            self.rebuild.finish_beam(sequence)
             return [], None
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         if not self.steps:
             first = Beam(
                 sequence.slot,
@@ -153,19 +167,19 @@ class BeamSearch:
             self.beams, self.free_slots = [first], sequence.branch_slots[:]
         if self.limit == 0:
             return [], "length"
-        read = [next(rows) for _ in self.beams]
+        beam_rows = [next(rows) for _ in self.beams]
         if not self.steps:
-            refuse_nan(read[0])
+            refuse_nan(beam_rows[0])
             pass_seconds = sequence.accounting.prompt_seconds
-        running = self._sort_out(read)
-        is_over = self._over(running)
+        running = self._select_candidates(beam_rows)
+        is_over = self._is_over(running)
         if is_over:
-            self._close(self.beams)
+            self._close_branches(self.beams)
             self.beams = []
         else:
-            self._descend(running)
+            self._extend_beams(running)
         now = time.perf_counter()
-        search_seconds = now - begun - self.grammar_seconds
+        search_seconds = now - start_time - self.grammar_seconds
         self.steps.append(
             BeamStepTimes(
                 (now - sequence.last_token_time) * 1e3,
@@ -179,11 +193,11 @@ class BeamSearch:
             raise dead_end_error()
         if is_over:
             return [], self.finished[0].finish
-        return [], "repetition" if self._repeats(sequence) else None
+        return [], "repetition" if self._best_beam_repeats(sequence) else None
 
-    def _repeats(self, sequence: Sequence) -> bool:
-        """Return whether the best answer only repeats itself. This is checked only if tokens may be
-        dropped from a full context; otherwise the context limits the answer.
+    def _best_beam_repeats(self, sequence: Sequence) -> bool:
+        """Return whether the best unfinished answer only repeats itself. This is checked only if
+        tokens may be dropped from a full context; otherwise the context limits the answer.
         """
         if not self.request.overflow or len(self.steps) < sequence.repetition_check_at:
             return False
@@ -192,34 +206,41 @@ class BeamSearch:
         return is_repetitive([answer.decode("utf-8", "replace")])
 
     def on_context_shift(self, sequence: Sequence) -> None:
-        """Raise AssertionError, because the engine calls `apply_overflow` for beams."""
-        raise AssertionError("beams take as many slots as there are")
+        """Raise AssertionError: the engine calls `apply_overflow` for a beam search."""
+        raise AssertionError("the engine shortens beams with apply_overflow")
 
     def apply_overflow(self, sequence: Sequence, max_cells: int) -> None:
-        """Drop the same tokens from all beams of a full context. The beams may use `max_cells`."""
+        """Drop the same tokens from all beams of a full context, if the request allows it. All
+        beams together may use `max_cells` cells.
+        """
         if self.request.overflow:
-            heads = dict(self.pending_rows())
-            self.recompute.shorten(sequence, self.request.overflow, heads, max_cells)
+            last_tokens = dict(self.pending_rows())
+            self.rebuild.shorten(sequence, self.request.overflow, last_tokens, max_cells)
 
     def restart(self, sequence: Sequence) -> None:
-        """Start again from the prompt: nothing was shown yet, and the result is the same."""
-        self._close(self.beams)
-        self._begin()
+        """Start the search again from the prompt. This is possible because nothing was shown yet;
+        the result is the same.
+        """
+        self._close_branches(self.beams)
+        self._reset()
         sequence.restart()
 
     def finish(self, sequence: Sequence, finish: Finish) -> str:
-        """Return the text of the best answer. When the search was cut short, unfinished answers are
-        ranked together with finished ones.
+        """Store all answers in `sequence.beams`, best first, and return the text of the best. When
+        the search was cut short, unfinished answers are ranked together with finished ones.
+
+        Of the search's slots, only the one that shares the longest prefix with the best answer
+        stays claimed.
         """
         if finish in ("cancelled", "context_full", "repetition") and self.steps:
             for beam in self.beams:
                 if beam.node:
-                    self._keep(
+                    self._add_finished(
                         FinishedBeam(beam.is_complete(), beam.score, beam.node, finish),
                         len(self.steps),
                     )
-        self._close(self.beams)
-        answers = [self._answer(ended) for ended in self.finished]
+        self._close_branches(self.beams)
+        answers = [self._build_answer(finished) for finished in self.finished]
         sequence.beams = tuple(hypothesis for hypothesis, _ in answers)
         best, times = answers[0] if answers else (Hypothesis("", 0.0, ()), [])
         sequence.times += times
@@ -231,62 +252,69 @@ class BeamSearch:
             )
         return best.text
 
-    def _sort_out(self, rows: list[RowLogits]) -> list[tuple[BeamCandidate, Detokenizer]]:
-        """Record the answers that end with one of the best tokens. Return the best continuations
-        that do not end their answer, at most `search.beams` of them.
+    def _select_candidates(self, rows: list[RowLogits]) -> list[tuple[BeamCandidate, Detokenizer]]:
+        """Return the best continuations that do not end their answer, best first and at most
+        `search.beams` of them, each with the text decoder after its token. Add the continuations
+        that end their answer to `finished` if they are among the best `search.beams`.
+
+        `rows`: the logits of each beam. They are changed where a grammar forbids tokens.
         """
-        width, wanted = self.search.beams, 2 * self.search.beams
+        width, n_wanted = self.search.beams, 2 * self.search.beams
         log_sums = []
         for row in rows:
             log_sums.append(row.log_sum(self.last_log_sum))
             self.last_log_sum = log_sums[-1]
-        self._forbid(rows)
+        self._mask_forbidden(rows)
         offsets = [beam.score - total for beam, total in zip(self.beams, log_sums, strict=True)]
         while True:
-            candidates = self._best(rows, offsets, log_sums, wanted)
+            candidates = self._best_candidates(rows, offsets, log_sums, n_wanted)
             checked = [
-                (candidate, *self._ends(candidate))
+                (candidate, *self._finish_after(candidate))
                 for candidate in candidates
-                if not self._ignored(candidate.token)
+                if not self._is_ignored_end(candidate.token)
             ]
             running = [
                 (candidate, decoder) for candidate, decoder, finish in checked if finish is None
             ]
-            enough = len(running) >= width or (
+            are_enough = len(running) >= width or (
                 len(self.steps) + 1 == self.limit and len(checked) >= width
             )
-            if enough or len(candidates) < wanted:
+            if are_enough or len(candidates) < n_wanted:
                 break
-            wanted *= 2
+            n_wanted *= 2
         for candidate, _, finish in checked[:width]:
             if finish is not None:
                 beam = self.beams[candidate.beam]
                 node = BeamNode(beam.node, candidate.token, candidate.logprob)
-                self._keep(
+                self._add_finished(
                     FinishedBeam(
-                        self._whole(beam, candidate.token, finish), candidate.score, node, finish
+                        self._is_complete_with(beam, candidate.token, finish),
+                        candidate.score,
+                        node,
+                        finish,
                     ),
                     len(self.steps) + 1,
                 )
         return running[:width]
 
-    def _forbid(self, rows: list[RowLogits]) -> None:
-        """Write -inf for tokens that the beams' grammars forbid. `rows`: one for each beam."""
+    def _mask_forbidden(self, rows: list[RowLogits]) -> None:
+        """Write -inf into the logits of each beam for the tokens that the beam's grammar state
+        forbids next. `rows`: one for each beam.
+        """
         if self.request.grammar is None:
             return
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         for beam, row in zip(self.beams, rows, strict=True):
             if beam.branch:
                 beam.branch.forbid(row.logits, end_tokens(self.vocabulary))
-        self.grammar_seconds += time.perf_counter() - begun
+        self.grammar_seconds += time.perf_counter() - start_time
 
-    def _whole(self, beam: Beam, token: int, finish: Finish) -> bool:
-        """Return whether the grammar accepts an answer of this beam that ends with `token`; True
-        without a grammar.
+    def _is_complete_with(self, beam: Beam, token: int, finish: Finish) -> bool:
+        """Return whether the grammar accepts the answer of this beam if it ends with `token` for
+        the reason `finish`; True without a grammar.
         """
-        if beam.branch is None or self.vocabulary.is_end(
-            token
-        ):  # an end token is a candidate only where the grammar accepts it
+        # an end token is a candidate only where the grammar accepts the answer
+        if beam.branch is None or self.vocabulary.is_end(token):
             return True
         # the answer is cut off before a stop string, so the grammar is not complete
         if finish == "stop":
@@ -296,11 +324,14 @@ class BeamSearch:
         branch.close()
         return accepting
 
-    def _best(
+    def _best_candidates(
         self, rows: list[RowLogits], offsets: list[float], sums: list[float], count: int
     ) -> list[BeamCandidate]:
         """Return the `count` best continuations of all beams, best first. The score of a
-        continuation is the beam's score plus the token's log-softmax.
+        continuation is the beam's score plus the token's log-probability.
+
+        `rows`, `offsets` and `sums` have one entry for each beam: its logits, its score minus the
+        log-sum of the logits, and that log-sum.
         """
         best: list[BeamCandidate] = []
         for beam, (row, offset, total) in enumerate(zip(rows, offsets, sums, strict=True)):
@@ -321,12 +352,13 @@ class BeamSearch:
             del best[count:]
         return best
 
-    def _ignored(self, token: int) -> bool:
+    def _is_ignored_end(self, token: int) -> bool:
+        """Return whether `token` is an end token that the request never generates."""
         return self.request.ignore_eos and self.vocabulary.is_end(token)
 
-    def _ends(self, candidate: BeamCandidate) -> tuple[Detokenizer, Finish | None]:
-        """Return the text decoder after this token, and the reason to finish if the answer ends
-        there.
+    def _finish_after(self, candidate: BeamCandidate) -> tuple[Detokenizer, Finish | None]:
+        """Return the text decoder of the extended answer, and the reason to finish if the answer
+        ends with the candidate's token.
         """
         decoder = self.beams[candidate.beam].decoder
         if self.vocabulary.is_end(candidate.token):
@@ -340,17 +372,19 @@ class BeamSearch:
             return decoder, None
         return decoder, "length" if self.limit == self.request.max_tokens else "context_full"
 
-    def _keep(self, ended: FinishedBeam, length: int) -> None:
-        """Add a finished answer, and keep only the best finished answers. Its `score` is still
-        without the length penalty, which is applied for `length` tokens.
+    def _add_finished(self, answer: FinishedBeam, length: int) -> None:
+        """Add an answer to `finished`, and keep only the best `search.beams` answers there.
+
+        `answer.score` is the plain sum of log-probabilities. It is divided by `length` **
+        length_penalty, with `length` in tokens.
         """
-        self.finished.append(replace(ended, score=ended.score / length**self.search.length_penalty))
-        self.finished.sort(
-            key=lambda answer: (not answer.is_complete, -answer.score)
-        )  # the sort is stable, so among equals the answer found first comes first
+        score = answer.score / length**self.search.length_penalty
+        self.finished.append(replace(answer, score=score))
+        # the sort is stable, so among equal scores the answer found first comes first
+        self.finished.sort(key=lambda finished: (not finished.is_complete, -finished.score))
         del self.finished[self.search.beams :]
 
-    def _over(self, running: list[tuple[BeamCandidate, Detokenizer]]) -> bool:
+    def _is_over(self, running: list[tuple[BeamCandidate, Detokenizer]]) -> bool:
         """Return whether the search is over, because no unfinished answer can still be among the
         best. `running`: the unfinished answers, best first.
 
@@ -358,58 +392,70 @@ class BeamSearch:
         """
         if not running:
             return True
-        if sum(ended.is_complete for ended in self.finished) < self.search.beams:
+        if sum(answer.is_complete for answer in self.finished) < self.search.beams:
             return False
         if self.search.early_stopping == "yes":
             return True
-        longest = self.search.early_stopping == "never" and self.search.length_penalty > 0
-        most = self.ledger.size if self.limit == math.inf else self.limit
-        length = max(most, len(self.steps) + 1) if longest else len(self.steps) + 1
-        reachable: float = running[0][0].score / length**self.search.length_penalty
-        return reachable <= self.finished[-1].score
+        # With a positive penalty, the score of an answer improves with its length.
+        assumes_longest = self.search.early_stopping == "never" and self.search.length_penalty > 0
+        max_length = self.ledger.size if self.limit == math.inf else self.limit
+        length = max(max_length, len(self.steps) + 1) if assumes_longest else len(self.steps) + 1
+        best_possible: float = running[0][0].score / length**self.search.length_penalty
+        return best_possible <= self.finished[-1].score
 
-    def _descend(self, running: list[tuple[BeamCandidate, Detokenizer]]) -> None:
-        """Replace the beams by their children. Each child gets a slot with the cells of its parent."""
+    def _extend_beams(self, running: list[tuple[BeamCandidate, Detokenizer]]) -> None:
+        """Replace the beams by their continuations `running`. Each continuation gets a slot that
+        shares the cells of the beam that it extends.
+        """
         parents = {candidate.beam for candidate, _ in running}
         self.free_slots += [
             beam.slot for number, beam in enumerate(self.beams) if number not in parents
         ]
-        children, placed = [], set()
+        children, continued = [], set()  # `continued`: indices of beams whose slot is taken
         for candidate, decoder in running:
             parent = self.beams[candidate.beam]
             slot = parent.slot
-            if candidate.beam in placed:
+            if candidate.beam in continued:
                 slot = self.free_slots.pop()
                 self.ledger.fork(parent.slot, slot)
-            placed.add(candidate.beam)
+            continued.add(candidate.beam)
             node = BeamNode(parent.node, candidate.token, candidate.logprob)
             children.append(
-                Beam(slot, candidate.score, node, decoder, self._grown(parent, candidate.token))
+                Beam(
+                    slot,
+                    candidate.score,
+                    node,
+                    decoder,
+                    self._child_branch(parent, candidate.token),
+                )
             )
         for slot in self.free_slots:
             self.ledger.trim(slot, 0)
-        self._close(self.beams)
+        self._close_branches(self.beams)
         self.beams = children
 
-    def _grown(self, parent: Beam, token: int) -> GrammarBranch | None:
-        """Return the state in the grammar after the beam's answer is extended by `token`."""
+    def _child_branch(self, parent: Beam, token: int) -> GrammarBranch | None:
+        """Return the grammar state of the beam's answer extended by `token`, or None without a
+        grammar. The time is added to `grammar_seconds`.
+        """
         if parent.branch is None:
             return None
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         branch = parent.branch.child(token, self.vocabulary.piece(token))
-        self.grammar_seconds += time.perf_counter() - begun
+        self.grammar_seconds += time.perf_counter() - start_time
         return branch
 
-    def _close(self, beams: list[Beam]) -> None:
+    def _close_branches(self, beams: list[Beam]) -> None:
+        """Free the grammar states of these beams."""
         for beam in beams:
             if beam.branch:
                 beam.branch.close()
 
-    def _answer(self, ended: FinishedBeam) -> tuple[Hypothesis, list[TokenTime]]:
-        """Return a finished answer as text, and each token with the times of the step in which it
-        was found.
+    def _build_answer(self, finished: FinishedBeam) -> tuple[Hypothesis, list[TokenTime]]:
+        """Return a finished answer with its text, and a TokenTime for each of its tokens. The token
+        number n gets the times of step n of the search.
         """
-        nodes = _path(ended.node)
+        nodes = _path(finished.node)
         if self.vocabulary.is_end(nodes[-1].token):
             nodes.pop()
         decoder = Detokenizer(self.request.stops)
@@ -421,14 +467,14 @@ class BeamSearch:
         ]
         return Hypothesis(
             "".join(texts) + tail,
-            ended.score,
+            finished.score,
             tuple(node.token for node in nodes),
-            ended.is_complete,
+            finished.is_complete,
         ), times
 
 
 def _path(node: BeamNode | None) -> list[BeamNode]:
-    """Return the nodes of an answer from the first one to `node`."""
+    """Return the nodes of an answer from its first token to `node`. Empty for None."""
     nodes: list[BeamNode] = []
     while node:
         nodes.append(node)

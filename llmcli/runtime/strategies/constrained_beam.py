@@ -1,9 +1,8 @@
-"""Beam search inside a grammar: the progress of each beam in the grammar, and the mask for its next
-token.
+"""Beam search inside a grammar: a grammar state for each beam, which masks the beam's next token.
 
-Forbidden tokens get the log-probability -inf. The log-probabilities of allowed tokens are not
-renormalized, so the score of an answer is the score that the model gives to the same text without a
-grammar (as in transformers' beam search with a LogitsProcessor).
+Forbidden tokens get the log-probability -inf. The log-probabilities of the allowed tokens are not
+renormalized. So an answer has the same score as the same text in a search without a grammar, as in
+transformers' beam search with a LogitsProcessor.
 """
 
 import numpy as np
@@ -16,28 +15,28 @@ from llmcli.runtime.strategies.constrained_chain import mask_logits
 
 
 class GrammarBranch:
-    """The progress of one answer in a grammar. It is immutable; each longer answer gets a new
-    object.
+    """The grammar state after one beam's text. The object is immutable: `child` makes a new object
+    for the text with one more token, because several beams may continue the same text.
     """
 
     def __init__(self, matcher: Matcher, tag: bytes = b"", recent_bytes: bytes = b"") -> None:
-        """`matcher`: the progress in the grammar. `tag`: a text in the answer after which the
-        grammar starts, such as the end of thinking; until then every token except an end token is
-        allowed. An empty `tag` means that the grammar has started. `recent_bytes`: the end of the
-        answer so far, in which the first part of the tag may already be present.
+        """`matcher`: the state in the grammar. `tag`: a text in the answer after which the grammar
+        starts, such as `</think>`; until then every token except an end token is allowed. An empty
+        `tag` means that the grammar has started. `recent_bytes`: the last bytes of the answer so
+        far, which may contain the first bytes of the tag.
         """
         self.matcher, self.tag, self.recent_bytes = matcher, tag, recent_bytes
 
     def forbid(self, logits: Logits, ends: NDArray[np.int64]) -> None:
-        """Write -inf for every token that must not come next.
+        """Write -inf into `logits` for every token that the grammar forbids next.
 
-        Where the answer may end, only the likeliest end token stays allowed, because each further
-        end token would give the same text again.
+        Where the answer may end, only the likeliest end token stays allowed, because every end
+        token gives an answer of the same text.
 
-        Shapes: logits `[n_vocab]`, ends `[end tokens]` (ids).
+        Shapes: logits `[n_vocab]`, ends `[end tokens]` (token ids).
         """
         end = ends[logits[ends].argmax()]
-        before, legal = logits[end], self.is_accepting
+        end_logit, may_end = logits[end], self.is_accepting
         if not self.tag:
             bits = self.matcher.mask()
             if bits.any():
@@ -45,18 +44,20 @@ class GrammarBranch:
             else:
                 logits[:] = -np.inf
         logits[ends] = -np.inf
-        if legal:
-            logits[end] = before
+        if may_end:
+            logits[end] = end_logit
 
     def child(self, token: int, piece: bytes) -> "GrammarBranch":
-        """Return the progress after the answer is extended by `token`, whose bytes are `piece`."""
+        """Return the grammar state of the text extended by `token`, whose bytes are `piece`."""
         matcher = self.matcher.copy()
         if not self.tag:
             matcher.accept(token)
             return GrammarBranch(matcher)
-        said = self.recent_bytes[-len(self.tag) :] + piece
+        recent = self.recent_bytes[-len(self.tag) :] + piece
         return (
-            GrammarBranch(matcher) if self.tag in said else GrammarBranch(matcher, self.tag, said)
+            GrammarBranch(matcher)
+            if self.tag in recent
+            else GrammarBranch(matcher, self.tag, recent)
         )
 
     @property
@@ -70,7 +71,7 @@ class GrammarBranch:
 
 
 def start_branch(request: Request) -> GrammarBranch | None:
-    """Return the progress at the start of an answer, or None when the request has no grammar."""
+    """Return the grammar state before the first token of an answer, or None without a grammar."""
     return (
         GrammarBranch(request.grammar.start(), request.grammar_after.encode())
         if request.grammar

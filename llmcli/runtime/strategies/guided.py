@@ -1,9 +1,9 @@
-"""One token after another inside a grammar. Forced text is inserted without sampling
-(jump-forward).
+"""Plain decoding inside a grammar. Text that the grammar leaves no choice about is inserted without
+sampling (jump-forward).
 
-Forced tokens are appended to the sequence like drawn ones, so penalties count them. They are
-computed with the next pass: n forced tokens cost one pass of n rows, of which only the last gives
-logits.
+Such forced tokens are appended to the sequence like drawn ones, so repetition penalties count them.
+The next forward pass computes them together: n forced tokens need one pass of n rows, and only the
+last row gives logits.
 """
 
 from collections.abc import Iterator
@@ -20,68 +20,76 @@ from llmcli.types import Event, Finish
 
 
 class GuidedStrategy(PlainStrategy):
-    """Plain decoding, inside a grammar if the request has one. When the grammar allows no further
-    text, the answer ends without another pass.
+    """Plain decoding, inside a grammar if the request has one. When the grammar is complete and
+    allows no further text, the answer ends without another forward pass.
     """
 
     name: ClassVar[str] = "guided"
 
     def __init__(self, request: Request, seed: int, resources: StrategyResources) -> None:
         super().__init__(request, seed, resources)
-        self.guide = self.chain if isinstance(self.chain, GuidedChain) else None
+        self.guided_chain = self.chain if isinstance(self.chain, GuidedChain) else None
         self.jump = request.grammar.constraint.jump if request.grammar else "off"
-        self.max_tokens = resources.ledger.size + 1  # the last token is never computed
-        self.n_dropped = 0  # tokens dropped from the sequence
+        # The last token of an answer is never computed, so it needs no cell.
+        self.max_tokens = resources.ledger.size + 1
+        self.n_dropped = 0  # tokens that were dropped from the sequence so far
 
     def accept(
         self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
     ) -> tuple[list[Event], Finish | None]:
-        """Draw a token from the single row, then insert the forced text after it."""
+        """Draw a token from the single row, then append the tokens that the grammar forces after
+        it. Return the events of all these tokens, and the reason to finish if the answer ends.
+        """
         events, finish = super().accept(sequence, rows, pass_seconds)
-        guide = self.guide
-        if guide is None:
+        guided_chain = self.guided_chain
+        if guided_chain is None:
             return events, finish
         if events and (drawn := events[0].token):
-            total, inside = guide.pop_seconds()
+            # the measured sampling time includes the grammar's time inside the draw
+            seconds, draw_seconds = guided_chain.pop_seconds()
             drawn = replace(
-                drawn, sample_ms=drawn.sample_ms - inside * 1e3, constraint_ms=total * 1e3
+                drawn,
+                sample_ms=drawn.sample_ms - draw_seconds * 1e3,
+                constraint_ms=seconds * 1e3,
             )
             sequence.times[-1] = drawn
             events[0] = replace(events[0], token=drawn)
         while events and finish is None and len(sequence.tokens) < self.max_tokens:
-            forced, complete = guide.forced_tokens(sequence.tokens, self.jump)
+            forced, complete = guided_chain.forced_tokens(sequence.tokens, self.jump)
             if complete:
                 return events, "stop"
             if not forced:
                 break
             for token in forced:
-                event, finish = self._take(sequence, token, guide.pop_seconds()[0])
+                event, finish = self._append_forced(sequence, token, guided_chain.pop_seconds()[0])
                 events.append(event)
                 if finish or len(sequence.tokens) == self.max_tokens:
                     break
             # the matcher must read these tokens before any of them are dropped from a full context
-            guide.follow(sequence.tokens)
+            guided_chain.follow(sequence.tokens)
         return events, finish
 
     def on_context_shift(self, sequence: Sequence) -> None:
-        """Report the dropped tokens to the chain. The state of the grammar still includes them."""
-        if self.guide:
-            self.guide.on_context_shift(
+        """Tell the chain how many tokens were dropped, because it counts positions in the text. The
+        grammar's state still includes the dropped tokens.
+        """
+        if self.guided_chain:
+            self.guided_chain.on_context_shift(
                 sequence.overflow_stats.tokens - self.n_dropped, sequence.n_prompt
             )
         self.n_dropped = sequence.overflow_stats.tokens
 
-    def _take(
-        self, sequence: Sequence, token: int, constraint: float
+    def _append_forced(
+        self, sequence: Sequence, token: int, grammar_seconds: float
     ) -> tuple[Event, Finish | None]:
-        """Append a forced token, which needs no draw. Stop strings and the token limit apply as
-        usual.
+        """Append a forced token to the sequence. Return its event, and the reason to finish if a
+        stop string or the token limit ends the answer.
         """
         sequence.tokens.append(token)
         text = self.decoder.feed(self.vocabulary.piece(token))
         event = Event(
             sequence.id,
-            sequence.record_token(token, text, 0, 0, None, constraint=constraint, forced=True),
+            sequence.record_token(token, text, 0, 0, None, constraint=grammar_seconds, forced=True),
             text,
         )
         if self.decoder.is_stopped:

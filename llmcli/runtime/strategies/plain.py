@@ -1,4 +1,6 @@
-"""One token after another, each drawn by the sampler chain."""
+"""Plain decoding: each forward pass gives one row of logits, and the sampler chain draws one token
+from it.
+"""
 
 import math
 import time
@@ -18,7 +20,7 @@ from llmcli.types import Event, Finish
 
 
 class PlainStrategy:
-    """Draws tokens and decodes their text."""
+    """Draws the tokens of one answer one at a time and decodes them to text."""
 
     name: ClassVar[str] = "plain"
     slots = 1
@@ -27,25 +29,28 @@ class PlainStrategy:
         self.vocabulary = resources.vocabulary
         chain = make_chain(request.sampling, seed, resources.native, resources.vocabulary)
         self.chain = guide_chain(chain, request, self.vocabulary.piece)
-        # With ignore_eos the row changes between the log-sum and the draw, so one scan cannot serve
-        # for both.
+        # Computes the log-sum and the draw in one scan of the row. With ignore_eos the logits of
+        # the end tokens change between the two, so they need separate scans.
         self.summing_chain = (
             self.chain if isinstance(self.chain, SummingChain) and not request.ignore_eos else None
         )
         self.decoder = Detokenizer(request.stops)
-        # logit of the last drawn token, close to the largest logit of the next row
+        # logit of the last drawn token: an estimate of the largest logit of the next row
         self.last_logit = math.nan
 
     def pending_rows(self) -> list[tuple[int, int]]:
-        """Return no rows, because the last drawn token is in `Sequence.tokens` and is computed from
-        there.
-        """
+        """Return an empty list: the engine finds the last drawn token in `Sequence.tokens`."""
         return []
 
     def accept(
         self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
     ) -> tuple[list[Event], Finish | None]:
-        """Draw a token from the single row."""
+        """Draw one token from the single row, and append it to the sequence. Return its event, and
+        the reason to finish if the answer ends. An end token has no event, except when the request
+        also scores its prompt.
+
+        Raises UserError when the first row of the answer contains NaN.
+        """
         row, request, replayed = next(rows), sequence.request, sequence.replayed
         if not sequence.times:
             refuse_nan(row)
@@ -53,8 +58,8 @@ class PlainStrategy:
             return [], "length"
         if replayed.finish and len(sequence.times) == len(replayed.tokens):
             return [], replayed.finish
-        # The log-sum comes before the draw: the first scan of a row waits for memory, and the
-        # log-sum has computations to do during the wait.
+        # The log-sum is computed before the draw: the first scan of a row waits for memory, and the
+        # exponentials of the log-sum are computed during that wait.
         log_sum = self._log_sum(row) if request.logprobs else None
         begun = time.perf_counter()
         token = self._draw(row, sequence)
@@ -66,15 +71,16 @@ class PlainStrategy:
         return [event], self._finish_reason(sequence, is_end)
 
     def _log_sum(self, row: RowLogits) -> float:
+        """Return the logarithm of the sum of exp(logit) over the row."""
         if self.summing_chain:
             return self.summing_chain.log_sum(row, self.last_logit)
         return row.log_sum(self.last_logit)
 
     def _draw(self, row: RowLogits, sequence: Sequence) -> int:
-        """Draw a token. Return it, or the token that another process has already sent at this
-        position.
+        """Return the next token. After a server process has ended, the tokens that it already sent
+        replace the drawn ones; the draw still advances the state of the sampler chain.
         """
-        draw = self._draw_no_end if sequence.request.ignore_eos else self.chain.draw
+        draw = self._draw_without_ends if sequence.request.ignore_eos else self.chain.draw
         token = draw(row, sequence.tokens)
         replayed, n_tokens = sequence.replayed.tokens, len(sequence.times)
         return replayed[n_tokens] if n_tokens < len(replayed) else token
@@ -88,7 +94,9 @@ class PlainStrategy:
         pass_seconds: float,
         sample_seconds: float,
     ) -> Event:
-        """Add a token to the answer. Return its event."""
+        """Append `token` to the sequence with its text, its times and its log-probability. Return
+        the token's event. `log_sum`: the log-sum of the row, or None without log-probabilities.
+        """
         logprob = None
         top_logprobs: tuple[TokenLogprob, ...] = ()
         if log_sum is not None:
@@ -103,13 +111,14 @@ class PlainStrategy:
         return Event(sequence.id, token_time, text, top_logprobs=top_logprobs)
 
     def _finish_reason(self, sequence: Sequence, is_end: bool) -> Finish | None:
+        """Return the reason why the answer ends after the last token, or None if it goes on."""
         if is_end or self.decoder.is_stopped:
             return "stop"
         return "length" if len(sequence.times) == sequence.request.max_tokens else None
 
-    def _draw_no_end(self, row: RowLogits, tokens: list[int]) -> int:
-        """Draw with all end tokens forbidden, as llama.cpp does, and restore the row for later
-        readers.
+    def _draw_without_ends(self, row: RowLogits, tokens: list[int]) -> int:
+        """Draw while the logits of all end tokens are -inf (llama.cpp's `ignore_eos`). Then restore
+        the logits, because log-probabilities are read from them.
         """
         ends = end_tokens(self.vocabulary)
         before = row.logits[ends]
@@ -119,21 +128,21 @@ class PlainStrategy:
         return token
 
     def on_context_shift(self, sequence: Sequence) -> None:
-        """Do nothing: what a chain remembers does not depend on positions in the text."""
+        """Do nothing: no state of a sampler chain depends on positions in the text."""
 
     def apply_overflow(self, sequence: Sequence, max_cells: int) -> None:
-        """Raise AssertionError, because the engine itself shortens a sequence with one slot."""
+        """Raise AssertionError: the engine itself shortens a sequence that has a single slot."""
         raise AssertionError("an answer has one slot")
 
     def restart(self, sequence: Sequence) -> None:
-        """Raise AssertionError, because a preempted sequence with one slot is swapped or
-        recomputed, not restarted.
+        """Raise AssertionError: a preempted sequence that has a single slot is swapped out or
+        recomputed, but never restarted.
         """
         raise AssertionError("an answer has one slot")
 
     def finish(self, sequence: Sequence, finish: Finish) -> str:
-        """Return the text that was held back: an incomplete character, or the start of a possible
-        stop string.
+        """Free the sampler chain. Return the text that was held back: an incomplete character, or
+        the start of a possible stop string.
         """
         self.chain.close()
         return self.decoder.finish()

@@ -1,15 +1,16 @@
-"""Speculative decoding: guess the next tokens, compute them in one pass, and keep those that the
-model would have generated.
+"""Speculative decoding: guess the next tokens, compute them in one forward pass, and keep the
+guesses that the model would have generated.
 
-The result is exact (Leviathan et al. 2023; llama.cpp's common_sampler_sample_and_accept_n). Row by
-row, the request's own chain draws a token, as it would without guesses. The first drawn token that
-differs from its guess replaces the guess, and the cells of later guesses are dropped. If a draft
-model drew a guess from a known distribution, the guess is kept as often as possible
-(sampling/rejection.py). Inside a grammar, which changes the distribution, such a guess is treated
-like any other.
+The distribution of the answer does not change (Leviathan et al. 2023; llama.cpp's
+common_sampler_sample_and_accept_n). For each row of the pass, the request's sampler chain draws a
+token, as it would without guesses. The first drawn token that differs from its guess replaces the
+guess, and the KV cells of the later guesses are dropped. If a draft model drew the guess from a
+known distribution, rejection sampling confirms it as often as possible (sampling/rejection.py).
+Inside a grammar, which changes the distribution, rejection sampling is not used.
 
-Without a draft, a token takes the same path as in plain decoding, plus one table lookup. Inside a
-grammar forced text is inserted first (guided.py); guesses that agree with it are computed already.
+A pass without guesses costs the same as in plain decoding, plus one table lookup. Inside a grammar
+the forced text is inserted first (guided.py). Guesses that agree with the forced text need no
+further computation, because the pass has computed them already.
 """
 
 import math
@@ -32,37 +33,34 @@ from llmcli.types import Event, Finish
 
 
 class SpeculativeStrategy(GuidedStrategy):
-    """Draws one token per pass, or several when guesses are right.
+    """Adds one token per forward pass, or several when guesses are right.
 
-    The tokens of a pass become visible together. Each gets an equal share of the time of the pass,
-    of the sampling time and of the gap since the previous token, so that times add up and
-    percentiles are comparable.
+    The tokens of one pass become visible together. Each is recorded with an equal share of the
+    pass's time, so that the times add up and their percentiles can be compared with plain decoding.
     """
 
     name: ClassVar[str] = "speculative"
 
     def __init__(self, request: Request, seed: int, resources: StrategyResources) -> None:
         speculation = resources.speculation or NO_SPECULATION
-        uses_draws = (
+        uses_rejection = (
             any(drafter.draws for drafter in speculation.drafters)
             and not request.sampling.is_greedy
         )
         draft_request = request
-        if (
-            uses_draws and speculation.is_reproducible
-            # in reproducible mode only the chain's own draw may confirm a guess, so the drafters
-            # guess the likeliest token
-        ):
-            uses_draws, draft_request = (
+        if uses_rejection and speculation.is_reproducible:
+            # In reproducible mode only the chain's own draw may confirm a guess, so the drafters
+            # guess the likeliest token.
+            uses_rejection, draft_request = (
                 False,
                 replace(request, sampling=request.sampling.with_values({"temp": 0})),
             )
         super().__init__(
-            request, seed, replace(resources, native=None) if uses_draws else resources
+            request, seed, replace(resources, native=None) if uses_rejection else resources
         )
         self.rejection_chain = (
             RejectionChain(self.chain)
-            if uses_draws and isinstance(self.chain, NumpyChain)
+            if uses_rejection and isinstance(self.chain, NumpyChain)
             else None
         )
         self.chain = self.rejection_chain or self.chain
@@ -70,19 +68,20 @@ class SpeculativeStrategy(GuidedStrategy):
         self.draft_length = DraftLength(speculation.pass_cost, speculation.max_rows)
         self.drafters = [drafter.start(draft_request, seed) for drafter in speculation.drafters]
         self.limit = math.inf if request.max_tokens is None else request.max_tokens
-        self.last_draft: tuple[DraftState, Draft, float] | None = (
-            None  # the drafter's state, its draft, and the seconds spent on it
-        )
+        # the drafter's state, its draft, and the seconds that drafting took
+        self.last_draft: tuple[DraftState, Draft, float] | None = None
         self.n_drafted = self.n_accepted = 0
-        self.can_cut = True  # whether the memory can drop guesses
-        # rows of the next pass besides the guesses; more than one after forced text
+        # False once the cells of wrong guesses could not be dropped; then drafting stops
+        self.can_drop_cells = True
+        # rows of the next pass without those of the guesses; more than one after forced text
         self.pass_rows = 0
 
     def accept(
         self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
     ) -> tuple[list[Event], Finish | None]:
         """Draw from the row of the last token, and then from the row of each guess until a guess is
-        wrong.
+        wrong. Then make the guesses for the next pass. Return the events of the new tokens, and the
+        reason to finish if the answer ends.
         """
         if sequence.draft:
             events, finish = self._verify(sequence, rows, pass_seconds)
@@ -92,77 +91,84 @@ class SpeculativeStrategy(GuidedStrategy):
                 self.draft_length.record_single(pass_seconds)
             elif not self.pass_rows:
                 self.draft_length.record_prompt(sequence.accounting.prompt_seconds)
-        if finish is None and self.can_cut:
+        if finish is None and self.can_drop_cells:
             self.pass_rows = len(sequence.tokens) - sequence.n_computed
             self._guess(sequence)
         return events, finish
 
     def _guess(self, sequence: Sequence) -> None:
-        """Fill `sequence.draft` with the guesses of the first drafter whose guesses pay."""
+        """Fill `sequence.draft` with the guesses of the first drafter whose guesses are expected to
+        save time. The draft stays empty if there is none.
+        """
         for drafter in self.drafters:
             drafter.follow(sequence)
-        # A pass also yields one token without a guess. It ends at the token where the engine checks
-        # for repetition, so that the check sees the same text as without drafting.
+        # A pass also yields one token without a guess. The draft ends where the engine checks the
+        # text for repetition, so that the check reads the same text as without drafting.
         limit = min(self.limit, sequence.repetition_check_at) - len(sequence.times) - 1
         for drafter in self.drafters:
             if count := self.draft_length.choose(drafter, limit):
-                begun = perf_counter()
+                start_time = perf_counter()
                 draft = drafter.draft(count)
                 sequence.draft = list(draft.tokens)
-                self.last_draft = drafter, draft, perf_counter() - begun
+                self.last_draft = drafter, draft, perf_counter() - start_time
                 return
 
     def _verify(
-        self, sequence: Sequence, rows: Iterator[RowLogits], spent: float
+        self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
     ) -> tuple[list[Event], Finish | None]:
-        """Draw from row after row until a token differs from its guess."""
+        """Draw a token from each row until a token differs from its guess, and drop the cells of
+        the wrong guesses. Record how many guesses were right and how long the pass took. Return the
+        same as `accept`.
+        """
         assert self.last_draft
-        drafter, draft, drafting = self.last_draft
+        drafter, draft, drafting_seconds = self.last_draft
         guessed, sequence.draft = sequence.draft, []  # the engine may have shortened the draft
-        read_rows = list(islice(rows, len(guessed) + 1))
-        start, since = len(sequence.tokens), sequence.last_token_time
+        pass_logits = list(islice(rows, len(guessed) + 1))
+        start, previous_time = len(sequence.tokens), sequence.last_token_time
         events: list[Event] = []
         n_right = 0
         while True:
-            at, length = n_right, len(sequence.tokens)
-            if self.rejection_chain and draft.probabilities and at < len(guessed):
-                self.rejection_chain.expected = guessed[at], draft.probabilities[at]
-            new_events, finish = super().accept(sequence, iter((read_rows[at],)), 0.0)
+            position, length = n_right, len(sequence.tokens)
+            if self.rejection_chain and draft.probabilities and position < len(guessed):
+                self.rejection_chain.expected = guessed[position], draft.probabilities[position]
+            new_events, finish = super().accept(sequence, iter((pass_logits[position],)), 0.0)
             events += new_events
             new_tokens = sequence.tokens[length:]
-            agreed = common_prefix(new_tokens, guessed[at:])
-            n_right += agreed
-            if finish is not None or agreed < len(new_tokens) or at == len(guessed):
+            n_agreed = common_prefix(new_tokens, guessed[position:])
+            n_right += n_agreed
+            if finish is not None or n_agreed < len(new_tokens) or position == len(guessed):
                 break
-        self._take_back(sequence, start + n_right)
+        self._drop_wrong_guesses(sequence, start + n_right)
         self.n_drafted += len(guessed)
         self.n_accepted += n_right
         drafter.record_result(len(guessed), n_right)
         self.draft_length.record_draft(
             len(guessed) + self.pass_rows,
             max(1, len(events)),
-            spent,
-            drafting,
+            pass_seconds,
+            drafting_seconds,
             draft.reading_seconds,
         )
-        return _shared(sequence, events, since, spent), finish
+        return _share_times(sequence, events, previous_time, pass_seconds), finish
 
-    def _take_back(self, sequence: Sequence, keep: int) -> None:
-        """Drop the cells of wrong guesses. If the memory cannot drop them, the text is recomputed
-        and drafting stops.
+    def _drop_wrong_guesses(self, sequence: Sequence, n_valid: int) -> None:
+        """Drop the sequence's cells after its first `n_valid` tokens. A recurrent model cannot drop
+        single cells; then the engine recomputes the text, and drafting stops.
         """
-        sequence.n_computed = self.ledger.trim(sequence.slot, keep)
-        self.can_cut = sequence.n_computed == keep
+        sequence.n_computed = self.ledger.trim(sequence.slot, n_valid)
+        self.can_drop_cells = sequence.n_computed == n_valid
 
     def on_context_shift(self, sequence: Sequence) -> None:
-        """Restart the drafters: positions in the text have changed."""
+        """Discard the guesses, and tell the drafters that tokens were dropped from the text."""
         super().on_context_shift(sequence)
         sequence.draft, self.pass_rows = [], 0
         for drafter in self.drafters:
             drafter.on_context_shift()
 
     def finish(self, sequence: Sequence, finish: Finish) -> str:
-        """Return the text that was held back, and record how many tokens were drafted and accepted."""
+        """Record how many tokens were drafted and accepted, and close the drafters. Return the text
+        that was held back.
+        """
         sequence.accounting.n_drafted, sequence.accounting.n_accepted = (
             self.n_drafted,
             self.n_accepted,
@@ -172,24 +178,31 @@ class SpeculativeStrategy(GuidedStrategy):
         return super().finish(sequence, finish)
 
 
-def _shared(sequence: Sequence, events: list[Event], since: float, spent: float) -> list[Event]:
-    """Return the events of one pass, each with an equal share of the pass's times, including the
-    time in the grammar.
+def _share_times(
+    sequence: Sequence, events: list[Event], previous_time: float, pass_seconds: float
+) -> list[Event]:
+    """Return the events of one pass with all times divided equally among its tokens: the forward
+    pass, the sampling, the grammar, and the gap since the previous token. `sequence.times` is
+    updated in the same way.
+
+    `previous_time`: time.perf_counter() of the last token before the pass.
     """
-    rows = [event.token for event in events if event.token]
-    if not rows:
+    token_times = [event.token for event in events if event.token]
+    if not token_times:
         return events
-    count = len(rows)
-    gap, decode = (sequence.last_token_time - since) * 1e3 / count, spent * 1e3 / count
+    count = len(token_times)
+    gap = (sequence.last_token_time - previous_time) * 1e3 / count
+    decode = pass_seconds * 1e3 / count
     sample, grammar = (
-        sum(getattr(row, field) for row in rows) / count for field in ("sample_ms", "constraint_ms")
+        sum(getattr(times, field) for times in token_times) / count
+        for field in ("sample_ms", "constraint_ms")
     )
-    equal = [
-        replace(row, ms=gap, decode_ms=decode, sample_ms=sample, constraint_ms=grammar)
-        for row in rows
+    equal_times = [
+        replace(times, ms=gap, decode_ms=decode, sample_ms=sample, constraint_ms=grammar)
+        for times in token_times
     ]
-    sequence.times[-count:] = equal
-    tokens = iter(equal)
+    sequence.times[-count:] = equal_times
+    tokens = iter(equal_times)
     return [replace(event, token=next(tokens)) if event.token else event for event in events]
 
 
