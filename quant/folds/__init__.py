@@ -1,10 +1,12 @@
-"""Exact rescalings and permutations of a model's channels. A folded model computes the same
-function; only the rounding of its weights changes.
+"""Folds: exact rescalings and permutations of a model's channels. A channel is one feature that
+some tensors produce (a row of up) and others read (a column of down). A folded model computes the
+same function, but its weights round differently, so that a good fold lowers the error of
+quantization.
 
-`free_channels` defines which channels of an architecture may be rescaled or reordered, `fold`
-computes the effect on each tensor and on its calibration statistics, and `folded_source` applies
-folds to a source while its rows are read. Folds work on GGUF tensors, because a norm's weight is a
-plain factor there in every model family.
+`free_channels` defines which channels of an architecture may be rescaled or reordered. `fold`
+computes the effect of a fold on each tensor and on its calibration statistics. `folded_source`
+applies folds to a source while its rows are read. `choose` searches for good folds. Folds work on
+GGUF tensors, because a norm's weight is a plain factor there in every model family.
 """
 
 from quant.folds.fold import Fold, FoldedTensor, FoldSite, TensorEdit, combine_folds, digest_folds

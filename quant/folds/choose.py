@@ -1,5 +1,6 @@
-"""Choice of folds: tries candidates for each site with the plan's own types and method, and takes
-those that lower the measured loss.
+"""Choice of folds. For each site (channels whose factors or order are free, see fold.py), candidate
+folds are tried: sampled rows are folded and quantized with the plan's own types and method. The
+candidate with the lowest loss is chosen if that is lower than without a fold.
 
 There are three kinds of folds:
 
@@ -7,17 +8,17 @@ There are three kinds of folds:
   block's range (AWQ, Lin et al. 2306.00978)
 - smooth: factors s_j = rms(x_j)^a / max|w_j|^(1-a), which also move the range of activations into
   the weights (SmoothQuant, Xiao et al. 2211.10438)
-- deal: channels are ranked by E[x^2] mean(w^2) and spread evenly over the sub-blocks. It applies to
-  hidden channels, to values within a head, and to the residual stream, where a single order must
-  serve all layers
+- deal: channels are ranked by E[x^2] mean(w^2) and spread evenly over the sub-blocks, as cards are
+  dealt. It applies to hidden channels, to values within a head, and to the residual stream, where a
+  single order must serve all layers
 
-For each site, the candidate with the lowest mean loss is chosen. The mean is over the tensors that
-read the site's channels, and each loss is relative to the unfolded loss (loss.py). The choice is
-deterministic: it depends on the plan, the calibration statistics and the sampled rows.
+The loss of a site is a mean over the tensors that read the site's channels; each tensor's loss
+(loss.py) is divided by its loss without a fold. The choice is deterministic: it depends on the
+plan, the calibration statistics and the sampled rows.
 
-`auto` means awq,deal. smooth is left out because awq's loss includes the rounding of activations,
-so that smooth gains nothing more. The exponents of awq end at 0.3, because larger ones lower the
-sampled loss slightly but not the divergence.
+`auto` means awq,deal. smooth is left out: awq is chosen by a loss that includes the rounding of
+activations, so that smooth gains nothing more. The exponents of awq end at 0.3, because larger ones
+lower the sampled loss slightly but not the KL divergence of the model.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,15 +46,15 @@ FOLD_KINDS = {
 SCALE_EXPONENTS = {"awq": (0.05, 0.1, 0.15, 0.2, 0.3), "smooth": (0.3, 0.5, 0.7)}
 MAX_FACTOR = 16.0  # the largest factor; the smallest factor is 1 / MAX_FACTOR
 AUTO_KINDS = ("awq", "deal")
-SUBBLOCK_CHANNELS = (
-    16  # number of channels in a sub-block; larger sub-blocks of 32 are two neighboring ones
-)
+# Number of channels in a sub-block. A sub-block of 32 counts as two neighboring ones.
+SUBBLOCK_CHANNELS = 16
 
 
 def parse_fold_kinds(text: str) -> tuple[str, ...]:
-    """Return the kinds of folds that `text` such as "awq,deal" names, in the order of FOLD_KINDS.
+    """Return the kinds of folds that the value of --fold names, in the order of FOLD_KINDS:
+    "awq,deal" gives ("awq", "deal"), "none" gives (), "auto" gives AUTO_KINDS.
 
-    "none" gives no kinds, "auto" gives AUTO_KINDS. Raises UserError if a kind is unknown.
+    Raises UserError if a kind is unknown or the text is empty.
     """
     words = [word.strip().lower() for word in text.split(",") if word.strip()]
     if words == ["none"]:
@@ -72,7 +73,9 @@ def parse_fold_kinds(text: str) -> tuple[str, ...]:
 class FoldChoice:
     """The fold chosen for one site.
 
-    `label` names the fold ("" for none); `loss_ratio` is the loss relative to no fold.
+    `label` describes the fold for the user ("awq 0.15 dealt"). If no candidate lowers the loss, it
+    is "" and `fold` is None. `loss_ratio` is the site's loss with the fold divided by its loss
+    without.
     """
 
     site: FoldSite
@@ -87,11 +90,11 @@ def choose_folds(
     threads: int,
     on_site_done: Callable[[str], None] = lambda name: None,
 ) -> tuple[FoldChoice, ...]:
-    """Return the chosen fold of each site in the order of find_sites(), except that the residual is
-    last.
+    """Choose a fold for each site of a plan's model. Return the choices in the order of
+    find_sites(), except that the residual stream's choice is last.
 
-    `on_site_done` is called with the name of each finished site. Raises UserError if the plan has
-    no calibration statistics.
+    `kinds` are names in FOLD_KINDS. `on_site_done` is called with the name of each finished site,
+    from any thread. Raises UserError if the plan has no calibration statistics.
     """
     if not any(step.statistics.mean_squares for step in plan.steps):
         raise UserError(
@@ -100,23 +103,25 @@ def choose_folds(
         )
     search = _FoldSearch(plan, kinds)
     with ThreadPoolExecutor(threads, thread_name_prefix="fold") as pool:
-        residual = search.residual(pool)
+        residual = search.choose_residual(pool)
         if residual is not None:
             on_site_done(residual.site.name)
-        inner = [site for site in search.sites if site.kind != "residual"]
+        other_sites = [site for site in search.sites if site.kind != "residual"]
 
-        def solve(site: FoldSite) -> FoldChoice:
-            choice = search.best(site)
+        def choose_site(site: FoldSite) -> FoldChoice:
+            choice = search.choose(site)
             on_site_done(site.name)
             return choice
 
-        choices = list(pool.map(solve, inner))
+        choices = list(pool.map(choose_site, other_sites))
     return (*choices, residual) if residual is not None else tuple(choices)
 
 
 class _FoldSearch:
-    """The search over a plan's sites. `residual_edits` has the edits of the residual's order after
-    residual() has chosen it.
+    """The search for the best fold of each site of a plan.
+
+    choose_residual() must be called before choose(): it stores the residual stream's new order in
+    `residual_edits` (by tensor name), and all other candidates are measured with that order.
     """
 
     def __init__(self, plan: Plan, kinds: Sequence[str]) -> None:
@@ -131,17 +136,19 @@ class _FoldSearch:
         )
         self.residual_edits: Mapping[str, TensorEdit] = {}
 
-    def best(self, site: FoldSite) -> FoldChoice:
-        """Return the candidate of a site with the lowest loss, and with its channels reordered if
-        that lowers the loss further.
+    def choose(self, site: FoldSite) -> FoldChoice:
+        """Return the best fold of a site: the factors with the lowest loss, and a new order of the
+        channels if it lowers the loss further.
+
+        Works for all sites except the residual stream.
         """
         readers = self._readers(site)
-        before = [reader.loss(self._edit(reader, None)) for reader in readers]
-        if not readers or not all(before):
+        unfolded_losses = [reader.loss(self._edit(reader, None)) for reader in readers]
+        if not readers or not all(unfolded_losses):
             return FoldChoice(site, "", 1.0, None)
         best = FoldChoice(site, "", 1.0, None)
         for label, fold in self._scales(site, readers):
-            if (ratio := self._ratio(readers, before, fold)) < best.loss_ratio:
+            if (ratio := self._ratio(readers, unfolded_losses, fold)) < best.loss_ratio:
                 best = FoldChoice(site, label, ratio, fold)
         if (
             "deal" in self.kinds
@@ -149,13 +156,16 @@ class _FoldSearch:
             and (order := _interleaved_order(site, readers)) is not None
         ):
             fold = Fold(site, best.fold.factors if best.fold else None, order)
-            if (ratio := self._ratio(readers, before, fold)) < best.loss_ratio:
+            if (ratio := self._ratio(readers, unfolded_losses, fold)) < best.loss_ratio:
                 best = FoldChoice(site, f"{best.label} dealt".strip(), ratio, fold)
         return best
 
-    def residual(self, pool: ThreadPoolExecutor) -> FoldChoice | None:
-        """Choose one order of the residual stream's channels for all tensors that read it. Return
-        None if the model has no residual that may be reordered.
+    def choose_residual(self, pool: ThreadPoolExecutor) -> FoldChoice | None:
+        """Choose one order of the residual stream's channels that serves all tensors that read the
+        stream, and store it in `residual_edits` if it lowers the loss.
+
+        Return None if the model has no residual stream that may be reordered, or if "deal" is not
+        among the kinds.
         """
         import numpy as np
 
@@ -163,23 +173,23 @@ class _FoldSearch:
         if site is None or "deal" not in self.kinds:
             return None
         names = [
-            part.name
-            for part in site.tensors
-            if part.axis == "columns" and self._is_measured(part.name)
+            tensor.name
+            for tensor in site.tensors
+            if tensor.axis == "columns" and self._is_measured(tensor.name)
         ]
         scores = [*pool.map(lambda name: _energy_shares(ReaderTensor(self.steps[name])), names)]
         order = _interleave(np.sum(scores, 0), site.group_size) if names else None
         if order is None:
             return None
         fold = Fold(site, order=order)
-        changes = combine_folds([fold])
+        edits = combine_folds([fold])
 
         def ratio(name: str) -> float:
             reader = ReaderTensor(self.steps[name])
-            before = reader.loss(TensorEdit())
+            unfolded_loss = reader.loss(TensorEdit())
             return (
-                reader.loss(TensorEdit(column_order=changes[name].column_order)) / before
-                if before
+                reader.loss(TensorEdit(column_order=edits[name].column_order)) / unfolded_loss
+                if unfolded_loss
                 else 1.0
             )
 
@@ -187,14 +197,14 @@ class _FoldSearch:
         if (mean := sum(ratios) / len(ratios)) >= 1:
             return FoldChoice(site, "", mean, None)
         self.residual_edits = {
-            name: TensorEdit(column_order=edit.column_order) for name, edit in changes.items()
+            name: TensorEdit(column_order=edit.column_order) for name, edit in edits.items()
         }
         return FoldChoice(site, "dealt", mean, fold)
 
     def _scales(
         self, site: FoldSite, readers: Sequence[ReaderTensor]
     ) -> Iterator[tuple[str, Fold]]:
-        """Yield the label and the fold of each candidate set of factors for a site."""
+        """Yield the candidate factors for a site, each as a label and a fold."""
         import numpy as np
 
         if not site.has_free_factors:
@@ -208,13 +218,22 @@ class _FoldSearch:
                 factors = np.sqrt(inputs) ** exponent / np.maximum(weights, 1e-12) ** (1 - exponent)
                 yield f"smooth {exponent:g}", Fold(site, _factors(factors))
 
-    def _ratio(self, readers: Sequence[ReaderTensor], before: Sequence[float], fold: Fold) -> float:
-        """Return the mean of the readers' losses, each relative to its loss before the fold."""
+    def _ratio(
+        self, readers: Sequence[ReaderTensor], unfolded_losses: Sequence[float], fold: Fold
+    ) -> float:
+        """Return the mean over the readers of loss with the fold / loss without. `unfolded_losses`
+        has the losses without, in the order of `readers`.
+        """
         losses = [reader.loss(self._edit(reader, fold)) for reader in readers]
-        return sum(new / old for new, old in zip(losses, before, strict=True)) / len(losses)
+        return sum(
+            loss / unfolded_loss
+            for loss, unfolded_loss in zip(losses, unfolded_losses, strict=True)
+        ) / len(losses)
 
     def _edit(self, reader: ReaderTensor, fold: Fold | None) -> TensorEdit:
-        """Return the edit of a reader's columns by a fold and by the chosen order of the residual."""
+        """Return the edit of a tensor's columns by a site's fold (None for no fold) and by the
+        chosen order of the residual stream.
+        """
         name = reader.step.weight.name
         edit = combine_folds([fold]).get(name, TensorEdit()) if fold else TensorEdit()
         residual_order = self.residual_edits.get(name, TensorEdit()).column_order
@@ -224,29 +243,32 @@ class _FoldSearch:
         )
 
     def _readers(self, site: FoldSite) -> list[ReaderTensor]:
+        """Return the tensors that read a site's channels and whose loss can be measured."""
         names = dict.fromkeys(
-            part.name
-            for part in site.tensors
-            if part.axis == "columns" and self._is_measured(part.name)
+            tensor.name
+            for tensor in site.tensors
+            if tensor.axis == "columns" and self._is_measured(tensor.name)
         )
         return [ReaderTensor(self.steps[name]) for name in names]
 
     def _is_measured(self, name: str) -> bool:
-        """Return whether a tensor gets new codes and the mean squares of its input are known."""
+        """Return whether the loss of a tensor can be measured: it gets new codes, and the mean
+        squares of its input are known.
+        """
         step = self.steps[name]
         return step.method is not None and step.statistics.mean_squares is not None
 
     def _is_copied(self, name: str) -> bool:
-        """Return whether a tensor's blocks are copied unchanged. Such a tensor is not folded,
-        because it would have to be quantized again.
+        """Return whether a quantized tensor's blocks are copied unchanged. Such a tensor is not
+        folded, because it would have to be quantized again.
         """
         step: TensorPlan = self.steps[name]
         return step.type == step.weight.type and ggml.is_quantized(step.type)
 
 
 def _with_second_moments(step: TensorPlan, moments: MomentsFile | None) -> TensorPlan:
-    """Return the step with the second moments of its input if they were collected, even if its
-    method does not need them.
+    """Return a tensor's plan with the second moments of its input, if `moments` has them in the
+    tensor's shape. They measure the loss even if the tensor's method does not use them.
     """
     second, statistics = moments.input_of(step.weight.name) if moments else None, step.statistics
     if second is None or (second.columns, second.matrices) != (
@@ -258,42 +280,48 @@ def _with_second_moments(step: TensorPlan, moments: MomentsFile | None) -> Tenso
 
 
 def _tensor_names(site: FoldSite) -> list[str]:
-    return [part.name for part in site.tensors]
+    return [tensor.name for tensor in site.tensors]
 
 
 def _channel_means(
     site: FoldSite, readers: Sequence[ReaderTensor], vectors: "Sequence[F32 | F64]"
 ) -> "F64":
-    """Return the mean [width] for each channel of a site, over all its columns in all readers.
-    `vectors` has the columns' values [matrices, columns] of each reader.
+    """Return the mean [width] for each channel of a site, over all columns of all readers that
+    belong to the channel. `vectors` has one array of column values [matrices, columns] for each
+    reader.
     """
     import numpy as np
 
     total, count = np.zeros(site.width), np.zeros(site.width)
     for reader, values in zip(readers, vectors, strict=True):
-        for part in site.tensors:
-            if part.name == reader.step.weight.name and part.axis == "columns":
-                channels = np.broadcast_to(part.channels, values.shape).ravel()
+        for tensor in site.tensors:
+            if tensor.name == reader.step.weight.name and tensor.axis == "columns":
+                channels = np.broadcast_to(tensor.channels, values.shape).ravel()
                 total += np.bincount(channels, values.ravel(), site.width)
                 count += np.bincount(channels, minlength=site.width)
     means: F64 = total / np.maximum(count, 1)
     return means
 
 
-def _factors(wanted: "F64") -> "F32":
-    """Return the wanted factors divided by their geometric mean and clipped to MAX_FACTOR. Channels
-    without input get the smallest factor and do not count in the mean.
+def _factors(raw_factors: "F64") -> "F32":
+    """Return factors [width] divided by their geometric mean and clipped to 1 / MAX_FACTOR ..
+    MAX_FACTOR. A channel without input has the raw factor 0: it gets the smallest factor and does
+    not count in the mean.
     """
     import numpy as np
 
-    live = wanted[wanted > 0]
-    middle = np.exp(np.log(live).mean()) if len(live) else 1.0
-    factors: F32 = np.clip(wanted / middle, 1 / MAX_FACTOR, MAX_FACTOR).astype(np.float32)
+    positive = raw_factors[raw_factors > 0]
+    geometric_mean = np.exp(np.log(positive).mean()) if len(positive) else 1.0
+    factors: F32 = np.clip(raw_factors / geometric_mean, 1 / MAX_FACTOR, MAX_FACTOR).astype(
+        np.float32
+    )
     return factors
 
 
 def _energy_shares(reader: ReaderTensor) -> "F64":
-    """Return the share [columns] of each column in a reader's output energy."""
+    """Return the share [columns] of each column in the energy of a tensor's output, E[x^2]
+    mean(w^2) summed over its matrices. The shares add up to 1.
+    """
     import numpy as np
 
     energies = reader.input_mean_squares.astype(np.float64) * reader.weight_mean_squares
@@ -302,8 +330,9 @@ def _energy_shares(reader: ReaderTensor) -> "F64":
 
 
 def _interleaved_order(site: FoldSite, readers: Sequence[ReaderTensor]) -> "Ints | None":
-    """Return the order [width] that spreads a site's channels evenly over sub-blocks, separately in
-    each run of `group_size`; None if a run has fewer than two sub-blocks.
+    """Return the order [width] that spreads a site's important channels evenly over sub-blocks.
+    Channels move only within their run of `group_size` channels. Return None if a run has fewer
+    than two sub-blocks.
     """
     import numpy as np
 
@@ -321,8 +350,9 @@ def _interleaved_order(site: FoldSite, readers: Sequence[ReaderTensor]) -> "Ints
 
 
 def _interleave(scores: "F64", size: int) -> "Ints | None":
-    """Return an order of `size` channels that spreads high scores evenly over the sub-blocks; None
-    if there are fewer than two sub-blocks.
+    """Return an order of `size` channels that spreads high scores evenly over the sub-blocks.
+    Return None if there are fewer than two sub-blocks, or if `size` is not a multiple of
+    SUBBLOCK_CHANNELS.
     """
     import numpy as np
 

@@ -1,8 +1,10 @@
-"""Folds. A site is a set of channels between tensors, whose factors or order are free; a fold is a
-choice of them, with its effect on each tensor.
+"""Folds and their effect on tensors. A site is a set of channels between tensors whose factors or
+order may be changed without changing the model's function. A fold is one choice of factors and
+order for a site.
 
-The factor s_j of a channel multiplies the tensors that read the channel and divides the tensors
-that write it. A permutation moves the channels of readers and writers alike.
+The factor s_j of channel j multiplies the column j of the tensors that read the channel, and
+divides the row j of the tensors that write it. A new order moves the channels of readers and
+writers in the same way.
 """
 
 import hashlib
@@ -22,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FoldedTensor:
-    """The part of a tensor that belongs to a site: the channel of each of its rows [rows], or of
-    each of its columns [matrices or 1, columns].
+    """The rows or columns of one tensor that belong to a site. `channels` gives the channel of each
+    row [rows], or of each column [matrices or 1, columns].
 
-    A row or column of channel -1 does not belong to the site. `power` says what the channel's
-    factor does: 1 multiplies, -1 divides, 0 means no effect.
+    A row or column of channel -1 does not belong to the site. `power` says what a channel's factor
+    does to its rows or columns: 1 multiplies, -1 divides, 0 means no effect.
     """
 
     name: str
@@ -37,12 +39,11 @@ class FoldedTensor:
 
 @dataclass(frozen=True)
 class FoldSite:
-    """`width` channels between tensors whose order is free, and whose factors are free, too, with
-    `has_free_factors`.
+    """A set of `width` channels between tensors. Their factors are free if `has_free_factors`;
+    their order is free within runs of `group_size` channels, and fixed if `group_size` is 0.
 
-    Channels may be permuted within runs of `group_size`; 0 means that no permutation is allowed. In
-    every tensor the channels of a run are adjacent and in order, so that moving a channel moves its
-    row or column by the same distance.
+    In every tensor the channels of a run are adjacent and in order, so that moving a channel moves
+    its row or column by the same distance.
     """
 
     name: str  # "blk.3.attn_norm"
@@ -55,10 +56,11 @@ class FoldSite:
 
 @dataclass(frozen=True)
 class Fold:
-    """Factors [width] of a site's channels, and a new order [width] of them: channel order[i] moves
-    to position i.
+    """New factors [width] and a new order [width] for the channels of a site: channel order[i]
+    moves to position i.
 
-    Factors are in the old order. None means that the factors, or the order, stay unchanged.
+    Factors are in the old order. None means that the factors, or the order, stay unchanged. The
+    constructor asserts that the site allows both.
     """
 
     site: FoldSite
@@ -82,8 +84,8 @@ class Fold:
 
 @dataclass
 class TensorEdit:
-    """The combined effect of folds on one tensor: factors of rows [rows] and of columns [matrices
-    or 1, columns], then new orders of rows and columns.
+    """The combined effect of folds on one tensor: its rows and columns are multiplied by factors
+    [rows] and [matrices or 1, columns], then reordered. None means no change.
 
     Factors are in the old order. The tensor's input is divided by the column factors and then
     reordered like the columns.
@@ -95,14 +97,18 @@ class TensorEdit:
     column_order: "Ints | None" = None
 
     def matrix_factors(self, matrix: int) -> "F32 | None":
-        """Return the factors [columns] of the columns of a matrix, or None for no factors."""
+        """Return the column factors [columns] of one matrix of the tensor (an expert), or None if
+        there are none.
+        """
         if self.column_factors is None:
             return None
         factors: F32 = self.column_factors[matrix if len(self.column_factors) > 1 else 0]
         return factors
 
     def matrix_order(self, matrix: int) -> "Ints | None":
-        """Return the order [columns] of the columns of a matrix, or None for the old order."""
+        """Return the column order [columns] of one matrix of the tensor (an expert), or None if the
+        order stays.
+        """
         if self.column_order is None:
             return None
         order: Ints = self.column_order[matrix if len(self.column_order) > 1 else 0]
@@ -112,12 +118,14 @@ class TensorEdit:
     def has_effect(self) -> bool:
         """Whether the folds change the tensor."""
         return any(
-            part is not None
-            for part in (self.row_factors, self.column_factors, self.row_order, self.column_order)
+            change is not None
+            for change in (self.row_factors, self.column_factors, self.row_order, self.column_order)
         )
 
     def fold_mean_squares(self, means: "F32", matrix: int = 0) -> "F32":
-        """Return the mean squares [columns] of a matrix's input after the folds."""
+        """Return the mean squares [columns] of a matrix's input after the folds, given those before
+        (`means` [columns]).
+        """
         import numpy as np
 
         factors: Any = self.matrix_factors(matrix)
@@ -126,8 +134,8 @@ class TensorEdit:
         return new if order is None else new[order]
 
     def fold_moments(self, moments: "F32", matrix: int = 0) -> "F32":
-        """Return the second moments [columns, columns] of a matrix's input after the folds: S^-1 H
-        S^-1, with rows and columns reordered like the input.
+        """Return the second moments [columns, columns] of a matrix's input after the folds, given H
+        before: S^-1 H S^-1, with rows and columns reordered like the input.
         """
         factors, order = self.matrix_factors(matrix), self.matrix_order(matrix)
         new = moments
@@ -137,62 +145,64 @@ class TensorEdit:
 
 
 def combine_folds(folds: Iterable[Fold]) -> dict[str, TensorEdit]:
-    """Return the combined effect of folds on each tensor that they change. At most one fold may
-    reorder an axis of a tensor.
+    """Return the combined effect of folds on each tensor that they change, by tensor name. Two
+    folds must not move the same rows or columns of a tensor.
     """
-    changes: dict[str, TensorEdit] = {}
+    edits: dict[str, TensorEdit] = {}
     for fold in folds:
-        for part in fold.site.tensors:
-            edit = changes.setdefault(part.name, TensorEdit())
-            if fold.factors is not None and part.power:
-                _scale(edit, part, fold.factors)
+        for tensor in fold.site.tensors:
+            edit = edits.setdefault(tensor.name, TensorEdit())
+            if fold.factors is not None and tensor.power:
+                _multiply_factors(edit, tensor, fold.factors)
             if fold.order is not None:
-                _order(edit, part, fold.order)
-    return {name: edit for name, edit in changes.items() if edit.has_effect}
+                _append_order(edit, tensor, fold.order)
+    return {name: edit for name, edit in edits.items() if edit.has_effect}
 
 
-def _scale(edit: TensorEdit, part: FoldedTensor, scale: "F32") -> None:
+def _multiply_factors(edit: TensorEdit, tensor: FoldedTensor, channel_factors: "F32") -> None:
+    """Multiply an edit's factors by a fold's factors [width], each raised to `tensor.power`."""
     import numpy as np
 
-    wide = scale.astype(np.float64) ** part.power
-    factors = np.where(part.channels >= 0, wide[part.channels], 1.0)
-    field = {"rows": "row_factors", "columns": "column_factors"}[part.axis]
+    powers = channel_factors.astype(np.float64) ** tensor.power
+    factors = np.where(tensor.channels >= 0, powers[tensor.channels], 1.0)
+    field = {"rows": "row_factors", "columns": "column_factors"}[tensor.axis]
     old = getattr(edit, field)
     setattr(edit, field, (factors if old is None else old * factors).astype(np.float32))
 
 
-def _order(edit: TensorEdit, part: FoldedTensor, order: "Ints") -> None:
+def _append_order(edit: TensorEdit, tensor: FoldedTensor, order: "Ints") -> None:
+    """Add a fold's order [width] of channels to an edit's order of rows or columns."""
     import numpy as np
 
-    field = {"rows": "row_order", "columns": "column_order"}[part.axis]
-    moved = np.where(part.channels >= 0, order[part.channels] - part.channels, 0)
-    positions = np.broadcast_to(np.arange(part.channels.shape[-1]), part.channels.shape)
+    field = {"rows": "row_order", "columns": "column_order"}[tensor.axis]
+    shifts = np.where(tensor.channels >= 0, order[tensor.channels] - tensor.channels, 0)
+    positions = np.broadcast_to(np.arange(tensor.channels.shape[-1]), tensor.channels.shape)
     old = getattr(edit, field)
     if old is not None:
         # a tensor with both gate and up is reordered twice, but its halves do not overlap
-        assert old.shape == moved.shape and not ((old != positions) & (moved != 0)).any(), (
-            part.name,
+        assert old.shape == shifts.shape and not ((old != positions) & (shifts != 0)).any(), (
+            tensor.name,
             field,
         )
         positions = old
-    setattr(edit, field, positions + moved)
+    setattr(edit, field, positions + shifts)
 
 
 def digest_folds(folds: Sequence[Fold], before: str = "") -> str:
-    """Return a digest of the folds that does not depend on their order.
+    """Return a digest of folds as 32 hex digits, which does not depend on their order.
 
-    `before` is the digest of folds that the model already has; it is returned unchanged if there
-    are no new folds.
+    `before` is the digest of folds that the model already has, "" for none. It is part of the new
+    digest, and is returned unchanged if `folds` is empty.
     """
     if not folds:
         return before
-    total = hashlib.sha256(before.encode())
+    digest = hashlib.sha256(before.encode())
     for fold in sorted(folds, key=lambda fold: fold.site.name):
-        total.update(
+        digest.update(
             f"{fold.site.name} {fold.factors is not None} {fold.order is not None}\0".encode()
         )
         if fold.factors is not None:
-            total.update(fold.factors.astype("<f4").tobytes())
+            digest.update(fold.factors.astype("<f4").tobytes())
         if fold.order is not None:
-            total.update(fold.order.astype("<i8").tobytes())
-    return total.hexdigest()[:32]
+            digest.update(fold.order.astype("<i8").tobytes())
+    return digest.hexdigest()[:32]

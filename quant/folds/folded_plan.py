@@ -1,5 +1,5 @@
-"""The plan of a folded model: types, sizes and method stay the same, weights and calibration
-statistics are folded.
+"""The plan of a folded model, made from the plan of the unfolded one: types, sizes and method stay
+the same; weights and calibration statistics are folded.
 """
 
 import json
@@ -13,17 +13,18 @@ from quant.quantize.plan import Plan
 
 
 def fold_plan(plan: Plan, folds: Sequence[Fold], kinds: str) -> Plan:
-    """Return the plan that writes the folded model. The plan's settings contain the digest of the
-    folds.
+    """Return the plan that writes the folded model. Its settings, which the file records, contain
+    the digest of the folds. `kinds` are the kinds of folds as text ("awq,deal"). If no fold changes
+    a tensor, return `plan` itself.
     """
-    source, changes = fold_source(plan.source, folds, kinds), combine_folds(folds)
+    source, edits = fold_source(plan.source, folds, kinds), combine_folds(folds)
     if source is plan.source:
         return plan
     steps = tuple(
         replace(
             step,
             weight=weight,
-            statistics=fold_statistics(step.statistics, changes.get(weight.name)),
+            statistics=fold_statistics(step.statistics, edits.get(weight.name)),
         )
         for step, weight in zip(plan.steps, source.weights, strict=True)
     )

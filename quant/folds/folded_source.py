@@ -1,7 +1,7 @@
 """A source whose tensors are folded while their rows are read. Names, shapes, order and metadata
-stay the same, except for a key that records the folds.
+stay the same; one key (FOLD_KEY) is added that records the folds.
 
-A tensor that a fold changes is read as F32, whatever type it is stored in. Memory is bounded by the
+A tensor that a fold changes becomes F32, whatever type it is stored in. Memory is bounded by the
 rows that are requested.
 """
 
@@ -32,13 +32,15 @@ MAX_ROW_GAP = 4  # rows at most this far apart are read together; those between 
 
 
 def fold_source(source: Source, folds: Sequence[Fold], kinds: str = "") -> Source:
-    """Return the same model with folded weights. Its `fold_digest` is the digest of the folds; its
-    fingerprint stays that of `source`.
+    """Return a source of the same model with folded weights. If no fold changes a tensor, return
+    `source` itself.
 
-    A file written from it records the digest and the `kinds` of folds under FOLD_KEY.
+    The new source's `fold_digest` is the digest of the folds; its fingerprint stays that of
+    `source`. A file that is written from it records the digest and `kinds` ("awq,deal") under
+    FOLD_KEY.
     """
-    changes = combine_folds(folds)
-    if not changes:
+    edits = combine_folds(folds)
+    if not edits:
         return source
     record = json.dumps(
         {"digest": digest_folds(folds, source.fold_digest), "how": kinds}, sort_keys=True
@@ -51,7 +53,7 @@ def fold_source(source: Source, folds: Sequence[Fold], kinds: str = "") -> Sourc
             stored_type=weight.stored_type or weight.type,
             read=partial(_read_folded, weight, edit),
         )
-        if (edit := changes.get(weight.name))
+        if (edit := edits.get(weight.name))
         else weight
         for weight in source.weights
     )
@@ -71,21 +73,20 @@ def randomize(source: Source, seed: int, spread: float = MAX_RANDOM_FACTOR) -> t
     """Return folds with random factors in [1 / spread, spread] wherever factors are free, and with
     random orders wherever an order is free.
 
-    A quantized model that is folded this way no longer has values on the grid of its blocks,
-    because the columns of a new block come from several old blocks and (except in a tied embedding)
-    have different factors. The default spread is small: wide random factors make columns differ
-    more than training does, which overstates the gain of folds.
+    They turn a quantized model into a test case that is like an unquantized one: its values are no
+    longer on the grid of its old blocks, because the columns of a new block come from several old
+    blocks and (except in a tied embedding) have different factors. The default spread is small:
+    wide random factors make columns differ more than training does, which overstates the gain of
+    folds.
     """
     import numpy as np
 
-    random, folds = np.random.default_rng(seed), []
+    rng, folds = np.random.default_rng(seed), []
     for site in find_sites(source):
-        logs = random.uniform(-1, 1, site.width) * np.log(spread)
+        logs = rng.uniform(-1, 1, site.width) * np.log(spread)
         runs = range(0, site.width, site.group_size) if site.group_size else ()
         order = (
-            np.concatenate([at + random.permutation(site.group_size) for at in runs])
-            if runs
-            else None
+            np.concatenate([at + rng.permutation(site.group_size) for at in runs]) if runs else None
         )
         folds.append(
             Fold(site, np.exp(logs).astype(np.float32) if site.has_free_factors else None, order)
@@ -94,7 +95,9 @@ def randomize(source: Source, seed: int, spread: float = MAX_RANDOM_FACTOR) -> t
 
 
 def _read_folded(weight: Weight, edit: TensorEdit, first: int, last: int) -> "U8":
-    """Read rows first .. last of the folded tensor, as the bytes of F32 values [rows, 4 * columns]."""
+    """Read rows first .. last of a folded tensor. Return the bytes of their F32 values [rows, 4 *
+    columns].
+    """
     import numpy as np
 
     rows = np.arange(first, last)
@@ -103,26 +106,27 @@ def _read_folded(weight: Weight, edit: TensorEdit, first: int, last: int) -> "U8
     stored = weight.read(first, last) if edit.row_order is None else read_rows(weight.read, rows)
     values = ggml.decode(stored, weight.type, weight.columns, label=weight.name)
     if edit.column_factors is not None:
-        values = values * _vectors_of(edit.column_factors, rows, weight)
+        values = values * _row_vectors(edit.column_factors, rows, weight)
     if edit.row_factors is not None:
         values = values * edit.row_factors[rows, None]
     if edit.column_order is not None:
-        order = _vectors_of(edit.column_order, rows, weight)
+        order = _row_vectors(edit.column_order, rows, weight)
         values = values[:, order[0]] if len(order) == 1 else np.take_along_axis(values, order, 1)
     return np.ascontiguousarray(values, np.float32).view(np.uint8)
 
 
-def _vectors_of(vectors: Any, rows: "Ints", weight: Weight) -> Any:
-    """Return the vectors of the matrices that the rows are in: a single vector if all rows are in
-    the same matrix.
+def _row_vectors(vectors: Any, rows: "Ints", weight: Weight) -> Any:
+    """Return the vector (factors or order) for each of the requested rows [rows, columns], or [1,
+    columns] if all rows are in the same matrix. `vectors` [matrices or 1, columns] has one vector
+    for each matrix of the tensor.
     """
     matrices = rows // (weight.rows // len(vectors))
     return vectors[matrices[:1]] if (matrices == matrices[0]).all() else vectors[matrices]
 
 
 def read_rows(read: "Callable[[int, int], U8]", rows: "Ints") -> "U8":
-    """Return rows in any order, as bytes [rows, row_bytes]. Rows at most MAX_ROW_GAP apart are read
-    together.
+    """Read the given rows, which may be in any order and repeat. Return their bytes [rows,
+    row_bytes]. Rows at most MAX_ROW_GAP apart are read together.
     """
     import numpy as np
 

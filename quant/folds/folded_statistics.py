@@ -1,5 +1,6 @@
-"""Calibration statistics after a fold: the measured values, divided and reordered like the input.
-The result is exact, so nothing has to be measured again.
+"""Calibration statistics of a folded tensor's input. They are computed from the measured
+statistics: divided by the fold's factors and reordered like the input. The result is exact, so no
+text has to be run again.
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,13 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FoldedMeanSquares(ImatrixEntry):
-    """The mean squares of a folded tensor's input."""
+    """The mean squares of a folded tensor's input, computed from the imatrix entry of the unfolded
+    tensor when they are read.
+    """
 
     edit: TensorEdit = field(kw_only=True, repr=False)
 
     def mean_squares(self, first: int, last: int, columns: int) -> "F32":
-        """Return the mean squares [last - first, columns] of matrices first .. last, after the
-        folds.
+        """Return the mean squares [last - first, columns] of the inputs of matrices first .. last
+        after the folds.
         """
         import numpy as np
 
@@ -33,7 +36,9 @@ class FoldedMeanSquares(ImatrixEntry):
 
 @dataclass(frozen=True)
 class FoldedMoments:
-    """The second moments of a folded tensor's input."""
+    """The second moments of a folded tensor's input, computed from the `moments` of the unfolded
+    tensor when they are read.
+    """
 
     moments: SecondMoments
     edit: TensorEdit
@@ -51,21 +56,33 @@ class FoldedMoments:
         return self.moments.mixed
 
     def mean(self, matrix: int = 0) -> "F32":
-        """Return S^-1 H S^-1 [columns, columns], with rows and columns reordered like the input."""
+        """Return the mean second moments [columns, columns] of a matrix's folded input: S^-1 H
+        S^-1, with rows and columns reordered like the input.
+        """
         return self.edit.fold_moments(self.moments.mean(matrix), matrix)
 
     def squares(self, matrix: int = 0) -> "F32":
-        """Return the diagonal [columns] of mean()."""
+        """Return the mean squares [columns] of a matrix's folded input, the diagonal of mean()."""
         return self.edit.fold_mean_squares(self.moments.squares(matrix), matrix)
 
 
-def fold_statistics(evidence: InputStatistics, edit: TensorEdit | None) -> InputStatistics:
-    """Return the statistics of a tensor's input after the tensor's edit."""
+def fold_statistics(statistics: InputStatistics, edit: TensorEdit | None) -> InputStatistics:
+    """Return the statistics of a tensor's input after the tensor is edited. `edit` None, or an edit
+    of rows only, leaves the statistics unchanged.
+    """
     if edit is None or (edit.column_factors is None and edit.column_order is None):
-        return evidence
-    sums, second = evidence.mean_squares, evidence.moments
-    if sums is not None:
-        sums = FoldedMeanSquares(sums.file, sums.offset, sums.count, sums.divisors, edit=edit)
+        return statistics
+    mean_squares, moments = statistics.mean_squares, statistics.moments
+    if mean_squares is not None:
+        mean_squares = FoldedMeanSquares(
+            mean_squares.file,
+            mean_squares.offset,
+            mean_squares.count,
+            mean_squares.divisors,
+            edit=edit,
+        )
     return replace(
-        evidence, mean_squares=sums, moments=None if second is None else FoldedMoments(second, edit)
+        statistics,
+        mean_squares=mean_squares,
+        moments=None if moments is None else FoldedMoments(moments, edit),
     )

@@ -1,9 +1,10 @@
 """The channels of each architecture that may be rescaled or reordered, taken from llama.cpp's
-graphs (src/models/*.cpp). Below, s are the factors of the channels.
+graphs (src/models/*.cpp). There are five kinds of sites; s are the factors of a site's channels.
 
-- norm: the norm's weight (and bias) is divided by s, and the columns of all tensors that read it
-  are multiplied by s. These are attention, the feed-forward network with router and shared experts,
-  and inside MLA the tensors that read compressed queries and keys
+- norm: the norm's weight (and bias) is divided by s, and the columns of all tensors that read the
+  norm's output are multiplied by s. These tensors are the attention's, those of the feed-forward
+  network with router and shared experts, and inside MLA the tensors that read compressed queries
+  and keys
 - hidden: the rows of up are divided by s and the columns of down multiplied by s, for each expert;
   gate, up and down may be permuted together. There are no factors if the activation is not linear
   in up (gpt-oss clamps it)
@@ -14,19 +15,19 @@ graphs (src/models/*.cpp). Below, s are the factors of the channels.
 - residual: one permutation of every tensor that reads or writes the residual stream, including tied
   embeddings
 
-A tied embedding has no free factors. RMSNorm does not commute with factors of channels, and the
-residual stream contains the embeddings unchanged, so that only its order is free (and signs, and
-one factor for the whole model). The channels between queries and keys have free factors as well,
-but these scale whole rows, which does not change their rounding in any block format, so they are
-not used.
+The channels of the residual stream have no free factors, because RMSNorm does not commute with
+factors of channels; the same is true for a tied embedding, whose values the stream contains
+unchanged. Only their order is free (and signs, and one factor for the whole model). The channels
+between queries and keys have free factors, but these scale whole rows, which does not change the
+rounding of rows in any block format, so they are not used.
 
-Architectures that are not in the table are refused. A block with a tensor that the table does not
-name is left unchanged.
+An architecture that is not in the table FREE_CHANNELS is refused. A block is left unchanged if it
+has a tensor that the table does not name.
 """
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from quant.errors import UserError
@@ -51,19 +52,11 @@ FFN_ROLES = (
 FFN_TRIPLES = tuple(
     (f"ffn_gate{end}", f"ffn_up{end}", f"ffn_down{end}") for end in ("", "_exps", "_shexp")
 )
-CHANNELLESS_ROLES = (
-    "attn_q_norm",
-    "attn_k_norm",
-    "attn_sinks",
-    "exp_probs_b",
-)  # roles that neither read nor write the residual
+# Roles that neither read nor write the residual stream.
+CHANNELLESS_ROLES = ("attn_q_norm", "attn_k_norm", "attn_sinks", "exp_probs_b")
 GLOBAL_STEMS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
-NORM_ROLES = (
-    "attn_norm",
-    "ffn_norm",
-    "post_attention_norm",
-    "post_ffw_norm",
-)  # norms as wide as the residual
+# Norms as wide as the residual stream.
+NORM_ROLES = ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")
 WRITER_ROLES = ("attn_output", *(down for _, _, down in FFN_TRIPLES))
 BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.([a-z0-9_]+)\.(weight|bias)")
 GLOBAL_TENSOR = re.compile(r"([a-z0-9_]+)\.(weight|bias)")
@@ -71,12 +64,14 @@ GLOBAL_TENSOR = re.compile(r"([a-z0-9_]+)\.(weight|bias)")
 
 @dataclass(frozen=True)
 class FreeChannels:
-    """The free channels of the models with one graph.
+    """The free channels of one kind of graph, which several architectures may share. A role is a
+    tensor's name without block number and ending ("attn_q").
 
-    `norms` maps a norm to the roles of the tensors that read it, by columns or, for roles in
-    `row_readers`, by rows. `value_roles` are the roles of the tensors that produce values.
+    `norms` maps a norm to the roles of the tensors that read its output: by columns, or by rows for
+    the roles in `row_readers`. `value_roles` are the roles of the tensors that produce values.
     `has_fused_gate` means that up contains gate and up, gate first. `is_linear_in_up` means that
-    the activation is linear in up, so that hidden channels have free factors.
+    the activation is linear in up, so that hidden channels have free factors. `readers` read the
+    residual stream.
     """
 
     norms: Mapping[str, tuple[str, ...]]
@@ -85,13 +80,12 @@ class FreeChannels:
     has_fused_gate: bool = False
     is_linear_in_up: bool = True
     readers: tuple[str, ...] = (*QKV_ROLES, *FFN_ROLES)
-    inner_roles: tuple[str, ...] = field(
-        default=()
-    )  # tensors inside the attention, which neither read nor write the residual
+    # tensors inside the attention, which neither read nor write the residual stream
+    inner_roles: tuple[str, ...] = ()
 
     @property
     def roles(self) -> frozenset[str]:
-        """Every role that a block may contain."""
+        """Every role that a block may contain. A block with any other role is not folded."""
         return frozenset(
             (*self.readers, *self.inner_roles, *NORM_ROLES, *WRITER_ROLES, *CHANNELLESS_ROLES)
         )
@@ -150,10 +144,10 @@ FREE_CHANNELS: dict[str, FreeChannels] = {
 
 
 def find_sites(source: Source) -> tuple[FoldSite, ...]:
-    """Return all sites of a model, block by block. Raises UserError if the architecture is not in
-    the table.
+    """Return all sites of a model, block by block, then the head and the residual stream.
 
-    Sites with a tensor in a type that models are trained in (MXFP4) are left out.
+    Sites with a tensor in a type that models are trained in (MXFP4) are left out. Raises UserError
+    if the architecture is not in FREE_CHANNELS.
     """
     architecture = source.facts.architecture
     if (wiring := FREE_CHANNELS.get(architecture)) is None:
@@ -162,26 +156,28 @@ def find_sites(source: Source) -> tuple[FoldSite, ...]:
             hint=f"foldable architectures: {', '.join(sorted(FREE_CHANNELS))}; leave --fold out",
         )
     model = _Model(source, wiring)
-    inner = [site for block in model.blocks.values() for site in model.inside(block)]
-    return tuple(site for site in [*inner, *model.outside()] if model.free(site))
+    block_sites = [site for block in model.blocks.values() for site in model.block_sites(block)]
+    return tuple(site for site in [*block_sites, *model.global_sites()] if model.may_change(site))
 
 
 @dataclass(frozen=True)
 class _Block:
-    """The tensors of one block, by role and ending ("attn_q.weight")."""
+    """The tensors of one block ("blk.3"), by role and ending ("attn_q.weight")."""
 
     name: str
     tensors: Mapping[str, Weight]
 
 
 class _Model:
-    """A source's tensors, sorted into supported blocks, unsupported blocks and global tensors."""
+    """A source's tensors, sorted into blocks whose tensors are all known (`blocks`), all blocks,
+    and global tensors.
+    """
 
     def __init__(self, source: Source, wiring: FreeChannels) -> None:
         self.wiring, self.heads = wiring, source.facts.heads
         self.weights = {weight.name: weight for weight in source.weights}
         blocks: dict[str, dict[str, Weight]] = {}
-        # names of blocks with a tensor that the table does not name, and of such global tensors
+        # names of blocks that have an unknown tensor, and names of unknown global tensors
         self.unsupported: set[str] = set()
         global_stems = {"token_embd", "output_norm", "output", *GLOBAL_STEMS}
         for name, weight in self.weights.items():
@@ -195,28 +191,30 @@ class _Model:
             )
             if not supported:
                 self.unsupported.add(stem)
-        self.all = [_Block(name, tensors) for name, tensors in blocks.items()]
+        self.all_blocks = [_Block(name, tensors) for name, tensors in blocks.items()]
         self.blocks = {
-            block.name: block for block in self.all if block.name not in self.unsupported
+            block.name: block for block in self.all_blocks if block.name not in self.unsupported
         }
 
-    def free(self, site: FoldSite) -> bool:
-        """Return whether all tensors of the site may change."""
-        return not any(self.weights[part.name].type in TRAINED_TYPES for part in site.tensors)
+    def may_change(self, site: FoldSite) -> bool:
+        """Return whether all tensors of the site may be requantized: none is in a type that models
+        are trained in.
+        """
+        return not any(self.weights[tensor.name].type in TRAINED_TYPES for tensor in site.tensors)
 
-    def inside(self, block: _Block) -> Iterator[FoldSite]:
-        """Yield the sites of a block."""
+    def block_sites(self, block: _Block) -> Iterator[FoldSite]:
+        """Yield the norm, hidden and value sites of a block."""
         for norm, readers in self.wiring.norms.items():
             if f"{norm}.weight" in block.tensors:
-                yield self._norm(block, norm, readers)
+                yield self._norm_site(block, norm, readers)
         for gate, up, down in FFN_TRIPLES:
             if {f"{up}.weight", f"{down}.weight"} <= block.tensors.keys():
-                yield self._hidden(block, gate, up, down)
-        yield from self._value(block)
+                yield self._hidden_site(block, gate, up, down)
+        yield from self._value_site(block)
 
-    def outside(self) -> Iterator[FoldSite]:
-        """Yield the sites of the head and the residual; none if a tensor that the table does not
-        name might read them.
+    def global_sites(self) -> Iterator[FoldSite]:
+        """Yield the sites of the head and of the residual stream. Yield none if the model has an
+        unknown tensor, which might read these channels.
         """
         if self.unsupported:
             return
@@ -227,43 +225,52 @@ class _Model:
             return
         width, head = norms[0].columns, self.weights.get("output.weight")
         if head is not None:
-            parts = [_columns(weight, width, -1) for weight in norms]
-            yield FoldSite("head", "head", width, 0, True, (*parts, _columns(head, width, 1)))
-        ends = [
+            tensors = [_columns(weight, width, -1) for weight in norms]
+            yield FoldSite("head", "head", width, 0, True, (*tensors, _columns(head, width, 1)))
+        global_tensors = [
             _columns(weight, width, 0)
             for name, weight in self.weights.items()
             if name.split(".")[0] in ("token_embd", "output_norm") or name == "output.weight"
         ]
-        inner = [part for block in self.all for part in self._residual(block, width)]
-        yield FoldSite("residual", "residual", width, width, False, (*ends, *inner))
+        block_tensors = [
+            tensor for block in self.all_blocks for tensor in self._residual_tensors(block, width)
+        ]
+        yield FoldSite(
+            "residual", "residual", width, width, False, (*global_tensors, *block_tensors)
+        )
 
-    def _norm(self, block: _Block, norm: str, readers: tuple[str, ...]) -> FoldSite:
+    def _norm_site(self, block: _Block, norm: str, readers: tuple[str, ...]) -> FoldSite:
+        """Return the site of the channels between a norm and the tensors that read its output,
+        which have the roles `readers`.
+        """
         width = block.tensors[f"{norm}.weight"].columns
-        parts = [
+        tensors = [
             _columns(block.tensors[name], width, -1)
             for name in _weight_and_bias(norm)
             if name in block.tensors
         ]
         for role in readers:
             if (weight := block.tensors.get(f"{role}.weight")) is not None:
-                mirrored = role in self.wiring.row_readers
-                parts.append(_rows(weight, width, 1) if mirrored else _columns(weight, width, 1))
-        return FoldSite(f"{block.name}.{norm}", "norm", width, 0, True, tuple(parts))
+                reads_by_rows = role in self.wiring.row_readers
+                tensors.append(
+                    _rows(weight, width, 1) if reads_by_rows else _columns(weight, width, 1)
+                )
+        return FoldSite(f"{block.name}.{norm}", "norm", width, 0, True, tuple(tensors))
 
-    def _hidden(self, block: _Block, gate: str, up: str, down: str) -> FoldSite:
-        """Return the site of the channels between up and down; each expert has its own channels."""
+    def _hidden_site(self, block: _Block, gate: str, up: str, down: str) -> FoldSite:
+        """Return the site of the channels between up and down. Each expert has its own channels."""
         reader = block.tensors[f"{down}.weight"]
         experts, group = reader.rows // reader.shape[1], reader.columns
         width, power = experts * group, 1 if self.wiring.is_linear_in_up else 0
-        parts = [_columns(reader, width, power)]
+        tensors = [_columns(reader, width, power)]
         for name in _weight_and_bias(up):
             if name in block.tensors:
-                parts.append(self._hidden_producer(block.tensors[name], width, -power, name))
+                tensors.append(self._hidden_producer(block.tensors[name], width, -power, name))
                 if self.wiring.has_fused_gate:
-                    parts.append(
+                    tensors.append(
                         self._hidden_producer(block.tensors[name], width, 0, name, first=True)
                     )
-        parts += [
+        tensors += [
             self._hidden_producer(block.tensors[name], width, 0, name)
             for name in _weight_and_bias(gate)
             if name in block.tensors
@@ -274,23 +281,24 @@ class _Model:
             width,
             group,
             self.wiring.is_linear_in_up,
-            tuple(parts),
+            tuple(tensors),
         )
 
     def _hidden_producer(
         self, weight: Weight, width: int, power: int, name: str, first: bool = False
     ) -> FoldedTensor:
-        """Return the rows of a weight, or the columns of a bias, that produce hidden channels. If
-        one tensor contains gate and up, these are the rows of up, or with `first` those of gate.
+        """Return the rows of a weight, or the columns of a bias, that produce hidden channels. In a
+        tensor that contains gate and up, these are the rows of up, or with `first` the rows of
+        gate.
         """
         axis = _columns if name.endswith("bias") else _rows
         if not self.wiring.has_fused_gate:
             return axis(weight, width, power)
         return axis(weight, width, power, skip=0 if first else width, total=2 * width)
 
-    def _value(self, block: _Block) -> Iterator[FoldSite]:
-        """Yield the site of the channels between v and attn_output. In a tensor of fused q, k and
-        v, the last rows are those of v.
+    def _value_site(self, block: _Block) -> Iterator[FoldSite]:
+        """Yield the site of the channels between v and attn_output, if the shapes fit. In a tensor
+        of fused q, k and v, the last rows are those of v.
         """
         import numpy as np
 
@@ -298,19 +306,21 @@ class _Model:
         producers = [role for role in self.wiring.value_roles if f"{role}.weight" in block.tensors]
         if reader is None or len(producers) != 1 or not self.heads or reader.columns % self.heads:
             return
-        producer, wide, head = (
+        producer, query_columns, head_size = (
             block.tensors[f"{producers[0]}.weight"],
             reader.columns,
             reader.columns // self.heads,
         )
         width = (
-            self._value_rows(block, producer, wide) if producers[0] == "attn_qkv" else producer.rows
+            self._value_rows(block, producer, query_columns)
+            if producers[0] == "attn_qkv"
+            else producer.rows
         )
-        if width % head or not width or wide % width:
+        if width % head_size or not width or query_columns % width:
             return
-        columns = np.arange(wide)
-        shared = columns // head // (wide // width) * head + columns % head
-        parts = [FoldedTensor(reader.name, "columns", 1, shared[None])]
+        columns = np.arange(query_columns)
+        shared = columns // head_size // (query_columns // width) * head_size + columns % head_size
+        tensors = [FoldedTensor(reader.name, "columns", 1, shared[None])]
         for role in self.wiring.value_roles:
             for name in _weight_and_bias(role):
                 if (weight := block.tensors.get(name)) is not None:
@@ -319,16 +329,19 @@ class _Model:
                         if name.endswith("bias")
                         else (_rows, weight.rows)
                     )
-                    parts.append(axis(weight, width, -1, skip=size - width, total=size))
-        yield FoldSite(f"{block.name}.attn_output", "value", width, head, True, tuple(parts))
+                    tensors.append(axis(weight, width, -1, skip=size - width, total=size))
+        yield FoldSite(f"{block.name}.attn_output", "value", width, head_size, True, tuple(tensors))
 
-    def _value_rows(self, block: _Block, fused: Weight, wide: int) -> int:
-        """Return the number of value rows in a fused tensor of queries, keys and values, which has
-        as many rows for the values as for the keys.
+    def _value_rows(self, block: _Block, fused: Weight, query_rows: int) -> int:
+        """Return the number of value rows in a fused tensor of queries, keys and values. The keys
+        have as many rows as the values, and the queries have as many as attn_output has columns.
         """
-        return (fused.rows - wide) // 2
+        return (fused.rows - query_rows) // 2
 
-    def _residual(self, block: _Block, width: int) -> Iterator[FoldedTensor]:
+    def _residual_tensors(self, block: _Block, width: int) -> Iterator[FoldedTensor]:
+        """Yield the columns and rows of a block's tensors that read or write the residual
+        stream.
+        """
         for name, weight in block.tensors.items():
             role, ending = name.split(".")
             if role in NORM_ROLES or (role in self.wiring.readers and ending == "weight"):
@@ -342,11 +355,11 @@ def _weight_and_bias(role: str) -> tuple[str, str]:
 
 
 def _channels(size: int, width: int, skip: int, total: int, weight: Weight, unit: str) -> "Ints":
-    """Return the channel of each row or column [size]. The pattern repeats after `total`: first
-    `skip` rows or columns of channel -1, which belong to no channel, then channels 0 .. `width` -
-    1.
+    """Return the channel [size] of each row or column of a tensor. The pattern repeats after
+    `total` rows or columns: first `skip` of channel -1, which belong to no channel, then channels 0
+    .. width - 1.
 
-    Raises UserError if the size does not fit.
+    `unit` is "rows" or "columns", for the error. Raises UserError if the size does not fit.
     """
     import numpy as np
 
@@ -361,6 +374,9 @@ def _channels(size: int, width: int, skip: int, total: int, weight: Weight, unit
 
 
 def _rows(weight: Weight, width: int, power: int, skip: int = 0, total: int = 0) -> FoldedTensor:
+    """Return the rows of a weight that belong to a site of `width` channels. `skip` and `total` are
+    explained in _channels().
+    """
     return FoldedTensor(
         weight.name,
         "rows",
@@ -370,8 +386,9 @@ def _rows(weight: Weight, width: int, power: int, skip: int = 0, total: int = 0)
 
 
 def _columns(weight: Weight, width: int, power: int, skip: int = 0, total: int = 0) -> FoldedTensor:
-    """Return the columns of a weight as its part of a site. All matrices have the same channels,
-    unless there are more channels than columns; then each matrix has its own.
+    """Return the columns of a weight that belong to a site of `width` channels. All matrices of the
+    weight have the same channels, unless there are more channels than columns; then each matrix has
+    its own. `skip` and `total` are explained in _channels().
     """
     size = (
         weight.columns
