@@ -1,4 +1,4 @@
-"""Checks that a file fits on its disk before its first byte is written."""
+"""Checks that a new file fits on its disk, before its first byte is written."""
 
 import os
 import shutil
@@ -9,10 +9,10 @@ from quant.errors import UserError
 
 
 def require_disk_space(folder: Path, needed: int, subject: str, alternative: str) -> None:
-    """Raise UserError unless the disk of `folder` has `needed` free bytes.
+    """Raise UserError unless the disk of `folder` has at least `needed` free bytes.
 
-    In the message, `subject` says what needs the space ("the moments need"), and `alternative` what
-    else the user can do.
+    `subject` and `alternative` are inserted into the error: `subject` says what needs the space
+    ("the moments need"), and `alternative` says what the user can do instead of freeing space.
     """
     free = shutil.disk_usage(folder).free
     if needed > free:
@@ -22,12 +22,12 @@ def require_disk_space(folder: Path, needed: int, subject: str, alternative: str
         )
 
 
-def reusable_bytes(parts: Iterable[Path]) -> int:
-    """Return the bytes that unfinished files occupy on disk; they are resumed or overwritten, so
-    these bytes count as free.
+def reusable_bytes(unfinished: Iterable[Path]) -> int:
+    """Return how many bytes the unfinished files of an earlier run occupy on disk. A check of the
+    disk counts these bytes as free, because the next run resumes or overwrites the files.
 
-    Returns 0 on systems that do not report a file's blocks.
+    Returns 0 on systems that do not report the number of a file's blocks.
     """
     if not hasattr(os, "posix_fallocate"):
         return 0
-    return sum(part.stat().st_blocks * 512 for part in parts if part.exists())
+    return sum(file.stat().st_blocks * 512 for file in unfinished if file.exists())

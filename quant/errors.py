@@ -1,6 +1,6 @@
 """Errors that a user can fix, each with a hint.
 
-`quant` raises them, and `llmcli` prints them.
+The package `quant` raises them, and `llmcli` prints them.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ class UserError(Exception):
 
 
 class DamagedSourceError(UserError):
-    """The content of the source is damaged. Partial output made from it is deleted, because it
-    cannot be resumed.
+    """An error raised when the content of the source model is damaged. The files written so far are
+    then deleted, because a later run must not resume output that was made from damaged bytes.
     """
 
 
@@ -28,8 +28,8 @@ class PickleNotAllowedError(UserError):
 
 
 def list_first(items: Sequence[str], limit: int) -> str:
-    """Return the first `limit` items as text for an error, with the number of items that are left
-    out.
+    """Return the first `limit` items joined with semicolons, for an error message. If there are
+    more items, the text ends with the number of omitted items ("; and 3 more").
     """
     others = len(items) - limit
     return "; ".join(items[:limit]) + (f"; and {others} more" if others > 0 else "")

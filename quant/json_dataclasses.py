@@ -19,13 +19,15 @@ KEY_METADATA = "json_key"
 
 
 def json_key(name: str) -> dict[str, str]:
-    """Return the metadata of a dataclass field with another JSON key than its name."""
+    """Return the `metadata` argument of a dataclass field whose JSON key differs from the field's
+    name.
+    """
     return {KEY_METADATA: name}
 
 
 def encode_value(value: Any) -> Any:
-    """Return a value that json.dumps() accepts: dataclasses become dictionaries, tuples become
-    lists.
+    """Return `value` in a form that json.dumps() accepts: dataclasses become dictionaries and
+    tuples become lists, at every level of nesting.
     """
     if is_dataclass(value):
         return {_key(field): encode_value(getattr(value, field.name)) for field in fields(value)}
@@ -37,10 +39,10 @@ def encode_value(value: Any) -> Any:
 
 
 def parse_json(kind: type[T], text: str, max_chars: int) -> T:
-    """Return the `kind` that the JSON `text` describes.
+    """Parse a JSON text into an instance of the dataclass `kind`.
 
-    `max_chars` limits the length of the text in characters. Raises ValueError, with the path of the
-    field, if the text does not fit `kind`.
+    Raises ValueError if the text is longer than `max_chars`, is not JSON, or does not fit `kind`.
+    In the last case the message contains the path of the field ("speed[0].low").
     """
     if len(text) > max_chars:
         raise ValueError(f"{len(text):,} characters, more than {max_chars:,}")
@@ -53,8 +55,9 @@ def parse_json(kind: type[T], text: str, max_chars: int) -> T:
 
 
 def decode_value(kind: Any, value: Any, path: str) -> Any:
-    """Return the JSON `value` as `kind`; `path` names it in errors. Raises ValueError if it does
-    not fit.
+    """Convert a parsed JSON value to `kind`, which is a dataclass or the type of a dataclass field.
+    `path` is the position of the value in the document, for error messages. Raises ValueError if
+    the value does not fit.
     """
     if is_dataclass(kind):
         return _decode_object(kind, value, path)

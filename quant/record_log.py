@@ -1,8 +1,9 @@
 """An append-only file of checksummed records, which stays readable if the process is killed at any
 moment.
 
-The first line is a JSON object, the head. Each record consists of its number, its length in bytes,
-its CRC-32 and its bytes. Reading stops at the first record that is cut off or fails its checksum.
+The first line is a JSON object, called the head. A record consists of a number chosen by the
+caller, the length of its data in bytes, the CRC-32 of the data, and the data. Reading stops at the
+first record that is cut off or fails its checksum.
 """
 
 import json
@@ -21,8 +22,7 @@ MAX_HEAD_BYTES = 1 << 16
 class RecordLog:
     """One open record file.
 
-    `head` is the JSON object of the first line; `numbers` are the numbers of the records in the
-    file.
+    `head` is the JSON object of the first line. `numbers` are the numbers of all intact records.
     """
 
     def __init__(self, stream: BinaryIO, head: dict[str, Any]) -> None:
@@ -35,7 +35,7 @@ class RecordLog:
 
     @classmethod
     def create(cls, path: Path, head: dict[str, Any]) -> Self:
-        """Create a file with this head, replacing any existing file."""
+        """Create a file whose first line is `head`, replacing any existing file."""
         stream = path.open("w+b")
         stream.write(json.dumps({"format": MAGIC, **head}).encode() + b"\n")
         _sync(stream)
@@ -43,9 +43,10 @@ class RecordLog:
 
     @classmethod
     def resume(cls, path: Path, *, write: bool = True) -> Self | None:
-        """Open an existing file. Return None if it is missing or not a record file.
+        """Open an existing file. Return None if the file is missing or is not a record file.
 
-        With `write`, everything after the last intact record is cut off.
+        With `write`, the file is opened for appending, and everything after the last intact record
+        is cut off. Otherwise it is opened read-only and stays unchanged.
         """
         try:
             stream = path.open("r+b" if write else "rb")
@@ -83,7 +84,7 @@ class RecordLog:
             return records
 
     def read(self, number: int) -> bytes:
-        """Return the bytes of one record. Raises KeyError for an unknown number."""
+        """Return the data of the record with this number. Raises KeyError for an unknown number."""
         offset, nbytes = self._spans[number]
         end = self._stream.tell()
         self._stream.seek(offset)
@@ -92,7 +93,7 @@ class RecordLog:
         return raw
 
     def append(self, records: Mapping[int, bytes | memoryview]) -> None:
-        """Append records and flush them to the disk."""
+        """Append records, given as data by record number, and flush them to the disk."""
         for number, raw in records.items():
             self._stream.write(RECORD_HEADER.pack(number, len(raw), zlib.crc32(raw)))
             self._spans[number] = (self._stream.tell(), len(raw))

@@ -1,4 +1,6 @@
-"""Registries of modules in a package: each module exports a tuple, and `collect` merges the tuples."""
+"""Finds plug-ins: every module of a package may export a tuple of items, and `collect` merges these
+tuples into one dictionary.
+"""
 
 import importlib
 import pkgutil
@@ -6,10 +8,10 @@ from typing import Any
 
 
 def collect(package: str, attr: str, key: str = "name") -> dict[Any, Any]:
-    """Return the items in the tuple `attr` of every module in `package`, by the items' attribute
-    `key`.
+    """Import all modules of `package`, and merge their tuples named `attr` (such as "ARCHS") into
+    one dictionary. Its keys are the items' attribute named `key`.
 
-    Modules without `attr` are skipped. Raises ValueError if two items have the same key.
+    Modules without such a tuple are skipped. Raises ValueError if two items have the same key.
     """
     table: dict[str, Any] = {}
     for info in sorted(

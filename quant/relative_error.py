@@ -16,8 +16,11 @@ def sum_of_squares(values: "NDArray[np.floating]") -> float:
 
 
 def relative_rms(noise: float, signal: float) -> float | None:
-    """Return the relative RMS error, given the sums of squares of the differences (`noise`) and of
-    the exact values (`signal`). Return None if either is NaN or infinite, or if the signal is 0.
+    """Return the relative RMS error, sqrt(noise / signal). `noise` is the sum of squares of the
+    differences, and `signal` is the sum of squares of the exact values.
+
+    Returns 0 if the noise is 0. Otherwise returns None if the signal is 0, or if either sum is NaN
+    or infinite.
     """
     if not noise:
         return 0.0

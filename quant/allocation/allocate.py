@@ -1,15 +1,16 @@
 """Choice of a type for each tensor, so that a file has a given size and the least loss.
 
-A tensor's options are types with the bytes they take and the divergence they cost. The loss of a
-file is the sum of the losses of its tensors. Each tensor starts at its smallest option and moves
-down the lower convex hull of its options. The steps of all tensors are taken in the order of their
-gain per byte: after each step the mix is optimal for its number of bytes (it solves the Lagrangian
-for some multiplier). The remaining budget is then spent on any option that still fits, largest
-reduction of the loss first.
+Each tensor has options: types, with the bytes that they take and the divergence that they cost (the
+loss). The loss of a file is the sum over its tensors. All tensors start at their smallest option.
+Each tensor can then move, step by step, along the lower convex hull of its options in the plane of
+bytes and loss. Steps of all tensors are taken in the order of their gain per byte, so that after
+each step the mix of types is optimal for its number of bytes (it solves the Lagrangian for some
+multiplier). When no further step fits, the remaining bytes are spent on any options that still fit,
+largest reduction of the loss first.
 
-A single tensor, such as an embedding, may be most of a model, and one of its steps may exceed all
-remaining bytes. Therefore each type of the largest tensors is tried in turn, and the best resulting
-mix is taken.
+A single tensor, such as an embedding, may be most of a model, and one step of this tensor may
+exceed all remaining bytes. Therefore every combination of types of the largest tensors is tried,
+and the best resulting mix is returned.
 """
 
 from bisect import bisect_right
@@ -19,19 +20,19 @@ from itertools import accumulate, pairwise, product
 
 from quant.errors import UserError
 
-MAX_TYPES = 5  # most types in a file, if fewer cost little: each type needs its own kernels
-# MAX_TYPES is enforced only while dropping a type adds at most this share of the loss
+MAX_TYPES = 5  # types that a file should have at most, because each type needs its own kernels
+# A type is dropped to respect MAX_TYPES only if the loss grows by at most this share.
 MAX_LOSS_GROWTH = 0.02
-# share of all bytes that types decide, above which each type of a tensor is tried in turn
+# A tensor is large if its options differ by more than this share of the bytes that all types decide.
 LARGE_SHARE = 0.05
-MAX_LARGE_TENSORS = 2  # most tensors whose types are tried in turn
-SIZE_TOLERANCE = 0.003  # share of the target by which a file may be smaller without a warning
+MAX_LARGE_TENSORS = 2  # number of large tensors whose types are all tried
+SIZE_TOLERANCE = 0.003  # share of the target size by which a file may be smaller without a message
 
 
 @dataclass(frozen=True, slots=True)
 class TypeOption:
-    """A type for one tensor: the bytes it takes in the file, padding included, and the divergence
-    it costs.
+    """One type that a tensor may get. `nbytes` are the bytes of the tensor in the file, padding
+    included, and `loss` is the divergence that the type costs.
     """
 
     type: str
@@ -44,8 +45,9 @@ TypeMenu = Mapping[str, Sequence[TypeOption]]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step down a tensor's hull, to `option` from the option before it: added bytes, added loss
-    (negative), and loss per byte.
+    """A change of one tensor from an option on its hull to the next larger one, `option`. `nbytes`
+    are the added bytes, `loss` is the added loss (negative), and `slope` is the added loss per
+    byte.
     """
 
     slope: float
@@ -57,8 +59,8 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The largest size of the whole file, `max_bytes`, and the part of it that does not depend on
-    the types, `fixed_bytes`.
+    """The size that a file may have. `max_bytes` limits the whole file, and `fixed_bytes` are the
+    bytes in it that do not depend on the chosen types.
     """
 
     max_bytes: int
@@ -66,29 +68,29 @@ class Budget:
 
     @property
     def tensor_bytes(self) -> int:
-        """Bytes available to the tensors."""
+        """Bytes that remain for the tensors whose types are chosen."""
         return self.max_bytes - self.fixed_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The chosen option of every tensor."""
+    """A mix: the chosen option of every tensor, by tensor name."""
 
     options: Mapping[str, TypeOption]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
+        """Bytes of all tensors in their chosen types."""
         return sum(pick.nbytes for pick in self.options.values())
 
     @property
     def loss(self) -> float:
-        """Total divergence of all tensors."""
+        """Divergence that all chosen types cost together."""
         return sum(pick.loss for pick in self.options.values())
 
     @property
     def mix(self) -> dict[str, str]:
-        """The type of each tensor by name."""
+        """The chosen types by tensor name."""
         return {name: pick.type for name, pick in self.options.items()}
 
     @property
@@ -101,8 +103,8 @@ class Allocation:
 
 
 def lower_hull(options: Iterable[TypeOption]) -> tuple[TypeOption, ...]:
-    """Return the options on the lower convex hull of loss over bytes, smallest first: each step
-    gains less per byte than the one before it.
+    """Return the options on the lower convex hull of loss over bytes, smallest first. Each option
+    on the hull gains less per added byte than the option before it.
     """
     points: list[TypeOption] = []
     for option in sorted(options, key=lambda option: (option.nbytes, option.loss)):
@@ -115,21 +117,21 @@ def lower_hull(options: Iterable[TypeOption]) -> tuple[TypeOption, ...]:
 
 
 def _slope(smaller: TypeOption, larger: TypeOption) -> float:
-    """Return the loss per byte between two options, which is negative."""
+    """Return the change of the loss per added byte between two options. It is negative."""
     return (larger.loss - smaller.loss) / (larger.nbytes - smaller.nbytes)
 
 
 def size_range(menu: TypeMenu) -> tuple[int, int]:
-    """Return the bytes of all tensors in their smallest options and in their largest options on the
-    hulls.
+    """Return the bytes of all tensors with their smallest options, and with the largest options on
+    their hulls.
     """
     hulls = [lower_hull(options) for options in menu.values()]
     return sum(points[0].nbytes for points in hulls), sum(points[-1].nbytes for points in hulls)
 
 
 def is_reachable(menu: TypeMenu, budget: Budget) -> bool:
-    """Return whether some mix fits into the budget, and the largest mix fills it up to
-    SIZE_TOLERANCE.
+    """Return whether some mix has about the size of the budget: the smallest mix fits, and the
+    largest mix fills the budget up to SIZE_TOLERANCE.
     """
     least, most = size_range(menu)
     return (
@@ -139,7 +141,9 @@ def is_reachable(menu: TypeMenu, budget: Budget) -> bool:
 
 
 def unreachable_error(menu: TypeMenu, budget: Budget) -> UserError:
-    """Return the error for a budget that no mix can meet."""
+    """Return the error that no mix has the size of the budget. It names the smallest and the
+    largest possible file.
+    """
     least, most = size_range(menu)
     return UserError(
         f"no mix of these types makes a file of {budget.max_bytes:,} bytes: "
@@ -149,8 +153,10 @@ def unreachable_error(menu: TypeMenu, budget: Budget) -> UserError:
 
 
 def allocate(menu: TypeMenu, budget: Budget) -> Allocation:
-    """Return the best mix within the budget. Raises UserError with the reachable sizes if no mix
-    fits, or if even the largest mix is much smaller than the budget.
+    """Return the mix with the least loss within the budget.
+
+    Raises UserError with the reachable sizes if no mix fits, or if even the largest mix is much
+    smaller than the budget.
     """
     if not is_reachable(menu, budget):
         raise unreachable_error(menu, budget)
@@ -169,17 +175,19 @@ def allocate(menu: TypeMenu, budget: Budget) -> Allocation:
 
 
 def _large_choices(
-    menu: TypeMenu, hulls: TypeMenu, left: int
+    menu: TypeMenu, hulls: TypeMenu, budget_bytes: int
 ) -> list[tuple[float, dict[str, TypeOption]]]:
-    """Return the combinations of options of the large tensors that fit, each with a lower bound of
-    the loss of any mix that contains it, smallest bound first.
+    """Return all combinations of options of the largest tensors that fit into `budget_bytes`, as
+    (bound, options by tensor name), smallest bound first.
 
-    The bound lets the other tensors take a fraction of their last step, so no mix can be better.
+    `bound` is a lower bound of the loss of every mix with these options. It is the loss that the
+    remaining tensors would reach if a fraction of a step could be taken, so that no real mix is
+    better.
     """
     large = _large_tensors(hulls)
     others = {name: points for name, points in hulls.items() if name not in large}
     steps = _steps(others)
-    spent = list(
+    used_bytes = list(
         accumulate(
             (step.nbytes for step in steps),
             initial=sum(points[0].nbytes for points in others.values()),
@@ -192,19 +200,21 @@ def _large_choices(
     )
     choices = []
     for picks in product(*(menu[name] for name in large)) if large else ():
-        available = left - sum(pick.nbytes for pick in picks)
-        if available < spent[0]:
+        available = budget_bytes - sum(pick.nbytes for pick in picks)
+        if available < used_bytes[0]:
             continue
-        at = bisect_right(spent, available) - 1
-        fraction_loss = steps[at].slope * (available - spent[at]) if at < len(steps) else 0.0
-        bound = losses[at] + fraction_loss + sum(pick.loss for pick in picks)
+        last = bisect_right(used_bytes, available) - 1
+        fraction_loss = (
+            steps[last].slope * (available - used_bytes[last]) if last < len(steps) else 0.0
+        )
+        bound = losses[last] + fraction_loss + sum(pick.loss for pick in picks)
         choices.append((bound, dict(zip(large, picks, strict=True))))
     return sorted(choices, key=lambda choice: choice[0])
 
 
 def _large_tensors(hulls: TypeMenu) -> list[str]:
-    """Return the tensors with the largest difference in bytes between their options, if that is a
-    large share of the sum of all differences.
+    """Return at most MAX_LARGE_TENSORS tensors whose options differ most in bytes, each only if its
+    difference exceeds LARGE_SHARE of the sum over all tensors.
     """
     spans = {name: points[-1].nbytes - points[0].nbytes for name, points in hulls.items()}
     widest = sorted(spans, key=lambda name: (-spans[name], name))[:MAX_LARGE_TENSORS]
@@ -212,7 +222,7 @@ def _large_tensors(hulls: TypeMenu) -> list[str]:
 
 
 def _steps(hulls: TypeMenu) -> list[_Step]:
-    """Return the steps down all hulls, the largest gain per byte first."""
+    """Return the steps along the hulls of all tensors, the largest gain per byte first."""
     steps = [
         _Step(
             _slope(corner, next_corner),
@@ -227,23 +237,26 @@ def _steps(hulls: TypeMenu) -> list[_Step]:
     return sorted(steps, key=lambda step: (step.slope, step.name))
 
 
-def _take_steps(menu: TypeMenu, hulls: TypeMenu, left: int) -> Allocation:
-    """Take steps down the hulls while they fit into `left` bytes, starting from the smallest
-    options, which must fit.
+def _take_steps(menu: TypeMenu, hulls: TypeMenu, budget_bytes: int) -> Allocation:
+    """Return the mix that results from steps along the hulls, starting from the smallest options,
+    which must fit into `budget_bytes`. The first step that does not fit ends the steps, and the
+    remaining bytes are spent by _fill().
     """
     picks = {name: points[0] for name, points in hulls.items()}
-    left -= sum(pick.nbytes for pick in picks.values())
+    free_bytes = budget_bytes - sum(pick.nbytes for pick in picks.values())
     for step in _steps(hulls):
-        # the steps after this one gain less per byte; _fill() spends the remaining bytes
-        if step.nbytes > left:
+        # later steps gain less per byte, so they are not tried
+        if step.nbytes > free_bytes:
             break
-        picks[step.name], left = step.option, left - step.nbytes
-    return Allocation(_fill(menu, picks, left))
+        picks[step.name], free_bytes = step.option, free_bytes - step.nbytes
+    return Allocation(_fill(menu, picks, free_bytes))
 
 
-def _fill(menu: TypeMenu, picks: Mapping[str, TypeOption], left: int) -> dict[str, TypeOption]:
-    """Spend the remaining bytes on single changes of a tensor's option, largest reduction of the
-    loss first.
+def _fill(
+    menu: TypeMenu, picks: Mapping[str, TypeOption], free_bytes: int
+) -> dict[str, TypeOption]:
+    """Return the options after `free_bytes` are spent on changes of single tensors to any better
+    option that fits, largest reduction of the loss first.
     """
     filled = dict(picks)
     while True:
@@ -251,18 +264,21 @@ def _fill(menu: TypeMenu, picks: Mapping[str, TypeOption], left: int) -> dict[st
             (filled[name].loss - option.loss, name, option)
             for name, options in menu.items()
             for option in options
-            if option.loss < filled[name].loss and option.nbytes - filled[name].nbytes <= left
+            if option.loss < filled[name].loss and option.nbytes - filled[name].nbytes <= free_bytes
         ]
         if not better:
             return filled
         _, name, option = max(better, key=lambda candidate: candidate[:2])
-        left -= option.nbytes - filled[name].nbytes
+        free_bytes -= option.nbytes - filled[name].nbytes
         filled[name] = option
 
 
 def reduce_types(menu: TypeMenu, budget: Budget, max_types: int = MAX_TYPES) -> Allocation:
-    """Return the best mix with few types: while there are more than `max_types`, the type that
-    costs least is dropped, unless dropping it costs too much.
+    """Return the best mix with at most `max_types` types, because every type in a file needs its
+    own kernels.
+
+    While the best mix has more types, the type whose absence costs least is dropped from the menu.
+    If the loss would grow by more than MAX_LOSS_GROWTH, the mix keeps all its remaining types.
     """
     best = allocate(menu, budget)
     while len(best.types) > max_types:
@@ -281,7 +297,7 @@ def reduce_types(menu: TypeMenu, budget: Budget, max_types: int = MAX_TYPES) -> 
 
 
 def drop_type(menu: TypeMenu, kind: str) -> TypeMenu | None:
-    """Return the menu without one type, or None if a tensor would have no option left."""
+    """Return the menu without the type `kind`, or None if some tensor would have no option left."""
     reduced = {
         name: [option for option in options if option.type != kind]
         for name, options in menu.items()
@@ -290,7 +306,9 @@ def drop_type(menu: TypeMenu, kind: str) -> TypeMenu | None:
 
 
 def scale_losses(menu: TypeMenu, factors: Mapping[str, float]) -> TypeMenu:
-    """Return the menu with the losses of some tensors multiplied by a factor."""
+    """Return the menu with the losses of each tensor in `factors` multiplied by that tensor's
+    factor.
+    """
     return {
         name: [replace(option, loss=option.loss * factors.get(name, 1.0)) for option in options]
         for name, options in menu.items()

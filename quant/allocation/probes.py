@@ -1,16 +1,18 @@
-"""Probes: the sets of tensors that are quantized together to measure how much their rounding costs.
+"""Probes: sets of tensors that are quantized together, while the rest of the model stays unchanged,
+to measure how far the model then diverges from the original.
 
-There are three kinds:
+There are three kinds of probes:
 
-- Each tensor with a choice of types, or each group of a layer (q with k, gate with up), alone in
-  plain codes near PROBE_BITS bits. These measurements do not depend on the quantization method.
-- All tensors of a role together in the run's own codes, near PROBE_BITS bits and near
-  COARSE_PROBE_BITS bits. They correct two errors of prediction: a method's error is measured with
-  the moments it optimized for and is larger on other text, and the cost of two bits is not a fixed
-  multiple of the cost of four bits.
-- Each type of an embedding that is also the output head. The rows that are looked up have the plain
-  error, the head has the error weighted by its moments, and which of the two matters more depends
-  on the model.
+- Single tensors and groups of a layer (q with k, gate with up), in plain codes near PROBE_BITS bits
+  per value. Plain codes use neither the run's quantization method nor its importance, so the
+  measurements are valid for every method.
+- All tensors of a role (all attn_v, for example), in the codes of the run's own method, near
+  PROBE_BITS bits and near COARSE_PROBE_BITS bits. They correct two errors of prediction. A method's
+  error is predicted from the moments that it optimized for, and is larger on other text. The cost
+  of two bits is not a fixed multiple of the cost of four bits.
+- An embedding that is also the output head, in each type that it may get. Its rows are looked up,
+  where the plain error counts, and multiplied, where the error weighted by the moments counts.
+  Which of the two matters more depends on the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +22,7 @@ from quant.native import ggml
 from quant.recipes import tensor_types
 from quant.source.source import Weight
 
-TypeChoices = Mapping[str, Sequence[str]]  # the types that each tensor may have
+TypeChoices = Mapping[str, Sequence[str]]  # tensor name -> the types that the tensor may get
 
 K_QUANT_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
 LEGACY_TYPES = (
@@ -30,22 +32,24 @@ LEGACY_TYPES = (
     "Q5_1",
     "Q8_0",
 )  # for rows whose length is no multiple of 256
-# bits per value that a probe's type should have; the nearest type is taken. At 4.5 bits errors are
-# large enough to measure and still small
+# A probe uses the type nearest to this many bits per value. Its errors are large enough to measure,
+# but small enough that the divergence still grows with their square.
 PROBE_BITS = 4.5
-# bits per value of the second measurement of a role whose tensors have such a type
+# bits per value of the second probe of a role
 COARSE_PROBE_BITS = 2.6
 GROUP_OF_ROLE = {"q": "qk", "k": "qk", "gate": "gate_up", "up": "gate_up"}
-# numbers of the first probe of each kind in the run's own codes
+# First numbers of the probes in the run's own codes. Smaller numbers are those of plain codes.
 FIRST_ROLE_PROBE, FIRST_COARSE_PROBE, FIRST_TYPE_PROBE = 1 << 28, 3 << 27, 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
 class SensitivityProbe:
-    """The tensors `names`, measured together.
+    """The tensors `names`, which are quantized and measured together. `number` identifies the
+    probe's record in the file of measurements.
 
-    Their codes are the run's own if `uses_run_codes` is set, else plain codes. Their type is
-    `kind`, or if that is empty, each tensor's type nearest to `bits` bits per value.
+    The codes come from the run's own quantization method if `uses_run_codes` is set, else they are
+    plain codes. All tensors get the type `kind`. If `kind` is empty, each tensor gets its possible
+    type that is nearest to `bits` bits per value.
     """
 
     number: int
@@ -56,23 +60,23 @@ class SensitivityProbe:
 
     @property
     def label(self) -> str:
-        """Description for messages."""
+        """Description of the probe for messages."""
         if self.uses_run_codes and len(self.names) > 1:
             return f"{len(self.names)} tensors of {tensor_types.tensor_role(self.names[0])} near {self.bits} bits"
         return " ".join([", ".join(self.names), self.kind]).strip()
 
 
 def tensor_probes(types: TypeChoices, grouped: bool) -> list[SensitivityProbe]:
-    """Return one probe for each tensor that has a choice, or with `grouped` one for each group of a
-    layer: q with k, gate with up.
+    """Return one probe for each tensor that has a choice of types. With `grouped`, q and k of a
+    layer share one probe, and so do gate and up.
 
-    Tensors without a choice are counted in the numbers as well, so that a number means the same
-    tensor whatever types are allowed.
+    Tensors without a choice also take a number. Therefore a number means the same tensor in every
+    run, whatever types the user allows.
     """
     groups: dict[tuple[int, str], list[str]] = {}
     for name in types:
-        part = tensor_types.tensor_role(name)
-        group = GROUP_OF_ROLE.get(part, "") if grouped else ""
+        role = tensor_types.tensor_role(name)
+        group = GROUP_OF_ROLE.get(role, "") if grouped else ""
         groups.setdefault(
             (tensor_types.tensor_order(name)[0], group) if group else (-2, name), []
         ).append(name)
@@ -81,36 +85,38 @@ def tensor_probes(types: TypeChoices, grouped: bool) -> list[SensitivityProbe]:
 
 
 def role_probes(types: TypeChoices) -> list[SensitivityProbe]:
-    """Return one probe for each role with a choice of types, and a second one for those of its
-    tensors that have a type near COARSE_PROBE_BITS.
+    """Return one probe near PROBE_BITS for each role that has tensors with a choice of types. Add a
+    second probe near COARSE_PROBE_BITS for the tensors of a role that have a different type there.
     """
     names_by_role: dict[str, list[str]] = {}
     for name, kinds in types.items():
         if len(kinds) > 1 and name != tied_embedding(types):
             names_by_role.setdefault(tensor_types.tensor_role(name), []).append(name)
-    roles = [
+    fine_probes = [
         SensitivityProbe(FIRST_ROLE_PROBE + number, tuple(names), uses_run_codes=True)
         for number, names in enumerate(names_by_role.values())
     ]
-    coarser = [
+    coarse_names = [
         [
             name
             for name in probe.names
             if nearest_type(types[name], COARSE_PROBE_BITS) != nearest_type(types[name])
         ]
-        for probe in roles
+        for probe in fine_probes
     ]
-    return roles + [
+    return fine_probes + [
         SensitivityProbe(
             FIRST_COARSE_PROBE + number, tuple(names), uses_run_codes=True, bits=COARSE_PROBE_BITS
         )
-        for number, names in enumerate(coarser)
+        for number, names in enumerate(coarse_names)
         if names
     ]
 
 
 def type_probes(types: TypeChoices) -> list[SensitivityProbe]:
-    """Return one probe for each type of an embedding that is also the head."""
+    """Return one probe for each possible type of the embedding if it is also the output head, else
+    no probes.
+    """
     name = tied_embedding(types)
     return [
         SensitivityProbe(FIRST_TYPE_PROBE + number, (name,), uses_run_codes=True, kind=kind)
@@ -119,19 +125,22 @@ def type_probes(types: TypeChoices) -> list[SensitivityProbe]:
 
 
 def all_probes(types: TypeChoices, grouped: bool) -> list[SensitivityProbe]:
-    """Return all probes in order."""
+    """Return the probes of all three kinds: tensors or groups, then roles, then types."""
     return [*tensor_probes(types, grouped), *role_probes(types), *type_probes(types)]
 
 
 def tied_embedding(types: TypeChoices) -> str:
-    """Return the embedding's name if it has a choice of types and is also the head, else ""."""
+    """Return the name of the embedding if it is also the output head and has a choice of types,
+    else "".
+    """
     name = tensor_types.EMBEDDING_NAMES[0]
     return name if tensor_types.HEAD_NAME not in types and len(types.get(name, ())) > 1 else ""
 
 
 def probe_type(weight: Weight) -> str:
-    """Return the type of plain codes that a tensor is measured in. It does not depend on the run's
-    types, method and importance.
+    """Return the type that a tensor gets in a probe with plain codes. It depends only on the
+    tensor's stored type and row length, so that the measurement is valid for every list of types,
+    method and importance.
     """
     return nearest_type(
         [
@@ -143,10 +152,12 @@ def probe_type(weight: Weight) -> str:
 
 
 def nearest_type(kinds: Sequence[str], wanted: float = PROBE_BITS) -> str:
-    """Return the type nearest to `wanted` bits per value."""
+    """Return the type of `kinds` whose bits per value are nearest to `wanted`, or "F16" if `kinds`
+    is empty.
+    """
     return min(kinds, key=lambda kind: abs(bits_per_value(kind) - wanted), default="F16")
 
 
 def bits_per_value(kind: str) -> float:
-    """Return the bits per value of a type."""
+    """Return the bits per value of a ggml type, including the scales of its blocks."""
     return ggml.block_size(kind).nbytes * 8 / ggml.block_size(kind).values

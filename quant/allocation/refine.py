@@ -1,9 +1,10 @@
-"""Refinement of a mix: bytes are moved between the tensors of one role and all others, and a change
-is kept if it lowers the divergence on held-out text.
+"""Refinement of a mix (the choice of a type for every tensor): moves bytes between the tensors of
+one role and all other tensors, and accepts a change if it lowers the divergence on held-out text.
 
-Losses that were measured for single tensors add up only approximately. Treating a role (attn_v,
-ffn_down, the head) as twice or half as sensitive moves bytes to its tensors or away from them at
-the same file size. The divergence of the whole mix decides whether the change is kept.
+Losses that were measured for single tensors add up only approximately. Each trial treats one role
+(attn_v, ffn_down, the head) as twice or half as sensitive as measured. This moves bytes to its
+tensors or away from them, while the file size stays within the budget. The divergence of the whole
+mix then decides.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,15 +17,17 @@ from quant.allocation.sensitivity import F64
 from quant.recipes import tensor_types
 
 ROLE_FACTORS = (2.0, 0.5)
-MIN_STANDARD_ERRORS = (
-    1.0  # an improvement must exceed this many standard errors of the paired difference
-)
+# An improvement must exceed this many standard errors of the paired differences.
+MIN_STANDARD_ERRORS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class RefinementTrial:
-    """One measured mix. `role` was treated as `factor` times as sensitive; the first trial changes
-    nothing and has an empty `role`.
+    """One mix that was measured on held-out text. For this mix, the tensors of `role` were treated
+    as `factor` times as sensitive as before. `kld` is the mean divergence, and `is_kept` says
+    whether the mix became the best one.
+
+    The first trial is the starting mix: its `role` is empty and its `factor` is 1.
     """
 
     role: str
@@ -34,18 +37,27 @@ class RefinementTrial:
 
 
 class MixRefinement:
-    """A series of trials with one menu and one budget: the starting mix, then at most `max_trials`
-    changed ones. `measure` returns the divergence of a mix at each held-out position.
+    """A search for a better mix with the options of `menu` and the bytes of `budget`. `measure`
+    returns the divergence of a mix at each held-out position, `[positions]`.
+
+    At most `max_trials` changed mixes are measured, after the starting mix. `trials` records all
+    measured mixes.
     """
 
     def __init__(
-        self, menu: TypeMenu, budget: Budget, judge: Callable[[Mapping[str, str]], F64], most: int
+        self,
+        menu: TypeMenu,
+        budget: Budget,
+        measure: Callable[[Mapping[str, str]], F64],
+        max_trials: int,
     ) -> None:
-        self.menu, self.budget, self.measure, self.max_trials = menu, budget, judge, most
+        self.menu, self.budget, self.measure, self.max_trials = menu, budget, measure, max_trials
         self.trials: list[RefinementTrial] = []
 
     def run(self, start: Allocation) -> Iterator[Allocation]:
-        """Measure trial after trial; after each, yield the best mix so far."""
+        """Measure `start`, then changed mixes one after another. Yield the best mix so far after
+        each measurement.
+        """
         best, best_klds = start, self.measure(start.mix)
         self.trials.append(RefinementTrial("", 1.0, float(best_klds.mean()), True))
         yield best
@@ -70,7 +82,9 @@ class MixRefinement:
                     break
 
     def _roles(self, start: Allocation) -> list[tuple[str, list[str]]]:
-        """Return the roles with their tensors, the role with the largest loss first."""
+        """Return (role, names of its tensors) pairs, the role with the largest loss in `start`
+        first.
+        """
         groups: dict[str, list[str]] = {}
         for name in self.menu:
             groups.setdefault(tensor_types.tensor_role(name), []).append(name)
@@ -78,12 +92,16 @@ class MixRefinement:
             groups.items(), key=lambda group: -sum(start.options[name].loss for name in group[1])
         )
 
-    def _with_measured_losses(self, found: Allocation) -> Allocation:
-        """Return the same types with the menu's measured losses instead of the scaled ones."""
-        named = {
+    def _with_measured_losses(self, scaled: Allocation) -> Allocation:
+        """Return an allocation with the types of `scaled`, but with the measured losses of the
+        menu. `scaled` was computed with losses that were multiplied by trial factors.
+        """
+        measured = {
             name: {option.type: option for option in options} for name, options in self.menu.items()
         }
-        return Allocation({name: named[name][pick.type] for name, pick in found.options.items()})
+        return Allocation(
+            {name: measured[name][pick.type] for name, pick in scaled.options.items()}
+        )
 
 
 def _mix_key(allocation: Allocation) -> tuple[tuple[str, str], ...]:
@@ -91,9 +109,9 @@ def _mix_key(allocation: Allocation) -> tuple[tuple[str, str], ...]:
 
 
 def _is_better(candidate: F64, best: F64) -> bool:
-    """Return whether the candidate has a lower divergence than the best mix: the mean of the
-    differences at all positions must be below zero by more than MIN_STANDARD_ERRORS standard
-    errors.
+    """Return whether a candidate mix diverges less than the best mix, given the divergences of both
+    at the same positions. The mean of the differences must be below zero by more than
+    MIN_STANDARD_ERRORS standard errors.
     """
     change = candidate - best
     error = float(change.std()) / np.sqrt(max(len(change) - 1, 1))

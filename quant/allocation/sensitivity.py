@@ -1,23 +1,26 @@
 """Sensitivity: how much the rounding of each tensor costs, computed from the error of its codes and
 from measured divergences.
 
-For every tensor and type, the relative error of the real encoder's codes is computed on sampled
-rows, weighted by the tensor's input: tr(dW H dW^T) / tr(W H W^T). H are the second moments of the
-input if they were collected, else the imatrix's mean squares (diagonal), else the identity. One
-measurement then relates error to cost: the divergence from the original model when only that tensor
-(or one group of a layer) is quantized, in a type near 4.5 bits. The cost of other types is
-proportional to their error, because the divergence is quadratic in dW for small errors. The error
-of llama.cpp's rounding of activations (activation_rounding.py) is added: the divergences are
-measured with float activations and do not include it, and near Q6_K it is most of the error.
+The relative error of a tensor in a type is computed from the codes that the real encoder makes of
+sampled rows: tr(dW H dW^T) / tr(W H W^T), where dW is the rounding of the weights W. H are the
+second moments of the tensor's input if they were collected, else the imatrix's mean squares
+(diagonal), else the identity. One measurement relates error to cost: the divergence from the
+original model when only that tensor, or its group of a layer, is quantized to a type near 4.5 bits.
+The cost of all other types follows, because the divergence is proportional to the relative error if
+errors are small. The error of llama.cpp's rounding of activations (activation_rounding.py) is
+added. The divergences do not include it, because they are measured with float activations, but near
+Q6_K it is most of the error.
 
-Two corrections are measured in the run's own codes (see probes.py):
+Two corrections are measured with the codes of the run's own method (see probes.py):
 
-- A role's tensors together, compared with their predicted cost. GPTQ's errors are small under the
-  moments it optimized for and larger on other text, and the errors of two-bit types are not small.
-- Every type of an embedding that is also the head, because its looked-up rows have the plain error.
+- All tensors of a role are quantized together, and the divergence is compared with their predicted
+  cost. GPTQ's errors are small under the moments that it optimized for and larger on other text,
+  and the errors of two-bit types are not small.
+- An embedding that is also the head is measured in every type, because its looked-up rows have the
+  plain error.
 
-The "SpQR-style sensitivity" of a tensor is the share of its error that comes from the worst
-hundredth of its columns, or of its rows: the error that would vanish if these were not quantized.
+The "SpQR-style sensitivity" of a tensor is the share of its error that comes from its worst columns
+or rows, one hundredth of all: the error that would vanish if these were not quantized.
 """
 
 import json
@@ -53,45 +56,49 @@ if TYPE_CHECKING:
     from quant.native.ggml import F32
 
 F64 = NDArray[np.float64]
-# a tensor's error is computed on this many rows, read this many at a time, from at most this many
-# experts
+# A tensor's error is computed on this many rows, in runs of this many neighboring rows, from at most
+# this many matrices (experts).
 SAMPLED_ROWS, RUN_ROWS, SAMPLED_MATRICES = 256, 8, 8
-# least divergence of a tensor, so that its types still differ and remaining bytes may be spent on
-# it
+# Smallest divergence of a tensor. With 0, all its types would have equal losses, and no remaining
+# bytes would be spent on it.
 MIN_DIVERGENCE = 1e-12
-WORST_SHARE = 0.01  # the worst columns and rows are this share of all
+WORST_SHARE = 0.01  # share of the columns or rows that count as the worst
 
-# a function from a mix to its plan, with the run's other settings
+# a function that returns the plan of a mix (tensor name -> type)
 PlanFunction = Callable[[Mapping[str, str]], Plan]
 
 
 class EditableModel(Protocol):
-    """A model whose weights can be changed while it is open, and which is evaluated repeatedly."""
+    """A loaded model whose weights can be replaced, and which is evaluated again after each change."""
 
     def set_rows(self, name: str, first: int, rows: "F32") -> None:
-        """Replace the rows of a tensor from `first` on by `rows` [rows, columns]."""
+        """Replace rows of the tensor `name`, starting with row `first`, by the values `rows`
+        `[rows, columns]`.
+        """
         ...
 
     def divergence(self, held_out: bool = False) -> F64:
-        """Return the divergence [positions] from the unchanged model at every scored position of
-        the text, or with `held_out` of the held-out text.
+        """Return the divergence of the changed model from the unchanged one at every scored
+        position of the probe text, or with `held_out` of the held-out text. Shape: `[positions]`.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSensitivity:
-    """The measured sensitivity of a tensor.
+    """The sensitivity of one tensor.
 
-    - `errors`: the relative error of each type that it could have.
-    - `inputs`: the relative error that rounding its input adds, for each type.
-    - `probe_error`: the relative error of the codes it was measured in.
-    - `kld`: the divergence with only this tensor in those codes, or the tensor's share of its
-      group's divergence; None if it was not measured.
-    - `columns`, `rows`: the SpQR-style sensitivities of those codes.
-    - `corrections`: for some types, the factor by which the run's own codes cost more than
-      predicted.
-    - `measured_klds`: the divergence of types that were measured themselves.
+    - `errors`: type -> relative error of the tensor in this type. The keys are all types that the
+      tensor may get.
+    - `inputs`: type -> relative error that is added when llama.cpp rounds the tensor's input.
+    - `probe_error`: relative error of the plain codes in which the tensor was measured.
+    - `columns`, `rows`: SpQR-style sensitivities of these plain codes.
+    - `kld`: divergence of the model when only this tensor has these plain codes, or the tensor's
+      share of its group's divergence; None if it was not measured.
+    - `corrections`: type -> factor by which the codes of the run's own method cost more than
+      predicted; only for measured types.
+    - `measured_klds`: type -> measured divergence, for types in which this tensor was measured
+      alone.
     """
 
     name: str
@@ -105,32 +112,37 @@ class TensorSensitivity:
     measured_klds: Mapping[str, float] = field(default_factory=dict)
 
     def loss(self, kind: str) -> float:
-        """Return the expected divergence of a type. If the tensor was not measured, return the
-        relative error, which can only rank types.
+        """Return the divergence that is expected if the tensor gets this type. If the tensor was
+        not measured, return its relative error instead, which can only rank types.
         """
         return self.measured_klds.get(
             kind, self.predicted_kld(kind) * interpolate_factor(self.corrections, kind)
         ) + self.input_kld(kind)
 
     def predicted_kld(self, kind: str) -> float:
-        """Return the divergence predicted from the error of a type's codes."""
+        """Return the divergence predicted from the relative error of this type, without corrections
+        and without the rounding of inputs.
+        """
         return self._scale * self.errors[kind]
 
     def input_kld(self, kind: str) -> float:
-        """Return the divergence that rounding the inputs is expected to add; measurements do not
-        include it.
+        """Return the divergence that llama.cpp's rounding of the tensor's input is expected to add,
+        which the measurements do not include.
         """
         return self._scale * self.inputs[kind]
 
     @property
     def _scale(self) -> float:
+        """Divergence per relative error; 1 if the tensor was not measured."""
         return 1.0 if self.kld is None or not self.probe_error else self.kld / self.probe_error
 
 
 def type_options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
-    """Return the types that each tensor could have: `types`, or by default the k-quants, or the
-    legacy types for rows whose length is no multiple of 256. Raises UserError if no tensor has a
-    choice, or if `types` contains none that fits a tensor.
+    """Return the types that each quantizable tensor may get, by tensor name.
+
+    These are the types in `types` that fit the row length. If `types` is empty, they are the
+    k-quants, or the legacy types for rows whose length is not a multiple of 256. Raises UserError
+    if no tensor has a choice, or if no type in `types` fits some tensor.
     """
     choices: dict[str, tuple[str, ...]] = {}
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
@@ -159,83 +171,96 @@ def type_options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[s
 
 
 class _CodeError(NamedTuple):
-    """The relative errors of a step's codes: weighted by the input (`entering`), added by rounding
-    the input (`inputs`), and unweighted (`plain`). `columns` and `rows` are the shares of the
-    weighted error that come from the worst columns and rows.
+    """The relative errors of one tensor's codes.
+
+    `weighted` is weighted by the statistics of the tensor's input, and `plain` is not.
+    `input_rounding` is the weighted error that llama.cpp's rounding of the input adds. `columns`
+    and `rows` are the shares of the weighted error that come from the worst columns and rows.
     """
 
-    entering: float
-    inputs: float
+    weighted: float
+    input_rounding: float
     plain: float
     columns: float
     rows: float
 
     def lookup_error(self, probe_error: "_CodeError") -> float:
-        """Return the error of a tensor whose rows are also looked up: the mean of its weighted
-        error and its plain error. The plain error is first scaled by the ratio of the two errors in
-        `probe_error`.
+        """Return the error of an embedding that is also the head: the mean of its weighted error,
+        for the head, and its plain error, for the looked-up rows. The plain error is first scaled
+        by the ratio of the weighted to the plain error in `probe_error`, which makes the two
+        comparable.
         """
-        if not probe_error.entering or not probe_error.plain:
-            return self.entering
-        return (self.entering + self.plain * probe_error.entering / probe_error.plain) / 2
+        if not probe_error.weighted or not probe_error.plain:
+            return self.weighted
+        return (self.weighted + self.plain * probe_error.weighted / probe_error.plain) / 2
 
 
 class SensitivityRun:
-    """The measurements of a run. Each is written to disk when it is finished.
+    """The measurements of a run. Each result is written to disk as soon as it is finished, so that
+    a later run continues from there.
 
-    `types` are each tensor's options. `plain_store` contains the probes in plain codes, which are
-    valid for every method, importance and list of types; `run_store` contains the probes in the
-    run's own codes.
+    `types` are the possible types of every tensor, and `open_names` are the tensors that have more
+    than one. `plain_store` contains the measurements in plain codes, which are valid for every
+    method, importance and list of types. `run_store` contains the measurements in the codes of the
+    run's own method. `build_plan` and `build_plain_plan` make the plans of these two kinds of
+    codes.
     """
 
     def __init__(
         self,
-        planned: PlanFunction,
-        plain: PlanFunction,
+        build_plan: PlanFunction,
+        build_plain_plan: PlanFunction,
         types: Mapping[str, Sequence[str]],
-        shows: RecordLog,
-        errors: RecordLog,
+        plain_store: RecordLog,
+        run_store: RecordLog,
         threads: int,
     ) -> None:
-        self.types, self.plain_store, self.run_store, self.threads = types, shows, errors, threads
-        self._steps = steps_by_type(planned, types)
+        self.types, self.threads = types, threads
+        self.plain_store, self.run_store = plain_store, run_store
+        self._steps = steps_by_type(build_plan, types)
         self.open_names = [name for name, kinds in types.items() if len(kinds) > 1]
         weights = {step.weight.name: step.weight for step in self._steps.values()}
-        shown = {
+        probe_mix = {
             name: probe_type(weights[name]) if name in self.open_names else kinds[0]
             for name, kinds in types.items()
         }
         self.probe_steps = {
-            step.weight.name: step for step in plain(shown).steps if step.weight.name in types
+            step.weight.name: step
+            for step in build_plain_plan(probe_mix).steps
+            if step.weight.name in types
         }
 
     def step(self, name: str, kind: str) -> TensorPlan:
-        """Return the step that quantizes a tensor to a type with the run's method."""
+        """Return the plan of a tensor in the type `kind`, with the run's own method."""
         return self._steps[name, kind]
 
-    def count_measured(self, parts: Sequence[SensitivityProbe]) -> int:
-        """Return the number of probes that are already measured."""
-        return sum(part.number in self._store_of(part).numbers for part in parts)
+    def count_measured(self, probes: Sequence[SensitivityProbe]) -> int:
+        """Return how many of the probes have been measured already."""
+        return sum(probe.number in self._store_of(probe).numbers for probe in probes)
 
     def measure(
-        self, parts: Sequence[SensitivityProbe], stage: EditableModel
+        self, probes: Sequence[SensitivityProbe], model: EditableModel
     ) -> Iterator[SensitivityProbe]:
-        """Measure the missing probes one after another, and yield each."""
-        for part in parts:
-            if part.number in self._store_of(part).numbers:
+        """Measure the probes that have no result yet, one after another, and yield each measured
+        probe. The model has its original weights again after each measurement.
+        """
+        for probe in probes:
+            if probe.number in self._store_of(probe).numbers:
                 continue
-            steps = [self._probe_step(part, name) for name in part.names]
-            write_codes(steps, stage, self.threads)
-            klds = stage.divergence()
-            restore_weights(steps, stage)
-            self._store_of(part).append({part.number: klds.astype("<f8").tobytes()})
-            yield part
+            steps = [self._probe_step(probe, name) for name in probe.names]
+            write_codes(steps, model, self.threads)
+            klds = model.divergence()
+            restore_weights(steps, model)
+            self._store_of(probe).append({probe.number: klds.astype("<f8").tobytes()})
+            yield probe
 
     def measure_errors(self) -> Iterator[str]:
-        """Compute the missing errors of every tensor, and yield each name."""
+        """Compute the relative errors of every tensor that has a choice of types, unless they are
+        stored already. Yield the tensor's name after each.
+        """
         for number, name in enumerate(self.open_names):
             if number not in self.run_store.numbers:
-                shown = self._measure_error(self.probe_steps[name], name)
+                probe_error = self._measure_error(self.probe_steps[name], name)
                 errors = {
                     kind: self._measure_error(self.step(name, kind), name)
                     for kind in self.types[name]
@@ -243,120 +268,126 @@ class SensitivityRun:
                 is_tied = name == tied_embedding(self.types)
                 record = (
                     {
-                        kind: error.lookup_error(shown) if is_tied else error.entering
+                        kind: error.lookup_error(probe_error) if is_tied else error.weighted
                         for kind, error in errors.items()
                     },
                     {
-                        kind: error.inputs / 2 if is_tied else error.inputs
+                        kind: error.input_rounding / 2 if is_tied else error.input_rounding
                         for kind, error in errors.items()
                     },
-                    shown.entering,
-                    shown.columns,
-                    shown.rows,
+                    probe_error.weighted,
+                    probe_error.columns,
+                    probe_error.rows,
                 )
                 self.run_store.append({number: json.dumps(record).encode()})
             yield name
 
-    def sensitivities(self, parts: Sequence[SensitivityProbe]) -> dict[str, TensorSensitivity]:
-        """Return the sensitivity of every tensor. The divergence of a group is divided among its
-        tensors in proportion to their errors.
+    def sensitivities(self, probes: Sequence[SensitivityProbe]) -> dict[str, TensorSensitivity]:
+        """Return the sensitivity of every tensor that has a choice of types, by name, with the
+        measurements of `probes` applied. The divergence of a group is divided among its tensors in
+        proportion to their errors.
         """
         sensitivities = {
             name: TensorSensitivity(name, *json.loads(self.run_store.read(number)))
             for number, name in enumerate(self.open_names)
         }
-        for part in parts:
+        for probe in probes:
             kld = max(
                 MIN_DIVERGENCE,
-                float(np.frombuffer(self._store_of(part).read(part.number), "<f8").mean()),
+                float(np.frombuffer(self._store_of(probe).read(probe.number), "<f8").mean()),
             )
             sensitivities |= self._with_measurement(
-                part, kld, {name: sensitivities[name] for name in part.names}
+                probe, kld, {name: sensitivities[name] for name in probe.names}
             )
         return sensitivities
 
     def _with_measurement(
-        self, part: SensitivityProbe, kld: float, found: Mapping[str, TensorSensitivity]
+        self, probe: SensitivityProbe, kld: float, tensors: Mapping[str, TensorSensitivity]
     ) -> dict[str, TensorSensitivity]:
-        """Return the tensors of a probe with its measurement applied."""
-        if part.kind:
+        """Return the sensitivities of a probe's tensors, changed by the divergence `kld` that the
+        probe measured.
+        """
+        if probe.kind:
             return {
-                name: replace(tensor, measured_klds={**tensor.measured_klds, part.kind: kld})
-                for name, tensor in found.items()
+                name: replace(tensor, measured_klds={**tensor.measured_klds, probe.kind: kld})
+                for name, tensor in tensors.items()
             }
-        if part.uses_run_codes:
-            kinds = {name: nearest_type(self.types[name], part.bits) for name in found}
-            predicted = sum(tensor.predicted_kld(kinds[name]) for name, tensor in found.items())
+        if probe.uses_run_codes:
+            kinds = {name: nearest_type(self.types[name], probe.bits) for name in tensors}
+            predicted = sum(tensor.predicted_kld(kinds[name]) for name, tensor in tensors.items())
             correction = kld / predicted if predicted else 1.0
             return {
                 name: replace(tensor, corrections={**tensor.corrections, kinds[name]: correction})
-                for name, tensor in found.items()
+                for name, tensor in tensors.items()
             }
-        total = sum(tensor.probe_error for tensor in found.values())
+        total = sum(tensor.probe_error for tensor in tensors.values())
         return {
             name: replace(tensor, kld=kld * tensor.probe_error / total if total else 0.0)
-            for name, tensor in found.items()
+            for name, tensor in tensors.items()
         }
 
-    def _probe_step(self, part: SensitivityProbe, name: str) -> TensorPlan:
-        """Return the step that quantizes a tensor as a probe needs it."""
+    def _probe_step(self, probe: SensitivityProbe, name: str) -> TensorPlan:
+        """Return the plan of one tensor of a probe, in the probe's type and codes."""
         return (
-            self.step(name, part.kind or nearest_type(self.types[name], part.bits))
-            if part.uses_run_codes
+            self.step(name, probe.kind or nearest_type(self.types[name], probe.bits))
+            if probe.uses_run_codes
             else self.probe_steps[name]
         )
 
-    def _store_of(self, part: SensitivityProbe) -> RecordLog:
-        """Return the store of a probe's result: run_store for probes in the run's own codes, else
-        plain_store.
+    def _store_of(self, probe: SensitivityProbe) -> RecordLog:
+        """Return the file with a probe's result: `run_store` if the probe uses the codes of the
+        run's own method, else `plain_store`.
         """
-        return self.run_store if part.uses_run_codes else self.plain_store
+        return self.run_store if probe.uses_run_codes else self.plain_store
 
     def _measure_error(self, step: TensorPlan, name: str) -> _CodeError:
-        evidence, solve = self.step(name, self.types[name][0]).statistics, step.make_encoder()
-        noise = inputs = signal = plain = plain_signal = 0.0
-        columns, rows = np.zeros(evidence.columns), []
+        """Return the relative errors of the codes that `step` makes of the tensor's sampled rows.
+        The statistics of the input are those of the run's own plan, even if `step` makes plain
+        codes.
+        """
+        statistics, encode = self.step(name, self.types[name][0]).statistics, step.make_encoder()
+        noise = input_noise = signal = plain_noise = plain_signal = 0.0
+        columns, rows = np.zeros(statistics.columns), []
         for first, values in sample_rows(step):
             rounded = (
                 values
                 if step.type == step.weight.type
-                else ggml.decode(solve(values, first), step.type, evidence.columns, label=name)
+                else ggml.decode(encode(values, first), step.type, statistics.columns, label=name)
             )
-            weigh = _WeightedError(evidence, first)
+            weighted_error = _WeightedError(statistics, first)
             change = (values - rounded).astype(np.float64)
             exact = values.astype(np.float64)
-            noise, signal = noise + weigh(change), signal + weigh(exact)
-            inputs += weigh.inputs(rounded, step.type)
-            plain, plain_signal = (
-                plain + float((change**2).sum()),
+            noise, signal = noise + weighted_error(change), signal + weighted_error(exact)
+            input_noise += weighted_error.input_rounding(rounded, step.type)
+            plain_noise, plain_signal = (
+                plain_noise + float((change**2).sum()),
                 plain_signal + float((exact**2).sum()),
             )
-            columns += (change**2).sum(0) * weigh.squares
-            rows.append(change**2 @ weigh.squares)
-        entering, entered = (noise / signal, inputs / signal) if signal else (0.0, 0.0)
+            columns += (change**2).sum(0) * weighted_error.squares
+            rows.append(change**2 @ weighted_error.squares)
         return _CodeError(
-            entering,
-            entered,
-            plain / plain_signal if plain_signal else 0.0,
+            noise / signal if signal else 0.0,
+            input_noise / signal if signal else 0.0,
+            plain_noise / plain_signal if plain_signal else 0.0,
             worst_share(columns),
             worst_share(np.concatenate(rows)),
         )
 
 
 class _WeightedError:
-    """The weighted error tr(X H X^T) of rows X that belong to the matrix starting at row `first` of
-    a tensor. `squares` is the diagonal of H.
+    """The weighted error tr(X H X^T) of rows X, as a function of X `[rows, columns]`. H belongs to
+    the matrix of the tensor that begins at row `first`, and `squares` is its diagonal.
     """
 
-    def __init__(self, evidence: InputStatistics, first: int) -> None:
+    def __init__(self, statistics: InputStatistics, first: int) -> None:
         self.moments: F64 | None = None
-        if evidence.moments is not None:
-            self.moments = evidence.moments.mean(first // evidence.rows).astype(np.float64)
+        if statistics.moments is not None:
+            self.moments = statistics.moments.mean(first // statistics.rows).astype(np.float64)
             self.squares: F64 = self.moments.diagonal()
-        elif (importance := evidence.importance(first, first + 1)) is not None:
+        elif (importance := statistics.importance(first, first + 1)) is not None:
             self.squares = importance.vectors[0].astype(np.float64)
         else:
-            self.squares = np.ones(evidence.columns)
+            self.squares = np.ones(statistics.columns)
 
     def __call__(self, rows: F64) -> float:
         return float(
@@ -365,8 +396,10 @@ class _WeightedError:
             else ((rows @ self.moments) * rows).sum()
         )
 
-    def inputs(self, rounded: "F32", kind: str) -> float:
-        """Return the error that rounding the input adds to products with these rows of type `kind`."""
+    def input_rounding(self, rounded: "F32", kind: str) -> float:
+        """Return the error that llama.cpp's rounding of the input adds to the products with the
+        rows `rounded`, which are stored in the type `kind`.
+        """
         if not (size := activation_rounding.activation_block(kind)):
             return 0.0
         variances = activation_rounding.rounding_variances(self.squares.astype(np.float32), size)
@@ -374,23 +407,27 @@ class _WeightedError:
 
 
 def sample_rows(step: TensorPlan) -> Iterator[tuple[int, "F32"]]:
-    """Yield sampled rows as floats [rows, columns] from some of a tensor's matrices, each with the
-    number of the matrix's first row.
+    """Yield sampled rows of a tensor as float32 `[rows, columns]`, one array for each sampled
+    matrix, together with the number of that matrix's first row.
 
-    Encoders quantize each row independently, so any rows of a matrix may be sampled.
+    Any rows of a matrix may be sampled, because encoders quantize each row independently.
     """
-    weight, evidence = step.weight, step.statistics
-    chosen = np.unique(
-        np.linspace(0, evidence.matrices - 1, min(SAMPLED_MATRICES, evidence.matrices)).astype(int)
+    weight, statistics = step.weight, step.statistics
+    matrices = np.unique(
+        np.linspace(0, statistics.matrices - 1, min(SAMPLED_MATRICES, statistics.matrices)).astype(
+            int
+        )
     )
-    rows_each = max(RUN_ROWS, SAMPLED_ROWS // len(chosen))
-    for matrix in chosen.tolist():
-        start = matrix * evidence.rows
-        if evidence.rows <= rows_each:
-            ranges = [(start, start + evidence.rows)]
+    rows_each = max(RUN_ROWS, SAMPLED_ROWS // len(matrices))
+    for matrix in matrices.tolist():
+        start = matrix * statistics.rows
+        if statistics.rows <= rows_each:
+            ranges = [(start, start + statistics.rows)]
         else:
             firsts = (
-                np.linspace(0, evidence.rows - RUN_ROWS, rows_each // RUN_ROWS).astype(int).tolist()
+                np.linspace(0, statistics.rows - RUN_ROWS, rows_each // RUN_ROWS)
+                .astype(int)
+                .tolist()
             )
             ranges = [(start + first, start + first + RUN_ROWS) for first in firsts]
         stored = np.concatenate([weight.read(first, last) for first, last in ranges])
@@ -398,8 +435,9 @@ def sample_rows(step: TensorPlan) -> Iterator[tuple[int, "F32"]]:
 
 
 def interpolate_factor(factors: Mapping[str, float], kind: str) -> float:
-    """Return a type's factor, interpolated from the factors of other types: its logarithm is linear
-    in the bits per value and constant outside their range. Returns 1 if there are no factors.
+    """Return the factor of the type `kind`, interpolated from the measured `factors` of other
+    types. The logarithm of the factor is linear in the bits per value, and constant outside the
+    measured range. Returns 1 if `factors` is empty.
     """
     if not factors:
         return 1.0
@@ -415,34 +453,36 @@ def interpolate_factor(factors: Mapping[str, float], kind: str) -> float:
     )
 
 
-def worst_share(parts: F64) -> float:
-    """Return the share of the sum of `parts` that comes from the largest hundredth of them, at
-    least one.
+def worst_share(errors: F64) -> float:
+    """Return the share of the sum of `errors` that comes from the largest hundredth of them (at
+    least one value).
     """
-    count, total = max(1, round(len(parts) * WORST_SHARE)), float(parts.sum())
-    return float(np.sort(parts)[-count:].sum()) / total if total else 0.0
+    count, total = max(1, round(len(errors) * WORST_SHARE)), float(errors.sum())
+    return float(np.sort(errors)[-count:].sum()) / total if total else 0.0
 
 
-def write_codes(steps: Sequence[TensorPlan], stage: EditableModel, threads: int) -> None:
-    """Replace these tensors in the model by their quantized values."""
+def write_codes(steps: Sequence[TensorPlan], model: EditableModel, threads: int) -> None:
+    """Quantize the tensors of these plans, and replace the tensors in the model by the decoded
+    values.
+    """
     with closing(encode_rows(steps, threads)) as pieces:
         for piece in pieces:
             step = steps[piece.index]
             weight = step.weight
-            stage.set_rows(
+            model.set_rows(
                 weight.name,
                 piece.first,
                 ggml.decode(piece.data, step.type, weight.columns, label=weight.name),
             )
 
 
-def restore_weights(steps: Sequence[TensorPlan], stage: EditableModel) -> None:
-    """Replace these tensors in the model by the source's values."""
+def restore_weights(steps: Sequence[TensorPlan], model: EditableModel) -> None:
+    """Give the tensors of these plans their original values in the model again."""
     for step in steps:
         weight, count = step.weight, max(1, (1 << 22) // step.weight.columns)
         for first in range(0, weight.rows, count):
             rows = weight.read(first, min(first + count, weight.rows))
-            stage.set_rows(
+            model.set_rows(
                 weight.name,
                 first,
                 ggml.decode(rows, weight.type, weight.columns, label=weight.name),
@@ -450,31 +490,33 @@ def restore_weights(steps: Sequence[TensorPlan], stage: EditableModel) -> None:
 
 
 def steps_by_type(
-    planned: PlanFunction, types: Mapping[str, Sequence[str]]
+    build_plan: PlanFunction, types: Mapping[str, Sequence[str]]
 ) -> dict[tuple[str, str], TensorPlan]:
-    """Return the step for each tensor in each of its types, by (name, type)."""
+    """Return the plan of each tensor in each of its possible types, by (name, type)."""
     steps: dict[tuple[str, str], TensorPlan] = {}
     for number in range(max(map(len, types.values()))):
         mix = {name: kinds[min(number, len(kinds) - 1)] for name, kinds in types.items()}
-        steps |= {(step.weight.name, step.type): step for step in planned(mix).steps}
+        steps |= {(step.weight.name, step.type): step for step in build_plan(mix).steps}
     return steps
 
 
 def padded_bytes(step: TensorPlan, alignment: int) -> int:
-    """Return the bytes of a tensor in a file, padding included."""
+    """Return the bytes that a tensor takes in a file: its data, rounded up to a multiple of
+    `alignment`.
+    """
     return -(-step.nbytes // alignment) * alignment
 
 
 def build_menu(
-    sensing: SensitivityRun, sensed: Mapping[str, TensorSensitivity], alignment: int
+    run: SensitivityRun, sensitivities: Mapping[str, TensorSensitivity], alignment: int
 ) -> TypeMenu:
-    """Return the options of every tensor, each with its expected loss."""
+    """Return the options of every tensor for the allocation: each possible type with its padded
+    bytes and expected loss.
+    """
     return {
         name: [
-            TypeOption(
-                kind, padded_bytes(sensing.step(name, kind), alignment), sensitivity.loss(kind)
-            )
-            for kind in sensing.types[name]
+            TypeOption(kind, padded_bytes(run.step(name, kind), alignment), sensitivity.loss(kind))
+            for kind in run.types[name]
         ]
-        for name, sensitivity in sensed.items()
+        for name, sensitivity in sensitivities.items()
     }
