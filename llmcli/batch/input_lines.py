@@ -1,8 +1,7 @@
-"""The input lines of a batch: JSONL from a file, a pipe or gzip. The input is read twice, but is
-never completely in memory.
+"""Reads the input lines of a batch: JSONL from a file, a pipe or a gzip file, one line at a time.
 
-The first reading counts the lines and hashes the bytes, so that a later run recognizes the same
-input. The second reading yields the lines.
+The input is read twice. The first reading counts the lines and hashes the bytes, so that a later
+run recognizes the same input. The second reading yields the lines.
 """
 
 import gzip
@@ -21,15 +20,18 @@ from typing import BinaryIO
 from llmcli.errors import UserError
 
 MAX_LINE_BYTES = 16 << 20  # a context of a million tokens is 4 MB of text
-READ_BYTES = 1 << 20
+READ_BYTES = 1 << 20  # size of the pieces in which a longer line is skipped
 GZIP_MAGIC, UTF8_BOM = b"\x1f\x8b", b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
 class InputLine:
-    """A line that is not blank. `index`: its number among the lines that are not blank, from 0;
-    `number`: its number among all lines, from 1. `raw`: its bytes without the newline, empty if the
-    line is too long; `too_long`: the size in bytes of a line that is too long, otherwise 0.
+    """One line of the input that is not blank.
+
+    `index`: position among the non-blank lines, from 0. `number`: position among all lines of the
+    file, from 1. `raw`: the bytes of the line without the newline. A line of more than
+    MAX_LINE_BYTES has an empty `raw`, and `too_long` is its size in bytes; otherwise `too_long`
+    is 0.
     """
 
     index: int
@@ -40,8 +42,9 @@ class InputLine:
 
 @dataclass(frozen=True, slots=True)
 class LineSurvey:
-    """The result of the first reading. `count`: number of lines that are not blank; `sha256`: hash
-    of all bytes; `unended`: number of the last line if it has no newline at its end, otherwise 0.
+    """Facts about a complete input. `count`: number of lines that are not blank. `sha256`: hash of
+    all bytes, in hex. `unended`: line number of the last line if it does not end with a newline
+    (the file may be cut off), otherwise 0.
     """
 
     count: int
@@ -50,13 +53,17 @@ class LineSurvey:
 
 
 class BatchInput:
-    """An input that can be read several times. `name`: the input's name in messages."""
+    """The lines of a seekable binary stream, which can be read several times. `name`: the name of
+    the input in error messages.
+    """
 
     def __init__(self, stream: BinaryIO, name: str) -> None:
         self._stream, self.name = stream, name
 
     def survey(self) -> LineSurvey:
-        """Read the complete input once and return the survey."""
+        """Read the complete input and return its line count and hash. Raises UserError if gzip data
+        is damaged.
+        """
         sha, count, unended = hashlib.sha256(), 0, 0
         for number, raw, size in self._read(sha.update):
             count += bool(raw.strip()) or size > MAX_LINE_BYTES
@@ -64,7 +71,7 @@ class BatchInput:
         return LineSurvey(count, sha.hexdigest(), unended)
 
     def lines(self) -> Iterator[InputLine]:
-        """Yield the lines that are not blank, in order."""
+        """Yield the non-blank lines in order. Raises UserError if gzip data is damaged."""
         index = 0
         for number, raw, size in self._read():
             if size > MAX_LINE_BYTES or raw.strip():
@@ -76,22 +83,24 @@ class BatchInput:
                 index += 1
 
     def _read(
-        self, see: Callable[[bytes], object] = lambda piece: None
+        self, on_bytes: Callable[[bytes], object] = lambda chunk: None
     ) -> Iterator[tuple[int, bytes, int]]:
-        """Yield the number, the bytes (without a byte-order mark) and the size of every line. The
-        bytes of a line that is too long are only its last piece. `see`: function that is called
-        with all bytes in pieces.
+        """Yield the line number, the bytes and the size in bytes of every line, blank lines too. A
+        byte-order mark at the start of the input is removed. For a line of more than MAX_LINE_BYTES
+        the yielded bytes are only its last chunk.
+
+        `on_bytes` is called with every chunk of bytes as it is read, for hashing.
         """
         self._stream.seek(0)
         number = 0
         try:
             while raw := self._stream.readline(MAX_LINE_BYTES):
-                see(raw)
+                on_bytes(raw)
                 number += 1
                 size = len(raw)
-                while not raw.endswith(b"\n") and (more := self._stream.readline(READ_BYTES)):
-                    see(raw := more)
-                    size += len(more)
+                while not raw.endswith(b"\n") and (chunk := self._stream.readline(READ_BYTES)):
+                    on_bytes(raw := chunk)
+                    size += len(chunk)
                 yield number, raw.removeprefix(UTF8_BOM if number == 1 else b""), size
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise UserError(
@@ -102,10 +111,11 @@ class BatchInput:
 
 @contextmanager
 def open_input(name: str, copy_folder: Path) -> Iterator[BatchInput]:
-    """Open the input called `name`; `-` is standard input. The data of a pipe is first copied into
-    an unnamed file in `copy_folder`.
+    """Open the file `name`, or standard input if `name` is `-`, and yield it as a BatchInput. Gzip
+    is recognized by its first bytes. Because the input is read twice, a pipe is first copied to an
+    unnamed temporary file in `copy_folder`.
 
-    Raises UserError if the input cannot be read.
+    Raises UserError if the file cannot be opened.
     """
     with ExitStack() as stack:
         if name == "-":

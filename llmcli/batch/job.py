@@ -1,5 +1,7 @@
-"""A batch: converts input lines to tasks and results to output lines. The identity of the batch
-allows an interrupted run to resume.
+"""Converts the input lines of a batch to tasks, and the tasks' results to output lines.
+
+Also computes the identity of a batch: everything that its answers depend on. A run resumes an
+earlier run only if both have the same identity.
 """
 
 import hashlib
@@ -30,17 +32,19 @@ from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling import N_SEEDS, RANDOM_SEED
 from quant.errors import UserError
 
-# Request fields that set the format of an answer.
+# Request fields that force an answer into a format. If a line sets one of them, the batch's
+# defaults for all of them are ignored.
 FORM_FIELDS = ("response_format", "json_schema", "grammar", "tools")
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRules:
-    """The rules by which the lines of a batch are answered.
+    """The settings with which the lines of a batch are answered.
 
-    `settings`: server settings that apply where a line sets nothing; `seed`: the seed from which
-    the seeds of lines without one are derived; `defaults`: request fields for lines that do not set
-    them; `plan`: function that makes the answer plan of a form.
+    - `settings`: the same settings as of a server; a line's request fields have precedence.
+    - `seed`: a line without a seed gets one that is derived from this seed and the line's name.
+    - `defaults`: request fields that are added to lines that do not set them.
+    - `plan`: function that makes the answer plan (plans.py) of a parsed request.
     """
 
     settings: ServerSettings
@@ -50,9 +54,10 @@ class BatchRules:
 
 
 def batch_identity(runner: Runner, rules: BatchRules, survey: LineSurvey) -> dict[str, Any]:
-    """Return the identity of a batch: everything that its answers depend on. Thread counts, batch
-    sizes and the number of answers at once are not included, because they only change how llama.cpp
-    rounds, which --reproducible prevents.
+    """Return the identity of a batch as a JSON object: everything that its answers depend on.
+
+    Thread counts, batch sizes and the number of parallel answers are left out, because they change
+    only rounding errors, and --reproducible excludes these.
     """
     model, settings = kv_state_file.state_identity(runner), rules.settings
     return {
@@ -72,24 +77,27 @@ def batch_identity(runner: Runner, rules: BatchRules, survey: LineSurvey) -> dic
 
 
 class BatchJob:
-    """One batch. It converts lines to tasks, and their results to lines of the journal.
+    """Converts the lines of one batch to tasks for the executor, and results to output lines.
 
-    `other_models`: names of other models that lines have requested. This batch's model answers
-    these lines, too.
+    `id`: the batch's id (see batch_id). `other_models`: all model names that lines requested and
+    that are not the name of this batch's model, which answers these lines nevertheless.
     """
 
     def __init__(self, runner: Runner, rules: BatchRules, identity: Mapping[str, Any]) -> None:
         self.runner, self.rules = runner, rules
         self.id = batch_id(identity)
         self.other_models: set[str] = set()
-        # By index: name and number of each line whose task has not ended.
+        # Name and line number of each line whose task has not ended, by the index of the line.
         self._lines: dict[int, tuple[str, int]] = {}
 
     def make_tasks(self, lines: Iterable[InputLine]) -> Iterator[BatchTask]:
-        """Yield a task for each line."""
+        """Yield a task for each line, in order. A line that is not a valid request becomes a task
+        with an error.
+        """
         return map(self._task, lines)
 
     def _task(self, line: InputLine) -> BatchTask:
+        """Return the task for a line, and remember the line's name for the output line."""
         self._lines[line.index] = read_line_name(line), line.number
         try:
             request = parse_line(line, has_template=self.runner.template is not None)
@@ -104,7 +112,9 @@ class BatchJob:
             return BatchTask(line.index, None, error=error)
 
     def output_line(self, index: int, result: Document | UserError) -> bytes:
-        """Return the output line of a task that has ended."""
+        """Return the output line, without newline, for the result of the line with this index. May
+        be called only once for each index.
+        """
         name, number = self._lines.pop(index)
         if isinstance(result, DamagedLine):
             return output_line.damaged_line(self.id, index, name, number, result.code, str(result))
@@ -113,14 +123,16 @@ class BatchJob:
         return output_line.answered_line(self.id, index, name, result)
 
     def _without_other_model(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return a request body without its `model` if that is the name of another model."""
+        """Remove `model` from a request body if it is not a name of this batch's model, and add the
+        removed name to `other_models`. Return the body, which is changed in place.
+        """
         if isinstance(body.get("model"), str) and body["model"] not in self.rules.settings.names:
             self.other_models.add(body.pop("model"))
         return body
 
     def _embed(self, body: Mapping[str, Any]) -> Iterator[Document | None]:
-        """Compute the embeddings for a request body. Yield None after each pass except the last,
-        then the embeddings document. Runs on the engine's thread.
+        """Compute the embeddings that a request body asks for, as BatchTask.engine_work: yield None
+        after each pass, and at last the document. Raises ApiError if the request is invalid.
         """
         request, embedder = (
             embeddings.EmbeddingsRequest(body, self.rules.settings),
@@ -133,24 +145,27 @@ class BatchJob:
             yield None
         yield request.build_document(ids, embedding.vectors, length)
 
-    def _build_form(self, wants: BatchRequest) -> ApiForm:
-        make = FORMS.get(wants.url)
-        if make is None:
+    def _build_form(self, line_request: BatchRequest) -> ApiForm:
+        """Return the parsed request of a line, with the batch's defaults and a seed derived from
+        the line's name if the line sets none. Raises ApiError if the request is invalid.
+        """
+        form_class = FORMS.get(line_request.url)
+        if form_class is None:
             available = ", ".join(sorted([*FORMS, EMBEDDINGS_PATH]))
             raise ApiError(
-                f"the url {wants.url[:100]!r} is not supported; available: {available}",
+                f"the url {line_request.url[:100]!r} is not supported; available: {available}",
                 404,
                 param="url",
             )
         body, settings = (
-            self._without_other_model({**self._defaults(wants.body), **wants.body}),
+            self._without_other_model({**self._defaults(line_request.body), **line_request.body}),
             self.rules.settings,
         )
         if body.pop("stream", None):
             raise ApiError("a batch cannot stream its answers: leave out stream", param="stream")
-        form: ApiForm = make(body, self.runner, settings)
+        form: ApiForm = form_class(body, self.runner, settings)
         if any(request.sampling.seed == RANDOM_SEED for request in form.requests):
-            seed = self._seed(wants.custom_id)
+            seed = self._seed(line_request.custom_id)
             form.requests = tuple(
                 replace(request, sampling=replace(request.sampling, seed=(seed + number) % N_SEEDS))
                 for number, request in enumerate(form.requests)
@@ -158,8 +173,8 @@ class BatchJob:
         return form
 
     def _defaults(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the default fields that apply to a request body. If the body sets the format of
-        the answer, default fields about the format do not apply.
+        """Return the default request fields for a body. If the body itself sets any of FORM_FIELDS,
+        the defaults for all of these are left out, because an answer can have only one format.
         """
         sets_form = any(name in body for name in FORM_FIELDS)
         return {
@@ -169,8 +184,8 @@ class BatchJob:
         }
 
     def _seed(self, name: str) -> int:
-        """Return the seed of a line that sets no seed. It depends on the line's name, not on the
-        order in which lines are answered.
+        """Return the seed for the line called `name`. It is a hash of the name and the batch's
+        seed, so that it does not depend on the order in which lines are answered.
         """
         return (
             int.from_bytes(hashlib.sha256(f"{self.rules.seed}:{name}".encode()).digest()[:8])
@@ -179,18 +194,16 @@ class BatchJob:
 
 
 def batch_id(identity: Mapping[str, Any]) -> str:
-    """Return the id of the batch with this identity. Another input, model or setting gives another
-    id.
-    """
+    """Return the id of a batch: the SHA-256 of its identity, in hex."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def count_failed(batch: str, out: Path, count: int) -> int | None:
-    """Return the number of lines in the file `out` that contain no answer. Return None if the file
-    is not the complete output of this batch.
+    """Return how many lines of the output file `out` contain an error instead of an answer. Return
+    None if `out` is not the complete output of this batch.
 
-    The file is complete if every line has the id that this batch gives it. The output file is only
-    written as a whole, so this check is enough.
+    `batch`: the batch's id; `count`: number of its lines. Only the id at the start of each line is
+    checked. This is enough, because an output file is always written completely and then renamed.
     """
     failures = 0
     try:

@@ -1,14 +1,13 @@
-"""The journal of a batch: finished answers are written to it at once, and are put into the order of
-the input at the end.
+"""The journal of a batch: a file that receives each output line as soon as the line is finished.
+At the end the lines are copied to the output file OUT in the order of the input.
 
-The file `.OUT.journal` begins with the identity of the batch (input, model, settings). It continues
-with one output line for each finished input line, in the order in which they finished, with the
-line's index and a checksum. An interrupted run resumes from the journal and does not compute
-finished lines again. When all lines are finished, OUT is written under another name, flushed to the
-disk and renamed.
+The first line of the file `.OUT.journal` is the identity of the batch (input, model, settings).
+Each further line is a record: a checksum, the index of the input line, and the output line. An
+interrupted run resumes from the journal and does not compute finished lines again. When all lines
+are finished, they are written to `.OUT.part`, which is flushed to the disk and renamed to OUT.
 
-Answers are written at once instead of waiting in memory for earlier lines, so that a long answer
-delays nothing and an interruption loses nothing. The price is that everything is written twice.
+Output lines do not wait in memory for the lines before them, so that an interruption loses no
+finished line. The price is that everything is written twice.
 """
 
 import fcntl
@@ -27,12 +26,15 @@ from llmcli.errors import UserError
 
 JOURNAL_FORM = "llmcli batch 1"
 SYNC_SECONDS = 2.0  # seconds between two flushes to the disk
-NO_OFFSET = -1
+NO_OFFSET = -1  # in place of a file offset, for a line that is not finished
 
 
 class BatchJournal:
-    """The journal of one batch with the output file OUT. Use it inside open(). `count`: number of
-    lines of the batch; `n_finished`: number of lines in the journal.
+    """The journal of the batch that writes the output file `out`. All methods must be called inside
+    `with journal.open():`.
+
+    `identity`: JSON object that identifies the batch; `count`: number of lines of the batch;
+    `n_finished`: number of lines in the journal.
     """
 
     def __init__(self, out: Path, identity: Mapping[str, Any], count: int) -> None:
@@ -42,16 +44,17 @@ class BatchJournal:
             out.with_name(f".{out.name}.part"),
         )
         self._head = {"form": JOURNAL_FORM, **json.loads(json.dumps(identity))}
+        # By index of the line: where its record starts in the journal file.
         self._offsets = array("q", [NO_OFFSET]) * count
-        self._synced = time.monotonic()
+        self._synced_at = time.monotonic()
 
     @contextmanager
     def open(self, *, force: bool = False) -> Iterator["BatchJournal"]:
-        """Open the journal of an interrupted run, or create a new one. Only one process can open it
-        at a time.
+        """Open the journal of an interrupted run, or create a new one. `force` discards the earlier
+        run's journal. The file is locked, so that only one process can write to it.
 
-        Raises UserError if the journal belongs to another input or to other settings (unless
-        `force` is set, which discards it), if another process uses it, or if it cannot be written.
+        Raises UserError if the journal belongs to a batch with another identity and `force` is not
+        set, if another process has locked it, or if a file cannot be written.
         """
         for file in (self.path, self.unfinished_path, self.out):
             if (file.is_symlink() and not file.exists()) or (file.exists() and not file.is_file()):
@@ -74,8 +77,8 @@ class BatchJournal:
         return self._offsets[index] != NO_OFFSET
 
     def append(self, index: int, line: bytes) -> None:
-        """Append a finished output line, given without its newline. The line survives if the
-        process ends.
+        """Append the output line (without newline) of the input line with this index. The line is
+        passed to the operating system at once, so that it is not lost if this process crashes.
         """
         assert not self.has(index) and b"\n" not in line, index
         body = b"%d %s" % (index, line)
@@ -85,16 +88,18 @@ class BatchJournal:
             record = record[self._stream.write(record) :]
         self._offsets[index] = offset
         self.n_finished += 1
-        if time.monotonic() - self._synced > SYNC_SECONDS:
+        if time.monotonic() - self._synced_at > SYNC_SECONDS:
             self.sync()
 
     def sync(self) -> None:
         """Flush the journal to the disk, so that it survives a power failure."""
         os.fsync(self._stream.fileno())
-        self._synced = time.monotonic()
+        self._synced_at = time.monotonic()
 
     def finish(self) -> None:
-        """Write OUT in the order of the input and remove the journal."""
+        """Write all output lines to OUT in the order of the input, and remove the journal. Every
+        line of the batch must be finished.
+        """
         assert self.n_finished == self.count, (self.n_finished, self.count)
         with self.path.open("rb") as journal, self.unfinished_path.open("wb") as output:
             for offset in self._offsets:
@@ -107,15 +112,15 @@ class BatchJournal:
         sync_folder(self.out.parent)
 
     def _read_existing(self) -> None:
-        """Read the journal of an earlier run, and remove incomplete data after its last complete
-        record.
+        """Read the records that an earlier run has written, and truncate the file after the last
+        complete record. Raises UserError if the file is not the journal of this batch.
         """
         with self.path.open("rb") as stream:
             first = stream.readline()
             if not first.endswith(b"\n"):  # the file is empty, or its first line is incomplete
                 self._stream.truncate(0)
                 return
-            self._compare(first)
+            self._check_identity(first)
             end = stream.tell()
             while line := stream.readline():
                 index = self._index(line)
@@ -128,17 +133,21 @@ class BatchJournal:
         self._stream.truncate(end)
 
     def _index(self, line: bytes) -> int | None:
-        """Return the index in a record's line, or None if the record is incomplete."""
+        """Return the index of the input line that a record belongs to. Return None if the record is
+        incomplete or its checksum does not match.
+        """
         check, _, body = line.removesuffix(b"\n").partition(b" ")
         if not line.endswith(b"\n") or check != b"%08x" % zlib.crc32(body):
             return None
         index = int(body.partition(b" ")[0])
         return index if index < self.count else None
 
-    def _compare(self, first: bytes) -> None:
-        """Raise UserError unless the journal belongs to this batch."""
+    def _check_identity(self, first_line: bytes) -> None:
+        """Raise UserError if the first line of the journal file is not the identity of this batch.
+        The message names the settings that differ.
+        """
         try:
-            stored = json.loads(first)
+            stored = json.loads(first_line)
         except (ValueError, RecursionError):
             stored = None
         if not isinstance(stored, dict) or stored.get("form") != JOURNAL_FORM:
@@ -165,6 +174,9 @@ class BatchJournal:
         )
 
     def _difference(self, name: str, stored: Mapping[str, Any]) -> str:
+        """Return a text that compares one setting of the identity `stored` with this run's value.
+        Long values are left out.
+        """
         before, now = stored.get(name), self._head.get(name)
         if name == "input":
             return "another input"
@@ -174,8 +186,8 @@ class BatchJournal:
 
 @contextmanager
 def explain_write_errors(out: Path) -> Iterator[None]:
-    """Raise an OSError inside the block as a UserError. The files are kept, so that a later run can
-    resume.
+    """Convert an OSError in the with block to a UserError that says how to resume. No file is
+    removed.
     """
     try:
         yield
@@ -187,14 +199,16 @@ def explain_write_errors(out: Path) -> Iterator[None]:
 
 
 def _lock(stream: BinaryIO, path: Path, out: Path) -> None:
+    """Lock the open journal file against other processes. Raises UserError if another process has
+    locked it, or has just finished the batch and removed the file.
+    """
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise UserError(
             f"another process is writing {out}", hint="wait for it, or choose another name with -o"
         ) from None
-    # True if the other process has finished and removed the journal before this process got the
-    # lock.
+    # The file has no name any more if another process removed it between this open and the lock.
     if not os.fstat(stream.fileno()).st_nlink:
         raise UserError(
             f"another process has just written {out}", hint="run the same command again"

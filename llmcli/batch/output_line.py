@@ -1,9 +1,8 @@
-"""Output lines in OpenAI's batch format. A line has the same bytes in every run, in whatever order
-lines are written.
+"""Formats output lines in OpenAI's batch format, so that a line has the same bytes in every run.
 
-`created` is 0, timings and counts of cached tokens are left out, and ids are hashes of the batch
-and the line. So the file of an interrupted and resumed run equals that of an uninterrupted one, and
-an id identifies its batch.
+`created` is 0, timings and counts of cached tokens are left out, and ids are hashes of the batch's
+id and the line's index. Therefore an interrupted and resumed run writes the same file as an
+uninterrupted run, and the ids in a file show which batch has written it.
 """
 
 import hashlib
@@ -15,36 +14,42 @@ from llmcli.api.errors import ApiError, error_document
 from llmcli.api.forms.base import Document, encode_json
 
 TIME_FIELDS = ("created", "created_at", "completed_at")  # fields with a Unix time in seconds
-# Fields about the cache and about durations, which differ from run to run.
+# Fields about durations and the cache. They are left out, because they differ from run to run.
 VOLATILE_FIELDS = ("timings", "prompt_tokens_details", "input_tokens_details")
 ID_FIELDS = ("id", "call_id", "item_id")
-# Every line with an answer contains this. Texts cannot contain it, because JSON escapes their
-# quotes.
+# Only lines with an answer contain these bytes. The text of an answer cannot contain them, because
+# JSON escapes its quotes.
 ANSWERED_MARK = b',"response":{"status_code":200,'
 HEX_ENDING_PATTERN = re.compile(r"[0-9a-f]{8,}$")
 
 
 def line_id(batch: str, index: int) -> str:
-    """Return the `id` of an output line. `batch`: the id of the batch; `index`: the index of the
-    line.
+    """Return the `id` field of an output line. `batch`: id of the batch; `index`: index of the
+    input line.
     """
     return f"batch_req_{_hex_digits(batch, index)}"
 
 
 def answered_line(batch: str, index: int, custom_id: str, body: Document) -> bytes:
-    """Return the output line for a request that was answered."""
+    """Return the output line, without newline, for a request that was answered. `body`: the answer
+    as the server would send it; fields that differ from run to run are replaced or left out.
+    """
     return _line(batch, index, custom_id, 200, _StableCopy(batch, index).document(body))
 
 
 def error_line(batch: str, index: int, custom_id: str, error: ApiError) -> bytes:
-    """Return the output line for a request that failed, with the error that the server would send."""
+    """Return the output line for a request that failed. Its response has the status and the error
+    body that the server would send.
+    """
     return _line(batch, index, custom_id, error.status, error_document(error))
 
 
 def damaged_line(
     batch: str, index: int, custom_id: str, number: int, code: str, message: str
 ) -> bytes:
-    """Return the output line for an input line that cannot be read."""
+    """Return the output line for an input line that is not a JSON request at all. `number`: line
+    number in the input, from 1. `code`: OpenAI's name for the error.
+    """
     about = {"code": code, "message": message, "line": number}
     return encode_json(
         {"id": line_id(batch, index), "custom_id": custom_id, "response": None, "error": about}
@@ -63,12 +68,14 @@ def _line(batch: str, index: int, custom_id: str, status: int, body: Mapping[str
 
 
 def _hex_digits(*words: object) -> str:
+    """Return 24 hex digits of the SHA-256 of the words."""
     return hashlib.sha256(":".join(map(str, words)).encode()).hexdigest()[:24]
 
 
 class _StableCopy:
-    """Copies documents without the values that differ from run to run. Ids are replaced by hashes
-    of the batch, the line and a counter.
+    """Copies a JSON document without the values that differ from run to run. The random digits of
+    each id are replaced by a hash of `seed` (batch id and line index) and a counter. An id that
+    occurs several times gets the same replacement everywhere.
     """
 
     def __init__(self, *seed: object) -> None:
@@ -76,7 +83,7 @@ class _StableCopy:
         self._ids: dict[str, str] = {}
 
     def document(self, value: Any) -> Any:
-        """Return a copy of a JSON value."""
+        """Return a cleaned copy of a JSON value, whose objects and lists are copied recursively."""
         if isinstance(value, list):
             return [self.document(inner) for inner in value]
         if not isinstance(value, dict):
@@ -88,6 +95,7 @@ class _StableCopy:
         }
 
     def _value(self, key: str, value: Any) -> Any:
+        """Return the cleaned copy of the value of a JSON field."""
         if key in TIME_FIELDS and isinstance(value, int | float):
             return 0
         if key in ID_FIELDS and isinstance(value, str) and HEX_ENDING_PATTERN.search(value):

@@ -1,7 +1,8 @@
-"""Answer plans: generators that request answers, one after another or several at once.
+"""Answer plans: generators that produce the output document of one input line from one or more
+requests to the model.
 
-A plan yields a sequence of requests and receives their answers in the same order, as often as it
-needs. It returns the document of the output line.
+A plan yields a list of requests, which run in parallel, and receives for each request the list of
+its answers. It may yield again. At the end it returns the document.
 """
 
 from collections.abc import Generator, Sequence
@@ -13,7 +14,7 @@ from llmcli.runtime.requests.request import Answer, Request
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """A request and the number of answers to it."""
+    """A request, and how many answers to sample for it."""
 
     request: Request
     samples: int = 1
@@ -23,8 +24,10 @@ AnswerPlan = Generator[Sequence[SampleRequest], list[list[Answer]], Document]
 
 
 def plain(form: ApiForm) -> AnswerPlan:
-    """Yield the requests of a form and return the document of their answers. The journal stores
-    this function's name.
+    """Answer a parsed request as the server does: yield its requests once and return the document
+    of their answers.
+
+    The name of this function is a part of the batch's identity. Renaming it would prevent resuming.
     """
     form.compile_constraint()
     answers = yield [SampleRequest(request, form.n_samples) for request in form.requests]

@@ -1,10 +1,10 @@
-"""Runs a batch on several models through Ray Data: blocks of lines are sent to actors, which return
-the answers.
+"""Runs a batch on several copies of a model through Ray Data: blocks of input lines are sent to
+actors, which return output lines.
 
-Each actor has its own model and runs a block as a single machine runs a batch (executor.py). The
-journal stays on the caller's machine. If an actor is lost, another one computes its blocks again,
-and the journal accepts each line once. The seed of a line is derived from its name, so that every
-actor uses the same seed.
+Each actor opens the model once and runs a block of lines as a single machine runs a batch
+(executor.py). The journal stays on the caller's machine. If an actor is lost, another actor
+computes its blocks again, and the journal ignores lines that it already has. The seed of a line is
+derived from the line's name, so that it does not depend on the actor.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,18 +21,19 @@ from llmcli.batch.input_lines import InputLine, LineSurvey
 from llmcli.batch.job import BatchJob, batch_identity
 from llmcli.errors import UserError
 
-# Lines of a block for each answer that an actor computes at once. At the end of a block fewer
-# answers run at once, so blocks must not be small.
+# Lines of a block per answer that an actor computes in parallel. The last answers of a block run
+# with fewer others beside them, which is slow, so blocks must not be small.
 LINES_PER_ANSWER = 4
 CLUSTER_HINT = "every machine of the cluster needs llmcli, Ray and the model under the same names"
-# opens the model and yields a runner and rules; pickled by name
+# Opens the model and yields a Runner and BatchRules. Ray pickles the function by name.
 OpenJob = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """How a batch is distributed: the number of actors, the number of answers that each actor
-    computes at once, and the CPUs that Ray counts for each actor.
+    """How a batch is distributed. `actors`: number of copies of the model; `parallel`: number of
+    answers that each actor computes in parallel; `cpus`: number of CPUs that Ray reserves for each
+    actor.
     """
 
     actors: int
@@ -42,7 +43,9 @@ class ClusterPlan:
 
 @dataclass(slots=True)
 class ClusterCounts:
-    """Sums of the counters of all actors, with the same attributes as BatchExecutor."""
+    """Sums of the token counters of all actors. Has the counter attributes of BatchExecutor, so
+    that the progress display can read both.
+    """
 
     tokens: int = 0
     prompt_tokens: int = 0
@@ -52,7 +55,11 @@ class ClusterCounts:
 
 
 class LineActor:
-    """One actor: a model that is opened once, and then called with blocks of lines."""
+    """A Ray actor that opens the model and is then called with one block of lines after another.
+
+    Raises UserError if the batch has another identity on this machine than `expected_identity`, for
+    example because the model file differs.
+    """
 
     def __init__(
         self,
@@ -63,8 +70,8 @@ class LineActor:
     ) -> None:
         self._stack, self._parallel = ExitStack(), parallel
         runner, rules = self._stack.enter_context(open_job())
-        identity_ = batch_identity(runner, rules, survey)
-        differences = [name for name in identity_ if identity_[name] != expected_identity[name]]
+        identity = batch_identity(runner, rules, survey)
+        differences = [name for name in identity if identity[name] != expected_identity[name]]
         if differences:
             raise UserError(
                 f"a machine of the cluster differs in {', '.join(differences)}", hint=CLUSTER_HINT
@@ -72,8 +79,11 @@ class LineActor:
         self._job = BatchJob(runner, rules, expected_identity)
 
     def __call__(self, block: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """Answer the lines of a block. The block and the result consist of columns; the answers are
-        in the order in which they ended.
+        """Answer the lines of a block. Ray Data passes and expects tables as a dict of columns.
+
+        The block has the fields of InputLine as columns. The result has one row for each answer, in
+        the order in which the answers ended: `index`, `line` (the output line) and token counts.
+        The counts of the complete block are in the first row; the other rows have 0.
         """
         columns = (block[name] for name in ("index", "number", "raw", "too_long"))
         lines = [
@@ -85,7 +95,7 @@ class LineActor:
         executor = BatchExecutor(
             job.runner,
             self._parallel,
-            lambda index, came: answers.append((index, job.output_line(index, came))),
+            lambda index, result: answers.append((index, job.output_line(index, result))),
         )
         executor.run(job.make_tasks(lines))
         counts = [
@@ -102,8 +112,10 @@ class LineActor:
 
 
 def read_identity(open_job: OpenJob, survey: LineSurvey, cpus: float) -> dict[str, Any]:
-    """Return the identity of the batch as computed on a machine of the cluster. Raises UserError if
-    that machine cannot open the model.
+    """Return the identity of the batch (job.batch_identity), computed on a machine of the cluster
+    that opens the model for this. `cpus`: number of CPUs that Ray reserves meanwhile.
+
+    Raises UserError if the machine cannot open the model.
     """
 
     def compute() -> dict[str, Any]:
@@ -127,8 +139,10 @@ def answer_lines(
     plan: ClusterPlan,
     counts: ClusterCounts,
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the index and the output line of each answer, in the order in which they arrive. Raises
-    UserError if the actors do not start.
+    """Answer the lines on the cluster. Yield the index and the output line of each answer in the
+    order in which they arrive, and add the actors' token counts to `counts`.
+
+    Raises UserError if the actors cannot start or the cluster fails.
     """
     items = [
         {"index": line.index, "number": line.number, "raw": line.raw, "too_long": line.too_long}
@@ -158,8 +172,8 @@ def answer_lines(
 
 
 def cluster_error(error: RayError) -> UserError:
-    """Return the error for a failure in the cluster. If the failure has a cause on the other
-    machine, the cause's message and hint are used.
+    """Convert an error of Ray to a UserError. If an exception on a machine of the cluster caused
+    it, the returned error has that exception's message and hint.
     """
     cause = getattr(error, "cause", None)
     return UserError(

@@ -1,4 +1,6 @@
-"""`batch --ray`: models on a Ray cluster answer the lines. The journal is on this machine."""
+"""`llmcli batch --ray`: copies of the model on a Ray cluster answer the lines. The journal and the
+output file are on this machine.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClusterTarget:
-    """The address of the cluster, and the number of models on it (0: one for each machine)."""
+    """The Ray cluster to use. `replicas`: number of copies of the model on it; 0 means one for each
+    machine.
+    """
 
     address: str
     replicas: int
@@ -32,10 +36,11 @@ class ClusterTarget:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRequest:
-    """The request to open the model on each machine, as a value that can be sent to the cluster.
+    """Everything that a machine of the cluster needs to open the model. Ray pickles it.
 
-    `slots`: number of sequences; `parallel`: number of sequences that run at once; `skeleton`:
-    whether lines are answered by Skeleton-of-Thought.
+    `ref`: the model as on the command line. `slots`: number of sequences that the context can hold;
+    `parallel`: number of answers that run at the same time; `skeleton`: whether to answer by
+    Skeleton-of-Thought.
     """
 
     ref: str
@@ -49,7 +54,7 @@ class ClusterRequest:
 
 @contextmanager
 def open_model(request: ClusterRequest) -> "Iterator[tuple[Runner, BatchRules]]":
-    """Open the model. Yield its runner and the rules by which lines are answered."""
+    """Open the model on this machine. Yield its runner and the settings for answering lines."""
     from llmcli.batch.run import build_rules, without_line_options
     from llmcli.model_loader import open_server_model
 
@@ -72,7 +77,11 @@ def run_on_cluster(
     out: "Path",
     force: bool,
 ) -> "BatchResult":
-    """Answer the lines on the cluster and write the output file. Raises UserError."""
+    """Answer the lines on the cluster and write the output file `out`. `force`: discard the journal
+    of an earlier run.
+
+    Raises UserError if the cluster, the model or the journal cannot be used.
+    """
     from llmcli.batch import run
     from llmcli.batch.job import batch_id
     from llmcli.batch.journal import BatchJournal
@@ -101,7 +110,7 @@ def run_on_cluster(
             ray_actors.ClusterPlan(target.replicas or machines, request.parallel),
         )
 
-        def answer() -> None:
+        def answer_missing() -> None:
             missing = (line for line in source.lines() if not journal.has(line.index))
             _store_answers(
                 ray_actors.answer_lines(missing, open_job, survey, identity, plan, counts),
@@ -109,18 +118,20 @@ def run_on_cluster(
                 counts,
             )
 
-        return run.run_or_resume(counts, journal, batch_id(identity), answer, force, request.ui)
+        return run.run_or_resume(
+            counts, journal, batch_id(identity), answer_missing, force, request.ui
+        )
 
 
 def _store_answers(
     answers: "Iterator[tuple[int, bytes]]", journal: "BatchJournal", counts: "ClusterCounts"
 ) -> None:
-    """Append each line to the journal once, as it arrives. On Ctrl-C, stop; the lines that have
-    arrived are kept.
+    """Append each arriving output line to the journal, except lines that are already in it. On
+    Ctrl-C, set `counts.is_stopped` and return.
     """
     try:
         for index, line in answers:
-            if not journal.has(index):  # the lines of a block that failed halfway arrive twice
+            if not journal.has(index):  # if an actor is lost, another one sends its lines again
                 journal.append(index, line)
             counts.on_progress()
     except KeyboardInterrupt:
@@ -128,7 +139,9 @@ def _store_answers(
 
 
 def parse_target(address: str | None, replicas: int) -> ClusterTarget | None:
-    """Return the requested cluster; None if --ray is not set. Raises UsageError."""
+    """Return the cluster that --ray (`address`) and --replicas select, or None if --ray is not set.
+    Raises UsageError if --replicas is set without --ray.
+    """
     if address is None:
         if replicas:
             raise UsageError(

@@ -1,4 +1,6 @@
-"""Parses input lines. Each line is a request in OpenAI's batch format or a plain prompt."""
+"""Parses the input lines of a batch. A line is a request in OpenAI's batch format, a bare request
+body, or a plain prompt.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,15 +24,15 @@ LINE_HINT = (
 
 
 class DamagedLine(UserError):
-    """A line that cannot be read. `code` is OpenAI's name for the error."""
+    """An input line is not JSON, not UTF-8 or too long. `code` is OpenAI's name for the error."""
 
     code = "invalid_json_line"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """The request of a line. `custom_id`: the name of the line; `url`: the path of the endpoint
-    that answers it.
+    """The request of one input line. `custom_id`: the line's name, which the output line repeats.
+    `url`: path of the API endpoint, such as /v1/completions; `body`: the JSON body for it.
     """
 
     custom_id: str
@@ -39,10 +41,10 @@ class BatchRequest:
 
 
 def parse_line(line: InputLine, *, has_template: bool) -> BatchRequest:
-    """Return the request of a line. A plain prompt becomes a user message if the model has a chat
-    template (`has_template`), otherwise a text to continue.
+    """Return the request of a line. `has_template`: whether the model has a chat template. If so, a
+    plain prompt becomes a user message, otherwise a text to continue.
 
-    Raises DamagedLine if the line is not JSON, ApiError if it is not a valid request.
+    Raises DamagedLine if the line is not JSON, and ApiError if the JSON is not a valid request.
     """
     value = _parse_json(line)
     name = line_name(line, value)
@@ -63,13 +65,17 @@ def parse_line(line: InputLine, *, has_template: bool) -> BatchRequest:
 
 
 def line_name(line: InputLine, value: Any = None) -> str:
-    """Return the name of a line: its custom_id, or its number if it has none."""
+    """Return the name of a line whose parsed JSON is `value`: its custom_id, or `line-NUMBER` if it
+    has none.
+    """
     custom_id = value.get("custom_id") if isinstance(value, dict) else None
     return custom_id if isinstance(custom_id, str) else f"line-{line.number}"
 
 
 def read_line_name(line: InputLine) -> str:
-    """Return the name of a line, even if the line cannot be parsed."""
+    """Return the name of a line that is not parsed yet. A line that is not JSON is called
+    `line-NUMBER`.
+    """
     try:
         return line_name(line, _parse_json(line))
     except UserError:
@@ -77,8 +83,8 @@ def read_line_name(line: InputLine) -> str:
 
 
 def duplicate_ids(lines: Iterable[InputLine]) -> list[tuple[str, int, int]]:
-    """Return the names that occur more than once. For each repetition, return the name, the number
-    of the first line with it, and the number of the repeating line.
+    """Return the lines whose name occurs on an earlier line: tuples of the name, the number of the
+    first line with this name, and the number of the repeating line.
     """
     # The keys are hashes, because the names of millions of lines would need too much memory.
     first: dict[int, int] = {}
@@ -92,6 +98,7 @@ def duplicate_ids(lines: Iterable[InputLine]) -> list[tuple[str, int, int]]:
 
 
 def _parse_json(line: InputLine) -> Any:
+    """Return the JSON value of a line. Raises DamagedLine if the line has none."""
     if line.too_long:
         raise DamagedLine(
             f"line {line.number} has {line.too_long:,} bytes; the limit is {MAX_LINE_BYTES:,}"
@@ -108,6 +115,9 @@ def _parse_json(line: InputLine) -> Any:
 
 
 def _read_batch_line(name: str, fields: Fields) -> BatchRequest:
+    """Return the request of a line in OpenAI's batch format, an object with `url` and `body`.
+    Raises ApiError if a field is missing or wrong.
+    """
     method = fields.text("method", "POST")
     if method != "POST":
         raise fields.type_error("method", "POST")
@@ -117,10 +127,12 @@ def _read_batch_line(name: str, fields: Fields) -> BatchRequest:
     return BatchRequest(name, fields.required_text("url"), body.values)
 
 
-def _prompt_request(name: str, body: dict[str, Any], templated: bool) -> BatchRequest:
-    if templated and isinstance(body["prompt"], str):
-        others = {key: value for key, value in body.items() if key != "prompt"}
-        return BatchRequest(
-            name, CHAT_PATH, {"messages": [{"role": "user", "content": body["prompt"]}], **others}
-        )
+def _prompt_request(name: str, body: dict[str, Any], has_template: bool) -> BatchRequest:
+    """Return the request for a body with a `prompt`. A text prompt becomes a user message if the
+    model has a chat template.
+    """
+    if has_template and isinstance(body["prompt"], str):
+        other_fields = {key: value for key, value in body.items() if key != "prompt"}
+        messages = [{"role": "user", "content": body["prompt"]}]
+        return BatchRequest(name, CHAT_PATH, {"messages": messages, **other_fields})
     return BatchRequest(name, COMPLETIONS_PATH, body)

@@ -1,10 +1,10 @@
-"""Skeleton-of-Thought (Ning et al. 2023, arXiv:2307.15337): the model first writes an outline, then
-all points of the outline in parallel.
+"""Skeleton-of-Thought (Ning et al. 2023, arXiv:2307.15337): the model first writes an outline of
+the answer, and then the text for each point of the outline. The texts are written in parallel.
 
-A grammar forces the outline to be a numbered list; the paper parses free text instead. The prompts
-of the points differ only at their end, so that the question and the outline are computed once. The
-prompts are not those of the paper. The outline is a list because small models have seen many lists;
-with a JSON schema they write text about JSON.
+Two things differ from the paper. A grammar forces the outline to be a numbered list, where the
+paper parses free text. (A list and not JSON, because small models that are forced to write JSON
+write text about JSON.) The prompts are worded so that those of the points differ only at their end:
+the question and the outline are computed once and shared through the cache.
 """
 
 from collections.abc import Generator, Sequence
@@ -22,10 +22,8 @@ from llmcli.runtime.sampling import N_SEEDS
 from llmcli.runtime.text.reasoning import THINKING_TAGS
 
 MIN_POINTS, MAX_POINTS = 3, 10  # points of an outline
-MAX_POINT_CHARACTERS, MAX_POINT_WORDS = (
-    80,
-    8,
-)  # characters of a point that are drawn, and words of a point that are kept
+MAX_POINT_CHARACTERS = 80  # that the grammar allows for a point of the outline
+MAX_POINT_WORDS = 8  # of a point that are used; further words are cut off
 OUTLINE_PROMPT = (
     "{question}\n\nGive only the outline of an answer to this: {least} to {most} numbered points "
     "in the order in which to read them, each of three to five words."
@@ -39,12 +37,13 @@ SINGLE_TEXT_FIELDS = ("n", "response_format", "tools", "logprobs")
 
 
 def skeleton(form: ApiForm) -> AnswerPlan:
-    """Answer a form by writing an outline and then its points in parallel. Return the joined text
-    as one message; the document also has the points in `skeleton`. The journal stores this
-    function's name.
+    """Answer a parsed request by Skeleton-of-Thought, as an answer plan (plans.py). The returned
+    document has the joined text as one message, and the points with their texts in `skeleton`. If
+    the outline has too few points, the request is answered by the plan `plain`.
 
-    If the outline is incomplete, return the plain answer. Raises ApiError if the request is not a
-    conversation with a user's text at its end, or if it asks for more than one text.
+    Raises ApiError if the request is not a conversation that ends with a user's text, or if it asks
+    for more than one text. The name of this function is a part of the batch's identity. Renaming it
+    would prevent resuming.
     """
     if not isinstance(form, ConversationForm):
         raise ApiError("a skeleton needs a conversation: use /v1/chat/completions")
@@ -68,6 +67,9 @@ def skeleton(form: ApiForm) -> AnswerPlan:
 def _ask_outline(
     form: ConversationForm, question: str
 ) -> Generator[Sequence[SampleRequest], list[list[Answer]], Answer]:
+    """Yield the request for the outline and return the answer. A grammar forces the outline's
+    format. For a reasoning model the grammar applies only after the end of the thinking.
+    """
     request = _with_last_message(
         form, OUTLINE_PROMPT.format(question=question, least=MIN_POINTS, most=MAX_POINTS)
     )
@@ -84,6 +86,9 @@ def _ask_outline(
 
 
 def _point(form: ConversationForm, question: str, points: list[str], number: int) -> Request:
+    """Return the request for the text of the point `points[number]`. Each point gets an equal share
+    of the original request's `max_tokens`, and another seed.
+    """
     outline = "\n".join(f"{index}. {point}" for index, point in enumerate(points, 1))
     text = POINT_PROMPT.format(question=question, outline=outline, point=points[number])
     request, original = _with_last_message(form, text), form.requests[0]
@@ -97,8 +102,8 @@ def _point(form: ConversationForm, question: str, points: list[str], number: int
 
 
 def _question(form: ConversationForm) -> str:
-    """Return the text of the conversation's last message. Raises ApiError if that is not a user's
-    text.
+    """Return the text of the conversation's last message. Raises ApiError if the message is not
+    from the user or is not plain text.
     """
     last = form.fields.list("messages")[-1]
     if last.get("role") != "user" or not isinstance(last.get("content"), str):
@@ -109,8 +114,8 @@ def _question(form: ConversationForm) -> str:
 
 
 def _with_last_message(form: ConversationForm, text: str) -> Request:
-    """Return a request for the same conversation with `text` as the last message. The answer's
-    length is limited only by the context.
+    """Return a request for the conversation of `form` with `text` in place of its last message.
+    Only the context size limits the length of the answer.
     """
     body: dict[str, Any] = {**form.fields.values, "max_tokens": None, "max_completion_tokens": None}
     body["messages"] = [*body["messages"][:-1], {"role": "user", "content": text}]
@@ -119,7 +124,7 @@ def _with_last_message(form: ConversationForm, text: str) -> Request:
 
 
 def outline_grammar() -> str:
-    """Return the grammar of an outline, which is a list of lines such as "1. Few words"."""
+    """Return the GBNF grammar of an outline: MIN_POINTS to MAX_POINTS lines like "1. Few words"."""
     points = [f'"{number}. " words' for number in range(1, MAX_POINTS + 1)]
     rule = ""
     for number, point in reversed(list(enumerate(points, 1))):
@@ -131,28 +136,34 @@ def outline_grammar() -> str:
 
 
 def _points(answer: Answer) -> list[str] | None:
-    """Return the distinct points of an outline, or None if they are fewer than MIN_POINTS."""
+    """Return the distinct points of the outline in an answer, or None if there are fewer than
+    MIN_POINTS.
+    """
     lines = [_shorten(line.partition(". ")[2]) for line in _content(answer).split("\n")]
     points = list(dict.fromkeys(point for point in lines if point))
     return points if len(points) >= MIN_POINTS else None
 
 
 def _shorten(point: str) -> str:
-    """Return the first words of a point, without the explanation after a colon."""
+    """Return the first MAX_POINT_WORDS words of a point, without a colon and the text after it. If
+    the grammar has cut the point off, its last word is dropped.
+    """
     complete = point if len(point) < MAX_POINT_CHARACTERS else point.rpartition(" ")[0]
     return " ".join(complete.partition(": ")[0].split()[:MAX_POINT_WORDS]).rstrip(" .,:;-")
 
 
-def _join(begun: Answer, answers: list[Answer], parts: list[dict[str, str]]) -> Answer:
-    """Join the outline's answer `begun` and the points' answers into one answer. Its text consists
-    of the points; its tokens and token counts are the sums of all answers.
+def _join(outline: Answer, answers: list[Answer], parts: list[dict[str, str]]) -> Answer:
+    """Return one answer made from the answer with the outline and the answers for its points.
+
+    `parts`: for each point its title (`point`) and its `text`, of which the text of the result
+    consists. The result's tokens and token counts include the outline's.
     """
-    all_answers = [begun, *answers]
+    all_answers = [outline, *answers]
     text = "\n\n".join(
         f"{index}. {point['point']}: {point['text']}" for index, point in enumerate(parts, 1)
     )
     return replace(
-        begun,
+        outline,
         text=text,
         tokens=tuple(token for answer in all_answers for token in answer.tokens),
         top_logprobs=(),
@@ -163,7 +174,9 @@ def _join(begun: Answer, answers: list[Answer], parts: list[dict[str, str]]) -> 
 
 
 def _content(answer: Answer) -> str:
-    """Return the text of an answer after its thinking. The thinking may have begun in the prompt."""
+    """Return the text of an answer without its reasoning: everything after the last closing tag of
+    a reasoning block. The opening tag may be in the prompt instead of the text.
+    """
     text = answer.text
     for tags in THINKING_TAGS:
         text = text.rpartition(tags.closing)[2]

@@ -1,4 +1,6 @@
-"""Answers one prompt by Skeleton-of-Thought: an outline, then all its points in parallel."""
+"""Answers a single prompt by Skeleton-of-Thought (skeleton_of_thought.py), without an input file
+or a journal.
+"""
 
 import time
 from dataclasses import dataclass
@@ -15,11 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SkeletonResult:
-    """The joined answer to a prompt.
+    """The answer to a prompt.
 
-    `document`: the answer as a document of OpenAI's chat completions. `points`: the points with
-    their texts; None if the model wrote no complete outline, so that the answer is a plain one.
-    `seconds`: time from the request to the answer.
+    - `document`: the body of an OpenAI chat completion.
+    - `points`: a dict with `point` (the title) and `text` for each point of the outline. None if
+      the model wrote too few points and the prompt was answered without an outline.
+    - `seed`: the seed that was used. `tokens`: number of drawn tokens.
+    - `seconds`: time from the request to the complete answer.
     """
 
     document: "Document"
@@ -30,14 +34,16 @@ class SkeletonResult:
 
     @property
     def text(self) -> str:
-        """The text of the answer."""
+        """The text of the complete answer."""
         return str(self.document["choices"][0]["message"]["content"])
 
 
 def answer_by_skeleton(
     ref: str, prompt: str, run_flags: RunFlags, config: "Config", ui: "UI"
 ) -> SkeletonResult | None:
-    """Return the joined answer; None if the run was stopped. Raises UserError."""
+    """Open the model `ref`, answer the prompt and return the answer. Return None if the user
+    interrupted the run. Raises UserError if the model cannot be opened or the request fails.
+    """
     from llmcli.api.forms import FORMS
     from llmcli.batch import run
     from llmcli.batch.executor import BatchExecutor, BatchTask
@@ -55,12 +61,14 @@ def answer_by_skeleton(
         body = {"messages": [{"role": "user", "content": prompt}]}
         started_at = time.perf_counter()
         task = BatchTask.begin(0, skeleton(FORMS[CHAT_PATH](body, hosted.runner, settings)))
-        work = BatchExecutor(hosted.runner, MAX_POINTS, lambda index, found: results.append(found))
-        work.run(iter([task]))
+        executor = BatchExecutor(
+            hosted.runner, MAX_POINTS, lambda index, result: results.append(result)
+        )
+        executor.run(iter([task]))
         seconds = time.perf_counter() - started_at
-    if work.is_stopped:
+    if executor.is_stopped:
         return None
     (result,) = results
     if isinstance(result, UserError):
         raise UserError(str(result), hint=result.hint) from result
-    return SkeletonResult(result, result.get("skeleton"), seed, work.tokens, seconds)
+    return SkeletonResult(result, result.get("skeleton"), seed, executor.tokens, seconds)

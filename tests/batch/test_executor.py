@@ -1,4 +1,4 @@
-"""Many requests through one engine; other work runs in small steps between passes."""
+"""BatchExecutor: requests and engine work (embeddings) of several lines on one fake engine."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,53 +12,55 @@ from tests.fixtures.fakes import fake_runner
 from tests.fixtures.server import GREEDY
 
 
-def made() -> tuple[BatchExecutor, list[tuple[int, Any]]]:
-    done: list[tuple[int, Any]] = []
-    return BatchExecutor(
-        fake_runner(n_seq_max=2), 2, lambda index, came: done.append((index, came))
-    ), done
+def make_executor() -> tuple[BatchExecutor, list[tuple[int, Any]]]:
+    """Return an executor for two parallel answers, and the list to which it appends results."""
+    results: list[tuple[int, Any]] = []
+    executor = BatchExecutor(
+        fake_runner(n_seq_max=2), 2, lambda index, result: results.append((index, result))
+    )
+    return executor, results
 
 
-def test_whoever_stops_does_not_wait_for_the_rest_of_a_line_that_is_embedded() -> None:
-    work, done = made()
-    passes: list[int] = []
+def test_stop_ends_the_run_in_the_middle_of_engine_work() -> None:
+    executor, results = make_executor()
+    steps: list[int] = []
 
-    def embedded() -> Iterator[Document | None]:
+    def hundred_steps() -> Iterator[Document | None]:
         for number in range(100):
-            passes.append(number)
+            steps.append(number)
             if number == 3:
-                work.stop()
+                executor.stop()
             yield None
         yield {}
 
-    work.run(iter([BatchTask(0, None, engine_work=embedded())]))
-    assert (passes, done) == ([0, 1, 2, 3], [])
+    executor.run(iter([BatchTask(0, None, engine_work=hundred_steps())]))
+    assert (steps, results) == ([0, 1, 2, 3], [])
 
 
-def test_answers_go_on_between_the_passes_of_a_line_that_is_embedded() -> None:
-    work, done = made()
+def test_answers_are_drawn_between_the_steps_of_engine_work() -> None:
+    executor, results = make_executor()
 
-    def embedded() -> Iterator[Document | None]:
-        while not done:
+    def embed() -> Iterator[Document | None]:
+        while not results:
             yield None
         yield {"vectors": 1}
 
-    def refused() -> Iterator[Document | None]:
+    def fail() -> Iterator[Document | None]:
         yield None
         raise ApiError("too long")
 
-    def answered() -> AnswerPlan:
+    def ask() -> AnswerPlan:
         ((answer,),) = yield [SampleRequest(Request(tuple(b"ask"), GREEDY))]
         return {"text": answer.text}
 
-    work.run(
+    executor.run(
         iter(
             [
-                BatchTask(0, None, engine_work=embedded()),
-                BatchTask.begin(1, answered()),
-                BatchTask(2, None, engine_work=refused()),
+                BatchTask(0, None, engine_work=embed()),
+                BatchTask.begin(1, ask()),
+                BatchTask(2, None, engine_work=fail()),
             ]
         )
     )
-    assert done[:2] == [(1, {"text": "hello"}), (0, {"vectors": 1})]
-    assert (done[2][0], str(done[2][1])) == (2, "too long")
+    assert results[:2] == [(1, {"text": "hello"}), (0, {"vectors": 1})]
+    assert (results[2][0], str(results[2][1])) == (2, "too long")

@@ -14,7 +14,7 @@ import pytest
 from llmcli.runtime.engine.engine import Engine
 from quant.convert import checkpoint_source
 from quant.quantize import plan, write
-from tests.batch.test_skeleton_of_thought import speak
+from tests.batch.test_skeleton_of_thought import skeleton_reply
 from tests.fixtures.cli import Done
 from tests.quant import tiny_checkpoint
 
@@ -237,7 +237,7 @@ def test_seeds_come_from_names_and_not_from_places(
 
 
 def test_run_answers_by_a_skeleton(llmcli: Llmcli, fake: Fake) -> None:
-    fake(speak, n_ctx=8192)
+    fake(skeleton_reply, n_ctx=8192)
     done = llmcli("run", "fake", "How?", "--skeleton", "-n", "300", "--temp", "0")
     assert (done.code, done.out) == (
         0,
