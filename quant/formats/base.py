@@ -1,13 +1,14 @@
-"""Block formats: the fields of a block, the numbers that they stand for, and the choice of codes
-for given numbers.
+"""Block formats: the fields of a block, the values that they stand for, and the choice of codes for
+given values.
 
-`pack(unpack(blocks))` returns the same bytes. `value` returns exactly the numbers that ggml reads
+A value is scale * level + minimum, where the level is the number that a code stands for.
+`pack(unpack(blocks))` returns the same bytes. `value` returns exactly the values that ggml reads
 from a block. `fit` is ggml's own choice of scales and codes. `nearest_codes` finds the nearest
-codes for given scales, for methods that correct errors column by column. Everything works on arrays
-of blocks.
+codes for given scales; methods that correct errors column by column need it. All functions work on
+arrays of blocks.
 
-`value` and `nearest_codes` accept numpy arrays and torch tensors. They use only operations that
-have the same name in both, and for all others the three functions at the end of this file.
+`value` and `nearest_codes` accept numpy arrays and torch tensors. They use operations that have the
+same name in both libraries, or the three functions at the end of this file.
 """
 
 from abc import ABC, abstractmethod
@@ -32,12 +33,13 @@ if TYPE_CHECKING:
 class BlockFields:
     """The fields of many blocks. A field is None if the format does not have it.
 
-    - `codes`: [blocks, values] as stored, starting at 0 (Q8_0: signed); or [blocks, vectors] in
-      formats where a code stands for several values.
-    - `d`: [blocks], the scale of a block (NVFP4: [blocks, groups]).
-    - `m`: [blocks], the scale of the block's minimums, or its minimum itself.
-    - `scales`, `mins`: [blocks, groups], the integers that d and m are multiplied with for each
-      group.
+    - `codes`: [blocks, values] as stored, starting at 0 (in Q8_0 they are signed). In formats where
+      one code stands for several values: [blocks, vectors].
+    - `d`: the scale of each block [blocks]; in NVFP4 of each group [blocks, groups].
+    - `m`: the minimum of each block [blocks]. In formats with `mins` it is instead the factor of
+      the minimums.
+    - `scales`, `mins`: integers [blocks, groups]. The scale of a group is d * scales, and its
+      minimum is -m * mins.
     """
 
     codes: "Ints"
@@ -48,14 +50,14 @@ class BlockFields:
 
     @property
     def group_count(self) -> int:
-        """Number of groups in a block."""
+        """Number of groups in a block. A group is a set of values with one scale."""
         if self.scales is not None:
             return int(self.scales.shape[1])
         return int(self.d.shape[1]) if len(self.d.shape) > 1 else 1
 
     def group(self, number: int) -> "BlockFields":
-        """Return one group of each block, such that nearest_codes() and value() work on the columns
-        of this group, or on a single column.
+        """Return group `number` of each block as fields of smaller blocks. nearest_codes() and
+        value() work on them, with the columns of this group or with a single column.
         """
         codes = self.codes.reshape(len(self.codes), self.group_count, -1)[:, number]
         selected = slice(number, number + 1)
@@ -69,7 +71,9 @@ class BlockFields:
 
 
 class BlockFormat(ABC):
-    """A block format. Subclasses define `name`, `unpack`, `pack` and `levels`."""
+    """A block format. Subclasses define `name` (ggml's type name, "Q4_K"), `unpack`, `pack` and
+    `levels`.
+    """
 
     name: str
 
@@ -83,48 +87,47 @@ class BlockFormat(ABC):
 
     @abstractmethod
     def levels(self, codes: "Ints") -> "F32":
-        """Return the levels of codes, in steps of the scale: for each code a number, or a vector in
-        formats where a code stands for several values.
+        """Return the level of each code: the value that the code stands for if the scale is 1 and
+        the minimum is 0. In formats where a code stands for several values, a level is a vector.
         """
 
     def steps(self, fields: BlockFields) -> "tuple[F32, F32 | None]":
-        """Return the step size and the minimum of each group, [blocks, groups, 1] each, rounded as
-        ggml rounds them. The minimum is None if the format has none.
+        """Return the scale and the minimum of each group, [blocks, groups, 1] each, rounded as ggml
+        rounds them. The minimum is None if the format has none.
         """
-        step = to_f32(fields.d).reshape(len(fields.codes), -1)
+        scale = to_f32(fields.d).reshape(len(fields.codes), -1)
         if fields.scales is not None:
-            step = step * to_f32(fields.scales)
+            scale = scale * to_f32(fields.scales)
         if fields.m is None:
-            return step[:, :, None], None
-        least = to_f32(fields.m)[:, None]
+            return scale[:, :, None], None
+        minimum = to_f32(fields.m)[:, None]
         if fields.mins is not None:
-            least = -(least * to_f32(fields.mins))
-        return step[:, :, None], least[:, :, None]
+            minimum = -(minimum * to_f32(fields.mins))
+        return scale[:, :, None], minimum[:, :, None]
 
     def value(self, fields: BlockFields) -> "F32":
-        """Return the numbers [blocks, values] that the blocks stand for, rounded as ggml rounds
+        """Return the values [blocks, values] that the blocks stand for, rounded as ggml rounds
         them.
         """
-        step, least = self.steps(fields)
-        numbers = step * self.levels(fields.codes).reshape(len(step), step.shape[1], -1)
-        if least is not None:
-            numbers = numbers + least
-        return numbers.reshape(len(step), -1)
+        scale, minimum = self.steps(fields)
+        numbers = scale * self.levels(fields.codes).reshape(len(scale), scale.shape[1], -1)
+        if minimum is not None:
+            numbers = numbers + minimum
+        return numbers.reshape(len(scale), -1)
 
     def fit(self, values: "F32", importance: "F32 | None" = None) -> BlockFields:
-        """Choose scales and codes for values [blocks, values], with columns weighted by
-        `importance` [values].
+        """Choose scales and codes for values [blocks, values] as ggml's encoder does. `importance`
+        [values] weighs the columns.
 
-        The choice is that of ggml's encoder, which is called for it: its searches add floats in a
-        fixed order, so a reimplementation would be slower and would match only by chance. The
-        returned scales are rounded as in the file. Raises UserError for values that encode()
-        refuses.
+        ggml's encoder is called, because its searches add floats in a fixed order: a
+        reimplementation would be slower and would match only by chance. The returned scales are
+        rounded as in the file. Raises UserError for values that encode() refuses.
         """
         return self.unpack(self.encode(values, importance=importance))
 
     def encode(self, values: "F32", *, importance: "F32 | None" = None) -> "U8":
-        """Encode values [blocks, values] with ggml, with columns weighted by `importance` [values].
-        Returns [blocks, bytes].
+        """Encode values [blocks, values] with ggml. `importance` [values] weighs the columns.
+        Return [blocks, bytes].
         """
         weights = (
             None if importance is None else ggml.Importance(importance[None], max(1, len(values)))
@@ -132,7 +135,7 @@ class BlockFormat(ABC):
         return ggml.encode(values, self.name, label=self.name, importance=weights)
 
     def decode(self, blocks: "U8") -> "F32":
-        """Decode blocks [blocks, bytes] with ggml. Returns [blocks, values]."""
+        """Decode blocks [blocks, bytes] with ggml. Return [blocks, values]."""
         return ggml.decode(blocks, self.name, ggml.block_size(self.name).values, label=self.name)
 
 
@@ -141,65 +144,69 @@ class ScalarFormat(BlockFormat):
 
     @abstractmethod
     def round_steps(self, numbers: "F32") -> "Ints":
-        """Return the code with the level nearest to each number, where numbers are in steps of the
-        scale. Numbers may be infinite, but not NaN.
+        """Return the code whose level is nearest to each number. The numbers are values divided by
+        the scale, after the minimum is subtracted. They may be infinite, but not NaN.
         """
 
     def nearest_codes(self, values: "F32", fields: BlockFields) -> "Ints":
-        """Return the nearest codes of values [blocks, values] on the scales of `fields`; the codes
-        in `fields` are ignored.
+        """Return the nearest codes for values [blocks, values], given the scales and minimums in
+        `fields`. The codes in `fields` are ignored.
 
-        If a step is zero, all codes mean the same, and the code of zero is returned. For the
-        k-quants and MXFP4 the result is what ggml writes, because it rounds with the stored scales
-        there. For other formats ggml rounds with the scale before that is rounded to F16, and the
-        codes returned here are at least as near.
+        If a scale is zero, all codes mean the same, and the code of zero is returned. For the
+        k-quants and MXFP4 the codes are those that ggml writes, because ggml rounds with the stored
+        scales there. For other formats ggml rounds with the scale before the scale is rounded to
+        F16, and the codes returned here are at least as near.
         """
         import numpy as np
 
         with np.errstate(over="ignore", invalid="ignore"):
-            step, least = self.steps(fields)
-            numbers, usable = values.reshape(len(step), step.shape[1], -1), step != 0
-            if least is not None:
-                numbers = numbers - least
-            numbers = numbers * usable / (step + ~usable)
+            scale, minimum = self.steps(fields)
+            numbers, usable = values.reshape(len(scale), scale.shape[1], -1), scale != 0
+            if minimum is not None:
+                numbers = numbers - minimum
+            numbers = numbers * usable / (scale + ~usable)
         numbers[numbers != numbers] = 0  # NaN comes from infinity divided by infinity
         return self.round_steps(numbers).reshape(values.shape)
 
 
 class LinearFormat(ScalarFormat):
-    """A format with evenly spaced levels: codes from `low` to `high`, of which `zero` stands for 0."""
+    """A format with evenly spaced levels. Codes go from `low` to `high`, and the code `zero` stands
+    for 0.
+    """
 
     low = 0
     high: int
     zero = 0
 
     def levels(self, codes: "Ints") -> "F32":
-        """Return the distance of each code from the code of zero."""
+        """Return the level of each code: its distance from the code of zero."""
         return to_f32(codes - self.zero)
 
     def round_steps(self, numbers: "F32") -> "Ints":
-        """Round to codes; halves go to the even level, as in ggml's nearest_int."""
+        """Return the nearest code of each number. A number halfway between two levels goes to the
+        even one, as in ggml's nearest_int.
+        """
         return to_i16(numbers.round().clip(self.low - self.zero, self.high - self.zero)) + self.zero
 
 
 class TableFormat(ScalarFormat):
-    """A format whose codes are indices into `table`, a table of levels in ascending order."""
+    """A format whose codes are indices into `table`, which has the levels in ascending order."""
 
     table: tuple[int, ...]
 
     def levels(self, codes: "Ints") -> "F32":
-        """Return the table entry of each code."""
+        """Return the level of each code: its entry in the table."""
         return lookup(self.table, codes)
 
     def round_steps(self, numbers: "F32") -> "Ints":
-        """Round to codes. A number halfway between two levels goes to the higher one, as in ggml's
-        best_index_int8.
+        """Return the nearest code of each number. A number halfway between two levels goes to the
+        higher one, as in ggml's best_index_int8.
         """
         return to_i16(sum((numbers >= edge) * 1 for edge in midpoints(self.table)))
 
 
 def midpoints(table: Sequence[int]) -> list[float]:
-    """Return the midpoints between neighboring levels of a table."""
+    """Return the midpoint between each two neighboring levels of a table."""
     return [(low + high) / 2 for low, high in pairwise(table)]
 
 
@@ -207,19 +214,21 @@ def midpoints(table: Sequence[int]) -> list[float]:
 
 
 def to_f32(numbers: Any) -> "F32":
-    """Return the numbers as F32."""
+    """Return a numpy array or torch tensor converted to F32."""
     floats: F32 = numbers.float() if hasattr(numbers, "float") else numbers.astype("float32")
     return floats
 
 
 def to_i16(numbers: Any) -> "Ints":
-    """Return integer-valued numbers as I16."""
+    """Return a numpy array or torch tensor of whole numbers converted to I16."""
     integers: Ints = numbers.short() if hasattr(numbers, "short") else numbers.astype("int16")
     return integers
 
 
 def lookup(table: "Sequence[float] | F32", codes: Any) -> "F32":
-    """Return table[codes] as F32: for each code a number, or a row if the table has rows."""
+    """Return table[codes] as F32, as numpy array or torch tensor like `codes`. For each code this
+    is a number, or a vector if the table is two-dimensional.
+    """
     import numpy as np
 
     entries = (

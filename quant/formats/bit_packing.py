@@ -1,4 +1,9 @@
-"""Bit fields packed into the bytes of blocks, and back."""
+"""Packs and unpacks the bit fields of blocks. unpack functions split bytes into integers, and pack
+functions join integers into bytes.
+
+Three layouts occur. In planes, the lowest bits of all bytes come first. In fields, all bits of the
+first byte come first. Words are little-endian integers of one, two or four bytes.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -18,7 +23,9 @@ def unpack_planes(stored: "U8", bits: int) -> "Ints":
 
 
 def pack_planes(codes: "Ints", bits: int) -> "U8":
-    """Pack fields, the inverse of unpack_planes(): [..., 8 / bits, bytes] -> [..., bytes]."""
+    """Pack fields of `bits` bits, [..., 8 / bits, bytes] -> [..., bytes], the inverse of
+    unpack_planes().
+    """
     import numpy as np
 
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
@@ -28,31 +35,33 @@ def pack_planes(codes: "Ints", bits: int) -> "U8":
 
 def unpack_fields(stored: "U8", bits: int) -> "Ints":
     """Unpack fields of `bits` bits, [blocks, bytes] -> [blocks, fields]: first all fields of the
-    first byte, from the lowest on, then those of the next byte.
+    first byte, starting with its lowest bits, then those of the next byte.
     """
     return unpack_planes(stored[..., None], bits).reshape(len(stored), -1)
 
 
 def pack_fields(codes: "Ints", bits: int) -> "U8":
-    """Pack fields, the inverse of unpack_fields()."""
+    """Pack fields of `bits` bits, [blocks, fields] -> [blocks, bytes], the inverse of
+    unpack_fields().
+    """
     return pack_planes(codes.reshape(len(codes), -1, 8 // bits, 1), bits)[..., 0]
 
 
 def unpack_two_bits(stored: "U8") -> "Ints":
-    """Unpack two-bit fields [blocks, 64]: in each half of 32 bytes, byte l contains the values l, l
-    + 32, l + 64 and l + 96.
+    """Unpack two-bit fields, [blocks, 64 bytes] -> [blocks, 256]. In each half of 128 values, byte
+    l contains the values l, l + 32, l + 64 and l + 96.
     """
     return unpack_planes(stored.reshape(len(stored), -1, 32), 2).reshape(len(stored), -1)
 
 
 def pack_two_bits(codes: "Ints") -> "U8":
-    """Pack two-bit fields, the inverse of unpack_two_bits(); returns [blocks, 2, 32]."""
+    """Pack two-bit fields, [blocks, 256] -> [blocks, 2, 32], the inverse of unpack_two_bits()."""
     return pack_planes(codes.reshape(len(codes), -1, 4, 32), 2)
 
 
 def unpack_words(stored: "U8", size: int) -> "Ints":
-    """Unpack little-endian words of `size` bytes, [blocks, bytes] -> [blocks, words]. Words of four
-    bytes are signed.
+    """Unpack little-endian words of `size` bytes, [blocks, bytes] -> [blocks, words] as int32.
+    Words of four bytes become signed.
     """
     import numpy as np
 
@@ -60,7 +69,9 @@ def unpack_words(stored: "U8", size: int) -> "Ints":
 
 
 def pack_words(values: "Ints", size: int) -> "U8":
-    """Pack words into bytes, the inverse of unpack_words()."""
+    """Pack int32 words into `size` bytes each, [blocks, words] -> [blocks, bytes], the inverse of
+    unpack_words().
+    """
     import numpy as np
 
     return (
@@ -73,7 +84,9 @@ def pack_words(values: "Ints", size: int) -> "U8":
 
 
 def split_words(values: "Ints", bits: int, count: int) -> "Ints":
-    """Split words [...] into their `count` lowest fields of `bits` bits [..., count]."""
+    """Split words [...] into their `count` lowest fields of `bits` bits, [..., count], starting
+    with the lowest bits.
+    """
     import numpy as np
 
     return (values[..., None] >> np.arange(0, bits * count, bits, dtype=np.int32)) & np.int32(
@@ -82,7 +95,7 @@ def split_words(values: "Ints", bits: int, count: int) -> "Ints":
 
 
 def join_words(codes: "Ints", bits: int) -> "Ints":
-    """Join fields [..., count] into words [...], the inverse of split_words()."""
+    """Join fields of `bits` bits, [..., count], into words [...], the inverse of split_words()."""
     import numpy as np
 
     shifts = np.arange(0, bits * codes.shape[-1], bits, dtype=np.int32)
@@ -98,15 +111,19 @@ def unpack_f16(stored: "U8") -> "Floats":
 
 
 def pack_f16(values: "Floats | None") -> "U8":
-    """Pack F16 numbers: floats [blocks] -> bytes [blocks, 2]."""
+    """Pack numbers as F16: floats [blocks] -> bytes [blocks, 2]. `values` must not be None."""
     import numpy as np
 
     assert values is not None
     return np.ascontiguousarray(values, np.float16).view(np.uint8).reshape(-1, 2)
 
 
-def concat_bytes(*parts: "U8 | Ints") -> "U8":
-    """Concatenate fields [blocks, …] as bytes [blocks, bytes]."""
+def concat_bytes(*fields: "U8 | Ints") -> "U8":
+    """Convert arrays [blocks, ...] of byte-sized integers to bytes, and concatenate them to one row
+    of bytes for each block [blocks, bytes].
+    """
     import numpy as np
 
-    return np.concatenate([part.astype(np.uint8).reshape(len(part), -1) for part in parts], axis=1)
+    return np.concatenate(
+        [field.astype(np.uint8).reshape(len(field), -1) for field in fields], axis=1
+    )

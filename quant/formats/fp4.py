@@ -1,5 +1,5 @@
-"""The formats with four-bit floats (E2M1) as codes: MXFP4 and NVFP4. Some models are trained in
-them.
+"""The formats whose codes are four-bit floats (E2M1): MXFP4 and NVFP4. Some models are trained in
+these formats.
 
 Source: layouts of ggml/src/ggml-common.h, scales as in ggml/src/ggml-impl.h.
 """
@@ -13,35 +13,37 @@ if TYPE_CHECKING:
     from quant.formats.base import Ints
     from quant.native.ggml import F32, U8
 
-# doubled, so that they are integers; the scales are halved to match
+# Twice the E2M1 numbers, so that they are integers. The scales are halved to match.
 E2M1_MAGNITUDES = (0, 1, 2, 3, 4, 6, 8, 12)
 E2M1_LEVELS = (*E2M1_MAGNITUDES, *(-size for size in E2M1_MAGNITUDES))
 
 
 class E2M1Format(ScalarFormat):
-    """A format whose codes are a sign bit above three bits of magnitude."""
+    """A format whose codes are four-bit floats: a sign bit above three bits of magnitude."""
 
     def levels(self, codes: "Ints") -> "F32":
-        """Return twice the E2M1 number of each code. Code 8 (minus zero) is zero, too."""
+        """Return twice the E2M1 number of each code, which is an integer; unpack() halves the
+        scales to match. Code 8 (minus zero) gives zero.
+        """
         return lookup(E2M1_LEVELS, codes)
 
     def round_steps(self, numbers: "F32") -> "Ints":
-        """Round to codes. A number halfway between two levels goes to the smaller one, as in ggml's
-        best_index_mxfp4. Zero gets code 0.
+        """Return the nearest code of each number. A number halfway between two levels goes to the
+        smaller one, as in ggml's best_index_mxfp4. Zero gets code 0.
         """
         size = sum((abs(numbers) > edge) * 1 for edge in midpoints(E2M1_MAGNITUDES))
         return to_i16(size + 8 * ((numbers < 0) & (size > 0)))
 
 
 class MXFP4(E2M1Format):
-    """MXFP4: one byte with the exponent of the scale, then sixteen bytes with the codes as low and
-    high nibbles.
+    """MXFP4, 32 values in 17 bytes: the exponent of the scale, then sixteen bytes with the codes as
+    low and high nibbles.
     """
 
     name = "MXFP4"
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 17] into fields; d is 2^-128 to 2^127."""
+        """Split blocks [blocks, 17] into fields. d is a power of two, 2^-128 to 2^127."""
         import numpy as np
 
         d = np.ldexp(np.float32(1), blocks[:, 0].astype(np.int32) - 128)
@@ -56,15 +58,15 @@ class MXFP4(E2M1Format):
 
 
 class NVFP4(E2M1Format):
-    """NVFP4: four scales, which are unsigned floats with four bits of exponent and three of
-    mantissa, then eight bytes of codes for each scale.
+    """NVFP4, 64 values in 36 bytes: the scales of four groups, which are unsigned floats with four
+    bits of exponent and three of mantissa, then eight bytes of codes for each group.
     """
 
     name = "NVFP4"
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 36] into fields; d [blocks, 4] is 0 to 224 (the byte 127 reads as
-        0).
+        """Split blocks [blocks, 36] into fields. d [blocks, 4] is 0 to 224; the byte 127, which is
+        NaN in this float format, reads as 0.
         """
         import numpy as np
 

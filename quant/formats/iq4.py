@@ -1,4 +1,5 @@
-"""The four-bit formats whose codes are indices into a table: IQ4_NL and IQ4_XS.
+"""The four-bit formats whose codes are indices into a table of unevenly spaced levels: IQ4_NL and
+IQ4_XS.
 
 Source: layouts and table of ggml/src/ggml-common.h.
 """
@@ -19,12 +20,14 @@ from quant.formats.bit_packing import (
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
-# the levels are closer together around zero
+# The levels are closer together around zero, where most weights are.
 IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 class IQ4NL(TableFormat):
-    """IQ4_NL: d, then sixteen bytes with the codes as low and high nibbles."""
+    """IQ4_NL, 32 values in 18 bytes: d, then sixteen bytes with the codes as low and high
+    nibbles.
+    """
 
     name, table = "IQ4_NL", IQ4_LEVELS
 
@@ -40,25 +43,30 @@ class IQ4NL(TableFormat):
 
 
 class IQ4XS(TableFormat):
-    """IQ4_XS: d, eight scales of six bits (first their top bits, then their low nibbles), then
-    codes as in eight blocks of IQ4_NL.
+    """IQ4_XS, 256 values in 136 bytes: d, eight scales of six bits (first their top bits, then
+    their low nibbles), then codes as in eight blocks of IQ4_NL.
     """
 
     name, table = "IQ4_XS", IQ4_LEVELS
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 136] into fields; scales are -32 to 31."""
-        tops, low = unpack_fields(blocks[:, 2:4], 2), unpack_fields(blocks[:, 4:8], 4)
+        """Split blocks [blocks, 136] into fields. Scales are -32 to 31."""
+        top_bits, low_nibbles = unpack_fields(blocks[:, 2:4], 2), unpack_fields(blocks[:, 4:8], 4)
         codes = unpack_planes(blocks[:, 8:].reshape(-1, 8, 16), 4).reshape(-1, 256)
-        return BlockFields(codes, unpack_f16(blocks[:, :2]), scales=(low | tops << 4) - 32)
+        return BlockFields(
+            codes, unpack_f16(blocks[:, :2]), scales=(low_nibbles | top_bits << 4) - 32
+        )
 
     def pack(self, fields: BlockFields) -> "U8":
         """Join fields into blocks [blocks, 136]."""
         assert fields.scales is not None
         scales = fields.scales + 32
-        tops, low = pack_fields(scales >> 4, 2), pack_fields(scales & 15, 4)
+        top_bits, low_nibbles = pack_fields(scales >> 4, 2), pack_fields(scales & 15, 4)
         return concat_bytes(
-            pack_f16(fields.d), tops, low, pack_planes(fields.codes.reshape(-1, 8, 2, 16), 4)
+            pack_f16(fields.d),
+            top_bits,
+            low_nibbles,
+            pack_planes(fields.codes.reshape(-1, 8, 2, 16), 4),
         )
 
 

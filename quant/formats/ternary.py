@@ -1,4 +1,5 @@
-"""The formats of one and two bits with a single scale: Q1_0, Q2_0, TQ1_0, TQ2_0.
+"""The formats with one or two bits for each value and one scale for each block: Q1_0, Q2_0, TQ1_0,
+TQ2_0.
 
 Source: layouts of ggml/src/ggml-common.h, and the quantize_row_tq1_0_ref function of
 ggml/src/ggml-quants.c.
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class Q10(TableFormat):
-    """Q1_0: d, then one bit for each of 128 values, which stands for d or -d."""
+    """Q1_0, 128 values in 18 bytes: d, then one bit for each value, which stands for -d (0) or d
+    (1).
+    """
 
     name, table = "Q1_0", (-1, 1)
 
@@ -37,7 +40,9 @@ class Q10(TableFormat):
 
 
 class Q20(LinearFormat):
-    """Q2_0: d, then two bits for each of 64 values, which stand for -d, 0, d or 2d."""
+    """Q2_0, 64 values in 18 bytes: d, then two bits for each value, which stand for -d, 0, d or
+    2d.
+    """
 
     name, high, zero = "Q2_0", 3, 1
 
@@ -51,11 +56,12 @@ class Q20(LinearFormat):
 
 
 class TQ10(LinearFormat):
-    """TQ1_0: bytes of five values, then four bytes of four values, then d. A value is -d, 0 or d.
+    """TQ1_0, 256 values in 54 bytes: 48 bytes with five values each, four bytes with four values
+    each, then d. A value is -d, 0 or d.
 
     The values of a byte are the digits of a fraction 0.abcde in base three, and the byte is that
-    fraction in 256ths, rounded up. Bytes that this rule never produces decode like a byte that it
-    produces.
+    fraction in 256ths, rounded up. A byte that this rule never produces is decoded like the byte
+    that the rule produces for its digits.
     """
 
     name, high, zero = "TQ1_0", 2, 1
@@ -65,9 +71,9 @@ class TQ10(LinearFormat):
         import numpy as np
 
         parts = (
-            _digits(blocks[:, :32], 5),
-            _digits(blocks[:, 32:48], 5),
-            _digits(blocks[:, 48:52], 4),
+            _unpack_digits(blocks[:, :32], 5),
+            _unpack_digits(blocks[:, 32:48], 5),
+            _unpack_digits(blocks[:, 48:52], 4),
         )
         return BlockFields(np.concatenate(parts, axis=1), unpack_f16(blocks[:, 52:]))
 
@@ -75,16 +81,16 @@ class TQ10(LinearFormat):
         """Join fields into blocks [blocks, 54]."""
         codes = fields.codes
         parts = (
-            _stored_digits(codes[:, :160], 5),
-            _stored_digits(codes[:, 160:240], 5),
-            _stored_digits(codes[:, 240:], 4),
+            _pack_digits(codes[:, :160], 5),
+            _pack_digits(codes[:, 160:240], 5),
+            _pack_digits(codes[:, 240:], 4),
         )
         return concat_bytes(*parts, pack_f16(fields.d))
 
 
 class TQ20(LinearFormat):
-    """TQ2_0: two bits for each of 256 values, which stand for -d, 0 or d, then d. Code 3 is never
-    written; it is read as 2d.
+    """TQ2_0, 256 values in 66 bytes: two bits for each value, which stand for -d, 0 or d, then d.
+    Code 3 is never written; it is read as 2d.
     """
 
     name, high, zero = "TQ2_0", 2, 1
@@ -98,9 +104,9 @@ class TQ20(LinearFormat):
         return concat_bytes(pack_two_bits(fields.codes), pack_f16(fields.d))
 
 
-def _digits(stored: "U8", count: int) -> "Ints":
-    """Return the first `count` base-three digits of each byte [blocks, bytes]: the first digits of
-    all bytes, then the second ones.
+def _unpack_digits(stored: "U8", count: int) -> "Ints":
+    """Return the first `count` base-three digits of each byte in `stored` [blocks, bytes], as
+    [blocks, digits]: the first digits of all bytes, then the second ones, and so on.
     """
     import numpy as np
 
@@ -110,8 +116,10 @@ def _digits(stored: "U8", count: int) -> "Ints":
     return (remainders * 3 >> 8).reshape(len(stored), -1)
 
 
-def _stored_digits(codes: "Ints", count: int) -> "Ints":
-    """Encode base-three digits into bytes, the inverse of _digits()."""
+def _pack_digits(codes: "Ints", count: int) -> "Ints":
+    """Encode base-three digits [blocks, digits] into bytes [blocks, bytes] of `count` digits each,
+    the inverse of _unpack_digits().
+    """
     import numpy as np
 
     place_values = 3 ** np.arange(4, 4 - count, -1)[:, None]
