@@ -1,9 +1,9 @@
-"""Reads the header of one GGUF file. Every count, length and offset is first checked against the
-file's size.
+"""Reads the header of one GGUF file: its metadata and its tensor table. Every count, length and
+offset is checked against the file's size before it is used, because the file is untrusted.
 
-gguf.GGUFReader is not used, because it trusts its input and makes a numpy view of every element of
+gguf.GGUFReader is not used: it trusts its input, and it makes a numpy view of every element of
 every array, which takes seconds for a large vocabulary. Here arrays stay in the file until they are
-read. Follows gguf_init_from_reader (ggml/src/gguf.cpp): a file that it refuses is refused here,
+read. A file that llama.cpp refuses (gguf_init_from_reader in ggml/src/gguf.cpp) is refused here,
 with the reason.
 """
 
@@ -17,7 +17,7 @@ from quant.errors import UserError
 from quant.native import ggml
 
 MAGIC, DEFAULT_ALIGNMENT_BYTES, MAX_DIMS, MAX_NAME_BYTES = b"GGUF", 32, 4, 63
-# Far more than any model has; each key or tensor takes some hundred bytes of memory.
+# Limits far above any model's counts: each key or tensor takes some hundred bytes of memory.
 MAX_KEYS, MAX_TENSORS = 1 << 16, 1 << 20
 STRING, ARRAY, BOOL = 8, 9, 7
 SCALAR_CODES = {
@@ -54,8 +54,8 @@ REFETCH_HINT = "fetch or convert the file again"
 
 @dataclass(frozen=True, slots=True)
 class GgufArray:
-    """An array that stays in the file: `count` elements of GGUF type `kind`, in `nbytes` bytes at
-    `offset`.
+    """A metadata array whose elements stay in the file until they are read: `count` elements of
+    GGUF type `kind` ("string", "float32"), stored in `nbytes` bytes at `offset`.
     """
 
     file: Path
@@ -65,7 +65,8 @@ class GgufArray:
     nbytes: int
 
     def head(self, count: int) -> "GgufArray":
-        """Return the first `count` elements of an array of numbers. A malicious file may have a
+        """Return the first `count` elements of an array of numbers as an array that is still
+        unread. Callers that need only a few elements use it, because a malicious file may have a
         huge array under any key.
         """
         assert self.kind != "string"
@@ -73,7 +74,7 @@ class GgufArray:
         return replace(self, count=count, nbytes=self.nbytes // self.count * count if count else 0)
 
     def read_bytes(self) -> bytes:
-        """Return the stored bytes of the elements."""
+        """Return the stored bytes of the elements. Raises UserError if the file became shorter."""
         with self.file.open("rb") as stream:
             stream.seek(self.offset)
             data = stream.read(self.nbytes)
@@ -82,17 +83,17 @@ class GgufArray:
         return data
 
     def read_strings(self) -> list[bytes]:
-        """Return the elements of a string array as bytes, not decoded."""
+        """Return the elements of a string array as undecoded bytes."""
         assert self.kind == "string", self.kind
-        data, at, out = self.read_bytes(), 0, []
+        data, position, strings = self.read_bytes(), 0, []
         for _ in range(self.count):
-            (length,) = struct.unpack_from("<Q", data, at)
-            out.append(data[at + 8 : at + 8 + length])
-            at += 8 + length
-        return out
+            (length,) = struct.unpack_from("<Q", data, position)
+            strings.append(data[position + 8 : position + 8 + length])
+            position += 8 + length
+        return strings
 
     def read_values(self) -> list[int] | list[float] | list[str]:
-        """Return all elements; invalid UTF-8 in a string becomes U+FFFD."""
+        """Return all elements as Python values. Invalid UTF-8 in a string becomes U+FFFD."""
         if self.kind == "string":
             return [blob.decode("utf-8", "replace") for blob in self.read_strings()]
         code = next(
@@ -106,10 +107,10 @@ MetadataValue = int | float | bool | str | GgufArray
 
 @dataclass(frozen=True, slots=True)
 class MetadataField:
-    """One key and its value; `kind` is the GGUF type of the value.
+    """One metadata key with its value. `kind` is the GGUF type of the value ("uint32", "array").
 
-    `raw` is the range in the file (first byte, end) of its type word and value, so that they can be
-    copied unchanged.
+    `raw` is the range (first byte, end) of the type number and the value in the file, so that they
+    can be copied unchanged.
     """
 
     key: str
@@ -119,7 +120,7 @@ class MetadataField:
     raw: tuple[int, int]
 
     def read_raw(self) -> bytes:
-        """Return the type word and the value as they are stored."""
+        """Return the stored bytes of the type number and the value."""
         with self.file.open("rb") as stream:
             stream.seek(self.raw[0])
             return stream.read(self.raw[1] - self.raw[0])
@@ -127,8 +128,8 @@ class MetadataField:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor: `shape` in ggml's order (row length first), and `offset` from the start of
-    `file`.
+    """One entry of the tensor table. `shape` is in ggml's order (row length first); `offset` is
+    from the start of `file`, in bytes.
     """
 
     name: str
@@ -150,13 +151,17 @@ class TensorInfo:
 
     @property
     def rows(self) -> int:
-        """The number of rows over all further axes; in a stack of experts, the rows of all experts."""
+        """The number of rows over all other axes. In a stack of experts, these are the rows of all
+        experts.
+        """
         return self.elements // self.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """The header of one GGUF file."""
+    """The header of one GGUF file. `data_offset` is the byte at which the tensors begin;
+    `alignment` is a number of bytes.
+    """
 
     file: Path
     version: int
@@ -167,7 +172,9 @@ class FileHeader:
 
 
 def read_file_header(file: Path) -> FileHeader:
-    """Read the header of one GGUF file. Raises UserError, with its name, if it is not valid."""
+    """Read the header of one GGUF file. Raises UserError, with the file's name, if the file cannot
+    be read or is not valid.
+    """
     try:
         with file.open("rb") as stream:
             size = stream.seek(0, 2)
@@ -190,27 +197,32 @@ def read_file_header(file: Path) -> FileHeader:
 
 
 class _Reader:
-    """A cursor over the mapped file. Reading past `size` raises UserError."""
+    """A parser of the mapped file. `position` is the byte that is read next. Reading past `size`
+    raises UserError.
+    """
 
     def __init__(self, file: Path, data: mmap.mmap, size: int) -> None:
-        self.file, self.data, self.size, self.at = file, data, size, 0
+        self.file, self.data, self.size, self.position = file, data, size, 0
 
     def read(self) -> FileHeader:
-        version, tensors, keys = self._preamble()
-        fields = tuple(self._fields(keys))
+        version, tensor_count, key_count = self._preamble()
+        fields = tuple(self._fields(key_count))
         alignment = self._alignment(fields)
-        infos = list(self._tensors(tensors))
-        start = -(-self.at // alignment) * alignment
+        infos = list(self._tensors(tensor_count))
+        start = -(-self.position // alignment) * alignment
         return FileHeader(
             self.file,
             version,
             fields,
-            tuple(self._locate(infos, start, alignment)),
+            tuple(self._locate_tensors(infos, start, alignment)),
             start,
             alignment,
         )
 
     def _preamble(self) -> tuple[int, int, int]:
+        """Check magic and version. Return the version, the number of tensors and the number of
+        keys.
+        """
         magic = self.data[:4]
         if magic != MAGIC:
             if magic == MAGIC[::-1]:
@@ -222,7 +234,7 @@ class _Reader:
                 f"{self.file} is not a GGUF file: it begins with {magic!r}",
                 hint="name a .gguf file",
             )
-        self.at = 4
+        self.position = 4
         (version,) = self._unpack("<I", "the version")
         if version and not version & 0xFFFF:
             raise self._invalid(
@@ -234,13 +246,13 @@ class _Reader:
                 f"its GGUF version is {version}; versions 2 and 3 are supported",
                 "convert the model again",
             )
-        tensors, keys = self._unpack("<QQ", "the counts")
-        available = self.size - self.at
-        if keys > min(available // 13, MAX_KEYS):
-            raise self._invalid(f"it claims {keys} keys in {available} bytes")
-        if tensors > min(available // 28, MAX_TENSORS):
-            raise self._invalid(f"it claims {tensors} tensors in {available} bytes")
-        return version, tensors, keys
+        tensor_count, key_count = self._unpack("<QQ", "the counts")
+        available = self.size - self.position
+        if key_count > min(available // 13, MAX_KEYS):
+            raise self._invalid(f"it claims {key_count} keys in {available} bytes")
+        if tensor_count > min(available // 28, MAX_TENSORS):
+            raise self._invalid(f"it claims {tensor_count} tensors in {available} bytes")
+        return version, tensor_count, key_count
 
     def _fields(self, count: int) -> Iterator[MetadataField]:
         seen: set[bytes] = set()
@@ -251,10 +263,10 @@ class _Reader:
                     f"key {index} is {'a repetition: ' + repr(blob) if blob else 'empty'}"
                 )
             seen.add(blob)
-            key, first = blob.decode("utf-8", "replace"), self.at
+            key, first = blob.decode("utf-8", "replace"), self.position
             (number,) = self._unpack("<I", key)
             value = self._value(number, key)
-            yield MetadataField(key, TYPE_NAMES[number], value, self.file, (first, self.at))
+            yield MetadataField(key, TYPE_NAMES[number], value, self.file, (first, self.position))
 
     def _value(self, number: int, key: str) -> MetadataValue:
         if number == STRING:
@@ -268,7 +280,7 @@ class _Reader:
 
     def _array(self, key: str) -> GgufArray:
         number, count = self._unpack("<IQ", key)
-        first, available = self.at, self.size - self.at
+        first, available = self.position, self.size - self.position
         if number == STRING:
             if count > available // 8:
                 raise self._invalid(f"key {key!r} claims {count} strings in {available} bytes")
@@ -276,27 +288,31 @@ class _Reader:
         elif number in SCALAR_BYTES:
             if count > available // SCALAR_BYTES[number]:
                 raise self._invalid(f"key {key!r} claims {count} elements in {available} bytes")
-            self.at += count * SCALAR_BYTES[number]
+            self.position += count * SCALAR_BYTES[number]
         else:
             raise self._invalid(f"key {key!r} is an array of unknown type number {number}")
-        return GgufArray(self.file, TYPE_NAMES[number], count, first, self.at - first)
+        return GgufArray(self.file, TYPE_NAMES[number], count, first, self.position - first)
 
     def _skip_strings(self, count: int, key: str) -> None:
-        # This loop takes most of the time: large vocabularies have half a million strings.
-        # unpack_from never reads past the end.
-        at, data, read = self.at, self.data, struct.Struct("<Q").unpack_from
+        # This loop takes the largest share of the time: a large vocabulary has half a million
+        # strings. unpack_from raises an error instead of reading past the end.
+        """Move past the strings of an array. Raises UserError if they do not end within the
+        file.
+        """
+        position, data, read = self.position, self.data, struct.Struct("<Q").unpack_from
         try:
             for _ in range(count):
-                at += 8 + read(data, at)[0]
+                position += 8 + read(data, position)[0]
         except (struct.error, OverflowError):
             raise self._invalid(
                 f"a string of key {key!r} ends beyond the end of the file"
             ) from None
-        if at > self.size:
+        if position > self.size:
             raise self._invalid(f"a string of key {key!r} ends beyond the end of the file")
-        self.at = at
+        self.position = position
 
     def _alignment(self, fields: tuple[MetadataField, ...]) -> int:
+        """Return the file's alignment in bytes, from its metadata or the default."""
         for field in fields:
             if field.key == "general.alignment":
                 value = field.value
@@ -315,13 +331,17 @@ class _Reader:
         return DEFAULT_ALIGNMENT_BYTES
 
     def _tensors(self, count: int) -> Iterator[tuple[str, tuple[int, ...], str, int]]:
+        """Yield (name, shape, type, offset from the first tensor) of each entry of the tensor
+        table.
+        """
         seen: set[bytes] = set()
         for index in range(count):
             blob = self._string(f"the name of tensor {index}")
             name = blob.decode("utf-8", "replace")
             if not blob or len(blob) > MAX_NAME_BYTES:
                 raise self._invalid(
-                    f"the name of tensor {index} has {len(blob)} bytes; 1 to {MAX_NAME_BYTES} are allowed"
+                    f"the name of tensor {index} has {len(blob)} bytes; "
+                    f"1 to {MAX_NAME_BYTES} are allowed"
                 )
             if blob in seen:
                 raise self._invalid(f"it has tensor {name} twice")
@@ -342,9 +362,12 @@ class _Reader:
                 )
             yield name, shape, ggml.TYPE_NAMES[number], offset
 
-    def _locate(
+    def _locate_tensors(
         self, infos: list[tuple[str, tuple[int, ...], str, int]], start: int, alignment: int
     ) -> Iterator[TensorInfo]:
+        """Yield each tensor with its offset from the start of the file. Raises UserError unless
+        tensors follow one another with only padding between them.
+        """
         expected = 0
         for name, shape, kind, offset in infos:
             block = ggml.block_size(kind)
@@ -367,16 +390,19 @@ class _Reader:
 
     def _string(self, label: str) -> bytes:
         (length,) = self._unpack("<Q", label)
-        if length > self.size - self.at:
-            raise self._invalid(f"{label} claims {length} bytes, {self.size - self.at} are left")
-        self.at += length
-        return self.data[self.at - length : self.at]
+        if length > self.size - self.position:
+            raise self._invalid(
+                f"{label} claims {length} bytes, {self.size - self.position} are left"
+            )
+        self.position += length
+        return self.data[self.position - length : self.position]
 
     def _unpack(self, code: str, label: str) -> tuple[int, ...]:
-        if self.at + struct.calcsize(code) > self.size:
+        """Read numbers with a format of `struct`. `label` says what they are, for the error."""
+        if self.position + struct.calcsize(code) > self.size:
             raise UserError(f"{self.file} is truncated: it ends within {label}", hint=REFETCH_HINT)
-        values = struct.unpack_from(code, self.data, self.at)
-        self.at += struct.calcsize(code)
+        values = struct.unpack_from(code, self.data, self.position)
+        self.position += struct.calcsize(code)
         return values
 
     def _invalid(self, why: str, hint: str = REFETCH_HINT) -> UserError:

@@ -3,7 +3,7 @@ the first tensor is read.
 
 gguf.GGUFWriter is not used for two reasons. Values that are copied from another file must keep
 their bytes, but the package decodes and encodes every string and cannot write empty or invalid
-ones. And the header's size must be known before the first tensor.
+ones. And the header's size must be known before the first tensor is written.
 """
 
 import struct
@@ -19,8 +19,8 @@ PlainValue = int | float | bool | str | bytes
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
-    """A tensor's position in the new file: `shape` in ggml's order, `offset` from the start of the
-    file.
+    """The position of a tensor in the new file. `shape` is in ggml's order (row length first);
+    `offset` is from the start of the file, in bytes.
     """
 
     name: str
@@ -41,7 +41,9 @@ class FileLayout:
     nbytes: int
 
     def ends_with_row(self, position: int) -> bool:
-        """Return whether the first `position` bytes of the file are the header and complete rows."""
+        """Return whether the first `position` bytes of the file are the whole header and complete
+        rows of tensors, so that writing can continue there.
+        """
         if not len(self.header) <= position <= self.nbytes:
             return False
         slot = next(
@@ -54,9 +56,9 @@ class FileLayout:
 
 
 def encode_entry(kind: str, value: PlainValue | Sequence[PlainValue]) -> bytes:
-    """Return a value as a GGUF file stores it, with its type word first.
+    """Return a metadata value as a GGUF file stores it: its type number, then the value.
 
-    `kind` is a GGUF type; "array:int32" is an array of int32.
+    `kind` is a GGUF type ("uint32"), or "array:" and the type of the elements ("array:int32").
     """
     if kind.startswith("array:"):
         kind = kind.removeprefix("array:")
@@ -81,32 +83,35 @@ def lay_out_file(
     tensors: Iterable[tuple[str, tuple[int, ...], str]],
     alignment: int,
 ) -> FileLayout:
-    """Lay out a file. All sizes follow from shapes and types, so no tensor is read.
+    """Lay out a file. All sizes follow from shapes and types, so that no tensor is read.
 
-    `entries` are (key, type word and value as stored); `tensors` are (name, shape in ggml's order,
-    type).
+    `entries` are (key, stored type number and value); `tensors` are (name, shape in ggml's order,
+    type). `alignment` is in bytes.
     """
     tensors = list(tensors)
-    head = [MAGIC, struct.pack("<IQQ", 3, len(tensors), len(entries))]
-    head += [_encode("string", key) + blob for key, blob in entries]
+    header_parts = [MAGIC, struct.pack("<IQQ", 3, len(tensors), len(entries))]
+    header_parts += [_encode("string", key) + blob for key, blob in entries]
     relative, slots = 0, []
     for name, shape, kind in tensors:
-        head.append(_encode("string", name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape))
-        head.append(struct.pack("<IQ", ggml.TYPE_NUMBERS[kind], relative))
+        header_parts.append(
+            _encode("string", name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+        )
+        header_parts.append(struct.pack("<IQ", ggml.TYPE_NUMBERS[kind], relative))
         nbytes = _nbytes(shape, kind)
         slots.append((name, shape, kind, relative, nbytes))
         relative += _padded(nbytes, alignment)
-    header = b"".join(head)
+    header = b"".join(header_parts)
     header += bytes(_padded(len(header), alignment) - len(header))
-    start = len(header)
-    placed = tuple(
-        TensorSlot(name, shape, kind, start + offset, size)
+    data_offset = len(header)
+    file_slots = tuple(
+        TensorSlot(name, shape, kind, data_offset + offset, size)
         for name, shape, kind, offset, size in slots
     )
-    return FileLayout(header, placed, start + relative)
+    return FileLayout(header, file_slots, data_offset + relative)
 
 
 def _nbytes(shape: tuple[int, ...], kind: str) -> int:
+    """Return the bytes of a tensor without padding."""
     rows = 1
     for size in shape[1:]:
         rows *= size

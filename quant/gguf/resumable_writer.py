@@ -1,9 +1,9 @@
-"""Writes a GGUF file under a temporary name next to its final one, with a journal from which an
-interrupted run resumes.
+"""Writes a GGUF file under a temporary name next to its final one. An interrupted run can be
+resumed from a journal.
 
-Bytes are appended in the file's order, so a single running SHA-256 is enough. Each journal line
-records the position and the digest of all bytes before it, and the last digest is that of the whole
-file.
+Bytes are appended in the file's order, so that one running SHA-256 covers them. Each line of the
+journal records a position and the SHA-256 of all bytes before the position. The last digest is that
+of the whole file.
 """
 
 import contextlib
@@ -23,18 +23,19 @@ from quant.gguf.header import read_file_header
 from quant.gguf.layout import FileLayout, TensorSlot
 
 BLOCK_BYTES = 1 << 20  # bytes that are read at a time to verify an earlier run's bytes
-JOURNAL_SECONDS = 2.0  # least seconds between journal lines within a slab
-# after this many bytes, written data is flushed to the disk in the background
-FLUSH_BYTES = 1 << 25
+JOURNAL_SECONDS = 2.0  # minimum time between journal lines, except at the end of a slab
+FLUSH_BYTES = 1 << 25  # bytes that are written before a flush to the disk is started
 
 
 class ResumableWriter:
-    """Writes `.OUT.part` and `.OUT.journal` beside `out`, and renames the part when it is complete.
+    """Writes the bytes of the new file to `.OUT.part` in the folder of `out`, keeps a journal in
+    `.OUT.journal`, and renames the part to `out` when it is complete.
 
     `position` is the number of bytes written so far, of which an earlier run wrote the first
-    `resumed_bytes`. A journal line records the SHA-256 of all bytes before a position. A resumed
-    run verifies the part's bytes against it. Bytes that a power cut destroyed are detected and
-    written again, so nothing has to be flushed before the end.
+    `resumed_bytes`. A run is resumed only if `identity` (source and settings, as texts) is equal to
+    that of the earlier run. Then the part's bytes are compared with the journal's digests. Bytes
+    that a power cut destroyed are detected and written again, so that nothing has to be flushed to
+    the disk before the end.
     """
 
     def __init__(self, out: Path, layout: FileLayout, identity: dict[str, str]) -> None:
@@ -43,18 +44,18 @@ class ResumableWriter:
         self.journal_path = out.with_name(f".{out.name}.journal")
         self.identity = {**identity, "header": hashlib.sha256(layout.header).hexdigest()}
         self.position, self.resumed_bytes, self.sha = 0, 0, hashlib.sha256()
-        # Number of bytes that were given to the disk, and the latest flush.
-        self.flushed, self.pending_flush = 0, Future[None]()
+        # Number of bytes for which a flush was started, and the latest flush.
+        self.flushed_bytes, self.pending_flush = 0, Future[None]()
         self.pending_flush.set_result(None)
         self.recorded_at = 0.0
 
     @contextlib.contextmanager
     def open(self) -> Iterator["ResumableWriter"]:
-        """Resume an interrupted run's file, or begin a new one. Only one process at a time may
-        write the file.
+        """Resume an interrupted run's part, or begin a new one. Only one process at a time may
+        write a file.
 
-        If the block ends early, the part stays for a resume, unless the block raises
-        DamagedSourceError. Raises UserError if the file cannot be written.
+        If the with block ends early, the part stays for a resume; but if the block raises
+        DamagedSourceError, the part is deleted. Raises UserError if the file cannot be written.
         """
         _require_regular_files(self.part_path, self.journal_path)
         with _translate_errors(self.out), self.journal_path.open("a+b") as journal:
@@ -82,11 +83,13 @@ class ResumableWriter:
                     raise
 
     def append(self, data: bytes | memoryview) -> None:
-        """Append the next bytes of the file."""
+        """Append bytes to the file. From time to time, start to flush it to the disk in the
+        background.
+        """
         self.data.write(data)
         self.sha.update(data)
         self.position += memoryview(data).nbytes
-        if self.position - self.flushed >= FLUSH_BYTES and self.pending_flush.done():
+        if self.position - self.flushed_bytes >= FLUSH_BYTES and self.pending_flush.done():
             self._start_flush()
 
     def pad(self, offset: int) -> None:
@@ -96,8 +99,8 @@ class ResumableWriter:
             self.append(bytes(offset - self.position))
 
     def checkpoint(self, *, now: bool = True) -> None:
-        """Record the position in the journal; with `now` false, only if the last record is at least
-        JOURNAL_SECONDS old.
+        """Write the position and the digest to the journal. With `now` false, do so only if the
+        last line is at least JOURNAL_SECONDS old.
         """
         if now or time.monotonic() - self.recorded_at > JOURNAL_SECONDS:
             self.data.flush()
@@ -105,7 +108,9 @@ class ResumableWriter:
             self.recorded_at = time.monotonic()
 
     def finish(self) -> str:
-        """Flush the file, check its header, rename it to its final name, and return its SHA-256."""
+        """Flush the file, check its header, rename it to its final name, and delete the journal.
+        Return its SHA-256.
+        """
         self.pad(self.layout.nbytes)
         self._start_flush()
         written = read_file_header(self.part_path)
@@ -120,12 +125,12 @@ class ResumableWriter:
         return self.sha.hexdigest()
 
     def _start_flush(self) -> None:
-        """Start flushing the written bytes to the disk in the background. Raises the error of the
-        previous flush if it failed.
+        """Start to flush the written bytes to the disk in the background. Raises the error of the
+        previous flush if that failed.
         """
         self.pending_flush.result()
         self.data.flush()
-        self.flushed, self.pending_flush = (
+        self.flushed_bytes, self.pending_flush = (
             self.position,
             self.disk.submit(os.fsync, self.data.fileno()),
         )
@@ -135,8 +140,8 @@ class ResumableWriter:
         self.log.flush()
 
     def _resume(self) -> None:
-        """Verify the bytes of an earlier run, and continue after the last journal line that matches
-        them.
+        """Compare the bytes of an earlier run with the journal, and set `position` after the last
+        line that matches them. Cut off the journal's lines after that.
         """
         lines = _lines(self.log)
         end, first = next(lines, (0, None))
@@ -158,7 +163,7 @@ class ResumableWriter:
         self.log.truncate(end)
 
     def _check_disk_space(self) -> None:
-        """Raise UserError if the disk has too little space, before the first byte is written."""
+        """Raise UserError if the disk has too little space for the rest of the file."""
         try:
             require_disk_space(
                 self.out.parent,
@@ -167,16 +172,15 @@ class ResumableWriter:
                 "or choose a path on another disk with -o",
             )
         except UserError:
-            # A journal without a part is not deleted, because it may belong to a run that can be
-            # resumed.
+            # If there is a part, the journal is kept, so that the earlier run can be resumed.
             if not self.part_path.exists():
                 self.journal_path.unlink()
             raise
 
 
 def _lines(journal: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the journal's complete lines, each with the offset of its end. A crash may have cut the
-    last line.
+    """Yield the journal's complete lines, each with the byte at which it ends. A crash may have cut
+    the last line.
     """
     journal.seek(0)
     end = 0
@@ -192,8 +196,10 @@ def _lines(journal: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _matches_journal(data: BinaryIO, sha: "hashlib._Hash", line: Mapping[str, Any]) -> bool:
-    """Read the data up to the position of a journal line; return whether the digest matches the
-    line's.
+    """Return whether the file's bytes up to the position of a journal line have the line's digest.
+
+    `data` is read from its current position up to the position of the line, and `sha` is updated
+    with these bytes.
     """
     length = line.get("bytes")
     if type(length) is not int or length < data.tell():
@@ -205,7 +211,7 @@ def _matches_journal(data: BinaryIO, sha: "hashlib._Hash", line: Mapping[str, An
 
 @contextlib.contextmanager
 def _translate_errors(out: Path) -> Iterator[None]:
-    """Raise errors of the file system as UserError; the part stays for a resume."""
+    """Convert errors of the file system to UserError. The part stays for a resume."""
     try:
         yield
     except OSError as error:
@@ -221,7 +227,7 @@ def _translate_errors(out: Path) -> Iterator[None]:
 
 
 def _require_regular_files(*files: Path) -> None:
-    """Raise UserError if the part or the journal exists as a link or a device, which must not be
+    """Raise UserError if one of the files exists as a link, a folder or a device, which must not be
     written to.
     """
     for file in files:
@@ -233,6 +239,7 @@ def _require_regular_files(*files: Path) -> None:
 
 
 def _lock(journal: BinaryIO, out: Path) -> None:
+    """Lock the journal. Raises UserError if another process has locked it."""
     try:
         import fcntl
     except ImportError:  # not available on Windows, where two processes can write the same file
@@ -243,14 +250,16 @@ def _lock(journal: BinaryIO, out: Path) -> None:
         raise UserError(
             f"another process is writing {out}", hint="wait for it, or choose another name with -o"
         ) from None
-    # No links means that another process finished and removed the journal before this one got the
-    # lock.
+    # A journal without links was removed by another process, which finished the file before this
+    # process got the lock.
     if not os.fstat(journal.fileno()).st_nlink:
         raise UserError(f"another process has just written {out}", hint="repeat the command")
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder, on systems that support it, so that a rename in it survives a power cut."""
+    """Flush a folder to the disk, so that a rename in it survives a power cut. Does nothing on
+    systems that cannot flush folders.
+    """
     if hasattr(os, "O_DIRECTORY"):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
