@@ -6,11 +6,11 @@ usage: .venv/bin/python scripts/benchmarks/bench_compare.py MODEL.gguf
        [--verbose]
 
 Every run opens its own contexts and does the same as `llmcli bench compare MODEL MODEL`. Runs of a
-model against itself alternate with runs in which B is slowed down: after each of B's passes the
-thread spins for a share of the CPU time that the pass took. (A share of wall time would be more
-than that share when other programs use the CPU.) Goals: at most 1 of 20 runs of equal sides reports
-a difference, and at least 18 of 20 runs with a 5 % slowdown report one and name the slower side.
-The script also prints how many intervals contain the true ratio.
+model A against itself alternate with runs in which the second side, B, is slowed down: after each
+of B's passes the thread spins for a share of the CPU time that the pass took. (A share of the wall
+time would slow B down too much when other programs use the CPU.) Goals: at most 1 of 20 runs of
+equal sides reports a difference; at least 18 of 20 runs with a 5 % slowdown report a difference and
+name the slower side. The script also prints how many confidence intervals contain the true ratio.
 """
 
 import argparse
@@ -33,8 +33,8 @@ from llmcli.ui import UI
 Pass = Callable[[], None]
 
 
-def slowed(forward: Pass, share: float) -> Pass:
-    """Return a pass that takes longer by a share of its own CPU time."""
+def slowed_pass(forward: Pass, share: float) -> Pass:
+    """Return a pass that runs `forward` and then spins for `share` of the CPU time of `forward`."""
 
     def work() -> None:
         began = time.thread_time_ns()
@@ -48,61 +48,69 @@ def slowed(forward: Pass, share: float) -> Pass:
 
 
 @contextmanager
-def planted(share: float) -> Iterator[None]:
-    """Slow down the second of two sides by `share`. Each side has two contexts, made in turn."""
-    made: list[object] = []
+def slow_second_side(share: float) -> Iterator[None]:
+    """Slow down the second side of every comparison by `share` while the context manager is open.
 
-    def plant(kind: type) -> Callable[..., object]:
-        def make(*given: object) -> object:
-            side = kind(*given)
-            if len(made) % 2:
-                side.steps = [slowed(step, share) for step in side.steps]
-            made.append(side)
-            return side
+    `interleaved` creates the measurements of the first and the second side alternately, so every
+    second one is slowed down.
+    """
+    measurements: list[object] = []
+
+    def slowing(measurement_class: type, passes_name: str) -> Callable[..., object]:
+        def make(*arguments: object) -> object:
+            measurement = measurement_class(*arguments)
+            if len(measurements) % 2:
+                passes = getattr(measurement, passes_name)
+                slowed = [slowed_pass(forward, share) for forward in passes]
+                setattr(measurement, passes_name, slowed)
+            measurements.append(measurement)
+            return measurement
 
         return make
 
     with mock.patch.multiple(
         interleaved,
-        Generation=plant(interleaved.GenerationMeasurement),
-        Prompt=plant(interleaved.PromptMeasurement),
+        GenerationMeasurement=slowing(interleaved.GenerationMeasurement, "token_passes"),
+        PromptMeasurement=slowing(interleaved.PromptMeasurement, "prompt_passes"),
     ):
         yield
-    assert made and not len(made) % 2
+    assert measurements and not len(measurements) % 2
 
 
 class Tally:
-    """The runs of one kind, whose true ratio is known."""
+    """All runs with the same slowdown, and so with the same true ratio of speeds, B / A."""
 
-    def __init__(self, name: str, truth: float) -> None:
-        self.name, self.truth = name, truth
-        self.found: list[Comparison] = []
+    def __init__(self, name: str, true_ratio: float) -> None:
+        self.name, self.true_ratio = name, true_ratio
+        self.comparisons: list[Comparison] = []
         self.seconds: list[float] = []
 
     def text(self) -> str:
-        """Return the counts, and the duration and precision of the runs."""
-        found = self.found
-        called = [one for one in found if one.differs]
-        right = [one for one in called if (one.ratio < 1) == (self.truth < 1)]
-        held = sum(one.low <= self.truth <= one.high for one in found)
-        words = f"{len(called)} of {len(found)} report a difference"
-        words += f", {len(right)} of them with the right sign" if self.truth != 1 else ""
-        ratios = sorted(one.ratio for one in found)
-        half = statistics.median(one.resolution for one in found)
+        """Return two lines: how many runs report a difference and contain the true ratio, and how
+        long and how precise the runs are.
+        """
+        runs = self.comparisons
+        reported = [run for run in runs if run.differs]
+        correct = [run for run in reported if (run.ratio < 1) == (self.true_ratio < 1)]
+        covering = sum(run.low <= self.true_ratio <= run.high for run in runs)
+        summary = f"{len(reported)} of {len(runs)} report a difference"
+        summary += f", {len(correct)} of them with the right sign" if self.true_ratio != 1 else ""
+        ratios = sorted(run.ratio for run in runs)
+        half = statistics.median(run.resolution for run in runs)
         pairs, seconds = (
-            statistics.median(len(one.a) for one in found),
+            statistics.median(len(run.a) for run in runs),
             statistics.median(self.seconds),
         )
         span = f"{ratios[0]:.4f} to {ratios[-1]:.4f}"
         return (
-            f"{self.name}: {words}; {held} intervals contain {self.truth:.4f}, ratios {span}\n"
+            f"{self.name}: {summary}; {covering} intervals contain {self.true_ratio:.4f}, ratios {span}\n"
             f"    median: half an interval {half:.2%}, {pairs:.0f} pairs, {seconds:.1f} s per run; "
-            f"{sum(one.is_noisy for one in found)} report a noisy machine"
+            f"{sum(run.is_noisy for run in runs)} report a noisy machine"
         )
 
 
 def main() -> None:
-    """Measure and print; exit with 1 if a goal is missed."""
+    """Parse the flags, run the comparisons and print; exit with 1 if a goal is missed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -116,38 +124,41 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--verbose", action="store_true", help="print a line for each run")
-    asked = parser.parse_args()
-    share = asked.slowdown / 100
-    tokens = 0 if asked.prompt else asked.tokens
+    args = parser.parse_args()
+    share = args.slowdown / 100
+    tokens = 0 if args.prompt else args.tokens
     side = ModelTest(
-        asked.model,
+        args.model,
         parameter_grid.SpeedTest(
-            asked.prompt, tokens, 0, 2048, 512, "f16", "f16", asked.threads, -1, "auto"
+            args.prompt, tokens, 0, 2048, 512, "f16", "f16", args.threads, -1, "auto"
         ),
     )
-    tallies = Tally("A and A", 1.0), Tally(f"B slower by {asked.slowdown:g} %", 1 / (1 + share))
+    tallies = Tally("A and A", 1.0), Tally(f"B slower by {args.slowdown:g} %", 1 / (1 + share))
     quiet = UI(json=True)
-    for number in range(asked.runs):
-        for tally, plant in zip(tallies, (0.0, share), strict=True):
+    for number in range(args.runs):
+        for tally, slowdown in zip(tallies, (0.0, share), strict=True):
             began = time.monotonic()
-            with planted(plant), redirect_stderr(io.StringIO()):  # each would print its progress
-                (one,) = interleaved.compare_tests(
-                    [(side, side)], Design(seconds=asked.seconds), quiet
+            with (
+                slow_second_side(slowdown),
+                redirect_stderr(io.StringIO()),  # hides the progress
+            ):
+                (comparison,) = interleaved.compare_tests(
+                    [(side, side)], Design(seconds=args.seconds), quiet
                 )
             tally.seconds.append(time.monotonic() - began)
-            tally.found.append(one)
-            if asked.verbose:
+            tally.comparisons.append(comparison)
+            if args.verbose:
                 print(
-                    f"{number + 1:2} {tally.name}: {one.describe()} ({len(one.a)} pairs)",
+                    f"{number + 1:2} {tally.name}: {comparison.describe()} ({len(comparison.a)} pairs)",
                     flush=True,
                 )
     print(
-        f"{asked.model.name}, {side.test.name}, {asked.threads} threads, {asked.seconds:g} s per run"
+        f"{args.model.name}, {side.test.name}, {args.threads} threads, {args.seconds:g} s per run"
     )
     for tally in tallies:
         print(tally.text())
-    alike, slow = (sum(one.differs for one in tally.found) for tally in tallies)
-    sys.exit(alike > asked.runs / 20 or slow < asked.runs * 0.9)
+    alike, slow = (sum(comparison.differs for comparison in tally.comparisons) for tally in tallies)
+    sys.exit(alike > args.runs / 20 or slow < args.runs * 0.9)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,13 @@ usage: .venv/bin/python scripts/benchmarks/constraints.py MODEL.gguf
        [--schemas ../shared/assets/json-schema] [--count 300] [--timed 60] [--tokens 512]
        [--temp 0.8] [--threads N]
 
-Each schema is one question (its own, if it has one) and one answer of at most --tokens tokens;
-jsonschema validates the document. For --timed of them the same question is also answered without a
-schema, to the same number of tokens, and with the schema but without forced text. The three answers
-change places after the prompt is in the cache. The script prints medians of ratios of the time per
-token, with 95% bootstrap intervals. --count uses fewer schemas, evenly spread.
+For each schema the model answers one question (the schema's own question, if the file has one) with
+at most --tokens tokens, and jsonschema validates the document. About --timed of the questions are
+answered three times: with the schema, with the schema but without forced text, and without a
+schema to the same number of tokens. The order of the three answers changes from question to
+question, and the prompt is in the cache before all of them. The script prints median ratios of
+tokens per second with 95% bootstrap intervals. --count is the number of schemas that are used,
+evenly spread over the files.
 """
 
 import argparse
@@ -43,7 +45,7 @@ WAYS = ("lossless", "off", "free")
 
 @dataclass(frozen=True)
 class Case:
-    """A schema and the question that its document answers."""
+    """A JSON schema, and the question that the model answers with a document of this schema."""
 
     name: str
     schema: Any
@@ -51,13 +53,13 @@ class Case:
 
     @property
     def message(self) -> Message:
-        """Return the message to the model."""
-        asked = "Answer with a short JSON document of this schema"
-        return Message("user", f"{self.question}\n{asked}: {json.dumps(self.schema)}")
+        """The user's message: the question, followed by the schema."""
+        instruction = "Answer with a short JSON document of this schema"
+        return Message("user", f"{self.question}\n{instruction}: {json.dumps(self.schema)}")
 
 
 def cases(folder: Path, count: int) -> list[Case]:
-    """Return `count` schemas, evenly spread."""
+    """Return `count` cases, evenly spread over the lines of `functions.jsonl` and `suite.jsonl`."""
     rows = [
         json.loads(line)
         for name in ("functions", "suite")
@@ -70,37 +72,45 @@ def cases(folder: Path, count: int) -> list[Case]:
 
 
 def answer(runner: Runner, request: Request) -> Answer:
-    """Return one complete answer."""
+    """Run one request to its end, and return the answer."""
     reply = runner.reply(request)
     list(reply)
     return reply.answer
 
 
-def verdict(case: Case, made: Answer) -> str:
-    """Return "valid", "INVALID", or why the document has no end."""
-    if made.finish != "stop":
-        return made.finish
+def verdict(case: Case, answer_made: Answer) -> str:
+    """Return "valid" or "INVALID" for a finished document, else the reason why the answer ended
+    early, such as "length".
+    """
+    if answer_made.finish != "stop":
+        return answer_made.finish
     own = jsonschema.validators.validator_for(case.schema, jsonschema.Draft202012Validator)
     validator = jsonschema.validators.extend(own, {"pattern": pattern})
-    return "valid" if validator(case.schema).is_valid(json.loads(made.text)) else "INVALID"
+    return "valid" if validator(case.schema).is_valid(json.loads(answer_made.text)) else "INVALID"
 
 
 def pattern(_: Any, wanted: str, value: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
-    """Validate `pattern` with regex; Python's re has no Unicode classes."""
+    """Validate the keyword `pattern` with the package regex, because re has no Unicode classes."""
     if isinstance(value, str) and not regex.search(wanted, value):
         yield jsonschema.ValidationError(f"{value!r} does not match {wanted!r}")
 
 
-def milliseconds(made: Answer) -> float:
-    """Return the time per token after the first, which belongs to the prompt."""
-    return made.generate_ms / max(1, len(made.tokens) - 1)
+def milliseconds(answer_made: Answer) -> float:
+    """Return the milliseconds per token. The first token is not counted, because its time belongs
+    to the prompt.
+    """
+    return answer_made.generate_ms / max(1, len(answer_made.tokens) - 1)
 
 
 def timed(runner: Runner, request: Request, length: int, turn: int) -> dict[str, Answer]:
-    """Answer the same question in each way, starting with another way each turn."""
+    """Answer the same question in each of WAYS, and return the answers by way.
+
+    `length`: number of tokens of the answer without a schema. `turn`: the number of the question;
+    it decides which way is first.
+    """
     assert request.grammar
     off = runner.grammars(replace(request.grammar.constraint, jump="off"))
-    asked = {
+    requests = {
         "lossless": request,
         "off": replace(request, grammar=off),
         "free": replace(
@@ -108,11 +118,11 @@ def timed(runner: Runner, request: Request, length: int, turn: int) -> dict[str,
         ),
     }
     order = [WAYS[(turn + place) % len(WAYS)] for place in range(len(WAYS))]
-    return {way: answer(runner, asked[way]) for way in order}
+    return {way: answer(runner, requests[way]) for way in order}
 
 
 def main() -> None:
-    """Measure and print."""
+    """Parse the flags, then measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -125,21 +135,25 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--temp", default=default_sampling()["temp"])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    asked = parser.parse_args()
+    args = parser.parse_args()
     begun = time.perf_counter()
-    wanted = cases(asked.schemas, asked.count)
-    sampling = default_sampling().with_values({"temp": asked.temp, "seed": 1})
-    with open_runner(asked.model, RunOptions(ctx_size=4096, threads=asked.threads)) as runner:
-        told(runner, wanted, sampling, asked)
+    wanted = cases(args.schemas, args.count)
+    sampling = default_sampling().with_values({"temp": args.temp, "seed": 1})
+    with open_runner(args.model, RunOptions(ctx_size=4096, threads=args.threads)) as runner:
+        measure_all(runner, wanted, sampling, args)
     print(f"{time.perf_counter() - begun:.0f} s in all")
 
 
-def told(runner: Runner, wanted: list[Case], sampling: Sampling, asked: argparse.Namespace) -> None:
-    """Answer all questions; print each result, then the sums."""
+def measure_all(
+    runner: Runner, wanted: list[Case], sampling: Sampling, args: argparse.Namespace
+) -> None:
+    """Answer the questions of all cases. Print a line for each refused schema and each document
+    that is not valid, then the totals.
+    """
     verdicts, refused, tokens, forced = Counter[str](), 0, 0, 0
     ratios: dict[str, list[float]] = {"off / free": [], "lossless / free": [], "lossless / off": []}
-    bill: list[float] = []
-    every = max(1, len(wanted) // max(1, asked.timed))
+    grammar_ms: list[float] = []
+    every = max(1, len(wanted) // max(1, args.timed))
     for turn, case in enumerate(wanted):
         try:
             grammar = runner.grammars(Constraint("json_schema", json.dumps(case.schema)))
@@ -148,32 +162,34 @@ def told(runner: Runner, wanted: list[Case], sampling: Sampling, asked: argparse
             print(f"refused   {case.name}: {error}")
             continue
         prompt = runner.encode_chat([case.message])
-        request = Request(prompt, sampling, asked.tokens, strategy="guided", grammar=grammar)
-        made = answer(runner, request)
-        result = verdict(case, made)
+        request = Request(prompt, sampling, args.tokens, strategy="guided", grammar=grammar)
+        answer_made = answer(runner, request)
+        result = verdict(case, answer_made)
         verdicts[result] += 1
-        tokens += len(made.tokens)
-        forced += sum(token.forced for token in made.tokens)
-        bill += [token.constraint_ms for token in made.tokens]
+        tokens += len(answer_made.tokens)
+        forced += sum(token.forced for token in answer_made.tokens)
+        grammar_ms += [token.constraint_ms for token in answer_made.tokens]
         if result != "valid":
-            print(f"{result:9} {case.name}: {made.text[:100]!r}")
-        if asked.timed and turn % every == 0 and len(made.tokens) > 8:
-            ways = {
-                way: milliseconds(one)
-                for way, one in timed(runner, request, len(made.tokens), turn).items()
+            print(f"{result:9} {case.name}: {answer_made.text[:100]!r}")
+        if args.timed and turn % every == 0 and len(answer_made.tokens) > 8:
+            times = {
+                way: milliseconds(milliseconds_made)
+                for way, milliseconds_made in timed(
+                    runner, request, len(answer_made.tokens), turn
+                ).items()
             }
             for pair, values in ratios.items():
-                one, other = pair.split(" / ")
-                values.append(ways[other] / ways[one])
+                milliseconds_made, other = pair.split(" / ")
+                values.append(times[other] / times[milliseconds_made])
     accepted = sum(verdicts.values())
     print(f"schemas: {accepted} of {len(wanted)} accepted, {refused} refused")
     print("documents: " + ", ".join(f"{count} {word}" for word, count in verdicts.most_common()))
     print(
-        f"finished within {asked.tokens} tokens: {(verdicts['valid'] + verdicts['INVALID']) / accepted:.1%}"
+        f"finished within {args.tokens} tokens: {(verdicts['valid'] + verdicts['INVALID']) / accepted:.1%}"
     )
     print(
-        f"tokens: {tokens}, {forced / tokens:.1%} forced; grammar: median {statistics.median(bill):.3f} ms per token,"
-        f" mean {statistics.mean(bill):.3f}, most {max(bill):.1f}"
+        f"tokens: {tokens}, {forced / tokens:.1%} forced; grammar: median {statistics.median(grammar_ms):.3f} ms per token,"
+        f" mean {statistics.mean(grammar_ms):.3f}, most {max(grammar_ms):.1f}"
     )
     for pair, values in ratios.items():
         if values:

@@ -4,11 +4,12 @@
 usage: .venv/bin/python scripts/benchmarks/gemm.py FILE.gguf ... [--rows 4,8,16,32,64,128,512]
        [--behind 0] [--rounds 7] [--threads 2]
 
-Two contexts of one model are open at once and compute a pass in turn. Up to 16 rows are the next
-tokens of that many answers, each after `behind` tokens; more rows are one prompt. For each file and
-number of rows the script prints the tokens per second of both, their ratio (ours / ggml, medians)
-with the lowest and highest ratio of a round, and the relative squared error of our logits against
-ggml's. Most of that error comes from ggml, which rounds inputs to 8 bits
+Two contexts of one model are open at the same time and compute a pass in turn, one with this
+project's kernel and one with ggml's. Up to 16 rows are the next tokens of that many answers, each
+with --behind tokens in the cache; more rows are one prompt. For each file and number of rows the
+script prints the tokens per second of both kernels, the ratio of the medians (ours / ggml) with the
+lowest and highest ratio of a round, and the relative squared error of our logits against ggml's.
+Most of that error comes from ggml, which rounds inputs to 8 bits
 (tests/runtime/binding/kernels/test_gemm.py).
 """
 
@@ -27,79 +28,81 @@ from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
 
-ANSWERS = 16  # up to this number, each row is an answer; more rows are a prompt
+ANSWERS = 16  # up to this number, each row is the token of another answer; more rows are a prompt
 
 
 def main() -> None:
-    """Measure every file."""
+    """Parse the flags, and measure every file with every number of rows."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--rows", default="4,8,16,32,64,128,512")
     parser.add_argument("--behind", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
-    given = parser.parse_args()
+    args = parser.parse_args()
     print("file                 rows   tokens/s ours    ggml   ratio (of the rounds)   logit error")
-    for path in given.files:
-        for count in (int(word) for word in given.rows.split(",")):
-            compare(path, count, given)
+    for path in args.files:
+        for count in (int(word) for word in args.rows.split(",")):
+            compare(path, count, args)
 
 
-def compare(path: Path, count: int, given: argparse.Namespace) -> None:
-    """Measure one file and number of rows."""
+def compare(path: Path, count: int, args: argparse.Namespace) -> None:
+    """Measure one file with `count` rows per pass, and print a line."""
     answers = count if count <= ANSWERS else 1
-    cells = (given.behind + 8) * answers + count
+    cells = (args.behind + 8) * answers + count
     options = ContextOptions(
         cells,
         2048,
         512,
         answers,
-        given.threads,
-        given.threads,
+        args.threads,
+        args.threads,
         flash_attn="on",
         n_outputs=max(answers, 1),
     )
-    ways = (gemm.MIN_ANSWER_ROWS, 0)
-    with gemm.enabled(ways[0]), open_model(path, gpu_layers=0) as model:
+    min_rows = (gemm.MIN_ANSWER_ROWS, 0)
+    with gemm.enabled(min_rows[0]), open_model(path, gpu_layers=0) as model:
         with open_context(model, options) as ours, open_context(model, options) as theirs:
-            spent: tuple[list[float], list[float]] = [], []
+            seconds_of: tuple[list[float], list[float]] = [], []
             logits = [np.empty(0), np.empty(0)]
-            for turn in range(given.rounds + 1):
-                for at, (own, context) in enumerate(zip(ways, (ours, theirs), strict=True)):
-                    with gemm.enabled(own):
-                        seconds, logits[at] = once(
-                            context, count, answers, given.behind, model.n_vocab
+            for round_number in range(args.rounds + 1):
+                for index, (rows, context) in enumerate(zip(min_rows, (ours, theirs), strict=True)):
+                    with gemm.enabled(rows):
+                        seconds, logits[index] = timed_pass(
+                            context, count, answers, args.behind, model.n_vocab
                         )
-                    if turn:
-                        spent[at].append(seconds)
-    ratios = [other / one for one, other in zip(*spent, strict=True)]
-    rates = [count / statistics.median(each) for each in spent]
-    apart = float(np.square(logits[0] - logits[1]).sum() / np.square(logits[1]).sum())
+                    if round_number:
+                        seconds_of[index].append(seconds)
+    ratios = [other / one for one, other in zip(*seconds_of, strict=True)]
+    rates = [count / statistics.median(each) for each in seconds_of]
+    error = float(np.square(logits[0] - logits[1]).sum() / np.square(logits[1]).sum())
     print(
         f"{path.stem[:20]:20} {count:4} {rates[0]:15.0f} {rates[1]:7.0f}   {rates[0] / rates[1]:.2f} "
-        f"({min(ratios):.2f} to {max(ratios):.2f})   {apart:.1e}",
+        f"({min(ratios):.2f} to {max(ratios):.2f})   {error:.1e}",
         flush=True,
     )
 
 
-def once(
-    context: Context, count: int, answers: int, behind: int, words: int
+def timed_pass(
+    context: Context, count: int, answers: int, depth: int, n_vocab: int
 ) -> tuple[float, NDArray[np.float64]]:
-    """Return the seconds of a pass and its last logits; the `behind` tokens before it are not
-    timed.
+    """Compute one pass of `count` rows; return its seconds and the logits of its last row.
+
+    The rows are divided among `answers` sequences. Each sequence has `depth` tokens in the cache,
+    which are computed first and not timed.
     """
     context.clear()
-    for sequence in range(answers if behind else 0):
-        tokens = [(11 + 37 * place + sequence) % words for place in range(behind)]
-        context.decode(BatchRows(tokens, range(behind), [sequence] * behind, [False] * behind))
-    each = count // answers
-    tokens = [(7 + 101 * place) % words for place in range(count)]
-    positions = [behind + place % each for place in range(count)]
-    sequences = [place // each for place in range(count)]
-    wants = [answers > 1 or place == count - 1 for place in range(count)]
-    begun = time.perf_counter()
-    found = context.decode(BatchRows(tokens, positions, sequences, wants))
-    return time.perf_counter() - begun, found[-1].logits.astype(np.float64)
+    for sequence in range(answers if depth else 0):
+        tokens = [(11 + 37 * index + sequence) % n_vocab for index in range(depth)]
+        context.decode(BatchRows(tokens, range(depth), [sequence] * depth, [False] * depth))
+    rows_per_answer = count // answers
+    tokens = [(7 + 101 * index) % n_vocab for index in range(count)]
+    positions = [depth + index % rows_per_answer for index in range(count)]
+    sequences = [index // rows_per_answer for index in range(count)]
+    wants = [answers > 1 or index == count - 1 for index in range(count)]
+    began = time.perf_counter()
+    outputs = context.decode(BatchRows(tokens, positions, sequences, wants))
+    return time.perf_counter() - began, outputs[-1].logits.astype(np.float64)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
 
 usage: .venv/bin/python scripts/benchmarks/kv_size.py [MODEL ...] [--all] [--no-families]
 
-MODEL is a name of the catalog or a GGUF (default: smollm2:135m and gemma3:270m). A tiny random
-model of every family follows, made with transformers and converted here, and models with unusual
-caches: one key head, as many key heads as query heads, odd heads, an odd compressed key. Each model
-runs with thirteen pairs of types, one pool and one stream per sequence, three context sizes, and
-three pairs of sequences and micro-batches. Contexts that the prediction refuses must be refused by
-llama.cpp, too. The script prints the rows that differ and a line per model; --all prints every row.
-It exits with 1 if anything differs.
+MODEL is a name of the catalog or a GGUF file (default: smollm2:135m and gemma3:270m). Tiny random
+models follow, made with transformers and converted here: one of every family, and some with unusual
+caches (one key head, as many key heads as query heads, an odd head size, an odd size of the
+compressed key). Each model is opened with thirteen pairs of cache types, with one pool and with one
+stream per sequence, with three context sizes, and with three pairs of sequence count and
+micro-batch. llama.cpp must also refuse every context that the prediction refuses. The script prints
+the contexts that differ and a line per model; --all prints every context. It exits with 1 if
+anything differs.
 """
 
 import argparse
@@ -36,9 +37,9 @@ from quant.quantize import plan, write
 from tests.quant import families
 from tests.quant.families.deepseek2 import v2
 
-ALIKE = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+SAME_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 TYPES = (
-    *((kind, kind, "auto") for kind in ALIKE),
+    *((kind, kind, "auto") for kind in SAME_TYPES),
     ("q8_0", "q4_0", "on"),
     ("f16", "q5_1", "auto"),
     ("f16", "f16", "off"),
@@ -46,7 +47,7 @@ TYPES = (
 )
 CONTEXTS = (300, 1024, 2500)
 SIZES = ((1, 512), (3, 64), (8, 128))  # sequences, micro-batch
-MORE = [
+EXTRA_CASES = [
     families.Case("llama, one key head", "LlamaForCausalLM", {"num_key_value_heads": 1}),
     families.Case("llama, a key head a query head", "LlamaForCausalLM", {"num_key_value_heads": 8}),
     families.Case("llama, heads of 24", "LlamaForCausalLM", {"head_dim": 24}),
@@ -62,8 +63,10 @@ MORE = [
 
 @dataclass(frozen=True)
 class Row:
-    """One context. `allocated` is None if llama.cpp refuses it; `predicted` is None if we do, -1 if
-    there is no prediction.
+    """The KV-cache bytes of one context, predicted and allocated.
+
+    `allocated` is None if llama.cpp refuses the context. `predicted` is None if our prediction
+    refuses it, and -1 if there is no prediction for the model's architecture.
     """
 
     model: str
@@ -73,7 +76,9 @@ class Row:
 
     @property
     def difference(self) -> int | None:
-        """Return the difference in bytes, or None if only one side refuses."""
+        """The predicted minus the allocated bytes. It is 0 if both sides refuse the context, and
+        None if only one of them does.
+        """
         if self.predicted is None or self.allocated is None:
             return 0 if self.predicted == self.allocated else None
         return self.predicted - self.allocated
@@ -89,15 +94,17 @@ class Row:
 
 
 def measure(
-    name: str, model: Model, form: kv_size.CacheShape | None, options: ContextOptions
+    name: str, model: Model, shape: kv_size.CacheShape | None, options: ContextOptions
 ) -> Row:
-    """Predict the size, then open a context and read its size."""
+    """Predict the cache size of a context, then open the context and read its real size. `shape` is
+    None if the architecture has no prediction.
+    """
     predicted: int | None = -1
-    if form:
+    if shape:
         predicted = None
-        if not kv_size.find_refusal(form, options.type_k, options.type_v):
+        if not kv_size.find_refusal(shape, options.type_k, options.type_v):
             predicted = kv_size.predict_cache(
-                form,
+                shape,
                 options.n_ctx,
                 options.type_k,
                 options.type_v,
@@ -108,16 +115,16 @@ def measure(
             ).nbytes
     try:
         with open_context(model, options) as context:
-            held = context.memory_breakdown()
-            assert held, "this build of llama.cpp does not report its memory"
-            return Row(name, options, predicted, held.context_bytes)
+            breakdown = context.memory_breakdown()
+            assert breakdown, "this build of llama.cpp does not report its memory"
+            return Row(name, options, predicted, breakdown.context_bytes)
     except UserError:
         return Row(name, options, predicted, None)
 
 
 def rows(name: str, path: Path) -> Iterator[Row]:
-    """Yield a row for every context of one file."""
-    form = kv_size.read_shape(read_header.read_header(path).metadata)
+    """Yield a row for every context that is tried with one model file."""
+    shape = kv_size.read_shape(read_header.read_header(path).metadata)
     with open_model(path) as model:
         for (type_k, type_v, flash), unified, n_ctx, (sequences, n_ubatch) in product(
             TYPES, (True, False), CONTEXTS, SIZES
@@ -125,28 +132,34 @@ def rows(name: str, path: Path) -> Iterator[Row]:
             if (
                 flash == "off"
                 and type_k not in kv_size.FLOAT_TYPES
-                and form
-                and any(head % 32 for head in form.k_heads)
+                and shape
+                and any(head % 32 for head in shape.k_heads)
             ):
-                continue  # refused only by the prediction: llama.cpp computes wrong results for it
+                # llama.cpp accepts these and computes wrong results; only the prediction refuses.
+                continue
             options = ContextOptions(
                 n_ctx, 512, n_ubatch, sequences, 1, 1, type_k, type_v, flash, unified
             )
-            yield measure(name, model, form, options)
+            yield measure(name, model, shape, options)
 
 
 def files(names: list[str], tiny: bool) -> Iterator[tuple[str, Path]]:
-    """Yield names and files; a tiny file exists until the next one is yielded."""
+    """Yield the name and the file of each named model, then of each tiny model if `tiny` is set.
+    The file of a tiny model is deleted when the next one is requested.
+    """
     for name in names:
         yield name, prepare_model(name, None, config.load_config(), UI(color=False)).path
     seen: set[str] = set()
-    for case in [*MORE, *families.cases()] if tiny else []:
-        if case not in MORE and case.hf in seen:
+    for case in [*EXTRA_CASES, *families.cases()] if tiny else []:
+        if case not in EXTRA_CASES and case.hf in seen:
             continue
-        if case not in MORE:
+        if case not in EXTRA_CASES:
             seen.add(case.hf)
-        with tempfile.TemporaryDirectory() as place:
-            folder, out = families.build(case, Path(place) / "model"), Path(place) / "model.gguf"
+        with tempfile.TemporaryDirectory() as temporary:
+            folder, out = (
+                families.build(case, Path(temporary) / "model"),
+                Path(temporary) / "model.gguf",
+            )
             write.write_model(
                 plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "F32"),
                 out,
@@ -156,32 +169,30 @@ def files(names: list[str], tiny: bool) -> Iterator[tuple[str, Path]]:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Parse the flags, measure every model and print; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="*", default=["smollm2:135m", "gemma3:270m"])
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--no-families", action="store_true")
-    asked = parser.parse_args()
-    wrong = contexts = 0
+    args = parser.parse_args()
+    n_wrong = n_contexts = 0
     print(
         "model, K, V, flash, mode, sequences, micro-batch, context, predicted, allocated, difference"
     )
-    for name, path in files(asked.models, not asked.no_families):
-        found = list(rows(name, path))
-        bad = [row for row in found if row.difference != 0]
-        for row in found if asked.all else bad:
+    for name, path in files(args.models, not args.no_families):
+        measured = list(rows(name, path))
+        differing = [row for row in measured if row.difference != 0]
+        for row in measured if args.all else differing:
             print(row)
-        refused = sum(row.allocated is None for row in found)
-        largest = max((row.allocated or 0 for row in found), default=0)
-        line = (
-            f"{len(found)} contexts, {refused} refused, up to {largest:,} bytes, {len(bad)} differ"
-        )
+        refused = sum(row.allocated is None for row in measured)
+        largest = max((row.allocated or 0 for row in measured), default=0)
+        line = f"{len(measured)} contexts, {refused} refused, up to {largest:,} bytes, {len(differing)} differ"
         print(f"{name:34} {line}", flush=True)
-        wrong, contexts = wrong + len(bad), contexts + len(found)
-    print(f"{contexts} contexts, {wrong} differ")
-    return 1 if wrong else 0
+        n_wrong, n_contexts = n_wrong + len(differing), n_contexts + len(measured)
+    print(f"{n_contexts} contexts, {n_wrong} differ")
+    return 1 if n_wrong else 0
 
 
 if __name__ == "__main__":

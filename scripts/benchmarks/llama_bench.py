@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
-"""Compare `llmcli bench` with llama.cpp's llama-bench: the same tests and flags in turn.
+"""Compare the speeds that `llmcli bench` and llama.cpp's llama-bench report for the same tests.
 
 usage: .venv/bin/python scripts/benchmarks/llama_bench.py MODEL [MODEL ...] --llama-bench PATH
        [--pairs 10] [--repetitions 2] [--threads 1,2] [--prompt 512] [--gen 128]
        .venv/bin/python scripts/benchmarks/llama_bench.py MODEL [MODEL ...] --inside [--seconds 40]
        [--threads 1,2] …
 
-A pair is one process of each program, in alternating order. A process runs pp512 and tg128 with
-each number of threads, after llama-bench's warm-up, and the median of its repetitions counts. The
-script prints medians over the pairs, the median of the ratios with a 95% bootstrap interval, and
-whether it reaches 0.98. Run it on an idle machine.
+A pair is one process of each program, in alternating order. A process runs a prompt test (pp512)
+and a generation test (tg128) with each number of threads, after a warm-up; the median of its
+repetitions counts. For each test the script prints the median speeds, the median of the pairs'
+ratios with its 95% bootstrap interval, and whether this median reaches 0.98. Run it on an idle
+machine.
 
---inside compares both in one process (scripts/benchmarks/in_process.py), each line for --seconds:
-contexts as bench opens them and as llama-bench does, in turn over the same weights. It prints the
-ratio of medians over the turns with its interval.
+--inside compares both methods in one process (scripts/benchmarks/in_process.py) and spends
+--seconds on each printed line. Contexts opened as by bench and as by llama-bench compute in turn
+over the same weights. The script prints the ratio of the median speeds with its interval.
 """
 
 import argparse
@@ -32,17 +33,19 @@ GOAL = 0.98
 Rates = dict[tuple[int, str], float]
 
 
-def rates(command: list[str], model: str, asked: argparse.Namespace) -> Rates:
-    """Return the tokens per second of one process by threads and test."""
+def rates(command: list[str], model: str, args: argparse.Namespace) -> Rates:
+    """Run one process of bench or llama-bench; return its median tokens per second by number of
+    threads and test name, such as (2, "pp512").
+    """
     flags = [
         "-p",
-        str(asked.prompt),
+        str(args.prompt),
         "-n",
-        str(asked.gen),
+        str(args.gen),
         "-r",
-        str(asked.repetitions),
+        str(args.repetitions),
         "-t",
-        asked.threads,
+        args.threads,
     ]
     rows = document([*command, "-m", model, *flags, "-o", "json"])
     return {
@@ -54,53 +57,56 @@ def rates(command: list[str], model: str, asked: argparse.Namespace) -> Rates:
     }
 
 
-def pairs(model: str, asked: argparse.Namespace) -> dict[str, list[Rates]]:
-    """Return the speeds of both programs for every pair."""
-    sides = {"bench": [*LLMCLI, "bench", "--no-history"], "llama-bench": [asked.llama_bench]}
-    found: dict[str, list[Rates]] = {name: [] for name in sides}
-    for number in range(asked.pairs):
+def pairs(model: str, args: argparse.Namespace) -> dict[str, list[Rates]]:
+    """Run all pairs of processes; return for each program one `Rates` per pair."""
+    sides = {"bench": [*LLMCLI, "bench", "--no-history"], "llama-bench": [args.llama_bench]}
+    rates_by_program: dict[str, list[Rates]] = {name: [] for name in sides}
+    for number in range(args.pairs):
         for name in sorted(sides, reverse=bool(number % 2)):
-            found[name].append(rates(sides[name], model, asked))
-    return found
+            rates_by_program[name].append(rates(sides[name], model, args))
+    return rates_by_program
 
 
-def tell(found: dict[str, list[Rates]]) -> bool:
-    """Print a line for each test; return whether all reach the goal."""
-    good = True
-    for threads, test in sorted(found["bench"][0]):
+def print_ratios(rates_by_program: dict[str, list[Rates]]) -> bool:
+    """Print a line for each test; return whether the median ratio of every test reaches GOAL."""
+    reached = True
+    for threads, test in sorted(rates_by_program["bench"][0]):
         ours, theirs = (
-            [one[threads, test] for one in found[name]] for name in ("bench", "llama-bench")
+            [process_rates[threads, test] for process_rates in rates_by_program[name]]
+            for name in ("bench", "llama-bench")
         )
         ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-        middle, (low, high) = statistics.median(ratios), interval(ratios)
-        good &= middle >= GOAL
+        median, (low, high) = statistics.median(ratios), interval(ratios)
+        reached &= median >= GOAL
         speeds = f"bench {statistics.median(ours):8.2f}  llama-bench {statistics.median(theirs):8.2f} tok/s"
-        verdict = f"{'>=' if middle >= GOAL else '<'} {GOAL}"
+        verdict = f"{'>=' if median >= GOAL else '<'} {GOAL}"
         span = f"95% interval {low:.4f} to {high:.4f}"
         print(
-            f"  {test:6} -t {threads}: {speeds}  ratio {middle:.4f}  {span}  {verdict}", flush=True
+            f"  {test:6} -t {threads}: {speeds}  ratio {median:.4f}  {span}  {verdict}", flush=True
         )
-    return good
+    return reached
 
 
-def within(model: Path, asked: argparse.Namespace) -> bool:
-    """Measure both in this process, a line for each test; return whether all reach the goal."""
-    good = True
-    threads = [int(count) for count in asked.threads.split(",")]
-    for test, paired in in_process.measure(model, threads, asked.prompt, asked.gen, asked.seconds):
+def compare_in_process(model: Path, args: argparse.Namespace) -> bool:
+    """Measure one model in this process and print a line for each test; return whether the ratio of
+    every test reaches GOAL.
+    """
+    reached = True
+    threads = [int(count) for count in args.threads.split(",")]
+    for test, paired in in_process.measure(model, threads, args.prompt, args.gen, args.seconds):
         (ratio, low, high), (ours, theirs) = paired.ratio(), paired.speeds()
-        good &= ratio >= GOAL
+        reached &= ratio >= GOAL
         print(
             f"  {test.name:6} -t {test.n_threads}: bench {ours:8.2f}  llama-bench's way {theirs:8.2f} tok/s  "
             f"ratio {ratio:.4f}  95% interval {low:.4f} to {high:.4f}, {len(paired.ours)} turns  "
             f"{'>=' if ratio >= GOAL else '<'} {GOAL}",
             flush=True,
         )
-    return good
+    return reached
 
 
 def main() -> None:
-    """Measure and print; exit with 1 if a median misses the goal."""
+    """Parse the flags, measure and print; exit with 1 if a ratio misses GOAL."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -114,19 +120,19 @@ def main() -> None:
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--gen", type=int, default=128)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     good = True
-    for ref in asked.models:
+    for ref in args.models:
         model, began = model_path(ref), time.monotonic()
-        if asked.inside:
+        if args.inside:
             print(f"{Path(model).name}:", flush=True)
-            good &= within(Path(model), asked)
+            good &= compare_in_process(Path(model), args)
             continue
-        found = pairs(model, asked)
+        rates_of_pairs = pairs(model, args)
         print(
-            f"{Path(model).name}: {asked.pairs} pairs, {time.monotonic() - began:.0f} s", flush=True
+            f"{Path(model).name}: {args.pairs} pairs, {time.monotonic() - began:.0f} s", flush=True
         )
-        good &= tell(found)
+        good &= print_ratios(rates_of_pairs)
     raise SystemExit(0 if good else 1)
 
 

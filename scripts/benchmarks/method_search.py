@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Compare time and weighted error of `--method search` with ggml's search, and with llama-quantize.
+"""Compare `llmcli quantize --method search` with ggml's search in time and in weighted error.
 
 usage: .venv/bin/python scripts/benchmarks/method_search.py
-           each type, synthetic rows, one thread
+           every block format, on synthetic rows, with one thread
        .venv/bin/python scripts/benchmarks/method_search.py MODEL.gguf --imatrix FILE
            --llama-quantize PATH [-t TYPE …] [--rounds 5] [--threads N] [--pure] [--numpy]
 
-Both sides run in turn, in alternating order. The ratio is the median of the rounds' ratios, above 1
-if ours is faster. The error is the sum of importance times squared difference over all tensors that
-both quantized, ours relative to theirs. --numpy disables our C code. MODEL must have float weights.
+The second form compares whole processes of `llmcli quantize` and llama-quantize. The two sides run
+in turn, in alternating order. The ratio of speeds is the median of the rounds' ratios, above 1 if
+ours is faster. The weighted error is the sum of importance times squared difference over all
+tensors that both quantized, ours relative to theirs. --numpy disables our C code. MODEL.gguf must
+have float weights.
 """
 
 import argparse
@@ -47,7 +49,7 @@ main()
 
 
 def main() -> None:
-    """Measure and print a line for each type."""
+    """Parse the flags, measure, and print a line for each type."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -61,42 +63,45 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--pure", action="store_true")
     parser.add_argument("--numpy", action="store_true")
-    asked = parser.parse_args()
-    if asked.numpy:
+    args = parser.parse_args()
+    if args.numpy:
         ggml.native_search = lambda: None  # type: ignore[assignment]
-    print(f"search in {'C' if ggml.native_search() else 'numpy'}, {asked.rounds} rounds")
-    if asked.model is None:
+    print(f"search in {'C' if ggml.native_search() else 'numpy'}, {args.rounds} rounds")
+    if args.model is None:
         for name in SEARCH_SETTINGS:
-            per_type(name, asked.rounds)
+            compare_encoders(name, args.rounds)
         return
-    if not (asked.imatrix and asked.llama_quantize):
+    if not (args.imatrix and args.llama_quantize):
         parser.error(
             "pass the importance matrix with --imatrix and llama.cpp's tool with --llama-quantize"
         )
-    with tempfile.TemporaryDirectory() as place:
-        for name in asked.type:
-            whole_run(asked, name, Path(place))
+    with tempfile.TemporaryDirectory() as folder:
+        for name in args.type:
+            compare_processes(args, name, Path(folder))
 
 
 def in_turn(
     ours: Callable[[], float], theirs: Callable[[], float], rounds: int
 ) -> tuple[float, float, float]:
-    """Return the medians of both sides' seconds, and of the rounds' ratios theirs / ours."""
+    """Run both functions, which return seconds, once per round in alternating order. Return our
+    median seconds, their median seconds, and the median of the rounds' ratios theirs / ours.
+    """
     pairs = []
-    for turn in range(rounds):
-        if turn % 2:
-            other = theirs()
-            pairs.append((ours(), other))
+    for round_number in range(rounds):
+        if round_number % 2:
+            their_seconds = theirs()
+            pairs.append((ours(), their_seconds))
         else:
-            own = ours()
-            pairs.append((own, theirs()))
-    own, other = (statistics.median(side) for side in zip(*pairs, strict=True))
-    return own, other, statistics.median(b / a for a, b in pairs)
+            our_seconds = ours()
+            pairs.append((our_seconds, theirs()))
+    our_seconds, their_seconds = (statistics.median(side) for side in zip(*pairs, strict=True))
+    return our_seconds, their_seconds, statistics.median(b / a for a, b in pairs)
 
 
-def per_type(name: str, rounds: int) -> None:
-    """Measure one type with one thread on Student-t rows (one value in a hundred is eight times as
-    large) and log-normal importance.
+def compare_encoders(name: str, rounds: int) -> None:
+    """Encode synthetic weights in one type by both methods with one thread, and print a line. The
+    weights have a Student-t distribution, with one in a hundred eight times as large; the
+    importance of the columns is log-normal.
     """
     rng = np.random.default_rng(0)
     rows = rng.standard_t(5, (ROWS, COLUMNS)) * 0.02
@@ -108,29 +113,31 @@ def per_type(name: str, rounds: int) -> None:
         evidence = InputStatistics(
             name, COLUMNS, ROWS, 1, imatrix.ImatrixEntry(Path(file.name), 0, COLUMNS, (1.0,))
         )
-        made = {}
+        encoded = {}
 
         def timed(method: str) -> float:
-            solve, began = (
+            encode, began = (
                 METHODS[method].make_encoder(FORMATS[name], evidence),
                 time.perf_counter(),
             )
-            parts = [solve(rows[at : at + 32], at) for at in range(0, ROWS, 32)]
+            pieces = [encode(rows[at : at + 32], at) for at in range(0, ROWS, 32)]
             seconds = time.perf_counter() - began
-            made[method] = np.concatenate(parts)
+            encoded[method] = np.concatenate(pieces)
             return seconds
 
-        own, other, ratio = in_turn(lambda: timed("search"), lambda: timed("ggml"), rounds)
+        our_seconds, their_seconds, ratio = in_turn(
+            lambda: timed("search"), lambda: timed("ggml"), rounds
+        )
     errors = [
         float(
             np.square(
-                ggml.decode(made[method], name, COLUMNS, label=name) - rows, dtype=np.float64
+                ggml.decode(encoded[method], name, COLUMNS, label=name) - rows, dtype=np.float64
             ).sum(0)
             @ vector
         )
         for method in ("search", "ggml")
     ]
-    speed = [rows.size / seconds / 1e6 for seconds in (own, other)]
+    speed = [rows.size / seconds / 1e6 for seconds in (our_seconds, their_seconds)]
     print(
         f"{name:5} search {speed[0]:6.1f} Mw/s  ggml {speed[1]:6.1f} Mw/s  speed {ratio:5.2f}x"
         f"  weighted error {errors[0] / errors[1] - 1:+7.2%}",
@@ -138,17 +145,19 @@ def per_type(name: str, rounds: int) -> None:
     )
 
 
-def whole_run(asked: argparse.Namespace, name: str, place: Path) -> None:
-    """Measure whole processes with the same file and the same importance matrix."""
-    ours, theirs = place / "ours.gguf", place / "theirs.gguf"
-    pure = ["--pure"] if asked.pure else []
-    own_words = [
+def compare_processes(args: argparse.Namespace, name: str, folder: Path) -> None:
+    """Quantize the same file with the same importance matrix by `llmcli quantize` and by
+    llama-quantize, and print a line. `folder` is for the output files.
+    """
+    ours, theirs = folder / "ours.gguf", folder / "theirs.gguf"
+    pure = ["--pure"] if args.pure else []
+    our_command = [
         sys.executable,
         "-c",
         PROGRAM,
-        str(int(asked.numpy)),
+        str(int(args.numpy)),
         "quantize",
-        asked.model,
+        args.model,
         "-t",
         name,
         "-o",
@@ -156,44 +165,50 @@ def whole_run(asked: argparse.Namespace, name: str, place: Path) -> None:
         "--method",
         "search",
         "--imatrix",
-        asked.imatrix,
+        args.imatrix,
         "--threads",
-        asked.threads,
+        args.threads,
         "--force",
         "--json",
         *pure,
     ]
-    words = [
-        asked.llama_quantize,
+    their_command = [
+        args.llama_quantize,
         *pure,
         "--imatrix",
-        asked.imatrix,
-        asked.model,
+        args.imatrix,
+        args.model,
         theirs,
         name,
-        asked.threads,
+        args.threads,
     ]
-    seconds_of(own_words, ours)  # not timed: Python writes its bytecode
-    own, other, ratio = in_turn(
-        lambda: seconds_of(own_words, ours), lambda: seconds_of(words, theirs), asked.rounds
+    seconds_of(our_command, ours)  # not counted, because Python writes its bytecode
+    our_seconds, their_seconds, ratio = in_turn(
+        lambda: seconds_of(our_command, ours),
+        lambda: seconds_of(their_command, theirs),
+        args.rounds,
     )
-    lost = [
-        lost_by(asked.model, made, imatrix.load_imatrix(asked.imatrix)) for made in (ours, theirs)
+    errors = [
+        weighted_errors(args.model, path, imatrix.load_imatrix(args.imatrix))
+        for path in (ours, theirs)
     ]
-    common = lost[0].keys() & lost[1].keys()
+    common = errors[0].keys() & errors[1].keys()
     error = (
-        sum(lost[0][tensor] for tensor in common) / sum(lost[1][tensor] for tensor in common) - 1
+        sum(errors[0][tensor] for tensor in common) / sum(errors[1][tensor] for tensor in common)
+        - 1
     )
     sizes = ours.stat().st_size / theirs.stat().st_size - 1
     print(
-        f"{name:7} search {own:6.2f} s  llama-quantize {other:6.2f} s  speed {ratio:5.2f}x"
+        f"{name:7} search {our_seconds:6.2f} s  llama-quantize {their_seconds:6.2f} s  speed {ratio:5.2f}x"
         f"  weighted error {error:+7.2%} of {len(common)} tensors, bytes {sizes:+.3%}",
         flush=True,
     )
 
 
 def seconds_of(words: list[object], out: Path) -> float:
-    """Return the seconds of a command, after pending writes reached the disk."""
+    """Run a command that writes `out`, and return its seconds. Pending writes reach the disk before
+    it starts. Exits with the command's error text if it fails.
+    """
     out.unlink(missing_ok=True)
     os.sync()
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -206,11 +221,13 @@ def seconds_of(words: list[object], out: Path) -> float:
     return time.perf_counter() - began
 
 
-def lost_by(source: Path, made: Path, sums: imatrix.Imatrix) -> dict[str, float]:
-    """Return the importance-weighted squared error of every tensor."""
+def weighted_errors(source: Path, quantized: Path, sums: imatrix.Imatrix) -> dict[str, float]:
+    """Return the importance-weighted squared error of every matrix that is quantized in the file
+    `quantized` and has an entry in the importance matrix `sums`. `source` has the float weights.
+    """
     before = {weight.name: weight for weight in write.open_gguf(source).weights}
-    lost = {}
-    for tensor in read_header.read_header(made).tensors:
+    errors = {}
+    for tensor in read_header.read_header(quantized).tensors:
         weight, entry = before[tensor.name], sums.entries.get(tensor.name)
         if not ggml.is_quantized(tensor.type) or entry is None or len(weight.shape) != 2:
             continue
@@ -218,10 +235,10 @@ def lost_by(source: Path, made: Path, sums: imatrix.Imatrix) -> dict[str, float]
             weight.read(0, weight.rows), weight.type, weight.columns, label=tensor.name
         )
         codes = np.fromfile(tensor.file, np.uint8, tensor.nbytes, offset=tensor.offset)
-        off = ggml.decode(codes, tensor.type, weight.columns, label=tensor.name) - rows
-        squares = np.square(off, out=off).sum(0, dtype=np.float64)
-        lost[tensor.name] = float(squares @ entry.mean_squares(0, 1, weight.columns)[0])
-    return lost
+        difference = ggml.decode(codes, tensor.type, weight.columns, label=tensor.name) - rows
+        squares = np.square(difference, out=difference).sum(0, dtype=np.float64)
+        errors[tensor.name] = float(squares @ entry.mean_squares(0, 1, weight.columns)[0])
+    return errors
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Helpers of scripts that compare programs: documents of processes, and intervals of ratios."""
+"""Functions for scripts that compare programs in pairs of runs."""
 
 import json
 import random
@@ -21,12 +21,14 @@ def document(command: Sequence[str]) -> Any:
 
 
 def model_path(ref: str) -> str:
-    """Return the file of a model: a path unchanged, a name after pulling it."""
+    """Return the path of a model file. `ref` is a path, or a name of the catalog, which is pulled
+    first.
+    """
     return ref if Path(ref).exists() else str(document([*LLMCLI, "pull", ref, "--json"])["path"])
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% bootstrap interval of the median."""
+    """Return the low and the high end of the 95% bootstrap interval of the median ratio."""
     rng = random.Random(1)
     medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(4000))
     return medians[100], medians[3899]

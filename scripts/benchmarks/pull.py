@@ -1,15 +1,15 @@
-"""Quantize a checkpoint directly from a hub on loopback and after a download, with and without
-faults.
+"""Measure `llmcli pull --quant` from a hub on loopback: quantizing directly from the hub, and
+quantizing after a download.
 
-    .venv/bin/python scripts/benchmarks/pull.py [FOLDER] [--megabytes 400] [-t Q4_K_M] [--share
-    0.05]
-        [--seed 1] [--kills 5]
+usage: .venv/bin/python scripts/benchmarks/pull.py [FOLDER] [--megabytes 400] [-t Q4_K_M]
+       [--share 0.05] [--seed 1] [--kills 5]
 
-FOLDER is a checkpoint; by default a Llama of random BF16 weights is made. With faults the hub
-drops, stalls or truncates `--share` of its answers. For each way the script prints seconds,
-requests, peaks of disk and memory, and the sha256 of the file. It fails unless all four files are
-equal and the peak of disk is at most 1.1 times the file. With `--kills` another pull is killed that
-many times at random moments and resumed each time.
+FOLDER is a checkpoint; by default a Llama of random BF16 weights is made. Both ways run without
+faults and with faults, where the hub drops, stalls or truncates `--share` of its answers. For each
+of these four pulls the script prints seconds, requests, peaks of disk and memory, and the sha256 of
+the file. It fails unless all files are equal and the disk peak of quantizing directly is at most
+1.1 times the file. With `--kills`, another pull is killed that many times at random moments and
+resumed each time.
 """
 
 import argparse
@@ -38,7 +38,9 @@ main()
 
 @dataclass(frozen=True)
 class Outcome:
-    """One way to the file; `disk` and `memory` are peaks in bytes."""
+    """The cost of one pull and its file. `disk` and `memory` are peaks in bytes, `faults` counts
+    the hub's faults by kind, and `sha256` and `nbytes` describe the finished file.
+    """
 
     seconds: float
     requests: int
@@ -52,7 +54,9 @@ class Outcome:
 def pull(
     url: str, home: Path, words: list[str], patience: float
 ) -> tuple[float, int, int, dict[str, object]]:
-    """Run one pull in another process; return seconds, peak disk, peak memory and the document."""
+    """Run one pull in another process. Return its seconds, its peak disk and peak memory in bytes,
+    and its JSON document. `patience`: seconds without a byte after which it drops a connection.
+    """
     env = {
         **os.environ,
         "HF_ENDPOINT": url,
@@ -73,7 +77,7 @@ def pull(
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         with subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=err) as process:
             while process.poll() is None:
-                disk, memory = max(disk, taken(home)), max(memory, resident(process.pid))
+                disk, memory = max(disk, disk_usage(home)), max(memory, peak_memory(process.pid))
                 time.sleep(0.02)
         seconds = time.monotonic() - began
         out.seek(0)
@@ -82,18 +86,18 @@ def pull(
             raise SystemExit(
                 f"pull {' '.join(words)} failed with {process.returncode}: {err.read().decode()}"
             )
-        return seconds, max(disk, taken(home)), memory, json.load(out)
+        return seconds, max(disk, disk_usage(home)), memory, json.load(out)
 
 
-def killed(
+def pull_with_kills(
     folder: Path, words: list[str], args: argparse.Namespace, seconds: float
 ) -> tuple[list[int], str]:
-    """Kill a pull repeatedly, then let it finish; return the bytes done at each kill, and the
-    sha256.
+    """Kill a pull `args.kills` times, then let it finish. Return the bytes of the file that were
+    done at each kill, and the sha256 of the finished file. `seconds` is the time of a whole pull.
     """
     from tests.fixtures.fake_hub import Faults, Hub
 
-    chance, reached = random.Random(args.seed), []
+    rng, done_at_kills = random.Random(args.seed), []
     with Hub() as hub, tempfile.TemporaryDirectory() as name:
         home = Path(name)
         hub.add("org/measured", folder)
@@ -116,22 +120,22 @@ def killed(
             with subprocess.Popen(
                 command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             ) as process:
-                time.sleep(chance.uniform(0.2, 0.8) * seconds)
+                time.sleep(rng.uniform(0.2, 0.8) * seconds)
                 if process.poll() is not None:
                     break  # it ended before the kill
                 process.kill()
-            notes = [
+            journal = [
                 json.loads(line)
                 for path in home.rglob(".*.journal")
                 for line in path.read_text().splitlines()
             ]
-            reached.append(max((note.get("bytes", 0) for note in notes), default=0))
+            done_at_kills.append(max((note.get("bytes", 0) for note in journal), default=0))
         document = pull(hub.url, home, words, args.patience)[3]
-    return reached, str(document["sha256"])
+    return done_at_kills, str(document["sha256"])
 
 
-def taken(home: Path) -> int:
-    """Return the disk bytes of a folder, as the file system counts them."""
+def disk_usage(home: Path) -> int:
+    """Return the bytes of disk blocks that a folder's files occupy."""
     total = 0
     for path in list(home.rglob("*")):
         try:
@@ -141,8 +145,10 @@ def taken(home: Path) -> int:
     return total
 
 
-def resident(pid: int) -> int:
-    """Return the peak memory of a process, or 0 if the system does not report it."""
+def peak_memory(pid: int) -> int:
+    """Return the peak resident memory of a process in bytes, or 0 if the system does not report
+    it.
+    """
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -153,7 +159,9 @@ def resident(pid: int) -> int:
 def measure(
     folder: Path, words: list[str], seed: int | None, share: float, patience: float
 ) -> Outcome:
-    """Run one pull with a new hub and a new home."""
+    """Run one pull with a new hub and a new home folder. `seed` is the seed of the hub's faults;
+    None means no faults.
+    """
     from tests.fixtures.fake_hub import Faults, Hub
 
     with Hub() as hub, tempfile.TemporaryDirectory() as home:
@@ -161,14 +169,16 @@ def measure(
         hub.redirects = hub.lasting = True
         hub.faults = None if seed is None else Faults(seed, share)
         seconds, disk, memory, document = pull(hub.url, Path(home), words, patience)
-        happened = dict(Counter(hub.faults.happened)) if hub.faults else {}
+        fault_counts = dict(Counter(hub.faults.happened)) if hub.faults else {}
         size = Path(str(document["path"])).stat().st_size
-        asked = len(hub.requests) + len(hub.elsewhere)
-        return Outcome(seconds, asked, happened, disk, memory, str(document["sha256"]), size)
+        n_requests = len(hub.requests) + len(hub.elsewhere)
+        return Outcome(
+            seconds, n_requests, fault_counts, disk, memory, str(document["sha256"]), size
+        )
 
 
-def made(megabytes: int, target: Path) -> Path:
-    """Write a random checkpoint of about this size."""
+def make_checkpoint(megabytes: int, target: Path) -> Path:
+    """Write a random BF16 checkpoint of about this size to `target`, and return the folder."""
     from tests.quant import tiny_checkpoint
 
     hidden = 1024
@@ -179,7 +189,7 @@ def made(megabytes: int, target: Path) -> Path:
 
 
 def main() -> None:
-    """Run all four ways and compare."""
+    """Parse the flags, run all pulls and compare; exit with 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--megabytes", type=int, default=400)
@@ -195,8 +205,8 @@ def main() -> None:
     )
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT))
-    with tempfile.TemporaryDirectory() as place:
-        folder = args.folder or made(args.megabytes, Path(place) / "measured")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.folder or make_checkpoint(args.megabytes, Path(temporary) / "measured")
         source = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         print(f"{source / 1e6:.0f} MB of safetensors to {args.type}")
         print(
@@ -204,31 +214,33 @@ def main() -> None:
         )
         outcomes = []
         for seed in (None, args.seed):
-            for name, more in (("direct", []), ("download, then quantize", ["--keep-source"])):
-                done = measure(
-                    folder, ["--quant", args.type, *more], seed, args.share, args.patience
+            for name, flags in (("direct", []), ("download, then quantize", ["--keep-source"])):
+                outcome = measure(
+                    folder, ["--quant", args.type, *flags], seed, args.share, args.patience
                 )
-                outcomes.append(done)
+                outcomes.append(outcome)
                 label = name + ("" if seed is None else ", faults")
-                ratio = done.disk / done.nbytes
+                ratio = outcome.disk / outcome.nbytes
                 print(
-                    f"{label:30} {done.seconds:7.1f} {done.requests:8} {done.disk / 1e6:6.0f} MB {ratio:7.2f} "
-                    f"{done.memory / 1e6:5.0f} MB  {done.sha256[:16]}  {done.faults or ''}"
+                    f"{label:30} {outcome.seconds:7.1f} {outcome.requests:8} {outcome.disk / 1e6:6.0f} MB {ratio:7.2f} "
+                    f"{outcome.memory / 1e6:5.0f} MB  {outcome.sha256[:16]}  {outcome.faults or ''}"
                 )
-        hashes = {done.sha256 for done in outcomes}
+        hashes = {outcome.sha256 for outcome in outcomes}
         if args.kills:
-            reached, sha256 = killed(folder, ["--quant", args.type], args, outcomes[0].seconds)
-            done_then = ", ".join(f"{count / 1e6:.0f}" for count in reached)
+            done_at_kills, sha256 = pull_with_kills(
+                folder, ["--quant", args.type], args, outcomes[0].seconds
+            )
+            megabytes = ", ".join(f"{count / 1e6:.0f}" for count in done_at_kills)
             print(
-                f"killed {len(reached)} times, with {done_then} MB of the file done: {sha256[:16]}"
+                f"killed {len(done_at_kills)} times, with {megabytes} MB of the file done: {sha256[:16]}"
             )
             hashes.add(sha256)
     same = len(hashes) == 1
-    slim = all(done.disk <= 1.1 * done.nbytes for done in outcomes[::2])
+    small_disk = all(outcome.disk <= 1.1 * outcome.nbytes for outcome in outcomes[::2])
     print(
-        f"the same file: {same}; direct, the disk never held more than 1.1 times the file: {slim}"
+        f"the same file: {same}; direct, the disk never held more than 1.1 times the file: {small_disk}"
     )
-    raise SystemExit(not (same and slim))
+    raise SystemExit(not (same and small_disk))
 
 
 if __name__ == "__main__":

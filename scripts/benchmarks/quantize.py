@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Compare time, memory and disk of `llmcli quantize FOLDER` with a BF16 GGUF and llama-quantize.
+"""Compare `llmcli quantize FOLDER` with llama.cpp's two steps, in time, memory and disk.
 
 usage: .venv/bin/python scripts/benchmarks/quantize.py FOLDER --llama-quantize PATH
        [--convert SCRIPT] [-t Q4_K_M] [--threads N] [--rounds 3] [--work FOLDER]
        .venv/bin/python scripts/benchmarks/quantize.py FOLDER --ours-only
 
-The BF16 file is written by llama.cpp's converter if --convert names its convert_hf_to_gguf.py, else
-by this project. Both ways run in turn, in alternating order; every run starts after a sync. The
-script prints medians of wall time, CPU time, the largest resident memory of a process, and disk
-beyond the finished file; then the number of tensors with equal bytes. The checkpoint itself is not
-counted.
+The two steps are writing a BF16 GGUF file and running llama-quantize on it. The BF16 file is
+written by llama.cpp's converter if --convert names its convert_hf_to_gguf.py, else by this project.
+Both ways run in turn, in alternating order, and every run starts after a sync. The script prints
+medians of wall time, CPU time, the largest resident memory of a process, and the largest disk use
+besides the checkpoint and the finished file; then the number of tensors with equal bytes.
 """
 
 import argparse
@@ -31,17 +31,19 @@ POLL = 0.02  # seconds between two reads of the disk usage
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of one way: seconds, CPU seconds, and peaks in bytes."""
+    """The cost of one run: wall and CPU seconds, peak resident memory of a process in bytes, and
+    peak disk bytes beyond the finished file. `stdout` is the text that the command printed.
+    """
 
     wall: float
     cpu: float
     resident: int
     disk: int
-    said: str = ""
+    stdout: str = ""
 
 
 def main() -> None:
-    """Measure both ways in turn and print."""
+    """Parse the flags, measure both ways in turn and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -55,43 +57,43 @@ def main() -> None:
     parser.add_argument(
         "--work", type=Path, help="folder for the files; default: a temporary folder"
     )
-    asked = parser.parse_args()
-    if not asked.ours_only and not asked.llama_quantize:
+    args = parser.parse_args()
+    if not args.ours_only and not args.llama_quantize:
         parser.error("pass llama.cpp's tool with --llama-quantize, or --ours-only")
     costs: dict[str, list[Cost]] = (
-        {"one pass": []} if asked.ours_only else {"one pass": [], "two steps": []}
+        {"one pass": []} if args.ours_only else {"one pass": [], "two steps": []}
     )
-    with tempfile.TemporaryDirectory(dir=asked.work) as place:
-        ours, theirs = Path(place) / "ours.gguf", Path(place) / "theirs.gguf"
-        for turn in range(asked.rounds):
+    with tempfile.TemporaryDirectory(dir=args.work) as temporary:
+        ours, theirs = Path(temporary) / "ours.gguf", Path(temporary) / "theirs.gguf"
+        for turn in range(args.rounds):
             for way in sorted(costs, reverse=bool(turn % 2)):
                 out = ours if way == "one pass" else theirs
                 out.unlink(missing_ok=True)
                 costs[way].append(
-                    one_pass(asked, out) if way == "one pass" else two_steps(asked, out)
+                    one_pass(args, out) if way == "one pass" else two_steps(args, out)
                 )
                 print(f"  {way:10} {line(costs[way][-1])}", flush=True)
         report(costs)
-        if not asked.ours_only:
-            same(ours, theirs)
+        if not args.ours_only:
+            compare_tensors(ours, theirs)
 
 
-def one_pass(asked: argparse.Namespace, out: Path) -> Cost:
-    """Run `llmcli quantize`; print the share of time in which the encoders run."""
+def one_pass(args: argparse.Namespace, out: Path) -> Cost:
+    """Run `llmcli quantize`; print the share of the time in which its encoders were running."""
     words = [
         sys.executable,
         "-m",
         "llmcli.app",
         "quantize",
-        asked.folder,
+        args.folder,
         "-t",
-        asked.type,
+        args.type,
         "-o",
         out,
         "--json",
     ]
-    cost = run([*words, "--threads", asked.threads], out)
-    document = json.loads(cost.said)
+    cost = run([*words, "--threads", args.threads], out)
+    document = json.loads(cost.stdout)
     busy = (
         sum(row["elapsed_ms"] or 0 for row in document["types"].values()) / document["elapsed_ms"]
     )
@@ -99,12 +101,12 @@ def one_pass(asked: argparse.Namespace, out: Path) -> Cost:
     return cost
 
 
-def two_steps(asked: argparse.Namespace, out: Path) -> Cost:
-    """Write a BF16 file and run llama-quantize on it."""
+def two_steps(args: argparse.Namespace, out: Path) -> Cost:
+    """Write a BF16 file, run llama-quantize on it, and return the cost of both steps together."""
     middle = out.with_name("middle.gguf")
-    if asked.convert:
+    if args.convert:
         first = run(
-            [sys.executable, asked.convert, asked.folder, "--outtype", "bf16", "--outfile", middle],
+            [sys.executable, args.convert, args.folder, "--outtype", "bf16", "--outfile", middle],
             out,
         )
     else:
@@ -113,15 +115,15 @@ def two_steps(asked: argparse.Namespace, out: Path) -> Cost:
             "-m",
             "llmcli.app",
             "quantize",
-            asked.folder,
+            args.folder,
             "-t",
             "BF16",
             "-o",
             middle,
             "--json",
         ]
-        first = run([*words, "--threads", asked.threads], out)
-    second = run([asked.llama_quantize, middle, out, asked.type, asked.threads], out, sync=False)
+        first = run([*words, "--threads", args.threads], out)
+    second = run([args.llama_quantize, middle, out, args.type, args.threads], out, sync=False)
     middle.unlink()
     print(f"  {'':10} BF16 file {first.wall:.1f} s, llama-quantize {second.wall:.1f} s")
     return Cost(
@@ -133,51 +135,59 @@ def two_steps(asked: argparse.Namespace, out: Path) -> Cost:
 
 
 def run(words: list[object], out: Path, *, sync: bool = True) -> Cost:
-    """Run a command; `disk` is the most its folder contained beyond the finished `out`."""
+    """Run a command that writes `out`, and measure its cost. `disk` is the peak size of the folder
+    minus the size of the finished `out`. `sync`: write pending data to disk first.
+    """
     if sync:
         os.sync()
-    others, most, over = (
-        [file for file in out.parent.iterdir() if file.name == f"{other(out)}.gguf"],
+    others, peak, finished_event = (
+        [file for file in out.parent.iterdir() if file.name == f"{other_stem(out)}.gguf"],
         [0],
         threading.Event(),
     )
 
-    def look() -> None:
-        while not over.wait(POLL):
-            most[0] = max(most[0], held(out.parent, others))
+    def poll_disk() -> None:
+        while not finished_event.wait(POLL):
+            peak[0] = max(peak[0], disk_bytes(out.parent, others))
 
-    watcher = threading.Thread(target=look)
+    watcher = threading.Thread(target=poll_disk)
     watcher.start()
     began = time.monotonic()
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as told:
-        child = subprocess.Popen([str(word) for word in words], stdout=said, stderr=told, cwd=ROOT)
+    with tempfile.TemporaryFile() as stdout_file, tempfile.TemporaryFile() as stderr_file:
+        child = subprocess.Popen(
+            [str(word) for word in words], stdout=stdout_file, stderr=stderr_file, cwd=ROOT
+        )
         _, status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
         wall = time.monotonic() - began
-        over.set()
+        finished_event.set()
         watcher.join()
-        said.seek(0)
-        told.seek(0)
+        stdout_file.seek(0)
+        stderr_file.seek(0)
         if child.returncode:
-            raise SystemExit(f"{words} failed: {told.read().decode(errors='replace')[-2000:]}")
-        text = said.read().decode(errors="replace")
-    finished = held(out.parent, others, only=out)
+            raise SystemExit(
+                f"{words} failed: {stderr_file.read().decode(errors='replace')[-2000:]}"
+            )
+        text = stdout_file.read().decode(errors="replace")
+    finished = disk_bytes(out.parent, others, only=out)
     return Cost(
         wall,
         usage.ru_utime + usage.ru_stime,
         usage.ru_maxrss * 1024,
-        max(0, most[0] - finished),
+        max(0, peak[0] - finished),
         text,
     )
 
 
-def other(out: Path) -> str:
-    """Return the stem of the other way's finished file."""
+def other_stem(out: Path) -> str:
+    """Return the stem of the file that the other way writes: "ours" or "theirs"."""
     return "theirs" if out.stem == "ours" else "ours"
 
 
-def held(folder: Path, others: list[Path], only: Path | None = None) -> int:
-    """Return the disk bytes of a folder's files, or of one of them."""
+def disk_bytes(folder: Path, others: list[Path], only: Path | None = None) -> int:
+    """Return the bytes of disk blocks that a folder's files occupy, without the files in `others`.
+    With `only`, count only this file.
+    """
     total = 0
     for file in folder.iterdir() if only is None else [only]:
         try:
@@ -188,7 +198,7 @@ def held(folder: Path, others: list[Path], only: Path | None = None) -> int:
 
 
 def line(cost: Cost) -> str:
-    """Return one way's figures as text."""
+    """Return the figures of a cost as text."""
     return (
         f"wall {cost.wall:7.1f} s   cpu {cost.cpu:7.1f} s   resident {cost.resident / 1e6:7.0f} MB"
         f"   extra disk {cost.disk / 1e6:7.0f} MB"
@@ -196,10 +206,10 @@ def line(cost: Cost) -> str:
 
 
 def report(costs: dict[str, list[Cost]]) -> None:
-    """Print medians and the ratio of wall times per round, because other load affects both sides of
-    a round.
+    """Print the medians of each way, and the ratio of wall times of each round. Other load on the
+    machine affects both ways of a round, so ratios within rounds are stable.
     """
-    middle = {
+    medians = {
         way: Cost(
             *(
                 statistics.median(values)
@@ -208,12 +218,12 @@ def report(costs: dict[str, list[Cost]]) -> None:
         )
         for way, runs in costs.items()
     }
-    for way, cost in middle.items():
+    for way, cost in medians.items():
         print(f"{way:12} {line(cost)}   (median of {len(costs[way])})")
     if len(costs) == 2:
         pairs = list(zip(costs["one pass"], costs["two steps"], strict=True))
-        walls = [one.wall / two.wall for one, two in pairs]
-        cpu = statistics.median(one.cpu / two.cpu for one, two in pairs)
+        walls = [first.wall / second.wall for first, second in pairs]
+        cpu = statistics.median(first.cpu / second.cpu for first, second in pairs)
         print(
             f"wall {statistics.median(walls):.2f} of the two steps' (rounds: {', '.join(f'{x:.2f}' for x in walls)})",
             end="",
@@ -221,7 +231,7 @@ def report(costs: dict[str, list[Cost]]) -> None:
         print(f", CPU time {cpu:.2f}")
 
 
-def same(ours: Path, theirs: Path) -> None:
+def compare_tensors(ours: Path, theirs: Path) -> None:
     """Print the number of tensors with equal bytes; exit with 1 if one differs."""
     from scripts.reference.quantize import compare
 

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Measure what `llmcli run` costs around llama.cpp's forward passes, inside one process.
+"""Measure the time that `llmcli run` adds to llama.cpp's forward passes, inside one process.
 
 usage: .venv/bin/python scripts/benchmarks/run_overhead.py MODEL.gguf
        [--answers 10] [--tokens 256] [--stretch 16] [--threads N]
 
-Processes of one program differ by several percent, so a difference of 1% is invisible between them.
-In one process an answer (with sampler, detokenizer, log-probabilities and times, as `run --json`)
-and the passes of `bench` advance in turn over one loaded model, a stretch of tokens each at the
-same positions, in alternating order, so that drift affects both sides. The script prints the median
-ratio of speeds over all stretches with a 95% bootstrap interval.
+Two processes of the same program differ by several percent, so comparing processes cannot show a
+difference of 1%. Here an answer (with sampler, detokenizer, log-probabilities and times, as in `run
+--json`) and the bare passes of `bench` advance in turn over one loaded model. Each computes
+--stretch tokens at the same positions, in alternating order, so that drift of the machine affects
+both. The script prints the median ratio of speeds (run / bench) over all stretches with a 95%
+bootstrap interval.
 """
 
 import argparse
@@ -34,7 +35,7 @@ PROMPT = "Once upon a time"
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Return the seconds that `work` takes."""
+    """Return the wall seconds of calling `work`."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
@@ -43,7 +44,9 @@ def seconds(work: Callable[[], object]) -> float:
 def answer(
     runner: Runner, passes: RandomPasses, tokens: int, stretch: int, turn: int
 ) -> list[float]:
-    """Return the ratios of speeds, run over bench, for each stretch of one answer."""
+    """Generate one answer of `tokens` tokens and the same number of bare passes in turn. Return the
+    ratio of speeds, run / bench, of each stretch of `stretch` tokens.
+    """
     prompt = runner.encode_text(PROMPT)
     greedy = default_sampling().with_values({"temp": 0})
     reply = runner.reply(
@@ -67,7 +70,7 @@ def answer(
 
 
 def main() -> None:
-    """Measure and print."""
+    """Parse the flags, measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -76,25 +79,25 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--stretch", type=int, default=16)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    asked = parser.parse_args()
-    threads = asked.threads
+    args = parser.parse_args()
+    threads = args.threads
     options = RunOptions(ctx_size=512, threads=threads)
     ratios: list[float] = []
     with (
-        open_runner(asked.model, options) as runner,
+        open_runner(args.model, options) as runner,
         open_context(
             runner.model, ContextOptions(512, n_threads=threads, n_threads_batch=threads)
         ) as context,
     ):
         passes = RandomPasses(context, runner.model)
-        answer(runner, passes, asked.stretch, asked.stretch, 0)  # warm-up
-        for turn in range(asked.answers):
+        answer(runner, passes, args.stretch, args.stretch, 0)  # warm-up
+        for turn in range(args.answers):
             context.clear()
-            ratios += answer(runner, passes, asked.tokens, asked.stretch, turn)
+            ratios += answer(runner, passes, args.tokens, args.stretch, turn)
     low, high = interval(ratios)
     print(
         f"run / bench, {threads} threads: median {statistics.median(ratios):.4f}  95% interval {low:.4f} to {high:.4f}"
-        f"  ({len(ratios)} pairs of {asked.stretch} tokens)"
+        f"  ({len(ratios)} pairs of {args.stretch} tokens)"
     )
 
 

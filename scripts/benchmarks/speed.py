@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Compare `llmcli run`, `llmcli bench` and llama.cpp's llama-bench in one run.
+"""Compare the generation speeds of `llmcli run`, `llmcli bench` and llama.cpp's llama-bench.
 
 usage: .venv/bin/python scripts/benchmarks/speed.py [MODEL.gguf] [--llama-bench PATH] [--pairs 15]
        [--repetitions 1] [--tokens 256] [--threads N]
 
 Each round runs every program once in its own process, in an order that changes from round to round.
-The script prints medians, and for each pair the median ratio with a 95% bootstrap interval: drift
-of the machine affects both sides of a pair, so ratios are stable where seconds are not. Run it on
-an idle machine, with many short pairs (--pairs 100 --tokens 64) if processes of one program differ
-by several percent.
+The script prints the median speeds. For the pairs run / bench and bench / llama-bench it prints the
+median ratio with a 95% bootstrap interval. Drift of the machine affects both programs of a round,
+so ratios are more stable than seconds. Run it on an idle machine. Use many short rounds (--pairs
+100 --tokens 64) if processes of one program differ by several percent.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from scripts.benchmarks.paired_runs import LLMCLI, document, interval, model_pat
 
 
 def run_speed(model: str, tokens: int, threads: int) -> float:
-    """Return the tokens per second of `llmcli run --json`, with sampler, detokenizer and token
-    times.
+    """Return the tokens per second of `llmcli run --json`. They include sampler, detokenizer and
+    token times.
     """
     answer = document(
         [
@@ -53,13 +53,15 @@ def run_speed(model: str, tokens: int, threads: int) -> float:
 def bench_speed(
     command: list[str], model: str, tokens: int, threads: int, repetitions: int
 ) -> float:
-    """Return the tokens per second of a tg test: the median of its repetitions after the warm-up."""
+    """Return the median tokens per second of a generation test (tg) of `command`, which is `llmcli
+    bench` or llama-bench.
+    """
     flags = ["-p", "0", "-n", str(tokens), "-r", str(repetitions), "-t", str(threads), "-o", "json"]
     return statistics.median(document([*command, "-m", model, *flags])[0]["samples_ts"])
 
 
 def main() -> None:
-    """Measure and print."""
+    """Parse the flags, measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -71,40 +73,38 @@ def main() -> None:
     )
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    options = parser.parse_args()
-    model = model_path(options.model)
+    args = parser.parse_args()
+    model = model_path(args.model)
     bench = [*LLMCLI, "bench", "--no-history"]
-    sides = {
-        "run": lambda: run_speed(model, options.tokens, options.threads),
-        "bench": lambda: bench_speed(
-            bench, model, options.tokens, options.threads, options.repetitions
-        ),
+    programs = {
+        "run": lambda: run_speed(model, args.tokens, args.threads),
+        "bench": lambda: bench_speed(bench, model, args.tokens, args.threads, args.repetitions),
     }
-    if options.llama_bench:
-        sides["llama-bench"] = lambda: bench_speed(
-            [options.llama_bench], model, options.tokens, options.threads, options.repetitions
+    if args.llama_bench:
+        programs["llama-bench"] = lambda: bench_speed(
+            [args.llama_bench], model, args.tokens, args.threads, args.repetitions
         )
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    names = list(sides)
-    for number in range(options.pairs):
+    speeds: dict[str, list[float]] = {name: [] for name in programs}
+    names = list(programs)
+    for number in range(args.pairs):
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            found[name].append(sides[name]())
+            speeds[name].append(programs[name]())
         print(
             f"round {number + 1:2}: "
-            + "  ".join(f"{name} {found[name][-1]:.1f}" for name in names),
+            + "  ".join(f"{name} {speeds[name][-1]:.1f}" for name in names),
             flush=True,
         )
-    for name, values in found.items():
+    for name, values in speeds.items():
         spread = f"{min(values):.1f} to {max(values):.1f}"
         print(
             f"{name:12} median {statistics.median(values):7.2f} tok/s  ({spread}, {len(values)} runs)"
         )
-    for one, other in (("run", "bench"), ("bench", "llama-bench")):
-        if other in found:
-            ratios = [a / b for a, b in zip(found[one], found[other], strict=True)]
+    for first, second in (("run", "bench"), ("bench", "llama-bench")):
+        if second in speeds:
+            ratios = [a / b for a, b in zip(speeds[first], speeds[second], strict=True)]
             low, high = interval(ratios)
             print(
-                f"{one} / {other}: median {statistics.median(ratios):.4f}  95% interval {low:.4f} to {high:.4f}"
+                f"{first} / {second}: median {statistics.median(ratios):.4f}  95% interval {low:.4f} to {high:.4f}"
             )
 
 

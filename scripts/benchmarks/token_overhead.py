@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Measure what a token costs beyond llama.cpp's llama_decode, and which parts take that time.
+"""Measure the time of a token outside llama.cpp's llama_decode, in total and by part.
 
 usage: .venv/bin/python scripts/benchmarks/token_overhead.py MODEL.gguf [MODEL.gguf ...]
        [--answers 4] [--tokens 128] [--threads N] [--chain greedy,default] [--numpy]
 
-One sequence is answered as by `run` and `chat`, with the display (text goes to /dev/null). The cost
-is the time between two tokens without the time inside llama_decode. Its median and mean are
-measured with only that call timed; the parts are measured in separate answers, because reading a
-clock costs time, too. Chains are greedy and llama.cpp's default (top-k, top-p, min-p, temperature
-0.8), each with and without log-probabilities. Forward passes empty the CPU caches, so a part costs
-several times what it costs in a loop of its own.
+The engine answers one prompt at a time as in `run` and `chat`, including the display, whose text
+goes to /dev/null. The overhead is the time between two tokens minus the time inside llama_decode.
+Its total is measured with only that call timed. The parts (sampling, detokenizing and others) are
+measured in separate answers, because reading the clock for every part adds time. The sampler
+chains are greedy and llama.cpp's default (top-k, top-p, min-p, temperature 0.8), each with and
+without log-probabilities. Forward passes evict the CPU caches, so a part takes several times longer
+here than when it is called alone in a loop.
 """
 
 import argparse
@@ -57,44 +58,46 @@ PARTS: tuple[TimedFunction, ...] = (
 def answer(
     runner: Runner, sampling: Sampling, tokens: int, logprobs: bool, probe: FunctionTimers
 ) -> list[dict[str, float]]:
-    """Return for each token after the first its gap and the seconds of each part."""
+    """Generate one answer. Return for each token after the first a row of seconds: "gap", the time
+    since the previous token, and the time in each function that `probe` times.
+    """
     runner.engine.ledger.evict_idle()
     request = Request(
         runner.encode_text(PROMPT), sampling, tokens + 1, allow_repetition=True, logprobs=logprobs
     )
-    found: list[dict[str, float]] = []
+    rows: list[dict[str, float]] = []
     stream = StreamWriter()
     with Path(os.devnull).open("w", encoding="utf-8") as sink, contextlib.redirect_stdout(sink):
-        last = 0.0
+        previous = 0.0
         for event in runner.reply(request):
             stream.write_event(event)
             now = time.perf_counter()
-            spent = probe.reset()
-            if last and event.token:
-                found.append({"gap": now - last, **spent})
-            last = time.perf_counter()
-    return found
+            seconds_by_part = probe.reset()
+            if previous and event.token:
+                rows.append({"gap": now - previous, **seconds_by_part})
+            previous = time.perf_counter()
+    return rows
 
 
-def ours(row: dict[str, float]) -> float:
-    """Return the microseconds of a gap outside llama_decode."""
+def overhead_us(row: dict[str, float]) -> float:
+    """Return the microseconds of a row's gap that are outside llama_decode."""
     return (row["gap"] - row[DECODE]) * 1e6
 
 
-def measure(runner: Runner, sampling: Sampling, logprobs: bool, asked: argparse.Namespace) -> None:
-    """Print a line for the total and one for the parts."""
+def measure(runner: Runner, sampling: Sampling, logprobs: bool, args: argparse.Namespace) -> None:
+    """Measure one sampler chain; print a line with the total overhead and a line with its parts."""
     call = (DECODE, lib(), "llama_decode")
-    whole: list[dict[str, float]] = []
+    totals: list[dict[str, float]] = []
     parts: list[dict[str, float]] = []
-    for number in range(asked.answers + 1):
-        for rows, places in ((whole, [call]), (parts, [call, *PARTS])):
+    for number in range(args.answers + 1):
+        for rows, functions in ((totals, [call]), (parts, [call, *PARTS])):
             probe = FunctionTimers()
-            with probe.install(places):
-                found = answer(runner, sampling, asked.tokens, logprobs, probe)
+            with probe.install(functions):
+                answer_rows = answer(runner, sampling, args.tokens, logprobs, probe)
             if number:  # the first answer is a warm-up
-                rows += found
-    cost = [ours(row) for row in whole]
-    gap = statistics.median(row["gap"] for row in whole) * 1e3
+                rows += answer_rows
+    cost = [overhead_us(row) for row in totals]
+    gap = statistics.median(row["gap"] for row in totals) * 1e3
     name = "greedy " if sampling.is_greedy else "default"
     tenths = statistics.quantiles(cost, n=10)
     print(
@@ -102,15 +105,20 @@ def measure(runner: Runner, sampling: Sampling, logprobs: bool, asked: argparse.
         f"{statistics.fmean(cost):.0f}, p10 {tenths[0]:.0f}, p90 {tenths[-1]:.0f}  (of {gap:.2f} ms)",
         flush=True,
     )
-    told = {
+    microseconds = {
         part: statistics.median(row.get(part, 0.0) * 1e6 for row in parts) for part, _, _ in PARTS
     }
-    told["the rest"] = statistics.median(map(ours, parts)) - sum(told.values())
-    print("    " + " · ".join(f"{part} {spent:.0f}" for part, spent in told.items()), flush=True)
+    microseconds["the rest"] = statistics.median(map(overhead_us, parts)) - sum(
+        microseconds.values()
+    )
+    print(
+        "    " + " · ".join(f"{part} {spent:.0f}" for part, spent in microseconds.items()),
+        flush=True,
+    )
 
 
 def main() -> None:
-    """Measure and print."""
+    """Parse the flags, measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -122,24 +130,24 @@ def main() -> None:
     parser.add_argument(
         "--numpy", action="store_true", help="use the numpy chain instead of llama.cpp's samplers"
     )
-    asked = parser.parse_args()
-    options = RunOptions(ctx_size=512, threads=asked.threads)
+    args = parser.parse_args()
+    options = RunOptions(ctx_size=512, threads=args.threads)
     chains = {
         "greedy": default_sampling().with_values({"temp": 0}),
         "default": default_sampling().with_values({"seed": 1}),
     }
-    for path in asked.models:
+    for path in args.models:
         with (
-            open_runner(path, options, native_sampling=not asked.numpy) as runner,
+            open_runner(path, options, native_sampling=not args.numpy) as runner,
             ignore_end_tokens(runner),
         ):
             print(
-                f"{path.name}, vocabulary {runner.model.n_vocab:,}, {asked.threads} threads",
+                f"{path.name}, vocabulary {runner.model.n_vocab:,}, {args.threads} threads",
                 flush=True,
             )
-            for name in asked.chain.split(","):
+            for name in args.chain.split(","):
                 for logprobs in (False, True):
-                    measure(runner, chains[name], logprobs, asked)
+                    measure(runner, chains[name], logprobs, args)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
-"""Measure two source trees of llmcli in pairs: start-up, decode, prefill and time to first token.
+"""Compare the speed of two source trees of llmcli: start-up, decode, prefill, first token.
 
 usage: .venv/bin/python scripts/benchmarks/two_trees.py A B [--model GGUF] [--startup-pairs 30]
        [--model-pairs 15] [--prompt-tokens 512] [--predict 128] [--threads N] [--confidence 95]
        [--json]
 
-Start-up is the wall time of `--help` in a new process. With --model, each tree answers one raw
-prompt with `run --json`, whose document has the other three figures. A coin decides which tree of a
-pair runs first, so drift of the machine affects both. Flash attention is on and drafts are off, so
-that no measurement of a tree changes how it computes.
+A and B are folders with a source tree. A pair is one process of each. Start-up is the wall time of
+`--help`. With --model, each tree answers one raw prompt with `run --json`, whose document has the
+other three figures. A coin decides which tree of a pair runs first, so that drift of the machine
+affects both. Flash attention is on and drafts are off, because a tree would otherwise measure the
+machine and choose these settings itself.
 
 For each figure the script prints both medians, the median of the pairs' ratios B/A, and the
 signed-rank interval of the ratio (llmcli/bench/statistics/paired_test.py). If the interval contains
-1, the noise supports no difference. Both trees run in this Python through PYTHONPATH, with bytecode
-and LLMCLI_HOME in temporary folders.
+1, the data show no difference. Both trees run in this Python through PYTHONPATH, with bytecode and
+LLMCLI_HOME in temporary folders.
 """
 
 import argparse
@@ -34,7 +35,18 @@ from llmcli.bench.statistics.paired_test import Design, estimate_ratio
 
 PROGRAM = "import sys; sys.argv[0] = 'llmcli'; from llmcli.app import main; main()"
 LOCATION = "import llmcli; print(llmcli.__file__)"
-STEADY = ["--raw", "--temp", "0", "-s", "1", "--ignore-eos", "-fa", "on", "--ngram-draft", "off"]
+FIXED_FLAGS = [
+    "--raw",
+    "--temp",
+    "0",
+    "-s",
+    "1",
+    "--ignore-eos",
+    "-fa",
+    "on",
+    "--ngram-draft",
+    "off",
+]
 # Figures of `run --json` under "timing", with the unit that is printed.
 TIMING = {
     "tokens_per_second": "decode tok/s",
@@ -46,13 +58,15 @@ STARTUP = "start-up ms"
 
 @dataclass(frozen=True)
 class Tree:
-    """A source tree and the folder of its bytecode and its LLMCLI_HOME."""
+    """A source tree, and a scratch folder for its bytecode and its LLMCLI_HOME."""
 
     path: Path
     scratch: Path
 
     def run(self, words: Sequence[str]) -> str:
-        """Run a command line; return its stdout."""
+        """Run `python -c *words` with llmcli imported from this tree; return its stdout. Raises
+        SystemExit if it fails.
+        """
         environment = os.environ | {
             "PYTHONPATH": str(self.path),
             "PYTHONPYCACHEPREFIX": str(self.scratch / "bytecode"),
@@ -67,25 +81,25 @@ class Tree:
         return done.stdout
 
     def check(self) -> None:
-        """Raise SystemExit unless Python imports llmcli from the tree."""
+        """Raise SystemExit unless Python imports llmcli from this tree."""
         location = Path(self.run([LOCATION]).strip())
         if not location.is_relative_to(self.path):
             sys.exit(f"{self.path} is not what Python imports: {location}")
 
     def startup(self) -> dict[str, float]:
-        """Return the wall time of --help."""
+        """Return the wall milliseconds of `llmcli --help`, by the label of the figure."""
         began = time.perf_counter()
         self.run([PROGRAM, "--help"])
         return {STARTUP: (time.perf_counter() - began) * 1000}
 
     def answer(self, words: Sequence[str]) -> dict[str, float]:
-        """Return the speeds of one answer."""
+        """Run the command line `words`, which answers a prompt; return its figures by label."""
         timing: dict[str, Any] = json.loads(self.run([PROGRAM, *words]))["timing"]
         return {label: timing[key] for key, label in TIMING.items()}
 
 
 def main() -> None:
-    """Measure and print a line for each figure."""
+    """Parse the flags, measure, and print a line for each figure."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -118,19 +132,21 @@ def main() -> None:
 
 
 def answer_words(arguments: argparse.Namespace) -> list[str]:
-    """Return the command line of one answer."""
+    """Return the arguments of llmcli that answer one prompt of about --prompt-tokens tokens."""
     # Distinct words: a model that repeats itself would end early, and a number is several tokens.
     prompt = " ".join(f"item {number}" for number in range(arguments.prompt_tokens // 4))
     context = str(2 * arguments.prompt_tokens + arguments.predict + 64)
     words = ["run", str(arguments.model.resolve()), prompt, "--json", "--endless", "--no-profile"]
-    words += [*STEADY, "-c", context, "-n", str(arguments.predict)]
+    words += [*FIXED_FLAGS, "-c", context, "-n", str(arguments.predict)]
     return [*words, "-t", str(arguments.threads)] if arguments.threads else words
 
 
 def pairs(
     trees: Sequence[Tree], measure: Callable[[Tree], dict[str, float]], count: int
 ) -> dict[str, tuple[list[float], list[float]]]:
-    """Measure pairs in random order, after one run of each tree that does not count."""
+    """Measure `count` pairs in random order, after a warm-up run of each tree. Return for each
+    figure's label the values of A and of B.
+    """
     for tree in trees:
         measure(tree)
     rows: dict[str, tuple[list[float], list[float]]] = {}
@@ -145,7 +161,9 @@ def pairs(
 
 
 def summary(label: str, a: list[float], b: list[float], confidence: float) -> dict[str, Any]:
-    """Return the medians of both sides, the median ratio and its interval."""
+    """Return the JSON object of one figure: the medians of both trees, the median ratio B/A, and
+    the interval of the ratio at `confidence` (a share of 1).
+    """
     result = estimate_ratio(a, b, Design(confidence=confidence))
     assert result
     return {
@@ -163,7 +181,7 @@ def summary(label: str, a: list[float], b: list[float], confidence: float) -> di
 
 
 def print_results(results: Sequence[dict[str, Any]], confidence: float) -> None:
-    """Print a table."""
+    """Print a table with a line for each figure. `confidence` is in percent."""
     print(f"{'':16}{'A':>10}{'B':>10}{'B/A':>8}  {confidence:g} % interval  pairs")
     for row in results:
         interval = f"{row['low']:.3f}-{row['high']:.3f}"
