@@ -1,7 +1,8 @@
-"""All sampling settings as one frozen value, assembled from the steps in this folder.
+"""`Sampling`: all settings of the sampler as one frozen value. Each module of this folder defines a
+sampler step, and the fields of the step are settings.
 
-A setting has the same name everywhere. Example `min_p`: flag --min-p, `/set min_p`, TOML key, JSON
-field.
+A setting has the same name everywhere. For example, `min_p` is the flag --min-p, the chat command
+`/set min_p`, a TOML key and a JSON field.
 """
 
 import functools
@@ -14,40 +15,40 @@ from llmcli.errors import UserError
 from llmcli.runtime.sampling.base import NumberLimits, SamplerStep, SettingValues
 from quant.registry import collect
 
-RANDOM_SEED = -1  # a seed value that asks for a new seed for every answer
-N_SEEDS = 2**32
+RANDOM_SEED = -1  # the value of `seed` that requests a new random seed for every answer
+N_SEEDS = 2**32  # seeds are 0 to N_SEEDS - 1, as in llama.cpp
 SEED_LIMITS = NumberLimits(RANDOM_SEED, N_SEEDS - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSetting:
-    """One setting as users see it. `flags`: additional spellings on the command line. `aliases`:
-    additional names in /set.
+    """The description of one setting, from which its flag, its help text and its /set name are
+    made.
     """
 
     name: str
-    kind: type
+    kind: type  # the Python type of a value
     default: Any
     help: str
-    limits: SettingValues
-    flags: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
+    limits: SettingValues  # the allowed values
+    flags: tuple[str, ...] = ()  # command-line spellings besides --name
+    aliases: tuple[str, ...] = ()  # names in /set besides `name`
 
     def parse(self, value: Any) -> Any:
-        """Check and convert a value given by a user.
+        """Return a user's value (text, number or list) as the type of the setting.
 
-        Raises UserError naming the setting.
+        Raises UserError, with the name of the setting, when the value is not allowed.
         """
         return self.limits.parse(self.name, value, self.kind)
 
     def format_value(self, value: Any) -> str:
-        """Return a value as users write it."""
+        """Return a value as text that `parse` accepts."""
         return self.limits.format_value(value)
 
 
 @functools.cache
 def step_types() -> tuple[Any, ...]:
-    """Return the step classes in the order in which they run."""
+    """Return the sampler step classes of this folder, in the order in which they run."""
     return tuple(
         sorted(collect("llmcli.runtime.sampling", "STEPS").values(), key=lambda step: step.order)
     )
@@ -55,13 +56,13 @@ def step_types() -> tuple[Any, ...]:
 
 @functools.cache
 def sampling_settings() -> dict[str, SamplingSetting]:
-    """Return every sampling setting by name, the seed last."""
-    table = {
+    """Return every sampling setting by name, in the order of the steps, with the seed last."""
+    settings = {
         f.name: _setting(f.name, f.default, f.metadata)
         for step in step_types()
         for f in fields(step)
     }
-    table["seed"] = SamplingSetting(
+    settings["seed"] = SamplingSetting(
         "seed",
         int,
         RANDOM_SEED,
@@ -69,16 +70,17 @@ def sampling_settings() -> dict[str, SamplingSetting]:
         SEED_LIMITS,
         ("-s",),
     )
-    return table
+    return settings
 
 
 def _setting(name: str, default: Any, metadata: Mapping[str, Any]) -> SamplingSetting:
+    """Return the setting of one field of a step. `metadata`: that of the field (base.setting)."""
     return SamplingSetting(name, type(default), default, **metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """All sampling settings: one value per step, and the seed."""
+    """The values of all sampling settings: one object for each step of the chain, and the seed."""
 
     steps: tuple[SamplerStep, ...]
     seed: int = RANDOM_SEED
@@ -88,8 +90,8 @@ class Sampling:
         return self._values()[name]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return every setting and its value, in the order of the chain, in types that JSON and
-        TOML support.
+        """Return the value of every setting by name, in the order of the chain. Tuples become
+        lists, because TOML and JSON have no tuples.
         """
         return {
             name: list(value) if isinstance(value, tuple) else value
@@ -97,13 +99,15 @@ class Sampling:
         }
 
     def _values(self) -> dict[str, Any]:
+        """Return the value of every setting by name, in the order of the chain."""
         values = {f.name: getattr(step, f.name) for step in self.steps for f in fields(step)}  # type: ignore[arg-type]
         return {**values, "seed": self.seed}
 
     def with_values(self, values: Mapping[str, object]) -> "Sampling":
-        """Return a copy with some settings changed.
+        """Return a copy with the settings in `values` changed. `values`: users' values by setting
+        name or alias.
 
-        Raises UserError for an unknown name or a value out of range.
+        Raises UserError for an unknown name or a value that is not allowed.
         """
         parsed = {
             setting.name: setting.parse(value)
@@ -117,19 +121,20 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
-        """Return whether the likeliest token is always taken."""
+        """Return whether each draw takes the likeliest token, which temperature 0 means."""
         return bool(self["temp"] == 0)
 
 
 def default_sampling() -> Sampling:
-    """Return llama.cpp's default settings."""
+    """Return the default of every setting; the defaults are llama.cpp's."""
     return Sampling(tuple(step() for step in step_types()))
 
 
 def find_setting(name: str) -> SamplingSetting:
-    """Return the setting with that name or alias.
+    """Return the setting whose name or alias is `name`. Upper case, and `-` instead of `_`, are
+    allowed.
 
-    Raises UserError naming the nearest setting.
+    Raises UserError, which suggests the most similar name, when there is no such setting.
     """
     wanted = name.strip().lower().replace("-", "_")
     for setting in sampling_settings().values():

@@ -1,9 +1,9 @@
-"""The interface of sampler steps. A step is a frozen value whose fields are its settings, and a
-pure function on logits.
+"""The interface of sampler steps, such as top-k. A step is a frozen dataclass whose fields are its
+settings. Calling a step maps logits to new logits.
 
-`setting()` turns the fields of a step into flags, `/set` names, TOML keys and JSON fields. A new
-step is one new file in this folder. The numpy form of a step is the reference; `native` names the
-llama.cpp samplers that do the same.
+A field made by `setting()` becomes a flag, a `/set` name, a TOML key and a JSON field. A new step
+is one new file in this folder. Each step is written in numpy; its method `native` names the
+llama.cpp samplers that compute the same.
 """
 
 from abc import ABC, abstractmethod
@@ -18,55 +18,60 @@ from llmcli.errors import UserError
 from llmcli.runtime.vocabulary import Vocabulary
 
 Logits = NDArray[np.float32]
-NativeStep = tuple[
-    str, tuple[Any, ...]
-]  # the name of a llama_sampler_init_* function, and those of its arguments that the step knows
+# the name of a llama_sampler_init_* function, and those of its arguments that the step knows
+NativeStep = tuple[str, tuple[Any, ...]]
 ApplyStep = Callable[[Logits, list[int]], Logits]  # logits and the tokens so far -> new logits
-# draws one token; it may depend on what it drew before
-PickToken = Callable[[Logits, np.random.Generator], int]
+# Draws a token id from logits. The draw may depend on earlier draws of the same picker.
+TokenPicker = Callable[[Logits, np.random.Generator], int]
 
-# llama.cpp drops candidates where llmcli writes -inf. Tokens that are less likely than the
-# likeliest token times this share are dropped by both before candidates are counted and before
-# logarithms of probabilities are taken (0 · log 0 is NaN).
+# A token less likely than this share of the likeliest token's probability counts as impossible.
+# Steps that count tokens or take the logarithm of a probability drop such tokens first, because
+# llama.cpp removes them and 0 · log 0 is NaN.
 NEGLIGIBLE_SHARE = 1e-37
 
 
 @runtime_checkable
-class LearningPick(Protocol):
-    """A token picker that depends on earlier draws, split into the part before the draw and the
-    part after it.
+class AdaptivePicker(Protocol):
+    """A token picker whose draws depend on earlier ones (Mirostat). It has one method for the work
+    before a draw and one for the work after it, so that speculative sampling can make the draw
+    itself.
     """
 
     def truncate(self, logits: Logits) -> Logits:
-        """Return the logits from which the next token is to be drawn."""
+        """Return the logits from which the next token is to be drawn. Dropped tokens have -inf.
+
+        Shapes: logits `[n_vocab]`, result `[n_vocab]`.
+        """
         ...
 
-    def learn(self, kept: Logits, token: int) -> None:
-        """Update the picker after `token` was drawn from `kept`."""
+    def record_draw(self, kept_logits: Logits, token: int) -> None:
+        """Update the picker after `token` was drawn from `kept_logits`, a result of `truncate`."""
         ...
 
 
 class SettingValues(Protocol):
-    """The values that a setting may have."""
+    """The allowed values of a setting. `metavar`: the placeholder for a value in help texts.
+    `is_list`: whether a flag may be repeated, which makes a list of values.
+    """
 
     metavar: ClassVar[str]
     is_list: ClassVar[bool]
 
     def parse(self, name: str, value: Any, kind: type) -> Any:
-        """Check and convert a value given by a user.
+        """Return a user's value as `kind`. `name`: the name of the setting, for errors.
 
-        Raises UserError naming the setting.
+        Raises UserError when the value is not allowed.
         """
         ...
 
     def format_value(self, value: Any) -> str:
-        """Return a value as users write it."""
+        """Return a value as text that `parse` accepts."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class NumberLimits:
-    """Numbers between two limits, which are included unless `open_low` excludes the lower one."""
+    """The numbers from `low` to `high`, both included. `open_low` excludes `low` itself."""
 
     low: float
     high: float
@@ -75,9 +80,9 @@ class NumberLimits:
     is_list: ClassVar[bool] = False
 
     def parse(self, name: str, value: Any, kind: type) -> Any:
-        """Return `value` as `kind`, an int or a float.
+        """Return `value`, a number or its text, as `kind`, which is int or float.
 
-        Raises UserError naming the setting.
+        Raises UserError when it is not such a number or is outside the limits.
         """
         try:
             number = kind(value)
@@ -95,12 +100,12 @@ class NumberLimits:
         return number
 
     def check(self, name: str, value: float) -> None:
-        """Raise UserError when `value` is outside the limits or not a number."""
-        inside = self.low <= value <= self.high and not (self.open_low and value == self.low)
-        if not inside:
+        """Raise UserError when `value` is outside the limits or NaN. `name`: the setting's name."""
+        is_inside = self.low <= value <= self.high and not (self.open_low and value == self.low)
+        if not is_inside:
             flag = name.replace("_", "-")
             raise UserError(
-                f"{name} must be {self}, not {_plain(value)}",
+                f"{name} must be {self}, not {_format_number(value)}",
                 hint=f"--{flag} takes a number {self}",
             )
 
@@ -108,20 +113,22 @@ class NumberLimits:
         return f"{value:.10g}"
 
     def __str__(self) -> str:
-        low, high = _plain(self.low), _plain(self.high)
+        """Return the limits in words, such as "from 0 to 1"."""
+        low, high = _format_number(self.low), _format_number(self.high)
         return f"above {low}, at most {high}" if self.open_low else f"from {low} to {high}"
 
 
-def _plain(number: float) -> str:
-    """Return a number as users write it: 4294967295, not 4.29497e+09."""
+def _format_number(number: float) -> str:
+    """Return a number as text. Whole numbers have no exponent: 4294967295, not 4.29497e+09."""
     return str(int(number)) if number == number // 1 else f"{number:g}"
 
 
 def setting(
     default: Any, help: str, limits: SettingValues, *flags: str, aliases: tuple[str, ...] = ()
 ) -> Any:
-    """Return a dataclass field for a setting of a step. `flags`: additional command-line spellings
-    besides --name. `aliases`: names of the setting in other tools, which /set accepts.
+    """Return the dataclass field of a step that defines a setting. `limits`: the allowed values.
+    `flags`: command-line spellings besides --name. `aliases`: the setting's names in other tools,
+    which /set also accepts.
     """
     return field(
         default=default,
@@ -130,12 +137,12 @@ def setting(
 
 
 class SamplerStep(ABC):
-    """One step of the chain: a frozen dataclass of its settings.
+    """The base class of sampler steps. A step is a frozen dataclass of its settings.
 
-    `order`: steps run in ascending order, which is llama.cpp's default: bias, penalties, DRY,
-    top-k, typical, top-p, min-p, XTC, temperature. `can_reorder`: the step may change which token
-    is the likeliest. Such a step applies even at temperature 0, where the likeliest token is always
-    taken.
+    - `order`: steps run in ascending order. It is llama.cpp's default order: bias, penalties, DRY,
+      top-k, typical, top-p, min-p, XTC, temperature.
+    - `can_reorder`: the step may change which token is the likeliest. Only these steps run at
+      temperature 0, which takes the likeliest token.
     """
 
     __slots__ = ()
@@ -146,45 +153,47 @@ class SamplerStep(ABC):
     @property
     @abstractmethod
     def is_neutral(self) -> bool:
-        """Return whether these settings have no effect."""
+        """Return whether the values of the settings leave all logits unchanged."""
 
     @property
     def probability(self) -> float:
-        """Return the probability with which the step is applied. This is decided at random for each
-        token.
+        """Return the probability with which the chain applies the step. The chain decides at random
+        for each token.
         """
         return 1.0
 
     @abstractmethod
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
-        """Return new logits. A dropped token has the logit -inf, and at least one token is not
-        dropped.
+        """Return new logits for the token that follows `tokens` (prompt and answer so far). Tokens
+        that the step drops get -inf; at least one token is not dropped.
 
         Shapes: logits `[n_vocab]`, result `[n_vocab]`.
         """
 
     def bind(self, vocabulary: Vocabulary) -> ApplyStep:
-        """Return a function that applies this step with one vocabulary. Most steps do not depend on
-        the vocabulary.
+        """Return a function that applies this step with a model's vocabulary. This is the step
+        itself for most steps, which need no texts of tokens.
         """
         return self
 
     def native(self) -> tuple[NativeStep, ...] | None:
-        """Return the equivalent samplers of llama.cpp. None means that there are none, so the whole
-        chain runs in numpy.
+        """Return the llama.cpp samplers that compute the same as this step. Return None when there
+        are none; the whole chain then runs in numpy.
         """
         return None
 
 
 class SelectorStep(SamplerStep):
-    """A step that ends the chain: it draws the token itself, and its draws depend on earlier ones."""
+    """The last step of a chain, which also draws the token. Its draws depend on earlier ones, so
+    each sequence needs its own picker.
+    """
 
     __slots__ = ()
 
     @abstractmethod
     def preceding_steps(self, steps: Sequence[SamplerStep]) -> list[SamplerStep]:
-        """Return those of `steps` that run before this one."""
+        """Return the steps that run before this one, chosen from `steps` and possibly changed."""
 
     @abstractmethod
-    def start(self) -> PickToken:
-        """Return a function that draws the tokens of one sequence and remembers its earlier draws."""
+    def start(self) -> TokenPicker:
+        """Return a new picker for the tokens of one sequence. It remembers its earlier draws."""

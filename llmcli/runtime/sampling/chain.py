@@ -1,8 +1,8 @@
-"""Sampler chains, which draw one token from one row of logits.
+"""Sampler chains: the steps of the sampler in order, and then the draw of one token.
 
-The numpy chain is the reference. When every step has a native form, the same chain runs inside
-llama.cpp (tests check that both are equal on fixed logits). A greedy draw needs neither, because
-the likeliest token is an argmax.
+A chain exists in three forms. The numpy chain can run every step. The chain of llama.cpp samplers
+is faster, and is used when llama.cpp has all steps (tests check that both keep the same tokens on
+fixed logits). The greedy chain, for temperature 0, is an argmax.
 """
 
 import secrets
@@ -13,32 +13,34 @@ from numpy.typing import NDArray
 
 from llmcli.runtime.sampling import N_SEEDS, RANDOM_SEED, Sampling
 from llmcli.runtime.sampling.base import (
+    AdaptivePicker,
     ApplyStep,
-    LearningPick,
     Logits,
     NativeStep,
-    PickToken,
     SelectorStep,
+    TokenPicker,
 )
 from llmcli.runtime.sampling.truncate import draw_token, softmax
 from llmcli.runtime.vocabulary import Vocabulary
 
 
 class RowLogits(Protocol):
-    """One row of logits of a forward pass. Reading `logits` may have to wait or copy."""
+    """The logits of one token of a forward pass, `[n_vocab]`. Reading `logits` may wait for the
+    pass or copy the logits from a device.
+    """
 
     @property
     def logits(self) -> Logits: ...
 
     def log_sum(self, near: float) -> float:
-        """Return the log of the sum of exp(logits). Fastest when `near` is close to the largest
-        logit.
+        """Return the logarithm of the sum of exp(logits). `near`: a guess of the largest logit,
+        which speeds up the computation if it is close; NaN if there is none.
         """
         ...
 
 
 class SamplerChain(Protocol):
-    """Draws the tokens of one sequence. A draw may depend on earlier draws."""
+    """Draws the tokens of one sequence. A draw may depend on earlier draws of the same chain."""
 
     def draw(self, row: RowLogits, tokens: list[int]) -> int:
         """Return the next token after `tokens` (prompt and answer so far)."""
@@ -49,10 +51,11 @@ class SamplerChain(Protocol):
 
 @runtime_checkable
 class ChoosingChain(SamplerChain, Protocol):
-    """A chain that can draw from a few tokens without scanning the others."""
+    """A chain that can draw from a few given tokens without a scan of all logits."""
 
     def draw_among(self, row: RowLogits, few: NDArray[np.int64], tokens: list[int]) -> int:
-        """Return the token that draw() would return if all but `few` were impossible.
+        """Return the token that draw() would return if the logits of all tokens except `few` were
+        -inf.
 
         Shapes: few `[tokens]` (token ids).
         """
@@ -61,26 +64,28 @@ class ChoosingChain(SamplerChain, Protocol):
 
 @runtime_checkable
 class SummingChain(SamplerChain, Protocol):
-    """A chain that scans a row once for its log-sum and for the draw."""
+    """A chain that computes a row's log-sum and prepares the draw from it in a single scan."""
 
     def log_sum(self, row: RowLogits, near: float) -> float:
-        """Return row.log_sum(near). The next call of draw() must have the same row, unchanged."""
+        """Return row.log_sum(near). The next call of draw() must pass the same unchanged row."""
         ...
 
 
 class NativeChainFactory(Protocol):
-    """The chains that the binding offers: chains of llama.cpp samplers, and a chain that takes the
-    likeliest token of an unchanged row.
-    """
+    """Makes the sampler chains that run in C."""
 
-    def chain(self, steps: list[NativeStep], seed: int) -> SamplerChain: ...
+    def chain(self, steps: list[NativeStep], seed: int) -> SamplerChain:
+        """Return a chain of these llama.cpp samplers."""
+        ...
 
-    def greedy(self) -> SamplerChain: ...
+    def greedy(self) -> SamplerChain:
+        """Return a chain that takes the likeliest token of the unchanged logits."""
+        ...
 
 
 class GreedyChain:
-    """Applies `steps`, then takes the likeliest token; among equals the one with the lowest id,
-    like llama.cpp.
+    """Applies `steps`, then takes the likeliest token. Of equally likely tokens it takes the one
+    with the lowest id, like llama.cpp.
     """
 
     def __init__(self, steps: list[ApplyStep]) -> None:
@@ -97,49 +102,56 @@ class GreedyChain:
 
 
 class NumpyChain:
-    """Applies the steps in order, each with its probability, then draws one of the tokens that are
-    left.
+    """Applies the steps in order, and then draws one of the tokens that no step has dropped. A step
+    with a probability below 1 is applied to a random share of the tokens.
     """
 
     def __init__(
-        self, steps: list[tuple[ApplyStep, float]], seed: int, picker: PickToken = draw_token
+        self, steps: list[tuple[ApplyStep, float]], seed: int, picker: TokenPicker = draw_token
     ) -> None:
+        """`steps`: each step with the probability of its application. `picker`: draws from the
+        logits after all steps.
+        """
         self.steps, self.picker, self.random = steps, picker, np.random.default_rng(seed)
-        self._kept: Logits | None = None
+        self._final_logits: Logits | None = None  # those of the last call of probabilities()
 
     def draw(self, row: RowLogits, tokens: list[int]) -> int:
-        return self.picker(self._left(row, tokens), self.random)
+        return self.picker(self._apply_steps(row, tokens), self.random)
 
-    def _left(self, row: RowLogits, tokens: list[int]) -> Logits:
-        """Return the logits after all steps. Random decisions about steps are made here."""
+    def _apply_steps(self, row: RowLogits, tokens: list[int]) -> Logits:
+        """Return the logits of `row` after all steps. A step with a probability below 1 is applied
+        or left out at random here.
+        """
         logits = row.logits
-        for step, chance in self.steps:
-            if chance == 1 or self.random.random() < chance:
+        for step, probability in self.steps:
+            if probability == 1 or self.random.random() < probability:
                 logits = step(logits, tokens)
         return logits
 
     def probabilities(self, row: RowLogits, tokens: list[int]) -> Logits:
-        """Return the distribution `[n_vocab]` that the next token is to be drawn from, without
-        drawing. The caller draws a token and must report it by `record_draw`.
+        """Return the distribution `[n_vocab]` of the next token, without drawing it. The caller
+        must draw the token and report it to `record_draw`.
         """
-        logits = self._left(row, tokens)
-        self._kept = (
-            self.picker.truncate(logits) if isinstance(self.picker, LearningPick) else logits
+        logits = self._apply_steps(row, tokens)
+        self._final_logits = (
+            self.picker.truncate(logits) if isinstance(self.picker, AdaptivePicker) else logits
         )
-        return softmax(self._kept)
+        return softmax(self._final_logits)
 
     def record_draw(self, token: int) -> None:
-        """Record that the caller drew `token` from the last distribution."""
-        if self._kept is not None and isinstance(self.picker, LearningPick):
-            self.picker.learn(self._kept, token)
+        """Record that the caller drew `token` from the distribution that `probabilities` returned
+        last.
+        """
+        if self._final_logits is not None and isinstance(self.picker, AdaptivePicker):
+            self.picker.record_draw(self._final_logits, token)
 
     def close(self) -> None:
         """Do nothing: no resources are used."""
 
 
 def resolve_seed(seed: int) -> int:
-    """Return `seed`, or a random seed for -1. Answers report the resulting seed, so that they can
-    be repeated.
+    """Return `seed`, or a new random seed for -1. An answer reports the resolved seed, so that it
+    can be repeated.
     """
     return secrets.randbelow(N_SEEDS) if seed == RANDOM_SEED else seed
 
@@ -147,8 +159,11 @@ def resolve_seed(seed: int) -> int:
 def make_chain(
     sampling: Sampling, seed: int, native: NativeChainFactory | None, vocabulary: Vocabulary
 ) -> SamplerChain:
-    """Return the fastest chain for these settings. `native`: makes llama.cpp's chains; None always
-    uses numpy.
+    """Return the fastest chain that computes these settings. Steps whose settings have no effect
+    are left out.
+
+    `seed`: a seed that `resolve_seed` returned. `native`: makes the chains that run in C; with None
+    every chain runs in numpy.
     """
     steps = [step for step in sampling.steps if not step.is_neutral]
     selector = next((step for step in steps if isinstance(step, SelectorStep)), None)

@@ -1,9 +1,9 @@
-"""DRY: lowers the logit of a token that would continue a repetition, the more the longer the
-repetition is.
+"""DRY ("don't repeat yourself"): lowers the logits of tokens that would continue a repeated phrase.
+The penalty grows with the length of the repetition.
 
-Follows llama.cpp's sampler (src/llama-sampler.cpp, from koboldcpp) with its default sequence
-breakers: a repetition ends at a token whose text contains a breaker, and such a token has no
-penalty.
+This is llama.cpp's sampler (src/llama-sampler.cpp, from koboldcpp) with its default sequence
+breakers. A repetition ends at a token whose text contains a breaker, such as a line end. Such a
+token itself has no penalty.
 """
 
 from collections.abc import Container
@@ -24,15 +24,16 @@ from llmcli.runtime.sampling.base import (
 from llmcli.runtime.vocabulary import Vocabulary
 
 SEQUENCE_BREAKERS = (b"\n", b":", b'"', b"*")
-# logarithm of the largest float32, an upper limit of the exponent
+# Logarithm of the largest float32. It limits the exponent of the penalty, so that the penalty is
+# finite.
 LOG_MAX_FLOAT = np.float32(88.7228391)
 MAX_LOOKBACK = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Dry(SamplerStep):
-    """Subtracts multiplier · base ^ (length − allowed) from the logit of a token that would
-    lengthen a repetition.
+    """Subtracts multiplier · base ^ (length − allowed length) from the logit of every token that
+    would continue a repetition of `length` tokens.
     """
 
     dry_multiplier: float = setting(
@@ -59,6 +60,7 @@ class Dry(SamplerStep):
         return self.penalize(logits, tokens, ())
 
     def bind(self, vocabulary: Vocabulary) -> ApplyStep:
+        """Return a function that penalizes with the sequence breakers of this vocabulary."""
         texts = ((token, vocabulary.piece(token)) for token in range(vocabulary.n_vocab))
         breakers = frozenset(
             token for token, text in texts if any(mark in text for mark in SEQUENCE_BREAKERS)
@@ -66,7 +68,8 @@ class Dry(SamplerStep):
         return partial(self.penalize, breakers=breakers)
 
     def penalize(self, logits: Logits, tokens: list[int], breakers: Container[int]) -> Logits:
-        """Return new logits. `breakers`: the tokens at which a repetition ends.
+        """Return the logits minus the penalties. `tokens`: the prompt and the answer so far.
+        `breakers`: the ids of the tokens at which a repetition ends.
 
         Shapes: logits `[n_vocab]`, result `[n_vocab]`.
         """
@@ -74,7 +77,7 @@ class Dry(SamplerStep):
             return logits
         lengths = {
             token: length
-            for token, length in self._repeats(tokens, breakers).items()
+            for token, length in self._repetition_lengths(tokens, breakers).items()
             if token not in breakers
         }
         if not lengths:
@@ -90,24 +93,30 @@ class Dry(SamplerStep):
         )
         return out
 
-    def _repeats(self, tokens: list[int], breakers: Container[int]) -> dict[int, int]:
-        """Return a dictionary of all tokens that would continue a repetition. The value is the
-        length of the longest repetition that the token would continue.
+    def _repetition_lengths(self, tokens: list[int], breakers: Container[int]) -> dict[int, int]:
+        """Return, for every token that would continue a repetition at the end of `tokens`, the
+        length of the longest repetition that it would continue. Repetitions shorter than the
+        allowed length are left out.
         """
-        back = tokens[: -self.dry_penalty_last_n - 1 : -1]  # newest first
-        if len(back) <= self.dry_allowed_length:
+        reversed_tokens = tokens[: -self.dry_penalty_last_n - 1 : -1]  # newest first
+        if len(reversed_tokens) <= self.dry_allowed_length:
             return {}
-        reach = next((age for age, token in enumerate(back) if token in breakers), len(back))
-        if reach < self.dry_allowed_length:
+        # a repetition cannot reach further back than the newest breaker
+        max_length = next(
+            (age for age, token in enumerate(reversed_tokens) if token in breakers),
+            len(reversed_tokens),
+        )
+        if max_length < self.dry_allowed_length:
             return {}
         longest: dict[int, int] = {}
-        for age, length in enumerate(_matches(back)):
-            length = min(length, reach)
-            if (
-                age and length >= self.dry_allowed_length
-            ):  # the last `length` tokens also occur `age` tokens earlier
-                follower = back[age - 1]
-                longest[follower] = max(length, longest.get(follower, 0))
+        for age, length in enumerate(_match_lengths(reversed_tokens)):
+            length = min(length, max_length)
+            # the last `length` tokens of the text also occur `age` tokens earlier
+            if age and length >= self.dry_allowed_length:
+                next_token = reversed_tokens[
+                    age - 1
+                ]  # the one that followed the earlier occurrence
+                longest[next_token] = max(length, longest.get(next_token, 0))
         return longest
 
     def native(self) -> tuple[NativeStep, ...]:
@@ -120,13 +129,14 @@ class Dry(SamplerStep):
         return (("dry", (*values, SEQUENCE_BREAKERS)),)
 
 
-def _matches(tokens: list[int]) -> list[int]:
-    """Return for each position how many tokens from there on equal the tokens at the start of the
-    list (the Z function, in linear time).
+def _match_lengths(tokens: list[int]) -> list[int]:
+    """Return for each position the length of the longest common prefix of `tokens[position:]` and
+    `tokens`. Position 0 has length 0. This is the Z algorithm, which takes linear time.
     """
     count = len(tokens)
     lengths = [0] * count
-    start = stop = 0  # the match that ends last: tokens[start:stop] == tokens[: stop - start]
+    # of all matches so far, the one that ends last: tokens[start:stop] == tokens[: stop - start]
+    start = stop = 0
     for position in range(1, count):
         length = min(lengths[position - start], stop - position) if position < stop else 0
         while position + length < count and tokens[length] == tokens[position + length]:

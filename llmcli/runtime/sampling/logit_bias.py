@@ -1,4 +1,6 @@
-"""Logit bias: makes single tokens likelier, less likely or impossible, in llama-cli's syntax."""
+"""Logit bias: adds a number to the logits of single tokens, in the syntax of llama-cli's
+--logit-bias.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -20,16 +22,19 @@ OFF_WORDS = ("", "none", "off")
 
 @dataclass(frozen=True, slots=True)
 class BiasValues:
-    """Biases such as `15043+1`: a token id, a sign and a number; -inf forbids the token."""
+    """The allowed values of the setting `logit_bias`: any number of texts such as `15043+1`, each a
+    token id, a sign and a number. `15043-inf` forbids the token.
+    """
 
     metavar: ClassVar[str] = "TOKEN_ID(+/-)BIAS"
     is_list: ClassVar[bool] = True
 
     def parse(self, name: str, value: Any, kind: type) -> tuple[str, ...]:
-        """Return the biases in `value`: a text with one or several biases, a list of such texts, or
-        a dictionary of token ids and numbers (as in the OpenAI API).
+        """Return the biases in `value`, one text for each. `value` is a text with any number of
+        biases, a list of texts with one bias each, or a dictionary of token ids and numbers (as in
+        the OpenAI API).
 
-        Raises UserError naming the setting.
+        Raises UserError for a wrong spelling or a bias above MAX_BIAS.
         """
         if isinstance(value, str):
             value = [] if value.strip().lower() in OFF_WORDS else value.replace(",", " ").split()
@@ -39,13 +44,14 @@ class BiasValues:
                 for token, bias in value.items()
             ]
         if not isinstance(value, Iterable):
-            raise self._wrong(name, value)
-        return tuple(self._one(name, entry) for entry in value)
+            raise self._syntax_error(name, value)
+        return tuple(self._check_bias(name, entry) for entry in value)
 
-    def _one(self, name: str, entry: Any) -> str:
+    def _check_bias(self, name: str, entry: Any) -> str:
+        """Return one bias without spaces and in lower case. Raises UserError like `parse`."""
         match = BIAS_PATTERN.fullmatch(entry) if isinstance(entry, str) else None
         if not match:
-            raise self._wrong(name, entry)
+            raise self._syntax_error(name, entry)
         token, sign, amount = int(match[1]), match[2], float(match[3])
         if amount > MAX_BIAS and (sign, amount) != ("-", float("inf")):
             raise UserError(
@@ -54,7 +60,8 @@ class BiasValues:
             )
         return f"{token}{sign}{match[3].lower()}"
 
-    def _wrong(self, name: str, entry: object) -> UserError:
+    def _syntax_error(self, name: str, entry: object) -> UserError:
+        """Return the error for a value that is not a bias. `name`: the name of the setting."""
         flag = name.replace("_", "-")
         return UserError(
             f"{name} is {entry!r}", hint=f"--{flag} takes a token's id and a bias: 15043+1, 2-inf"
@@ -69,7 +76,7 @@ class BiasValues:
 
 @dataclass(frozen=True, slots=True)
 class LogitBias(SamplerStep):
-    """Adds a number to the logits of single tokens; several biases of one token add up."""
+    """Adds the given biases to the logits. Several biases of the same token add up."""
 
     logit_bias: tuple[str, ...] = setting(
         (),
@@ -99,16 +106,16 @@ class LogitBias(SamplerStep):
 
 @cache
 def parse_biases(texts: tuple[str, ...]) -> tuple[tuple[int, float], ...]:
-    """Return pairs of a token id and the number to add to its logit. `texts`: biases that
-    `BiasValues.parse` returned.
+    """Return for each bias a pair of the token id and the number to add to its logit. `texts`: the
+    biases as `BiasValues.parse` returns them.
     """
     matches = [BIAS_PATTERN.fullmatch(text) for text in texts]
     return tuple((int(match[1]), float(match[2] + match[3])) for match in matches if match)
 
 
 def check_biases(texts: tuple[str, ...], n_vocab: int) -> None:
-    """Raise UserError when a bias names a token outside the vocabulary, or when every token is
-    forbidden.
+    """Raise UserError when a bias has a token id outside a vocabulary of `n_vocab` tokens, or when
+    the biases forbid every token.
     """
     biases = parse_biases(texts)
     for token, _ in biases:

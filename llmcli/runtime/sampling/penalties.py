@@ -1,5 +1,5 @@
-"""Penalties on tokens that occurred before (llama.cpp's penalties sampler; CTRL, Keskar et al.
-2019).
+"""Repetition, presence and frequency penalties: lower the logits of tokens that occurred before
+(llama.cpp's penalties sampler; CTRL, Keskar et al. 2019).
 """
 
 from collections import Counter
@@ -15,8 +15,8 @@ PENALTY_LIMITS = NumberLimits(-100, 100)
 
 @dataclass(frozen=True, slots=True)
 class Penalties(SamplerStep):
-    """Lowers the logits of tokens that are among the last `repeat_last_n` tokens, including those
-    of the prompt.
+    """Lowers the logits of the tokens that occur among the last `repeat_last_n` tokens of the
+    prompt and the answer.
     """
 
     repeat_penalty: float = setting(
@@ -39,10 +39,10 @@ class Penalties(SamplerStep):
 
     @property
     def is_neutral(self) -> bool:
-        off = (
+        has_no_penalty = (
             self.repeat_penalty == 1 and self.presence_penalty == 0 and self.frequency_penalty == 0
         )
-        return off or self.repeat_last_n == 0
+        return has_no_penalty or self.repeat_last_n == 0
 
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
         counts = Counter(tokens[-self.repeat_last_n :])
@@ -51,11 +51,11 @@ class Penalties(SamplerStep):
         ids = np.fromiter(counts.keys(), np.int64)
         times = np.fromiter(counts.values(), np.float32)
         out = logits.copy()
-        rows = out[ids]
+        values = out[ids]
         scale = np.float32(self.repeat_penalty)
-        rows = np.where(rows <= 0, rows * scale, rows / scale)
+        values = np.where(values <= 0, values * scale, values / scale)
         out[ids] = (
-            rows - times * np.float32(self.frequency_penalty) - np.float32(self.presence_penalty)
+            values - times * np.float32(self.frequency_penalty) - np.float32(self.presence_penalty)
         )
         return out
 

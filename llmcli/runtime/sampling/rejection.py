@@ -1,9 +1,10 @@
-"""Speculative sampling: keeps a guess as often as possible without changing the distribution of the
-answer.
+"""Rejection sampling for speculative decoding: accepts a draft model's guess as often as possible
+without changing the distribution of the answer.
 
-A guess x drawn from q is kept with probability min(1, p(x) / q(x)); otherwise the token is drawn
-from max(p − q, 0), normalized. Either way the token has distribution p (Leviathan et al. 2023, Chen
-et al. 2023). The passes that verify drafts are in strategies/speculative.py.
+p is the distribution of the model, and q that of the draft model. A guess x drawn from q is
+accepted with the probability min(1, p(x) / q(x)). Otherwise the token is drawn from the normalized
+max(p − q, 0). Then the token has the distribution p (Leviathan et al. 2023, Chen et al. 2023). The
+forward passes that verify guesses are in strategies/speculative.py.
 """
 
 import numpy as np
@@ -17,8 +18,8 @@ Probabilities = NDArray[np.float32]
 def keep_or_redraw(
     p: Probabilities, q: Probabilities, guess: int, random: np.random.Generator
 ) -> int:
-    """Return a token that has the distribution `p`: the `guess` if it can be kept, otherwise
-    another draw. `q`: the distribution that the guess was drawn from.
+    """Return a token that has the distribution `p`: the accepted `guess`, or a token drawn in its
+    place. `q`: the distribution that the guess was drawn from.
 
     Shapes: p, q `[n_vocab]`.
     """
@@ -29,18 +30,21 @@ def keep_or_redraw(
 
 
 def draw_index(weights: NDArray[np.floating], random: np.random.Generator) -> int:
-    """Draw an index at random, with probabilities proportional to the weights.
+    """Return an index drawn at random, with probabilities proportional to the weights. The weights
+    must not be negative, nor all 0.
 
     Shapes: weights `[n]`.
     """
-    reached = np.cumsum(weights, dtype=np.float64)
-    index = int(np.searchsorted(reached, random.random() * reached[-1], side="right"))
+    cumulative = np.cumsum(weights, dtype=np.float64)
+    index = int(np.searchsorted(cumulative, random.random() * cumulative[-1], side="right"))
     return min(index, int(np.flatnonzero(weights)[-1]))
 
 
 class RejectionChain:
-    """A sampler chain that can keep a guess instead of drawing. `expected`: a guess for the next
-    draw, and the distribution that the guess was drawn from; or None.
+    """A sampler chain that accepts a guess as the next token if rejection sampling allows it.
+
+    `expected`: the guess for the next draw, and the distribution `[n_vocab]` that the guess was
+    drawn from. With None, the wrapped chain draws the token.
     """
 
     def __init__(self, chain: NumpyChain) -> None:
@@ -48,7 +52,7 @@ class RejectionChain:
         self.expected: tuple[int, Probabilities] | None = None
 
     def draw(self, row: RowLogits, tokens: list[int]) -> int:
-        """Return the next token after `tokens`. `expected` is used for this draw only."""
+        """Return the next token after `tokens`. The draw uses `expected` and resets it to None."""
         if self.expected is None:
             return self.chain.draw(row, tokens)
         (guess, q), self.expected = self.expected, None

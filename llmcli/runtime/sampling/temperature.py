@@ -1,5 +1,5 @@
-"""Temperature: flattens or sharpens the distribution, by a fixed factor or depending on the entropy
-(dynamic temperature).
+"""Temperature: divides the logits by a factor, which is fixed or depends on the entropy (dynamic
+temperature). A factor above 1 flattens the distribution, a factor below 1 sharpens it.
 """
 
 from dataclasses import dataclass
@@ -16,18 +16,17 @@ from llmcli.runtime.sampling.base import (
     setting,
 )
 
-MIN_TEMPERATURE = (
-    1e-6  # division by a smaller temperature may overflow, and llama.cpp would then take any token
-)
+# Logits divided by a smaller temperature may overflow, and llama.cpp would then take any token.
+MIN_TEMPERATURE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Temperature(SamplerStep):
-    """Divides the logits by `temp`; 0 always takes the likeliest token.
+    """Divides the logits by `temp`. With `temp` 0, only the likeliest token has a finite logit.
 
-    With `dynatemp_range` the temperature lies between low = temp − range and high = temp + range,
-    depending on the entropy of the remaining tokens: low + (high − low) · (entropy / largest
-    possible entropy) ^ exponent (llama.cpp's temp-ext).
+    With a `dynatemp_range` above 0, the temperature is low + (high − low) · (entropy / maximum
+    entropy) ^ exponent, where low = temp − range and high = temp + range. The entropy is that of
+    the tokens that are not dropped (llama.cpp's temp-ext).
     """
 
     temp: float = setting(
@@ -54,7 +53,9 @@ class Temperature(SamplerStep):
         return self.temp == 1 and self.dynatemp_range == 0
 
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
-        temp = np.float32(self._dynamic(logits) if self.temp and self.dynatemp_range else self.temp)
+        temp = np.float32(
+            self._dynamic_temperature(logits) if self.temp and self.dynatemp_range else self.temp
+        )
         if temp < np.finfo(np.float32).tiny:
             out = np.full_like(logits, -np.inf)
             out[logits.argmax()] = logits.max()
@@ -64,7 +65,10 @@ class Temperature(SamplerStep):
                 return np.asarray((logits - logits.max()) / temp, np.float32)
         return logits / temp
 
-    def _dynamic(self, logits: Logits) -> float:
+    def _dynamic_temperature(self, logits: Logits) -> float:
+        """Return the temperature for the entropy of these logits. It is 1 when only one token is
+        possible.
+        """
         alive = logits[logits >= logits.max() + np.log(NEGLIGIBLE_SHARE)]
         if len(alive) < 2:
             return 1.0

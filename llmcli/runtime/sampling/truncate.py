@@ -1,4 +1,6 @@
-"""Steps that drop unlikely tokens (llama.cpp src/llama-sampler.cpp)."""
+"""Truncation: the sampler steps top-k, typical, top-p and min-p, which drop unlikely tokens
+(llama.cpp src/llama-sampler.cpp). Also the softmax and the random draw of the numpy chain.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,7 +21,7 @@ PROBABILITY_LIMITS = NumberLimits(0, 1)
 
 @dataclass(frozen=True, slots=True)
 class TopK(SamplerStep):
-    """Keeps the k likeliest tokens; 0 keeps all."""
+    """Drops all but the `top_k` likeliest tokens; 0 drops none."""
 
     top_k: int = setting(40, "keep the k likeliest tokens, 0 = all", NumberLimits(0, 10_000_000))
     name: ClassVar[str] = "top_k"
@@ -41,8 +43,9 @@ class TopK(SamplerStep):
 
 @dataclass(frozen=True, slots=True)
 class TypicalP(SamplerStep):
-    """Keeps the tokens whose surprise is nearest to the entropy, up to a total probability of
-    `typical` (Meister et al. 2022).
+    """Locally typical sampling (Meister et al. 2022): sorts the tokens by the distance of their
+    surprise, −log p, from the entropy. Keeps the nearest ones whose probabilities add up to
+    `typical`, and drops the others.
     """
 
     typical: float = setting(
@@ -71,8 +74,8 @@ class TypicalP(SamplerStep):
 
 @dataclass(frozen=True, slots=True)
 class TopP(SamplerStep):
-    """Keeps the likeliest tokens that together reach the probability `top_p` (nucleus sampling,
-    Holtzman et al. 2020).
+    """Nucleus sampling (Holtzman et al. 2020): keeps the fewest likeliest tokens whose
+    probabilities add up to at least `top_p`, and drops the others.
     """
 
     top_p: float = setting(
@@ -100,7 +103,7 @@ class TopP(SamplerStep):
 
 @dataclass(frozen=True, slots=True)
 class MinP(SamplerStep):
-    """Drops tokens whose probability is below `min_p` times that of the likeliest token."""
+    """Drops the tokens whose probability is below `min_p` times that of the likeliest token."""
 
     min_p: float = setting(
         0.05,
@@ -125,7 +128,7 @@ class MinP(SamplerStep):
 
 
 def softmax(logits: Logits) -> Logits:
-    """Return the softmax of the logits.
+    """Return the softmax of the logits. A logit of -inf gives the probability 0.
 
     Shapes: logits `[n]`, result float32 `[n]`.
     """
@@ -144,14 +147,14 @@ def keep_only(logits: Logits, keep: np.ndarray) -> Logits:
 
 
 def draw_token(logits: Logits, random: np.random.Generator) -> int:
-    """Draw one token at random, with the softmax of the logits as probabilities.
+    """Return the id of one token, drawn at random with the softmax of the logits as probabilities.
 
-    Shapes: logits `[n_vocab]`.
+    Shapes: logits `[n_vocab]`. At least one logit must be finite.
     """
     alive = np.flatnonzero(np.isfinite(logits))
     assert len(alive), "every candidate was dropped"
-    reached = np.cumsum(softmax(logits[alive]), dtype=np.float64)
-    index = np.searchsorted(reached, random.random() * reached[-1], side="right")
+    cumulative = np.cumsum(softmax(logits[alive]), dtype=np.float64)
+    index = np.searchsorted(cumulative, random.random() * cumulative[-1], side="right")
     return int(alive[min(index, len(alive) - 1)])
 
 

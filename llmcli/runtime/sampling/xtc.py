@@ -1,5 +1,5 @@
-"""Exclude top choices (XTC): sometimes drops the likeliest tokens (llama.cpp
-src/llama-sampler.cpp).
+"""Exclude top choices (XTC): sometimes drops the likeliest tokens, for more creative texts
+(llama.cpp src/llama-sampler.cpp).
 """
 
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from llmcli.runtime.sampling.truncate import softmax
 
 @dataclass(frozen=True, slots=True)
 class XTC(SamplerStep):
-    """With probability `xtc_probability`, drops all tokens at or above `xtc_threshold` except the
-    least likely of them.
+    """Of the tokens whose probability is at least `xtc_threshold`, drops all except the least
+    likely one.
 
-    Calling the step always drops them. The chain decides at random whether it calls the step.
+    Calling the step always does this. The chain calls it with the probability `xtc_probability`.
     """
 
     xtc_probability: float = setting(
@@ -30,9 +30,8 @@ class XTC(SamplerStep):
 
     @property
     def is_neutral(self) -> bool:
-        return (
-            self.xtc_probability == 0 or self.xtc_threshold > 0.5
-        )  # at most one token can have a probability above 1/2
+        # at most one token can have a probability above 1/2, and XTC keeps a single token
+        return self.xtc_probability == 0 or self.xtc_threshold > 0.5
 
     @property
     def probability(self) -> float:

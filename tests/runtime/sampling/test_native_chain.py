@@ -17,7 +17,7 @@ from llmcli.runtime.sampling.base import NativeStep
 from llmcli.runtime.sampling.chain import NumpyChain, make_chain
 from llmcli.runtime.sampling.dry import Dry
 from llmcli.runtime.sampling.logit_bias import LogitBias
-from llmcli.runtime.sampling.mirostat import Mirostat, MirostatPick
+from llmcli.runtime.sampling.mirostat import Mirostat, MirostatPicker
 from llmcli.runtime.sampling.penalties import Penalties
 from llmcli.runtime.sampling.temperature import Temperature
 from llmcli.runtime.sampling.truncate import MinP, TopK, TopP, TypicalP, softmax
@@ -341,7 +341,7 @@ def expectation(sampling, row: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("version", [1, 2])
 def test_mirostat_remembers_as_llama_cpp_does(version):
     step = Mirostat(version, 4.0, 0.2)
-    state = MirostatPick(step)
+    state = MirostatPicker(step)
     library = lib()
     sampler = (
         library.llama_sampler_init_mirostat_v2(5, 4.0, 0.2)
@@ -358,6 +358,6 @@ def test_mirostat_remembers_as_llama_cpp_does(version):
         theirs[left(array)["id"]] = row[left(array)["id"]]
         agree(kept, theirs, large)
         sizes.add(array.size)
-        state.learn(kept, int(array.data[array.selected].id))
+        state.record_draw(kept, int(array.data[array.selected].id))
     library.llama_sampler_free(sampler)
     assert len(sizes) > 10  # it did move
