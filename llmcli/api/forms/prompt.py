@@ -16,7 +16,7 @@ from llmcli.api.server_settings import ServerSettings
 from llmcli.api.tool_calls import find_format
 from llmcli.api.tool_calls.base import MakeDigits, ToolCallFormat, random_digits
 from llmcli.errors import UserError
-from llmcli.runtime.constraint import gbnf, json_schema
+from llmcli.runtime.constraint import gbnf, schema_check
 from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner
@@ -191,7 +191,7 @@ def _read_schema(fields: Fields, name: str) -> Any:
         raise ApiError(f"{fields.path_of(name)} is missing", param=fields.path_of(name))
     value = fields.values[name]
     try:
-        json_schema.check_schema(json.dumps(value))
+        schema_check.check_schema(json.dumps(value))
     except (UserError, RecursionError) as error:
         raise ApiError(f"{fields.path_of(name)}: {error}", param=fields.path_of(name)) from None
     return value

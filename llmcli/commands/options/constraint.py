@@ -23,7 +23,7 @@ def take_constraint(typed: dict[str, Any]) -> "Constraint | None":
 
     Raises UserError or UsageError, before a model is loaded.
     """
-    from llmcli.runtime.constraint import gbnf, json_schema
+    from llmcli.runtime.constraint import gbnf, schema_check
     from llmcli.runtime.constraint.base import ENGINES, JUMP_MODES, Constraint
     from llmcli.text_input import read_text, require_utf8
 
@@ -61,7 +61,7 @@ def take_constraint(typed: dict[str, Any]) -> "Constraint | None":
             hint="leave out one of them",
         )
     if kind == "json_schema":
-        json_schema.check_schema(text)
+        schema_check.check_schema(text)
     elif engine_options.get("grammar_engine") == "llama":
         gbnf.check_gbnf(text)
     else:

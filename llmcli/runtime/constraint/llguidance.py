@@ -14,7 +14,7 @@ import llguidance
 import numpy as np
 
 from llmcli.errors import UserError
-from llmcli.runtime.constraint import gbnf, json_schema, tool_calls
+from llmcli.runtime.constraint import gbnf, schema_check, tool_calls
 from llmcli.runtime.constraint.base import (
     Constraint,
     TokenBits,
@@ -117,7 +117,7 @@ class LLGuidanceCompiler:
         Raises UserError when llmcli's checks or the library refuse the schema or the grammar.
         """
         if constraint.kind == "json_schema":
-            matcher = self._schema(json_schema.check_schema(constraint.text))
+            matcher = self._schema(schema_check.check_schema(constraint.text))
         elif constraint.kind == "calls":
             matcher = self._calls(tool_calls.read_tool_calls(constraint.text))
         else:
@@ -130,7 +130,7 @@ class LLGuidanceCompiler:
                 )
         return CompiledGrammar(constraint, matcher, self._tokenizer.vocab_size, self._ends)
 
-    def _schema(self, checked: json_schema.CheckedSchema) -> Any:
+    def _schema(self, checked: schema_check.CheckedSchema) -> Any:
         matcher = self._matcher(_json_grammar(checked.text))
         if not matcher.is_error():
             return matcher

@@ -14,7 +14,7 @@ from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint
-from llmcli.runtime.constraint.json_schema import CheckedSchema, check_schema
+from llmcli.runtime.constraint.schema_check import CheckedSchema, check_schema
 from llmcli.runtime.constraint.schema_cost import NO_COST
 
 MAX_CALLS = 16  # maximum calls per answer; without a limit small models would not stop

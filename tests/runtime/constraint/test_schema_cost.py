@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmcli.errors import UserError
-from llmcli.runtime.constraint import json_schema, llguidance, tool_calls
+from llmcli.runtime.constraint import llguidance, schema_check, tool_calls
 from llmcli.runtime.constraint.base import accepts
 from tests.runtime.constraint import words
 
@@ -75,7 +75,7 @@ def nested(inner: Any, levels: int = 8) -> Any:
 )
 def test_what_would_take_long_is_refused_by_name(given: Any, words: str) -> None:
     with pytest.raises(UserError, match=words) as told:
-        json_schema.check_schema(json.dumps(given))
+        schema_check.check_schema(json.dumps(given))
     assert told.value.hint
 
 
@@ -144,7 +144,7 @@ def test_references_are_followed_once_each() -> None:
             return super().get(key, default)
 
     given = references(800, lambda one: {"anyOf": [one, one]})
-    walk = json_schema._Walk(given)
+    walk = schema_check._Walk(given)
     walk.schema(given, "#")
     walk._links = Counted(walk._links)
     walk.references()
@@ -173,7 +173,7 @@ def test_looking_for_the_part_that_is_refused_has_an_end(monkeypatch: pytest.Mon
                 "allOf": [bad],
             }
         )
-    assert sum(told) < 2 * json_schema.MAX_CHARACTERS
+    assert sum(told) < 2 * schema_check.MAX_CHARACTERS
 
 
 def test_only_the_thread_that_compiles_has_a_large_stack() -> None:
