@@ -23,7 +23,7 @@ from quant.errors import UserError
 MAX_TYPES = 5  # types that a file should have at most, because each type needs its own kernels
 # A type is dropped to respect MAX_TYPES only if the loss grows by at most this share.
 MAX_LOSS_GROWTH = 0.02
-# A tensor is large if its options differ by more than this share of the bytes that all types decide.
+# A tensor is large if its options differ by more than this share of the bytes that types decide.
 LARGE_SHARE = 0.05
 MAX_LARGE_TENSORS = 2  # number of large tensors whose types are all tried
 SIZE_TOLERANCE = 0.003  # share of the target size by which a file may be smaller without a message

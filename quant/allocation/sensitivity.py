@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from quant.native.ggml import F32
 
 F64 = NDArray[np.float64]
-# A tensor's error is computed on this many rows, in runs of this many neighboring rows, from at most
-# this many matrices (experts).
+# A tensor's error is computed on this many rows, in runs of this many neighboring rows, from at
+# most this many matrices (experts).
 SAMPLED_ROWS, RUN_ROWS, SAMPLED_MATRICES = 256, 8, 8
 # Smallest divergence of a tensor. With 0, all its types would have equal losses, and no remaining
 # bytes would be spent on it.
@@ -69,7 +69,9 @@ PlanFunction = Callable[[Mapping[str, str]], Plan]
 
 
 class EditableModel(Protocol):
-    """A loaded model whose weights can be replaced, and which is evaluated again after each change."""
+    """A loaded model whose weights can be replaced, and which is evaluated again after
+    each change.
+    """
 
     def set_rows(self, name: str, first: int, rows: "F32") -> None:
         """Replace rows of the tensor `name`, starting with row `first`, by the values `rows`

@@ -1,9 +1,9 @@
-"""Stand-ins for second moments that are not collected yet, so that a plan can be made before the
-calibration.
+"""Stand-ins for second moments that are not collected yet, so that a quantization can be planned
+before the calibration runs.
 
-The plan only needs to know which weights will have moments, and this is predicted from names and
-shapes. A model whose attention llama.cpp computes in an unusual way gets fewer moments than
-predicted; the method of the affected tensors is then chosen again from the collected moments.
+A plan only needs to know which weights will have moments. This is predicted from names and shapes.
+If llama.cpp computes a model's attention in an unusual way, fewer weights get moments than
+predicted; the methods of these weights are then chosen again, from the collected moments.
 """
 
 import re
@@ -22,8 +22,9 @@ VALUE_WEIGHT = re.compile(r"blk\.(\d+)\.attn_v\.weight")
 
 
 def mixing_product(weight: str) -> str:
-    """Return the name of the attention product that mixes the outputs of a value weight ("kqv-5"
-    for "blk.5.attn_v.weight"), or "" for other weights.
+    """Return llama.cpp's name of the product in which attention mixes the values that a value
+    weight computes ("kqv-5" for "blk.5.attn_v.weight"). Return "" if `weight` is not a value
+    weight.
     """
     match = VALUE_WEIGHT.fullmatch(weight)
     return f"kqv-{match[1]}" if match else ""
@@ -31,8 +32,8 @@ def mixing_product(weight: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedInput:
-    """SecondMoments of which only the shape is known. Reading values from them is a programming
-    error.
+    """A stand-in for the SecondMoments of one tensor's input. Only the shape is known, so reading
+    moments from it is a programming error.
     """
 
     columns: int
@@ -40,18 +41,21 @@ class ExpectedInput:
     mixed: bool
 
     def mean(self, matrix: int = 0) -> "F32":
-        """Raise AssertionError."""
+        """Raise AssertionError, because the moments are not collected yet."""
         raise AssertionError(f"the moments of matrix {matrix} are not gathered yet")
 
     def squares(self, matrix: int = 0) -> "F32":
-        """Raise AssertionError."""
+        """Raise AssertionError, because the moments are not collected yet."""
         return self.mean(matrix)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedMoments:
-    """A calibration that has not run yet: `digest` of everything that determines its moments ("" if
-    undecided), the names of its `texts`, and `chunks` of `chunk_size` tokens (0: unknown).
+    """A calibration that has not run yet.
+
+    `digest` identifies everything that determines its moments ("" if that is not decided yet).
+    `texts` are the names of its texts, which are read as `chunks` chunks of `chunk_size` tokens (0
+    if unknown).
     """
 
     digest: str = ""
@@ -62,11 +66,13 @@ class ExpectedMoments:
     def expected_inputs(
         self, tensors: Sequence[tuple[str, Sequence[int]]]
     ) -> "dict[str, SecondMoments]":
-        """Return the expected moments of the weights among `tensors` (name, shape with the row
-        length first) that are multiplied. An embedding only counts if it is also the head, because
-        its rows are otherwise looked up.
+        """Return a stand-in for each weight whose input the calibration will measure, by name.
+        `tensors` are pairs of a name and a shape with the row length first.
+
+        These are all matrices, except embeddings whose rows are only looked up: an embedding counts
+        only if it is also the output head.
         """
-        rows = (
+        looked_up = (
             EMBEDDING_NAMES
             if any(name == HEAD_NAME for name, _ in tensors)
             else EMBEDDING_NAMES[1:]
@@ -74,5 +80,5 @@ class ExpectedMoments:
         return {
             name: ExpectedInput(shape[0], prod(shape[2:]), bool(mixing_product(name)))
             for name, shape in tensors
-            if len(shape) > 1 and name not in rows
+            if len(shape) > 1 and name not in looked_up
         }

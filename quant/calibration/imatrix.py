@@ -1,8 +1,8 @@
 """Importance matrices: how much each input column of a weight matters, as measured by
 llama-imatrix.
 
-Reads llama.cpp's GGUF form and the older .dat form. Loading indexes and checks the file once; sums
-are read from it when a tensor is encoded.
+Reads llama.cpp's GGUF form and the older .dat form. Loading reads the whole file once to check it,
+but keeps only the position of each weight's sums. The sums are read again when a tensor is encoded.
 
 Source: common/imatrix-loader.cpp and load_imatrix (tools/quantize/quantize.cpp).
 """
@@ -32,7 +32,7 @@ DATASETS_KEY, CHUNKS_KEY, CHUNK_SIZE_KEY = (
     "imatrix.chunk_count",
     "imatrix.chunk_size",
 )
-# llmcli's own keys, which llama.cpp's tools ignore
+# llmcli's own keys, which llama.cpp's programs ignore
 MODEL_KEY, TRANSFORM_KEY = "llmcli.imatrix.model", "llmcli.imatrix.transform"
 MAX_NAME_BYTES = 255  # bytes of a name in the .dat form
 MAX_TEXT_BYTES = 127  # longest text that llama.cpp writes into the quantized file, in bytes
@@ -44,11 +44,11 @@ REMAKE_HINT = "make it again with llama-imatrix"
 
 @dataclass(frozen=True, slots=True)
 class ImatrixEntry:
-    """The sums of squares of one weight: `count` floats at `offset` of `file`, equally many for
-    each divisor.
+    """The sums of squares of one weight's input columns: `count` float32 values at byte `offset` of
+    `file`. They are stored as one row of equally many values for each divisor.
 
-    A divisor is the number of rows that were added. A weight of experts has one divisor for each
-    expert (0 if it received no token), any other weight has a single one.
+    A divisor is the number of input rows that were added. A weight of experts has one divisor for
+    each expert (0 if it received no token), and any other weight has a single divisor.
     """
 
     file: Path
@@ -57,8 +57,9 @@ class ImatrixEntry:
     divisors: tuple[float, ...] = field(repr=False)
 
     def mean_squares(self, first: int, last: int, columns: int) -> "F32":
-        """Return the mean squares [last - first, columns] of matrices first .. last; ones for an
-        expert without tokens. Raises UserError if the file is now shorter than when it was loaded.
+        """Return the mean squares [last - first, columns] of the input columns of matrices first ..
+        last; ones for an expert without tokens. Raises UserError if the file is now shorter than
+        when it was loaded.
         """
         import numpy as np
 
@@ -84,8 +85,8 @@ class ImatrixEntry:
         return sums.reshape(len(self.divisors), -1)
 
     def importance(self, first: int, last: int, matrix_rows: int, columns: int) -> Importance:
-        """Return the importance of rows first .. last of a tensor whose matrices have `matrix_rows` rows
-        each.
+        """Return the importance of the columns for rows first .. last of a tensor whose matrices
+        have `matrix_rows` rows each.
         """
         return Importance(
             self.mean_squares(first // matrix_rows, -(-last // matrix_rows), columns),
@@ -96,12 +97,13 @@ class ImatrixEntry:
 
 @dataclass(frozen=True)
 class Imatrix:
-    """An importance matrix file. `digest` identifies its content; `path` is as the user gave it.
+    """One importance matrix file, with its entries by weight name. `digest` identifies its content,
+    and `path` is the path as the user gave it.
 
-    `chunk_size` is in tokens. It is 0 for the older form, which does not record it and whose
-    divisors count chunks instead of rows. `model` is the Source.fingerprint of the model that it
-    was collected from ("" if the file does not record it), and `transform` is the digest of that
-    model's folds (None if the file does not record it). Files of llama-imatrix record neither.
+    `chunk_size` is in tokens. It is 0 for the older form, which does not record the chunk size and
+    whose divisors count chunks instead of rows. `model` is the Source.fingerprint of the model that
+    the file was collected from ("" if the file does not record it). `transform` is the digest of
+    that model's folds (None if the file does not record it). Files of llama-imatrix record neither.
     """
 
     path: Path
@@ -120,7 +122,9 @@ class Imatrix:
 
     @property
     def metadata(self) -> dict[str, bytes]:
-        """Metadata about the imatrix that llama-quantize writes into the quantized file."""
+        """Metadata keys about the imatrix that llama-quantize writes into a quantized file, with
+        their encoded values.
+        """
         metadata = {"quantize.imatrix.file": _text(os.fsencode(self.path))}
         if self.dataset:
             metadata["quantize.imatrix.dataset"] = _text(self.dataset.encode())
@@ -132,11 +136,12 @@ class Imatrix:
     def match_tensors(
         self, tensors: Sequence[tuple[str, Sequence[int]]], transform: str = ""
     ) -> dict[str, ImatrixEntry]:
-        """Return the entries of these tensors (name, shape with the row length first).
+        """Return the entries of those `tensors` that have one, by name. `tensors` are pairs of a
+        name and a shape with the row length first; `transform` is the digest of this model's folds.
 
-        As in llama.cpp, an embedding's entry with the wrong size is ignored, because an embedding's
+        As in llama.cpp, an embedding's entry of the wrong size is ignored, because an embedding's
         rows may be looked up instead of multiplied. Raises UserError if any other entry has the
-        wrong size, or if the imatrix was collected with folds other than `transform`.
+        wrong size, or if the imatrix was collected with different folds.
         """
         if self.transform is not None:
             require_same_folds(f"{self.path} is the imatrix", self.transform, transform)
@@ -155,7 +160,10 @@ class Imatrix:
 
 
 def require_same_model(subject: str, misfits: Sequence[str], flag: str) -> None:
-    """Raise UserError if there are `misfits`: entries that do not fit this model's tensors."""
+    """Raise UserError if `misfits` is not empty. Each of its texts describes a statistic whose size
+    differs from this model's tensor. `subject` begins the message, and `flag` is the option that
+    named the file.
+    """
     if misfits:
         raise UserError(
             f"{subject} of another model: {list_first(misfits, MAX_LISTED_MISFITS)}",
@@ -164,8 +172,9 @@ def require_same_model(subject: str, misfits: Sequence[str], flag: str) -> None:
 
 
 def require_same_folds(subject: str, collected: str, current: str) -> None:
-    """Raise UserError if `subject` was collected from a model with other folds, whose columns are
-    scaled or ordered differently.
+    """Raise UserError if the digest `collected` of the folds of the calibrated model differs from
+    the digest `current` of this model's folds, which scale or reorder columns. `subject` begins the
+    message.
     """
     if collected != current:
         collected, current = (
@@ -178,22 +187,22 @@ def require_same_folds(subject: str, collected: str, current: str) -> None:
 
 
 def _text(blob: bytes) -> bytes:
-    """Return a text cut to llama.cpp's maximum length, without invalid UTF-8, which a cut character
-    or an unusual file name may contain.
+    """Return an encoded string value, cut to llama.cpp's maximum length. Invalid UTF-8 is removed,
+    because the cut may split a character and a file name may contain any bytes.
     """
     return encode_entry("string", blob[:MAX_TEXT_BYTES].decode("utf-8", "ignore"))
 
 
 def load_imatrix(path: Path) -> Imatrix:
-    """Read an importance matrix of either form. Raises UserError, naming the file, if it is missing
-    or invalid.
+    """Open an importance matrix file in the GGUF form or the older .dat form, and check all its
+    values. Raises UserError, with the file's path, if the file is missing or invalid.
     """
     try:
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()[:32]
             stream.seek(0)
             if stream.read(4) == header.MAGIC:
-                imatrix = _gguf(path, digest)
+                imatrix = _read_gguf(path, digest)
             else:
                 entries, datasets, chunks, chunk_size = _DatReader(path, stream).read()
                 imatrix = Imatrix(path, digest, entries, datasets, chunks, chunk_size)
@@ -205,18 +214,18 @@ def load_imatrix(path: Path) -> Imatrix:
         raise UserError(
             f"cannot read {path}: {error.strerror or error}", hint="check the path"
         ) from None
-    for name, weight in imatrix.entries.items():
-        _check(path, name, weight)
+    for name, entry in imatrix.entries.items():
+        _check(path, name, entry)
     return imatrix
 
 
-def _check(path: Path, name: str, known: ImatrixEntry) -> None:
+def _check(path: Path, name: str, entry: ImatrixEntry) -> None:
     """Raise UserError unless all sums of squares are finite and not negative."""
     import numpy as np
 
-    for start in range(0, known.count, CHECKED_VALUES):
+    for start in range(0, entry.count, CHECKED_VALUES):
         sums = np.fromfile(
-            path, "<f4", min(CHECKED_VALUES, known.count - start), offset=known.offset + 4 * start
+            path, "<f4", min(CHECKED_VALUES, entry.count - start), offset=entry.offset + 4 * start
         )
         if not (np.isfinite(sums) & (sums >= 0)).all():
             raise UserError(
@@ -224,9 +233,12 @@ def _check(path: Path, name: str, known: ImatrixEntry) -> None:
             )
 
 
-def _gguf(path: Path, digest: str) -> Imatrix:
-    part = header.read_file_header(path)
-    keys = {item.key: item for item in part.fields}
+def _read_gguf(path: Path, digest: str) -> Imatrix:
+    """Return the importance matrix in a GGUF file. Raises UserError if the file contains no
+    imatrix.
+    """
+    file_header = header.read_file_header(path)
+    keys = {item.key: item for item in file_header.fields}
     texts_by_key = {key: item.value for key, item in keys.items() if isinstance(item.value, str)}
     if texts_by_key.get("general.type") == MOMENTS_TYPE:
         raise UserError(
@@ -237,7 +249,7 @@ def _gguf(path: Path, digest: str) -> Imatrix:
         raise UserError(
             f"{path} is a GGUF file but no imatrix: {', '.join(missing)} missing", hint=REMAKE_HINT
         )
-    tensors = {tensor.name: tensor for tensor in part.tensors}
+    tensors = {tensor.name: tensor for tensor in file_header.tensors}
     names = {
         name.removesuffix(end)
         for name in tensors
@@ -257,12 +269,12 @@ def _gguf(path: Path, digest: str) -> Imatrix:
         else []
     )
     chunks, chunk_size = (_count(path, keys[key]) for key in (CHUNKS_KEY, CHUNK_SIZE_KEY))
-    read = tuple(text.decode("utf-8", "replace") for text in texts)
+    dataset_names = tuple(text.decode("utf-8", "replace") for text in texts)
     return Imatrix(
         path,
         digest,
         entries,
-        read,
+        dataset_names,
         chunks,
         chunk_size,
         texts_by_key.get(MODEL_KEY, ""),
@@ -271,8 +283,8 @@ def _gguf(path: Path, digest: str) -> Imatrix:
 
 
 def _count(path: Path, field: header.MetadataField) -> int:
-    """Return the number in a header field. Raises UserError for any other type, on which llama.cpp
-    would abort.
+    """Return the number in a metadata field. Raises UserError if the field is not a uint32;
+    llama.cpp aborts on other types.
     """
     if field.kind != "uint32" or not isinstance(field.value, int):
         raise UserError(f"{path}: {field.key} is {field.kind} instead of uint32", hint=REMAKE_HINT)
@@ -282,13 +294,16 @@ def _count(path: Path, field: header.MetadataField) -> int:
 def _entry(
     path: Path, name: str, sums: header.TensorInfo | None, counts: header.TensorInfo | None
 ) -> ImatrixEntry:
+    """Return the entry of the weight `name` from its two tensors. Raises UserError if one is
+    missing, or if they do not match each other.
+    """
     import numpy as np
 
     if (
         sums is None
         or counts is None
         or {sums.type, counts.type} != {"F32"}
-        or not _belong(sums, counts)
+        or not _shapes_match(sums, counts)
     ):
         raise UserError(f"{path}: the sums and counts of {name} do not match", hint=REMAKE_HINT)
     stored = np.fromfile(path, "<f4", counts.elements, offset=counts.offset).astype("f8")
@@ -299,12 +314,14 @@ def _entry(
     return ImatrixEntry(path, sums.offset, sums.elements, tuple(divisors.tolist()))
 
 
-def _belong(sums: header.TensorInfo, counts: header.TensorInfo) -> bool:
+def _shapes_match(sums: header.TensorInfo, counts: header.TensorInfo) -> bool:
     return counts.elements <= MAX_MATRICES and not sums.elements % counts.elements
 
 
 class _DatReader:
-    """A cursor over the .dat form: int32 counts, names and floats, one after another."""
+    """A reader of the older .dat form, in which int32 counts, names and float32 values follow one
+    another.
+    """
 
     def __init__(self, path: Path, stream: BinaryIO) -> None:
         self.path, self.stream = path, stream
@@ -312,6 +329,9 @@ class _DatReader:
         stream.seek(0)
 
     def read(self) -> tuple[dict[str, ImatrixEntry], tuple[str, ...], int, int]:
+        """Return the entries by name, the names of the texts, the number of chunks, and 0 as the
+        chunk size, which the form does not record.
+        """
         (count,) = self._numbers("<i")
         if not 1 <= count <= self.size // 17:
             raise self._bad(
@@ -336,9 +356,9 @@ class _DatReader:
             self.stream.seek(4 * values, 1)
             yield name, ImatrixEntry(self.path, offset, values, (float(calls if calls > 0 else 1),))
 
-    def _text(self, most: int) -> str:
+    def _text(self, max_bytes: int) -> str:
         (length,) = self._numbers("<i")
-        if not 0 <= length <= min(most, self.size - self.stream.tell()):
+        if not 0 <= length <= min(max_bytes, self.size - self.stream.tell()):
             raise self._bad(f"a text claims {length} bytes")
         return self.stream.read(length).split(b"\0")[0].decode("utf-8", "replace")
 

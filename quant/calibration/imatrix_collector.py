@@ -1,9 +1,9 @@
-"""Importance matrix collection while a model reads a text: sums of squares for each input column of
-each weight, as in llama-imatrix.
+"""Collects an importance matrix while a model reads a text: for each weight, the sum of squares of
+each column of its input, as in llama-imatrix.
 
 Source: IMatrixCollector (tools/imatrix/imatrix.cpp), with two differences. Sums of up to 512 rows
-are float32 and larger sums float64, while llama.cpp adds all rows in float32. A tied output head is
-counted as well, under the name of the embedding.
+are float32 and larger sums float64, while llama.cpp adds all rows in float32. A head that is tied
+to the embedding is also measured, under the name of the embedding.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,18 +16,20 @@ from quant.errors import UserError
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
-F32_ROWS = 512  # number of rows whose squares are added in float32
+F32_ROWS = 512  # maximum number of rows whose squares are added in float32
 DAMAGED_HINT = "the model file may be damaged: compare it with its source by `llmcli diff`"
 
 
 @dataclass(frozen=True, slots=True)
 class WeightProduct:
-    """One product with a weight, as llama.cpp computed it.
+    """One matrix product of an input with a weight, as llama.cpp computed it.
 
-    `rows` is the input [.., rows, columns] with up to four dimensions. A weight with several
-    `matrices` multiplies them with successive parts of the rows. For experts, `experts` [tokens,
-    used] (int32) has the experts of each token, and `rows` is [tokens, used or 1, columns]. Two
-    products in a row with the same `key` have the same input rows.
+    `rows` is the input [.., rows, columns], with up to four dimensions. `matrices` are the sizes of
+    the weight's third and fourth dimension; a weight with several matrices multiplies each with a
+    different part of the rows. For a weight of experts, `experts` (int32 [tokens, used]) has the
+    numbers of the experts that each token is routed to, and `rows` is [tokens, used or 1, columns];
+    for other weights `experts` is None. Two products in succession with the same `key` have the
+    same input rows.
     """
 
     name: str
@@ -39,8 +41,8 @@ class WeightProduct:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMixture:
-    """The attention weights of one layer in one pass: `shares` [heads, queries, keys] is the share
-    of each key's value in each query's output.
+    """The attention weights of one layer in one forward pass. `shares` [heads, queries, keys] is
+    the share of each key's value in each query's output.
 
     `name` is llama.cpp's name of the product that mixes the values, such as "kqv-5".
     """
@@ -50,7 +52,9 @@ class AttentionMixture:
 
 
 class ImatrixCollector:
-    """Sums of squares and numbers of rows of every weight seen so far."""
+    """Sums of squares of the input columns, and numbers of input rows, of every weight
+    seen so far.
+    """
 
     def __init__(self) -> None:
         self.sums: dict[str, F64] = {}  # by weight, [matrices, columns]
@@ -58,15 +62,15 @@ class ImatrixCollector:
         self._last: tuple[tuple[int, int], set[str], F64] | None = None
 
     def add(self, product: WeightProduct) -> None:
-        """Add one product."""
+        """Add the input rows of one product to the sums of its weight."""
         if product.experts is None:
             self._add_dense(product)
         else:
             self._add_experts(product, product.experts)
 
     def add_shared(self, product: WeightProduct, names: Sequence[str]) -> None:
-        """Add rows that are the input of all weights in `names`. Several threads may call this at a
-        time if each has different names.
+        """Add the input rows of `product` to the sums of all weights in `names`, which share this
+        input. Several threads may call this at the same time if no name occurs in two calls.
         """
         if product.experts is None:
             squares = _squares(product)
@@ -85,7 +89,10 @@ class ImatrixCollector:
         self._add_squares(product.name, product, self._last[2])
 
     def _add_squares(self, name: str, product: WeightProduct, squares: F64) -> None:
-        """Add an input's sums of squares [i3, i2, columns] to a weight."""
+        """Add the sums of squares [i3, i2, columns] of a product's input to the weight `name`, and
+        count its rows. The axes i3 and i2 are the input's outer dimensions, from which the matrix
+        follows.
+        """
         inner, outer = product.matrices
         sums = self.sums.setdefault(name, np.zeros((inner * outer, squares.shape[-1])))
         for i3, i2 in np.ndindex(squares.shape[:2]):
@@ -106,14 +113,14 @@ class ImatrixCollector:
             counts[expert] += len(tokens)
 
     def keep_only(self, names: Iterable[str]) -> None:
-        """Forget all weights except these."""
+        """Drop the sums of all weights except `names`."""
         retained = set(names)
         self.sums = {name: sums for name, sums in self.sums.items() if name in retained}
         self.counts = {name: counts for name, counts in self.counts.items() if name in retained}
 
     def unseen_experts(self) -> dict[str, int]:
-        """Return the number of experts that received no token, by weight, for weights with such
-        experts.
+        """Return how many experts of each weight received no token. Only weights with at least one
+        such expert are in the result.
         """
         return {
             name: int((counts == 0).sum())
@@ -122,8 +129,8 @@ class ImatrixCollector:
         }
 
     def dead_columns(self) -> dict[str, int]:
-        """Return the number of input columns that were always zero, by weight, for weights with
-        such columns. Only experts that received tokens are counted.
+        """Return how many input columns of each weight were always zero, not counting experts
+        without tokens. Only weights with at least one such column are in the result.
         """
         columns = {}
         for name, sums in self.sums.items():
@@ -134,8 +141,8 @@ class ImatrixCollector:
 
 
 def _squares(product: WeightProduct) -> F64:
-    """Return the sums of squares [i3, i2, columns] of an input: up to F32_ROWS rows are added in
-    float32, and these sums in float64.
+    """Return the sums of squares [i3, i2, columns] over the rows of an input. Blocks of F32_ROWS
+    rows are added in float32, and the sums of the blocks in float64.
     """
     parts = (
         product.rows[:, :, first : first + F32_ROWS]
@@ -148,8 +155,8 @@ def _squares(product: WeightProduct) -> F64:
 
 
 def _require_finite(squares: F64, name: str) -> F64:
-    """Return the squares unchanged. Raises UserError if they are not finite, so that a damaged
-    model fails early.
+    """Return `squares` unchanged. Raises UserError if a value is not finite, so that a calibration
+    of a damaged model fails early.
     """
     if not np.isfinite(squares).all():
         raise UserError(f"the input of {name} is not finite", hint=DAMAGED_HINT)

@@ -1,4 +1,4 @@
-"""Writes importance matrices as GGUF files, in llama-imatrix's form."""
+"""Writes importance matrices as GGUF files, in the form that llama-imatrix writes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -31,11 +31,13 @@ def build_imatrix_file(
     model: str = "",
     transform: str | None = None,
 ) -> list[bytes]:
-    """Return the pieces of an imatrix file as llama-imatrix writes it.
+    """Return the content of an imatrix file as a list of byte strings to be written one after
+    another.
 
-    Both `sums` (of squares, `[matrices, columns]`) and `counts` (of rows, `[matrices]`) are by
-    weight. `model` and `transform` are written under llmcli's own keys. Raises UserError if there
-    are no sums.
+    `sums` contains the sums of squares of each weight's input columns, `[matrices, columns]`, and
+    `counts` the numbers of rows that were added, `[matrices]`; both have the weight's name as key.
+    The text was read as `chunks` chunks of `chunk_size` tokens. `model` and `transform` are written
+    under llmcli's own keys (see Imatrix). Raises UserError if `sums` is empty.
     """
     if not sums:
         raise UserError(

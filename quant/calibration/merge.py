@@ -1,8 +1,8 @@
-"""Merges several calibrations of one model into one: sums and counts are added.
+"""Merges several calibrations of one model into one, by adding their sums and counts.
 
 Files of the older imatrix form contain means and numbers of chunks instead of sums and numbers of
-rows. As in load_imatrix (tools/imatrix/imatrix.cpp), each chunk of such a file counts as many rows
-as it has tokens, and as many for each expert.
+rows. As in load_imatrix (tools/imatrix/imatrix.cpp), each chunk of such a file counts as one row
+for each of its tokens, and every expert gets this count.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,9 @@ MERGE_HINT = "merge files of one model only"
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """The outcome of a merge; `notes` are remarks for the user."""
+    """The outcome of a merge: the number of weights (`tensors`), the number of chunks of all files
+    together, and remarks for the user (`notes`).
+    """
 
     tensors: int
     chunks: int
@@ -33,15 +35,15 @@ class MergeResult:
 
 
 def merge_imatrix(paths: Sequence[Path]) -> tuple[MergeResult, list[bytes]]:
-    """Return the pieces of the merged importance matrix. Raises UserError if the files are of
-    different models.
+    """Merge importance matrix files. Return the outcome, and the content of the merged file as byte
+    strings to be written one after another. Raises UserError if the files are of different models.
     """
     files = [imatrix.load_imatrix(path) for path in paths]
-    values = sorted({file.chunk_size for file in files if file.chunk_size})
-    usual = values[-1] if values else DEFAULT_CHUNK_TOKENS
+    chunk_sizes = sorted({file.chunk_size for file in files if file.chunk_size})
+    default_chunk_size = chunk_sizes[-1] if chunk_sizes else DEFAULT_CHUNK_TOKENS
     notes = list(_chunk_size_notes([(file.path, file.chunk_size) for file in files]))
     notes += [
-        f"{file.path} has the older form: its chunks are taken as {usual} tokens each"
+        f"{file.path} has the older form: its chunks are taken as {default_chunk_size} tokens each"
         for file in files
         if not file.chunk_size
     ]
@@ -52,20 +54,20 @@ def merge_imatrix(paths: Sequence[Path]) -> tuple[MergeResult, list[bytes]]:
         if with_folds and file.transform not in (None, with_folds[0].transform):
             raise _folds_error(with_folds[0], file)
         for name, entry in file.entries.items():
-            _add_entry(sums, name, entry, 1 if file.chunk_size else usual, file)
+            _add_entry(sums, name, entry, 1 if file.chunk_size else default_chunk_size, file)
     notes += _model_notes([file for file in files if file.model])
     chunks = sum(file.chunks for file in files)
     datasets = list(dict.fromkeys(text for file in files for text in file.datasets))
     models, folds = {file.model for file in files}, {file.transform for file in files}
     model, transform = (values.pop() if len(values) == 1 else None for values in (models, folds))
     return MergeResult(len(sums.sums), chunks, tuple(notes)), build_imatrix_file(
-        sums.sums, sums.counts, datasets, chunks, usual, model or "", transform
+        sums.sums, sums.counts, datasets, chunks, default_chunk_size, model or "", transform
     )
 
 
 def merge_moments(paths: Sequence[Path], out: Path) -> MergeResult:
-    """Write the merged moments to `out`, one input at a time. Raises UserError if the files are of
-    different models.
+    """Merge moments files and write the result to `out`, one input at a time. Raises UserError if
+    the files are of different models.
     """
     files = [moments.load_moments(path) for path in paths]
     first = files[0]
@@ -77,12 +79,12 @@ def merge_moments(paths: Sequence[Path], out: Path) -> MergeResult:
         notes.append("two of the files have read the same text: it counts twice")
     datasets = tuple(dict.fromkeys(name for file in files for name in file.origin.datasets))
     chunks = sum(file.origin.chunks for file in files)
-    about = replace(first.origin, chunks=chunks, texts=tuple(texts), datasets=datasets)
+    origin = replace(first.origin, chunks=chunks, texts=tuple(texts), datasets=datasets)
     inputs = [
         MomentsInput(stored.names, stored.columns, stored.matrices, stored.mixed)
         for stored in first.inputs
     ]
-    with MomentsWriter(out, about, inputs) as writer:
+    with MomentsWriter(out, origin, inputs) as writer:
         for number, stored in enumerate(first.inputs):
             writer.write_input(number, _add_up([_counterpart(file, stored) for file in files]))
         writer.finish()
@@ -90,8 +92,9 @@ def merge_moments(paths: Sequence[Path], out: Path) -> MergeResult:
 
 
 def _require_same_weights(first: Imatrix, file: Imatrix) -> None:
-    """Raise UserError if the files have different weights. Weights of experts may be missing from a
-    file if no token used them.
+    """Raise UserError if one file has weights that the other does not have, or has them in other
+    sizes. Weights of experts may be missing, because llama-imatrix omits them if no token used an
+    expert.
     """
     for complete, partial in ((first, file), (file, first)):
         missing = [
@@ -117,6 +120,10 @@ def _require_same_weights(first: Imatrix, file: Imatrix) -> None:
 def _add_entry(
     sums: ImatrixCollector, name: str, entry: ImatrixEntry, rows: int, file: Imatrix
 ) -> None:
+    """Add the entry of the weight `name` to `sums`. Each of its divisors counts `rows` rows: 1, or
+    the chunk size for files of the older form. Files may differ in how many divisors a weight has,
+    if one number is a multiple of the other; the fewer divisors are then repeated.
+    """
     values, counts = entry.sums().astype(np.float64) * rows, np.array(entry.divisors) * rows
     if name not in sums.sums:
         sums.sums[name], sums.counts[name] = values, counts
@@ -133,11 +140,14 @@ def _add_entry(
     sums.sums[name] = sums.sums[name].reshape(divisor_count, -1) + values.reshape(divisor_count, -1)
 
 
-def _repeat_counts(counts: moments_writer.F64, many: int) -> moments_writer.F64:
-    return np.repeat(counts, many // len(counts))
+def _repeat_counts(counts: moments_writer.F64, length: int) -> moments_writer.F64:
+    return np.repeat(counts, length // len(counts))
 
 
 def _require_same_moments(first: MomentsFile, file: MomentsFile) -> None:
+    """Raise UserError if the moments of `file` cannot be added to those of `first`: if the folds,
+    the weights, the sizes, the mixed inputs or the model differ.
+    """
     if file.origin.transform != first.origin.transform:
         raise _folds_error(first, file)
     if differing := sorted(first.names ^ file.names):
@@ -179,24 +189,26 @@ def _folds_error(first: Imatrix | MomentsFile, file: Imatrix | MomentsFile) -> U
 
 
 def _mixed_weights(file: MomentsFile) -> set[str]:
+    """Return the names of the weights whose moments are those of attention's mixtures."""
     return {name for stored in file.inputs if stored.mixed for name in stored.names}
 
 
 def _counterpart(file: MomentsFile, stored_input: StoredMoments) -> StoredMoments:
+    """Return the input in `file` that corresponds to an input of another file."""
     stored = file.input_of(stored_input.names[0])
     assert stored is not None
     return stored
 
 
-def _add_up(seconds: Sequence[StoredMoments]) -> MomentSums:
-    """Return the sums of these moments, added in float64. An expert that received no token in any
-    of them has a count of 0.
+def _add_up(moments_of_files: Sequence[StoredMoments]) -> MomentSums:
+    """Return the sums of the moments of one input in several files, added in float64. An expert
+    that received no token in any file has a count of 0.
     """
-    shape = seconds[0]
+    shape = moments_of_files[0]
     second = np.zeros((shape.matrices, shape.columns, shape.columns))
     first = np.zeros((shape.matrices, shape.columns))
     counts = np.zeros(shape.matrices)
-    for stored in seconds:
+    for stored in moments_of_files:
         for matrix, count in enumerate(stored.counts):
             if count:
                 second[matrix] += stored.sums(matrix)
@@ -206,7 +218,7 @@ def _add_up(seconds: Sequence[StoredMoments]) -> MomentSums:
 
 
 def _model_notes(files: Sequence[Imatrix]) -> Iterator[str]:
-    """Yield a note if the files record different models."""
+    """Yield a note if the files were collected from different model files."""
     if other := next((file for file in files if file.model != files[0].model), None):
         yield (
             f"{other.path} was collected from another file than {files[0].path}: useful if both are"
@@ -215,6 +227,7 @@ def _model_notes(files: Sequence[Imatrix]) -> Iterator[str]:
 
 
 def _chunk_size_notes(files: Sequence[tuple[Path, int]]) -> Iterator[str]:
+    """Yield a note if the files were collected with chunks of different sizes."""
     sizes = {size for _, size in files if size}
     if len(sizes) > 1:
         listing = ", ".join(f"{path} in chunks of {size}" for path, size in files if size)

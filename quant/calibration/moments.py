@@ -1,10 +1,10 @@
-"""Second moments of the inputs of weights: the sum of x x^T over a text, one matrix for each
-distinct input.
+"""Second moments of the inputs of weights: the sum of x x^T over the input rows x of a text, one
+matrix for each distinct input.
 
 The file is a GGUF container of general.type "llmcli.moments". Weights with the same input rows (q,
 k and v; gate and up) share an input. The key `llmcli.moments.weights` lists the names of the
-weights, and `llmcli.moments.inputs` the number N of each weight's input. An input has these
-tensors:
+weights, and `llmcli.moments.inputs` lists, in the same order, the number N of each weight's input.
+Each input has these tensors:
 
 - N.second, F32 [columns, columns, matrices]: the sum of x x^T, exactly symmetric; one matrix for
   each expert
@@ -13,12 +13,14 @@ tensors:
 - N.first, F32 [columns, matrices]: the sum of x
 - N.counts, F64 [matrices]: the number of rows that were added; 0 for an expert without tokens
 
-The key `llmcli.moments.mixed` lists the inputs of attention's values (attention_moments.py). Their
-x is not a row that enters the weight, but a mixture of such rows: for each query and each head the
-sum of the rows, weighted by the query's attention to them. The counts are numbers of mixtures.
+The key `llmcli.moments.mixed` lists the numbers of the inputs of value weights
+(attention_moments.py). For these, x is not a row that enters the weight, but a mixture of such
+rows: for each query and each head, the sum of the rows weighted by the query's attention to them.
+The counts are then numbers of mixtures.
 
-Matrices are read when needed and not mapped, so that a file that shrinks meanwhile raises UserError
-instead of crashing the process. moments_writer.py writes these files.
+Matrices are read from the file when they are needed. They are not memory-mapped, so that a file
+that becomes shorter meanwhile raises UserError instead of crashing the process. moments_writer.py
+writes these files.
 """
 
 import hashlib
@@ -52,15 +54,17 @@ SECOND_SUFFIX, SQUARES_SUFFIX, FIRST_SUFFIX, COUNTS_SUFFIX = (
     ".first",
     ".counts",
 )
-CHECKED_ROWS = 16  # number of rows of a matrix that are compared with its columns
+CHECKED_ROWS = 16  # number of rows of a matrix that are compared with its columns for symmetry
 REMAKE_HINT = "make it again: llmcli calibrate SRC -o STATS --moments FILE"
 
 
 @dataclass(frozen=True, slots=True)
 class MomentsOrigin:
-    """What moments were collected from. `model` is the Source.fingerprint. `datasets` are the names
-    of the texts, and `texts` the sha256 of those chunks of each text that were read. `transform` is
-    the digest of the model's folds ("" for none).
+    """The model and the texts that moments were collected from.
+
+    `model` is the Source.fingerprint of the model, and `transform` the digest of its folds ("" for
+    none). The texts were read as `chunks` chunks of `chunk_size` tokens. `datasets` are the names
+    of the texts, and `texts` are sha256 digests of the chunks that were read, one for each text.
     """
 
     model: str = ""
@@ -73,11 +77,13 @@ class MomentsOrigin:
 
 @dataclass(frozen=True, slots=True)
 class StoredMoments:
-    """The moments of one input in a file: `matrices` matrices of [columns, columns], each the sum
-    over its number of rows in `counts`.
+    """The moments of one input in a file: `matrices` matrices of [columns, columns]. Each is a sum
+    over as many rows as `counts` says for it.
 
-    `names` are the weights that share the input. `mixed` means that the moments are those of
-    attention's mixtures of the rows (see above). Every call reads from the file.
+    `names` are the weights that share the input. `mixed` means that the sums are over attention's
+    mixtures of the rows (see the top of this module). `offset` is the position of the matrices in
+    the file in bytes. `importance` are the sums of squares as an imatrix has them. Each method call
+    reads from the file.
     """
 
     file: Path
@@ -91,8 +97,8 @@ class StoredMoments:
     mixed: bool = False
 
     def sums(self, matrix: int = 0) -> "F32":
-        """Return the sum of x x^T [columns, columns], which is symmetric. Raises UserError if the
-        file is damaged.
+        """Return the sum of x x^T of one matrix, `[columns, columns]`, which is symmetric. Raises
+        UserError if the file is damaged.
         """
         import numpy as np
 
@@ -110,8 +116,8 @@ class StoredMoments:
         return products
 
     def mean(self, matrix: int = 0) -> "F32":
-        """Return the mean of x x^T [columns, columns], which is symmetric. For an expert without
-        tokens it is the identity, which corresponds to an imatrix of ones.
+        """Return the mean of x x^T of one matrix, `[columns, columns]`, which is symmetric. For an
+        expert without tokens it is the identity, and squares() returns ones accordingly.
         """
         import numpy as np
 
@@ -123,13 +129,13 @@ class StoredMoments:
         return products
 
     def squares(self, matrix: int = 0) -> "F32":
-        """Return the mean of x^2 [columns], the diagonal of mean(), as an imatrix contains it; ones
-        for an expert without tokens.
+        """Return the mean of x^2 of one matrix, `[columns]`. It is the diagonal of mean(), as an
+        imatrix contains it; ones for an expert without tokens.
         """
         return self.importance.mean_squares(matrix, matrix + 1, self.columns).reshape(self.columns)
 
     def first_mean(self, matrix: int = 0) -> "F32":
-        """Return the mean of x [columns]; zeros for an expert without tokens."""
+        """Return the mean of x of one matrix, `[columns]`; zeros for an expert without tokens."""
         import numpy as np
 
         sums = self.first_sums(matrix)
@@ -137,7 +143,9 @@ class StoredMoments:
         return sums
 
     def first_sums(self, matrix: int = 0) -> "F32":
-        """Return the sum of x [columns]. Raises UserError if the file is damaged."""
+        """Return the sum of x of one matrix, `[columns]`. Raises UserError if the file is
+        damaged.
+        """
         import numpy as np
 
         sums = self._read(self.first_offset + 4 * self.columns * matrix, self.columns)
@@ -147,19 +155,21 @@ class StoredMoments:
 
     @property
     def unseen_matrices(self) -> int:
-        """The number of matrices without any rows."""
+        """The number of matrices (experts) for which no row was added."""
         return self.counts.count(0)
 
     @property
     def thin_matrices(self) -> int:
-        """The number of matrices that have rows, but fewer rows than columns: they cannot be
-        inverted without damping.
+        """The number of matrices that have rows, but fewer rows than columns. Such a matrix is
+        singular and can be inverted only with damping.
         """
         return sum(0 < count < self.columns for count in self.counts)
 
     @property
     def fewest_rows(self) -> float:
-        """The smallest number of rows that were added to a matrix, among matrices with rows."""
+        """The smallest number of rows that were added to a matrix, not counting matrices without
+        rows; 0 if no matrix has rows.
+        """
         return min((count for count in self.counts if count), default=0.0)
 
     def _squares(self, matrix: int) -> "F32":
@@ -181,52 +191,55 @@ class StoredMoments:
 
 @dataclass(frozen=True)
 class MomentsFile:
-    """A moments file. `digest` identifies its content, `path` is as the user gave it, and `inputs`
-    are the distinct inputs.
+    """An open moments file. `digest` identifies its content, `path` is the path as the user gave
+    it, and `inputs` are the distinct inputs.
     """
 
     path: Path
     digest: str
     origin: MomentsOrigin
     inputs: tuple[StoredMoments, ...]
-    _of: Mapping[str, int] = field(repr=False)
+    _input_numbers: Mapping[str, int] = field(repr=False)
 
     @property
     def names(self) -> frozenset[str]:
-        """The weights with moments in the file."""
-        return frozenset(self._of)
+        """The names of the weights whose moments are in the file."""
+        return frozenset(self._input_numbers)
 
     def input_of(self, name: str) -> StoredMoments | None:
-        """Return the input of a weight, or None."""
-        number = self._of.get(name)
+        """Return the moments of the input of a weight, or None if the file has none for it."""
+        number = self._input_numbers.get(name)
         return None if number is None else self.inputs[number]
 
     @property
     def imatrix(self) -> Imatrix:
-        """The diagonals as an importance matrix, under each weight's name."""
+        """The diagonals of the moments as an importance matrix, with one entry for each weight."""
         entries = {
-            name: self.inputs[number].importance for name, number in sorted(self._of.items())
+            name: self.inputs[number].importance
+            for name, number in sorted(self._input_numbers.items())
         }
-        about = self.origin
+        origin = self.origin
         return Imatrix(
             self.path,
             self.digest,
             entries,
-            about.datasets,
-            about.chunks,
-            about.chunk_size,
-            about.model,
-            about.transform,
+            origin.datasets,
+            origin.chunks,
+            origin.chunk_size,
+            origin.model,
+            origin.transform,
         )
 
     def match_tensors(
         self, tensors: Sequence[tuple[str, Sequence[int]]], transform: str = ""
     ) -> dict[str, StoredMoments]:
-        """Return the inputs of these tensors (name, shape with the row length first).
+        """Return the moments of the inputs of those `tensors` that have some, by name. `tensors`
+        are pairs of a name and a shape with the row length first; `transform` is the digest of this
+        model's folds.
 
-        An embedding's input of the wrong size is ignored, because an embedding's rows may be looked
-        up instead of multiplied. Raises UserError if any other input has the wrong size, or if the
-        moments were collected with folds other than `transform`.
+        An embedding's moments of the wrong size are ignored, because an embedding's rows may be
+        looked up instead of multiplied. Raises UserError if any other moments have the wrong size,
+        or if they were collected with different folds.
         """
         require_same_folds(f"{self.path} contains the moments", self.origin.transform, transform)
         inputs, wrong = {}, []
@@ -248,25 +261,29 @@ class MomentsFile:
 
 
 def is_moments_file(path: Path) -> bool:
-    """Return whether a file is marked as a moments file; nothing else is checked."""
+    """Return whether a GGUF file has the type of a moments file in its header. Nothing else is
+    checked.
+    """
     try:
-        part = header.read_file_header(path)
+        file_header = header.read_file_header(path)
     except UserError:
         return False
-    return any(item.key == "general.type" and item.value == MOMENTS_TYPE for item in part.fields)
+    return any(
+        item.key == "general.type" and item.value == MOMENTS_TYPE for item in file_header.fields
+    )
 
 
 def load_moments(path: Path) -> MomentsFile:
-    """Open a moments file; the matrices stay on disk. Raises UserError, naming the file, if it is
-    invalid.
+    """Open a moments file. The matrices stay on disk. Raises UserError, with the file's path, if
+    the file is invalid or was not finished.
     """
-    part = header.read_file_header(path)
-    keys: dict[str, Any] = {item.key: item for item in part.fields}
+    file_header = header.read_file_header(path)
+    keys: dict[str, Any] = {item.key: item for item in file_header.fields}
     if "general.type" not in keys or keys["general.type"].value != MOMENTS_TYPE:
         hint = f"--imatrix {path} takes an imatrix" if CHUNKS_KEY in keys else REMAKE_HINT
         raise UserError(f"{path} is a GGUF file without moments", hint=hint)
     fields = _Fields(path, keys)
-    about = MomentsOrigin(
+    origin = MomentsOrigin(
         fields.text("model"),
         fields.number("chunk_size"),
         fields.number("chunks"),
@@ -277,36 +294,42 @@ def load_moments(path: Path) -> MomentsFile:
     names, input_numbers = fields.texts("weights"), fields.numbers("inputs")
     if not names or len(names) != len(input_numbers) or len(set(names)) != len(names):
         raise _invalid(path, "its weights and their inputs do not match")
-    tensors = {tensor.name: tensor for tensor in part.tensors}
-    shared: dict[int, list[str]] = {}
+    tensors = {tensor.name: tensor for tensor in file_header.tensors}
+    names_by_input: dict[int, list[str]] = {}
     for name, number in zip(names, input_numbers, strict=True):
-        shared.setdefault(number, []).append(name)
-    if sorted(shared) != list(range(len(shared))):
+        names_by_input.setdefault(number, []).append(name)
+    if sorted(names_by_input) != list(range(len(names_by_input))):
         raise _invalid(path, "its inputs are not numbered from 0")
     mixed = fields.numbers("mixed") if MIXED_KEY in keys else ()
     inputs = tuple(
-        replace(_stored_input(path, number, tuple(shared[number]), tensors), mixed=number in mixed)
-        for number in range(len(shared))
+        replace(
+            _stored_input(path, number, tuple(names_by_input[number]), tensors),
+            mixed=number in mixed,
+        )
+        for number in range(len(names_by_input))
     )
     digest = fields.text("digest")
     if not digest or not digest.strip("0"):
         raise _invalid(path, "it was not finished")
     # This text is hashed, so it must never change, even when names in the code do.
     described = (
-        f"About(model={about.model!r}, chunk_size={about.chunk_size!r}, chunks={about.chunks!r},"
-        f" texts={about.texts!r}, datasets={about.datasets!r}, transform={about.transform!r})"
+        f"About(model={origin.model!r}, chunk_size={origin.chunk_size!r}, chunks={origin.chunks!r},"
+        f" texts={origin.texts!r}, datasets={origin.datasets!r}, transform={origin.transform!r})"
     )
     file_digest = hashlib.sha256(
         f"{digest} {described} {names} {input_numbers}".encode()
     ).hexdigest()[:32]
     return MomentsFile(
-        path, file_digest, about, inputs, dict(zip(names, input_numbers, strict=True))
+        path, file_digest, origin, inputs, dict(zip(names, input_numbers, strict=True))
     )
 
 
 def _stored_input(
     path: Path, number: int, names: tuple[str, ...], tensors: Mapping[str, header.TensorInfo]
 ) -> StoredMoments:
+    """Return the moments of input `number`, which the weights `names` share. Raises UserError if
+    one of its tensors is missing, has the wrong shape, or contains invalid counts or squares.
+    """
     import numpy as np
 
     parts = [
@@ -339,7 +362,9 @@ def _stored_input(
 
 
 class _Fields:
-    """The keys of a file, each checked for its type."""
+    """The values of a file's `llmcli.moments.*` keys. Each method raises UserError if the key is
+    missing or has another type.
+    """
 
     def __init__(self, path: Path, keys: Mapping[str, header.MetadataField]) -> None:
         self.path, self.keys = path, keys

@@ -1,14 +1,14 @@
-"""Collection of second moments: finds out which weights share an input and how many inputs fit into
-memory at a time, and computes the sums.
+"""Collects second moments: finds out which weights share an input and how many inputs fit into
+memory at a time, and computes their sums.
 
 Rows are multiplied in float32, once for each distinct input, and the products are added in float64.
 Only the lower triangle is computed, as squares along the diagonal and rectangles below them. Rows
-are stored until several whole chunks have been read, because larger products are faster. While
-llama.cpp waits for the callback that observes its products, rows are only copied; squares and
-mixtures are computed later.
+are stored until several whole chunks have been read, because larger products are faster. The
+callback that observes llama.cpp's products only copies rows, because llama.cpp waits for it.
+Squares and mixtures are computed later.
 
 Each product runs on one thread, because BLAS's own threads busy-wait like llama.cpp's and would
-take time from them. If torch has a GPU, it computes the products, of more rows at a time.
+take time from them. If torch has a GPU, the GPU computes the products, of more rows at a time.
 """
 
 import math
@@ -34,31 +34,33 @@ from quant.calibration.moments_writer import MomentsInput, MomentSums
 from quant.errors import UserError
 from quant.native import array_backends
 
-# size of the squares on a triangle's diagonal, and largest side of the rectangles below them
+# side of the squares on a triangle's diagonal, and maximum side of the rectangles below them
 DIAGONAL_PART_COLUMNS, MAX_PART_COLUMNS = 256, 1024
-PRODUCT_ROWS, MAX_CHUNKS_PER_PRODUCT = (
-    1024,
-    4,
-)  # most rows and most chunks that are multiplied at a time
-MAX_STORED_BYTES = 1 << 28  # most bytes of rows that are stored until they are multiplied
+# maximum numbers of rows and of chunks that are multiplied at a time
+PRODUCT_ROWS, MAX_CHUNKS_PER_PRODUCT = 1024, 4
+MAX_STORED_BYTES = 1 << 28  # maximum bytes of rows that are stored until they are multiplied
 DEVICE_FACTOR = 8  # on a GPU the three limits above are this many times larger
 MapFunction = Callable[..., Any]  # has the signature of the built-in map
-WorkItem = tuple[int, Callable[[], None]]  # cost of a job, and the job
+WorkItem = tuple[int, Callable[[], None]]  # cost of a job in multiplications, and the job
 MatrixPart = tuple[slice, slice]  # rows and columns of a matrix
-# most bytes of attention shares that wait to be multiplied
+# maximum bytes of attention shares that are stored until they are multiplied
 MAX_WAITING_BYTES = 1 << 27
 
 
 def product_names(entry: MomentsInput) -> tuple[str, ...]:
-    """Return the names of the products that an input is collected from, in the order in which they
-    are computed.
+    """Return llama.cpp's names of the products from which an input is collected, in the order in
+    which they are computed. They are the weights of the input, and for a mixed input also the
+    product in which attention mixes the values.
     """
     return (*entry.names, mixing_product(entry.names[0])) if entry.mixed else entry.names
 
 
 class InputSurvey:
-    """The distinct `inputs` of a pass, in the order in which the graph computes them, and the bytes
-    of each input's `rows`. A chunk has `tokens` tokens, and `threads` threads will multiply.
+    """Observes the products of one chunk to find the distinct `inputs`, in the order in which the
+    graph computes them. `rows` are the bytes of each input's rows.
+
+    A chunk has `tokens` tokens. `threads` is the number of threads that will multiply at the same
+    time.
     """
 
     def __init__(self, tokens: int = PRODUCT_ROWS, threads: int = 1) -> None:
@@ -71,7 +73,9 @@ class InputSurvey:
         self._key: tuple[int, int] | None = None
 
     def add(self, product: WeightProduct) -> None:
-        """Add one product. If the weight was seen before, only its rows are counted."""
+        """Record one product. A weight that was seen in an earlier forward pass only adds to the
+        bytes of its input.
+        """
         number = self._number.get(product.name)
         if number is not None:
             self.rows[number] += (
@@ -94,8 +98,9 @@ class InputSurvey:
         self._key = product.key
 
     def add_mixture(self, mixed: AttentionMixture) -> None:
-        """Add one mixture. The values' input becomes a separate, mixed input, which is computed
-        after all inputs so far.
+        """Record the attention weights of one layer. The layer's value weight is moved to a
+        separate, mixed input, because its moments are taken over the mixtures. The new input comes
+        last, because attention runs after all products so far.
         """
         name = mixed.name.replace("kqv-", "blk.") + ".attn_v.weight"
         number = self._number.get(name)
@@ -123,9 +128,9 @@ class InputSurvey:
 
     @property
     def chunks_per_product(self) -> int:
-        """Number of chunks whose rows are multiplied at a time. It does not depend on the available
-        memory, so that the sums of a text have the same bytes whether they are collected in one
-        pass or in several.
+        """The number of chunks whose rows are multiplied at a time. It does not depend on the
+        available memory, so that the sums of a text are the same bytes whether they are collected
+        in one pass over the text or in several.
         """
         factor = DEVICE_FACTOR if array_backends.device() else 1
         return max(
@@ -138,8 +143,8 @@ class InputSurvey:
         )
 
     def input_bytes(self, number: int) -> int:
-        """Return the bytes of memory for an input: the sums of x x^T and of x in float64, and the
-        stored rows with a joined or mixed copy.
+        """Return the bytes of memory that collecting input `number` takes: the sums of x x^T and of
+        x in float64, the stored rows, and a joined or mixed copy of the rows.
         """
         entry, chunks = self.inputs[number], self.chunks_per_product
         return sums_bytes(entry) + self.rows[number] * (
@@ -147,8 +152,8 @@ class InputSurvey:
         )
 
     def waiting_bytes(self, group: Sequence[int]) -> int:
-        """Return the bytes of attention shares that a group stores before they are multiplied,
-        including those of the pass that exceeds the limit.
+        """Return the maximum bytes of attention shares that are stored while the inputs of `group`
+        are collected. The shares of the forward pass that exceeds MAX_WAITING_BYTES are included.
         """
         shares = [self._shares.get(self.inputs[number].names[0], 0) for number in group]
         return min(
@@ -157,22 +162,25 @@ class InputSurvey:
 
 
 def sums_bytes(entry: MomentsInput) -> int:
-    """Return the bytes of an input's sums."""
+    """Return the bytes of the sums of one input (MomentSums)."""
     return 8 * entry.matrices * (entry.columns * (entry.columns + 1) + 1)
 
 
 def product_bytes(entry: MomentsInput) -> int:
-    """Return the bytes of a product of an input's rows, and of the sums that it is added to."""
+    """Return the bytes of memory that one thread needs to compute the largest part of an input's
+    second moments.
+    """
     return 8 * max(map(_area, _parts(0, entry.columns)))
 
 
 def split_into_groups(
     survey: InputSurvey, numbers: Sequence[int], memory: int
 ) -> list[tuple[int, ...]]:
-    """Split the input `numbers`, in order, into groups, each of which can be collected in `memory`
-    bytes.
+    """Split the input `numbers`, in order, into groups whose moments can be collected within
+    `memory` bytes.
 
-    Raises UserError if a single input needs more, because its moments cannot be split.
+    Raises UserError if a single input needs more memory, because the moments of one input cannot be
+    split.
     """
     split: list[list[int]] = [[]]
     inputs = survey.inputs
@@ -194,14 +202,20 @@ def split_into_groups(
 
 
 def group_bytes(survey: InputSurvey, group: Sequence[int]) -> int:
-    """Return the bytes of memory that collecting a group of inputs takes."""
+    """Return the bytes of memory that collecting the inputs of `group` takes."""
     inputs = survey.inputs
-    most = max((product_bytes(inputs[number]) for number in group), default=0)
-    return sum(map(survey.input_bytes, group)) + survey.waiting_bytes(group) + survey.threads * most
+    largest_product = max((product_bytes(inputs[number]) for number in group), default=0)
+    return (
+        sum(map(survey.input_bytes, group))
+        + survey.waiting_bytes(group)
+        + survey.threads * largest_product
+    )
 
 
 class MomentsCollector:
-    """The sums of a group of inputs; `numbers` are the indices of the group in `inputs`."""
+    """Collects the sums of one group of inputs during a pass over the text. `numbers` are the
+    indices of these inputs in `inputs`, and `sums` are the sums so far, by index.
+    """
 
     def __init__(self, inputs: Sequence[MomentsInput], numbers: Sequence[int]) -> None:
         self.numbers = tuple(numbers)
@@ -212,15 +226,17 @@ class MomentsCollector:
             for number in numbers
             if inputs[number].mixed
         }
-        # one mixture for each chunk
+        # one ChunkMixing for each chunk; the last one belongs to the chunk in progress
         self._mixing = {number: [ChunkMixing()] for number in self._mixed.values()}
         self._keys: dict[int, tuple[int, int]] = {}
-        self._kept = {number: _InputRows() for number in numbers}
+        self._rows = {number: _InputRows() for number in numbers}
         self.waiting_chunks = 0  # chunks that are not yet added to the sums
         self.sums = {number: _empty_sums(inputs[number]) for number in numbers}
 
     def add(self, product: WeightProduct) -> None:
-        """Store the input rows, once for all weights that share them."""
+        """Store the input rows of a product. They are stored only for the first weight of an input,
+        because all its weights share them. Products with weights of other groups are ignored.
+        """
         number = self._number.get(product.name)
         if number is None:
             return
@@ -228,72 +244,76 @@ class MomentsCollector:
             assert product.key == self._keys[number], (product.name, self._names[number])
             return
         self._keys[number] = product.key
-        self._kept[number].add(product)
+        self._rows[number].add(product)
 
     def add_mixture(self, mixed: AttentionMixture) -> None:
-        """Store the attention shares of a layer; multiply them at once if too many bytes are stored
-        already.
+        """Store the attention shares of one layer, if its value weight belongs to the group. If too
+        many bytes are stored in all, multiply the shares of this layer at once.
         """
         number = self._mixed.get(mixed.name)
         if number is None:
             return
         last = self._mixing[number][-1]
         last.add(mixed.shares)
-        if self._shares > MAX_WAITING_BYTES:
+        if self._share_bytes > MAX_WAITING_BYTES:
             last.multiply_waiting()
 
     @property
-    def _shares(self) -> int:
-        """Bytes of attention shares that are stored."""
+    def _share_bytes(self) -> int:
+        """Bytes of the attention shares that are stored and not yet multiplied."""
         return sum(mixing.waiting_bytes for chunks in self._mixing.values() for mixing in chunks)
 
     def end_chunk(self, each: MapFunction = map) -> None:
-        """End a chunk, which may have taken several passes. `each` is map or a threaded map; the
-        sums are the same with either.
+        """Finish the rows of one chunk, which may have taken several forward passes. `each` is the
+        built-in map or a thread pool's map; the sums are the same with either.
         """
-        if self._shares > MAX_WAITING_BYTES // 2:  # leave memory for the next chunk
+        if self._share_bytes > MAX_WAITING_BYTES // 2:  # leave memory for the next chunk
             _run_all(
                 each,
                 [mixing.multiply_waiting for chunks in self._mixing.values() for mixing in chunks],
             )
         for number, chunks in self._mixing.items():
-            chunks[-1].rows = self._kept[number].turn()
+            chunks[-1].rows = self._rows[number].end_chunk()
             chunks.append(ChunkMixing())
         self.waiting_chunks += 1
 
     def flush(self, sums: ImatrixCollector, each: MapFunction = map) -> None:
-        """Add all ended chunks to the moments, and the squares of their rows to `sums`."""
+        """Add the rows of all ended chunks to the moments, and the squares of these rows to `sums`.
+        Then drop the rows. `each` is as in end_chunk().
+        """
         squares = [
-            partial(sums.add_shared, kept.product(self._names[number][0]), self._names[number])
-            for number, kept in self._kept.items()
-            if kept.rows.size
+            partial(sums.add_shared, stored.product(self._names[number][0]), self._names[number])
+            for number, stored in self._rows.items()
+            if stored.rows.size
         ]
         _run_all(each, squares)  # raises UserError for the first weight whose input is not finite
-        ended = [(number, item) for number, chunks in self._mixing.items() for item in chunks[:-1]]
+        ended = [
+            (number, mixing) for number, chunks in self._mixing.items() for mixing in chunks[:-1]
+        ]
         mixtures = each(
             ChunkMixing.mix_rows,
-            [item for _, item in ended],
-            [self._kept[number].rows[0, 0] for number, _ in ended],
+            [mixing for _, mixing in ended],
+            [self._rows[number].rows[0, 0] for number, _ in ended],
         )
         mixes: dict[int, list[MixedRows]] = {}
         for (number, _), mix in zip(ended, mixtures, strict=True):
             mixes.setdefault(number, []).append(mix)
         work = [
-            item
-            for number, kept in self._kept.items()
-            for item in kept.work(self.sums[number], mixes.get(number, []))
+            job
+            for number, stored in self._rows.items()
+            for job in stored.work(self.sums[number], mixes.get(number, []))
         ]
         work.sort(key=operator.itemgetter(0), reverse=True)
         _run_all(each, [make for _, make in work])
-        for kept in self._kept.values():
-            kept.clear()
+        for stored in self._rows.values():
+            stored.clear()
         self._mixing = {number: [ChunkMixing()] for number in self._mixing}
         self.waiting_chunks = 0
 
 
 class _InputRows:
-    """The rows of an input, collected over several passes. The memory is reused, because fresh
-    pages cost more than copying.
+    """The stored rows of one input, from several forward passes. Their memory is used again after
+    clear(), because the first access to newly allocated memory costs more than copying.
     """
 
     def __init__(self) -> None:
@@ -304,22 +324,22 @@ class _InputRows:
 
     @property
     def rows(self) -> F32:
-        """All rows so far."""
+        """All rows stored since the last clear()."""
         rows: F32 = self._buffer[: self._end] if self.experts else self._buffer[..., : self._end, :]
         return rows
 
     def add(self, product: WeightProduct) -> None:
-        """Append a copy of the product's rows."""
+        """Append a copy of the rows of a product."""
         first, rows = self._end, product.rows
         if product.experts is not None:
             self.experts.append(product.experts.copy())
         self.matrices, axis = product.matrices, 0 if self.experts else 2
         if first + rows.shape[axis] > self._buffer.shape[axis]:
-            before, shape = self.rows, list(rows.shape)
+            old_rows, shape = self.rows, list(rows.shape)
             shape[axis] += first
             self._buffer = np.empty(shape, np.float32)
             if first:
-                self.rows[...] = before
+                self.rows[...] = old_rows
         self._end = first + rows.shape[axis]
         (
             self._buffer[first : self._end]
@@ -327,31 +347,34 @@ class _InputRows:
             else self._buffer[..., first : self._end, :]
         )[...] = rows
 
-    def turn(self) -> slice:
-        """Return the slice of the rows that were added since the last call."""
+    def end_chunk(self) -> slice:
+        """Return the slice of the rows that belong to the chunk that ends here."""
         first, self._chunk_start = self._chunk_start, self._end
         return slice(first, self._end)
 
     def product(self, name: str) -> WeightProduct:
-        """Return all rows as the input of one weight."""
+        """Return all rows as if they were the input of one product with the weight `name`."""
         experts = np.concatenate(self.experts) if self.experts else None
         return WeightProduct(name, self.rows, self.matrices, experts, (0, 0))
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Drop all rows."""
         self._chunk_start = self._end = 0
         self.experts.clear()
 
     def work(self, into: MomentSums, mixes: Sequence[MixedRows]) -> Iterator[WorkItem]:
-        """Yield the jobs that add the rows, or their `mixes`, to the sums."""
+        """Yield the jobs that add the rows to the sums `into`. For a mixed input, `mixes` has the
+        mixtures of each chunk, which are added instead. Jobs may run in parallel, because no two
+        write to the same sums.
+        """
         rows = self.rows
         if self.experts:
             experts = np.concatenate(self.experts)
             for expert in np.unique(experts):
-                places = np.nonzero(experts == expert)
+                token_slots = np.nonzero(experts == expert)
                 yield (
-                    len(places[0]) * rows.shape[2],
-                    partial(_expert, into, int(expert), rows, places),
+                    len(token_slots[0]) * rows.shape[2],
+                    partial(_add_expert, into, int(expert), rows, token_slots),
                 )
             return
         inner, outer = self.matrices
@@ -360,38 +383,40 @@ class _InputRows:
             entered.setdefault((i3 % outer) * inner + i2 % inner, []).append(rows[i3, i2])
         for matrix, parts in entered.items():
             plain = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            other = np.concatenate([mix.rows for mix in mixes]) if mixes else plain
-            yield plain.size, partial(_first, into, matrix, plain, mixes)
+            right_rows = np.concatenate([mix.rows for mix in mixes]) if mixes else plain
+            yield plain.size, partial(_add_first, into, matrix, plain, mixes)
             if array_backends.device():
                 yield (
                     plain.size * plain.shape[1],
-                    partial(_triangle, into.second[matrix], plain, other),
+                    partial(_triangle, into.second[matrix], plain, right_rows),
                 )
                 continue
             for part in _parts(0, plain.shape[1]):
                 yield (
                     len(plain) * _area(part),
-                    partial(_product, into.second[matrix], part, plain, other),
+                    partial(_product, into.second[matrix], part, plain, right_rows),
                 )
 
 
 def _run_all(each: MapFunction, work: Iterable[Callable[[], None]]) -> None:
-    """Run all jobs; the first exception of a job is raised here."""
+    """Run all jobs. If a job raises an exception, the first one is raised here."""
     for _ in each(operator.call, work):
         pass
 
 
-def _first(into: MomentSums, matrix: int, rows: F32, mixes: Sequence[MixedRows]) -> None:
-    """Add the sum of the rows, or of their mixtures."""
+def _add_first(into: MomentSums, matrix: int, rows: F32, mixes: Sequence[MixedRows]) -> None:
+    """Add the sum and the number of the rows, or of their mixtures, to the sums of a matrix."""
     into.first[matrix] += (
         sum(mix.first for mix in mixes) if mixes else rows.sum(0, dtype=np.float64)
     )
     into.counts[matrix] += sum(mix.count for mix in mixes) if mixes else len(rows)
 
 
-def _expert(into: MomentSums, expert: int, rows: F32, places: tuple[Any, ...]) -> None:
-    """Add the rows of one expert."""
-    tokens, slots = places
+def _add_expert(into: MomentSums, expert: int, rows: F32, token_slots: tuple[Any, ...]) -> None:
+    """Add the rows of one expert to its sums. `token_slots` are the tokens that are routed to the
+    expert, and the position of the expert among the experts of each token.
+    """
+    tokens, slots = token_slots
     routed = rows[tokens, slots % rows.shape[1]]
     into.first[expert] += routed.sum(0, dtype=np.float64)
     into.counts[expert] += len(routed)
@@ -399,8 +424,8 @@ def _expert(into: MomentSums, expert: int, rows: F32, places: tuple[Any, ...]) -
 
 
 def _parts(first: int, last: int) -> Iterator[MatrixPart]:
-    """Yield the parts of the lower triangle of columns first .. last: squares on its diagonal, half
-    of which is redundant, and the rectangles below them.
+    """Yield the parts into which the lower triangle of columns first .. last is divided: squares on
+    the diagonal, half of which is redundant, and the rectangles below them.
     """
     if last - first <= DIAGONAL_PART_COLUMNS:
         yield slice(first, last), slice(first, last)
@@ -421,38 +446,41 @@ def _area(part: MatrixPart) -> int:
     return int((rows.stop - rows.start) * (columns.stop - columns.start))
 
 
-def _triangle(sums: F64, rows: F32, other: F32) -> None:
-    """Add the lower triangle of rows^T other to the sums, part by part: on a GPU with enough
-    memory, else on this thread.
+def _triangle(sums: F64, left: F32, right: F32) -> None:
+    """Add the lower triangle of left^T right to the sums, one part after another. A GPU, if there
+    is one, computes the parts until its memory is exhausted. This thread computes all others.
     """
     done, ops = 0, array_backends.array_backend(array_backends.device())
-    parts = [*_parts(0, rows.shape[1])]
+    parts = [*_parts(0, left.shape[1])]
     try:
         with ops.exclusive_access():
-            left_rows = ops.array(rows)
-            right_rows = left_rows if other is rows else ops.array(other)
+            device_left = ops.array(left)
+            device_right = device_left if right is left else ops.array(right)
             for part in parts:
                 _add(
                     sums,
                     part,
-                    ops.to_numpy(left_rows[:, part[0]].T @ right_rows[:, part[1]]),
-                    mixed=other is not rows,
+                    ops.to_numpy(device_left[:, part[0]].T @ device_right[:, part[1]]),
+                    mixed=right is not left,
                 )
                 done += 1
     except array_backends.DeviceOutOfMemory:
         pass
     for part in parts[done:]:
-        _product(sums, part, rows, other)
+        _product(sums, part, left, right)
 
 
-def _product(sums: F64, part: MatrixPart, rows: F32, other: F32) -> None:
-    """Add one part of the lower triangle of rows^T other to the sums."""
+def _product(sums: F64, part: MatrixPart, left: F32, right: F32) -> None:
+    """Add one part of the lower triangle of left^T right to the sums."""
     down, across = part
-    _add(sums, part, rows[:, down].T @ other[:, across], mixed=other is not rows)
+    _add(sums, part, left[:, down].T @ right[:, across], mixed=right is not left)
 
 
 def _add(sums: F64, part: MatrixPart, products: F32, *, mixed: bool) -> None:
-    """Add a product to a part of the sums."""
+    """Add `products` to one part of the sums. With `mixed`, the two factors of the product were
+    different, so that rounding to float32 can make a square on the diagonal negative. It is then
+    set to 0.
+    """
     down, across = part
     sums[part] += products
     if mixed and down == across:

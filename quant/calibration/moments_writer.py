@@ -1,9 +1,9 @@
-"""A writer of moments files that lays out the file before the first text is read and then fills it
-input by input.
+"""Writes moments files. The whole file is laid out before the first text is read, and then filled
+one input at a time.
 
-Inputs may be written in any order and in several runs. Once an input is on disk, the digest of its
-bytes is written as its mark; after a crash the next run finds the marks and writes only the missing
-inputs.
+Inputs may be written in any order and in several runs. Once an input is on disk, the sha256 of its
+bytes is written to the file as its mark. After a crash, the next run recognizes the finished inputs
+by their marks, and writes only the missing ones.
 """
 
 import hashlib
@@ -35,14 +35,14 @@ F64 = NDArray[np.float64]
 ALIGNMENT_BYTES = 32
 MARK_SUFFIX = ".mark"  # I32 [8], the sha256 of an input's bytes; zeros until the input is written
 UNFINISHED_DIGEST = "0" * 64
-# rows that are mirrored at a time: mirroring single rows would cost a cache miss for each value
+# Rows that are mirrored at a time. Mirroring single rows would cost a cache miss for each value.
 MIRROR_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class MomentsInput:
-    """One input of a file: the weights that share it, and the size of its matrices. `mixed` is as
-    in StoredMoments.
+    """One input of a moments file: the names of the weights that share it, its number of columns,
+    and its number of matrices (experts). `mixed` is as in StoredMoments.
     """
 
     names: tuple[str, ...]
@@ -53,9 +53,11 @@ class MomentsInput:
 
 @dataclass(frozen=True)
 class MomentSums:
-    """The sums of one input: of x x^T [matrices, columns, columns] and of x [matrices, columns],
-    and the number of rows [matrices]. Only the lower triangles are read, because the matrices are
-    symmetric.
+    """The sums over the rows x of one input: `second` is the sum of x x^T [matrices, columns,
+    columns], `first` is the sum of x [matrices, columns], and `counts` is the number of rows
+    [matrices].
+
+    Only the lower triangles of `second` are read, because its matrices are symmetric.
     """
 
     second: F64
@@ -64,23 +66,27 @@ class MomentSums:
 
     @classmethod
     def from_rows(cls, rows: NDArray[np.floating]) -> "MomentSums":
-        """Return the sums of rows [rows, columns] or [matrices, rows, columns], in float64."""
+        """Return the sums of rows of shape [rows, columns] or [matrices, rows, columns], computed
+        in float64.
+        """
         rows = np.asarray(rows, np.float64).reshape(-1, *rows.shape[-2:])
         counts = np.full(len(rows), float(rows.shape[1]))
         return cls(rows.transpose(0, 2, 1) @ rows, rows.sum(1), counts)
 
 
 class MomentsWriter:
-    """The writer of a moments file. It writes `.OUT.part` beside `out`, which finish() renames. Use
-    it in a `with` statement; the next run resumes an unfinished file.
+    """A writer of one moments file. It writes to `.NAME.part` in the folder of `out`, which
+    finish() renames to `out`. If an earlier run left an unfinished file with an identical header,
+    that file is completed.
 
-    Raises UserError if the file cannot be written or the disk is too small.
+    Use the writer in a `with` statement, which closes the file. Raises UserError if the file cannot
+    be written or the disk is too small.
     """
 
-    def __init__(self, out: Path, about: MomentsOrigin, inputs: Sequence[MomentsInput]) -> None:
+    def __init__(self, out: Path, origin: MomentsOrigin, inputs: Sequence[MomentsInput]) -> None:
         self.out, self.inputs = out, tuple(inputs)
         self.part_path = out.with_name(f".{out.name}.part")
-        self.layout = _layout(about, self.inputs)
+        self.layout = _layout(origin, self.inputs)
         self._slots = {slot.name: slot for slot in self.layout.slots}
         try:
             self._resume()
@@ -96,7 +102,7 @@ class MomentsWriter:
         self._file.close()
 
     def _resume(self) -> None:
-        """Resume an earlier run's file if its header is identical, else start a new file."""
+        """Open an earlier run's file if its header is identical, else start a new file."""
         if self.part_path.is_file():
             self._file = self.part_path.open("r+b")
             if self._file.read(len(self.layout.header)) == self.layout.header:
@@ -116,13 +122,15 @@ class MomentsWriter:
 
     @property
     def finished_inputs(self) -> frozenset[int]:
-        """Numbers of the inputs that are already written."""
+        """The numbers of the inputs that are completely in the file."""
         return frozenset(
             number for number in range(len(self.inputs)) if self._mark(number).strip(b"\0")
         )
 
     def write_input(self, number: int, sums: MomentSums) -> None:
-        """Write one input and sync it to disk. Raises UserError if its values are not finite."""
+        """Write the sums of input `number`, sync them to disk, and then write its mark. Raises
+        UserError if a sum is not finite.
+        """
         entry, sha = self.inputs[number], hashlib.sha256()
         assert sums.second.shape == (entry.matrices, entry.columns, entry.columns), (
             entry,
@@ -134,9 +142,9 @@ class MomentsWriter:
             raise UserError(f"the input of {entry.names[0]} is not finite", hint=DAMAGED_HINT)
         for matrix, square in enumerate(sums.second):
             self._write_matrix(self._slots[f"{number}{SECOND_SUFFIX}"].offset, matrix, square, sha)
-        for end, values in ((SQUARES_SUFFIX, diagonal), (FIRST_SUFFIX, sums.first)):
+        for suffix, values in ((SQUARES_SUFFIX, diagonal), (FIRST_SUFFIX, sums.first)):
             self._write(
-                self._slots[f"{number}{end}"].offset, np.ascontiguousarray(values, "<f4"), sha
+                self._slots[f"{number}{suffix}"].offset, np.ascontiguousarray(values, "<f4"), sha
             )
         self._write(
             self._slots[f"{number}{COUNTS_SUFFIX}"].offset,
@@ -148,7 +156,9 @@ class MomentsWriter:
         self._sync()
 
     def finish(self) -> None:
-        """Write the file's digest and rename the file to its final name."""
+        """Write the digest of all inputs into the header, and give the file its final name. All
+        inputs must be written.
+        """
         assert len(self.finished_inputs) == len(self.inputs), self.finished_inputs
         sha = hashlib.sha256(b"".join(self._mark(number) for number in range(len(self.inputs))))
         self._write_at(
@@ -159,7 +169,10 @@ class MomentsWriter:
         self.part_path.replace(self.out)
 
     def _write_matrix(self, offset: int, matrix: int, square: F64, sha: "hashlib._Hash") -> None:
-        """Write the lower triangle and its mirror image, MIRROR_ROWS rows at a time."""
+        """Write one matrix of sums in float32, with the lower triangle of `square` mirrored to the
+        upper one. `offset` is the position of the input's matrices in the file, and `matrix` the
+        number of this one. The written bytes are added to the digest `sha`.
+        """
         columns = len(square)
         for first in range(0, columns, MIRROR_ROWS):
             last = first + MIRROR_ROWS
@@ -196,36 +209,36 @@ class MomentsWriter:
 def write_moments(
     path: Path,
     inputs_with_sums: Sequence[tuple[Sequence[str], MomentSums]],
-    about: MomentsOrigin | None = None,
+    origin: MomentsOrigin | None = None,
 ) -> Path:
-    """Write a moments file at once. `inputs_with_sums` has, for each input, the names of its
-    weights and its sums (see MomentSums.from_rows).
+    """Write a complete moments file and return its path. `inputs_with_sums` has one pair for each
+    input: the names of the weights that share it, and its sums (see MomentSums.from_rows).
 
-    moments.load_moments reads the file. Tests of second-order methods use this function to get
-    moments without a model.
+    Tests of second-order methods use this function to get moments without a model.
     """
     inputs = [
         MomentsInput(tuple(names), sums.second.shape[-1], len(sums.second))
         for names, sums in inputs_with_sums
     ]
-    with MomentsWriter(path, about or MomentsOrigin(), inputs) as file:
+    with MomentsWriter(path, origin or MomentsOrigin(), inputs) as writer:
         for number, (_, sums) in enumerate(inputs_with_sums):
-            file.write_input(number, sums)
-        file.finish()
+            writer.write_input(number, sums)
+        writer.finish()
     return path
 
 
-def _layout(about: MomentsOrigin, inputs: tuple[MomentsInput, ...]) -> layout.FileLayout:
+def _layout(origin: MomentsOrigin, inputs: tuple[MomentsInput, ...]) -> layout.FileLayout:
+    """Return the header of the file and the position of every tensor in it."""
     names = [(name, number) for number, entry in enumerate(inputs) for name in entry.names]
     entries = [
         ("general.type", layout.encode_entry("string", MOMENTS_TYPE)),
         (KEY_PREFIX + "digest", layout.encode_entry("string", UNFINISHED_DIGEST)),
-        (KEY_PREFIX + "model", layout.encode_entry("string", about.model)),
-        (KEY_PREFIX + "chunk_size", layout.encode_entry("uint32", about.chunk_size)),
-        (KEY_PREFIX + "chunks", layout.encode_entry("uint32", about.chunks)),
-        (KEY_PREFIX + "texts", layout.encode_entry("array:string", list(about.texts))),
-        (KEY_PREFIX + "datasets", layout.encode_entry("array:string", list(about.datasets))),
-        (KEY_PREFIX + "transform", layout.encode_entry("string", about.transform)),
+        (KEY_PREFIX + "model", layout.encode_entry("string", origin.model)),
+        (KEY_PREFIX + "chunk_size", layout.encode_entry("uint32", origin.chunk_size)),
+        (KEY_PREFIX + "chunks", layout.encode_entry("uint32", origin.chunks)),
+        (KEY_PREFIX + "texts", layout.encode_entry("array:string", list(origin.texts))),
+        (KEY_PREFIX + "datasets", layout.encode_entry("array:string", list(origin.datasets))),
+        (KEY_PREFIX + "transform", layout.encode_entry("string", origin.transform)),
         (KEY_PREFIX + "weights", layout.encode_entry("array:string", [name for name, _ in names])),
         (
             KEY_PREFIX + "inputs",

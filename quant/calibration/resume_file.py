@@ -1,8 +1,8 @@
-"""State of a running calibration on disk, so that a killed run can resume. Each save writes a new
-file and renames it over the previous one.
+"""The state of a running calibration on disk, from which a killed run can resume. Each save writes
+a new file and renames it over the previous one.
 
-All sums are stored in float64 as they are in memory, so that a resumed run gives the same bytes as
-an uninterrupted one.
+All sums are stored in float64, as they are in memory. Therefore a resumed run gives the same bytes
+as an uninterrupted one.
 """
 
 import json
@@ -19,19 +19,21 @@ from quant.calibration.moments_collector import MomentsCollector, sums_bytes
 from quant.calibration.moments_writer import MomentsInput
 from quant.record_log import RecordLog
 
-SAVE_SECONDS = 20.0  # least seconds of work between two saves
-# least work between two saves, as a multiple of the duration of the last save
+SAVE_SECONDS = 20.0  # minimum time between two saves
+# minimum time between two saves, as a multiple of the duration of the last save
 SAVE_TIME_FACTOR = 20
 DESCRIPTION_RECORD = 0
 
 
 @dataclass
 class CalibrationProgress:
-    """The state of a calibration: the sums of all weights so far, and `chunks`, the number of
-    chunks read in this pass.
+    """The state of a calibration.
 
-    Of the inputs whose second moments are collected, those in `finished` are complete in the
-    moments file, and those in `moments` are in progress.
+    `sums` are the sums of squares of all weights so far. Second moments are collected in several
+    passes over the text, each for one group of inputs. `finished` are the numbers of the inputs
+    whose moments are complete in the moments file, `moments` are the sums of the group in progress
+    (None if there is no such group), and `chunks` is the number of chunks that the present pass has
+    read.
     """
 
     sums: ImatrixCollector
@@ -41,16 +43,19 @@ class CalibrationProgress:
 
 
 class CalibrationState:
-    """The state file at `path`. `head` contains everything that the sums depend on; a state file
-    with another head is ignored.
+    """The file at `path` that stores the state of a calibration. `head` contains everything that
+    the sums depend on; a file with a different head is ignored. `inputs` are the inputs whose
+    second moments are collected.
     """
 
     def __init__(self, path: Path, head: dict[str, Any], inputs: Sequence[MomentsInput]) -> None:
         self.path, self.head, self.inputs = path, head, inputs
-        self._next = time.monotonic() + SAVE_SECONDS
+        self._next_save = time.monotonic() + SAVE_SECONDS
 
     def load(self) -> CalibrationProgress | None:
-        """Return the progress that an earlier run saved, or None if there is none for this head."""
+        """Return the progress that an earlier run saved, or None if there is no complete file with
+        this head.
+        """
         file = RecordLog.resume(self.path, write=False)
         if file is None:
             return None
@@ -60,6 +65,7 @@ class CalibrationState:
             file.close()
 
     def _restore(self, file: RecordLog) -> CalibrationProgress | None:
+        """Return the progress in an open state file, or None if the file is incomplete."""
         description = json.loads(file.read(DESCRIPTION_RECORD))
         if file.numbers != set(range(description["records"])):  # incomplete
             return None
@@ -77,11 +83,13 @@ class CalibrationState:
         return progress
 
     def is_due(self) -> bool:
-        """Return whether enough time has passed since the last save."""
-        return time.monotonic() >= self._next
+        """Return whether it is time for the next save."""
+        return time.monotonic() >= self._next_save
 
     def save(self, progress: CalibrationProgress) -> None:
-        """Save the progress."""
+        """Write the progress to disk, and choose the time of the next save so that saving takes
+        only a small share of the run.
+        """
         started = time.monotonic()
         new_path = self.path.with_name(self.path.name + ".new")
         arrays = list(_arrays(progress))
@@ -110,30 +118,33 @@ class CalibrationState:
         finally:
             file.close()
         new_path.replace(self.path)
-        self._next = time.monotonic() + max(
+        self._next_save = time.monotonic() + max(
             SAVE_SECONDS, SAVE_TIME_FACTOR * (time.monotonic() - started)
         )
 
     def discard(self) -> None:
-        """Delete the state files."""
+        """Delete the state file, and the new file that a killed save has left."""
         self.path.unlink(missing_ok=True)
         self.path.with_name(self.path.name + ".new").unlink(missing_ok=True)
 
 
 def disk_bytes(inputs: Sequence[MomentsInput], group: Sequence[int]) -> int:
-    """Return the approximate bytes on disk while a group is in progress: of the state file, and of
-    the next one that will replace it.
+    """Return about how many bytes the state takes on disk while the moments of `group` are
+    collected: the present file, and the new file that replaces it. `group` contains numbers of
+    `inputs`.
     """
     return 2 * sum(sums_bytes(inputs[number]) for number in group)
 
 
 def _arrays(progress: CalibrationProgress) -> Iterator[F64]:
-    """Yield all arrays of the state in the order of the description."""
+    """Yield all arrays of the state in the order of their records: sums and counts of each weight,
+    then the moments of each input. load() writes into the yielded arrays.
+    """
     for name, sums in progress.sums.sums.items():
         yield sums
         yield progress.sums.counts[name]
     if progress.moments:
-        for gathered in progress.moments.sums.values():
-            for array in (gathered.second, gathered.first, gathered.counts):
+        for moment_sums in progress.moments.sums.values():
+            for array in (moment_sums.second, moment_sums.first, moment_sums.counts):
                 assert array.dtype == np.float64
                 yield array
