@@ -1,5 +1,5 @@
-"""Anthropic's content blocks: converts the blocks of a request to OpenAI's messages, and streams an
-answer as blocks.
+"""Anthropic's content blocks. The blocks of a request are converted to OpenAI's messages, and the
+text of an answer is streamed as blocks.
 """
 
 import json
@@ -21,8 +21,8 @@ TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def translate_messages(fields: Fields) -> list[Document] | None:
-    """Return `system` and `messages` as OpenAI's messages, or None if the request has no messages.
-    Raises ApiError for an unknown type of block.
+    """Return the fields `system` and `messages` as a list of OpenAI's messages; None without
+    `messages`. Raises ApiError for an unsupported type of block.
     """
     if not fields.has("messages"):
         return None
@@ -36,6 +36,9 @@ def translate_messages(fields: Fields) -> list[Document] | None:
 
 
 def _read_message(fields: Fields) -> list[Document]:
+    """Return one of Anthropic's messages as OpenAI's messages. Each tool result becomes a message
+    with the role "tool", followed by a message with the texts and tool calls.
+    """
     role, value = (
         fields.choice("role", ("user", "assistant", "system"), ""),
         fields.values.get("content"),
@@ -77,10 +80,10 @@ def _read_message(fields: Fields) -> list[Document]:
 
 
 def _read_text(block: Fields) -> str:
-    kind_of_block = block.text("type", "text")
-    if kind_of_block != "text":
+    block_type = block.text("type", "text")
+    if block_type != "text":
         raise ApiError(
-            f"{block.path}: this server reads only text, not {str(kind_of_block)[:40]}",
+            f"{block.path}: this server reads only text, not {str(block_type)[:40]}",
             param=block.path,
         )
     return block.required_text("text")
@@ -94,30 +97,29 @@ def _read_result(block: Fields) -> str:
 
 
 def translate_tools(fields: Fields) -> dict[str, Any]:
-    """Return `tools` and `tool_choice` as OpenAI's fields. Raises ApiError for a tool that the
-    client does not run itself.
+    """Return the fields `tools` and `tool_choice` as fields of OpenAI's chat completions. Raises
+    ApiError for a tool that Anthropic's server would run, such as a web search.
     """
     document: dict[str, Any] = {}
     if fields.has("tools"):
         document["tools"] = [_read_tool(tool) for tool in fields.tables("tools")]
     if choice := fields.table("tool_choice"):
-        kind_of_choice = choice.choice("type", (*TOOL_CHOICES, "tool"), "auto")
+        choice_type = choice.choice("type", (*TOOL_CHOICES, "tool"), "auto")
         function = (
             {"type": "function", "function": {"name": choice.required_text("name")}}
-            if kind_of_choice == "tool"
+            if choice_type == "tool"
             else None
         )
-        document["tool_choice"] = function or TOOL_CHOICES[kind_of_choice]
+        document["tool_choice"] = function or TOOL_CHOICES[choice_type]
         document["parallel_tool_calls"] = not choice.flag("disable_parallel_tool_use")
     return document
 
 
 def _read_tool(fields: Fields) -> Document:
-    kind_of_tool = fields.text("type", "custom")
-    if kind_of_tool not in ("custom", "function"):
+    tool_type = fields.text("type", "custom")
+    if tool_type not in ("custom", "function"):
         raise ApiError(
-            f"{fields.path}: tools of type {str(kind_of_tool)[:40]} are not supported;"
-            " use functions",
+            f"{fields.path}: tools of type {str(tool_type)[:40]} are not supported; use functions",
             param=fields.path,
         )
     schema = fields.values.get("input_schema")
@@ -130,8 +132,8 @@ def _read_tool(fields: Fields) -> Document:
 
 
 class AnswerBlocks:
-    """The blocks of one answer. add() and close() yield the stream events for the blocks that they
-    change.
+    """The content blocks of one answer, in `blocks`. add() and close() yield Anthropic's stream
+    events (content_block_start, _delta, _stop) for their changes to the blocks.
     """
 
     def __init__(self) -> None:
@@ -140,11 +142,13 @@ class AnswerBlocks:
 
     @property
     def has_call(self) -> bool:
-        """Whether any of the blocks is a tool call."""
+        """Whether any block is a tool call."""
         return any(block["type"] == "tool_use" for block in self.blocks)
 
     def add(self, piece: OutputPiece) -> Iterator[Document]:
-        """Add a piece of the answer and yield the events for it."""
+        """Append a piece of the answer to the open block, or open a new block if the piece has
+        another kind. Yield the stream events for this.
+        """
         if piece.kind == "call_start" and piece.call:
             yield from self.close()
             block: Document = {
@@ -170,14 +174,15 @@ class AnswerBlocks:
         yield self._delta({"type": f"{name}_delta", name: piece.text})
 
     def close(self) -> Iterator[Document]:
-        """Close the open block and yield the events for it."""
+        """Close the open block, if there is one, and yield the event for this."""
         if self._open:
             self._open = ""
             yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
 
-    def _begin(self, sort: str, block: Document, shown: Document) -> Document:
+    def _begin(self, kind: str, block: Document, shown: Document) -> Document:
+        """Append and open a block. Return its start event, which contains `shown`, the empty block."""
         self.blocks.append(block)
-        self._open = sort
+        self._open = kind
         return {
             "type": "content_block_start",
             "index": len(self.blocks) - 1,

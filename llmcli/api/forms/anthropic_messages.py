@@ -1,8 +1,8 @@
 """`/v1/messages`: Anthropic's API, for clients that support no other API.
 
-A request is translated into a document for OpenAI's chat completions. Fields without an equivalent
-(temperature, top_k, llmcli's own settings) are passed on unchanged. If the last message is the
-assistant's, the answer continues it, as in Anthropic's API.
+A request is first translated to one for OpenAI's chat completions. Fields that have the same name
+in both APIs (temperature, top_k) and llmcli's additional fields are copied. If the last message is
+the assistant's, the answer continues that message, as in Anthropic's API.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,8 +19,8 @@ from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner
 from llmcli.types import Event
 
-# Fields of Anthropic's API that have another name in OpenAI's API.
-RENAMED_FIELDS = {
+# Anthropic's fields that are translated instead of copied.
+TRANSLATED_FIELDS = {
     "system",
     "stop_sequences",
     "thinking",
@@ -53,67 +53,70 @@ class MessagesForm(ConversationForm):
 
     def document(self, answers: Sequence[Answer]) -> Document:
         """Return the whole message with its content blocks."""
-        blocks_, listener = AnswerBlocks(), self.prompt.new_splitter()
-        for piece in [*listener.feed(answers[0].text), *listener.finish()]:
-            list(blocks_.add(piece))
-        return self._message(blocks_, answers[0])
+        blocks, splitter = AnswerBlocks(), self.prompt.new_splitter()
+        for piece in [*splitter.feed(answers[0].text), *splitter.finish()]:
+            list(blocks.add(piece))
+        return self._message(blocks, answers[0])
 
     def stream_start(self) -> Iterable[Document]:
-        """Return the event that opens the message, which is still empty."""
+        """Return the event `message_start`, which contains the message without content."""
         self.has_started = True
         return [{"type": "message_start", "message": self._message(AnswerBlocks(), None)}]
 
     def stream_event(self, event: Event) -> Iterable[Document]:
-        """Return the stream events for the blocks that an engine event changes."""
+        """Return Anthropic's stream events for the text that an engine event adds."""
         return [
             change
-            for heard in self._splitters[0].feed(event.text)
-            for change in self._blocks.add(heard)
+            for piece in self._splitters[0].feed(event.text)
+            for change in self._blocks.add(piece)
         ]
 
     def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """Yield the remaining events, then the stop reason and the token counts."""
-        for heard in self._splitters[0].finish():
-            yield from self._blocks.add(heard)
+        """Yield the events for the remaining text, then `message_delta` with the stop reason and
+        the token counts, then `message_stop`.
+        """
+        for piece in self._splitters[0].finish():
+            yield from self._blocks.add(piece)
         yield from self._blocks.close()
         reason, stop = self._reason(self._blocks, answers[0])
         delta = {"stop_reason": reason, "stop_sequence": stop}
-        yield {"type": "message_delta", "delta": delta, "usage": self._counts(answers[0])}
+        yield {"type": "message_delta", "delta": delta, "usage": self._usage(answers[0])}
         yield {"type": "message_stop"}
 
     def encode_chunks(self, chunks: Iterable[Document]) -> bytes:
-        """Encode events as Server-Sent Events with the event's name."""
+        """Encode chunks as Server-Sent Events with an `event:` line."""
         return encode_named_events(chunks)
 
     @classmethod
     def encode_error(cls, error: ApiError) -> bytes:
-        """Encode an error as an error event."""
+        """Encode an error as an `error` event."""
         return b"event: error\n" + super().encode_error(error)
 
-    def _message(self, blocks_: AnswerBlocks, answer: Answer | None) -> Document:
-        reason, stop = (None, None) if answer is None else self._reason(blocks_, answer)
+    def _message(self, blocks: AnswerBlocks, answer: Answer | None) -> Document:
+        reason, stop = (None, None) if answer is None else self._reason(blocks, answer)
         return {
             "id": self.id,
             "type": "message",
             "role": "assistant",
             "model": self.model,
-            "content": list(blocks_.blocks),
+            "content": list(blocks.blocks),
             "stop_reason": reason,
             "stop_sequence": stop,
-            "usage": self._counts(answer),
+            "usage": self._usage(answer),
         }
 
-    def _reason(self, blocks_: AnswerBlocks, answer: Answer) -> tuple[str, str | None]:
+    def _reason(self, blocks: AnswerBlocks, answer: Answer) -> tuple[str, str | None]:
+        """Return Anthropic's `stop_reason` and `stop_sequence` for a finished answer."""
         if answer.finish == "context_full":
             return "model_context_window_exceeded", None
         if answer.finish != "stop":
             return "max_tokens", None
-        if blocks_.has_call:
+        if blocks.has_call:
             return "tool_use", None
         stop = find_stop_sequence(self.runner, self.requests[0], answer)
         return ("end_turn", None) if stop is None else ("stop_sequence", stop)
 
-    def _counts(self, answer: Answer | None) -> Document:
+    def _usage(self, answer: Answer | None) -> Document:
         prompt, cached = len(self.requests[0].tokens), answer.cached_tokens if answer else 0
         generated = len(answer.tokens) if answer else 0
         return {
@@ -125,8 +128,10 @@ class MessagesForm(ConversationForm):
 
 
 def _openai_document(fields: Fields) -> Document:
-    """Return the equivalent document for /v1/chat/completions."""
-    document = {name: value for name, value in fields.values.items() if name not in RENAMED_FIELDS}
+    """Translate Anthropic's request to a request for /v1/chat/completions."""
+    document = {
+        name: value for name, value in fields.values.items() if name not in TRANSLATED_FIELDS
+    }
     document |= {
         "messages": anthropic_blocks.translate_messages(fields),
         "stop": fields.values.get("stop_sequences"),

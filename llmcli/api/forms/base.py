@@ -1,5 +1,5 @@
-"""ApiForm: a request of one API, and the writer of its answers as one document or as a stream of
-chunks.
+"""ApiForm: the base class of the API forms. A form parses a request in the format of one API, and
+writes the response as one JSON document or as a stream of JSON chunks.
 
 This module does not depend on HTTP: the HTTP server, WebSockets, gRPC and batch files all use the
 same forms.
@@ -25,27 +25,28 @@ from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling import N_SEEDS, RANDOM_SEED
 from llmcli.types import Event
 
-Document = dict[str, Any]
-TEXT_PLACEHOLDER = "\x00text\x00"  # replaced by the real text in a prepared chunk
+Document = dict[str, Any]  # a JSON object: a request, a response, or a chunk of a stream
+TEXT_PLACEHOLDER = "\x00text\x00"  # marks where the text goes in a chunk that is encoded in advance
 
 
 class ApiForm(ABC):
-    """One request of one API, and the writer of its answers.
+    """One request in the format of one API, and the writer of its response.
 
-    The constructor reads the request's JSON and raises ApiError if it is invalid. It sets
-    `requests`, `samples_per_request` (the number of answers to each of the requests) and
-    `is_stream`. Call compile_constraint() before submitting the requests.
+    The constructor parses the request's JSON object and raises ApiError if it is invalid. It sets
+    `requests` (for the engine), `samples_per_request` (the number of answers to each request) and
+    `is_stream`. Call compile_constraint() before the requests are submitted.
 
-    A stream consists of stream_start(), one stream_event() for every event, and stream_end().
-    Events and answers are numbered as in PendingAnswers of the engine bridge.
+    A complete response is document(). A stream is stream_start(), then stream_event() for every
+    event of the engine, then stream_end(). The answers are ordered by request and then by sample;
+    `Event.sequence` is an answer's index in this order.
     """
 
     path: ClassVar[str]
     id_prefix: ClassVar[str]  # prefix of the ids of answers
     media_type: ClassVar[str] = "text/event-stream"
-    end_marker: ClassVar[bytes] = b"data: [DONE]\n\n"  # ends a stream
+    end_marker: ClassVar[bytes] = b"data: [DONE]\n\n"  # sent at the end of a stream
     ping: ClassVar[bytes] = b": still here\n\n"  # sent when a stream was silent for some seconds
-    # Unsupported fields that would change the answer -> what to do instead.
+    # Fields of this API that are refused, and for each the advice in the error message.
     refused_fields: ClassVar[dict[str, str]] = {}
     supports_beams: ClassVar[bool] = (
         False  # whether the response has a format for the best beams of a search
@@ -58,7 +59,7 @@ class ApiForm(ABC):
         self.fields, self.runner, self.settings = Fields(body), runner, settings
         self.id, self.created = f"{self.id_prefix}{uuid.uuid4().hex}", int(time.time())
         self.has_started = False
-        self._frames: dict[int, tuple[bytes, bytes]] = {}
+        self._json_around_text: dict[int, tuple[bytes, bytes]] = {}
         self.model = self.fields.text("model") or settings.model_name
         if self.model not in settings.names:
             raise unknown_model(self.model, settings.names)
@@ -70,9 +71,9 @@ class ApiForm(ABC):
         self.is_stream = self.fields.flag("stream")
 
     def compile_constraint(self) -> None:
-        """Compile the constraint into a grammar and add it to every request. This may take a
-        second. Raises UserError for a constraint that cannot be compiled, ApiError for requests
-        that cannot be answered.
+        """Compile the constraint (for example a JSON schema) into a grammar and add the grammar to
+        every request. This may take a second. Raises UserError for a constraint that cannot be
+        compiled, and ApiError or UserError as check_requests() does.
         """
         if self.constraint is None:
             return
@@ -88,8 +89,8 @@ class ApiForm(ABC):
         self.check_requests()
 
     def check_requests(self) -> None:
-        """Raise ApiError or UserError for requests that cannot be answered by this form, by the
-        model, or within its context.
+        """Raise ApiError or UserError if a request cannot be answered: a beam search whose result
+        this API has no format for, or a request that the model or its context cannot handle.
         """
         if self.is_beam_search and not self.supports_beams:
             raise ApiError(
@@ -101,17 +102,20 @@ class ApiForm(ABC):
 
     @property
     def is_beam_search(self) -> bool:
-        """Whether the request is a beam search. Its answers are not known before the search ends."""
+        """Whether the request is a beam search, which has no text to stream before the search ends."""
         return bool(self.requests) and self.requests[0].strategy == "beam"
 
     @property
     def n_samples(self) -> int:
-        """Number of samples that the engine draws for each request; 1 for a beam search."""
+        """Number of answers that the engine generates for each request: 1 for a beam search, which
+        returns several beams in one answer.
+        """
         return 1 if self.is_beam_search else self.samples_per_request
 
     def resume(self, position: StreamPosition) -> None:
-        """Continue a stream that was interrupted at `position`: use the id, time and seed of the
-        position, and replay the tokens that were already sent.
+        """Prepare this form to continue a stream that was interrupted at `position`. The form gets
+        the id, time and seed of the interrupted response, and its requests replay the tokens that
+        the client already has.
         """
         self.id, self.created, n_samples = (
             f"{self.id_prefix}{position.name}",
@@ -133,36 +137,39 @@ class ApiForm(ABC):
 
     @abstractmethod
     def document(self, answers: Sequence[Answer]) -> Any:
-        """Return the complete response: one document, or a list of documents."""
+        """Return the complete response: a JSON object, or a list of them."""
 
     @abstractmethod
     def stream_start(self) -> Iterable[Document]:
-        """Return the first chunks of the stream and set `has_started`."""
+        """Return the stream's chunks before the first event, and set `has_started`."""
 
     @abstractmethod
     def stream_event(self, event: Event) -> Iterable[Document]:
-        """Return the chunks for an event. `event.sequence`: the number of the answer that the event
-        belongs to.
+        """Return the stream's chunks for an event. `event.sequence` is the index of the event's
+        answer.
         """
 
     @abstractmethod
     def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """Return the last chunks of the stream."""
+        """Return the stream's last chunks. `answers`: all finished answers."""
 
     def encode_event(self, event: Event) -> bytes:
-        """Return the chunks for an event as Server-Sent Events."""
+        """Return the chunks for an event, encoded as in encode_chunks()."""
         return self.encode_chunks(self.stream_event(event))
 
     def encode_text_event(self, index: int, text: str, chunk: Callable[[str], Document]) -> bytes:
-        """Return the Server-Sent Event of a chunk that holds only text. The JSON around the text is
-        encoded once for each answer, which makes a chunk three times as fast.
+        """Return the Server-Sent Event of a chunk that differs from the previous one only in its
+        text. The JSON around the text is encoded once for each answer, because encoding it for
+        every token would be several times slower.
+
+        `index`: the index of the answer. `chunk`: builds the whole chunk from a text.
         """
-        if index not in self._frames:
+        if index not in self._json_around_text:
             before, after = encode_json(chunk(TEXT_PLACEHOLDER)).split(
                 encode_json(TEXT_PLACEHOLDER)
             )
-            self._frames[index] = b"data: " + before, after + b"\n\n"
-        before, after = self._frames[index]
+            self._json_around_text[index] = b"data: " + before, after + b"\n\n"
+        before, after = self._json_around_text[index]
         return before + encode_json(text) + after
 
     def encode_chunks(self, chunks: Iterable[Document]) -> bytes:
@@ -176,17 +183,16 @@ class ApiForm(ABC):
 
 
 def _seed(request: Request, position: StreamPosition, number: int) -> int:
-    """Return the request's own seed. For a request without one, derive the seed from the position's
-    seed and `number`, the number of the request's first answer.
-
-    So two requests without a seed get different seeds, even if their prompts are equal.
+    """Return the sampling seed of a resumed request: the seed that the client set, or else a seed
+    derived from the position's seed and `number`, the index of the request's first answer. So two
+    requests with equal prompts and no seed still get different seeds.
     """
     seed: int = request.sampling["seed"]
     return (position.seed + number) % N_SEEDS if seed == RANDOM_SEED else seed
 
 
 def encode_named_events(chunks: Iterable[Document]) -> bytes:
-    """Encode chunks as Server-Sent Events whose name is the `type` of the chunk."""
+    """Encode chunks as Server-Sent Events with an `event:` line, which names the chunk's `type`."""
     return b"".join(
         b"event: " + chunk["type"].encode() + b"\ndata: " + encode_json(chunk) + b"\n\n"
         for chunk in chunks
@@ -194,15 +200,15 @@ def encode_named_events(chunks: Iterable[Document]) -> bytes:
 
 
 def encode_json(value: Any) -> bytes:
-    """Encode a value as JSON in UTF-8. Surrogate code points, which only a client's own text can
-    contain, become question marks.
+    """Encode a value as JSON in UTF-8, without spaces. Unpaired surrogate code points, which can
+    only be in a text of the client, become question marks.
     """
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def token_usage(answers: Sequence[Answer], samples: int = 1) -> Document:
-    """Return OpenAI's token counts. `samples`: the number of answers to each prompt; the tokens of
-    a prompt are counted once for all of them.
+    """Return OpenAI's `usage` object. `samples`: the number of answers to each prompt; the tokens
+    of a prompt are counted once, not once for each answer.
     """
     prompt = sum(answer.prompt_tokens for answer in answers[::samples])
     completion = sum(len(answer.tokens) for answer in answers)
@@ -217,7 +223,9 @@ def token_usage(answers: Sequence[Answer], samples: int = 1) -> Document:
 
 
 def answer_timings(answer: Answer) -> Document:
-    """Return llama-server's timing fields of an answer, plus the time to its first token."""
+    """Return llama-server's `timings` object for an answer, with an additional field `ttft_ms`, the
+    time to the first token.
+    """
     computed, generated = answer.prompt_tokens - answer.cached_tokens, len(answer.tokens)
     return {
         "cache_n": answer.cached_tokens,
@@ -239,22 +247,24 @@ def answer_timings(answer: Answer) -> Document:
 
 
 def best_beams(answer: Answer, count: int) -> Sequence[Hypothesis]:
-    """Return the `count` best beams of a search, best first; fewer if a grammar allowed fewer. If
-    the search has no beams, return the answer's own text as the only beam.
+    """Return the `count` best hypotheses of a beam search, best first; fewer if a grammar allowed
+    fewer. If the answer has no hypotheses, return its text as the only one.
     """
     return answer.beams[:count] or (Hypothesis(answer.text, 0.0, ()),)
 
 
 def find_stop_sequence(runner: Runner, request: Request, answer: Answer) -> str | None:
-    """Return the stop sequence that ended an answer, or None. The stop sequence is in the text of
-    the drawn tokens, but not in the answer's text.
+    """Return the stop sequence that ended an answer, or None if none did. The answer's text lacks
+    the stop sequence, so it is looked for in the text of the generated tokens.
     """
     if not request.stops or answer.finish != "stop":
         return None
-    drawn = b"".join(runner.model.piece(token.id) for token in answer.tokens).decode(
+    generated = b"".join(runner.model.piece(token.id) for token in answer.tokens).decode(
         "utf-8", "replace"
     )
-    return next((stop for stop in request.stops if stop in drawn and stop not in answer.text), None)
+    return next(
+        (stop for stop in request.stops if stop in generated and stop not in answer.text), None
+    )
 
 
 def finish_reason(answer: Answer) -> str:

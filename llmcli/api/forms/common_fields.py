@@ -1,5 +1,5 @@
-"""The request fields that all forms have in common: sampling settings (as defined by the registered
-sampling steps), token limits, stop sequences, beam search.
+"""Reads the request fields that several APIs share: sampling settings, token limits, stop
+sequences, beam search. The names of sampling settings are those of the registered sampling steps.
 """
 
 from collections.abc import Mapping
@@ -11,12 +11,11 @@ from llmcli.api.server_settings import ServerSettings
 from llmcli.errors import UserError
 from llmcli.runtime.requests.beam_settings import NO_SEARCH, BeamSettings
 from llmcli.runtime.runner import Runner
-from llmcli.runtime.sampling import N_SEEDS, Sampling
-from llmcli.runtime.sampling import sampling_settings as known
+from llmcli.runtime.sampling import N_SEEDS, Sampling, sampling_settings
 
 MAX_STOPS, MAX_SAMPLES, MAX_TOKENS = 16, 128, 2**31 - 1
 MAX_PRIORITY = 100
-# Names of our settings in the APIs of vLLM and other servers.
+# Names of sampling settings in the APIs of vLLM and other servers -> their names here.
 SETTING_ALIASES = {"repetition_penalty": "repeat_penalty"}
 BEAM_FIELDS = {
     "beams": "beams",
@@ -27,31 +26,35 @@ LIMIT_FIELDS = "max_completion_tokens", "max_tokens"
 
 
 def read_sampling(fields: Fields, defaults: Sampling) -> Sampling:
-    """Return the server's sampling settings, replaced by the request's where the request sets them."""
+    """Return the sampling settings of a request. Settings that the request lacks are taken from
+    `defaults`. Raises ApiError for an invalid value.
+    """
     names = {
         name: setting.name
-        for setting in known().values()
+        for setting in sampling_settings().values()
         for name in (setting.name, *setting.aliases)
     }
     chosen: dict[str, object] = {}
-    for name, name_of_setting in {**SETTING_ALIASES, **names}.items():
+    for name, setting_name in {**SETTING_ALIASES, **names}.items():
         if not fields.has(name):
             continue
         value = fields.values[name]
-        if name_of_setting == "seed" and type(value) is int:
+        if setting_name == "seed" and type(value) is int:
             value = value if value == -1 else value % N_SEEDS  # OpenAI allows any whole number
         try:
-            chosen[name_of_setting] = known()[name_of_setting].parse(value)
+            chosen[setting_name] = sampling_settings()[setting_name].parse(value)
         except UserError as error:
             hint = "" if "--" in error.hint else f"; {error.hint}"
             raise ApiError(
-                f"{error}{hint}".replace(name_of_setting, name), param=fields.path_of(name)
+                f"{error}{hint}".replace(setting_name, name), param=fields.path_of(name)
             ) from None
     return defaults.with_values(chosen)
 
 
 def read_limit(fields: Fields, names: tuple[str, ...] = LIMIT_FIELDS) -> int | None:
-    """Return the token limit that the request sets, or None if it sets none."""
+    """Return the token limit of a request, which is in one of the fields `names`; None if the
+    request sets no limit.
+    """
     return next(
         (value for name in names if (value := fields.integer(name, 0, MAX_TOKENS)) is not None),
         None,
@@ -59,8 +62,8 @@ def read_limit(fields: Fields, names: tuple[str, ...] = LIMIT_FIELDS) -> int | N
 
 
 def effective_limit(requested: int | None, settings: ServerSettings) -> int | None:
-    """Return the smaller of the request's and the server's token limit, or None if neither sets
-    one.
+    """Return the token limit of each answer: the request's limit, or the server's default without
+    one, and never more than `max_answer_tokens`. None means no limit except the context.
     """
     tokens = settings.max_tokens if requested is None else requested
     if settings.max_answer_tokens is not None:
@@ -80,7 +83,8 @@ def answer_budget(
     samples: int = 1,
 ) -> int:
     """Return the largest number of tokens of each answer to a prompt of `prompt_tokens` tokens.
-    Raises ApiError if the prompt leaves no space for one token in the context.
+    Without a `limit`, the answers share the rest of the context equally. Raises ApiError if the
+    prompt leaves no space in the context.
     """
     size = context_tokens(runner, settings)
     if prompt_tokens >= size:
@@ -93,14 +97,14 @@ def answer_budget(
 
 
 def encode_prompt(runner: Runner, settings: ServerSettings, text: str) -> tuple[int, ...]:
-    """Return the token ids of a rendered template or of a plain text.
+    """Return the token ids of a prompt text, which is a rendered template or a plain text.
 
-    Raises ApiError if the text is too long. A text that must be too long by its length is refused
-    before it is tokenized, because megabytes of spaces would occupy the tokenizer for many seconds.
+    Raises ApiError if the text is too long. A text is first refused by the smallest number of
+    tokens that it can have, because tokenizing megabytes of spaces would take many seconds.
     """
     size = context_tokens(runner, settings)
-    if (least := runner.model.min_tokens(text)) >= size:
-        raise _too_long(f"{least} tokens or more", least, size)
+    if (min_tokens := runner.model.min_tokens(text)) >= size:
+        raise _too_long(f"{min_tokens} tokens or more", min_tokens, size)
     return runner.encode_prompt(text)
 
 
@@ -119,7 +123,9 @@ def _too_long(words: str, prompt: int, size: int) -> ApiError:
 def read_common_fields(
     fields: Fields, settings: ServerSettings, limits: tuple[str, ...] = LIMIT_FIELDS
 ) -> dict[str, Any]:
-    """Return the values of the Request fields that all forms read, except the token limit."""
+    """Return keyword arguments for Request: the values of the fields that all APIs share, except
+    the token limit. `limits`: the names of the API's token limit fields.
+    """
     beams = read_search(fields)
     return {
         "sampling": read_sampling(fields, settings.sampling),
@@ -136,8 +142,8 @@ def read_common_fields(
 def with_logprobs(
     request_fields: Mapping[str, Any], runner: Runner, logprobs: bool, top_logprobs: int
 ) -> dict[str, Any]:
-    """Return `request_fields` (read_common_fields) with the log-probability settings that the form
-    has read. If they contain no strategy, as they do for a beam search, add the default strategy.
+    """Add the log-probability settings to the result of read_common_fields(), and the model's
+    default strategy if it has no strategy. (Only a beam search has one.)
     """
     return {
         "strategy": runner.default_strategy(),
@@ -148,12 +154,12 @@ def with_logprobs(
 
 
 def read_search(fields: Fields) -> BeamSettings:
-    """Return the beam search settings of a request. The request uses the names of the command line,
-    or vLLM's `use_beam_search` with `best_of`.
+    """Return the beam search settings of a request: from the fields `beams`, `length_penalty` and
+    `early_stopping`, or from vLLM's `use_beam_search` with `best_of`.
     """
     values: dict[str, object] = {
-        name_of_setting: fields.values[name]
-        for name, name_of_setting in BEAM_FIELDS.items()
+        setting_name: fields.values[name]
+        for name, setting_name in BEAM_FIELDS.items()
         if fields.has(name)
     }
     if fields.flag("use_beam_search") and "beams" not in values:
@@ -176,5 +182,7 @@ def _search(values: Mapping[str, object]) -> BeamSettings:
 
 
 def read_samples(fields: Fields, beams: int = 1) -> int:
-    """Return the number of answers (`n`). For a beam search it is at most the number of beams."""
+    """Return the number of answers that the request asks for (`n`). Raises ApiError if it is larger
+    than the number of beams of a beam search.
+    """
     return fields.integer("n", 1, beams if beams > 1 else MAX_SAMPLES, 1) or 1

@@ -1,5 +1,5 @@
-"""ConversationForm: the base of all forms with conversations. It reads the fields of OpenAI's chat
-completions and builds the request for the engine.
+"""ConversationForm: the base class of the forms whose request is a conversation. It reads the
+fields of OpenAI's chat completions and builds the engine's request.
 """
 
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ from llmcli.runtime.runner import Runner
 
 
 class ConversationForm(ApiForm):
-    """Reads the fields of OpenAI's chat completions. Subclasses write the answers in the format of
-    their API.
+    """Reads the fields of OpenAI's chat completions. Subclasses write the responses in the format
+    of their API; those with other field names first translate the request.
 
-    `prompt`: the rendered prompt; `has_logprobs`: whether log-probabilities are returned;
-    `_splitters`: one output splitter for each sample.
+    `prompt`: the rendered prompt. `has_logprobs`: the request asks for log-probabilities.
+    `_splitters`: an OutputSplitter for each sample, used for streams.
     """
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: ServerSettings) -> None:
@@ -41,7 +41,7 @@ class ConversationForm(ApiForm):
             raise ApiError(
                 "verbosity is not supported: ask for it in the system text", param="verbosity"
             )
-        self.prompt = self._prompt(self._prompt_request(), runner, settings)
+        self.prompt = self._render_prompt(self._read_prompt_request(), runner, settings)
         self.has_logprobs = fields.flag("logprobs")
         top = fields.integer("top_logprobs", 0, logprobs.MAX_ALTERNATIVES, 0) or 0
         if top and not self.has_logprobs:
@@ -54,7 +54,7 @@ class ConversationForm(ApiForm):
                 param="logprobs",
             )
         limit = common.effective_limit(common.read_limit(fields), settings)
-        tokens, opened = self.prompt.tokens, self.prompt.opened_tags
+        tokens, opened_tags = self.prompt.tokens, self.prompt.opened_tags
         max_tokens = common.answer_budget(
             runner, settings, len(tokens), limit, self.samples_per_request
         )
@@ -63,19 +63,19 @@ class ConversationForm(ApiForm):
             Request(
                 tokens,
                 max_tokens=max_tokens,
-                grammar_after=opened.closing if opened else "",
+                grammar_after=opened_tags.closing if opened_tags else "",
                 **common.with_logprobs(options, runner, self.has_logprobs, top),
             ),
         )
         self.check_requests()
         self._splitters = [self.prompt.new_splitter() for _ in range(self.samples_per_request)]
 
-    def _prompt(
-        self, wanted: PromptRequest, runner: Runner, settings: ServerSettings
+    def _render_prompt(
+        self, request: PromptRequest, runner: Runner, settings: ServerSettings
     ) -> RenderedPrompt:
-        return render_prompt(wanted, runner, settings)
+        return render_prompt(request, runner, settings)
 
-    def _prompt_request(self) -> PromptRequest:
+    def _read_prompt_request(self) -> PromptRequest:
         fields = self.fields
         generate, continued = (
             fields.flag("add_generation_prompt", True),

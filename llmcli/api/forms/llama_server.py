@@ -1,9 +1,10 @@
-"""llama-server's own endpoints: `/completion` continues a text, `/infill` fills a gap in a text.
+"""llama-server's endpoints `/completion`, which continues a text, and `/infill`, which fills a gap
+in a text.
 
-Both endpoints are OpenAI's completions with other field names. Unsupported fields that would change
-the answer are refused. Fields that only control a cache or the connection are ignored:
-cache_prompt, id_slot, n_keep, n_cache_reuse, return_progress, timings_per_token, sse_ping_interval,
-min_keep.
+A request is translated to one for OpenAI's completions, which have other field names. Unsupported
+fields that would change the answer are refused. Fields that only control a cache or the connection
+are ignored: cache_prompt, id_slot, n_keep, n_cache_reuse, return_progress, timings_per_token,
+sse_ping_interval, min_keep.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,11 +22,11 @@ from llmcli.runtime.runner import Runner
 from llmcli.types import Event
 
 LIMIT_FIELD = "n_predict"
-MAX_FIELDS, MAX_EXTRAS = 64, 256
-# text before each extra text if the model has no token that separates files
+MAX_FIELDS, MAX_EXTRA_TEXTS = 64, 256
+# written before each extra text if the model has no token that separates files
 SNIPPET_SEPARATOR = "\n\n--- snippet ---\n\n"
-GAP_TOKENS = ("pre", "suf", "mid")  # the kinds of tokens that a model needs to fill a gap
-# Fields of OpenAI's completions that these endpoints do not have -> what to do instead.
+INFILL_TOKENS = ("pre", "suf", "mid")  # the model's tokens before prefix, suffix and answer
+# Fields of OpenAI's completions that these endpoints refuse, and the advice in the error message.
 REPLACED_FIELDS = {
     "logprobs": "use n_probs",
     "echo": "the answer has prompt",
@@ -61,15 +62,19 @@ class LlamaCompletionForm(CompletionsForm):
         self._n_streamed = [0] * (len(self.requests) * self.n_samples)
 
     def _is_single(self, value: Any) -> bool:
+        """Return whether the value is one prompt instead of a list of prompts. A list with a token
+        id is one prompt, even if it also contains texts.
+        """
         mixed = isinstance(value, list) and any(type(entry) is int for entry in value)
         return super()._is_single(value) or mixed or isinstance(value, dict)
 
-    def _tokens(self, where: str, value: Any) -> tuple[int, ...]:
-        """Return the token ids of a prompt: a text, a list of token ids, a list of texts and token
-        ids, or an object with `prompt_string`.
+    def _tokens(self, path: str, value: Any) -> tuple[int, ...]:
+        """Return the token ids of one prompt: a text, a list of token ids, a list of texts and
+        token ids, or an object with `prompt_string`. `path`: the prompt's path in the request, for
+        errors.
         """
         if isinstance(value, dict):
-            inner = Fields(value, where)
+            inner = Fields(value, path)
             if inner.list("multimodal_data"):
                 raise ApiError(
                     f"{inner.path_of('multimodal_data')}: this server reads only text",
@@ -77,7 +82,7 @@ class LlamaCompletionForm(CompletionsForm):
                 )
             value = inner.required_text("prompt_string")
         if not isinstance(value, list) or not any(isinstance(entry, str) for entry in value):
-            return super()._tokens(where, value)
+            return super()._tokens(path, value)
         tokens: list[int] = []
         for number, entry in enumerate(value):
             if isinstance(entry, str) and number:
@@ -85,11 +90,13 @@ class LlamaCompletionForm(CompletionsForm):
                 common.encode_prompt(self.runner, self.settings, entry)
                 tokens += self.runner.model.tokenize(entry, special=True)
             else:
-                tokens += super()._tokens(where, entry if isinstance(entry, str) else [entry])
+                tokens += super()._tokens(path, entry if isinstance(entry, str) else [entry])
         return tuple(tokens)
 
     def document(self, answers: Sequence[Answer]) -> Any:
-        """Return the result object of the only answer, or the list of all result objects."""
+        """Return the result object of the only answer, or a list with the result object of each
+        answer.
+        """
         results = [self._result(number, answer) for number, answer in enumerate(answers)]
         return results[0] if len(results) == 1 else results
 
@@ -99,7 +106,7 @@ class LlamaCompletionForm(CompletionsForm):
         return []
 
     def stream_event(self, event: Event) -> Iterable[Document]:
-        """Return the chunk for a token and its text."""
+        """Return a chunk with the event's token and text, or no chunk if it has neither."""
         if not event.token and not event.text:
             return []
         number = event.sequence
@@ -120,15 +127,21 @@ class LlamaCompletionForm(CompletionsForm):
         return [chunk]
 
     def encode_event(self, event: Event) -> bytes:
-        """Return the chunks of an event as Server-Sent Events."""
+        """Return the chunks for an event as Server-Sent Events. The faster path of OpenAI's
+        completions is not used, because each chunk contains token counts.
+        """
         return self.encode_chunks(self.stream_event(event))
 
     def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """Yield the result object of each answer, without the text that was streamed."""
+        """Yield the result object of each answer, without its text, which was already streamed."""
         for number, answer in enumerate(answers):
             yield self._result(number, answer, streamed=True)
 
     def _result(self, number: int, answer: Answer, streamed: bool = False) -> Document:
+        """Return llama-server's result object for an answer, reduced to the fields in
+        `response_fields` if the request has them. `number`: the index of the answer. `streamed`:
+        the text was already sent.
+        """
         request, model = self.requests[number // self.n_samples], self.runner.model
         stop = find_stop_sequence(self.runner, request, answer)
         stop_type = "limit" if answer.finish != "stop" else "eos" if stop is None else "word"
@@ -164,6 +177,7 @@ class LlamaCompletionForm(CompletionsForm):
         )
 
     def _settings(self, answer: Answer) -> Document:
+        """Return the field `generation_settings`: the sampling settings and limits of the request."""
         request, limit = self.requests[0], common.read_limit(self.fields, ("max_tokens",))
         values = request.sampling.as_dict()
         return {
@@ -182,10 +196,10 @@ class LlamaCompletionForm(CompletionsForm):
 
 
 class InfillForm(LlamaCompletionForm):
-    """Fills the gap between `input_prefix` and `input_suffix`. The model reads the extra texts, the
-    prefix, the prompt and the suffix, followed by the token that asks for the text in the gap. If
-    they do not fit, only the beginning of the extra texts is dropped; prefix and suffix are never
-    shortened.
+    """Fills the gap between `input_prefix` and `input_suffix`. The prompt is: the extra texts, the
+    prefix, `prompt`, the suffix, and the model's token that asks for the missing text. If this is
+    longer than the context, the beginning of the extra texts is dropped; prefix and suffix are
+    never shortened.
 
     Source: format_prompt_infill in llama.cpp's tools/server/server-common.cpp.
     """
@@ -200,7 +214,7 @@ class InfillForm(LlamaCompletionForm):
             # raises ApiError for a text that is too long
             common.encode_prompt(self.runner, self.settings, text)
         extra = self._extra_tokens()
-        if missing := [f"fim_{name}" for name in GAP_TOKENS if name not in model.fim_tokens]:
+        if missing := [f"fim_{name}" for name in INFILL_TOKENS if name not in model.fim_tokens]:
             raise ApiError(
                 f"this model cannot fill gaps: its file has no {', '.join(missing)} token", 501
             )
@@ -212,11 +226,14 @@ class InfillForm(LlamaCompletionForm):
         return [(*extra[max(0, len(extra) - free) :], *core)]
 
     def _extra_tokens(self) -> list[int]:
+        """Return the token ids of the texts in `input_extra`, each after its file name, or after
+        SNIPPET_SEPARATOR if the model has no token for file names.
+        """
         model, tokens = self.runner.model, list[int]()
         fim = model.fim_tokens
         if "rep" in fim:
             tokens += [fim["rep"], *model.tokenize("myproject\n", special=False)]
-        for entry in self._native_fields.tables("input_extra", MAX_EXTRAS):
+        for entry in self._native_fields.tables("input_extra", MAX_EXTRA_TEXTS):
             text, name = entry.required_text("text"), entry.text("filename") or "tmp"
             common.encode_prompt(self.runner, self.settings, name + text)
             tokens += (
@@ -228,12 +245,15 @@ class InfillForm(LlamaCompletionForm):
         return [*tokens, *self._file_tokens("filename")] if "sep" in fim else tokens
 
     def _file_tokens(self, name: str) -> list[int]:
+        """Return the token ids that introduce a file: the model's file separator and the file's
+        name.
+        """
         model = self.runner.model
         return [model.fim_tokens["sep"], *model.tokenize(f"{name}\n", special=False)]
 
 
 def _openai_document(fields: Fields, runner: Runner) -> Document:
-    """Return the equivalent document for /v1/completions."""
+    """Translate llama-server's request to a request for /v1/completions."""
     renamed = {
         LIMIT_FIELD,
         "max_tokens",
@@ -255,8 +275,9 @@ def _openai_document(fields: Fields, runner: Runner) -> Document:
 
 
 def _biases(fields: Fields, runner: Runner) -> list[str]:
-    """Return logit biases in the engine's text form. Each entry is a pair of a token id or a text,
-    and a number or false. A text stands for all of its tokens; false forbids them.
+    """Return the entries of a `logit_bias` list as texts, such as "15043+1.5", which the engine
+    parses. An entry is a pair of a token id or a text, and a number or false. A text stands for all
+    of its tokens; false forbids them.
     """
     biases = []
     for pair in fields.list("logit_bias"):
@@ -278,7 +299,9 @@ def _biases(fields: Fields, runner: Runner) -> list[str]:
 
 
 def _values_at(value: Any, path: str) -> list[Any]:
-    """Return a list with the value at a path of field names, or an empty list if there is no value."""
+    """Return the value at a path of field names, such as "timings/prompt_n", in a list. The list is
+    empty if the path does not exist.
+    """
     for name in path.split("/"):
         if not isinstance(value, dict) or name not in value:
             return []

@@ -1,5 +1,5 @@
-"""OpenAI's logprobs objects. The text of an entry is the text of its token alone, even if the
-streamed text of the token was held back.
+"""Builds OpenAI's `logprobs` objects. An entry has the full text of its token, even if the stream
+has not sent this text yet (it may be the beginning of a stop sequence).
 """
 
 import codecs
@@ -17,26 +17,30 @@ IMPOSSIBLE_LOGPROB = -9999.0  # OpenAI's value for an impossible token: JSON has
 
 
 def token_logprobs(runner: Runner, token: TokenTime, top: Sequence[tuple[int, float]]) -> Document:
-    """Return the entry of a token in `logprobs.content` of a chat completion."""
+    """Return the entry of a token in `logprobs.content` of a chat completion. `top`: the likeliest
+    tokens at this position, as pairs of a token id and a log-probability.
+    """
     return {
         **_token_document(runner, token.id, token.logprob),
-        "top_logprobs": [_token_document(runner, *each) for each in top],
+        "top_logprobs": [_token_document(runner, *candidate) for candidate in top],
     }
 
 
 def answer_logprobs(runner: Runner, answer: Answer) -> list[Document]:
-    """Return the entries of all tokens of an answer. Tokens that a grammar forced were not drawn;
-    their log-probability is 0.
+    """Return the entries of all tokens of an answer. A token that the grammar forced has the
+    log-probability 0, because it was not sampled.
     """
     top = answer.top_logprobs or ((),) * len(answer.tokens)
     return [
-        token_logprobs(runner, drawn, alternatives)
-        for drawn, alternatives in zip(answer.tokens, top, strict=True)
+        token_logprobs(runner, token, alternatives)
+        for token, alternatives in zip(answer.tokens, top, strict=True)
     ]
 
 
 def event_logprobs(runner: Runner, event: Event) -> Document | None:
-    """Return the logprobs object of a chunk, or None if the event has no token."""
+    """Return the logprobs object of a chunk with the event's token, or None if the event has no
+    token.
+    """
     return (
         {"content": [token_logprobs(runner, event.token, event.top_logprobs)], "refusal": None}
         if event.token
@@ -47,15 +51,16 @@ def event_logprobs(runner: Runner, event: Event) -> Document | None:
 def completion_logprobs(
     runner: Runner, tokens: Sequence[TokenTime], top: Sequence[Sequence[TokenLogprob]], start: int
 ) -> Document:
-    """Return the logprobs object of /v1/completions, which has four lists. `start`: the offset of
-    the first token in characters.
+    """Return the logprobs object of /v1/completions, which consists of four lists with an entry for
+    each token. `top`: for each token, the likeliest tokens at its position; may be empty. `start`:
+    the position of the first token in the choice's text, in characters.
     """
-    texts = [token_text(runner, drawn.id) for drawn in tokens]
+    texts = [token_text(runner, token.id) for token in tokens]
     offsets = [*accumulate(map(len, texts), initial=start)][:-1]
     ranked = [{token_text(runner, id_): value for id_, value in row} for row in top]
     return {
         "tokens": texts,
-        "token_logprobs": [finite_logprob(drawn.logprob) for drawn in tokens],
+        "token_logprobs": [finite_logprob(token.logprob) for token in tokens],
         "top_logprobs": ranked or None,
         "text_offset": offsets,
     }
@@ -64,15 +69,14 @@ def completion_logprobs(
 def prompt_logprobs(
     runner: Runner, tokens: Sequence[int], scores: Sequence[TokenScore], echo: str
 ) -> Document:
-    """Return the logprobs object of a prompt for /v1/completions, which has four lists. The offsets
-    are positions in `echo`, the text that the client receives. The first token has no
-    log-probability.
+    """Return the logprobs object of a prompt for /v1/completions with `echo`. `scores`: the
+    log-probability of each token after the first; the first token has none. `echo`: the prompt's
+    text in the response; the offsets are positions in it.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     lengths = [len(decoder.decode(_token_bytes(runner, token))) for token in tokens]
-    # number of characters of the tokens that are not in `echo`: BOS, the leading space of
-    # SentencePiece
-    unseen = max(0, sum(lengths) - len(echo))
+    # characters that the tokens have in addition to `echo`: BOS, SentencePiece's leading space
+    n_hidden = max(0, sum(lengths) - len(echo))
     ranked = [
         {
             token_text(runner, id_): finite_logprob(token.logprob),
@@ -84,17 +88,17 @@ def prompt_logprobs(
         "tokens": [token_text(runner, token) for token in tokens],
         "token_logprobs": [None, *(finite_logprob(token.logprob) for token in scores)],
         "top_logprobs": [None, *ranked] if any(token.top for token in scores) else None,
-        "text_offset": [max(0, start - unseen) for start in accumulate(lengths[:-1], initial=0)],
+        "text_offset": [max(0, start - n_hidden) for start in accumulate(lengths[:-1], initial=0)],
     }
 
 
 def join_logprobs(prompt: Document, answer: Document) -> Document:
-    """Return one logprobs object with the prompt's lists followed by the answer's lists."""
+    """Return a logprobs object with the prompt's entries followed by the answer's entries."""
     return {name: (prompt[name] or []) + (answer[name] or []) or None for name in prompt}
 
 
 def token_text(runner: Runner, token: int) -> str:
-    """Return the text of a token. A control token has a text, too."""
+    """Return the text of a token; of a control token, its name."""
     return _token_bytes(runner, token).decode("utf-8", "replace")
 
 
@@ -103,7 +107,9 @@ def _token_bytes(runner: Runner, token: int) -> bytes:
 
 
 def finite_logprob(value: float | None) -> float:
-    """Return a log-probability as a number that JSON can contain. None becomes 0."""
+    """Return a log-probability as a number that JSON can contain: at least IMPOSSIBLE_LOGPROB.
+    None, the value of a token that was not sampled, becomes 0.
+    """
     return 0.0 if value is None else max(IMPOSSIBLE_LOGPROB, value)
 
 

@@ -1,4 +1,4 @@
-"""Converts OpenAI's messages to a conversation: roles, texts, tool calls and the results of calls."""
+"""Converts OpenAI's messages, including tool calls and their results, to a conversation."""
 
 import json
 from typing import Any
@@ -20,7 +20,9 @@ MAX_MESSAGES = 10_000
 
 
 def read_messages(fields: Fields, name: str = "messages") -> list[Message]:
-    """Return the messages of a conversation. Raises ApiError with the path of an invalid message."""
+    """Return the messages in the field `name` as a conversation. Raises ApiError with the path of
+    an invalid message.
+    """
     if not fields.has(name):
         raise ApiError(f"{name} is missing", param=name)
     conversation = [_read_message(message) for message in fields.tables(name, MAX_MESSAGES)]
@@ -33,38 +35,40 @@ def _read_message(fields: Fields) -> Message:
     role = ROLES.get(fields.required_text("role"))
     if role is None:
         raise fields.type_error("role", f"one of {', '.join(ROLES)}")
-    more: dict[str, Any] = {name: value for name in ("name",) if (value := fields.text(name))}
+    template_fields: dict[str, Any] = {
+        name: value for name in ("name",) if (value := fields.text(name))
+    }
     if role != "assistant" and not fields.has("content"):
         raise ApiError(f"{fields.path_of('content')} is missing", param=fields.path_of("content"))
     text = read_content(fields)
     if role == "assistant":
         if calls := [_read_call(call) for call in fields.tables("tool_calls")]:
-            more["tool_calls"] = calls
+            template_fields["tool_calls"] = calls
         thinking, answer = split_thinking(text)
         # templates expect earlier answers without thinking, and most templates would remove it
         # anyway
         text = answer if thinking else text
         if reasoning := fields.text("reasoning_content"):
-            more["reasoning_content"] = reasoning
+            template_fields["reasoning_content"] = reasoning
     if role == "tool":
-        more["tool_call_id"] = fields.required_text("tool_call_id")
-    return Message(role, text, more)
+        template_fields["tool_call_id"] = fields.required_text("tool_call_id")
+    return Message(role, text, template_fields)
 
 
 def _read_call(fields: Fields) -> dict[str, Any]:
-    inner = fields.table("function")
-    if inner is None:
+    function = fields.table("function")
+    if function is None:
         raise ApiError(f"{fields.path_of('function')} is missing", param=fields.path_of("function"))
-    function = {
-        "name": inner.required_text("name"),
-        "arguments": parse_template_arguments(inner.text("arguments") or "{}"),
+    call = {
+        "name": function.required_text("name"),
+        "arguments": parse_template_arguments(function.text("arguments") or "{}"),
     }
-    return {"id": fields.text("id") or "", "type": "function", "function": function}
+    return {"id": fields.text("id") or "", "type": "function", "function": call}
 
 
 def parse_template_arguments(text: str) -> Any:
-    """Return a call's arguments as templates expect them: the parsed object if `text` is a JSON
-    object, otherwise `text` unchanged.
+    """Return a tool call's arguments as chat templates expect them: the parsed object if `text` is
+    a JSON object, otherwise `text` unchanged.
     """
     try:
         value = json.loads(text)
@@ -74,7 +78,9 @@ def parse_template_arguments(text: str) -> Any:
 
 
 def read_content(fields: Fields, name: str = "content") -> str:
-    """Return a message's text. If the content is a list of parts, their texts are joined."""
+    """Return a message's text. If the content is a list of parts, their texts are joined. Raises
+    ApiError for a part that is not text, such as an image.
+    """
     value = fields.values.get(name)
     if value is None or isinstance(value, str):
         return value or ""
@@ -87,9 +93,9 @@ def read_content(fields: Fields, name: str = "content") -> str:
 
 
 def _read_part(fields: Fields) -> str:
-    kind_ = fields.required_text("type")
-    if kind_ not in PART_FIELDS:
+    part_type = fields.required_text("type")
+    if part_type not in PART_FIELDS:
         raise ApiError(
-            f"{fields.path}: this server reads only text, not {kind_[:40]}", param=fields.path
+            f"{fields.path}: this server reads only text, not {part_type[:40]}", param=fields.path
         )
-    return fields.required_text(PART_FIELDS[kind_])
+    return fields.required_text(PART_FIELDS[part_type])

@@ -1,10 +1,10 @@
-"""`/api/chat` and `/api/generate`: ollama's API, for clients that support no other API. Requests
-are translated into OpenAI's chat completions.
+"""`/api/chat` and `/api/generate`: ollama's API, for clients that support no other API. A request
+is translated to one for OpenAI's chat completions.
 
 Responses are lines of JSON; they are streamed unless the request sets `stream` to false. Durations
 are in nanoseconds. Options that control how a model is loaded and how long it stays loaded
-(num_ctx, num_thread, keep_alive, …) are ignored. A prompt that does not fit into the context is an
-error and is never shortened silently.
+(num_ctx, num_thread, keep_alive, …) are ignored. A prompt that does not fit into the context is
+refused, and never shortened as in ollama.
 """
 
 import itertools
@@ -34,13 +34,15 @@ from llmcli.types import Event
 LATEST_TAG = ":latest"  # ollama's clients add it to a name
 LIMIT_FIELD = "num_predict"
 # Fields that have the same name in OpenAI's document.
-SHARED_FIELDS = ("messages", "tools", "logprobs", "top_logprobs", "model")
+COPIED_FIELDS = ("messages", "tools", "logprobs", "top_logprobs", "model")
 # finish reason for a request without a prompt, which clients send to load a model
 LOAD_REASON = "load"
 
 
 class OllamaChatForm(ConversationForm):
-    """ollama's chat endpoint."""
+    """ollama's chat endpoint. A request without messages, which clients send to load a model, has
+    no `requests` for the engine.
+    """
 
     path: ClassVar[str] = "/api/chat"
     id_prefix: ClassVar[str] = "ollama-"
@@ -64,12 +66,12 @@ class OllamaChatForm(ConversationForm):
         return not fields.values.get("messages")
 
     def _openai_document(self, fields: Fields, settings: ServerSettings) -> Document:
-        """Return the equivalent document for /v1/chat/completions."""
+        """Translate ollama's request to a request for /v1/chat/completions."""
         options = fields.table("options") or Fields({})
         document: Document = {
             name: value for name, value in options.values.items() if name != LIMIT_FIELD
         }
-        document |= {name: fields.values[name] for name in SHARED_FIELDS if fields.has(name)}
+        document |= {name: fields.values[name] for name in COPIED_FIELDS if fields.has(name)}
         if (limit := options.integer(LIMIT_FIELD, -2, 2**31 - 1, -1)) is not None and limit >= 0:
             document["max_tokens"] = limit
         document["model"] = find_served_name(fields.text("model"), settings)
@@ -85,62 +87,71 @@ class OllamaChatForm(ConversationForm):
 
     @property
     def n_samples(self) -> int:
-        """Return 1, even if the options contain `n`: this API has one answer."""
+        """Number of answers: always 1, even if the options contain `n`, because ollama's responses
+        have only one.
+        """
         return 1
 
     def document(self, answers: Sequence[Answer]) -> Document:
-        """Return the whole answer as one object."""
-        heard: list[OutputPiece] = []
+        """Return the complete response as one object."""
+        pieces: list[OutputPiece] = []
         for answer in answers:
-            listener = self.prompt.new_splitter()
-            heard = [*listener.feed(answer.text), *listener.finish()]
-        return {**self._piece(heard), **self._end_document(answers)}
+            splitter = self.prompt.new_splitter()
+            pieces = [*splitter.feed(answer.text), *splitter.finish()]
+        return {**self._message_document(pieces), **self._end_document(answers)}
 
     def stream_start(self) -> Iterable[Document]:
-        """Return no chunks: a stream of this API begins with the first piece of its answer."""
+        """Return no chunks: a stream of this API begins with the answer's first text."""
         self.has_started = True
         return []
 
     def stream_event(self, event: Event) -> Iterable[Document]:
-        """Return the objects for the text and the tool calls that an event adds."""
-        heard = self._splitters[0].feed(event.text)
+        """Return an object with the text, the complete tool calls and the log-probability that an
+        event adds; no object if it adds nothing.
+        """
+        pieces = self._splitters[0].feed(event.text)
         log_probabilities = (
             logprobs.event_logprobs(self.runner, event) if self.has_logprobs else None
         )
-        has_output = any(piece.kind not in ("call_start", "arguments") for piece in heard)
+        has_output = any(piece.kind not in ("call_start", "arguments") for piece in pieces)
         if not has_output and not log_probabilities:
             return []
         return [
             {
-                **self._piece(heard),
+                **self._message_document(pieces),
                 "done": False,
                 **({"logprobs": log_probabilities["content"]} if log_probabilities else {}),
             }
         ]
 
     def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """Yield the text that was held back, then the token counts."""
-        if self.requests and (heard := self._splitters[0].finish()):
-            yield {**self._piece(heard), "done": False}
-        yield {**self._piece([]), **self._end_document(answers, is_complete=False)}
+        """Yield the remaining text, then an object with the finish reason and the token counts."""
+        if self.requests and (pieces := self._splitters[0].finish()):
+            yield {**self._message_document(pieces), "done": False}
+        yield {**self._message_document([]), **self._end_document(answers, is_complete=False)}
 
     def encode_chunks(self, chunks: Iterable[Document]) -> bytes:
-        """Encode objects as lines of JSON."""
+        """Encode each object as a line of JSON."""
         return b"".join(encode_json(chunk) + b"\n" for chunk in chunks)
 
     @classmethod
     def encode_error(cls, error: ApiError) -> bytes:
-        """Return the error as a line of JSON."""
+        """Encode an error as a line of JSON."""
         return encode_json(error_document(error, cls.path)) + b"\n"
 
-    def _piece(self, heard: Iterable[OutputPiece]) -> Document:
-        pieces = list(heard)
+    def _message_document(self, pieces: Sequence[OutputPiece]) -> Document:
+        """Return the response object for pieces of the answer. A tool call that was cut off must
+        not be executed, so its name and arguments become text.
+        """
         calls = [piece.call for piece in pieces if piece.kind == "call_end" and piece.call]
-        # A call that was cut off must not be executed, so the client receives it as text.
-        cut = "".join(
+
+        cut_off = "".join(
             f"{call.name} {call.arguments}" for call in calls if parse_arguments(call) is None
         )
-        message: Document = {"role": "assistant", "content": _text_of_kind(pieces, "content") + cut}
+        message: Document = {
+            "role": "assistant",
+            "content": _text_of_kind(pieces, "content") + cut_off,
+        }
         if thinking := _text_of_kind(pieces, "thinking"):
             message["thinking"] = thinking
         if complete := [
@@ -161,6 +172,10 @@ class OllamaChatForm(ConversationForm):
         }
 
     def _end_document(self, answers: Sequence[Answer], is_complete: bool = True) -> Document:
+        """Return the fields of the last object of a response: the finish reason, token counts and
+        times. `is_complete`: the response is not a stream, so the object also gets the
+        log-probabilities.
+        """
         if not answers:
             return {"done": True, "done_reason": LOAD_REASON}
         (answer,) = answers
@@ -183,8 +198,8 @@ class OllamaChatForm(ConversationForm):
 
 
 class OllamaGenerateForm(OllamaChatForm):
-    """ollama's generate endpoint. The prompt becomes one user message in the model's template, or
-    with `raw` a text that is continued without a template.
+    """ollama's generate endpoint. The prompt becomes a user message in the model's chat template.
+    With `raw`, or for a model without a template, it is a text to continue.
     """
 
     path: ClassVar[str] = "/api/generate"
@@ -210,32 +225,34 @@ class OllamaGenerateForm(OllamaChatForm):
         }
 
     def _prompt(
-        self, wanted: PromptRequest, runner: Runner, settings: ServerSettings
+        self, request: PromptRequest, runner: Runner, settings: ServerSettings
     ) -> RenderedPrompt:
         if not self._raw:
-            return render_prompt(wanted, runner, settings)
+            return render_prompt(request, runner, settings)
         tokens = common.encode_prompt(runner, settings, self._prompt_text) or (
             (runner.model.bos or 0),
         )
         constraint = (
-            None if wanted.schema is None else Constraint("json_schema", json.dumps(wanted.schema))
+            None
+            if request.schema is None
+            else Constraint("json_schema", json.dumps(request.schema))
         )
         return RenderedPrompt(tokens, constraint, None, None, NO_TOOLS)
 
-    def _piece(self, heard: Iterable[OutputPiece]) -> Document:
-        document = super()._piece(heard)
+    def _message_document(self, pieces: Sequence[OutputPiece]) -> Document:
+        document = super()._message_document(pieces)
         message = document.pop("message")
         thinking = {"thinking": message["thinking"]} if "thinking" in message else {}
         return {**document, "response": message["content"], **thinking}
 
 
-def _text_of_kind(heard: Sequence[OutputPiece], sort: str) -> str:
-    return "".join(piece.text for piece in heard if piece.kind == sort)
+def _text_of_kind(pieces: Sequence[OutputPiece], kind: str) -> str:
+    return "".join(piece.text for piece in pieces if piece.kind == kind)
 
 
 def find_served_name(name: str | None, settings: ServerSettings) -> str | None:
-    """Return the served name for a client's name, which may have ollama's default tag or not. If no
-    served name fits, return the client's name unchanged.
+    """Return the served name that fits a client's model name, which may have or lack ollama's
+    default tag. If no served name fits, return the client's name unchanged.
     """
     if name is None or name in settings.names:
         return name
@@ -246,17 +263,18 @@ def find_served_name(name: str | None, settings: ServerSettings) -> str | None:
     )
 
 
-def _format(fields: Fields, wanted: object) -> Document:
-    if wanted == "json":
+def _format(fields: Fields, value: object) -> Document:
+    """Translate ollama's `format` to OpenAI's `response_format`."""
+    if value == "json":
         return {"type": "json_object"}
-    if not isinstance(wanted, dict):
+    if not isinstance(value, dict):
         raise fields.type_error("format", "json or a JSON schema")
-    return {"type": "json_schema", "json_schema": {"schema": wanted}}
+    return {"type": "json_schema", "json_schema": {"schema": value}}
 
 
 def _messages(fields: Fields) -> list[Document]:
-    """Return ollama's messages as OpenAI's messages. ollama's tool calls may have no ids, so calls
-    and results are numbered in order.
+    """Return ollama's messages as OpenAI's messages. Calls without ids, and their results, get ids
+    by their order.
     """
     messages: list[Document] = []
     call_numbers, result_numbers = itertools.count(), itertools.count()

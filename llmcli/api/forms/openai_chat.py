@@ -1,7 +1,5 @@
-"""`/v1/chat/completions`: writes the answer to a conversation as one message, or as a stream of
-deltas.
-
-The fields of the request are read by ConversationForm (conversation.py).
+"""`/v1/chat/completions`: writes the answers to a conversation as messages, or as a stream of
+deltas. ConversationForm (conversation.py) reads the request.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +20,7 @@ DELTA_FIELDS = {"thinking": "reasoning_content", "content": "content"}
 
 
 class ChatForm(ConversationForm):
-    """OpenAI's chat completions. The base class reads the request; this class writes the answers."""
+    """OpenAI's chat completions. The base class reads the request; this class writes the response."""
 
     path: ClassVar[str] = "/v1/chat/completions"
     id_prefix: ClassVar[str] = "chatcmpl-"
@@ -41,8 +39,8 @@ class ChatForm(ConversationForm):
         self._n_calls = [0] * self.samples_per_request
 
     def document(self, answers: Sequence[Answer]) -> Document:
-        """Return one document with a choice for each sample. For a beam search the choices are the
-        best beams, with their scores.
+        """Return the response with a choice for each sample. For a beam search, the choices are the
+        best beams, each with its `score`.
         """
         if self.is_beam_search:
             choices = [
@@ -68,13 +66,16 @@ class ChatForm(ConversationForm):
         }
 
     def _choice(self, index: int, text: str, finish: str) -> Document:
-        listener = self.prompt.new_splitter()
-        heard = [*listener.feed(text), *listener.finish()]
+        """Return a choice whose message contains the text, split into thinking, content and tool
+        calls.
+        """
+        splitter = self.prompt.new_splitter()
+        pieces = [*splitter.feed(text), *splitter.finish()]
         thinking, content = (
-            "".join(piece.text for piece in heard if piece.kind == kind)
+            "".join(piece.text for piece in pieces if piece.kind == kind)
             for kind in ("thinking", "content")
         )
-        calls = [_call(piece.call) for piece in heard if piece.kind == "call_end" and piece.call]
+        calls = [_call(piece.call) for piece in pieces if piece.kind == "call_end" and piece.call]
         message: Document = {
             "role": "assistant",
             "content": content if content or not calls else None,
@@ -89,7 +90,7 @@ class ChatForm(ConversationForm):
 
     def stream_start(self) -> Iterable[Document]:
         """Return a chunk with the role for each choice. A beam search returns no chunks here,
-        because its number of choices is not known yet.
+        because its number of choices is not known before its end.
         """
         self.has_started = True
         return (
@@ -102,35 +103,36 @@ class ChatForm(ConversationForm):
         return self._chunk(index, {"role": "assistant", "content": ""})
 
     def stream_event(self, event: Event) -> Iterable[Document]:
-        """Return the text, thinking and pieces of tool calls that an event adds."""
-        if self.is_beam_search:  # the best beams are known only at the end
+        """Return chunks with the text, the thinking and the parts of tool calls that an event adds."""
+        if self.is_beam_search:
             return []
         return self._event_chunks(event, self._splitters[event.sequence].feed(event.text))
 
     def encode_event(self, event: Event) -> bytes:
-        """Return the chunks for an event as Server-Sent Events. An event that only adds text takes
-        a faster path.
+        """Return the chunks for an event as Server-Sent Events. If the event only adds text, as
+        most events do, the faster encode_text_event() is used.
         """
         if self.has_logprobs or self.is_beam_search:
             return super().encode_event(event)
-        heard = self._splitters[event.sequence].feed(event.text)
-        if len(heard) != 1 or heard[0].kind != "content":
-            return self.encode_chunks(self._event_chunks(event, heard))
+        pieces = self._splitters[event.sequence].feed(event.text)
+        if len(pieces) != 1 or pieces[0].kind != "content":
+            return self.encode_chunks(self._event_chunks(event, pieces))
         index = event.sequence
         return self.encode_text_event(
-            index, heard[0].text, lambda text: self._chunk(index, {"content": text})
+            index, pieces[0].text, lambda text: self._chunk(index, {"content": text})
         )
 
-    def _event_chunks(self, event: Event, heard: list[OutputPiece]) -> list[Document]:
-        chunks = list(self._deltas(event.sequence, heard))
+    def _event_chunks(self, event: Event, pieces: list[OutputPiece]) -> list[Document]:
+        chunks = list(self._deltas(event.sequence, pieces))
         if self.has_logprobs and (log_probabilities := logprobs.event_logprobs(self.runner, event)):
             chunks = chunks or [self._chunk(event.sequence, {"content": ""})]
             chunks[0]["choices"][0]["logprobs"] = log_probabilities
         return chunks
 
     def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """Return the text that was held back, the finish reason of each choice, and the token
-        counts if the request asked for them.
+        """Return chunks with the remaining text and the finish reason of each choice, then the
+        token counts if the request asks for them. For a beam search, these chunks contain the whole
+        answers.
         """
         chunks: list[Document] = []
         if self.is_beam_search:
@@ -166,8 +168,9 @@ class ChatForm(ConversationForm):
             "completion_tokens_details": {"reasoning_tokens": reasoning},
         }
 
-    def _deltas(self, index: int, heard: list[OutputPiece]) -> Iterator[Document]:
-        for piece in heard:
+    def _deltas(self, index: int, pieces: list[OutputPiece]) -> Iterator[Document]:
+        """Yield a chunk for each piece of the choice `index`."""
+        for piece in pieces:
             if piece.kind in DELTA_FIELDS:
                 yield self._chunk(index, {DELTA_FIELDS[piece.kind]: piece.text})
             elif piece.kind == "call_start" and piece.call:

@@ -1,4 +1,4 @@
-"""`/v1/completions`: continues texts without a chat template."""
+"""`/v1/completions`: continues texts without a chat template, in OpenAI's format."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -24,15 +24,18 @@ from llmcli.runtime.sampling.top_logprobs import TokenLogprob, TokenScore
 from llmcli.types import Event
 
 MAX_PROMPTS = 256
-# An idle server accepts a request of this size even beyond its queue, and refuses other requests
-# until the queue has room again.
+# An idle server accepts a request for this many answers even if its queue is shorter. It refuses
+# other requests until the queue has space again.
 MAX_ANSWERS = 1024
 LIMIT_FIELDS = "max_tokens", "n_predict"
 
 
 class CompletionsForm(ApiForm):
-    """OpenAI's completions, the older API without messages: one prompt or several, as text or as
-    token ids.
+    """OpenAI's completions. The request has one prompt or a list of prompts; a prompt is a text or
+    a list of token ids.
+
+    Each prompt gets `n_choices` choices (the field `n`). With `best_of`, more answers are generated
+    for each prompt, and the best `n_choices` of them are returned.
     """
 
     path: ClassVar[str] = "/v1/completions"
@@ -64,8 +67,10 @@ class CompletionsForm(ApiForm):
         limit = common.effective_limit(common.read_limit(fields, LIMIT_FIELDS), settings)
         schema = read_answer_schema(fields, "response_format")
         self.constraint = read_constraint(fields, schema)
-        keeps = self.logprobs is not None or self.samples_per_request > self.n_choices
-        request_fields = common.with_logprobs(request_fields, runner, keeps, self.logprobs or 0)
+        needs_logprobs = self.logprobs is not None or self.samples_per_request > self.n_choices
+        request_fields = common.with_logprobs(
+            request_fields, runner, needs_logprobs, self.logprobs or 0
+        )
         default_limit = self.default_max_tokens if limit is None else limit
         self.requests = tuple(
             Request(
@@ -85,17 +90,21 @@ class CompletionsForm(ApiForm):
         self._prompt_pending = [self.scores_prompt] * len(self.requests)
 
     def resume(self, position: StreamPosition) -> None:
-        """Continue a stream. Log-probabilities of prompts are not sent again: they were sent with
-        the first event of any answer to the prompt.
+        """Continue an interrupted stream. The echoed prompts with log-probabilities are not sent
+        again for prompts whose answers have begun, because they were sent with the first event of
+        these answers.
         """
         super().resume(position)
         started = {number // self.n_choices for number in position.tokens}
         self._prompt_pending = [
-            is_awaited and number not in started
-            for number, is_awaited in enumerate(self._prompt_pending)
+            is_pending and number not in started
+            for number, is_pending in enumerate(self._prompt_pending)
         ]
 
     def _refuse(self, beams: int) -> None:
+        """Raise ApiError for combinations of fields that contradict each other. `beams`: the number
+        of beams.
+        """
         if self.samples_per_request < self.n_choices:
             raise ApiError(f"best_of must be at least n ({self.n_choices})", param="best_of")
         if self.is_stream and self.samples_per_request > self.n_choices:
@@ -110,10 +119,13 @@ class CompletionsForm(ApiForm):
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the prompt's own tokens are returned with their log-probabilities."""
+        """Whether the response contains the prompts with the log-probabilities of their tokens."""
         return self.has_echo and self.logprobs is not None
 
     def _prompts(self) -> list[tuple[int, ...]]:
+        """Return the token ids of each prompt. Raises ApiError for an invalid prompt or too many
+        prompts.
+        """
         value = self.fields.values.get("prompt")
         if self._is_single(value):
             value = [value]
@@ -131,26 +143,27 @@ class CompletionsForm(ApiForm):
         return [self._tokens(f"prompt[{index}]", prompt) for index, prompt in enumerate(value)]
 
     def _is_single(self, value: Any) -> bool:
-        """Return whether the value is one prompt instead of a list of prompts."""
-        return isinstance(value, str) or _is_ids(value)
+        """Return whether the field `prompt` is one prompt instead of a list of prompts."""
+        return isinstance(value, str) or _is_token_ids(value)
 
-    def _tokens(self, where: str, value: Any) -> tuple[int, ...]:
+    def _tokens(self, path: str, value: Any) -> tuple[int, ...]:
+        """Return the token ids of one prompt. `path`: the prompt's path in the request, for errors."""
         model = self.runner.model
         if isinstance(value, str):
             tokens = common.encode_prompt(self.runner, self.settings, value)
             return tokens or ((model.bos,) if model.bos is not None else ())
-        if not _is_ids(value):
-            raise ApiError(f"{where} must be text or token ids", param="prompt")
+        if not _is_token_ids(value):
+            raise ApiError(f"{path} must be text or token ids", param="prompt")
         if invalid := [token for token in value if not 0 <= token < model.n_vocab]:
             raise ApiError(
-                f"{where} has {invalid[0]}, which is no token: the last one is {model.n_vocab - 1}",
+                f"{path} has {invalid[0]}, which is no token: the last one is {model.n_vocab - 1}",
                 param="prompt",
             )
         return tuple(value)
 
     def _echo(self, number: int, request: Request) -> str:
-        """Return a prompt as text for the echo: the client's own text, or the text of the client's
-        token ids. Empty if no echo was requested.
+        """Return the text of a prompt if the request wants the prompt in the response (`echo`),
+        otherwise "". `number`: the index of the prompt.
         """
         if not self.has_echo:
             return ""
@@ -162,27 +175,27 @@ class CompletionsForm(ApiForm):
         return raw.decode("utf-8", "replace")
 
     def document(self, answers: Sequence[Answer]) -> Document:
-        """Return one document with the choices of every prompt. If the request sets `best_of`, the
-        choices are the answers with the highest mean log-probability.
+        """Return the response with the choices of every prompt. With `best_of`, the choices are the
+        answers with the highest mean log-probability.
         """
         choices: list[Document] = []
         for number, echo in enumerate(self._echoes):
-            drawn = answers[number * self.n_samples : (number + 1) * self.n_samples]
+            prompt_answers = answers[number * self.n_samples : (number + 1) * self.n_samples]
             if self.is_beam_search:
                 chosen = [
-                    replace(drawn[0], text=answer.text)
-                    for answer in best_beams(drawn[0], self.n_choices)
+                    replace(prompt_answers[0], text=answer.text)
+                    for answer in best_beams(prompt_answers[0], self.n_choices)
                 ]
             else:
                 chosen = (
-                    sorted(drawn, key=_mean_logprob, reverse=True)[: self.n_choices]
+                    sorted(prompt_answers, key=_mean_logprob, reverse=True)[: self.n_choices]
                     if self.samples_per_request > self.n_choices
-                    else list(drawn)
+                    else list(prompt_answers)
                 )
             prompt_logprobs = None
             if self.scores_prompt:
                 prompt_logprobs = logprobs.prompt_logprobs(
-                    self.runner, self.requests[number].tokens, drawn[0].prompt_scores, echo
+                    self.runner, self.requests[number].tokens, prompt_answers[0].prompt_scores, echo
                 )
             first = number * self.n_choices
             choices += [
@@ -198,6 +211,9 @@ class CompletionsForm(ApiForm):
         }
 
     def _choice(self, index: int, echo: str, answer: Answer, prompt: Document | None) -> Document:
+        """Return a choice. `echo`: the text of the prompt, or "". `prompt`: the logprobs object of
+        the prompt, or None.
+        """
         lists = None
         if self.logprobs is not None:
             lists = logprobs.completion_logprobs(
@@ -212,18 +228,21 @@ class CompletionsForm(ApiForm):
         }
 
     def stream_start(self) -> Iterable[Document]:
-        """Return the prompts if the request wants them echoed. Prompts with log-probabilities are
-        sent later, with the first event of their answers; prompts of a beam search are sent when
-        the search ends.
+        """Return a chunk with the prompt for each choice, if the request wants the prompts in the
+        response. Prompts with log-probabilities are sent later, with the first event of their
+        answers, and prompts of a beam search at its end.
         """
         self.has_started = True
-        later = self.scores_prompt or self.is_beam_search
-        echoed = () if later else [echo for echo in self._echoes for _ in range(self.n_choices)]
+        is_sent_later = self.scores_prompt or self.is_beam_search
+        echoed = (
+            () if is_sent_later else [echo for echo in self._echoes for _ in range(self.n_choices)]
+        )
         return [self._chunk(index, echo) for index, echo in enumerate(echoed) if echo]
 
     def _prompt_chunks(self, event: Event) -> list[Document]:
-        """Return the prompt with its log-probabilities for each of its choices. Only the first
-        event of a prompt's answers returns chunks.
+        """Return chunks with the prompt and its log-probabilities, one for each choice of the
+        prompt that `event` belongs to. They are only returned for the first event of this prompt's
+        answers.
         """
         number = event.sequence // self.n_choices
         if not self._prompt_pending[number]:
@@ -241,7 +260,7 @@ class CompletionsForm(ApiForm):
         ]
 
     def stream_event(self, event: Event) -> Iterable[Document]:
-        """Return the text that an event adds."""
+        """Return chunks with the text that an event adds."""
         if self.is_beam_search:
             return []
         return [*self._prompt_chunks(event), *self._token_chunks(event)]
@@ -259,8 +278,8 @@ class CompletionsForm(ApiForm):
         return [self._chunk(event.sequence, event.text, lists)] if event.text or lists else []
 
     def encode_event(self, event: Event) -> bytes:
-        """Return the chunks for an event as Server-Sent Events. An event that only adds text takes
-        a faster path.
+        """Return the chunks for an event as Server-Sent Events. If the event only adds text, as
+        most events do, the faster encode_text_event() is used.
         """
         if self.logprobs is not None or not event.text or self.is_beam_search:
             return super().encode_event(event)
@@ -269,8 +288,8 @@ class CompletionsForm(ApiForm):
         )
 
     def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """Return the finish reason of each choice, and the token counts if the request asked for
-        them.
+        """Return chunks with the finish reason of each choice, then the token counts if the request
+        asks for them. For a beam search, these chunks contain the whole answers.
         """
         chunks = []
         for number, answer in enumerate(answers):
@@ -302,18 +321,23 @@ class CompletionsForm(ApiForm):
         }
 
     def _chunk(
-        self, index: int, text: str, about: Any = None, finish: str | None = None
+        self, index: int, text: str, logprobs_document: Any = None, finish: str | None = None
     ) -> Document:
-        choice = {"index": index, "text": text, "logprobs": about, "finish_reason": finish}
+        choice = {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs_document,
+            "finish_reason": finish,
+        }
         return {**self._head(), "choices": [choice]}
 
 
-def _is_ids(value: Any) -> bool:
+def _is_token_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
 def _mean_logprob(answer: Answer) -> float:
-    """Return the mean log-probability of the answer's tokens."""
+    """Return the mean log-probability of the answer's tokens, by which `best_of` chooses."""
     return sum(token.logprob or 0.0 for token in answer.tokens) / max(1, len(answer.tokens))
 
 

@@ -1,4 +1,4 @@
-"""`/v1/responses`: OpenAI's newer API. The server stores nothing between two requests, so each
+"""`/v1/responses`: OpenAI's newer API. This server stores nothing between two requests, so each
 request must contain the whole conversation.
 """
 
@@ -35,7 +35,9 @@ STATELESS = "this server stores nothing between two requests: send the whole con
 
 
 class ResponsesForm(ApiForm):
-    """OpenAI's responses. The response is a list of output items."""
+    """OpenAI's Responses API. The response contains a list of output items: reasoning, a message,
+    function calls.
+    """
 
     path: ClassVar[str] = "/v1/responses"
     id_prefix: ClassVar[str] = "resp_"
@@ -57,19 +59,19 @@ class ResponsesForm(ApiForm):
             )
         text = fields.table("text") or Fields({})
         self.tools = read_tools(fields, is_nested=False)
-        wanted = PromptRequest(
+        prompt_request = PromptRequest(
             read_conversation(fields),
             self.tools,
             read_answer_schema(text, "format"),
             variables=self._template_variables(),
         )
-        self.prompt = render_prompt(wanted, runner, settings)
+        self.prompt = render_prompt(prompt_request, runner, settings)
         self.constraint = self.prompt.constraint
         options = common.read_common_fields(fields, settings, LIMIT_FIELDS)
         self.has_logprobs = LOGPROBS_INCLUDE in fields.texts("include", 100)
         top = fields.integer("top_logprobs", 0, logprobs.MAX_ALTERNATIVES, 0) or 0
         self.limit = common.read_limit(fields, LIMIT_FIELDS)
-        tokens, opened = self.prompt.tokens, self.prompt.opened_tags
+        tokens, opened_tags = self.prompt.tokens, self.prompt.opened_tags
         max_tokens = common.answer_budget(
             runner, settings, len(tokens), common.effective_limit(self.limit, settings)
         )
@@ -77,24 +79,23 @@ class ResponsesForm(ApiForm):
             Request(
                 tokens,
                 max_tokens=max_tokens,
-                grammar_after=opened.closing if opened else "",
+                grammar_after=opened_tags.closing if opened_tags else "",
                 **common.with_logprobs(options, runner, self.has_logprobs, top),
             ),
         )
         self.check_requests()
         self._n_ids = 0
-        # Log-probabilities of tokens whose text was not streamed yet.
+        # log-probabilities of tokens whose text was not sent yet
         self._pending_logprobs: list[Document] = []
-        self._output, self._listener, self._number = (
-            ResponseOutput(self._digits),
-            self.prompt.new_splitter(self._digits),
+        self._output, self._splitter, self._sequence_number = (
+            ResponseOutput(self._make_digits),
+            self.prompt.new_splitter(self._make_digits),
             0,
         )
 
-    def _digits(self) -> str:
-        """Return 32 hexadecimal digits for the next id. They are derived from the response's id,
-        because many events repeat an id, and a model that resumes the stream must generate the same
-        ids.
+    def _make_digits(self) -> str:
+        """Return 32 hexadecimal digits for the next item or call id. They are derived from the
+        response's id and a counter, so that a process that resumes the stream makes the same ids.
         """
         self._n_ids += 1
         return uuid.uuid5(uuid.UUID(self.id.removeprefix(self.id_prefix)), str(self._n_ids)).hex
@@ -109,18 +110,18 @@ class ResponsesForm(ApiForm):
         """Return the response with its output items."""
         (answer,) = answers
         top = answer.top_logprobs or ((),) * len(answer.tokens)
-        position = 0
+        n_characters = 0
         for token, ranked in zip(answer.tokens, top, strict=True) if self.has_logprobs else ():
             deque(self._token_events(token.text, token, ranked), maxlen=0)
-            position += len(token.text)
+            n_characters += len(token.text)
         deque(
-            chain(self._token_events(answer.text[position:]), self._closing_events(answer)),
+            chain(self._token_events(answer.text[n_characters:]), self._closing_events(answer)),
             maxlen=0,
         )
         return self._response(self._output, answer)
 
     def stream_start(self) -> Iterable[Document]:
-        """Return the events that report that the request was accepted."""
+        """Return the events `response.created` and `response.in_progress`."""
         self.has_started = True
         return self._numbered(
             {"type": f"response.{name}", "response": self._response(self._output, None)}
@@ -128,34 +129,37 @@ class ResponsesForm(ApiForm):
         )
 
     def stream_event(self, event: Event) -> Iterable[Document]:
-        """Return the stream events for the items that an engine event changes."""
+        """Return the API's stream events for the text that an engine event adds."""
         return self._numbered(self._token_events(event.text, event.token, event.top_logprobs))
 
     def _token_events(
         self, text: str, token: TokenTime | None = None, top: Sequence[tuple[int, float]] = ()
     ) -> Iterator[Document]:
-        """Yield the events for a piece of text and its token, if it has one. A token's
-        log-probability is sent with its text. Tokens of thinking and of tool calls have no
-        log-probability.
+        """Yield the stream events for a text and the token that it belongs to, if any. `top`: the
+        likeliest tokens at the token's position. A token's log-probability is sent with its text.
+        Tokens of thinking and of tool calls get no log-probability.
         """
         if self.has_logprobs and token:
             self._pending_logprobs.append(logprobs.token_logprobs(self.runner, token, top))
-        yield from self._item_events(self._listener.feed(text))
+        yield from self._item_events(self._splitter.feed(text))
 
     def _closing_events(self, answer: Answer) -> Iterator[Document]:
-        """Yield the events for the text that was held back, then those that close the open item."""
-        yield from self._item_events(self._listener.finish())
+        """Yield the stream events for the remaining text, then those that close the open item."""
+        yield from self._item_events(self._splitter.finish())
         yield from self._output.close(_status(answer))
 
-    def _item_events(self, heard: Sequence[OutputPiece]) -> Iterator[Document]:
-        for piece in heard:
+    def _item_events(self, pieces: Sequence[OutputPiece]) -> Iterator[Document]:
+        """Yield the stream events for pieces of the answer. The pending log-probabilities are sent
+        with content and dropped with other pieces.
+        """
+        for piece in pieces:
             yield from self._output.add(
                 piece, self._pending_logprobs if piece.kind == "content" else None
             )
             self._pending_logprobs = []
 
     def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """Yield the remaining events, then the whole response."""
+        """Yield the remaining events, then an event with the whole response."""
         (answer,) = answers
         yield from self._numbered(self._closing_events(answer))
         event = {
@@ -165,15 +169,19 @@ class ResponsesForm(ApiForm):
         yield from self._numbered([event])
 
     def encode_chunks(self, chunks: Iterable[Document]) -> bytes:
-        """Encode events as Server-Sent Events with the event's name."""
+        """Encode chunks as Server-Sent Events with an `event:` line."""
         return encode_named_events(chunks)
 
     def _numbered(self, events: Iterable[Document]) -> Iterator[Document]:
+        """Yield the events with consecutive sequence numbers."""
         for event in events:
-            yield {**event, "sequence_number": self._number}
-            self._number += 1
+            yield {**event, "sequence_number": self._sequence_number}
+            self._sequence_number += 1
 
     def _response(self, output: ResponseOutput, answer: Answer | None) -> Document:
+        """Return the response object. `answer`: the finished answer, or None while the response is
+        in progress.
+        """
         fields, request = self.fields, self.requests[0]
         status = "in_progress" if answer is None else _status(answer)
         choice: Any = self.tools.choice

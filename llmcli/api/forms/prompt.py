@@ -1,4 +1,4 @@
-"""Renders a conversation as a prompt, and selects the constraint and the output splitter of its
+"""Renders a conversation as a prompt, and selects the constraint and the tool call format for its
 answer.
 """
 
@@ -25,15 +25,21 @@ from llmcli.runtime.text.reasoning import ThinkingTags
 from llmcli.types import Message
 
 REASONING_EFFORTS = "none", "minimal", "low", "medium", "high", "xhigh", "max"
-# Variables of a template that a request may not set.
+# Template variables that the server sets, so that a request must not set them.
 RESERVED_VARIABLES = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRequest:
-    """A request's input for the model, independent of the API. `schema`: the JSON schema of the
-    answer, or None; `add_generation_prompt`: whether the template begins an answer at the end of
-    the prompt; `continues_last`: whether the answer continues the last message.
+    """The content of a chat request, independent of the API's field names.
+
+    - `schema`: the JSON schema that the answer must follow, or None.
+    - `constraint`: a grammar or schema in llama-server's fields `grammar` and `json_schema`, or
+      None.
+    - `variables`: template variables that the request sets.
+    - `add_generation_prompt`: whether the template begins the assistant's message at the end of the
+      prompt.
+    - `continues_last`: whether the answer continues the text of the last message.
     """
 
     messages: Sequence[Message]
@@ -47,8 +53,11 @@ class PromptRequest:
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """The token ids of a prompt, and the data for splitting its answer. `opened_tags`: the thinking
-    tags at the end of the prompt.
+    """The token ids of a prompt, and what is needed to constrain and split its answer.
+
+    `constraint`: the constraint of the answer, or None. `opened_tags`: the thinking tags whose
+    opening tag ends the prompt, or None. `call_format`: the format of tool calls; None without
+    tools.
     """
 
     tokens: tuple[int, ...]
@@ -57,21 +66,23 @@ class RenderedPrompt:
     call_format: ToolCallFormat | None
     tools: ToolSet
 
-    def new_splitter(self, digits: MakeDigits = random_digits) -> OutputSplitter:
-        """Return a splitter for one answer. `digits`: returns the digits of a new call id."""
+    def new_splitter(self, make_digits: MakeDigits = random_digits) -> OutputSplitter:
+        """Return a splitter for one answer to this prompt. `make_digits`: returns the hexadecimal
+        digits of a new tool call id.
+        """
         return OutputSplitter(
             self.opened_tags,
             self.call_format,
             self.tools.names,
             self.tools.string_arguments,
-            digits,
+            make_digits,
         )
 
     def count_thinking(self, answer: Answer) -> int:
-        """Return the number of thinking tokens at the beginning of an answer."""
-        listener, thinking = self.new_splitter(), 0
+        """Return the number of tokens at the beginning of an answer that are thinking."""
+        splitter, thinking = self.new_splitter(), 0
         for number, token in enumerate(answer.tokens):
-            kinds = {piece.kind for piece in listener.feed(token.text)}
+            kinds = {piece.kind for piece in splitter.feed(token.text)}
             if "thinking" in kinds:
                 thinking = number + 1
             if kinds - {"thinking"}:
@@ -82,8 +93,8 @@ class RenderedPrompt:
 def render_prompt(
     request: PromptRequest, runner: Runner, settings: ServerSettings
 ) -> RenderedPrompt:
-    """Render a request through the model's chat template. Raises ApiError if the model has no
-    template, UserError if the template fails for this conversation.
+    """Render a conversation with the model's chat template. Raises ApiError if the model has no
+    template, and UserError if the template fails for this conversation.
     """
     template, tools, system = runner.template, request.tools, settings.system
     if template is None:
@@ -113,25 +124,32 @@ def render_prompt(
         if tools.tools
         else None
     )
-    opened = None if request.continues_last else runner.opened_tags(tokens)
-    return RenderedPrompt(tokens, _constraint(request, call_format), opened, call_format, tools)
+    opened_tags = None if request.continues_last else runner.opened_tags(tokens)
+    return RenderedPrompt(
+        tokens, _constraint(request, call_format), opened_tags, call_format, tools
+    )
 
 
-def _constraint(wanted: PromptRequest, kin: ToolCallFormat | None) -> Constraint | None:
-    if kin and wanted.tools.is_forced:
-        return wanted.tools.constraint(kin)
-    if wanted.schema is None:
-        if kin and wanted.tools.is_strict and wanted.constraint is None:
-            return wanted.tools.interleaved_constraint(kin)
-        return wanted.constraint
-    if kin:
-        return wanted.tools.constraint(kin, wanted.schema)
-    return Constraint("json_schema", json.dumps(wanted.schema))
+def _constraint(request: PromptRequest, call_format: ToolCallFormat | None) -> Constraint | None:
+    """Return the constraint of the answer, or None. Forced tool calls come first, then the JSON
+    schema, then the calls of strict functions, which are constrained only if there is no other
+    constraint. With tools, a schema still allows a call instead of the JSON document.
+    """
+    if call_format and request.tools.is_forced:
+        return request.tools.constraint(call_format)
+    if request.schema is None:
+        if call_format and request.tools.is_strict and request.constraint is None:
+            return request.tools.interleaved_constraint(call_format)
+        return request.constraint
+    if call_format:
+        return request.tools.constraint(call_format, request.schema)
+    return Constraint("json_schema", json.dumps(request.schema))
 
 
 def merge_system_texts(messages: list[Message], template: ChatTemplate) -> list[Message]:
-    """Return the conversation with all system texts joined in one message at the beginning. If the
-    template has no system role, they are put in front of the text of the first other message.
+    """Return the conversation with all system texts joined in one message at the beginning, because
+    most templates accept a system message only there. If the template has no system role, the
+    joined text is put in front of the first message.
     """
     system = "\n\n".join(
         message.content for message in messages if message.role == "system" and message.content
@@ -148,27 +166,34 @@ def merge_system_texts(messages: list[Message], template: ChatTemplate) -> list[
 
 
 def _render(
-    said: list[Message], wanted: PromptRequest, template: ChatTemplate, variables: dict[str, Any]
+    messages: list[Message],
+    request: PromptRequest,
+    template: ChatTemplate,
+    variables: dict[str, Any],
 ) -> str:
-    if not wanted.continues_last:
+    """Return the prompt text. To continue the last message, the text is cut after the content of
+    this message, because the template may write more after it. Raises ApiError if the last message
+    cannot be continued.
+    """
+    if not request.continues_last:
         return template.render(
-            said, add_generation_prompt=wanted.add_generation_prompt, **variables
+            messages, add_generation_prompt=request.add_generation_prompt, **variables
         )
-    if not said or said[-1].role != "assistant" or not said[-1].content:
+    if not messages or messages[-1].role != "assistant" or not messages[-1].content:
         raise ApiError(
             "continue_final_message needs an assistant's message at the end",
             param="continue_final_message",
         )
-    text = template.render(said, add_generation_prompt=False, **variables)
-    end = text.rfind(said[-1].content.strip())
+    text = template.render(messages, add_generation_prompt=False, **variables)
+    end = text.rfind(messages[-1].content.strip())
     if end < 0:
         raise ApiError("this model's template changes the last message, so it cannot be continued")
-    return text[: end + len(said[-1].content.strip())]
+    return text[: end + len(messages[-1].content.strip())]
 
 
 def read_answer_schema(fields: Fields, name: str) -> Any:
-    """Return the JSON schema that `response_format` or `text.format` asks for; None for free text.
-    Raises ApiError for a schema that cannot be enforced.
+    """Return the JSON schema in the field `name` (`response_format`, or `format` of the Responses
+    API), or None for a free text. Raises ApiError for a schema that cannot be enforced.
     """
     table = fields.table(name)
     if table is None:
@@ -187,6 +212,9 @@ def read_answer_schema(fields: Fields, name: str) -> Any:
 
 
 def _read_schema(fields: Fields, name: str) -> Any:
+    """Return the JSON schema in the field `name`. Raises ApiError if it is missing or cannot be
+    enforced.
+    """
     if not fields.has(name):
         raise ApiError(f"{fields.path_of(name)} is missing", param=fields.path_of(name))
     value = fields.values[name]
@@ -198,8 +226,8 @@ def _read_schema(fields: Fields, name: str) -> Any:
 
 
 def read_constraint(fields: Fields, schema: Any = None) -> Constraint | None:
-    """Return the constraint that llama-server's fields set: a GBNF grammar or a JSON schema.
-    `schema`: the schema from response_format, which takes precedence.
+    """Return the constraint in llama-server's fields `json_schema` or `grammar` (GBNF); None
+    without them. `schema`: the schema of `response_format`, which takes precedence.
     """
     if schema is not None:
         return Constraint("json_schema", json.dumps(schema))
@@ -216,8 +244,8 @@ def read_constraint(fields: Fields, schema: Any = None) -> Constraint | None:
 
 
 def read_template_variables(fields: Fields, template: ChatTemplate | None) -> dict[str, Any]:
-    """Return the template variables that a request sets: those in chat_template_kwargs, and the
-    reasoning effort.
+    """Return the template variables that a request sets: the object `chat_template_kwargs`, and the
+    variables for `reasoning_effort`.
     """
     table = fields.table("chat_template_kwargs")
     values = dict(table.values) if table else {}

@@ -1,4 +1,4 @@
-"""Converts the input of `/v1/responses`, a text or a list of items, to a conversation."""
+"""Converts the input of `/v1/responses`, which is a text or a list of items, to a conversation."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from llmcli.types import Message
 
 
 def read_conversation(fields: Fields) -> list[Message]:
-    """Return the messages in the fields `instructions` and `input`. Raises ApiError with the path
-    of an invalid item.
+    """Return the conversation in the fields `instructions` (the system text) and `input`. Raises
+    ApiError with the path of an invalid item.
     """
     messages: list[Message] = []
     if instructions := fields.text("instructions"):
@@ -27,19 +27,20 @@ def read_conversation(fields: Fields) -> list[Message]:
     return messages
 
 
-def _read_item(item: Fields, said: list[Message]) -> None:
+def _read_item(item: Fields, messages: list[Message]) -> None:
+    """Append an item of the input to the conversation `messages`."""
     match item.text("type", "message"):
         case "message":
             role = ROLES.get(item.required_text("role"))
             if role is None or role == "tool":
                 raise item.type_error("role", "one of system, developer, user, assistant")
-            said.append(Message(role, read_content(item)))
+            messages.append(Message(role, read_content(item)))
         case "function_call":
-            _add_call(item, said)
+            _add_call(item, messages)
         case "function_call_output":
             output = item.values.get("output")
             text = output if isinstance(output, str) else read_content(item, "output")
-            said.append(Message("tool", text, {"tool_call_id": item.required_text("call_id")}))
+            messages.append(Message("tool", text, {"tool_call_id": item.required_text("call_id")}))
         case "reasoning":  # the model does not receive earlier reasoning
             pass
         case kind:
@@ -48,20 +49,20 @@ def _read_item(item: Fields, said: list[Message]) -> None:
             )
 
 
-def _add_call(item: Fields, said: list[Message]) -> None:
-    """Add a call to the assistant's message at the end of the conversation, or to a new message if
-    the last one is not the assistant's.
+def _add_call(item: Fields, messages: list[Message]) -> None:
+    """Append a function call to the last message if that is the assistant's; otherwise append a new
+    message with the call. Templates expect all calls of a turn in one message.
     """
     function: dict[str, Any] = {
         "name": item.required_text("name"),
         "arguments": parse_template_arguments(item.text("arguments") or "{}"),
     }
     call = {"id": item.required_text("call_id"), "type": "function", "function": function}
-    if said and said[-1].role == "assistant":
-        last = said.pop()
+    if messages and messages[-1].role == "assistant":
+        last = messages.pop()
         calls = [*last.template_fields.get("tool_calls", ()), call]
-        said.append(
+        messages.append(
             Message("assistant", last.content, {**last.template_fields, "tool_calls": calls})
         )
     else:
-        said.append(Message("assistant", "", {"tool_calls": [call]}))
+        messages.append(Message("assistant", "", {"tool_calls": [call]}))

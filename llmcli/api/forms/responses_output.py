@@ -1,4 +1,4 @@
-"""The output items and events of `/v1/responses`, in the order and form that OpenAI's client
+"""The output items of `/v1/responses` and their stream events, in the order that OpenAI's client
 expects.
 """
 
@@ -21,19 +21,20 @@ EVENT_NAMES = {"message": "response.output_text", "reasoning": "response.reasoni
 
 
 class ResponseOutput:
-    """The output items of one answer. add() and close() yield the events for the items that they
-    change; these events have no sequence numbers yet. `digits`: returns the digits of a new item
-    id.
+    """The output items of one answer, in `items`. add() and close() yield the stream events for
+    their changes to the items, without sequence numbers. `make_digits`: returns the digits of a new
+    item id.
     """
 
-    def __init__(self, digits: MakeDigits) -> None:
-        self._digits = digits
+    def __init__(self, make_digits: MakeDigits) -> None:
+        self._make_digits = make_digits
         self.items: list[Document] = []
         self._open: Document | None = None
 
     def add(self, piece: OutputPiece, logprobs: list[Document] | None = None) -> Iterator[Document]:
-        """Add a piece of the answer and yield the events for it. `logprobs`: the log-probabilities
-        of the piece's tokens.
+        """Append a piece of the answer to the open item, or open a new item if the piece has
+        another kind. Yield the stream events for this. `logprobs`: the entries of the piece's
+        tokens.
         """
         if piece.kind == "call_end" and piece.call:
             yield from self.close(
@@ -60,7 +61,9 @@ class ResponseOutput:
         yield self._event(f"{EVENT_NAMES[kind]}.delta", content_index=0, delta=piece.text, **extra)
 
     def close(self, status: str = "completed") -> Iterator[Document]:
-        """Close the open item and yield the events for it."""
+        """Close the open item, if there is one, with this status, and yield the stream events for
+        this.
+        """
         item = self._open
         if item is None:
             return
@@ -82,18 +85,21 @@ class ResponseOutput:
         }
         self._open = None
 
-    def _begin(self, sort: str, heard: OutputPiece) -> Iterator[Document]:
+    def _begin(self, kind: str, piece: OutputPiece) -> Iterator[Document]:
+        """Append and open an item of this type for its first piece, and yield the stream events for
+        this.
+        """
         item: Document = {
-            "id": ID_PREFIXES[sort] + self._digits(),
-            "type": sort,
+            "id": ID_PREFIXES[kind] + self._make_digits(),
+            "type": kind,
             "status": "in_progress",
         }
-        if heard.call:
-            item |= {"call_id": heard.call.id, "name": heard.call.name, "arguments": ""}
+        if piece.call:
+            item |= {"call_id": piece.call.id, "name": piece.call.name, "arguments": ""}
         else:
             item |= (
                 {"role": "assistant", "content": []}
-                if sort == "message"
+                if kind == "message"
                 else {"summary": [], "content": []}
             )
         self.items.append(item)
@@ -103,16 +109,17 @@ class ResponseOutput:
             "output_index": len(self.items) - 1,
             "item": _copy(item),
         }
-        if not heard.call:
-            content: Document = {"type": PART_TYPES[sort], "text": ""}
-            content |= {"annotations": [], "logprobs": []} if sort == "message" else {}
+        if not piece.call:
+            content: Document = {"type": PART_TYPES[kind], "text": ""}
+            content |= {"annotations": [], "logprobs": []} if kind == "message" else {}
             item["content"].append(content)
             yield self._event("response.content_part.added", content_index=0, part=_copy(content))
 
-    def _event(self, sort: str, **more: Any) -> Document:
+    def _event(self, kind: str, **more: Any) -> Document:
+        """Return a stream event of the open item."""
         assert self._open is not None
         return {
-            "type": sort,
+            "type": kind,
             "item_id": self._open["id"],
             "output_index": len(self.items) - 1,
             **more,
@@ -120,7 +127,7 @@ class ResponseOutput:
 
 
 def _copy(item: Document) -> Document:
-    """Return a copy of an item, because the item still changes after its event."""
+    """Return a copy of an item for an event, because the item changes later."""
     return {
         key: [_copy(entry) if isinstance(entry, dict) else entry for entry in value]
         if isinstance(value, list)

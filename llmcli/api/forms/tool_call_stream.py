@@ -1,8 +1,7 @@
-"""Streams the tool calls of one block: each call's name, then its arguments in pieces.
+"""Streams the tool calls of a block of calls: the name of each call, then its arguments in pieces.
 
-As soon as a call's arguments begin, the call is certain, because streamed pieces cannot be taken
-back. The arguments are sent as the model wrote them. If they are cut off or are not JSON, they end
-at that point, in a complete document as in a stream.
+Streamed pieces cannot be taken back, so a call is final as soon as its arguments begin. Arguments
+that are cut off or are not JSON are returned as the model wrote them, up to that point.
 """
 
 import re
@@ -14,8 +13,8 @@ from typing import Any, Literal
 from llmcli.api.tool_calls.base import ArgumentStream, MakeDigits, ToolCall, ToolCallFormat
 from llmcli.strict_json import parse_strict_json
 
-# Characters that change the parser's state inside and outside of a string. Outside of strings, JSON
-# has only these characters, words and numbers.
+# Characters at which the parser must act: inside a string its end and escapes; outside a string
+# the quotes and brackets, and every character that JSON does not allow there.
 IN_STRING_PATTERN, BETWEEN_STRINGS_PATTERN = (
     re.compile(r'["\\]'),
     re.compile(r'["{}\[\]]|[^\s\w.,:+-]'),
@@ -30,8 +29,9 @@ CALL_ID_PATTERN = re.compile(r',\s*"id"\s*:\s*"[^"]*"')
 
 @dataclass(frozen=True, slots=True)
 class OutputPiece:
-    """A piece of an answer: thinking, content, the start of a call, a piece of its arguments, or
-    its end. The `call` of a start piece has no arguments yet.
+    """A part of an answer: thinking or content in `text`; or the start of a tool call, a part of
+    its arguments in `text`, or its end. `call`: the call, without arguments at its start and with
+    all arguments at its end.
     """
 
     kind: Literal["thinking", "content", "call_start", "arguments", "call_end"]
@@ -40,7 +40,7 @@ class OutputPiece:
 
 
 def complete_call_pieces(call: ToolCall) -> list[OutputPiece]:
-    """Return all pieces of a complete call."""
+    """Return the pieces of a complete call: its start, all arguments, its end."""
     return [
         OutputPiece("call_start", "", replace(call, arguments="")),
         OutputPiece("arguments", call.arguments),
@@ -49,8 +49,8 @@ def complete_call_pieces(call: ToolCall) -> list[OutputPiece]:
 
 
 class JsonArgumentStream:
-    """Reads a JSON object that arrives in pieces. It finds the object's end and escapes control
-    characters inside its strings.
+    """Reads a JSON object that arrives in pieces. It finds the object's end, and escapes control
+    characters inside strings, which models write but JSON forbids.
     """
 
     def __init__(self) -> None:
@@ -63,8 +63,8 @@ class JsonArgumentStream:
         return None if self._in_string else "".join(reversed(self._open))
 
     def feed(self, text: str, is_last: bool = False) -> tuple[str, int]:
-        """Return the part of `text` that belongs to the object, with escapes, and the number of
-        characters read.
+        """Return the beginning of `text` that belongs to the object, with control characters
+        escaped, and the number of characters read from `text`.
         """
         out: list[str] = []
         position = 0
@@ -88,8 +88,9 @@ class JsonArgumentStream:
         return "".join(out), position
 
     def _step(self, mark: str, out: list[str]) -> int:
-        """Process a character that changes the state. Return the number of characters read: 1, or 0
-        if the character cannot be part of the object.
+        """Process a character that is outside JSON's words and numbers, or that matters inside a
+        string. Return the number of characters read: 1, or 0 if the object cannot contain the
+        character.
         """
         if mark == "\\":
             self._escaped = True
@@ -108,44 +109,46 @@ class JsonArgumentStream:
 
 
 class ToolCallStream:
-    """The calls of one block. `begin` finds the first call, `feed` reads the following text.
-    `has_ended` is true once the block has ended.
+    """Streams the calls of one block. begin() recognizes the first call, feed() reads the text
+    after that. `has_ended`: whether the block has ended.
 
-    `string_arguments`: for each function, the arguments that are strings by its schema. `digits`:
-    returns the digits of a new call id.
+    `string_arguments`: for each function, the arguments that its schema declares as strings.
+    `make_digits`: returns the digits of a new call id.
     """
 
     def __init__(
         self,
-        family: ToolCallFormat,
+        call_format: ToolCallFormat,
         names: frozenset[str],
         string_arguments: Mapping[str, frozenset[str]],
-        digits: MakeDigits,
+        make_digits: MakeDigits,
     ) -> None:
         self.has_ended = False
-        self._family, self._names, self._texts, self._digits, self._number = (
-            family,
+        self._call_format, self._names, self._string_arguments, self._make_digits, self._n_calls = (
+            call_format,
             names,
             string_arguments,
-            digits,
+            make_digits,
             0,
         )
         self._call, self._written = ToolCall("", ""), list[str]()
         self._arguments: ArgumentStream = JsonArgumentStream()
 
     def begin(self, text: str) -> tuple[list[OutputPiece], str] | None:
-        """Return the start piece of the call at the beginning of `text`, and the remaining text,
-        which begins with the call's arguments. Return None if `text` does not begin with a call, or
-        if the call's head is incomplete.
+        """Recognize the call at the beginning of `text`. Return its start piece and the text after
+        the call's head, which begins with the arguments. Return None if `text` does not begin with
+        the complete head of a call.
         """
-        head = self._family.match_head(text, self._number)
-        if head is None or (self._family.starts_answer and head.call.name not in self._names):
+        head = self._call_format.match_head(text, self._n_calls)
+        if head is None or (self._call_format.starts_answer and head.call.name not in self._names):
             return None
-        self._number += 1
-        self._call = replace(head.call, id=head.call.id or self._family.make_id(self._digits()))
-        texts = self._texts.get(head.call.name, frozenset())
+        self._n_calls += 1
+        self._call = replace(
+            head.call, id=head.call.id or self._call_format.make_id(self._make_digits())
+        )
+        string_arguments = self._string_arguments.get(head.call.name, frozenset())
         self._arguments, self._written = (
-            head.argument_format.open_stream(texts)
+            head.argument_format.open_stream(string_arguments)
             if head.argument_format
             else JsonArgumentStream(),
             [],
@@ -153,14 +156,14 @@ class ToolCallStream:
         return [OutputPiece("call_start", "", self._call)], text[head.n_characters :]
 
     def feed(self, text: str, is_last: bool) -> tuple[list[OutputPiece], str]:
-        """Return the pieces that `text` adds, and the unread part of `text`. `is_last`: no more
-        text follows.
+        """Return the pieces that `text` adds, and the end of `text` that was not read. `is_last`:
+        no more text follows.
         """
         out: list[OutputPiece] = []
         while text or is_last:
             if not self._arguments.is_complete:
-                piece, used = self._arguments.feed(text, is_last)
-                text = text[used:]
+                piece, n_read = self._arguments.feed(text, is_last)
+                text = text[n_read:]
                 if piece:
                     self._written.append(piece)
                     out.append(OutputPiece("arguments", piece))
@@ -176,36 +179,40 @@ class ToolCallStream:
                 out += next_call[0]
                 text = next_call[1]
                 continue
-            more, text = self._end_block(text, is_last)
-            return out + more, text
+            content_pieces, text = self._end_block(text, is_last)
+            return out + content_pieces, text
         return out, text
 
-    def _end_block(self, text: str, over: bool) -> tuple[list[OutputPiece], str]:
-        """Look for the end of the block. Return the content before that end and the text after it;
-        without an end, no content and the whole text. `over`: no more text follows, so the block
-        ends with the text.
+    def _end_block(self, text: str, is_last: bool) -> tuple[list[OutputPiece], str]:
+        """Look for the end of the block. Return the content before this end and the text after it;
+        without an end, no content and the whole text. If no more text follows (`is_last`), the
+        block ends with the text.
         """
-        family = self._family
+        call_format = self._call_format
         ends = [
-            (index, index + len(word))
-            for word in family.block_endings
-            if (index := text.find(word)) >= 0
+            (index, index + len(mark))
+            for mark in call_format.block_endings
+            if (index := text.find(mark)) >= 0
         ]
-        if not family.starts_answer:  # a block without an end mark ends where the next one begins
-            ends += [(index, index) for word in family.openings if (index := text.find(word)) >= 0]
-        if not ends and not over:
+        if (
+            not call_format.starts_answer
+        ):  # a block without an end mark ends where the next one begins
+            ends += [
+                (index, index) for mark in call_format.openings if (index := text.find(mark)) >= 0
+            ]
+        if not ends and not is_last:
             return [], text
         start, end = min(ends, default=(len(text), len(text)))
         self.has_ended, content = True, text[:start]
-        for word in family.closings:
-            content = content.replace(word, "")
+        for mark in call_format.closings:
+            content = content.replace(mark, "")
         content = CALL_ID_PATTERN.sub("", content).lstrip(SEPARATOR_CHARACTERS)
         return [OutputPiece("content", content)] if content else [], text[end:]
 
 
 def parse_partial_arguments(arguments: str) -> dict[str, Any]:
-    """Return the part of a call's arguments that is complete, as Anthropic's client does for
-    arguments that were cut off.
+    """Return the complete values of a call's arguments, which may be cut off. Anthropic's client
+    does the same with a partial JSON text.
     """
     for text in _completions(arguments):
         try:
@@ -217,9 +224,8 @@ def parse_partial_arguments(arguments: str) -> dict[str, Any]:
 
 
 def _completions(text: str) -> Iterator[str]:
-    """Yield possible completions of a text that was cut off, the longest first. Each closes the
-    open brackets at the end of the text, before one of its commas, or after one of its opening
-    brackets.
+    """Yield valid completions of a JSON text that was cut off, the longest first. Each cuts the
+    text at its end, before a comma, or after an opening bracket, and closes the open brackets.
     """
     cuts = (
         index + (text[index] != ",")

@@ -1,5 +1,5 @@
-"""Tool definitions and tool_choice: reads OpenAI's fields, describes the tools to the model, and
-builds the constraint for tool calls.
+"""Reads OpenAI's fields `tools` and `tool_choice`, describes the functions to models whose template
+cannot, and builds the constraint for tool calls.
 """
 
 import json
@@ -33,8 +33,10 @@ TOOLS_PROMPT = (
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """A function: its name, the schema of its arguments, and its definition in the form that
-    templates expect. `is_strict`: whether the arguments must follow `parameters`.
+    """A function that the model may call.
+
+    `parameters`: the JSON schema of its arguments. `definition`: the object that templates expect.
+    `is_strict`: the arguments must follow the schema even if no call is forced.
     """
 
     name: str
@@ -45,8 +47,10 @@ class ToolDefinition:
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    """The functions that the model may call. `choice`: "none", "auto", "required", or the name of
-    the only function that must be called; `names_function` is true for such a name.
+    """The functions that the model may call.
+
+    `choice`: "none", "auto", "required", or the name of the function that must be called; in the
+    last case `names_function` is true. `allows_parallel`: an answer may contain several calls.
     """
 
     tools: tuple[ToolDefinition, ...] = ()
@@ -56,12 +60,12 @@ class ToolSet:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the functions."""
+        """The names of the functions."""
         return frozenset(tool.name for tool in self.tools)
 
     @property
     def string_arguments(self) -> dict[str, frozenset[str]]:
-        """For each function, the arguments that are strings by its schema."""
+        """For each function, the arguments that its schema declares as strings."""
         return {tool.name: frozenset(_string_arguments(tool.parameters)) for tool in self.tools}
 
     @property
@@ -71,22 +75,21 @@ class ToolSet:
 
     @property
     def is_strict(self) -> bool:
-        """Whether any function is strict, so that its arguments must follow its schema even if no
-        call is forced.
-        """
+        """Whether any function is strict, so that a constraint is needed even if no call is forced."""
         return any(tool.is_strict for tool in self.tools)
 
-    def constraint(self, family: ToolCallFormat, document: Any = None) -> Constraint:
-        """Return the constraint for an answer that is a call in this format with arguments by the
-        function's schema. If `document` is set, the answer may also be a document of this schema.
+    def constraint(self, call_format: ToolCallFormat, document: Any = None) -> Constraint:
+        """Return the constraint for an answer that consists of calls in this format, whose
+        arguments follow the functions' schemas. If `document` is a JSON schema, the answer may
+        instead be a JSON document that follows it.
 
-        Raises ApiError with the name of the function whose schema cannot be enforced.
+        Raises ApiError with the name of a function whose schema cannot be enforced.
         """
-        opening, separator, closing = family.wrappers
+        opening, separator, closing = call_format.wrappers
         callable_tools = [
             tool for tool in self.tools if not self.names_function or tool.name == self.choice
         ]
-        frames = tuple(family.forced_frame(tool.name) for tool in callable_tools)
+        frames = tuple(call_format.forced_frame(tool.name) for tool in callable_tools)
         syntax = tool_calls.CallSyntax(
             opening,
             frames,
@@ -97,15 +100,15 @@ class ToolSet:
             [(tool.name, tool.parameters) for tool in callable_tools], [syntax], document
         )
 
-    def interleaved_constraint(self, family: ToolCallFormat) -> Constraint:
-        """Return the constraint for free text with calls in it. From its opening mark on, a call
-        must follow the schema of its function; arguments of a function that is not strict may be
-        any JSON object. Raises ApiError if a schema cannot be enforced.
+    def interleaved_constraint(self, call_format: ToolCallFormat) -> Constraint:
+        """Return the constraint for a free text that may contain calls. From a call's opening mark
+        on, the call must follow the schema of its function; for a function that is not strict, the
+        arguments may be any JSON object. Raises ApiError if a schema cannot be enforced.
         """
-        opening, separator, closing = family.wrappers
-        frames_by_mark = [family.optional_frames(tool.name) for tool in self.tools]
+        opening, separator, closing = call_format.wrappers
+        frames_by_mark = [call_format.optional_frames(tool.name) for tool in self.tools]
         # without a separator, each call has its own mark
-        has_separator = self.allows_parallel and bool(opening or family.ends_answer)
+        has_separator = self.allows_parallel and bool(opening or call_format.ends_answer)
         syntaxes = [
             tool_calls.CallSyntax(
                 opening,
@@ -122,8 +125,8 @@ class ToolSet:
         return _constraint(
             functions,
             syntaxes,
-            amid=tool_calls.InterleavedCalls(
-                family.starts_answer, family.ends_answer, self.allows_parallel
+            interleaved=tool_calls.InterleavedCalls(
+                call_format.starts_answer, call_format.ends_answer, self.allows_parallel
             ),
         )
 
@@ -132,28 +135,32 @@ NO_TOOLS = ToolSet()
 
 
 def _string_arguments(schema: Any) -> Iterator[str]:
+    """Yield the names of the properties that an object's schema declares as strings."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
-    for name, schema_of_property in properties.items() if isinstance(properties, dict) else ():
-        if isinstance(schema_of_property, dict) and schema_of_property.get("type") == "string":
+    for name, property_schema in properties.items() if isinstance(properties, dict) else ():
+        if isinstance(property_schema, dict) and property_schema.get("type") == "string":
             yield name
 
 
 def _constraint(
     functions: Sequence[tuple[str, Any]],
-    ways: Sequence[tool_calls.CallSyntax],
+    syntaxes: Sequence[tool_calls.CallSyntax],
     document: Any = None,
-    amid: tool_calls.InterleavedCalls | None = None,
+    interleaved: tool_calls.InterleavedCalls | None = None,
 ) -> Constraint:
+    """Return the compiled constraint for calls. A UserError becomes an ApiError for the field
+    `tools`.
+    """
     try:
-        return tool_calls.tool_call_constraint(functions, ways, document, amid)
+        return tool_calls.tool_call_constraint(functions, syntaxes, document, interleaved)
     except UserError as error:
         raise ApiError(str(error), param="tools") from None
 
 
 def read_tools(fields: Fields, is_nested: bool = True) -> ToolSet:
-    """Return the tools of a request from `tools`, `tool_choice` and `parallel_tool_calls`.
-    `is_nested`: each function is described in a field `function`, as in chat completions. Raises
-    ApiError for invalid tools.
+    """Return the functions in the fields `tools`, `tool_choice` and `parallel_tool_calls`.
+    `is_nested`: a function is described in a field `function`, as in chat completions; the
+    Responses API has no such field. Raises ApiError for invalid tools.
     """
     definitions = tuple(_read_tool(entry, is_nested) for entry in fields.tables("tools", MAX_TOOLS))
     names = [tool.name for tool in definitions]
@@ -173,16 +180,15 @@ def read_tools(fields: Fields, is_nested: bool = True) -> ToolSet:
     return ToolSet(definitions, choice, named, fields.flag("parallel_tool_calls", True))
 
 
-def _read_tool(fields: Fields, nested: bool) -> ToolDefinition:
-    kind_of_tool = fields.text("type", "function")
-    if kind_of_tool != "function":
+def _read_tool(fields: Fields, is_nested: bool) -> ToolDefinition:
+    tool_type = fields.text("type", "function")
+    if tool_type != "function":
         raise ApiError(
-            f"{fields.path}: tools of type {str(kind_of_tool)[:40]} are not supported;"
-            " use functions",
+            f"{fields.path}: tools of type {str(tool_type)[:40]} are not supported; use functions",
             param=fields.path,
         )
     function = fields
-    if nested:
+    if is_nested:
         inner = fields.table("function")
         if inner is None:
             raise ApiError(
@@ -201,18 +207,19 @@ def _read_tool(fields: Fields, nested: bool) -> ToolDefinition:
             f"{function.path_of('parameters')} must be a JSON schema, not {json_type(parameters)}",
             param=function.path_of("parameters"),
         )
-    shown = {
+    definition = {
         "name": name,
         "description": function.text("description", ""),
         "parameters": parameters or ANY_PARAMETERS,
     }
     strict = function.flag("strict")
     return ToolDefinition(
-        name, parameters or ANY_PARAMETERS, {"type": "function", "function": shown}, strict
+        name, parameters or ANY_PARAMETERS, {"type": "function", "function": definition}, strict
     )
 
 
-def _read_choice(fields: Fields, nested: bool) -> tuple[str, bool]:
+def _read_choice(fields: Fields, is_nested: bool) -> tuple[str, bool]:
+    """Return `tool_choice`, and whether it is the name of a function."""
     value = fields.values.get("tool_choice")
     if value is None:
         return "auto", False
@@ -224,13 +231,13 @@ def _read_choice(fields: Fields, nested: bool) -> tuple[str, bool]:
         raise ApiError(
             "tool_choice takes none, auto, required, or one function", param="tool_choice"
         )
-    inner = table.table("function") if nested else table
+    inner = table.table("function") if is_nested else table
     return (inner or table).required_text("name"), True
 
 
 def spell_out(conversation: Sequence[Message], tools: ToolSet) -> list[Message]:
-    """Return the conversation for a template that does not support tools: tool definitions, calls
-    and results become plain text.
+    """Return the conversation for a template that does not support tools: the functions become a
+    system text, and earlier calls and results become plain text.
     """
     messages = [_spell_out(message) for message in conversation]
     if not tools.tools:
@@ -247,10 +254,10 @@ def _spell_out(message: Message) -> Message:
     if message.role == "tool":
         return Message("user", f"<tool_response>\n{message.content}\n</tool_response>")
     functions = [function["function"] for function in message.template_fields.get("tool_calls", ())]
-    calls_ = [
+    calls = [
         f"<tool_call>\n{json.dumps(function, ensure_ascii=False)}\n</tool_call>"
         for function in functions
     ]
     return Message(
-        message.role, "\n".join([*([message.content] if message.content else []), *calls_])
+        message.role, "\n".join([*([message.content] if message.content else []), *calls])
     )

@@ -1,12 +1,12 @@
-"""Unsupported fields of other servers that would change the answer. A request that sets one is
-refused with the field's name.
+"""Fields of other servers that are not supported and would change the answer. A request that sets
+one of them is refused with the name of the field.
 
-Fields that would not change the answer are ignored: store, metadata, service_tier, user,
-safety_identifier, prompt_cache_key, prediction, cache_prompt, id_slot, timings_per_token,
+Unsupported fields that would not change the answer are ignored: store, metadata, service_tier,
+user, safety_identifier, prompt_cache_key, prediction, cache_prompt, id_slot, timings_per_token,
 return_progress.
 """
 
-# Field of llama-server, vLLM or OpenAI -> what to do instead.
+# Field of llama-server, vLLM or OpenAI -> the advice in the error message.
 UNSUPPORTED_FIELDS = {
     "n_probs": "use logprobs and top_logprobs",
     "samplers": "the sampling steps run in a fixed order",
