@@ -1,4 +1,4 @@
-"""`<|tools_prefix|>[{"name": {…}}, …]<|tools_suffix|>`: Apertus."""
+"""Apertus's tool calls: `<|tools_prefix|>[{"name": {…}}, …]<|tools_suffix|>`."""
 
 import json
 from typing import ClassVar
@@ -16,8 +16,8 @@ OPENING, CLOSING = "<|tools_prefix|>", "<|tools_suffix|>"
 
 
 class ApertusCalls(ToolCallFormat):
-    """A list of objects, each with a function's name as its only key and the arguments as the
-    value.
+    """A JSON list of objects. An object has one key, the function's name; its value is the
+    arguments.
     """
 
     name: ClassVar[str] = "apertus"

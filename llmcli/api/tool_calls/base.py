@@ -1,5 +1,6 @@
-"""ToolCallFormat: the base class of the formats of tool calls. A format recognizes and parses
-calls, and says how a forced call is written.
+"""ToolCallFormat: the base class of the formats in which models write tool calls. A format
+recognizes and parses calls, and defines the text around the arguments of a call that a grammar
+forces.
 """
 
 import json
@@ -17,8 +18,7 @@ SURROGATE_PATTERN = re.compile("[\ud800-\udfff]")
 ID_LETTERS = 24  # letters of an id, except in Mistral's format
 
 
-# Returns new digits for an id at each call.
-MakeDigits = Callable[[], str]
+MakeDigits = Callable[[], str]  # returns 32 hexadecimal digits for a new id
 
 
 def random_digits() -> str:
@@ -28,7 +28,9 @@ def random_digits() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a function by the model. `arguments`: the arguments as JSON text."""
+    """A tool call that the model wrote. `name`: the function's name. `arguments`: the arguments as
+    JSON text, which may be cut off or invalid. `id`: "" until the call has an id.
+    """
 
     name: str
     arguments: str
@@ -36,8 +38,8 @@ class ToolCall:
 
 
 def parse_arguments(call: ToolCall) -> dict[str, Any] | None:
-    """Return a call's arguments as an object. Return None if they were cut off or are not strict
-    JSON (NaN is not).
+    """Return a call's arguments as an object, or None if they were cut off or are not strict JSON
+    (which has no NaN).
     """
     try:
         value = parse_strict_json(call.arguments)
@@ -48,7 +50,7 @@ def parse_arguments(call: ToolCall) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class ParsedCalls:
-    """The calls at the beginning of a text, and the number of characters that they occupy."""
+    """The calls at the beginning of a text, and the number of characters that they occupy in it."""
 
     calls: tuple[ToolCall, ...]
     n_characters: int
@@ -57,9 +59,9 @@ class ParsedCalls:
 class ArgumentStream(Protocol):
     """Converts a call's arguments to JSON while they arrive in pieces.
 
-    `feed` returns the JSON of a piece of text and the number of characters it has read; `is_last`:
-    no more text follows. `is_complete`: the arguments have ended, and the following text is not
-    part of them.
+    feed() returns the JSON for a piece of text and the number of characters that it has read; the
+    caller passes the unread characters again with the next piece. `is_last`: no more text follows.
+    `is_complete`: the arguments have ended, and the unread text does not belong to them.
     """
 
     is_complete: bool
@@ -68,8 +70,9 @@ class ArgumentStream(Protocol):
 
 
 class ArgumentFormat(ABC):
-    """A format of arguments other than JSON. The two patterns match the beginning of the first call
-    and of a later call in a block, as in ToolCallFormat.
+    """A format of a call's arguments that is not JSON. The two patterns match the text up to the
+    arguments: `first_call_pattern` for the first call of a block, `next_call_pattern` for a later
+    call.
     """
 
     first_call_pattern: str
@@ -77,15 +80,17 @@ class ArgumentFormat(ABC):
 
     @abstractmethod
     def open_stream(self, string_arguments: frozenset[str]) -> ArgumentStream:
-        """Return a stream for one call's arguments. `string_arguments`: the arguments that are
-        strings by the function's schema.
+        """Return a converter for one call's arguments. `string_arguments`: the names of the
+        arguments that the function's schema declares as strings.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class CallHead:
-    """The beginning of a call, up to its arguments. `n_characters`: the position where the
-    arguments begin; `argument_format`: the format of the arguments, None for JSON.
+    """The recognized beginning of a call, up to its arguments.
+
+    `call`: the call without arguments. `n_characters`: the position where the arguments begin.
+    `argument_format`: the format of the arguments; None for JSON.
     """
 
     call: ToolCall
@@ -94,15 +99,16 @@ class CallHead:
 
 
 class ToolCallFormat(ABC):
-    """The format in which a model family writes tool calls.
+    """The format in which one family of models writes tool calls. A block is a sequence of calls
+    that follow each other; a mark is a fixed text such as `<tool_call>`.
 
-    - `name`: name of the format.
+    - `name`: the name of the format.
     - `order`: formats with lower numbers are tried first.
-    - `template_marks`: texts that identify the family's chat templates.
-    - `openings`, `closings`: the marks that begin and end calls.
-    - `starts_answer`: only text at the beginning of an answer can be a call, because the opening
-      marks are too common in text.
-    - `ends_answer`: no text follows the calls.
+    - `template_marks`: texts that occur only in the family's chat templates.
+    - `openings`, `closings`: the marks that begin and end blocks or calls.
+    - `starts_answer`: a call is only recognized at the beginning of an answer, because its opening
+      mark is common in ordinary text.
+    - `ends_answer`: after the calls, the answer contains no more text.
     """
 
     name: ClassVar[str]
@@ -112,8 +118,8 @@ class ToolCallFormat(ABC):
     closings: ClassVar[tuple[str, ...]] = ()
     starts_answer: ClassVar[bool] = False
     ends_answer: ClassVar[bool] = False
-    # Patterns for the beginning of a call with JSON arguments: for the first call of a block, and
-    # for a later one. Groups: `json` (the function's name as a JSON string) or `name`, and `id`.
+    # Patterns for the head of a call with JSON arguments: for the first call of a block, and for a
+    # later call. Groups: the function's name in `name`, or as a JSON string in `json`; and `id`.
     first_call_pattern: ClassVar[str] = ""
     next_call_pattern: ClassVar[str] = ""
     argument_format: ClassVar[ArgumentFormat | None] = None  # format of arguments that are not JSON
@@ -124,11 +130,13 @@ class ToolCallFormat(ABC):
 
     @property
     def visible_marks(self) -> tuple[str, ...]:
-        """The marks that must stay in an answer's text, because they are needed to find calls."""
+        """The marks that must stay in an answer's text, even if they are control tokens, because
+        calls are recognized by them.
+        """
         return (*self.openings, *self.closings)
 
     def make_id(self, digits: str) -> str:
-        """Return the id of a new call, made from 32 hexadecimal digits."""
+        """Return the id of a new call from 32 hexadecimal digits."""
         return f"call_{digits[:ID_LETTERS]}"
 
     @property
@@ -137,9 +145,8 @@ class ToolCallFormat(ABC):
         return () if self.ends_answer else self.closings[:1]
 
     def match_head(self, text: str, number: int) -> CallHead | None:
-        """Return the head of the call that `text` begins with. Return None if there is no call, or
-        if its name is incomplete. `number`: 0 for the first call of a block, greater for later
-        calls.
+        """Return the head of the call that `text` begins with. Return None if no call begins there,
+        or if the head is incomplete. `number`: the number of the call in its block, from 0.
         """
         for argument_format in (None, self.argument_format):
             patterns = argument_format or self
@@ -160,35 +167,36 @@ class ToolCallFormat(ABC):
         )
 
     def model_id(self, id_: str | None, name: str, number: int) -> str:
-        """Return the id that the model wrote for a call; empty if the model writes no ids. `id_`:
-        the matched id; `number`: the number of the call in its block.
+        """Return the id that the model wrote for a call; "" if models of this family write no ids.
+        `id_`: the matched id; `number`: the number of the call in its block, from 0.
         """
         return ""
 
     @abstractmethod
     def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
-        """Return the calls at the beginning of `text`, which begins with an opening mark; None if
-        more text is needed. `is_last`: no more text follows.
+        """Parse the calls at the beginning of `text`, which begins with an opening mark. Return
+        None if more text is needed. `is_last`: no more text follows.
 
         Raises ValueError if there is no call.
         """
 
     @abstractmethod
     def forced_frame(self, name: str) -> tuple[str, str]:
-        """Return the text before and the text after the arguments of a forced call of the function
-        `name`.
+        """Return the texts before and after the arguments of a call of the function `name` that a
+        grammar forces.
         """
 
     def optional_frames(self, name: str) -> dict[str, tuple[str, str]]:
-        """Return the text before and after the arguments of a call that the model may choose to
-        make. The keys are the marks from which on the constraint applies.
+        """Return the texts before and after the arguments of a call that the model is free to make.
+        The keys are the opening marks with which it may begin; from the mark on, a grammar
+        constrains the call.
         """
         return {self.openings[0]: self.forced_frame(name)}
 
     @property
     def wrappers(self) -> tuple[str, str | None, str]:
-        """The text before all calls, the text between two calls (None if only one call is
-        possible), and the text after all calls.
+        """The texts around forced calls: before the first call, between two calls (None if only one
+        call is possible), and after the last call.
         """
         return "", "\n", ""
 
@@ -197,7 +205,8 @@ def json_call_pattern(
     prefix: str, name_key: str = "name", argument_keys: str = "arguments|parameters"
 ) -> str:
     """Return the pattern for a call that is a JSON object, up to its arguments. `prefix`: the
-    pattern of the text before the object.
+    pattern of the text before the object. `name_key`, `argument_keys`: patterns of the object's
+    keys.
     """
     string = r'"(?:[^"\\]|\\.)*"'
     key = rf'"{name_key}"\s*:\s*(?P<json>{string})'
@@ -206,7 +215,7 @@ def json_call_pattern(
 
 def make_call(name: str, values: Any, id: str = "") -> ToolCall:
     """Return a call with these arguments. Raises ValueError if `values` is not an object, or
-    contains a NaN or another value that strict JSON does not have.
+    contains a value that strict JSON does not have, such as NaN.
     """
     if not isinstance(values, dict):
         raise ValueError(values)
@@ -216,8 +225,9 @@ def make_call(name: str, values: Any, id: str = "") -> ToolCall:
 def read_call(
     value: Any, *, name: str = "name", arguments: tuple[str, ...] = ("arguments", "parameters")
 ) -> ToolCall:
-    """Return the call that a parsed JSON object describes. `name` and `arguments`: the keys of the
-    name and of the arguments. Raises ValueError if the object describes no call.
+    """Return the call that a parsed JSON object describes. `name`: the key of the function's name.
+    `arguments`: the possible keys of the arguments. Raises ValueError if the object does not
+    describe a call.
     """
     if not isinstance(value, dict) or not isinstance(value.get(name), str):
         raise ValueError(value)
@@ -229,8 +239,8 @@ def read_call(
 
 
 def read_calls(value: Any, **keys: Any) -> tuple[ToolCall, ...]:
-    """Return the calls in a parsed JSON object or list of objects. Raises ValueError if there are
-    none.
+    """Return the calls that a parsed JSON object or list of objects describes. `keys`: passed to
+    read_call. Raises ValueError if there is no call.
     """
     objects = value if isinstance(value, list) else [value]
     if not objects:
@@ -239,9 +249,9 @@ def read_calls(value: Any, **keys: Any) -> tuple[ToolCall, ...]:
 
 
 def text_between(text: str, opening: str, closing: str, is_last: bool) -> tuple[str, int] | None:
-    """Return the text between the opening mark, with which `text` begins, and the closing mark, and
-    the position after the closing mark. Without a closing mark return None, or all the text if
-    `is_last`: the answer has ended.
+    """Return the text between `opening`, with which `text` begins, and `closing`, and the position
+    after `closing`. If `closing` is missing, return None, or the whole remaining text if the answer
+    has ended (`is_last`).
     """
     end = text.find(closing, len(opening))
     if end >= 0:
@@ -250,14 +260,15 @@ def text_between(text: str, opening: str, closing: str, is_last: bool) -> tuple[
 
 
 def encode_json_value(value: Any) -> str:
-    r"""Return a value as JSON text. Surrogate code points are written as escapes, such as `\ud83d`,
-    because UTF-8 cannot encode them; a JSON parser combines the escapes of a pair to one character.
+    """Return a value as JSON text. Surrogate code points are written as escapes such as `\ud83d`,
+    because UTF-8 cannot encode them. A JSON parser combines the two escapes of a pair to one
+    character.
     """
     return SURROGATE_PATTERN.sub(
-        lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False)
+        lambda surrogate: f"\\u{ord(surrogate[0]):04x}", json.dumps(value, ensure_ascii=False)
     )
 
 
 def escape_json(text: str) -> str:
-    """Return a text as it is written inside the quotes of a JSON string."""
+    """Escape a text so that it can be written between the quotes of a JSON string."""
     return encode_json_value(text)[1:-1]

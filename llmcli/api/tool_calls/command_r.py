@@ -1,5 +1,5 @@
-"""`<|START_ACTION|>[{"tool_call_id": "0", "tool_name": …, "parameters": {…}}]<|END_ACTION|>`:
-Command R7B and A.
+"""The tool calls of Command R7B and Command A: `<|START_ACTION|>[{"tool_call_id": "0", "tool_name":
+…, "parameters": {…}}]<|END_ACTION|>`.
 """
 
 import json
@@ -18,7 +18,7 @@ OPENING, CLOSING = "<|START_ACTION|>", "<|END_ACTION|>"
 
 
 class CommandRCalls(ToolCallFormat):
-    """A list of actions between two marks."""
+    """A JSON list of calls between two marks."""
 
     name: ClassVar[str] = "command"
     order: ClassVar[int] = 1

@@ -1,7 +1,7 @@
-"""`<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜><｜tool▁calls▁end｜>`:
-DeepSeek.
+"""DeepSeek's tool calls:
+`<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜><｜tool▁calls▁end｜>`.
 
-V3 and R1 write `function<｜tool▁sep｜>name`, and the arguments as a fenced block of Markdown.
+V3 and R1 write `function<｜tool▁sep｜>name`, and the arguments as a fenced code block of Markdown.
 """
 
 import json
@@ -27,7 +27,7 @@ FENCED_PATTERN = re.compile(r"([^\n]*)\n```json\n(.*)\n?```\s*", re.DOTALL)
 
 
 class DeepSeekCalls(ToolCallFormat):
-    """Each call is between its own marks, and all calls are between an outer pair of marks."""
+    """Each call is between two marks, and an outer pair of marks is around all calls."""
 
     name: ClassVar[str] = "deepseek"
     order: ClassVar[int] = 1

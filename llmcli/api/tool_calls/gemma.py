@@ -1,9 +1,9 @@
-"""`<|tool_call>call:name{key:<|"|>text<|"|>,other:3}<tool_call|>`: Gemma 4. FunctionGemma uses
-other marks.
+"""The tool calls of Gemma 4: `<|tool_call>call:name{key:<|"|>text<|"|>,other:3}<tool_call|>`.
+FunctionGemma uses other marks.
 
 The arguments are like JSON, but keys have no quotes, and strings are between marks and have no
-escapes. A forced call has JSON arguments, because a schema can constrain them; JSON arguments are
-parsed, too.
+escapes. A forced call has JSON arguments instead, because a JSON schema can constrain them. Both
+kinds of arguments are parsed.
 """
 
 from typing import ClassVar
@@ -42,7 +42,9 @@ class GemmaCalls(ToolCallFormat):
 
 
 class FunctionGemmaCalls(GemmaCalls):
-    """FunctionGemma: Gemma 3 with 270 million parameters, trained for function calls."""
+    """The calls of FunctionGemma, a model of 270 million parameters that is trained for function
+    calls.
+    """
 
     name: ClassVar[str] = "functiongemma"
     template_marks: ClassVar[tuple[str, ...]] = ("<start_function_call>",)

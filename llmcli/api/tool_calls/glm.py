@@ -1,7 +1,7 @@
-"""`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM 4.5 and
-later.
+"""The tool calls of GLM 4.5 and later:
+`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`.
 
-A forced call is written in the hermes format.
+A forced call is written in the hermes format, because a JSON schema can constrain its arguments.
 """
 
 from typing import ClassVar
@@ -12,7 +12,7 @@ from llmcli.api.tool_calls.tag_arguments import TagArguments
 
 
 class GlmCalls(HermesCalls):
-    """The function's name, then pairs of a key and a value, each between tags."""
+    """The function's name, then a key and a value for each argument, both between tags."""
 
     name: ClassVar[str] = "glm"
     order: ClassVar[int] = 1

@@ -1,4 +1,4 @@
-"""`<|tool_call|>[{"name": …, "arguments": {…}}]`: Granite 3 and Phi-4-mini."""
+"""The tool calls of Granite 3 and Phi-4-mini: `<|tool_call|>[{"name": …, "arguments": {…}}]`."""
 
 import json
 from typing import ClassVar
@@ -9,7 +9,7 @@ OPENING, CLOSING = "<|tool_call|>", "<|/tool_call|>"
 
 
 class GraniteCalls(ToolCallFormat):
-    """A list of calls after a mark. Phi writes another mark after the list."""
+    """A JSON list of calls after a mark. Phi writes a closing mark after the list."""
 
     name: ClassVar[str] = "granite"
     order: ClassVar[int] = 3

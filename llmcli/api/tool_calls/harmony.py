@@ -1,5 +1,5 @@
-"""`<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}`: gpt-oss. `<|call|>`
-ends the answer.
+"""The tool calls of gpt-oss: `<|channel|>commentary to=functions.name
+<|constrain|>json<|message|>{…}`. The token `<|call|>`, which ends the answer, follows.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen 2.5 and 3, SmolLM3, Granite
-4 and many more.
+"""The tool calls of Hermes, Qwen 2.5 and 3, SmolLM3, Granite 4 and many more: `<tool_call>{"name":
+…, "arguments": {…}}</tool_call>`.
 
-Models whose template does not support tools are asked to write this format, too.
+Models whose template does not support tools are asked in the system text to write this format.
 """
 
 import json
@@ -19,7 +19,7 @@ OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
 
 class HermesCalls(ToolCallFormat):
-    """A JSON object between two tags for each call."""
+    """A JSON object between two tags for each call. Subclasses accept further pairs of tags."""
 
     name: ClassVar[str] = "hermes"
     order: ClassVar[int] = 9
@@ -33,12 +33,12 @@ class HermesCalls(ToolCallFormat):
         return self.closings
 
     def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
-        opens, closes = next(
+        opening, closing = next(
             pair
             for pair in zip(self.openings, self.closings, strict=True)
             if text.startswith(pair[0])
         )
-        inner = text_between(text, opens, closes, is_last)
+        inner = text_between(text, opening, closing, is_last)
         return inner and ParsedCalls(read_calls(json.loads(inner[0])), inner[1])
 
     def forced_frame(self, name: str) -> tuple[str, str]:
@@ -46,12 +46,12 @@ class HermesCalls(ToolCallFormat):
 
     def optional_frames(self, name: str) -> dict[str, tuple[str, str]]:
         return {
-            opens: self._tagged(name, opens, closes)
-            for opens, closes in zip(self.openings, self.closings, strict=True)
+            opening: self._tagged(name, opening, closing)
+            for opening, closing in zip(self.openings, self.closings, strict=True)
         }
 
-    def _tagged(self, name: str, opens: str, closes: str) -> tuple[str, str]:
-        return f'{opens}\n{{"name": {json.dumps(name)}, "arguments": ', "}\n" + closes
+    def _tagged(self, name: str, opening: str, closing: str) -> tuple[str, str]:
+        return f'{opening}\n{{"name": {json.dumps(name)}, "arguments": ', "}\n" + closing
 
 
 FAMILIES = (HermesCalls(),)

@@ -1,7 +1,8 @@
-"""`<invoke name="…"><parameter name="…">…</parameter></invoke>` between outer tags: MiniMax M2,
-DeepSeek V3.2 and V4.
+"""The tool calls of MiniMax M2, and of DeepSeek V3.2 and V4: `<invoke name="…"><parameter
+name="…">…</parameter></invoke>` between outer tags.
 
-DeepSeek's tags say whether a value is a string. A forced call is written in the hermes format.
+DeepSeek's tags tell whether a value is a string. A forced call is written in the hermes format,
+because a JSON schema can constrain its arguments.
 """
 
 from typing import ClassVar
@@ -13,9 +14,9 @@ from llmcli.api.tool_calls.tag_arguments import TagArguments
 
 
 def invoke_tags(outer_names: str, prefix: str, padding: str) -> TagArguments:
-    """Return the format of the arguments. `outer_names`: the pattern of the outer tags' names;
-    `prefix`: text before the names of the inner tags; `padding`: characters that are removed around
-    a value.
+    """Return the argument format for such tags. `outer_names`: a pattern for the names of the outer
+    tags. `prefix`: the text before the names of the inner tags. `padding`: characters to remove
+    around a value.
     """
     name = rf'<{prefix}invoke name="(?P<name>[^"\n]+)"[^>\n]*>'
     return TagArguments(
@@ -32,7 +33,7 @@ def invoke_tags(outer_names: str, prefix: str, padding: str) -> TagArguments:
 
 
 class MiniMaxCalls(HermesCalls):
-    """MiniMax's tags, whose outer tags have the namespace `minimax:`."""
+    """MiniMax's tags; the outer tag is `<minimax:tool_call>`."""
 
     name: ClassVar[str] = "minimax"
     order: ClassVar[int] = 1
@@ -44,7 +45,9 @@ class MiniMaxCalls(HermesCalls):
 
 
 class DsmlCalls(MiniMaxCalls):
-    """DeepSeek's tags. White space around a value belongs to the value."""
+    """DeepSeek's tags, whose names begin with `｜DSML｜`. White space around a value belongs to the
+    value.
+    """
 
     name: ClassVar[str] = "dsml"
     template_marks: ClassVar[tuple[str, ...]] = ("｜DSML｜",)

@@ -1,8 +1,9 @@
-"""Arguments as Python keywords. They are converted to JSON while they arrive.
+"""Converts arguments that are written as Python keywords, such as `key="text", other=3`, to JSON
+while they arrive.
 
-Strings are streamed in pieces; adjacent string literals are joined. Any other value is converted
-once it is complete: a Python literal (number, list, …) becomes its JSON value, anything else
-becomes a string. No code is run.
+Strings are converted in pieces; adjacent string literals are joined, as in Python. Any other value
+is converted when it is complete: a Python literal (number, list, …) becomes its JSON value,
+anything else becomes a string. No code is run.
 """
 
 import ast
@@ -51,31 +52,33 @@ JSON_WORDS = {"true": True, "false": False, "null": None}
 
 @dataclass(frozen=True)
 class KeywordArguments(ArgumentFormat):
-    """The format of keyword arguments. Both patterns end with CALL_PATTERN."""
+    """Arguments as Python keywords. Both patterns match a call up to its arguments and end with
+    CALL_PATTERN.
+    """
 
     first_call_pattern: str
     next_call_pattern: str = ""
 
     def open_stream(self, string_arguments: frozenset[str]) -> "KeywordArgumentStream":
-        """Return a stream for one call's arguments."""
+        """Return a converter for one call's arguments."""
         return KeywordArgumentStream(string_arguments)
 
 
 class KeywordArgumentStream:
-    """Converts one call's keyword arguments to JSON. `string_arguments`: the arguments that are
-    strings by the function's schema; a number in such an argument becomes text.
+    """Converts the arguments of one call to JSON. `string_arguments`: the names of the arguments
+    that the function's schema declares as strings; a number in such an argument becomes a string.
     """
 
     def __init__(self, string_arguments: frozenset[str]) -> None:
         self.is_complete = False
-        self._texts, self._name = string_arguments, ""
+        self._string_arguments, self._name = string_arguments, ""
         self._separator, self._step = "{", self._read_key
-        self._quote, self._raw = "", False  # of the string that is being read
+        self._quote, self._raw = "", False  # the quote of the current string; whether it is raw
         # a value that is converted once it is complete, and the number of its open brackets
         self._pending, self._depth = list[str](), 0
 
     def feed(self, text: str, is_last: bool) -> tuple[str, int]:
-        """Return the JSON of a piece of text and the number of characters it has read."""
+        """Return the JSON for a piece of text, and the number of characters that were read from it."""
         out, position, progressed = list[str](), 0, True
         if self._separator == "{":
             out, self._separator = ["{"], ""
@@ -88,116 +91,129 @@ class KeywordArgumentStream:
             position = len(text)
         return "".join(out), position
 
-    # Each step reads the text from a position and returns the JSON and the position after the part
-    # that was read.
+    # Each step method reads the text from a position on. It returns the JSON and the position after
+    # the characters that were read.
 
-    def _read_key(self, text: str, at: int, over: bool) -> tuple[str, int]:
-        if match := END_PATTERN.match(text, at):
+    def _read_key(self, text: str, position: int, is_last: bool) -> tuple[str, int]:
+        if match := END_PATTERN.match(text, position):
             self.is_complete = True
             return "}", match.end()
-        if match := KEY_PATTERN.match(text, at):
+        if match := KEY_PATTERN.match(text, position):
             before, self._separator, self._name, self._step = (
                 self._separator,
                 ", ",
                 match[1],
-                self._value,
+                self._read_value,
             )
             return f"{before}{encode_json_value(self._name)}: ", match.end()
-        self.is_complete = not PARTIAL_KEY_PATTERN.fullmatch(text, at)
-        return "", at
+        self.is_complete = not PARTIAL_KEY_PATTERN.fullmatch(text, position)
+        return "", position
 
-    def _value(self, text: str, at: int, over: bool) -> tuple[str, int]:
-        at = _skip_blank(text, at)
-        if PARTIAL_QUOTE_PATTERN.fullmatch(text, at) and not over:
-            return "", at
-        if end := self._open_string(text, at):
+    def _read_value(self, text: str, position: int, is_last: bool) -> tuple[str, int]:
+        """Decide from the beginning of a value whether it is a string."""
+        position = _skip_blank(text, position)
+        if PARTIAL_QUOTE_PATTERN.fullmatch(text, position) and not is_last:
+            return "", position
+        if end := self._open_string(text, position):
             return '"', end
         self._step = self._read_other
-        return "", at
+        return "", position
 
-    def _open_string(self, text: str, at: int) -> int:
-        """Return the position after the opening quote at `at`; 0 if there is no quote."""
-        match = QUOTE_PATTERN.match(text, at)
+    def _open_string(self, text: str, position: int) -> int:
+        """Return the position after the opening quote at `position`, and remember the quote. Return
+        0 if there is no quote.
+        """
+        match = QUOTE_PATTERN.match(text, position)
         if match is None:
             return 0
         self._raw, self._quote, self._step = match[1] in ("r", "R"), match[2], self._read_string
         return match.end()
 
-    def _read_string(self, text: str, at: int, over: bool) -> tuple[str, int]:
-        match = IN_STRING_PATTERNS[self._quote].search(text, at)
+    def _read_string(self, text: str, position: int, is_last: bool) -> tuple[str, int]:
+        """Read the text of a string, up to its closing quote or an incomplete escape."""
+        match = IN_STRING_PATTERNS[self._quote].search(text, position)
         if match is None:
-            end = max(at, len(text) - overlap_length(text, self._quote))
-            return escape_json(text[at:end]), end
-        said, start = escape_json(text[at : match.start()]), match.start()
+            end = max(position, len(text) - overlap_length(text, self._quote))
+            return escape_json(text[position:end]), end
+        escaped, start = escape_json(text[position : match.start()]), match.start()
         if match[0] == self._quote:
             self._quote, self._step = "", self._after_string
-            return said, match.end()
+            return escaped, match.end()
         if self._raw:
             end = start + 2
-            return (said, start) if end > len(text) else (said + escape_json(text[start:end]), end)
+            return (
+                (escaped, start)
+                if end > len(text)
+                else (escaped + escape_json(text[start:end]), end)
+            )
         escape = ESCAPE_PATTERN.match(text, start)
-        if escape is None or (PARTIAL_ESCAPE_PATTERN.fullmatch(text, start) and not over):
-            return said, start
-        return said + escape_json(_unescape(escape)), escape.end()
+        if escape is None or (PARTIAL_ESCAPE_PATTERN.fullmatch(text, start) and not is_last):
+            return escaped, start
+        return escaped + escape_json(_unescape(escape)), escape.end()
 
-    def _after_string(self, text: str, at: int, over: bool) -> tuple[str, int]:
-        """Read the text after a string: another literal that continues the string, or the end of
-        the argument.
+    def _after_string(self, text: str, position: int, is_last: bool) -> tuple[str, int]:
+        """Read the text after a string literal: another literal, which continues the string, or the
+        comma or parenthesis that ends the argument.
         """
-        at = _skip_blank(text, at)
-        if PARTIAL_QUOTE_PATTERN.fullmatch(text, at) and not over:
-            return "", at
-        if end := self._open_string(text, at):
+        position = _skip_blank(text, position)
+        if PARTIAL_QUOTE_PATTERN.fullmatch(text, position) and not is_last:
+            return "", position
+        if end := self._open_string(text, position):
             return "", end
-        first = text[at : at + 1]
+        first = text[position : position + 1]
         self._step, self.is_complete = self._read_key, first not in (",", ")")
-        return '"', at + (first == ",")
+        return '"', position + (first == ",")
 
-    def _read_other(self, text: str, at: int, over: bool) -> tuple[str, int]:
+    def _read_other(self, text: str, position: int, is_last: bool) -> tuple[str, int]:
         """Read a value that is not a string, up to the comma or bracket that ends it."""
-        start = at
+        start = position
         while match := (
             IN_STRING_PATTERNS[self._quote] if self._quote else DELIMITER_PATTERN
-        ).search(text, at):
-            sign, at = match[0], match.start()
-            if sign == "\\":
-                if at + 2 > len(text):
+        ).search(text, position):
+            delimiter, position = match[0], match.start()
+            if delimiter == "\\":
+                if position + 2 > len(text):
                     break
-                at += 2
-            elif sign == self._quote:
-                self._quote, at = "", match.end()
-            elif sign in ("'", '"'):
-                if PARTIAL_QUOTE_PATTERN.fullmatch(text, at) and not over:
+                position += 2
+            elif delimiter == self._quote:
+                self._quote, position = "", match.end()
+            elif delimiter in ("'", '"'):
+                if PARTIAL_QUOTE_PATTERN.fullmatch(text, position) and not is_last:
                     break
-                opening = QUOTE_PATTERN.match(text, at)
+                opening = QUOTE_PATTERN.match(text, position)
                 assert opening
-                self._quote, at = opening[2], opening.end()
-            elif sign == "<|":  # a special token: the model did not complete the value
+                self._quote, position = opening[2], opening.end()
+            elif delimiter == "<|":  # a special token: the model did not complete the value
                 self.is_complete = True
-                return "", at
-            elif not self._depth and sign in (",", ")"):
+                return "", position
+            elif not self._depth and delimiter in (",", ")"):
                 value = _parse_literal(
-                    "".join([*self._pending, text[start:at]]).strip(), self._name in self._texts
+                    "".join([*self._pending, text[start:position]]).strip(),
+                    self._name in self._string_arguments,
                 )
                 self._pending, self._step = [], self._read_key
-                return encode_json_value(value), at + (sign == ",")
+                return encode_json_value(value), position + (delimiter == ",")
             else:
-                self._depth = max(0, self._depth + {"(": 1, "[": 1, "{": 1, ",": 0}.get(sign, -1))
-                at += 1
+                self._depth = max(
+                    0, self._depth + {"(": 1, "[": 1, "{": 1, ",": 0}.get(delimiter, -1)
+                )
+                position += 1
         else:
-            at = max(at, len(text) - overlap_length(text, self._quote or "<|"))
-        self._pending.append(text[start:at])
-        return "", at
+            position = max(position, len(text) - overlap_length(text, self._quote or "<|"))
+        self._pending.append(text[start:position])
+        return "", position
 
 
-def _skip_blank(text: str, at: int) -> int:
-    match = BLANK_PATTERN.match(text, at)
+def _skip_blank(text: str, position: int) -> int:
+    match = BLANK_PATTERN.match(text, position)
     assert match
     return match.end()
 
 
 def _unescape(escape: re.Match[str]) -> str:
-    """Return the character that a Python escape stands for; an invalid escape stays as it is."""
+    """Return the character of an escape in a Python string. An invalid escape is returned
+    unchanged, as Python does.
+    """
     octal, *codes, name, letter = escape.groups()
     code = next((digits for digits in codes if digits), None)
     try:
@@ -210,27 +226,30 @@ def _unescape(escape: re.Match[str]) -> str:
     return ESCAPED_LETTERS.get(letter, letter if letter in "\\'\"" else escape[0])
 
 
-def _parse_literal(words: str, text: bool) -> Any:
-    """Return the value of a Python literal, without running code. Other words are returned as text.
-    If `text` is true, numbers are returned as text, too.
+def _parse_literal(literal: str, is_string: bool) -> Any:
+    """Return the value of a Python literal, without running code. Any other text is returned
+    unchanged. If `is_string`, a number is returned as its text, too.
     """
     try:
-        value = _value(ast.parse(words, mode="eval").body)
+        value = _literal_value(ast.parse(literal, mode="eval").body)
         json.dumps(value, allow_nan=False)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return words
-    return words if text and type(value) in (int, float) else value
+        return literal
+    return literal if is_string and type(value) in (int, float) else value
 
 
-def _value(node: ast.expr) -> Any:
+def _literal_value(node: ast.expr) -> Any:
+    """Return the value of a literal's syntax tree as JSON-compatible values. Raises ValueError for
+    anything else.
+    """
     match node:
         case ast.Name(id=word) if word in JSON_WORDS:
             return JSON_WORDS[word]
         case ast.List(elts=values) | ast.Tuple(elts=values):
-            return [_value(item) for item in values]
+            return [_literal_value(item) for item in values]
         case ast.Dict(keys=keys, values=values) if None not in keys:
             return {
-                str(_value(key)): _value(value)
+                str(_literal_value(key)): _literal_value(value)
                 for key, value in zip(keys, values, strict=True)
                 if key
             }

@@ -1,7 +1,8 @@
-"""`<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`: Kimi K2.
+"""The tool calls of Kimi K2:
+`<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`.
 
-All calls are in one section (`<|tool_calls_section_begin|>`). The model writes the id of each call,
-and its template repeats the id with the call's result.
+All calls are between `<|tool_calls_section_begin|>` and `<|tool_calls_section_end|>`. The model
+writes an id for each call, and its template repeats this id with the result of the call.
 """
 
 import json
@@ -30,7 +31,9 @@ ID_PATTERN = re.compile(r"\s*(?:functions\.)?([\w.-]+):\d+\s*")
 
 
 class KimiCalls(ToolCallFormat):
-    """A call has an id, made of the function's name and a number, then the arguments."""
+    """A call consists of its id, which contains the function's name and a number, and its
+    arguments.
+    """
 
     name: ClassVar[str] = "kimi"
     order: ClassVar[int] = 1
@@ -46,8 +49,11 @@ class KimiCalls(ToolCallFormat):
     next_call_pattern: ClassVar[str] = rf"\s*{re.escape(CALL_CLOSING)}\s*{HEAD_PATTERN}"
 
     def model_id(self, id_: str | None, name: str, number: int) -> str:
-        # With equal ids, the results of two calls could not be distinguished. So only the first
-        # call keeps the model's own id.
+        """Return the model's id for the first call of a block. Later calls get a new id, because a
+        model may repeat an id, and the results of two calls with equal ids could not be
+        distinguished.
+        """
+
         return f"functions.{name}:{number}" if number or not id_ else id_.strip()
 
     def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
@@ -55,8 +61,8 @@ class KimiCalls(ToolCallFormat):
         if inner is None:
             return None
         calls = tuple(
-            _call(text_of_call, number)
-            for number, text_of_call in enumerate(inner[0].split(CALL_OPENING)[1:])
+            _call(call_text, number)
+            for number, call_text in enumerate(inner[0].split(CALL_OPENING)[1:])
         )
         if not calls:
             raise ValueError(text)

@@ -1,7 +1,8 @@
-"""`<|tool_call_start|>[name(key="text", other=3)]<|tool_call_end|>`: LFM2, with arguments as Python
-keywords.
+"""LFM2's tool calls, with arguments as Python keywords: `<|tool_call_start|>[name(key="text",
+other=3)]<|tool_call_end|>`.
 
-A forced call is written as JSON, which these models can write, too.
+A forced call is written as a JSON object, because a JSON schema can constrain it. These models can
+write both.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""`{"name": …, "parameters": {…}}`, alone or after `<|python_tag|>`: Llama 3.1 and later."""
+"""The tool calls of Llama 3.1 and later: `{"name": …, "parameters": {…}}`, alone or after
+`<|python_tag|>`.
+"""
 
 import json
 from typing import ClassVar
@@ -44,8 +46,9 @@ class LlamaCalls(ToolCallFormat):
         return f'{{"name": {json.dumps(name)}, "parameters": ', "}"
 
     def optional_frames(self, name: str) -> dict[str, tuple[str, str]]:
-        """Return the frames of an optional call by its mark. This JSON has no opening mark except
-        its first key, so a call with other white space is neither recognized nor constrained.
+        """Return the texts around the arguments of an optional call, by its opening mark. A call
+        without `<|python_tag|>` is recognized by its first key, so a call with different white
+        space before this key is neither recognized nor constrained.
         """
         before, after = self.forced_frame(name)
         return {

@@ -1,5 +1,5 @@
-"""`[TOOL_CALLS][{"name": …, "arguments": {…}}]`, or since 2025 `[TOOL_CALLS]name[ARGS]{…}`:
-Mistral.
+"""Mistral's tool calls: `[TOOL_CALLS][{"name": …, "arguments": {…}}]`, or since 2025
+`[TOOL_CALLS]name[ARGS]{…}`.
 """
 
 import json
@@ -23,7 +23,7 @@ HEAD_PATTERN = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)(?:\[CALL_ID\]\w+)
 
 
 class MistralListCalls(ToolCallFormat):
-    """The earlier format: a list of calls at the end of the answer."""
+    """The earlier format: a JSON list of calls at the end of the answer."""
 
     name: ClassVar[str] = "mistral"
     order: ClassVar[int] = 2
@@ -40,7 +40,7 @@ class MistralListCalls(ToolCallFormat):
         return super().matches_template(template) and ARGUMENTS_OPENING not in template
 
     def make_id(self, digits: str) -> str:
-        """Return an id of nine letters, because Mistral's templates accept no other length."""
+        """Return an id of nine characters, because Mistral's templates accept no other length."""
         return digits[:9]
 
     def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
@@ -63,7 +63,7 @@ class MistralListCalls(ToolCallFormat):
 
 
 class MistralNamedCalls(MistralListCalls):
-    """The later format: names and arguments without a list."""
+    """The later format: for each call the function's name, then the arguments."""
 
     name: ClassVar[str] = "mistral-named"
     order: ClassVar[int] = 1
@@ -82,17 +82,18 @@ class MistralNamedCalls(MistralListCalls):
 
 
 def _named(text: str) -> tuple[ToolCall, ...]:
-    calls_ = []
+    """Return the calls in a text of names and arguments. Raises ValueError if there is no call."""
+    calls = []
     while text:
         head = HEAD_PATTERN.match(text)
         if not head:
             raise ValueError(text)
         arguments, end = json.JSONDecoder().raw_decode(text, head.end())
-        calls_.append(make_call(head[1], arguments))
+        calls.append(make_call(head[1], arguments))
         text = text[end:].strip()
-    if not calls_:
+    if not calls:
         raise ValueError(text)
-    return tuple(calls_)
+    return tuple(calls)
 
 
 FAMILIES = (MistralListCalls(), MistralNamedCalls())

@@ -1,8 +1,8 @@
-"""`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder,
-Nemotron 3.
+"""The tool calls of Qwen3-Coder and Nemotron 3:
+`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`.
 
-A forced call is written in the hermes format, because a schema can constrain its JSON; these models
-can write both formats.
+A forced call is written in the hermes format, because a JSON schema can constrain its arguments.
+These models can write both formats.
 """
 
 from typing import ClassVar
@@ -13,8 +13,8 @@ from llmcli.api.tool_calls.tag_arguments import TagArguments
 
 
 def function_tags(outer_closing: str) -> TagArguments:
-    """Return the format of the arguments. `outer_closing`: the closing tag around the function's
-    tag.
+    """Return the argument format for such tags. `outer_closing`: the closing tag of the outer pair
+    of tags.
     """
     return TagArguments(
         first_call_pattern=r"<[\w:]+>\s*<function=(?P<name>[^>\n]+)>",

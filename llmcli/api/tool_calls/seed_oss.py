@@ -1,7 +1,7 @@
-"""`<seed:tool_call><function=name><parameter=key>value</parameter></function></seed:tool_call>`:
-Seed-OSS.
+"""Seed-OSS's tool calls:
+`<seed:tool_call><function=name><parameter=key>value</parameter></function></seed:tool_call>`.
 
-A forced call is written in the hermes format.
+A forced call is written in the hermes format, because a JSON schema can constrain its arguments.
 """
 
 from typing import ClassVar
@@ -14,10 +14,10 @@ OPENING, CLOSING = "<seed:tool_call>", "</seed:tool_call>"
 
 
 class SeedOssCalls(QwenCoderCalls):
-    """Qwen3-Coder's format with other outer tags."""
+    """Qwen3-Coder's format with different outer tags."""
 
     name: ClassVar[str] = "seed"
-    order: ClassVar[int] = 0  # before "coder", because Seed-OSS's template contains its mark, too
+    order: ClassVar[int] = 0  # before "coder", whose mark is also in Seed-OSS's template
     template_marks: ClassVar[tuple[str, ...]] = (OPENING,)
     openings: ClassVar[tuple[str, ...]] = (OPENING, hermes.OPENING)
     closings: ClassVar[tuple[str, ...]] = (CLOSING, hermes.CLOSING)
