@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Write docs/cli.md: every command of llmcli with its arguments and options, read from the program.
+"""Write docs/cli.md, the reference of every llmcli command with its arguments and options.
 
 usage: .venv/bin/python scripts/build/cli_reference.py [--check]
 
-The page does not depend on the terminal: it is built from the options themselves, not from the
-wrapped text of --help. With --check nothing is written; the exit code is 1 if the page is out of
-date.
+The page is built from the option objects of the program, not from the text of --help, whose line
+breaks depend on the terminal. With --check nothing is written, and the exit code is 1 if the page
+is out of date.
 """
 
 import html
@@ -37,11 +37,11 @@ SECTIONS = {
     FILE_TYPES: "`pull` and `quantize` take one of these flags instead of the name of a type.",
 }
 DEFAULT_SUBCOMMANDS = {"bench": "speed"}
-Row = tuple[str, str]  # an option's spellings, and its help
+Row = tuple[str, str]  # an option's spellings, such as "-t, --threads INTEGER", and its help text
 
 
 def main() -> None:
-    """Write the page, or check it."""
+    """Write the page, or compare it with the file if --check is given."""
     if sys.argv[1:] in (["-h"], ["--help"]):
         print(inspect.cleandoc(__doc__ or "").split("\n\n", 1)[1])
         return
@@ -65,7 +65,9 @@ def build_page() -> str:
 
 
 def all_commands() -> Iterator[tuple[str, Any]]:
-    """Yield every command under its words, `llmcli` itself as the empty name."""
+    """Yield every command with its name, such as "bench speed". The name of `llmcli` itself is
+    empty.
+    """
     from llmcli.commands.cli import app
 
     yield from _walk("", typer.main.get_command(app))
@@ -80,14 +82,14 @@ def _walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 
 def run_options(commands: dict[str, Any]) -> list[Row]:
-    """Return the options that all RUN_COMMANDS share, in the order of the first."""
+    """Return the options that all RUN_COMMANDS share, in the order of the first command."""
     others = [set(options(name, commands[name])) for name in RUN_COMMANDS[1:]]
     first = options(RUN_COMMANDS[0], commands[RUN_COMMANDS[0]])
     return [row for row in first if all(row in rows for rows in others)]
 
 
 def file_type_options(commands: dict[str, Any]) -> list[Row]:
-    """Return the flags that are named after file types."""
+    """Return the flags of `quantize` that are named after file types, such as --q4_k_m."""
     from quant.recipes.file_types import FILE_TYPE_ALIASES, FILE_TYPES
 
     flags = {f"--{name.lower()}" for name in (*FILE_TYPES, *FILE_TYPE_ALIASES)}
@@ -95,12 +97,12 @@ def file_type_options(commands: dict[str, Any]) -> list[Row]:
 
 
 def options(name: str, command: Any) -> list[Row]:
-    """Return a command's options with their help, without --help itself."""
+    """Return the options of a command with their help texts, without --help."""
     return [row for kind, row in _parameters(name, command) if kind == "option"]
 
 
 def arguments(name: str, command: Any) -> list[Row]:
-    """Return a command's positional arguments with their help."""
+    """Return the positional arguments of a command with their help texts."""
     return [row for kind, row in _parameters(name, command) if kind == "argument"]
 
 
@@ -113,7 +115,9 @@ def _parameters(name: str, command: Any) -> Iterator[tuple[str, Row]]:
 
 
 def command_section(name: str, command: Any, shared: dict[str, list[Row]]) -> str:
-    """Return the section of one command."""
+    """Return the Markdown section of one command. Options that belong to a group in `shared` are
+    replaced by a link to that group.
+    """
     parts = [f"## {name or 'llmcli'}", f"```text\n{usage(name, command)}\n```", prose(command)]
     if word := DEFAULT_SUBCOMMANDS.get(name):
         parts.append(f"`llmcli {name} …` without a subcommand means `llmcli {name} {word} …`.")
@@ -132,19 +136,19 @@ def command_section(name: str, command: Any, shared: dict[str, list[Row]]) -> st
 
 
 def usage(name: str, command: Any) -> str:
-    """Return the usage line of a command."""
+    """Return the usage line of a command, such as "llmcli run [OPTIONS] REF"."""
     context = _context(name, command)
     return " ".join([f"llmcli {name}".strip(), *command.collect_usage_pieces(context)])
 
 
 def prose(command: Any) -> str:
-    """Return a command's help text: a paragraph a line."""
+    """Return the help text of a command in Markdown, with each paragraph on one line."""
     text = inspect.cleandoc(command.help or "")
     return "\n\n".join(escape(" ".join(part.split())) for part in text.split("\n\n"))
 
 
 def table(kind: str, rows: list[Row]) -> str:
-    """Return a Markdown table of options or arguments."""
+    """Return a Markdown table of options or arguments. `kind` is the title of its first column."""
     lines = [f"| {kind} | meaning |", "|---|---|"]
     for spellings, text in rows:
         parts = ", ".join(code(part) for part in spellings.split(", "))
@@ -153,14 +157,18 @@ def table(kind: str, rows: list[Row]) -> str:
 
 
 def code(text: str) -> str:
-    """Return a code span for a table cell; not all renderers take an escaped bar in backticks."""
+    """Return a code span for a table cell. Text with a bar becomes HTML, because some renderers do
+    not accept an escaped bar in backticks.
+    """
     if "|" not in text:
         return f"`{text}`"
     return f"<code>{html.escape(text).replace('|', '&#124;')}</code>"
 
 
 def escape(text: str) -> str:
-    """Escape what Markdown would read as markup; code between backticks stays."""
+    """Escape the characters that Markdown would read as markup. Text between backticks is code and
+    is not escaped, except for bars.
+    """
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(
         part.replace("|", r"\|") if part.startswith("`") else re.sub(r"([*<>|\[\]])", r"\\\1", part)

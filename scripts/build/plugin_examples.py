@@ -3,8 +3,8 @@
 
 usage: .venv/bin/python scripts/build/plugin_examples.py
 
-The examples are Python files, so that the formatter and renames reach them. The comment before a
-block names the file that it shows.
+The examples are Python files, so that the formatter, renames and tests reach them. In the page, an
+HTML comment before a code block names the file that the block shows.
 """
 
 import inspect
@@ -18,15 +18,15 @@ BLOCK = re.compile(r"(?ms)^(<!-- plugin: \S+ from (\S+) -->\n```python\n).*?^```
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the page, or print the usage if there is any argument."""
     if sys.argv[1:]:
         print(inspect.cleandoc(__doc__ or "").split("\n\n", 1)[1])
         return
-    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(insert_examples(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def updated(page: str) -> str:
-    """Return the page with the present text of every example."""
+def insert_examples(page: str) -> str:
+    """Return the page with every example's code block replaced by the contents of its file."""
     return BLOCK.sub(lambda match: f"{match[1]}{(ROOT / match[2]).read_text()}```", page)
 
 

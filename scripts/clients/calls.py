@@ -1,6 +1,7 @@
-"""Runs the calls of a client and prints {"call", "passed", "why"} for each.
+"""Registration and execution of the calls that check one client library.
 
-Calls marked by `refuses` must be refused with a 4xx that explains why.
+Each `with_*.py` script registers functions by the decorators `call` and `refuses`, and runs them by
+`run`. For each function, one line of JSON is printed: {"call", "passed", "why", "refused"}.
 """
 
 import asyncio
@@ -14,19 +15,25 @@ CALLS: list[tuple[str, Callable[..., Any], bool]] = []
 
 
 def call(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Register a call that must work; the first line of its docstring is its name."""
+    """Register a function that must succeed. The first line of its docstring is its printed name.
+    Use it as a decorator.
+    """
     CALLS.append(((function.__doc__ or function.__name__).splitlines()[0], function, False))
     return function
 
 
 def refuses(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Register a call that must be refused with an explanation."""
+    """Register a function whose request the server must refuse with a 4xx status and an
+    explanation. Use it as a decorator.
+    """
     CALLS.append(((function.__doc__ or function.__name__).splitlines()[0], function, True))
     return function
 
 
 def run(*args: Any) -> None:
-    """Run all calls with `args`; asynchronous ones share an event loop, as in a program."""
+    """Call all registered functions with `args`, and print a line of JSON for each. Asynchronous
+    functions share one event loop, as in a real program.
+    """
     with asyncio.Runner() as runner:
         _run(runner, args)
 
@@ -35,18 +42,18 @@ def _run(runner: asyncio.Runner, args: tuple[Any, ...]) -> None:
     for name, function, refused in CALLS:
         why, passed = "", not refused
         try:
-            found = function(*args)
-            if inspect.iscoroutine(found):
-                runner.run(found)
+            returned = function(*args)
+            if inspect.iscoroutine(returned):
+                runner.run(returned)
             if refused:
                 why = "it was not refused"
         except Exception as error:  # noqa: BLE001 - clients raise many types
-            told = 400 <= getattr(error, "status_code", 0) < 500
-            passed = refused and told
+            explained = 400 <= getattr(error, "status_code", 0) < 500
+            passed = refused and explained
             last = traceback.extract_tb(error.__traceback__)[-1]
             why = (
                 str(error)[:300]
-                if told
+                if explained
                 else f"{type(error).__name__}: {str(error)[:300]} ({last.name}:{last.lineno})"
             )
         print(

@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""Check that the clients of OpenAI, Anthropic and ollama work unmodified, with all documented
-calls.
+"""Check that clients of the APIs of OpenAI, Anthropic and ollama work with `llmcli serve`.
 
 usage: .venv/bin/python scripts/clients/run.py FILE.gguf [--venv FOLDER] [-- FLAGS of serve]
 
-The clients talk to a server of this checkout: openai-python; simonw's `llm` (OpenAI models by base
-URL, plain, streamed, with schemas, tools, embeddings, asynchronously); langchain-openai
-(ChatOpenAI, OpenAI, OpenAIEmbeddings); anthropic (/v1/messages); ollama (/api). They run in a
-virtual environment that is made in FOLDER with scripts/constraints.txt if it is missing. A call
-fails if it raises or if its answer lacks the documented shape; the text of an answer is not
-checked. Features that this server lacks (images, audio, files, stored responses) must be refused
-with an explanation, and are counted separately. The script prints passed and total calls for each
-client with all reasons, and exits with 1 if a call fails.
+The unmodified clients send their documented calls to a server of this checkout: openai-python;
+simonw's `llm` (OpenAI models by base URL); langchain-openai (ChatOpenAI, OpenAI, OpenAIEmbeddings);
+anthropic (/v1/messages); ollama (/api). They run in a virtual environment in FOLDER, which is made
+with the versions of scripts/constraints.txt if it is missing. A call fails if it raises an error or
+if its answer lacks the documented fields; the text of an answer is not checked. Features that this
+server lacks (images, audio, files, stored responses) must be refused with an explanation, and are
+counted separately. For each client the script prints the numbers of passed and of all calls, and
+the reasons of failures and refusals. It exits with 1 if a call fails.
 """
 
 import argparse
@@ -42,7 +41,7 @@ CLIENTS = {
 
 
 def main() -> int:
-    """Serve, run each client, count."""
+    """Start the server, run each client, and return 1 if a call or the server failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -52,17 +51,17 @@ def main() -> int:
         type=Path,
         help="folder where the clients are installed; default: a temporary folder",
     )
-    asked, flags = parser.parse_known_args()
+    args, flags = parser.parse_known_args()
     flags = [word for word in flags if word != "--"]
     failed = 0
-    with tempfile.TemporaryDirectory() as place:
-        python = installed(asked.venv or Path(place) / "venv")
+    with tempfile.TemporaryDirectory() as temporary:
+        python = client_python(args.venv or Path(temporary) / "venv")
         words = [
             sys.executable,
             "-m",
             "llmcli.app",
             "serve",
-            asked.ref,
+            args.ref,
             "--port",
             "0",
             "--json",
@@ -74,20 +73,22 @@ def main() -> int:
             assert process.stdout is not None
             url = json.loads(process.stdout.readline())["url"] + "/v1"
             for name, file in CLIENTS.items():
-                failed += tried(name, python, ROOT / "scripts" / file, url, Path(place))
+                failed += run_client(name, python, ROOT / "scripts" / file, url, Path(temporary))
             process.send_signal(signal.SIGTERM)
             failed += process.wait(60) != 0
     return int(failed > 0)
 
 
-def installed(folder: Path) -> Path:
-    """Return a Python with all clients."""
+def client_python(folder: Path) -> Path:
+    """Return the Python of the virtual environment in `folder`. Create the environment and install
+    the clients if they are missing.
+    """
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
-    wanted = "import llm, langchain_openai, openai, anthropic, ollama"
-    known = subprocess.run([python, "-c", wanted], capture_output=True, check=False)
-    if known.returncode:
+    imports = "import llm, langchain_openai, openai, anthropic, ollama"
+    check = subprocess.run([python, "-c", imports], capture_output=True, check=False)
+    if check.returncode:
         pins = ["-c", str(ROOT / "scripts" / "constraints.txt"), *PINS]
         subprocess.run(
             [python, "-m", "pip", "install", "--quiet", *pins],
@@ -97,36 +98,37 @@ def installed(folder: Path) -> Path:
     return python
 
 
-def tried(name: str, python: Path, file: Path, url: str, place: Path) -> int:
-    """Run a client's calls; return the number of failures. The client prints a JSON line per call."""
+def run_client(name: str, python: Path, file: Path, url: str, home: Path) -> int:
+    """Run the script `file` with the calls of one client, print the outcomes, and return the number
+    of failed calls. `home`: the home folder of the process.
+    """
     environ = {
         "PATH": os.environ["PATH"],
-        "HOME": str(place),
+        "HOME": str(home),
         "OPENAI_BASE_URL": url,
         "OPENAI_API_KEY": "none",
-        "LLM_USER_PATH": str(place / "llm"),
+        "LLM_USER_PATH": str(home / "llm"),
         "PYTHONPATH": str(ROOT),
         "LANGSMITH_TRACING": "false",
     }
     done = subprocess.run(
         [python, file, url], env=environ, capture_output=True, text=True, check=False
     )
-    calls = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    outcomes = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode:
-        calls.append(
-            {"call": "the whole script", "passed": False, "why": done.stderr.strip()[-500:]}
-        )
-    good = sum(one["passed"] for one in calls)
-    refused = sum(one["passed"] and one.get("refused", False) for one in calls)
+        outcomes.append({"call": "all calls", "passed": False, "why": done.stderr.strip()[-500:]})
+    n_passed = sum(outcome["passed"] for outcome in outcomes)
+    n_refused = sum(outcome["passed"] and outcome.get("refused", False) for outcome in outcomes)
     print(
-        f"{name}: {good} of {len(calls)} passed, {refused} of them explained refusals", flush=True
+        f"{name}: {n_passed} of {len(outcomes)} passed, {n_refused} of them explained refusals",
+        flush=True,
     )
-    for one in calls:
-        if not one["passed"]:
-            print(f"  FAILED {one['call']}: {one['why']}")
-        elif one.get("refused"):
-            print(f"  refused {one['call']}: {one['why']}")
-    return len(calls) - good
+    for outcome in outcomes:
+        if not outcome["passed"]:
+            print(f"  FAILED {outcome['call']}: {outcome['why']}")
+        elif outcome.get("refused"):
+            print(f"  refused {outcome['call']}: {outcome['why']}")
+    return len(outcomes) - n_passed
 
 
 if __name__ == "__main__":

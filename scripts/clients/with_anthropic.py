@@ -1,4 +1,4 @@
-"""Documented calls of anthropic's client against /v1/messages."""
+"""The documented calls of the Python client anthropic, run against the server's /v1/messages."""
 
 import sys
 from typing import Any
@@ -20,23 +20,23 @@ ARGS: Any = {"model": "local", "max_tokens": 60, "messages": HELLO}
 
 @call
 def create(a: anthropic.Anthropic) -> None:
-    """messages.create: system, stop_sequences; temperature and top_k by extra_body"""
+    """messages.create with system, stop_sequences, and temperature and top_k in extra_body"""
     more = {"temperature": 0.5, "top_k": 20}
-    found = a.messages.create(**ARGS, system="Be brief.", stop_sequences=["zzz"], extra_body=more)
-    assert found.content[0].text and found.usage.output_tokens > 0
+    message = a.messages.create(**ARGS, system="Be brief.", stop_sequences=["zzz"], extra_body=more)
+    assert message.content[0].text and message.usage.output_tokens > 0
 
 
 @call
 def stream(a: anthropic.Anthropic) -> None:
     """messages.stream: text_stream, get_final_message"""
-    with a.messages.stream(**ARGS) as told:
-        text = "".join(told.text_stream)
-        assert told.get_final_message().content[0].text == text
+    with a.messages.stream(**ARGS) as message_stream:
+        text = "".join(message_stream.text_stream)
+        assert message_stream.get_final_message().content[0].text == text
 
 
 @call
 async def stream_async(a: anthropic.Anthropic) -> None:
-    """AsyncAnthropic: messages.create with stream"""
+    """AsyncAnthropic: messages.create(stream=True)"""
     async with anthropic.AsyncAnthropic(base_url=a.base_url, api_key="none", max_retries=0) as b:
         kinds = [event.type async for event in await b.messages.create(**ARGS, stream=True)]
     assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
@@ -44,20 +44,20 @@ async def stream_async(a: anthropic.Anthropic) -> None:
 
 @call
 def tools(a: anthropic.Anthropic) -> None:
-    """tools: a call that must be, whole and streamed, and its result"""
+    """tools with a forced tool_choice, complete and streamed, and a tool_result"""
     choice: Any = {"type": "tool", "name": "weather"}
-    found = a.messages.create(**ARGS, tools=TOOLS, tool_choice=choice)
-    block = found.content[-1]
-    assert found.stop_reason == "tool_use" and block.input["city"] in ("Paris", "Rome")
-    with a.messages.stream(**ARGS, tools=TOOLS, tool_choice=choice) as told:
-        assert told.get_final_message().content[-1].name == "weather"
+    message = a.messages.create(**ARGS, tools=TOOLS, tool_choice=choice)
+    block = message.content[-1]
+    assert message.stop_reason == "tool_use" and block.input["city"] in ("Paris", "Rome")
+    with a.messages.stream(**ARGS, tools=TOOLS, tool_choice=choice) as message_stream:
+        assert message_stream.get_final_message().content[-1].name == "weather"
     result: Any = {"type": "tool_result", "tool_use_id": block.id, "content": "sunny"}
-    more = [
+    messages = [
         *HELLO,
-        {"role": "assistant", "content": found.content},
+        {"role": "assistant", "content": message.content},
         {"role": "user", "content": [result]},
     ]
-    assert a.messages.create(**{**ARGS, "messages": more}, tools=TOOLS).usage.input_tokens > 0
+    assert a.messages.create(**{**ARGS, "messages": messages}, tools=TOOLS).usage.input_tokens > 0
 
 
 @call
@@ -68,7 +68,7 @@ def count(a: anthropic.Anthropic) -> None:
 
 @refuses
 def image(a: anthropic.Anthropic) -> None:
-    """images in a message"""
+    """an image in a message"""
     source = {"type": "base64", "media_type": "image/png", "data": "AA"}
     a.messages.create(
         **{**ARGS, "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
@@ -76,7 +76,7 @@ def image(a: anthropic.Anthropic) -> None:
 
 
 @refuses
-def other(a: anthropic.Anthropic) -> None:
+def unknown_model(a: anthropic.Anthropic) -> None:
     """an unknown model"""
     a.messages.create(**{**ARGS, "model": "other"})
 

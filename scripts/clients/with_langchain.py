@@ -1,4 +1,6 @@
-"""Documented calls of langchain-openai: ChatOpenAI, OpenAI and OpenAIEmbeddings by base URL."""
+"""The documented calls of langchain-openai's ChatOpenAI, OpenAI and OpenAIEmbeddings, run against
+the server.
+"""
 
 import sys
 from typing import Any
@@ -14,7 +16,7 @@ from pydantic import BaseModel, Field
 from scripts.clients.calls import call, refuses, run
 
 URL = sys.argv[1]
-SAID = [("system", "You translate English to French."), ("human", "I love programming.")]
+MESSAGES = [("system", "You translate English to French."), ("human", "I love programming.")]
 
 
 class Answer(BaseModel):
@@ -32,17 +34,17 @@ def get_weather(city: str) -> str:
 
 @call
 def invoke(m: ChatOpenAI) -> None:
-    """invoke"""
-    found = m.invoke(SAID)
-    assert isinstance(found, AIMessage)
-    assert found.content
-    assert found.usage_metadata["total_tokens"] > 0
-    assert found.response_metadata["finish_reason"] in ("stop", "length")
+    """ChatOpenAI.invoke with a list of messages"""
+    answer = m.invoke(MESSAGES)
+    assert isinstance(answer, AIMessage)
+    assert answer.content
+    assert answer.usage_metadata["total_tokens"] > 0
+    assert answer.response_metadata["finish_reason"] in ("stop", "length")
 
 
 @call
 def objects(m: ChatOpenAI) -> None:
-    """invoke with message objects and with text"""
+    """ChatOpenAI.invoke with message objects, and with plain text"""
     assert m.invoke(
         [SystemMessage("Be brief"), HumanMessage("Hi"), AIMessage("Hello"), HumanMessage("Bye")]
     ).content
@@ -51,9 +53,9 @@ def objects(m: ChatOpenAI) -> None:
 
 @call
 def stream(m: ChatOpenAI) -> None:
-    """stream, with usage"""
+    """ChatOpenAI.stream with token usage"""
     full: Any = None
-    for part in m.stream(SAID, stream_usage=True):
+    for part in m.stream(MESSAGES, stream_usage=True):
         full = part if full is None else full + part
     assert full.content
     assert full.usage_metadata["output_tokens"] > 0
@@ -62,9 +64,9 @@ def stream(m: ChatOpenAI) -> None:
 @call
 async def asynchronous(m: ChatOpenAI) -> None:
     """ainvoke, astream, abatch"""
-    assert (await m.ainvoke(SAID)).content
-    assert [part async for part in m.astream(SAID)]
-    assert len(await m.abatch([SAID, "Hello"])) == 2
+    assert (await m.ainvoke(MESSAGES)).content
+    assert [part async for part in m.astream(MESSAGES)]
+    assert len(await m.abatch([MESSAGES, "Hello"])) == 2
 
 
 @call
@@ -84,26 +86,28 @@ def batch(m: ChatOpenAI) -> None:
 
 @call
 def chain(m: ChatOpenAI) -> None:
-    """a chain of prompt, model, parser; invoked and streamed"""
-    made = (
+    """a chain of prompt template, model and output parser: invoke and stream"""
+    pipeline = (
         ChatPromptTemplate.from_messages([("system", "To {language}"), ("human", "{text}")])
         | m
         | StrOutputParser()
     )
-    assert made.invoke({"language": "German", "text": "I love programming."})
-    assert list(made.stream({"language": "German", "text": "Hi"}))
+    assert pipeline.invoke({"language": "German", "text": "I love programming."})
+    assert list(pipeline.stream({"language": "German", "text": "Hi"}))
 
 
 @call
 def tools(m: ChatOpenAI) -> None:
-    """bind_tools, tool_choice, strict, results sent back"""
+    """bind_tools with tool_choice and strict, and a tool result sent back"""
     bound = m.bind_tools([get_weather], tool_choice="get_weather", parallel_tool_calls=False)
-    found = bound.invoke("Weather in Rome?", max_tokens=200)
-    assert found.tool_calls[0]["name"] == "get_weather"
-    back = ToolMessage(
-        get_weather.invoke(found.tool_calls[0]["args"]), tool_call_id=found.tool_calls[0]["id"]
+    answer = bound.invoke("Weather in Rome?", max_tokens=200)
+    assert answer.tool_calls[0]["name"] == "get_weather"
+    result = ToolMessage(
+        get_weather.invoke(answer.tool_calls[0]["args"]), tool_call_id=answer.tool_calls[0]["id"]
     )
-    assert m.bind_tools([get_weather]).invoke([HumanMessage("Weather?"), found, back]) is not None
+    assert (
+        m.bind_tools([get_weather]).invoke([HumanMessage("Weather?"), answer, result]) is not None
+    )
     assert (
         m.bind_tools([Answer], strict=True, tool_choice="any")
         .invoke("Is it?", max_tokens=200)
@@ -113,7 +117,7 @@ def tools(m: ChatOpenAI) -> None:
 
 @call
 def tools_streamed(m: ChatOpenAI) -> None:
-    """bind_tools, streamed"""
+    """bind_tools with stream"""
     full: Any = None
     for part in m.bind_tools([get_weather], tool_choice="any", parallel_tool_calls=False).stream(
         "Rome?", max_tokens=200
@@ -126,11 +130,11 @@ def tools_streamed(m: ChatOpenAI) -> None:
 def structured(m: ChatOpenAI) -> None:
     """with_structured_output: json_schema, function_calling, include_raw"""
     for method in ("json_schema", "function_calling"):
-        made = m.with_structured_output(Answer, method=method)
-        assert isinstance(made.invoke("Is it good?", max_tokens=200), Answer), method
-    found = m.with_structured_output(Answer, include_raw=True).invoke("Is it good?", max_tokens=200)
-    assert isinstance(found["parsed"], Answer)
-    assert found["raw"].content
+        bound = m.with_structured_output(Answer, method=method)
+        assert isinstance(bound.invoke("Is it good?", max_tokens=200), Answer), method
+    both = m.with_structured_output(Answer, include_raw=True).invoke("Is it good?", max_tokens=200)
+    assert isinstance(both["parsed"], Answer)
+    assert both["raw"].content
     schema = {
         "title": "Joke",
         "type": "object",
@@ -142,16 +146,15 @@ def structured(m: ChatOpenAI) -> None:
 
 @call
 def json_mode(m: ChatOpenAI) -> None:
-    """response_format json_object by bind"""
+    """bind(response_format={"type": "json_object"})"""
     try:
         text = (
             m.bind(response_format={"type": "json_object"})
             .invoke("Answer in JSON", max_tokens=400)
             .content
         )
-    except (
-        LengthFinishReasonError
-    ) as error:  # langchain's error for an unfinished document of a small model
+    except LengthFinishReasonError as error:
+        # A small model may not finish the document, for which langchain raises this error.
         text = error.completion.choices[0].message.content
     assert text.startswith("{")
 
@@ -159,14 +162,14 @@ def json_mode(m: ChatOpenAI) -> None:
 @call
 def logprobs(m: ChatOpenAI) -> None:
     """bind(logprobs=True)"""
-    found = m.bind(logprobs=True, top_logprobs=2).invoke("Hello", max_tokens=4)
-    assert len(found.response_metadata["logprobs"]["content"]) <= 4
+    answer = m.bind(logprobs=True, top_logprobs=2).invoke("Hello", max_tokens=4)
+    assert len(answer.response_metadata["logprobs"]["content"]) <= 4
 
 
 @call
 def generate(m: ChatOpenAI) -> None:
     """generate with n, stop, seed, temperature"""
-    several = ChatOpenAI(
+    model = ChatOpenAI(
         model="local",
         base_url=URL,
         api_key="x",
@@ -176,9 +179,9 @@ def generate(m: ChatOpenAI) -> None:
         max_tokens=8,
         max_retries=0,
     )
-    found = several.generate([[HumanMessage("Hi")]], stop=["zzz"])
-    assert len(found.generations[0]) == 2
-    assert found.llm_output["token_usage"]["completion_tokens"] > 0
+    result = model.generate([[HumanMessage("Hi")]], stop=["zzz"])
+    assert len(result.generations[0]) == 2
+    assert result.llm_output["token_usage"]["completion_tokens"] > 0
 
 
 @call
@@ -219,8 +222,8 @@ def embeddings(m: ChatOpenAI) -> None:
     e = OpenAIEmbeddings(
         model="local", base_url=URL, api_key="x", check_embedding_ctx_length=False, max_retries=0
     )
-    one, two = e.embed_documents(["one", "two"])
-    assert len(one) == len(two) == len(e.embed_query("one"))
+    first, second = e.embed_documents(["one", "two"])
+    assert len(first) == len(second) == len(e.embed_query("one"))
 
 
 @call
@@ -234,13 +237,13 @@ async def embeddings_async(m: ChatOpenAI) -> None:
 
 @refuses
 def image(m: ChatOpenAI) -> None:
-    """images in a message"""
+    """an image in a message"""
     parts: Any = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]
     m.invoke([HumanMessage(parts)])
 
 
 @refuses
-def other(m: ChatOpenAI) -> None:
+def unknown_model(m: ChatOpenAI) -> None:
     """an unknown model"""
     ChatOpenAI(model="other", base_url=URL, api_key="x", max_retries=0).invoke("Hello")
 

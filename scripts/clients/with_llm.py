@@ -1,4 +1,4 @@
-"""Documented commands and Python calls of simonw's llm with an OpenAI endpoint."""
+"""The documented commands and Python calls of simonw's llm, run against the server's OpenAI API."""
 
 import json
 import os
@@ -26,14 +26,16 @@ import llm  # noqa: E402 (it reads the file when it is imported)
 
 from scripts.clients.calls import call, run  # noqa: E402
 
-MOST = ("-o", "max_tokens", "24")
+MAX_TOKENS = ("-o", "max_tokens", "24")
 
 
-def cli(*words: str, given: str | None = None) -> str:
-    """Run one command line of llm."""
+def cli(*words: str, stdin: str | None = None) -> str:
+    """Run one command line of llm with the text `stdin`; return its stdout. Raises AssertionError
+    if it fails.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "llm", *words],
-        input=given,
+        input=stdin,
         capture_output=True,
         text=True,
         check=False,
@@ -45,19 +47,19 @@ def cli(*words: str, given: str | None = None) -> str:
 @call
 def prompt() -> None:
     """llm -m MODEL PROMPT"""
-    assert cli("-m", "local", "Ten names for a cat", *MOST).strip()
+    assert cli("-m", "local", "Ten names for a cat", *MAX_TOKENS).strip()
 
 
 @call
 def plain() -> None:
-    """llm --no-stream -s SYSTEM, from a pipe"""
-    assert cli("-m", "local", "--no-stream", "-s", "Translate", *MOST, given="Hello").strip()
+    """llm --no-stream -s SYSTEM, with the prompt on stdin"""
+    assert cli("-m", "local", "--no-stream", "-s", "Translate", *MAX_TOKENS, stdin="Hello").strip()
 
 
 @call
 def options() -> None:
     """llm -o temperature, top_p, seed, stop, presence_penalty, logit_bias, json_object"""
-    more = [
+    sampling = [
         "-o",
         "temperature",
         "0.5",
@@ -72,16 +74,26 @@ def options() -> None:
         "0.1",
     ]
     assert cli(
-        "-m", "local", "Hello", *MOST, *more, "-o", "logit_bias", '{"5": -10}', "-o", "stop", "zzz"
+        "-m",
+        "local",
+        "Hello",
+        *MAX_TOKENS,
+        *sampling,
+        "-o",
+        "logit_bias",
+        '{"5": -10}',
+        "-o",
+        "stop",
+        "zzz",
     ).strip()
-    assert cli("-m", "local", "JSON", *MOST, "-o", "json_object", "1").strip().startswith("{")
+    assert cli("-m", "local", "JSON", *MAX_TOKENS, "-o", "json_object", "1").strip().startswith("{")
 
 
 @call
-def go_on() -> None:
-    """llm -c (conversation), llm logs, usage"""
-    cli("-m", "local", "My name is Ann", *MOST)
-    assert cli("-c", "What is my name?", *MOST).strip()
+def continue_conversation() -> None:
+    """llm -c (continue a conversation), llm logs with token usage"""
+    cli("-m", "local", "My name is Ann", *MAX_TOKENS)
+    assert cli("-c", "What is my name?", *MAX_TOKENS).strip()
     log = json.loads(cli("logs", "-n", "1", "--json"))
     assert log[0]["input_tokens"] > 0
     assert log[0]["output_tokens"] > 0
@@ -90,7 +102,7 @@ def go_on() -> None:
 @call
 def chat() -> None:
     """llm chat"""
-    assert "Chatting with local" in cli("chat", "-m", "local", *MOST, given="Hello\nexit\n")
+    assert "Chatting with local" in cli("chat", "-m", "local", *MAX_TOKENS, stdin="Hello\nexit\n")
 
 
 @call
@@ -98,24 +110,24 @@ def schema() -> None:
     """llm schemas dsl, llm --schema"""
     closed = json.loads(cli("schemas", "dsl", "age int, good bool")) | {
         "additionalProperties": False
-    }  # otherwise a small model may not end
-    found = json.loads(
+    }  # without it, a small model may add fields without end
+    document = json.loads(
         cli("-m", "local", "--schema", json.dumps(closed), "A dog", "-o", "max_tokens", "400")
     )
-    assert set(found) == {"age", "good"}
+    assert set(document) == {"age", "good"}
 
 
 @call
 def tools() -> None:
-    """llm --functions (a tool by code), tools debug"""
+    """llm --functions (a tool as Python code) with --td (tools debug)"""
     code = "def multiply(x: int, y: int) -> int:\n    'Multiply two numbers'\n    return x * y\n"
-    cli("-m", "local", "--functions", code, "--td", "What is 6 times 7?", *MOST)
+    cli("-m", "local", "--functions", code, "--td", "What is 6 times 7?", *MAX_TOKENS)
 
 
 @call
 def completion() -> None:
-    """a completion model"""
-    assert cli("-m", "local-completion", "Once upon a time", *MOST).strip()
+    """llm -m with a completion model"""
+    assert cli("-m", "local-completion", "Once upon a time", *MAX_TOKENS).strip()
 
 
 @call
@@ -128,16 +140,16 @@ def python() -> None:
 
 @call
 def python_stream() -> None:
-    """iterating over a response"""
+    """iteration over the response of llm.get_model().prompt()"""
     assert len(list(llm.get_model("local").prompt("Hello", max_tokens=12))) > 1
 
 
 @call
 def python_conversation() -> None:
     """model.conversation()"""
-    talk = llm.get_model("local").conversation()
-    assert talk.prompt("Hello", max_tokens=8).text()
-    assert talk.prompt("And you?", max_tokens=8).text()
+    conversation = llm.get_model("local").conversation()
+    assert conversation.prompt("Hello", max_tokens=8).text()
+    assert conversation.prompt("And you?", max_tokens=8).text()
 
 
 @call
@@ -145,12 +157,12 @@ def python_schema() -> None:
     """prompt(schema=pydantic model)"""
     from pydantic import BaseModel
 
-    class Dog(BaseModel, extra="forbid"):  # otherwise a small model may not end
+    class Dog(BaseModel, extra="forbid"):  # without it, a small model may add fields without end
         age: int
         good: bool
 
-    found = json.loads(llm.get_model("local").prompt("A dog", schema=Dog, max_tokens=400).text())
-    assert set(found) == {"age", "good"}
+    document = json.loads(llm.get_model("local").prompt("A dog", schema=Dog, max_tokens=400).text())
+    assert set(document) == {"age", "good"}
 
 
 @call
@@ -171,14 +183,14 @@ def python_tools() -> None:
 
 @call
 async def python_async() -> None:
-    """llm.get_async_model(): await text, async iteration"""
+    """llm.get_async_model(): await text(), async iteration"""
     model: Any = llm.get_async_model("local")
     assert await model.prompt("Hello", max_tokens=8).text()
     assert [part async for part in model.prompt("Hello", max_tokens=8)]
 
 
 @call
-def listed() -> None:
+def list_models() -> None:
     """llm models"""
     assert "local" in cli("models")
 

@@ -1,4 +1,6 @@
-"""Documented calls of ollama's client against /api, except those that fetch and create models."""
+"""The documented calls of the Python client ollama, run against the server's /api. Calls that
+download or create models are left out.
+"""
 
 import sys
 from typing import Any
@@ -22,7 +24,7 @@ def get_weather(city: str) -> str:
 
 @call
 def chat(c: ollama.Client) -> None:
-    """chat, whole and streamed, with options"""
+    """chat with options, complete and streamed"""
     whole = c.chat("local", messages=HELLO, options={**FEW, "temperature": 0})
     parts = list(c.chat("local", messages=HELLO, options={**FEW, "temperature": 0}, stream=True))
     assert whole.message.content and whole.eval_count and parts[-1].done and len(parts) > 2
@@ -30,25 +32,25 @@ def chat(c: ollama.Client) -> None:
 
 @call
 async def chat_async(c: ollama.Client) -> None:
-    """AsyncClient: chat, streamed"""
-    made = ollama.AsyncClient(host=sys.argv[1].removesuffix("/v1"))
+    """AsyncClient: chat(stream=True)"""
+    client = ollama.AsyncClient(host=sys.argv[1].removesuffix("/v1"))
     parts = [
-        part async for part in await made.chat("local", messages=HELLO, options=FEW, stream=True)
+        part async for part in await client.chat("local", messages=HELLO, options=FEW, stream=True)
     ]
     assert parts[-1].done_reason in ("stop", "length")
 
 
 @call
 def generate(c: ollama.Client) -> None:
-    """generate: system, raw, streamed"""
+    """generate with system, with raw, and streamed"""
     assert c.generate("local", "Hello", system="Be brief.", options=FEW).response
     assert c.generate("local", "Once", raw=True, options=FEW).eval_count
     assert list(c.generate("local", "Hello", options=FEW, stream=True))[-1].done
 
 
 @call
-def form(c: ollama.Client) -> None:
-    """format: json, and a schema"""
+def response_format(c: ollama.Client) -> None:
+    """chat with format="json", and with a JSON schema as format"""
     schema = {
         "type": "object",
         "properties": {"a": {"enum": ["x"]}},
@@ -63,21 +65,23 @@ def form(c: ollama.Client) -> None:
 
 @call
 def tools(c: ollama.Client) -> None:
-    """tools: a Python function, and a result"""
+    """chat with a Python function as a tool, and with a tool result"""
     c.chat("local", messages=HELLO, tools=[get_weather], options=FEW)
     called: Any = {
         "role": "assistant",
         "tool_calls": [{"function": {"name": "get_weather", "arguments": {"city": "Paris"}}}],
     }
-    more = [*HELLO, called, {"role": "tool", "tool_name": "get_weather", "content": "sunny"}]
-    assert c.chat("local", messages=more, tools=[get_weather], options=FEW).eval_count
+    messages = [*HELLO, called, {"role": "tool", "tool_name": "get_weather", "content": "sunny"}]
+    assert c.chat("local", messages=messages, tools=[get_weather], options=FEW).eval_count
 
 
 @call
 def models(c: ollama.Client) -> None:
     """list, ps, show"""
     assert (
-        [one.model for one in c.list().models] == [one.model for one in c.ps().models] == ["local"]
+        [model.model for model in c.list().models]
+        == [model.model for model in c.ps().models]
+        == ["local"]
     )
     assert "completion" in c.show("local").capabilities
 
@@ -85,19 +89,19 @@ def models(c: ollama.Client) -> None:
 @call
 def vectors(c: ollama.Client) -> None:
     """embed, embeddings"""
-    one, two = c.embed("local", ["a", "b"]).embeddings
-    assert len(one) == len(two) == len(c.embeddings("local", "a").embedding)
+    first, second = c.embed("local", ["a", "b"]).embeddings
+    assert len(first) == len(second) == len(c.embeddings("local", "a").embedding)
 
 
 @refuses
-def other(c: ollama.Client) -> None:
+def unknown_model(c: ollama.Client) -> None:
     """an unknown model"""
     c.chat("other", messages=HELLO)
 
 
 @refuses
 def pull(c: ollama.Client) -> None:
-    """pull (use llmcli pull)"""
+    """pull, which the server refuses in favor of `llmcli pull`"""
     c.pull("other")
 
 

@@ -1,5 +1,5 @@
-"""Calls of openai-python's README and guides: chat, streams, async, tools, parsing, responses,
-errors.
+"""The calls in openai-python's README and guides, run against the server: chat, streams, async,
+tools, parsing, responses, errors.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Step(BaseModel):
 
 
 class Solution(BaseModel):
-    """The parsed answer."""
+    """An answer with nested objects, for structured outputs."""
 
     steps: list[Step]
     final: int
@@ -68,11 +68,14 @@ def chat(c: OpenAI) -> None:
 
 @call
 def chat_system(c: OpenAI) -> None:
-    """chat with developer and system messages, text parts"""
+    """chat with a developer message and with text parts"""
     parts: Any = [{"type": "text", "text": "Say"}, {"type": "text", "text": " hello"}]
-    said: Any = [{"role": "developer", "content": "Be brief"}, {"role": "user", "content": parts}]
+    messages: Any = [
+        {"role": "developer", "content": "Be brief"},
+        {"role": "user", "content": parts},
+    ]
     assert (
-        c.chat.completions.create(model=M, messages=said, max_completion_tokens=8)
+        c.chat.completions.create(model=M, messages=messages, max_completion_tokens=8)
         .choices[0]
         .finish_reason
     )
@@ -82,8 +85,8 @@ def chat_system(c: OpenAI) -> None:
 def chat_stream(c: OpenAI) -> None:
     """chat.completions.create(stream=True)"""
     text = [
-        one.choices[0].delta.content or ""
-        for one in c.chat.completions.create(model=M, messages=HI, max_tokens=16, stream=True)
+        item.choices[0].delta.content or ""
+        for item in c.chat.completions.create(model=M, messages=HI, max_tokens=16, stream=True)
     ]
     assert len(text) > 3
     assert "".join(text)
@@ -91,7 +94,7 @@ def chat_stream(c: OpenAI) -> None:
 
 @call
 def chat_usage(c: OpenAI) -> None:
-    """stream_options include_usage"""
+    """chat with stream_options={"include_usage": True}"""
     stream = c.chat.completions.create(
         model=M, messages=HI, max_tokens=4, stream=True, stream_options={"include_usage": True}
     )
@@ -113,25 +116,25 @@ def chat_stream_helper(c: OpenAI) -> None:
 
 @call
 async def chat_async(c: OpenAI) -> None:
-    """AsyncOpenAI chat, several at once"""
+    """AsyncOpenAI: three chats at the same time"""
     async with AsyncOpenAI(base_url=URL, api_key="x") as a:
         found = await asyncio.gather(
             *(a.chat.completions.create(model=M, messages=HI, max_tokens=8) for _ in range(3))
         )
-        assert all(one.choices[0].message.content for one in found)
+        assert all(item.choices[0].message.content for item in found)
 
 
 @call
 async def chat_async_stream(c: OpenAI) -> None:
-    """AsyncOpenAI stream"""
+    """AsyncOpenAI: chat with stream=True"""
     async with AsyncOpenAI(base_url=URL, api_key="x") as a:
         stream = await a.chat.completions.create(model=M, messages=HI, max_tokens=8, stream=True)
-        assert [one async for one in stream]
+        assert [item async for item in stream]
 
 
 @call
 def sampling(c: OpenAI) -> None:
-    """temperature, top_p, penalties, seed, stop, logit_bias, user, metadata, store"""
+    """chat with temperature, top_p, penalties, seed, stop, logit_bias, user, metadata, store"""
     args: Any = {
         "model": M,
         "messages": HI,
@@ -149,16 +152,16 @@ def sampling(c: OpenAI) -> None:
         "service_tier": "auto",
         "prompt_cache_key": "k",
     }
-    one, other = (c.chat.completions.create(**args).choices[0].message.content for _ in range(2))
-    assert one == other
+    first, second = (c.chat.completions.create(**args).choices[0].message.content for _ in range(2))
+    assert first == second
 
 
 @call
-def several(c: OpenAI) -> None:
-    """n"""
+def several_choices(c: OpenAI) -> None:
+    """chat with n=3"""
     assert [
-        one.index
-        for one in c.chat.completions.create(model=M, messages=HI, n=3, max_tokens=6).choices
+        item.index
+        for item in c.chat.completions.create(model=M, messages=HI, n=3, max_tokens=6).choices
     ] == [
         0,
         1,
@@ -168,25 +171,26 @@ def several(c: OpenAI) -> None:
 
 @call
 def logprobs(c: OpenAI) -> None:
-    """logprobs and top_logprobs"""
+    """chat with logprobs and top_logprobs"""
     found = c.chat.completions.create(
         model=M, messages=HI, logprobs=True, top_logprobs=3, max_tokens=4
     )
     assert all(
-        len(one.top_logprobs) == 3 and one.logprob <= 0 for one in found.choices[0].logprobs.content
+        len(item.top_logprobs) == 3 and item.logprob <= 0
+        for item in found.choices[0].logprobs.content
     )
 
 
 @call
 def stop(c: OpenAI) -> None:
-    """stop is not part of the answer"""
+    """chat with stop: the stop string is not part of the answer"""
     found = c.chat.completions.create(model=M, messages=HI, stop=["e"], max_tokens=40).choices[0]
     assert "e" not in found.message.content
 
 
 @call
 def tools_auto(c: OpenAI) -> None:
-    """tools, tool_choice auto and none"""
+    """chat with tools and tool_choice auto or none"""
     for choice in ("auto", "none"):
         found = c.chat.completions.create(
             model=M, messages=HI, tools=TOOLS, tool_choice=choice, max_tokens=20
@@ -196,7 +200,7 @@ def tools_auto(c: OpenAI) -> None:
 
 @call
 def tools_required(c: OpenAI) -> None:
-    """tools, tool_choice required, result sent back"""
+    """chat with tool_choice required, and a tool result sent back"""
     found = c.chat.completions.create(
         model=M,
         messages=HI,
@@ -208,25 +212,25 @@ def tools_required(c: OpenAI) -> None:
     assert found.choices[0].finish_reason == "tool_calls"
     tool = found.choices[0].message.tool_calls[0]
     assert set(json.loads(tool.function.arguments)) == {"city"}
-    back: Any = [
+    messages: Any = [
         *HI,
         found.choices[0].message,
         {"role": "tool", "tool_call_id": tool.id, "content": "sunny"},
     ]
-    assert c.chat.completions.create(model=M, messages=back, tools=TOOLS, max_tokens=12).choices
+    assert c.chat.completions.create(model=M, messages=messages, tools=TOOLS, max_tokens=12).choices
 
 
 @call
 def tools_named_stream(c: OpenAI) -> None:
-    """tools, one function named, streamed"""
+    """chat with tool_choice naming one function, streamed"""
     choice: Any = {"type": "function", "function": {"name": "get_weather"}}
     stream = c.chat.completions.create(
         model=M, messages=HI, tools=TOOLS, tool_choice=choice, max_tokens=200, stream=True
     )
-    deltas = [tool for one in stream for tool in one.choices[0].delta.tool_calls or []]
+    deltas = [tool for item in stream for tool in item.choices[0].delta.tool_calls or []]
     assert deltas[0].function.name == "get_weather"
     assert deltas[0].id
-    json.loads("".join(one.function.arguments or "" for one in deltas))
+    json.loads("".join(item.function.arguments or "" for item in deltas))
 
 
 @call
@@ -247,9 +251,11 @@ def tools_parse(c: OpenAI) -> None:
 @call
 def parse(c: OpenAI) -> None:
     """chat.completions.parse(response_format=Model)"""
-    form = type("Answer", (BaseModel,), {"__annotations__": {"good": bool, "number": int}})
-    found = c.chat.completions.parse(model=M, messages=HI, response_format=form, max_tokens=200)
-    assert isinstance(found.choices[0].message.parsed, form)
+    answer_model = type("Answer", (BaseModel,), {"__annotations__": {"good": bool, "number": int}})
+    found = c.chat.completions.parse(
+        model=M, messages=HI, response_format=answer_model, max_tokens=200
+    )
+    assert isinstance(found.choices[0].message.parsed, answer_model)
 
 
 @call
@@ -265,7 +271,7 @@ def parse_stream(c: OpenAI) -> None:
 
 @call
 def json_object(c: OpenAI) -> None:
-    """response_format json_object"""
+    """chat with response_format json_object"""
     found = c.chat.completions.create(
         model=M, messages=HI, response_format={"type": "json_object"}, max_tokens=60
     )
@@ -274,7 +280,7 @@ def json_object(c: OpenAI) -> None:
 
 @call
 def json_schema(c: OpenAI) -> None:
-    """response_format json_schema, strict, nested with $defs"""
+    """chat with response_format json_schema: strict, nested by $defs"""
     schema: Any = {
         "name": "it",
         "strict": True,
@@ -291,7 +297,7 @@ def json_schema(c: OpenAI) -> None:
 
 @call
 def completion(c: OpenAI) -> None:
-    """completions.create, streamed, logprobs, echo, best_of, several prompts"""
+    """completions.create: plain, streamed, with logprobs, echo, best_of, several prompts"""
     assert c.completions.create(model=M, prompt="Once", max_tokens=8).choices[0].text
     assert list(c.completions.create(model=M, prompt="Once", max_tokens=8, stream=True))
     assert (
@@ -325,16 +331,16 @@ def response(c: OpenAI) -> None:
 
 @call
 def response_items(c: OpenAI) -> None:
-    """responses.create with a conversation of items"""
+    """responses.create with a conversation as input items"""
     first = c.responses.create(
         model=M, input=[{"role": "user", "content": "knock knock."}], max_output_tokens=16
     )
-    said: Any = [
+    items: Any = [
         {"role": "user", "content": "knock knock."},
         *first.output,
         {"role": "user", "content": "who?"},
     ]
-    assert c.responses.create(model=M, input=said, max_output_tokens=16).output_text
+    assert c.responses.create(model=M, input=items, max_output_tokens=16).output_text
 
 
 @call
@@ -347,7 +353,7 @@ def response_stream(c: OpenAI) -> None:
 
 @call
 def response_stream_helper(c: OpenAI) -> None:
-    """responses.stream with a final response"""
+    """responses.stream with text_format, and get_final_response"""
     with c.responses.stream(
         model=M, input="Hello", text_format=Step, max_output_tokens=300
     ) as stream:
@@ -358,7 +364,7 @@ def response_stream_helper(c: OpenAI) -> None:
 
 @call
 async def response_async(c: OpenAI) -> None:
-    """AsyncOpenAI responses, streamed"""
+    """AsyncOpenAI: responses.create(stream=True)"""
     async with AsyncOpenAI(base_url=URL, api_key="x") as a:
         stream = await a.responses.create(model=M, input="Hello", max_output_tokens=8, stream=True)
         assert [event async for event in stream]
@@ -377,7 +383,7 @@ def response_parse(c: OpenAI) -> None:
 
 @call
 def response_tools(c: OpenAI) -> None:
-    """responses with function tools, result sent back"""
+    """responses.create with function tools, and a tool result sent back"""
     found = c.responses.create(
         model=M,
         input="Weather in Rome?",
@@ -388,17 +394,17 @@ def response_tools(c: OpenAI) -> None:
     )
     tool: Any = found.output[0]
     assert (tool.type, tool.name) == ("function_call", "get_weather")
-    back: Any = [
+    items: Any = [
         {"role": "user", "content": "Weather?"},
         *found.output,
         {"type": "function_call_output", "call_id": tool.call_id, "output": "sunny"},
     ]
-    assert c.responses.create(model=M, input=back, tools=FLAT, max_output_tokens=12).output
+    assert c.responses.create(model=M, input=items, tools=FLAT, max_output_tokens=12).output
 
 
 @call
 def embeddings(c: OpenAI) -> None:
-    """embeddings.create, float and base64, several"""
+    """embeddings.create with several inputs; encoding_format float agrees with base64"""
     found = c.embeddings.create(model=M, input=["one", "two"])
     assert len(found.data) == 2
     assert abs(sum(value * value for value in found.data[0].embedding) - 1) < 1e-3
@@ -414,8 +420,8 @@ def embeddings(c: OpenAI) -> None:
 
 @call
 def models(c: OpenAI) -> None:
-    """models.list, models.retrieve, paging"""
-    assert [one.id for one in c.models.list()] == [M]
+    """models.list as an iterator over pages, models.retrieve"""
+    assert [item.id for item in c.models.list()] == [M]
     assert c.models.retrieve(M).id == M
 
 
@@ -459,8 +465,8 @@ def errors(c: OpenAI) -> None:
 
 
 @call
-def given_up(c: OpenAI) -> None:
-    """a stream that is closed early"""
+def stream_closed_early(c: OpenAI) -> None:
+    """a stream that the client closes early; the server answers the next request"""
     stream = c.chat.completions.create(model=M, messages=HI, max_tokens=500, stream=True)
     next(iter(stream))
     stream.close()
@@ -469,14 +475,14 @@ def given_up(c: OpenAI) -> None:
 
 @refuses
 def image(c: OpenAI) -> None:
-    """images in a message"""
-    said: Any = [
+    """an image in a message"""
+    messages: Any = [
         {
             "role": "user",
             "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}],
         }
     ]
-    c.chat.completions.create(model=M, messages=said)
+    c.chat.completions.create(model=M, messages=messages)
 
 
 @refuses
@@ -492,13 +498,13 @@ def audio(c: OpenAI) -> None:
 
 @refuses
 def stored(c: OpenAI) -> None:
-    """previous_response_id"""
+    """responses.create with previous_response_id"""
     c.responses.create(model=M, input="Hello", previous_response_id="resp_1")
 
 
 @refuses
 def web(c: OpenAI) -> None:
-    """web_search in responses"""
+    """responses.create with the tool web_search"""
     c.responses.create(model=M, input="Hello", tools=[{"type": "web_search"}])
 
 
@@ -510,7 +516,7 @@ def files(c: OpenAI) -> None:
 
 @refuses
 def batches(c: OpenAI) -> None:
-    """batches.create (llmcli batch reads the same lines)"""
+    """batches.create, which the server does not have (`llmcli batch` reads the same file format)"""
     c.batches.create(input_file_id="f", endpoint="/v1/chat/completions", completion_window="24h")
 
 
