@@ -180,7 +180,9 @@ class AnswerBlocks:
             yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
 
     def _begin(self, kind: str, block: Document, shown: Document) -> Document:
-        """Append and open a block. Return its start event, which contains `shown`, the empty block."""
+        """Append and open a block. Return its start event, which contains `shown`, the empty
+        block.
+        """
         self.blocks.append(block)
         self._open = kind
         return {

@@ -102,7 +102,9 @@ class ApiForm(ABC):
 
     @property
     def is_beam_search(self) -> bool:
-        """Whether the request is a beam search, which has no text to stream before the search ends."""
+        """Whether the request is a beam search, which has no text to stream before the search
+        ends.
+        """
         return bool(self.requests) and self.requests[0].strategy == "beam"
 
     @property

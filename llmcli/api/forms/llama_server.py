@@ -177,7 +177,9 @@ class LlamaCompletionForm(CompletionsForm):
         )
 
     def _settings(self, answer: Answer) -> Document:
-        """Return the field `generation_settings`: the sampling settings and limits of the request."""
+        """Return the field `generation_settings`: the sampling settings and limits of the
+        request.
+        """
         request, limit = self.requests[0], common.read_limit(self.fields, ("max_tokens",))
         values = request.sampling.as_dict()
         return {

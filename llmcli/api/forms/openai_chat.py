@@ -20,7 +20,9 @@ DELTA_FIELDS = {"thinking": "reasoning_content", "content": "content"}
 
 
 class ChatForm(ConversationForm):
-    """OpenAI's chat completions. The base class reads the request; this class writes the response."""
+    """OpenAI's chat completions. The base class reads the request; this class writes the
+    response.
+    """
 
     path: ClassVar[str] = "/v1/chat/completions"
     id_prefix: ClassVar[str] = "chatcmpl-"
@@ -103,7 +105,9 @@ class ChatForm(ConversationForm):
         return self._chunk(index, {"role": "assistant", "content": ""})
 
     def stream_event(self, event: Event) -> Iterable[Document]:
-        """Return chunks with the text, the thinking and the parts of tool calls that an event adds."""
+        """Return chunks with the text, the thinking and the parts of tool calls that an event
+        adds.
+        """
         if self.is_beam_search:
             return []
         return self._event_chunks(event, self._splitters[event.sequence].feed(event.text))

@@ -147,7 +147,9 @@ class CompletionsForm(ApiForm):
         return isinstance(value, str) or _is_token_ids(value)
 
     def _tokens(self, path: str, value: Any) -> tuple[int, ...]:
-        """Return the token ids of one prompt. `path`: the prompt's path in the request, for errors."""
+        """Return the token ids of one prompt. `path`: the prompt's path in the request, for
+        errors.
+        """
         model = self.runner.model
         if isinstance(value, str):
             tokens = common.encode_prompt(self.runner, self.settings, value)

@@ -59,7 +59,9 @@ class JsonArgumentStream:
 
     @property
     def closing_brackets(self) -> str | None:
-        """The brackets that would close the object at the current position; None inside a string."""
+        """The brackets that would close the object at the current position; None inside a
+        string.
+        """
         return None if self._in_string else "".join(reversed(self._open))
 
     def feed(self, text: str, is_last: bool = False) -> tuple[str, int]:

@@ -75,7 +75,9 @@ class ToolSet:
 
     @property
     def is_strict(self) -> bool:
-        """Whether any function is strict, so that a constraint is needed even if no call is forced."""
+        """Whether any function is strict, so that a constraint is needed even if no call is
+        forced.
+        """
         return any(tool.is_strict for tool in self.tools)
 
     def constraint(self, call_format: ToolCallFormat, document: Any = None) -> Constraint:

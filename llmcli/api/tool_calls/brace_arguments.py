@@ -47,7 +47,9 @@ class BraceArgumentStream:
         self._expected, self._is_empty, self._in_string = "value", False, False
 
     def feed(self, text: str, is_last: bool) -> tuple[str, int]:
-        """Return the JSON for a piece of text, and the number of characters that were read from it."""
+        """Return the JSON for a piece of text, and the number of characters that were read from
+        it.
+        """
         out, position, progressed = list[str](), 0, True
         while progressed and not self.is_complete:
             previous = position

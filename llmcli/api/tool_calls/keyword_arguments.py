@@ -78,7 +78,9 @@ class KeywordArgumentStream:
         self._pending, self._depth = list[str](), 0
 
     def feed(self, text: str, is_last: bool) -> tuple[str, int]:
-        """Return the JSON for a piece of text, and the number of characters that were read from it."""
+        """Return the JSON for a piece of text, and the number of characters that were read from
+        it.
+        """
         out, position, progressed = list[str](), 0, True
         if self._separator == "{":
             out, self._separator = ["{"], ""
