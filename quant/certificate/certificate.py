@@ -1,8 +1,10 @@
-"""Certificate: what was done to a model and how good it is, stored inside the file.
+"""Certificate: a record of how a model was quantized and how close the result is to its source,
+stored inside the file.
 
-A certificate is JSON under one key of the GGUF's metadata. It contains digests of all tensors, of a
-sample of them, and of the other metadata, so that a reader can tell whether the file still has the
-certified bytes. The certificate is not signed: it detects accidental changes, not tampering.
+A certificate is JSON text under one metadata key of the GGUF. It contains digests of all tensors,
+of a sample of each tensor, and of the other metadata, so that a reader can tell whether the file
+still has the certified bytes. The certificate is not signed. It detects accidental changes, not
+tampering.
 """
 
 import hashlib
@@ -21,12 +23,12 @@ FORMAT_VERSION = 1
 MAX_TEXT_CHARACTERS = 64 << 20  # enough for a million tensors
 SAMPLE_BYTES = 4096  # bytes from the middle of each tensor that a quick check reads
 BLOCK_BYTES = 1 << 22
-MAX_NAMED_TENSORS = 3  # tensors named in a message
-# upper bounds of the JSON's bytes: for a tensor and for a text, without their names, and for all
-# other parts
+MAX_NAMED_TENSORS = 3  # maximum number of tensors that a message names
+# Upper bounds of the certificate's JSON in bytes: for one tensor without its name, for one text
+# without its name, and for everything else.
 TENSOR_JSON_BYTES, TEXT_JSON_BYTES, BASE_JSON_BYTES = 160, 160, 8192
-# Keys that are not hashed: those that depend on how the files are split, and the certificate, which
-# cannot contain its own digest.
+# Metadata keys that are not hashed: the certificate, because it cannot contain its own digest, and
+# the keys that depend on how the model is split into files.
 UNHASHED_KEYS = frozenset({CERTIFICATE_KEY, "split.no", "split.count", "split.tensors.count"})
 
 
@@ -40,8 +42,8 @@ class CertifiedEstimate:
 
 @dataclass(frozen=True, slots=True)
 class CertifiedSource:
-    """The source of the file: its name without a folder, its fingerprint (Source.fingerprint), the
-    types that its floats are stored as, and the bytes of its tensors.
+    """The model that the file was quantized from: its name without a folder, its fingerprint
+    (Source.fingerprint), the types of its tensors, and the total bytes of its tensors.
     """
 
     name: str
@@ -53,11 +55,12 @@ class CertifiedSource:
 
 @dataclass(frozen=True, slots=True)
 class ContentDigests:
-    """Digests of the certified bytes.
+    """Digests and sizes of the certified content.
 
-    `data` is the sha256 of the name, shape, type and bytes of every tensor, in order; it does not
-    depend on how the file is split. `sample` is the same with only 4,096 bytes from the middle of
-    each tensor. `metadata` is the sha256 of all keys and values except UNHASHED_KEYS.
+    `data` is the sha256 of the name, shape, type and bytes of every tensor, in order. It does not
+    depend on how the model is split into files. `sample` is the same digest with at most
+    SAMPLE_BYTES bytes from the middle of each tensor. `metadata` is the sha256 of all keys and
+    values except UNHASHED_KEYS. `nbytes` are the bytes of all tensors.
     """
 
     data: str
@@ -70,11 +73,13 @@ class ContentDigests:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRecord:
-    """Something that influenced the rounding: `kind` is "imatrix" or "moments", with the digest of
-    that file, or "mix", the choice of types.
+    """Something that influenced the rounding. `kind` is "imatrix" or "moments" for a calibration
+    file, "sequential" for a calibration that ran during the quantization, and "mix" for a measured
+    choice of types. `digest` identifies the statistics or the choice.
 
-    `texts` are the names of the texts that it was made from; `hashes` has the sha256 of each text,
-    or the beginning of it ("" if unknown).
+    `texts` are the names of the texts that were read. `hashes` has the sha256 of each text, or the
+    beginning of the sha256 ("" if unknown). `chunks` and `tokens` are the totals of all texts, None
+    if unknown.
     """
 
     kind: str
@@ -87,11 +92,11 @@ class CalibrationRecord:
 
 @dataclass(frozen=True, slots=True)
 class TensorRecord:
-    """The record of one tensor.
+    """The certified properties of one tensor. `bits` are its bits per value.
 
-    `error` is the relative RMS error of its values against the source, `weighted` the same with
-    columns weighted by the imatrix; each is None if it cannot be computed. The values of a folded
-    tensor are compared with the folded source.
+    `error` is the relative RMS error of its values against the source. `weighted` is the same error
+    with columns weighted by the imatrix. Each is None if it cannot be computed. If folds changed
+    the tensor before it was quantized, its values are compared with the folded source.
     """
 
     name: str
@@ -104,10 +109,12 @@ class TensorRecord:
 
 @dataclass(frozen=True, slots=True)
 class AnswerMetrics:
-    """How closely the file answers like its source: llama-perplexity's metrics on a text.
+    """How closely the file predicts the same tokens as its source: llama-perplexity's metrics on
+    one text.
 
-    `base` is the type that the source ran in. `calibrated` means that the text was also used for
-    calibration, so that the metrics are optimistic.
+    `base` is the type that the source was run in. `kld_ranks` maps percentiles ("99.9") to
+    divergences, and `kld_most` is the largest divergence. `calibrated` means that the text was also
+    used for calibration, so that the metrics are optimistic.
     """
 
     text: str
@@ -130,13 +137,13 @@ class AnswerMetrics:
 
 @dataclass(frozen=True, slots=True)
 class SpeedComparison:
-    """The speeds of the source (`base`) and of the file (`quantized`) in one test, measured in
-    turn.
+    """The speeds of the source (`base`) and of the file (`quantized`) in the benchmark `test`, in
+    median tokens per second. They were measured in `pairs` pairs, each in random order.
 
-    Both are median tokens per second; each span is from the slowest to the fastest tenth of the
-    measurements. `ratio` is the file's speed relative to the source's, with the interval from `low`
-    to `high`, which are None if there are too few measurements. `noisy` means that the machine was
-    busy during the test.
+    Each span is the range from the slowest to the fastest tenth of the measurements. `ratio` is the
+    speed of the file divided by that of the source, with the confidence interval from `low` to
+    `high`; both are None if there are too few measurements. `noisy` means that the machine was busy
+    during the benchmark.
     """
 
     test: str
@@ -153,7 +160,9 @@ class SpeedComparison:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Hardware and software of the measurement, without host, folder and user names."""
+    """The hardware and software that the measurements ran on. Host names, folders and user names
+    are left out, because certificates are published.
+    """
 
     llmcli: str
     llama_cpp_python: str
@@ -164,11 +173,13 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """The whole certificate.
+    """The whole certificate, as stored in the file.
 
-    `settings` are the settings of `quantize` as the file records them. `methods` maps each method
-    to the number of tensors whose codes it chose, because `method` may leave tensors to a fallback;
-    empty if unknown.
+    `settings` are the settings of `llmcli quantize` as the file records them. `method` may leave
+    some tensors to a fallback, so `methods` maps each method to the number of tensors that it
+    quantized (empty if unknown). `mix` maps each type to the number of its tensors. `world`
+    describes the machine, `answers` the closeness to the source, and `steering` lists everything
+    that influenced the rounding.
     """
 
     format: int
@@ -193,8 +204,9 @@ class Certificate:
 
 
 def max_json_bytes(tensors: Iterable[str], texts: Iterable[str]) -> int:
-    """Return the most bytes that a certificate adds to a file, given the names of its tensors and
-    calibration texts. Planning for a target size reserves them.
+    """Return an upper bound of the bytes that a certificate adds to a file, given the names of the
+    file's tensors and of the calibration texts. A quantization to a target size reserves these
+    bytes.
     """
     groups = ((tensors, TENSOR_JSON_BYTES), (texts, TEXT_JSON_BYTES))
     sizes = (
@@ -206,8 +218,8 @@ def max_json_bytes(tensors: Iterable[str], texts: Iterable[str]) -> int:
 
 
 def read_certificate(header: ModelHeader) -> Certificate | None:
-    """Return the certificate in a file, or None if it has none. Raises UserError if the certificate
-    cannot be read.
+    """Return the certificate in a file, or None if the file has none. Raises UserError if the
+    certificate is damaged or has an unknown format version.
     """
     value = header.metadata.get(CERTIFICATE_KEY)
     if value is None:
@@ -233,7 +245,9 @@ def read_certificate(header: ModelHeader) -> Certificate | None:
 def digest_content(
     header: ModelHeader, on_bytes: Callable[[int], None] = lambda nbytes: None
 ) -> ContentDigests:
-    """Return the digests of a file. Reads all of its bytes."""
+    """Return the digests of a file, for which all of its bytes are read. `on_bytes` is called after
+    each read with the number of bytes.
+    """
     return ContentDigests(
         digest_tensors(header.tensors, on_bytes),
         digest_sample(header.tensors),
@@ -261,8 +275,8 @@ def digest_tensors(
 
 
 def read_blocks(stream: BinaryIO, tensor: TensorInfo) -> Iterator[bytes]:
-    """Yield a tensor's bytes from its open file. Raises DamagedSourceError if the file ends too
-    early.
+    """Yield a tensor's bytes in blocks from its open file. Raises DamagedSourceError if the file
+    ends too early.
     """
     stream.seek(tensor.offset)
     remaining = tensor.nbytes
@@ -277,7 +291,9 @@ def read_blocks(stream: BinaryIO, tensor: TensorInfo) -> Iterator[bytes]:
 
 
 def digest_sample(tensors: Sequence[TensorInfo]) -> str:
-    """Return the sha256 over the middle of every tensor, which reads only a few MB of any file."""
+    """Return the sha256 over the middle of every tensor. Only a few MB are read, however large the
+    file is.
+    """
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(_label(tensor))
@@ -288,7 +304,7 @@ def digest_sample(tensors: Sequence[TensorInfo]) -> str:
 
 
 def digest_metadata(fields: Sequence[MetadataField]) -> str:
-    """Return the sha256 of all keys and values, byte by byte, except UNHASHED_KEYS."""
+    """Return the sha256 over all metadata keys and their values as stored, except UNHASHED_KEYS."""
     digest = hashlib.sha256()
     for entry in fields:
         if entry.key not in UNHASHED_KEYS:
@@ -303,10 +319,12 @@ def find_mismatches(
     all_bytes: bool = False,
     on_bytes: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[str, ...]:
-    """Return the reasons why a certificate does not match the file that contains it; empty if it
-    matches.
+    """Return the reasons why a certificate does not match the file that contains it, as texts for a
+    message; empty if it matches.
 
-    Checks types, sizes, metadata and a sample of every tensor; with `all_bytes`, every byte.
+    Names, types and sizes of the tensors, the metadata and a sample of every tensor are checked;
+    with `all_bytes`, every byte. `on_bytes` is called after each read of tensors with the number of
+    bytes.
     """
     reasons = [*_table_differences(header, certificate)]
     if not reasons and digest_sample(header.tensors) != certificate.content.sample:
@@ -325,7 +343,9 @@ def find_mismatches(
 
 
 def _table_differences(header: ModelHeader, certificate: Certificate) -> list[str]:
-    """Return the differences between the table of tensors in the file and that in the certificate."""
+    """Return the differences between the tensors listed in the file's header and those listed in
+    the certificate, as texts for a message.
+    """
     in_file = {tensor.name: (tensor.type, tensor.nbytes) for tensor in header.tensors}
     certified = {tensor.name: (tensor.type, tensor.nbytes) for tensor in certificate.tensors}
     differing = [
@@ -344,4 +364,5 @@ def _table_differences(header: ModelHeader, certificate: Certificate) -> list[st
 
 
 def _label(tensor: TensorInfo) -> bytes:
+    """Return the name, shape and type of a tensor as the bytes that a digest covers."""
     return f"{tensor.name} {','.join(map(str, tensor.shape))} {tensor.type}\n".encode()

@@ -1,10 +1,10 @@
-"""Writes a certificate into a finished GGUF: a complete new file is written beside it and renamed
-over it. If anything fails, the old file stays unchanged.
+"""Writes a certificate into a finished GGUF. A complete new file is written in the same folder and
+then renamed over the old one. If anything fails, the old file stays unchanged.
 
-Only the metadata differs in the new file. The tensors are copied, read back and compared with the
-certificate's digest before the rename. Space reserved in every header would avoid the copy, but the
-certificate's length would have to be guessed, and a kill during the write would leave half a
-certificate.
+Only the metadata of the new file is different. The tensors are copied, read back and compared with
+the certificate's digest before the rename. Reserved space in every header would avoid the copy. But
+the length of the certificate would have to be guessed, and a kill during the write would leave half
+a certificate.
 """
 
 import os
@@ -28,28 +28,30 @@ from quant.model_file.read_header import read_header
 def embed_certificate(
     path: Path, new_certificate: Certificate, on_bytes: Callable[[int], None] = lambda nbytes: None
 ) -> None:
-    """Write a certificate into `path`, or into the first shard of a split model, replacing an old
-    certificate. `on_bytes` is called after each write with the number of bytes.
+    """Write a certificate into `path`, or into the first shard of a split model, replacing any
+    certificate in it. `on_bytes` is called after each write with the number of bytes.
 
     Raises UserError if the disk is too small, if another process is writing the file, or if the
-    tensors do not match the certificate. After a kill the file has either its old or its new
-    content.
+    tensors do not match the certificate. If this process is killed, the file has either its old or
+    its new content.
     """
     header = read_header(path)
     first = read_file_header(header.files[0])
     new_layout = _layout(first, new_certificate)
-    with _open_new_file(first.file, new_layout) as (part, stream):
+    with _open_new_file(first.file, new_layout) as (new_path, stream):
         _copy(first, new_layout, stream, on_bytes)
         stream.flush()
         os.fsync(stream.fileno())
-        _check(header, part, new_certificate)
-        shutil.copymode(first.file, part)
-        part.replace(first.file)
+        _check(header, new_path, new_certificate)
+        shutil.copymode(first.file, new_path)
+        new_path.replace(first.file)
     sync_folder(first.file.parent)
 
 
 def _layout(first: FileHeader, new_certificate: Certificate) -> FileLayout:
-    """Return the layout of the new file: all keys unchanged, then the certificate."""
+    """Return the layout of the new file: all metadata keys of the old file except an old
+    certificate, then the new certificate.
+    """
     keys = [(field.key, field.read_raw()) for field in first.fields if field.key != CERTIFICATE_KEY]
     tensors = [(tensor.name, tensor.shape, tensor.type) for tensor in first.tensors]
     return lay_out_file(
@@ -61,14 +63,14 @@ def _layout(first: FileHeader, new_certificate: Certificate) -> FileLayout:
 
 @contextmanager
 def _open_new_file(file: Path, layout: FileLayout) -> Iterator[tuple[Path, BinaryIO]]:
-    """Yield the new file and its open stream, locked for this process. The file is deleted
-    afterwards unless it was renamed.
+    """Create the new file next to `file` and yield its path and open stream. The file is locked, so
+    that only one process writes it. At the end it is deleted, unless it was renamed.
     """
-    part = file.with_name(f".{file.name}.stamped")
-    if part.is_symlink() or (part.exists() and not part.is_file()):
-        raise UserError(f"{part} is no ordinary file", hint="remove it")
-    with part.open("a+b") as stream:
-        _lock(stream, part, file)
+    new_path = file.with_name(f".{file.name}.stamped")
+    if new_path.is_symlink() or (new_path.exists() and not new_path.is_file()):
+        raise UserError(f"{new_path} is no ordinary file", hint="remove it")
+    with new_path.open("a+b") as stream:
+        _lock(stream, new_path, file)
         try:
             stream.seek(0)
             stream.truncate()
@@ -78,13 +80,16 @@ def _open_new_file(file: Path, layout: FileLayout) -> Iterator[tuple[Path, Binar
                 f"a copy of {file.name} needs",
                 "then run --verify again: it keeps what is finished",
             )
-            yield part, stream
+            yield new_path, stream
         finally:
-            if _is_current(stream, part):
-                part.unlink(missing_ok=True)
+            if _is_current(stream, new_path):
+                new_path.unlink(missing_ok=True)
 
 
-def _lock(stream: BinaryIO, part: Path, file: Path) -> None:
+def _lock(stream: BinaryIO, new_path: Path, file: Path) -> None:
+    """Lock the new file for this process. Raises UserError if another process has the lock, or had
+    it and has renamed the file. On systems without fcntl nothing is locked.
+    """
     try:
         import fcntl
     except ImportError:  # as in resumable_writer.py
@@ -96,44 +101,45 @@ def _lock(stream: BinaryIO, part: Path, file: Path) -> None:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise busy from None
-    if not _is_current(
-        stream, part
-    ):  # another process renamed it to the finished file before the lock was taken
+    # Before this process had the lock, another process may have renamed the file to its final name.
+    if not _is_current(stream, new_path):
         raise busy
 
 
-def _is_current(stream: BinaryIO, part: Path) -> bool:
-    """Return whether the name `part` still belongs to the open file."""
-    return part.exists() and os.path.samestat(os.fstat(stream.fileno()), part.stat())
+def _is_current(stream: BinaryIO, new_path: Path) -> bool:
+    """Return whether `new_path` is still the name of the open file."""
+    return new_path.exists() and os.path.samestat(os.fstat(stream.fileno()), new_path.stat())
 
 
 def _copy(
-    first: FileHeader, layout: FileLayout, out: BinaryIO, tick: Callable[[int], None]
+    first: FileHeader, layout: FileLayout, out: BinaryIO, on_bytes: Callable[[int], None]
 ) -> None:
-    """Write the header, then each tensor at its offset, with zeros between them."""
+    """Write the new header to `out`, then copy each tensor of the old file to its offset in the new
+    layout. Gaps are filled with zeros.
+    """
     out.write(layout.header)
     with first.file.open("rb") as data:
         for tensor, slot in zip(first.tensors, layout.slots, strict=True):
             out.write(bytes(slot.offset - out.tell()))
             for block in read_blocks(data, tensor):
                 out.write(block)
-                tick(len(block))
+                on_bytes(len(block))
     out.write(bytes(layout.nbytes - out.tell()))
 
 
-def _check(header: ModelHeader, part: Path, new_certificate: Certificate) -> None:
-    """Read the new file back and compare it with the certificate. Raises UserError if the tensors
-    do not match.
+def _check(header: ModelHeader, new_path: Path, new_certificate: Certificate) -> None:
+    """Read the new file back and compare its tensors, and those of the later shards, with the
+    certificate. Raises UserError if they do not match.
     """
-    written = read_file_header(part)
-    other_tensors = tuple(tensor for tensor in header.tensors if tensor.file != header.files[0])
+    new_header = read_file_header(new_path)
+    later_tensors = tuple(tensor for tensor in header.tensors if tensor.file != header.files[0])
     if (
-        certificate.digest_tensors((*written.tensors, *other_tensors))
+        certificate.digest_tensors((*new_header.tensors, *later_tensors))
         != new_certificate.content.data
     ):
         raise UserError(
             f"{header.path} was changed while it was verified", hint="run the same command again"
         )
-    assert certificate.digest_metadata(written.fields) == new_certificate.content.metadata, (
+    assert certificate.digest_metadata(new_header.fields) == new_certificate.content.metadata, (
         "the certificate is of other metadata"
     )

@@ -1,7 +1,8 @@
-"""Relative RMS error of every tensor of a finished file against its source, over all values.
+"""Relative RMS error of every tensor of a finished file, compared with its source over all values.
 
-Both files are read and decoded by ggml's own routines, so that the errors are those of the bytes in
-the file. Columns are weighted by their importance if the tensor has one.
+Both files are read from disk and decoded by ggml's own routines, so that the errors are those of
+the bytes in the file. Errors are also computed with columns weighted by their importance, for
+tensors that have an importance.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,14 +19,16 @@ from quant.source.source import Weight, make_file_row_reader
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
-# values of a tensor in memory at a time, as floats of the source and of the file
+# number of a tensor's values that are in memory at a time, as floats of the source and of the file
 SLAB_VALUES = 1 << 22
-PIECE_VALUES = 1 << 18  # values in a job of one thread
+PIECE_VALUES = 1 << 18  # number of values that one job of a thread compares
 
 
 @dataclass(frozen=True, slots=True)
 class OriginalTensor:
-    """A tensor of the source, and a function that returns the importance of its rows first .. last."""
+    """A tensor of the source. `importance` is a function that returns the importance of the columns
+    for rows first .. last, or None.
+    """
 
     weight: Weight
     importance: Callable[[int, int], ggml.Importance | None]
@@ -44,19 +47,21 @@ class TensorError:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Sums of squares of the source and of the differences, plain and weighted."""
+    """Sums of squares over some values: of the source (`signal`) and of the differences from the
+    source (`noise`), both also with columns weighted by importance.
+    """
 
     signal: float = 0.0
     noise: float = 0.0
-    weighed_signal: float = 0.0
-    weighed_noise: float = 0.0
+    weighted_signal: float = 0.0
+    weighted_noise: float = 0.0
 
     def __add__(self, other: "_Sums") -> "_Sums":
         return _Sums(
             self.signal + other.signal,
             self.noise + other.noise,
-            self.weighed_signal + other.weighed_signal,
-            self.weighed_noise + other.weighed_noise,
+            self.weighted_signal + other.weighted_signal,
+            self.weighted_noise + other.weighted_noise,
         )
 
 
@@ -66,7 +71,7 @@ def tensor_errors(
     threads: int,
     on_tensor: Callable[[int], None] = lambda count: None,
 ) -> Iterator[TensorError]:
-    """Yield the error of every tensor of the file in order, compared with the original of the same
+    """Yield the error of each tensor of the file, in order. `originals` are the source's tensors by
     name. `on_tensor` is called with 1 after each tensor.
     """
     with ThreadPoolExecutor(threads, thread_name_prefix="deviate") as pool:
@@ -78,22 +83,26 @@ def tensor_errors(
 def _tensor_error(
     original: OriginalTensor, tensor: TensorInfo, pool: ThreadPoolExecutor
 ) -> TensorError:
+    """Return the error of one tensor, computed in slabs of rows that the threads of `pool` share.
+    Its errors are None if ggml cannot decode one of the two types.
+    """
     weight = original.weight
     if not (ggml.is_decodable(weight.type) and ggml.is_decodable(tensor.type)):
         return TensorError(tensor.name, None, None)
     read = make_file_row_reader(
         tensor.file, tensor.offset, ggml.row_bytes(tensor.type, tensor.columns), tensor.name
     )
-    total, weighed = _Sums(), False
-    step, part = max(1, SLAB_VALUES // weight.columns), max(1, PIECE_VALUES // weight.columns)
-    for first in range(0, weight.rows, step):
-        last = min(first + step, weight.rows)
+    total, is_weighted = _Sums(), False
+    slab_rows = max(1, SLAB_VALUES // weight.columns)
+    piece_rows = max(1, PIECE_VALUES // weight.columns)
+    for first in range(0, weight.rows, slab_rows):
+        last = min(first + slab_rows, weight.rows)
         source, blocks, importance = (
             weight.read(first, last),
             read(first, last),
             original.importance(first, last),
         )
-        weighed = weighed or importance is not None
+        is_weighted = is_weighted or importance is not None
         jobs = [
             pool.submit(
                 _square_sums,
@@ -103,8 +112,8 @@ def _tensor_error(
                 blocks[at:end],
                 importance.after(at) if importance else None,
             )
-            for at in range(0, last - first, part)
-            for end in (min(at + part, last - first),)
+            for at in range(0, last - first, piece_rows)
+            for end in (min(at + piece_rows, last - first),)
         ]
         for job in jobs:
             total += job.result()
@@ -112,7 +121,7 @@ def _tensor_error(
     return TensorError(
         tensor.name,
         error,
-        relative_rms(total.weighed_noise, total.weighed_signal) if weighed else None,
+        relative_rms(total.weighted_noise, total.weighted_signal) if is_weighted else None,
     )
 
 
@@ -123,7 +132,9 @@ def _square_sums(
     blocks: "U8",
     importance: ggml.Importance | None,
 ) -> _Sums:
-    """Return the sums of squares of some rows."""
+    """Return the sums of squares for some rows, given as the stored bytes of the source and of the
+    file (`blocks`). Without `importance`, the weighted sums are 0.
+    """
     import numpy as np
 
     name, columns = tensor.name, tensor.columns
@@ -133,9 +144,9 @@ def _square_sums(
     if importance is None:
         return total
     for first, last, vector in importance.spans(0, len(exact)):
-        weigh = vector.astype(np.float64)
+        column_weights = vector.astype(np.float64)
         signal, noise = (
-            np.square(rows[first:last], dtype=np.float64).sum(0) @ weigh
+            np.square(rows[first:last], dtype=np.float64).sum(0) @ column_weights
             for rows in (exact, difference)
         )
         total += _Sums(0.0, 0.0, float(signal), float(noise))
