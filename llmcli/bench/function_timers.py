@@ -1,8 +1,7 @@
-"""Timers around functions of the running program. They are installed for a measurement and removed
-afterwards.
+"""Timers around functions of the running program, which are installed only for a measurement.
 
-The measured code contains no timers, because each would cost about a microsecond per token even
-without a measurement.
+The measured code itself contains no timers, because they would slow down every token even when
+nothing is measured.
 """
 
 import time
@@ -18,40 +17,46 @@ TimedFunction = tuple[str, Any, str]
 
 @dataclass(slots=True)
 class FunctionTimers:
-    """The seconds that the timed functions of each phase took since the last reset. A timed
-    function must not call another one.
+    """Adds up the seconds that the timed functions of each phase take. A timed function must not
+    call another timed function, whose time would be counted twice.
+
+    `seconds`: the seconds of each phase since the last reset.
     """
 
     clock: Callable[[], float] = time.perf_counter
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def wrap(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with a timer around it, which adds to the phase `part`."""
-        clock, spent = self.clock, self.seconds
+    def wrap(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls `function` and adds the call's duration to the phase
+        `phase`.
+        """
+        clock, seconds = self.clock, self.seconds
 
         def timed(*args: Any) -> Any:
             begun = clock()
             try:
                 return function(*args)
             finally:
-                spent[part] += clock() - begun
+                seconds[phase] += clock() - begun
 
         return timed
 
     def reset(self) -> dict[str, float]:
-        """Return the seconds of each phase, and set them to zero."""
-        taken = dict(self.seconds)
+        """Return the seconds of each phase, and clear them."""
+        seconds = dict(self.seconds)
         self.seconds.clear()
-        return taken
+        return seconds
 
     @contextmanager
-    def install(self, places: Sequence[TimedFunction]) -> Iterator[None]:
-        """Install timers around all of these functions, and remove them after the block."""
-        before = [(owner, name, getattr(owner, name)) for _, owner, name in places]
-        for (part, owner, name), (_, _, function) in zip(places, before, strict=True):
-            setattr(owner, name, self.wrap(part, function))
+    def install(self, functions: Sequence[TimedFunction]) -> Iterator[None]:
+        """Replace each of these functions by its timed version, and restore the original functions
+        at the end of the block.
+        """
+        originals = [(owner, name, getattr(owner, name)) for _, owner, name in functions]
+        for (phase, owner, name), (_, _, function) in zip(functions, originals, strict=True):
+            setattr(owner, name, self.wrap(phase, function))
         try:
             yield
         finally:
-            for owner, name, function in before:
+            for owner, name, function in originals:
                 setattr(owner, name, function)

@@ -1,11 +1,11 @@
-"""How the time of an answer is divided among phases: tokenizing, prefill, decode, sampling,
+"""How the time of an answer is divided into phases: tokenizing, prefill, decoding, sampling,
 detokenizing, output and the remaining Python code.
 
-The answers are generated as by `run`, with equal prompts, seeds and numbers of tokens. No answer
-reuses the cache of an earlier one. Computation in llama.cpp is a call of its own, which is timed
-from outside. The phase "python" is the time that no timer measures: planning by the engine,
-building the batch, events. Every other answer runs without timers, which shows what the timers
-cost.
+The answers are generated as by `llmcli run`, with equal prompts, seeds and numbers of tokens. No
+answer reuses the KV cache of an earlier answer. Timers are installed around the functions that do
+the work, such as llama_decode. The phase "python" is the time that no timer measures: the engine's
+planning, building the batch, and events. Every other answer runs without timers, which shows the
+cost of the timers.
 """
 
 import statistics
@@ -38,8 +38,8 @@ PhaseSeconds = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
-    """The times of one answer in seconds. `phases`: by name, for each of PHASES. `tokens`: for each
-    token after the first, by name, for each of TOKEN_PHASES.
+    """The times of one answer in seconds. `phases`: the time of each phase in PHASES. `tokens`: for
+    each token after the first, the time of each phase in TOKEN_PHASES.
     """
 
     phases: PhaseSeconds
@@ -50,8 +50,9 @@ class PhaseTimes:
 class PhaseBreakdown:
     """The times of all answers that were measured with timers.
 
-    `clock_seconds`: what the timers cost per token; the phases include this time. It is the
-    difference between the median times per token with and without timers, where decode is left out.
+    `clock_seconds`: the cost of the timers per token, which the phases include. It is the
+    difference of the median time per token, without decoding, between answers with and without
+    timers.
     """
 
     prompt_tokens: int
@@ -59,33 +60,33 @@ class PhaseBreakdown:
     clock_seconds: float
 
     def answer_seconds(self, phase: str) -> tuple[float, float, float]:
-        """Return the seconds that a phase takes in an answer: median, minimum and maximum over the
+        """Return the seconds of a phase in one answer: the median, minimum and maximum over all
         answers.
         """
         values = [answer.phases[phase] for answer in self.answers]
         return statistics.median(values), min(values), max(values)
 
     def token_seconds(self, phase: str) -> tuple[float, float, float]:
-        """Return the seconds that a phase takes in a token: median, first decile and last decile
-        over the tokens.
+        """Return the seconds of a phase for one token: the median, the first decile and the last
+        decile over all tokens.
         """
         values = [token[phase] for answer in self.answers for token in answer.tokens]
-        tenths = (
+        deciles = (
             statistics.quantiles(values, n=10, method="inclusive") if len(values) > 1 else values
         )
-        return statistics.median(values), tenths[0], tenths[-1]
+        return statistics.median(values), deciles[0], deciles[-1]
 
     @property
     def total_seconds(self) -> float:
-        """The sum of the medians of all phases in seconds. Medians are used so that one disturbed
-        answer does not matter.
+        """The sum over the phases of their median seconds per answer. A median is not affected by
+        one disturbed answer.
         """
         return sum(self.answer_seconds(phase)[0] for phase in PHASES)
 
 
 def build_prompt(runner: Runner, tokens: int) -> str:
-    """Return a prompt of about `tokens` tokens. It has at most that many, unless it is a single
-    sentence.
+    """Return a prompt of at most `tokens` tokens that repeats one sentence. It has at least one
+    sentence, even if that is longer.
     """
     each = max(1, len(runner.encode_text(PROMPT_SENTENCE * 8)) // 8)
     count = max(1, tokens // each)
@@ -95,7 +96,7 @@ def build_prompt(runner: Runner, tokens: int) -> str:
 
 
 def encode_prompt(runner: Runner, prompt: str) -> tuple[int, ...]:
-    """Return the token ids of a prompt, formatted with the model's chat template if there is
+    """Return the token ids of a prompt, formatted with the model's chat template if the model has
     one.
     """
     return (
@@ -115,48 +116,55 @@ def measure_phases(
     tick: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> PhaseBreakdown:
-    """Measure `answers` answers with timers and as many without, after a warm-up.
+    """Measure `answers` answers with timers and as many without, in turn, after a warm-up.
 
-    `show` prints an event of an answer. `tick` is called after each answer.
+    `n_gen`: tokens per answer. `show` prints an event of an answer. `tick` is called after each
+    answer.
     """
     timed_answers: list[PhaseTimes] = []
-    with_clocks: list[float] = []
-    without: list[float] = []
+    seconds_with_timers: list[float] = []
+    seconds_without_timers: list[float] = []
     n_prompt_tokens = 0
     for number in range(answers + 1):
         for has_timers in (True, False) if number % 2 else (False, True):
-            probe = FunctionTimers(clock)
+            timers = FunctionTimers(clock)
             with (
-                ignore_end_tokens(runner, probe if has_timers else None),
-                probe.install(_places() if has_timers else ()),
+                ignore_end_tokens(runner, timers if has_timers else None),
+                timers.install(_timed_functions() if has_timers else ()),
             ):
-                times, gaps = _answer(runner, prompt, sampling, n_gen, show, probe)
+                times, outside_decode = _time_answer(runner, prompt, sampling, n_gen, show, timers)
             tick()
             if number:
                 n_prompt_tokens = len(encode_prompt(runner, prompt))
-                (with_clocks if has_timers else without).extend(gaps)
+                (seconds_with_timers if has_timers else seconds_without_timers).extend(
+                    outside_decode
+                )
                 timed_answers += [times] if has_timers else []
-    cost = statistics.median(with_clocks) - statistics.median(without) if without else 0.0
+    cost = (
+        statistics.median(seconds_with_timers) - statistics.median(seconds_without_timers)
+        if seconds_without_timers
+        else 0.0
+    )
     return PhaseBreakdown(n_prompt_tokens, tuple(timed_answers), max(0.0, cost))
 
 
-def _answer(
+def _time_answer(
     runner: Runner,
     prompt: str,
     sampling: Sampling,
     n_gen: int,
     show: Callable[[Event], None],
-    probe: FunctionTimers,
+    timers: FunctionTimers,
 ) -> tuple[PhaseTimes, list[float]]:
-    """Generate one answer with the timers of `probe`.
+    """Generate one answer, whose phases `timers` measures.
 
-    Returns its times, and for each token after the first the seconds outside of decode, as the
-    engine measures them.
+    Returns the times of the phases. Also returns, for each token after the first, the seconds
+    outside of decoding according to the engine's own clock.
     """
     runner.engine.ledger.evict_idle()
-    clock = probe.clock
-    screen = probe.wrap(SCREEN, show)
-    probe.reset()
+    clock = timers.clock
+    timed_show = timers.wrap(SCREEN, show)
+    timers.reset()
     begun = clock()
     tokens = encode_prompt(runner, prompt)
     encoded = clock()
@@ -165,70 +173,80 @@ def _answer(
     )
     reply = runner.reply(request)
     # one entry for each token, and a last one for the time after the last token
-    parts: list[dict[str, float]] = []
-    last = encoded
+    steps: list[dict[str, float]] = []
+    last_time = encoded
     for event in reply:
-        screen(event)
+        timed_show(event)
         if event.token:
             shown_at = clock()
-            parts.append({**probe.reset(), "all": shown_at - last})
-            last = shown_at
-    parts.append({**probe.reset(), "all": clock() - last})
+            steps.append({**timers.reset(), "all": shown_at - last_time})
+            last_time = shown_at
+    steps.append({**timers.reset(), "all": clock() - last_time})
     rows = [
-        _phases(part, "prefill" if index == 0 else "decode") for index, part in enumerate(parts)
+        _split_into_phases(step, "prefill" if index == 0 else "decode")
+        for index, step in enumerate(steps)
     ]
     phases = {phase: sum(row.get(phase, 0.0) for row in rows) for phase in PHASES}
     phases["tokenize"] = encoded - begun
-    gaps = [(token.ms - token.decode_ms) / 1e3 for token in reply.answer.tokens[1:]]
-    return PhaseTimes(phases, tuple(rows[1:-1])), gaps
+    outside_decode = [(token.ms - token.decode_ms) / 1e3 for token in reply.answer.tokens[1:]]
+    return PhaseTimes(phases, tuple(rows[1:-1])), outside_decode
 
 
-def _phases(part: PhaseSeconds, compute: str) -> dict[str, float]:
-    """Divide the seconds before a token was shown into PHASES. Time that no timer measured belongs
-    to "python".
+def _split_into_phases(seconds: PhaseSeconds, compute: str) -> dict[str, float]:
+    """Divide the seconds until a token was shown into phases. `seconds`: the seconds by timer, and
+    the total as "all". `compute`: the phase to which computation belongs, "prefill" or "decode".
+    Time that no timer measured belongs to "python".
     """
-    seen = {phase: part.get(phase, 0.0) for phase in (SAMPLE, DETOKENIZE, SCREEN)}
-    seen[compute] = part.get(COMPUTE, 0.0)
-    return {**dict.fromkeys(TOKEN_PHASES, 0.0), **seen, "python": part["all"] - sum(seen.values())}
+    phases = {phase: seconds.get(phase, 0.0) for phase in (SAMPLE, DETOKENIZE, SCREEN)}
+    phases[compute] = seconds.get(COMPUTE, 0.0)
+    return {
+        **dict.fromkeys(TOKEN_PHASES, 0.0),
+        **phases,
+        "python": seconds["all"] - sum(phases.values()),
+    }
 
 
-def _places() -> list[TimedFunction]:
-    """Return the functions to time. Reading a row of logits belongs to the computation, because it
-    waits for a GPU.
+def _timed_functions() -> list[TimedFunction]:
+    """Return the functions to time, each with its phase. `logits_row` counts as computation,
+    because it waits until a GPU has finished.
     """
-    draws = [
+    samplers = [
         (SAMPLE, owner, "draw") for owner in (NativeChain, GreedyNative, GreedyChain, NumpyChain)
     ]
     return [
         (COMPUTE, lib(), "llama_decode"),
         (COMPUTE, Context, "logits_row"),
-        *draws,
+        *samplers,
         (DETOKENIZE, Detokenizer, "feed"),
     ]
 
 
 class _EndlessVocabulary:
-    """A vocabulary in which no token ends the answer, although each is checked as usual."""
+    """A vocabulary in which no token ends the answer. Each token is still checked, so that the
+    check costs its usual time.
+    """
 
-    def __init__(self, vocabulary: Vocabulary, probe: FunctionTimers | None) -> None:
+    def __init__(self, vocabulary: Vocabulary, timers: FunctionTimers | None) -> None:
         self.n_vocab, self.tokenize = vocabulary.n_vocab, vocabulary.tokenize
-        self.piece = probe.wrap(DETOKENIZE, vocabulary.piece) if probe else vocabulary.piece
+        self.piece = timers.wrap(DETOKENIZE, vocabulary.piece) if timers else vocabulary.piece
         self._is_end = vocabulary.is_end
 
     def is_end(self, token: int) -> bool:
-        """Check the token as an ordinary vocabulary does, for the same cost, but return False."""
+        """Check the token like the wrapped vocabulary, but return False."""
         self._is_end(token)
         return False
 
 
 @contextmanager
-def ignore_end_tokens(runner: Runner, probe: FunctionTimers | None = None) -> Iterator[None]:
-    """Within the block, check whether each token ends the answer, but never end it. If `probe` is
-    given, it times the conversion of tokens to text.
+def ignore_end_tokens(runner: Runner, timers: FunctionTimers | None = None) -> Iterator[None]:
+    """Within the block, check whether each token ends the answer, but never end it. `timers`, if
+    given, times the conversion of tokens to text.
     """
-    engine, means = runner.engine, runner.engine.resources
-    engine.resources = replace(means, vocabulary=_EndlessVocabulary(means.vocabulary, probe))
+    engine, resources = runner.engine, runner.engine.resources
+    engine.resources = replace(
+        resources, vocabulary=_EndlessVocabulary(resources.vocabulary, timers)
+    )
     try:
         yield
     finally:
-        engine.resources = means
+        engine.resources = resources

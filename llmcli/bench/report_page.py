@@ -1,5 +1,5 @@
-"""The HTML report of a bench: charts of the tests, a table of all rows, and facts about the model,
-the machine and the build.
+"""The HTML report of `bench`: charts of the tests, a table of all results, and facts about the
+model, the machine and the build.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,10 +34,10 @@ MAX_MEMORY_BARS, MAX_SUMMARY_TESTS = 12, 6
 def build_charts(
     results: Sequence[SpeedResult], header: ModelHeader, bandwidth: float | None
 ) -> list[Chart]:
-    """Build the charts of the tests. `bandwidth`: memory bandwidth in bytes per second for the
-    roofline chart; None: unknown.
+    """Build the charts of the tests. `bandwidth`: the memory bandwidth in bytes per second; None:
+    unknown, so there is no roofline chart.
     """
-    tests = roofline.place_tests(results, header) if bandwidth and not _elsewhere(results) else []
+    tests = roofline.place_tests(results, header) if bandwidth and not _ran_on_gpu(results) else []
     return [
         *([roofline.build_chart(bandwidth, host.last_cache_bytes(), tests)] if tests else []),
         *speed.build_charts(results),
@@ -51,9 +51,10 @@ def build_test_page(
     bandwidth: float | None,
     extra_charts: Sequence[Chart] = (),
 ) -> ReportPage:
-    """Build the report of the tests of one model. `extra_charts` follow the charts of the tests.
+    """Build the report of the tests of one model. `extra_charts` are placed after the charts of the
+    tests.
 
-    The memory chart comes from dry runs of the tests' contexts, which load no weights.
+    The memory chart comes from dry runs of llama.cpp, which load no weights.
     """
     test_charts = build_charts(results, header, bandwidth)
     memory_chart = memory.build_chart(memory_plans(header, [result.test for result in results]))
@@ -62,7 +63,7 @@ def build_test_page(
     return ReportPage(
         f"{name} on {cpu}",
         f"{subject.description} · {format_size(subject.nbytes)} · measured {results[0].start_time}",
-        tuple(_lead(results, test_charts)),
+        tuple(_summary(results, test_charts)),
         tuple(test_charts),
         (("All rows", result_table(results)),),
         page_facts(results, bandwidth),
@@ -71,13 +72,13 @@ def build_test_page(
 
 def build_machine_page(machine: MachineBandwidth) -> ReportPage:
     """Build the report of a memory bandwidth measurement without a model."""
-    lead = (
+    summary = (
         () if machine.bandwidth is None else (f"Memory gives {machine.bandwidth / 1e9:.1f} GB/s.",)
     )
     return ReportPage(
         f"Memory of {machine.cpu}",
         "No model was measured.",
-        lead,
+        summary,
         (roofline.build_bandwidth_chart(machine),),
         (),
         (("Machine", _machine(machine.cpu, machine.cache_bytes, machine.bandwidth)),),
@@ -91,7 +92,9 @@ def build_page(
     charts: Sequence[Chart],
     tables: Sequence[tuple[str, Table]] = (),
 ) -> ReportPage:
-    """Build the report of any other kind of measurement on this machine."""
+    """Build the report of any other measurement from its text, charts and tables. Facts about this
+    machine and build are added.
+    """
     cpu = ("CPU", host.cpu_name()), ("last cache", _size(host.last_cache_bytes()))
     build = (
         ("llmcli", __version__),
@@ -109,8 +112,8 @@ def build_page(
 
 
 def memory_plans(header: ModelHeader, tests: Iterable[SpeedTest]) -> list[tuple[str, MemoryPlan]]:
-    """Return the memory plan of each test's context, by a dry run of llama.cpp. If there are many
-    contexts, only the longest one of each kind is planned.
+    """Return the name and the memory plan of each test's context, by dry runs of llama.cpp. If
+    there are more than MAX_MEMORY_BARS contexts, only the longest context of each kind is planned.
     """
     contexts = {(build_context_options(test), test.n_gpu_layers): None for test in tests}
     if len(contexts) > MAX_MEMORY_BARS:
@@ -125,17 +128,17 @@ def memory_plans(header: ModelHeader, tests: Iterable[SpeedTest]) -> list[tuple[
     ):
         with memory_plan.open_memory_planner(header, context, layers) as planner:
             planned = planner.memory_plan()
-        several = "" if context.n_seq_max == 1 else f", {context.n_seq_max} sequences"
-        name = f"{planned.n_ctx:,} tokens, K {context.type_k}, V {context.type_v}{several}"
-        # Leave out the overhead: this process uses more memory than a separate run, because it
-        # measured before.
+        sequences = "" if context.n_seq_max == 1 else f", {context.n_seq_max} sequences"
+        name = f"{planned.n_ctx:,} tokens, K {context.type_k}, V {context.type_v}{sequences}"
+        # Leave out the overhead: after the measurements, this process uses more memory than a
+        # separate run would.
         plans.append((name, replace(planned, overhead=None)))
     return list(dict(plans).items())
 
 
 def result_table(results: Sequence[SpeedResult]) -> Table:
-    """Build the table of all tests: the settings that are not the same in all of them, the speed
-    and its percentiles.
+    """Build the table of all tests, with the settings that differ between them, their speed and
+    their latency percentiles.
     """
     settings = speed.varying_settings(results)
     shares = next((list(result.itl_ms) for result in results if result.itl_ms), [])
@@ -165,8 +168,8 @@ def result_table(results: Sequence[SpeedResult]) -> Table:
 def page_facts(
     results: Sequence[SpeedResult], bandwidth: float | None
 ) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
-    """Return the facts of the report: the model, the settings that all tests have in common, the
-    machine and the build.
+    """Return the facts at the end of the report, as (heading, (label, text) pairs): the model, the
+    settings that are equal in all tests, the machine and the build.
     """
     row, subject, test = (
         llama_bench_output.build_row(results[0]),
@@ -208,7 +211,7 @@ def _size(nbytes: int | None) -> str:
     return "unknown" if nbytes is None else format_size(nbytes)
 
 
-def _lead(results: Sequence[SpeedResult], drawn: Sequence[Chart]) -> list[str]:
+def _summary(results: Sequence[SpeedResult], charts: Sequence[Chart]) -> list[str]:
     """Return the sentences of the summary: the fastest test of each kind, the roofline, and human
     reading speeds.
     """
@@ -228,15 +231,15 @@ def _lead(results: Sequence[SpeedResult], drawn: Sequence[Chart]) -> list[str]:
         else []
     )
     sentences += [noise] if (noise := llama_bench_output.noise_warning(results)) else []
-    sentences += [result.description for result in drawn if result.title == "Roofline"]
+    sentences += [result.description for result in charts if result.title == "Roofline"]
     reading_pace = results[0].subject.reading_pace
     rates = [result.each_ts for result in results if result.tokens_ms and not result.test.n_prompt]
     return [*sentences, *([reading_pace.format_line(rates)] if reading_pace and rates else [])]
 
 
-def _elsewhere(results: Sequence[SpeedResult]) -> bool:
-    """Return whether a GPU computed the tests. Its memory bandwidth is unknown, and the roofline of
-    the CPU does not apply.
+def _ran_on_gpu(results: Sequence[SpeedResult]) -> bool:
+    """Return whether a GPU computed any of the tests. The roofline of the CPU then does not apply,
+    and the memory bandwidth of the GPU is unknown.
     """
     has_gpu = any(device.kind in devices.GPU_KINDS for device in devices.list_devices())
     return has_gpu and any(result.test.n_gpu_layers != 0 for result in results)

@@ -1,4 +1,4 @@
-"""Result rows as JSON, JSON lines and CSV, in llama-bench's form."""
+"""Formatting of result rows as JSON, JSON lines and CSV, as llama-bench does."""
 
 import csv
 import io
@@ -20,8 +20,8 @@ def format_json_lines(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def format_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format rows as CSV in which every value is quoted and booleans are 0 and 1. All rows must
-    have the same fields.
+    """Format the rows as CSV. Every value is quoted, and booleans are 0 or 1. All rows must have
+    the same fields.
     """
     out = io.StringIO()
     out.write(",".join(rows[0]) + "\n")

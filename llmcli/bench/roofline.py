@@ -1,9 +1,9 @@
-"""A comparison of a model's speed on this machine with the limits that memory and arithmetic set.
+"""A comparison of a model's speed on this CPU with the limits that memory and arithmetic set.
 
 The memory bandwidth and the model's prompt and generation speeds are measured. The bytes and
-operations of a token are computed. The arithmetic limit is not that of a data sheet: it is the rate
-of operations that this model reached with its fastest prompt. For CPUs only, because the bandwidth
-of a GPU is not measured.
+operations per token are computed from the file. The arithmetic limit is the rate of operations that
+the model itself reached with its fastest prompt, because data sheet values are not attainable. GPUs
+are not supported, because their bandwidth is not measured.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,8 +25,8 @@ PROMPT_TOKENS, UBATCH_SIZES, GENERATED_TOKENS = 512, (128, 512), 32
 
 @dataclass(frozen=True, slots=True)
 class MachineBandwidth:
-    """The measured memory bandwidth of a machine. `cache_bytes`: size of the last-level cache,
-    None: unknown.
+    """The measured memory bandwidth of a machine. `cache_bytes`: size of the last-level cache;
+    None: unknown. `readings`: the measurements, which differ in buffer size and threads.
     """
 
     cpu: str
@@ -35,8 +35,8 @@ class MachineBandwidth:
 
     @property
     def bandwidth(self) -> float | None:
-        """Bytes per second that memory itself delivers. None if it is not certain for any reading
-        that it exceeded the last-level cache.
+        """The memory bandwidth in bytes per second. None if the cache size is unknown or no buffer
+        was large enough to exceed the cache for certain.
         """
         reading = memory_bandwidth.memory_roof(self.readings, self.cache_bytes)
         return reading.best_rate if reading else None
@@ -44,8 +44,8 @@ class MachineBandwidth:
 
 @dataclass(frozen=True, slots=True)
 class RooflinePoint:
-    """The measured generation at one depth. `rate`: tokens per second. `token_cost`: what one of
-    these tokens costs.
+    """The measured generation speed at one depth. `rate`: tokens per second, with its standard
+    `deviation`. `token_cost`: the bytes and operations of one token at this depth.
     """
 
     depth: int
@@ -54,8 +54,8 @@ class RooflinePoint:
     deviation: float
 
     def attainable_rate(self, bandwidth: float | None) -> float | None:
-        """Return the tokens per second that a memory bandwidth in bytes per second allows; None if
-        either is unknown.
+        """Return the tokens per second that a memory bandwidth (bytes per second) allows. None if
+        the bandwidth or the bytes per token are unknown.
         """
         return (
             None
@@ -64,13 +64,15 @@ class RooflinePoint:
         )
 
     def achieved_fraction(self, bandwidth: float | None) -> float | None:
-        """Return the measured rate as a fraction of the attainable rate; None if that is unknown."""
-        most = self.attainable_rate(bandwidth)
-        return None if most is None else self.rate / most
+        """Return the measured rate as a fraction of the attainable rate; None if the attainable
+        rate is unknown.
+        """
+        attainable = self.attainable_rate(bandwidth)
+        return None if attainable is None else self.rate / attainable
 
     def fits_cache(self, cache_bytes: int | None) -> bool | None:
-        """Return whether the last-level cache may hold all data of a token, so that memory is not
-        the limit; None if unknown.
+        """Return whether all data of a token may fit into the last-level cache, so that the memory
+        bandwidth is not a limit. None if unknown.
         """
         return (
             None
@@ -79,12 +81,12 @@ class RooflinePoint:
         )
 
     def compute_bound_sequences(self, ridge: float | None) -> int | None:
-        """Return the number of parallel sequences at which generation is no longer limited by
-        memory, but by arithmetic. `ridge`: operations per byte at which both limits are equal.
+        """Return the number of parallel sequences from which on generation is limited by arithmetic
+        instead of memory. `ridge`: operations per byte at which both limits are equal.
 
-        Returns 0 if there is no such number, because every sequence adds the reading of its own KV
-        cache. Returns None if it is unknown, for example because it is not known which experts
-        several sequences choose.
+        Returns 0 if no number is sufficient, because every sequence also reads its own KV cache.
+        Returns None if the number is unknown, for example because it is unknown which experts
+        several sequences use.
         """
         if (
             ridge is None
@@ -93,23 +95,26 @@ class RooflinePoint:
             or self.token_cost.has_routed_experts
         ):
             return None
-        gained = (
+        operations_gained = (
             self.token_cost.weight_operations
             + self.token_cost.attention_operations
             - ridge * self.token_cost.kv_bytes
         )
         return (
             0
-            if gained <= 0
-            else max(1, -int(-ridge * sum(self.token_cost.weight_bytes.values()) // gained))
+            if operations_gained <= 0
+            else max(
+                1, -int(-ridge * sum(self.token_cost.weight_bytes.values()) // operations_gained)
+            )
         )
 
 
 @dataclass(frozen=True, slots=True)
 class RooflineResult:
-    """The measured speed of a model on a machine. `prompt_rate`: tokens per second of the fastest
-    prompt, which had micro-batches of `ubatch` tokens. `operations_per_second`: rate of operations
-    of that prompt, None if unknown. `tests`: all measured tests.
+    """The measured speed of a model on a machine. `points`: generation at each depth.
+    `prompt_rate`: tokens per second of the fastest prompt, whose micro-batches had `ubatch` tokens.
+    `operations_per_second`: the rate of operations of that prompt; None: unknown. `tests`: all
+    measured tests.
     """
 
     machine: MachineBandwidth
@@ -121,7 +126,7 @@ class RooflineResult:
 
     @property
     def ridge(self) -> float | None:
-        """The operations per byte at which reading and computing take equally long; None if
+        """The operations per byte at which reading and computing take equally long; None:
         unknown.
         """
         roof = self.machine.bandwidth
@@ -133,8 +138,8 @@ class RooflineResult:
 
 
 def measure_machine(threads: int, on_reading: Callable[[], None]) -> MachineBandwidth:
-    """Measure the memory bandwidth of this machine with one thread and with `threads` threads.
-    `on_reading` is called after each reading.
+    """Measure the memory bandwidth of this machine for several buffer sizes, with one thread and
+    with `threads` threads. `on_reading` is called after each measurement.
     """
     cache = host.last_cache_bytes()
     readings = []
@@ -154,8 +159,8 @@ def measure_model(
     repetitions: int,
     on_test: Callable[[], None],
 ) -> RooflineResult:
-    """Measure the speed of prompts and generations of a model, with the settings of `base`.
-    `on_test` is called after each test.
+    """Measure the speed of a model: prompts with different micro-batch sizes, and generation at
+    each depth. All other settings come from `base`. `on_test` is called after each test.
     """
     reading_pace = measure_pace(lambda text: model.tokenize(text, special=False))
     subject = measure.ModelUnderTest(
@@ -164,7 +169,7 @@ def measure_model(
 
     tests = []
 
-    def rates(n_prompt: int, n_gen: int, depth: int, ubatch: int) -> list[float]:
+    def measure_rates(n_prompt: int, n_gen: int, depth: int, ubatch: int) -> list[float]:
         test = SpeedTest(
             n_prompt,
             n_gen,
@@ -181,12 +186,12 @@ def measure_model(
         on_test()
         return tests[-1].samples_ts
 
-    prompts = {ubatch: max(rates(PROMPT_TOKENS, 0, 0, ubatch)) for ubatch in UBATCH_SIZES}
+    prompts = {ubatch: max(measure_rates(PROMPT_TOKENS, 0, 0, ubatch)) for ubatch in UBATCH_SIZES}
     ubatch = max(prompts, key=lambda size: prompts[size])
     points = []
     for depth in depths:
-        rates_at_depth = rates(0, GENERATED_TOKENS, depth, base.n_ubatch)
-        # the mean cost of a token: that of the middle one
+        rates_at_depth = measure_rates(0, GENERATED_TOKENS, depth, base.n_ubatch)
+        # the cost grows linearly with the depth, so the middle token has the mean cost
         cost = token_cost(header, depth + GENERATED_TOKENS // 2, base.type_k, base.type_v)
         points.append(
             RooflinePoint(

@@ -1,10 +1,11 @@
-"""Interleaved comparison of two sides. Both are loaded at the same time and measured in turn, for a
-few tokens each.
+"""Interleaved speed comparison of two models, or of one model with two settings. They are called
+side A and side B. Both are loaded at the same time, and the measurement alternates between A and B
+every few tokens, so that a disturbance of the machine affects both.
 
-The first tokens after a switch take up to a fifth longer, because another model's weights are in
-the caches, or because threads slept. Therefore some tokens are computed before the timed ones.
-Sides with the same model file share weights and, if possible, threads. They alternate after every
-token, so that a disturbance affects both.
+The first tokens after a switch are slower, because the CPU caches contain the weights of the other
+side, or because threads went to sleep. Therefore each measurement computes some tokens without
+timing them first ("settling"). Two sides with the same model file share the weights and, if
+possible, the threads. They need no settling and alternate after every token.
 """
 
 import math
@@ -42,8 +43,8 @@ Tick = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class ModelTest:
-    """One side of a comparison in one test: a model file, and the test to run on it. Both sides
-    have the same numbers of prompt, generated and depth tokens.
+    """Side A or side B of a comparison: a model file, and the test to run on it. Both sides have
+    the same numbers of prompt, generated and depth tokens.
     """
 
     path: Path
@@ -51,13 +52,13 @@ class ModelTest:
 
     @property
     def weights_key(self) -> tuple[Path, int]:
-        """The key of the loaded weights, which are the file and the number of GPU layers. Two sides
-        with the same key can share the weights.
+        """The model file and the number of GPU layers. Sides with equal keys can share one loaded
+        copy of the weights.
         """
         return self.path, self.test.n_gpu_layers
 
     def context_options(self) -> ContextOptions:
-        """Return the options of the context in which this side is measured."""
+        """Return the options of the llama.cpp context in which this side is measured."""
         test = self.test
         cells = (
             test.n_depth
@@ -70,8 +71,10 @@ class ModelTest:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementSize:
-    """The size of one measurement, in tokens for a generation and in prompts for a prompt test.
-    `n_settling`: computed first and not timed. `n_timed`: timed after these.
+    """How many tokens one call of a measurement computes. For a prompt test, it counts whole
+    prompts instead of tokens.
+
+    `n_settling`: computed first and not timed. `n_timed`: timed after that.
     """
 
     n_settling: int
@@ -79,15 +82,15 @@ class MeasurementSize:
 
 
 class GenerationMeasurement:
-    """Measures generation (tg). Every call times the next few tokens. When the tokens of the test
-    are used up, the context is set back to the depth.
+    """Measures the speed of token generation (the test "tg"). Each call times the next few tokens.
+    When all tokens of the test are generated, the context is set back to the test's depth.
     """
 
     def __init__(
-        self, context: Context, model: Model, test: SpeedTest, slot: MeasurementSize
+        self, context: Context, model: Model, test: SpeedTest, size: MeasurementSize
     ) -> None:
-        self.context, self.depth, self.size = context, test.n_depth, slot
-        passes, length = RandomPasses(context, model), slot.n_settling + slot.n_timed
+        self.context, self.depth, self.size = context, test.n_depth, size
+        passes, length = RandomPasses(context, model), size.n_settling + size.n_timed
         self.depth_passes = passes.prompt_passes(0, test.n_depth)
         self.token_passes = passes.token_passes(
             test.n_depth, math.ceil(test.n_gen / length) * length
@@ -96,7 +99,7 @@ class GenerationMeasurement:
         rewind(context, 0, self.depth_passes)
 
     def __call__(self) -> float:
-        """Time the next tokens, and return the tokens per second."""
+        """Time the next tokens, and return tokens per second."""
         if self.next_pass == len(self.token_passes):
             rewind(self.context, self.depth, self.depth_passes)
             self.next_pass = 0
@@ -109,19 +112,21 @@ class GenerationMeasurement:
 
 
 class PromptMeasurement:
-    """Measures prompts (pp). Every call times a whole prompt."""
+    """Measures the speed of prompt processing (the test "pp"). Each call times one complete
+    prompt.
+    """
 
     def __init__(
-        self, context: Context, model: Model, test: SpeedTest, slot: MeasurementSize
+        self, context: Context, model: Model, test: SpeedTest, size: MeasurementSize
     ) -> None:
-        self.context, self.test, self.size = context, test, slot
+        self.context, self.test, self.size = context, test, size
         passes = RandomPasses(context, model)
         self.depth_passes = passes.prompt_passes(0, test.n_depth)
         self.prompt_passes = passes.prompt_passes(test.n_depth, test.n_prompt)
         rewind(context, 0, self.depth_passes)
 
     def __call__(self) -> float:
-        """Time a prompt, and return the tokens per second."""
+        """Time one prompt, and return tokens per second."""
         for _ in range(self.size.n_settling):
             self._nanoseconds()
         return self.test.n_prompt * 1e9 / self._nanoseconds()
@@ -133,8 +138,8 @@ class PromptMeasurement:
 
 
 def rewind(context: Context, depth: int, depth_passes: Sequence[Callable[[], None]]) -> None:
-    """Set the context back to its first `depth` tokens. If its memory cannot be trimmed, clear it
-    and compute these tokens again by `depth_passes`.
+    """Set the context back to its first `depth` tokens. A recurrent model's memory cannot be
+    truncated; then clear the context and compute these tokens again with `depth_passes`.
     """
     if not (depth and context.trim(0, depth)):
         context.clear()
@@ -147,12 +152,12 @@ def compare_tests(
     watcher: ProgressDisplay,
     in_turn: bool | None = None,
 ) -> list[Comparison]:
-    """Compare two sides in each of several tests. The error probability of `design` is divided
-    among the tests.
+    """Compare side A and side B in each of several tests, and return one comparison for each test.
+    The error probability of `design` is divided among the tests.
 
-    `in_turn`: load one side at a time; None: only if both do not fit into memory together. Raises
-    UserError for a damaged file or for settings that llama.cpp refuses, and KeyboardInterrupt on
-    Ctrl-C.
+    `in_turn`: load only one side at a time; None: do so only if both do not fit into memory
+    together. Raises UserError for a damaged file or for settings that llama.cpp refuses, and
+    KeyboardInterrupt on Ctrl-C.
     """
     for side in {side.path: side for pair in pairs for side in pair}.values():
         load_checks.check_loadable(read_header.read_header(side.path))
@@ -170,8 +175,8 @@ def compare_tests(
             f" {test_design.min_pairs} times in turn"
         )
     comparisons = []
-    with watcher.bar("compare", len(pairs), "tests") as bar, ExitStack() as stack:
-        models = {} if in_turn else _models(pairs, stack)
+    with watcher.bar("compare", len(pairs), "tests") as bar, ExitStack() as exit_stack:
+        models = {} if in_turn else _models(pairs, exit_stack)
         for a, b in pairs:
             bar.describe(f"compare {a.test.name}")
             with (
@@ -202,15 +207,15 @@ def _models(
 def open_pair(
     model_a: Model, model_b: Model, a: ModelTest, b: ModelTest
 ) -> Iterator[tuple[Measure, Measure, Tick]]:
-    """Open the contexts of both sides at the same time, and warm them up. Yields a measurement of
-    each side, and a function to call after each pair.
+    """Open the contexts of both sides at the same time, and warm them up. Yields a function that
+    measures side A, one that measures side B, and one to call after each pair of measurements.
 
-    Ctrl-C ends the running pass. If it arrives between two passes, the yielded function raises
-    KeyboardInterrupt.
+    Ctrl-C ends the running forward pass. If it arrives between two passes, the third function
+    raises KeyboardInterrupt.
 
-    The position of a context in memory makes it up to half a percent slower or faster, and depends
-    on the order of opening. Therefore each side has two contexts, which are opened in the order A B
-    B A and measured in turn.
+    The position of a context in memory changes its speed slightly, and depends on the order of
+    opening. Therefore each side has two contexts, opened in the order A B B A, and its measurements
+    alternate between them.
     """
     stopped = threading.Event()
     with ExitStack() as stack:
@@ -236,9 +241,9 @@ def open_pair(
                 for context, (model, side) in zip(contexts, order, strict=True)
             )
             ready = (a_first, b_first, a_last, b_last)
-            slot = plan_measurement(a, b, max(warm_up(*opened) for opened in ready))
+            size = plan_measurement(a, b, max(warm_up(*opened) for opened in ready))
             measures = [
-                (GenerationMeasurement if opened[2].n_gen else PromptMeasurement)(*opened, slot)
+                (GenerationMeasurement if opened[2].n_gen else PromptMeasurement)(*opened, size)
                 for opened in ready
             ]
             yield alternate(measures[::2]), alternate(measures[1::2]), tick
@@ -247,13 +252,13 @@ def open_pair(
 
 
 def alternate(measures: Sequence[Measure]) -> Measure:
-    """Return a measurement that calls the given ones in turn, one for each call."""
+    """Return a function that calls one of the given functions at each call, in turn."""
     turns = cycle(measures)
     return lambda: next(turns)()
 
 
 def warm_up(context: Context, model: Model, test: SpeedTest) -> float:
-    """Warm up by computing a prompt or a few tokens twice. Returns the seconds of the second
+    """Compute a prompt (for a prompt test) or a few tokens twice. Returns the seconds of the second
     prompt, or of the last token.
     """
     passes = RandomPasses(context, model)
@@ -266,8 +271,8 @@ def warm_up(context: Context, model: Model, test: SpeedTest) -> float:
 
 
 def plan_measurement(a: ModelTest, b: ModelTest, seconds: float) -> MeasurementSize:
-    """Choose the numbers of settling and timed tokens (or prompts). `seconds`: time of one token
-    (or prompt) on the slower side.
+    """Return how many tokens (or prompts) each call of a measurement computes. `seconds`: the time
+    of one token (or prompt) on the slower side.
     """
     alike = (
         a.weights_key == b.weights_key
@@ -290,8 +295,8 @@ def plan_measurement(a: ModelTest, b: ModelTest, seconds: float) -> MeasurementS
 
 @contextmanager
 def _reloaded(a: ModelTest, b: ModelTest) -> Iterator[tuple[Measure, Measure, Tick]]:
-    """Yield a measurement of each side for sides that do not fit into memory together. Each call
-    loads the model, warms up and runs the whole test.
+    """Yield the functions of `open_pair` for sides that do not fit into memory together. Each
+    measurement loads the model, warms up and runs the whole test.
     """
 
     def once(side: ModelTest) -> float:
@@ -303,8 +308,8 @@ def _reloaded(a: ModelTest, b: ModelTest) -> Iterator[tuple[Measure, Measure, Ti
 
 
 def fit_in_memory(a: ModelTest, b: ModelTest) -> bool:
-    """Return whether every device can hold both sides at once, according to their memory plans.
-    True if this is unknown.
+    """Return whether every device has enough free memory for both sides at once, according to their
+    memory plans. Also return True if the free memory is unknown.
     """
     needed: dict[str, int] = {}
     free: dict[str, int] = {}
@@ -313,19 +318,19 @@ def fit_in_memory(a: ModelTest, b: ModelTest) -> bool:
         with open_memory_planner(header, side.context_options(), side.test.n_gpu_layers) as plan:
             shares = plan.memory_plan().devices
         for share in shares:
-            nbytes = _bytes(share, weights=not number or a.weights_key != b.weights_key)
+            nbytes = _bytes(share, includes_weights=not number or a.weights_key != b.weights_key)
             needed[share.device] = needed.get(share.device, 0) + nbytes
             if share.available is not None:
                 free[share.device] = min(share.available, free.get(share.device, share.available))
     return all(needed[device] <= available for device, available in free.items())
 
 
-def _bytes(share: DeviceMemory, weights: bool) -> int:
-    """Return the bytes that the two contexts of a side take on a device. `weights`: include the
-    weights, if the other side does not share them.
+def _bytes(share: DeviceMemory, includes_weights: bool) -> int:
+    """Return the bytes that a side's two contexts take on a device. `weights`: also count the
+    weights; False if they are shared with the other side, which already counts them.
     """
     context_bytes = (share.kv or 0) + (share.compute or 0) + share.output
     return (
         2 * context_bytes
-        + ((share.weights or 0) + (share.repacked or 0) - (share.droppable or 0)) * weights
+        + ((share.weights or 0) + (share.repacked or 0) - (share.droppable or 0)) * includes_weights
     )

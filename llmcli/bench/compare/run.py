@@ -1,5 +1,5 @@
-"""The work of `bench compare`: build the tests, run the comparisons and print them. Options and
-files are in the command.
+"""The work of `bench compare`: build the tests, run the comparisons and print the results. The
+command-line options are defined in llmcli/commands/bench/compare.py.
 """
 
 import math
@@ -38,27 +38,30 @@ SETTING_SPELLINGS = "-t -b -ub -ctk -ctv -ngl -fa"
 
 @dataclass(frozen=True, slots=True)
 class ComparedSide:
-    """One side of a comparison: a model with its file and settings, or a saved run (`path` is
-    None).
+    """Side A or side B of a comparison: a model file with settings, or a saved run.
+
+    `path`: the model file; None for a saved run. `settings`: for a model, the text of --a or --b;
+    for a saved run, its origin. `tests`: the tests to run on the model; empty for a saved run.
     """
 
     name: str
     path: str | None
     settings: str
-    sides: tuple[ModelTest, ...] = ()
+    tests: tuple[ModelTest, ...] = ()
 
     @property
     def label(self) -> str:
-        """The name of the model or run, and its settings."""
+        """The name of the model or saved run, followed by its settings."""
         return f"{self.name} {self.settings}".strip()
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonResult:
-    """All comparisons of one command.
+    """All comparisons of one call of `bench compare`: `comparisons[i]` belongs to the test named
+    `tests[i]`.
 
-    `is_interleaved`: both sides were measured in turn; False for saved runs. `differences`: for
-    each test, the fields that differ between two saved runs.
+    `is_interleaved`: A and B were measured in alternation; False for saved runs. `differences`: for
+    each test, the fields that differ between two saved runs, as (field, value of A, value of B).
     """
 
     a: ComparedSide
@@ -73,9 +76,10 @@ class ComparisonResult:
 def load_saved_runs(
     a: str, b: str | None, config: Config, ui: UI
 ) -> tuple[SavedRuns, SavedRuns] | None:
-    """Return the two saved runs that the arguments name; None if the arguments name models.
+    """Return the two saved runs that the arguments name. Each is the number of a run in the
+    history, or a JSON file. Returns None if the arguments name models instead.
 
-    Raises UsageError if one names a saved run and the other does not.
+    Raises UsageError if only one of the arguments names a saved run.
     """
 
     def named(text: str | None) -> SavedRuns | None:
@@ -99,8 +103,8 @@ def load_saved_runs(
 
 
 def refuse_measuring_options(options: Sequence[object]) -> None:
-    """Raise UsageError if one of `options` is set. They choose what to measure, which does not
-    apply to saved runs.
+    """Raise UsageError if one of `options` is set. They choose what to measure, which has no
+    meaning for saved runs.
     """
     if any(options):
         raise UsageError(
@@ -112,7 +116,7 @@ def refuse_measuring_options(options: Sequence[object]) -> None:
 def compare_saved_runs(
     a: SavedRuns, b: SavedRuns, confidence: float, anyway: bool, ui: UI
 ) -> ComparisonResult:
-    """Compare two saved runs. `anyway`: also if they come from different machines."""
+    """Compare two saved runs test by test. `anyway`: also compare runs from different machines."""
     pairs = saved_runs.match_tests(a, b, anyway)
     test_confidence = 1 - (1 - confidence) / len(pairs)
     comparisons = tuple(
@@ -134,8 +138,8 @@ def compare_saved_runs(
 def build_tests(
     prompts: Sequence[str] | None, gens: Sequence[str] | None, depths: Sequence[str] | None
 ) -> list[SpeedTest]:
-    """Return the tests to run. All other settings are llama-bench's defaults. Raises UserError if
-    there is no test.
+    """Return every combination of a depth with a prompt length or a number of generated tokens. All
+    other settings are llama-bench's defaults. Raises UserError if there is no test.
     """
     base = SpeedTest(0, 0, 0, 2048, 512, "f16", "f16", host.core_count(), -1, "auto")
     lengths = [
@@ -163,10 +167,10 @@ def with_side_settings(
     flag: str,
     side_settings: str,
 ) -> list[SpeedTest]:
-    """Return the tests with the settings of one side: the shared ones, and those in the text
-    `side_settings` after `flag`.
+    """Return the tests with the settings of side A or side B. `shared_settings` apply to both
+    sides. `side_settings` is the text after `flag`, which is --a or --b; it has priority.
 
-    Raises UserError or UsageError.
+    Raises UserError or UsageError for an invalid setting.
     """
     chosen = {
         **{name: text for name, text in shared_settings.items() if text is not None},
@@ -183,9 +187,7 @@ def with_side_settings(
 def build_side(
     ref: str, side_settings: str, tests: Sequence[SpeedTest], config: Config, ui: UI
 ) -> ComparedSide:
-    """Prepare one side: find the file of its model, and combine it with all tests. Raises
-    UserError.
-    """
+    """Find the model file of side A or side B, and combine it with all tests. Raises UserError."""
     model = prepare_model(ref, None, config, ui)
     return ComparedSide(
         model.name,
@@ -196,8 +198,8 @@ def build_side(
 
 
 def build_design(seconds: float | None, precision: float | None, confidence: float) -> Design:
-    """Return the design of a comparison from the options. `precision` and `confidence` are in
-    percent.
+    """Return the statistical design of a comparison from the command-line options. `precision` and
+    `confidence` are in percent; None: the default.
     """
     defaults = Design()
     precision_fraction = defaults.precision if precision is None else precision / 100
@@ -209,17 +211,17 @@ def build_design(seconds: float | None, precision: float | None, confidence: flo
 def measure(
     a: ComparedSide, b: ComparedSide, design: Design, in_turn: bool, ui: UI
 ) -> ComparisonResult:
-    """Measure both sides in turn and compare them."""
-    pairs = list(zip(a.sides, b.sides, strict=True))
+    """Measure A and B in alternation, and compare them."""
+    pairs = list(zip(a.tests, b.tests, strict=True))
     comparisons = tuple(interleaved.compare_tests(pairs, design, ui, in_turn or None))
     return ComparisonResult(
-        a, b, tuple(side.test.name for side in a.sides), comparisons, design, True
+        a, b, tuple(side.test.name for side in a.tests), comparisons, design, True
     )
 
 
 def build_document(result: ComparisonResult) -> dict[str, Any]:
-    """Return the comparison as a JSON document. A value is null if there are too few pairs to
-    determine it.
+    """Return the result as a JSON document. A field is null if there are too few measurements to
+    determine its value.
     """
     rows = [
         {
@@ -267,10 +269,10 @@ def print_comparison(result: ComparisonResult, ui: UI) -> None:
     ui.text(f"A  {result.a.label}")
     ui.text(f"B  {result.b.label}")
     ui.text()
-    for field, one, other in dict.fromkeys(
+    for field, value_a, value_b in dict.fromkeys(
         field for fields in result.differences for field in fields
     ):
-        ui.text(f"{field}: {one} in A, {other} in B")
+        ui.text(f"{field}: {value_a} in A, {value_b} in B")
     columns = ("test", "A tok/s", "B tok/s", "B / A", "interval", "pairs")
     rows = [
         (
@@ -304,8 +306,8 @@ def print_comparison(result: ComparisonResult, ui: UI) -> None:
 
 
 def _advice(result: ComparisonResult) -> str:
-    """Return advice on how to narrow the widest interval. Its width falls with the square root of
-    the time.
+    """Return advice on how to narrow the widest interval. The time to suggest follows from the rule
+    that an interval's width falls with the square root of the measured time.
     """
     widest = max(comparison.resolution for comparison in result.comparisons)
     if math.isinf(widest):
@@ -317,7 +319,9 @@ def _advice(result: ComparisonResult) -> str:
 
 
 def _parse_settings(flag: str, text: str) -> dict[str, str]:
-    """Parse the settings in the text of --a or --b into values by name. Raises UsageError."""
+    """Parse the text of --a or --b, such as "-t 1 -ctk q8_0", into the text of each value by the
+    name of its setting. Raises UsageError.
+    """
     names_by_spelling = {
         spelling: name for name, (_, *spellings) in SETTING_FLAGS.items() for spelling in spellings
     }

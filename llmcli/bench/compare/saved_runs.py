@@ -1,9 +1,10 @@
-"""Comparison of two saved runs, which were not measured in turn.
+"""Comparison of two saved runs of `bench`. They were measured at different times, so no measurement
+of one run can be paired with one of the other.
 
-The interval is Welch's, on the logarithms of the rates. It is widened by the drift between the
-runs, since the samples of a run do not show what slowed down the whole run. Runs that are minutes
-apart differ at least as much as consecutive repetitions of a test do. So this difference, and at
-least MIN_DRIFT, is added for each run.
+The interval is Welch's, on the logarithms of the rates. It is widened for drift, because whatever
+slows down a whole run does not show in the scatter of the run's own samples. Two runs at different
+times differ at least as much as the repetitions within one run. Therefore each run adds the
+variance of its repetitions, and at least MIN_DRIFT squared.
 """
 
 import json
@@ -57,21 +58,23 @@ FIELD_DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class SavedRuns:
-    """The rows of one saved run, or all rows of one file."""
+    """Saved results of `bench`: one run of the history, or all results of a JSON file. Each row is
+    an object of `bench -o json`.
+    """
 
     name: str
     rows: tuple[SavedRow, ...]
 
     @property
     def origin(self) -> str:
-        """Where the rows come from: the model file and the time of the first row."""
+        """The model file and the time of the first row, as text."""
         values = [self.rows[0].get(field) for field in ("model_filename", "test_time")]
         return ", ".join(text for text in values if isinstance(text, str))
 
 
 @dataclass(frozen=True, slots=True)
 class MatchedTest:
-    """One test that both saved runs contain, with the row of each run."""
+    """A test that both saved runs contain: its row in run A and its row in run B."""
 
     a: SavedRow
     b: SavedRow
@@ -79,7 +82,9 @@ class MatchedTest:
     def differences(
         self, fields: Sequence[str] = (*TEST_FIELDS, *MACHINE_FIELDS, *COMPARED_FIELDS)
     ) -> list[tuple[str, Any, Any]]:
-        """Return each of `fields` that differs between the runs, with the value of A and of B."""
+        """Return the fields that differ between the two rows, as tuples (field, value of A, value
+        of B). Only `fields` are compared.
+        """
         values = [
             (field, field_value(self.a, field), field_value(self.b, field)) for field in fields
         ]
@@ -87,11 +92,11 @@ class MatchedTest:
 
 
 def read_saved_runs(text: str, find: Callable[[int], SavedRow]) -> SavedRuns | None:
-    """Return the saved runs that a text names: the number of a run in the history, or a file of
-    `bench -o json` or jsonl.
+    """Return the saved runs that `text` names, or None if it names none. `text` is the number of a
+    run in the history, or the path of a file that `bench -o json` or `-o jsonl` wrote.
 
-    `find` returns the run with a number. Returns None if the text names neither. Raises UserError
-    if the file cannot be read or contains no run.
+    `find` returns the row of a run in the history by its number. Raises UserError if the file
+    cannot be read or contains no run.
     """
     if text.isdecimal() and text.isascii() and len(text) < 19:
         return SavedRuns(f"run {text}", (validate_row(find(int(text)), f"run {text}"),))
@@ -107,7 +112,9 @@ def read_saved_runs(text: str, find: Callable[[int], SavedRow]) -> SavedRuns | N
 
 
 def validate_row(row: Any, where: str) -> SavedRow:
-    """Return the row if it is a valid run. Raises UserError otherwise."""
+    """Return the row if it has the fields of a result of `bench`. Raises UserError otherwise.
+    `where`: the origin of the row, for the error message.
+    """
     rates = row.get("samples_ts") if isinstance(row, Mapping) else None
     is_valid = isinstance(rates, list) and rates and all(_rate(rate) for rate in rates)
     if is_valid:
@@ -134,14 +141,16 @@ def validate_row(row: Any, where: str) -> SavedRow:
 
 
 def field_value(row: SavedRow, field: str) -> Any:
-    """Return the value of a field of a row. A missing field has a default value."""
+    """Return the value of a field of a row. A field that is missing or null has the value in
+    FIELD_DEFAULTS.
+    """
     stored = row.get(field)
     return FIELD_DEFAULTS.get(field) if stored is None else stored
 
 
 def format_test_name(row: SavedRow) -> str:
-    """Return the name of a row's test. Load tests store their own name; others are named by their
-    fields.
+    """Return the name of a row's test. The row of a load test contains its name; other names are
+    composed from the row's fields.
     """
     if row.get("load") is not None and isinstance(stored_name := row.get("test"), str):
         return stored_name
@@ -157,12 +166,12 @@ def format_test_name(row: SavedRow) -> str:
 
 
 def match_tests(a: SavedRuns, b: SavedRuns, ignore_differences: bool) -> list[MatchedTest]:
-    """Return the tests that both runs contain. If a run contains a test several times, tests are
-    only matched if their settings are the same, too.
+    """Return the tests that both runs contain. If a run contains a test several times with
+    different settings, rows match only if their settings are equal, too.
 
-    Raises UserError if there is no such test, if a test still matches several, or if the runs come
-    from different machines. `ignore_differences`: allow different machines, and compare two single
-    runs of different tests.
+    Raises UserError if the runs have no test in common, if a row still matches several rows, or if
+    the runs come from different machines. `ignore_differences`: allow different machines, and also
+    compare two different tests if each run has only one row.
     """
     matches = list(_pairs(a.rows, b.rows, TEST_FIELDS))
     if not _single(matches):
@@ -193,8 +202,8 @@ def match_tests(a: SavedRuns, b: SavedRuns, ignore_differences: bool) -> list[Ma
 
 
 def compare_rates(a: Sequence[float], b: Sequence[float], confidence: float) -> Comparison:
-    """Return the speed of B relative to A, from the rate of each repetition. If a side has only one
-    repetition, the interval is infinite.
+    """Return the speed of B relative to A with its interval. `a`, `b`: tokens per second of each
+    repetition. If A or B has only one repetition, the interval is infinite.
     """
     logs = [np.log(np.asarray(rates, float)) for rates in (a, b)]
     middle = float(logs[1].mean() - logs[0].mean())
@@ -244,9 +253,7 @@ def _documents(path: Path) -> list[Any]:
 
 
 def _finite(number: Any) -> bool:
-    """Return whether the value is a finite float. An example of a float field is the shared
-    fraction of a load test's prompts.
-    """
+    """Return whether the value is a finite float, such as the field `shared` of a load test."""
     return type(number) is float and math.isfinite(number)
 
 
@@ -264,6 +271,6 @@ def _pairs(
 
 
 def _single(matches: Sequence[MatchedTest]) -> bool:
-    """Return whether each run belongs to one pair only."""
+    """Return whether no row occurs in two matches."""
     sides = ([id(pair.a) for pair in matches], [id(pair.b) for pair in matches])
     return all(len(set(side)) == len(side) for side in sides)

@@ -1,9 +1,10 @@
-"""The cost of one token: how many bytes must be read, and how many operations are needed. Computed
-from the file's header and the depth, which is the number of preceding tokens.
+"""The cost of generating one token: the number of bytes to read and of arithmetic operations. Both
+follow from the model file's header and from the depth, which is the number of preceding tokens.
 
-Weights count with their size in the file. Of a lookup table such as the embedding only one row
-counts, unless the table is also the output head. Of the experts only those count that a token uses.
-The KV cache is that of the preceding tokens; layers with a sliding window read at most the window.
+The bytes of the weights are their bytes in the file. Two kinds of tensors count only partly: one
+row of a lookup table such as the embedding (unless the table is also the output head), and those
+experts that a token uses. The KV cache of all preceding tokens is read, too; a layer with
+sliding-window attention reads at most the window.
 """
 
 from collections.abc import Mapping
@@ -24,11 +25,11 @@ EXPERT_MARK = "_exps."
 
 @dataclass(frozen=True, slots=True)
 class TokenCost:
-    """The cost of one token. A multiplication with its addition counts as two operations.
+    """The cost of one token. A multiplication together with its addition counts as two operations.
 
-    `weight_bytes`: by tensor type. `kv_bytes`: bytes of the KV cache, None: unknown.
-    `weight_operations`: operations on weights, including those of the output head
-    (`head_operations`). `attention_operations`: operations in attention, None: unknown.
+    `weight_bytes`: bytes of weights to read, by tensor type. `kv_bytes`: bytes of the KV cache to
+    read, None: unknown. `weight_operations`: operations on weights, including `head_operations` on
+    the output head. `attention_operations`: operations in attention, None: unknown.
     `has_routed_experts`: each token uses only some of the experts.
     """
 
@@ -46,7 +47,7 @@ class TokenCost:
 
     @property
     def intensity(self) -> float | None:
-        """Operations per byte, if a single sequence is generated; None: unknown."""
+        """Operations per byte read, if only one sequence is generated; None: unknown."""
         if self.nbytes is None or self.attention_operations is None:
             return None
         return (self.weight_operations + self.attention_operations) / self.nbytes
@@ -55,20 +56,24 @@ class TokenCost:
 def token_cost(
     header: ModelHeader, depth: int, type_k: str = "f16", type_v: str = "f16"
 ) -> TokenCost:
-    """Return the cost of a token that follows `depth` others."""
-    read: dict[str, int] = {}
+    """Return the cost of a token with `depth` preceding tokens. `type_k`, `type_v`: the types of
+    the KV cache.
+    """
+    bytes_by_type: dict[str, int] = {}
     n_values = head = 0
     names = {tensor.name for tensor in header.tensors}
-    expert_share = _used(header)
+    expert_share = _used_expert_fraction(header)
     for tensor in header.tensors:
-        share = _share(tensor, names, expert_share, header)
-        read[tensor.type] = read.get(tensor.type, 0) + int(tensor.nbytes * share)
-        if len(tensor.shape) > 1 and share and not _lookup(tensor, names):
-            n_values += int(tensor.elements * share)
+        fraction = _read_fraction(tensor, names, expert_share, header)
+        bytes_by_type[tensor.type] = bytes_by_type.get(tensor.type, 0) + int(
+            tensor.nbytes * fraction
+        )
+        if len(tensor.shape) > 1 and fraction and not _is_lookup_table(tensor, names):
+            n_values += int(tensor.elements * fraction)
             head += tensor.elements if tensor.name in ("output.weight", "token_embd.weight") else 0
     cache_shape = kv_size.read_shape(header.metadata)
     if cache_shape is None:
-        return TokenCost(read, None, 2 * n_values, 2 * head, None, expert_share < 1)
+        return TokenCost(bytes_by_type, None, 2 * n_values, 2 * head, None, expert_share < 1)
     heads = header.get_int("attention.head_count") or 0
     cells = [
         min(depth, cache_shape.window) if windowed and cache_shape.window else depth
@@ -82,7 +87,7 @@ def token_cost(
         2 * n * heads * (k + v)
         for n, k, v in zip(cells, cache_shape.k_heads, cache_shape.v_heads, strict=False)
     )
-    return TokenCost(read, nbytes, 2 * n_values, 2 * head, attention, expert_share < 1)
+    return TokenCost(bytes_by_type, nbytes, 2 * n_values, 2 * head, attention, expert_share < 1)
 
 
 def prompt_operations(header: ModelHeader, tokens: int) -> int | None:
@@ -98,33 +103,35 @@ def prompt_operations(header: ModelHeader, tokens: int) -> int | None:
     )
 
 
-def _used(header: ModelHeader) -> float:
-    """Return the fraction of the experts that a token uses; 1 for a model without experts."""
+def _used_expert_fraction(header: ModelHeader) -> float:
+    """Return the fraction of the experts that one token uses; 1 for a model without experts."""
     count, used = header.get_int("expert_count"), header.get_int("expert_used_count")
     return used / count if count and used else 1.0
 
 
-def _share(tensor: TensorInfo, names: set[str], used: float, header: ModelHeader) -> float:
-    """Return the fraction of a tensor that must be read for a token."""
-    if _lookup(tensor, names):
+def _read_fraction(tensor: TensorInfo, names: set[str], used: float, header: ModelHeader) -> float:
+    """Return the fraction of a tensor's bytes that must be read for one token. `names`: the names
+    of all tensors. `used`: the fraction of the experts that a token uses.
+    """
+    if _is_lookup_table(tensor, names):
         return 1 / tensor.rows
     if EXPERT_MARK in tensor.name:
         return used
-    return 0.0 if _idle(tensor.name, header) else 1.0
+    return 0.0 if _is_unused(tensor.name, header) else 1.0
 
 
-def _lookup(tensor: TensorInfo, names: set[str]) -> bool:
+def _is_lookup_table(tensor: TensorInfo, names: set[str]) -> bool:
     """Return whether a token reads only one row of the tensor. An embedding that is also the output
-    head is read completely.
+    head is not such a table: it is read completely.
     """
     return tensor.name in LOOKUP_TENSORS and (
         tensor.name != LOOKUP_TENSORS[0] or "output.weight" in names
     )
 
 
-def _idle(name: str, header: ModelHeader) -> bool:
-    """Return whether a tensor belongs to layers for multi-token prediction, which plain decoding
-    does not compute.
+def _is_unused(name: str, header: ModelHeader) -> bool:
+    """Return whether a tensor belongs to the layers for multi-token prediction, which ordinary
+    decoding does not compute.
     """
     parts, extra = name.split("."), header.get_int("nextn_predict_layers") or 0
     trunk = (header.get_int("block_count") or 0) - extra

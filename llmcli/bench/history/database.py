@@ -1,4 +1,5 @@
-"""The SQLite file of the benchmark history: opening, schema, transactions, and reaction to damage.
+"""The SQLite file of the benchmark history: opening it, its tables, transactions, and the detection
+of damage.
 
 The file is untrusted input. This module does not interpret the contents of rows.
 """
@@ -20,7 +21,7 @@ TABLE_STATEMENTS = (
         test TEXT NOT NULL, document TEXT NOT NULL)""",
     "CREATE TABLE bandwidth (machine TEXT PRIMARY KEY, time TEXT NOT NULL, rate REAL)",
 )
-# errors that are no sign of damage, but prevent access at the moment
+# errors that prevent access at the moment, but do not mean that the file is damaged
 TEMPORARY_ERRORS = {
     sqlite3.SQLITE_BUSY: "another program is using it",
     sqlite3.SQLITE_LOCKED: "another program is using it",
@@ -35,23 +36,23 @@ TEMPORARY_ERRORS = {
 
 
 class DatabaseDamagedError(Exception):
-    """The file is damaged, or it is not an SQLite database."""
+    """The history file is damaged, or it is not an SQLite database."""
 
 
 @contextmanager
 def open_database(
     path: Path, *, create: bool = False, tolerate_truncation: bool = False
 ) -> Iterator[sqlite3.Connection]:
-    """Open the database. Before the first write it has no tables.
+    """Open the database for the block. A database that was never written to has no tables.
 
     `create`: create the file if it is missing. `tolerate_truncation`: also open a file that is
-    shorter than its header states. Raises DatabaseDamagedError if the file is damaged, also if this
-    is only found within the block. Raises UserError if the file cannot be accessed or belongs to a
-    newer version of llmcli.
+    shorter than its header states. Raises DatabaseDamagedError if the file is damaged, even if a
+    statement inside the block discovers the damage. Raises UserError if the file cannot be accessed
+    or belongs to a newer version of llmcli.
     """
     try:
-        # Also for reading, the file is opened for writing: SQLite can then undo the unfinished
-        # write of a killed process.
+        # The file is opened for writing even if it is only read, so that SQLite can undo the
+        # unfinished write of a killed process.
         name = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
         with closing(
             sqlite3.connect(name, uri=True, timeout=LOCK_SECONDS, isolation_level=None)
@@ -80,12 +81,13 @@ def open_database(
 
 
 def run_transaction(path: Path, change: Callable[[sqlite3.Connection], list[int]]) -> list[int]:
-    """Run `change` in one transaction, and return its result. Waits for other writers. Raises the
-    same errors as `open_database`.
+    """Call `change` with the database in one transaction, and return what it returns. Creates the
+    file and its tables if needed, and waits for other writers. Raises the same errors as
+    `open_database`.
     """
     with open_database(path, create=True) as db:
         db.execute("BEGIN IMMEDIATE")
-        # In a damaged file, a new row could be written that no later query finds.
+        # In a damaged file, later queries might not find a new row.
         if (damage := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             raise DatabaseDamagedError(" ".join(str(damage).split()))
         if not schema_version(db):
@@ -103,7 +105,9 @@ def schema_version(db: sqlite3.Connection) -> int:
 
 
 def unused_name(path: Path) -> Path:
-    """Return an unused path next to the file, to which a damaged file can be renamed."""
+    """Return the path of a file that does not exist yet, to which a damaged file at `path` can be
+    renamed.
+    """
     stem = f"{path.name}.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     names = (path.with_name(stem + (f"-{count}" if count else "")) for count in range(1000))
     return next(name for name in names if not name.exists())

@@ -1,8 +1,8 @@
-"""The history of measured tests, with machine, build, model, settings, samples and time.
+"""The benchmark history: each measured test with its machine, build, model, settings, samples and
+time.
 
-Each test is a row, whose number is never used again. Its `document` is the JSON object that `bench
--o json` prints. A damaged file is renamed, and all rows that can still be read are copied to a new
-file.
+Each test is a row of an SQLite file. Row numbers are never reused. If the file is damaged, it is
+renamed, and all readable rows are copied to a new file.
 """
 
 import json
@@ -35,9 +35,10 @@ COLUMNS = "id, time, machine, build, model, sha256, content, test, document"
 class BenchRun:
     """One measured test.
 
-    `id`: its number in the history, None: not saved yet. `model`: the model's name as the user
-    typed it. `sha256`: the hash of the model's file, if known. `content`: the content fingerprint
-    of the file, which is always known. `test`: the name of the test, such as pp512.
+    `model`: the model's name as the user typed it. `sha256`: the hash of the model file; None:
+    unknown. `content`: the content fingerprint of the model file. `test`: the name of the test,
+    such as pp512. `document`: the JSON object that `bench -o json` prints. `id`: the run's number
+    in the history; None: not saved yet.
     """
 
     time: str
@@ -52,7 +53,9 @@ class BenchRun:
 
     @property
     def samples_ts(self) -> tuple[float, ...]:
-        """Tokens per second of each repetition. There is at least one, and all are above 0."""
+        """Tokens per second of each repetition. There is at least one repetition, and all values
+        are above 0.
+        """
         return tuple(float(value) for value in self.document["samples_ts"])
 
     @property
@@ -63,8 +66,8 @@ class BenchRun:
 
 @dataclass(frozen=True, slots=True)
 class SalvagedRuns:
-    """The contents of a damaged file that can still be read: the runs, oldest first, and the
-    highest number that a run ever had.
+    """The readable contents of a damaged file: its runs, oldest first, and the highest number that
+    any run ever had.
     """
 
     runs: tuple[BenchRun, ...]
@@ -77,27 +80,27 @@ def history_path(config: Config) -> Path:
 
 
 class History:
-    """The history file, which is created when the first run is saved. `watcher` prints warnings
-    about the file.
+    """The history file. It is created when the first run is saved. `watcher` prints warnings about
+    the file.
     """
 
     def __init__(self, path: Path, watcher: ProgressDisplay) -> None:
         self.path, self.watcher = path, watcher
 
     def append(self, runs: Sequence[BenchRun]) -> list[int]:
-        """Save all runs, and return their numbers. If this fails, save none of them, and raise
-        UserError.
+        """Save all runs, and return their numbers in the history. If an error occurs, no run is
+        saved. Raises UserError.
         """
         return self._write(lambda db: [_insert(db, run) for run in runs])
 
     def runs(self, *, model: str | None = None, last: int | None = None) -> list[BenchRun]:
-        """Return saved runs, oldest first. `model`: only runs whose model name contains this text
-        or whose hash starts with it. `last`: only the last ones, at most this many.
+        """Return saved runs, oldest first. `model`: only return runs whose model name contains this
+        text or whose hash starts with it. `last`: return at most this many runs, the newest ones.
 
-        If the file is damaged, return the runs that can be read, and print a warning. Raises
-        UserError.
+        If the file is damaged, return the readable runs, and print a warning. Raises UserError if
+        the file cannot be accessed.
         """
-        return self._read(lambda run: model is None or _named(run, model), last)
+        return self._read(lambda run: model is None or _has_name_or_hash(run, model), last)
 
     def find_run(self, number: int) -> BenchRun:
         """Return the run with this number. Raises UserError if it does not exist."""
@@ -112,11 +115,11 @@ class History:
         return runs[0]
 
     def bandwidth(self, machine: str) -> tuple[float | None] | None:
-        """Return the saved memory bandwidth of a machine in bytes per second, as a tuple of one
-        value.
+        """Return the saved memory bandwidth of a machine in bytes per second, in a tuple of length
+        1.
 
-        Returns `(None,)` if it was measured without a usable result, and None if it was not
-        measured yet.
+        Returns `(None,)` if the measurement had no usable result, and None if there was no
+        measurement.
         """
         if not self.path.exists():
             return None
@@ -133,7 +136,9 @@ class History:
         return (row[0],)
 
     def save_bandwidth(self, machine: str, rate: float | None) -> None:
-        """Save a bandwidth in bytes per second, replacing an earlier one. Raises UserError."""
+        """Save the memory bandwidth of a machine in bytes per second, and replace its earlier
+        value. Raises UserError.
+        """
         row = (machine, format_current_time(), rate)
         self._write(
             lambda db: [
@@ -143,7 +148,7 @@ class History:
 
     def _read(
         self,
-        wanted: Callable[[BenchRun], bool],
+        matches: Callable[[BenchRun], bool],
         last: int | None,
         where: str = "",
         values: tuple[int, ...] = (),
@@ -153,8 +158,8 @@ class History:
         runs: list[BenchRun] = []
         try:
             with open_database(self.path) as db:
-                for run in _rows(db, "DESC", where, values):
-                    if wanted(run):
+                for run in _valid_runs(db, "DESC", where, values):
+                    if matches(run):
                         runs.append(run)
                     if len(runs) == last:
                         break
@@ -162,7 +167,7 @@ class History:
             self.watcher.note(
                 f"warning: {self.path} is damaged ({error}); some runs may be missing"
             )
-            runs = [run for run in reversed(_salvage(self.path).runs) if wanted(run)][:last]
+            runs = [run for run in reversed(_salvage(self.path).runs) if matches(run)][:last]
         return runs[::-1]
 
     def _write(self, change: Callable[[sqlite3.Connection], list[int]]) -> list[int]:
@@ -170,7 +175,8 @@ class History:
         try:
             return run_transaction(self.path, change)
         except DatabaseDamagedError:
-            # The lock lets only one process replace the file; others find the new file afterwards.
+            # With the lock, only one process replaces the file. A process that waited for the lock
+            # finds the new file.
             with file_lock.hold_lock(
                 self.path.with_name(f"{self.path.name}.lock"), self.watcher, "the history"
             ):
@@ -183,9 +189,9 @@ class History:
     def _set_aside(self, why: str) -> None:
         """Rename the damaged file, and create a new file with the runs that can still be read."""
         renamed, salvaged = unused_name(self.path), _salvage(self.path)
-        fresh = self.path.with_name(f".{self.path.name}.new")
-        fresh.unlink(missing_ok=True)
-        run_transaction(fresh, lambda db: _restore(db, salvaged))
+        new_file = self.path.with_name(f".{self.path.name}.new")
+        new_file.unlink(missing_ok=True)
+        run_transaction(new_file, lambda db: _restore(db, salvaged))
         # these files belong to the damaged file, and would damage the new one
         for suffix in ("-journal", "-wal", "-shm"):
             with suppress(FileNotFoundError):
@@ -193,7 +199,7 @@ class History:
                     renamed.with_name(renamed.name + suffix)
                 )
         self.path.replace(renamed)
-        fresh.replace(self.path)
+        new_file.replace(self.path)
         self.watcher.note(
             f"warning: the history was damaged ({why}): it was moved to {renamed}, and a new"
             f" one was created with the {len(salvaged.runs)} readable runs"
@@ -231,18 +237,23 @@ def _restore(db: sqlite3.Connection, saved: SalvagedRuns) -> list[int]:
     return []
 
 
-def _rows(
+def _valid_runs(
     db: sqlite3.Connection, order: str, where: str = "", values: tuple[int, ...] = ()
 ) -> Iterator[BenchRun]:
-    """Yield the runs of all valid rows, and skip the invalid ones."""
+    """Yield the run of each valid row, and skip invalid rows. `order`: "ASC" or "DESC". `where`,
+    `values`: an SQL condition and its parameters.
+    """
     if schema_version(db):
         for row in db.execute(f"SELECT {COLUMNS} FROM runs {where} ORDER BY id {order}", values):
-            run = _run(*row)
+            run = _parse_row(*row)
             if run is not None:
                 yield run
 
 
-def _run(number: Any, *row: Any) -> BenchRun | None:
+def _parse_row(number: Any, *row: Any) -> BenchRun | None:
+    """Return the run of one row; None if the row is invalid. The arguments are the row's values in
+    the order of COLUMNS.
+    """
     *before, sha256, content, test, document = row
     if type(number) is not int or not all(
         isinstance(text, str) for text in (*before, content, test, document)
@@ -263,7 +274,7 @@ def _run(number: Any, *row: Any) -> BenchRun | None:
     return run if is_valid else None
 
 
-def _named(run: BenchRun, text: str) -> bool:
+def _has_name_or_hash(run: BenchRun, text: str) -> bool:
     hashes = (run.sha256 or "", run.content)
     return text.lower() in run.model.lower() or (
         len(text) >= 6 and any(file_hash.startswith(text) for file_hash in hashes)
@@ -271,12 +282,14 @@ def _named(run: BenchRun, text: str) -> bool:
 
 
 def _salvage(path: Path) -> SalvagedRuns:
-    """Read as many runs as possible from a damaged file, starting at both ends."""
+    """Read as many runs as possible from a damaged file. The table is read from its start until an
+    error occurs, and then from its end.
+    """
     by_number: dict[int, BenchRun] = {}
     highest = 0
     for order in ("ASC", "DESC"):
         with suppress(DatabaseDamagedError), open_database(path, tolerate_truncation=True) as db:
-            for run in _rows(db, order):
+            for run in _valid_runs(db, order):
                 by_number[run.id or 0] = run
     with suppress(DatabaseDamagedError), open_database(path, tolerate_truncation=True) as db:
         row = db.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'runs'").fetchone()

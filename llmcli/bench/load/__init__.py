@@ -1,3 +1,3 @@
-"""Load tests of servers with OpenAI's API: send many parallel requests and measure how long each
-one waits.
+"""Load tests of servers with OpenAI's API: send many requests in parallel, and measure how long
+each request waits.
 """

@@ -1,8 +1,7 @@
 """Comparison of two servers under the same load, as ratios with confidence intervals.
 
-Servers that share a machine would disturb each other, so they are never measured at the same time.
-They take turns: in each turn both servers get the same prompts, one server after the other, and
-chance decides which is first.
+Servers on the same machine would disturb each other, so only one server is measured at a time. In
+each turn, both servers receive the same prompts, one server after the other in random order.
 """
 
 import random
@@ -47,8 +46,8 @@ class MetricRatio:
 
 @dataclass(frozen=True, slots=True)
 class ServerComparison:
-    """The metrics of two servers under one load, each over all turns, and the ratios of these
-    metrics. Higher is better for tokens per second, lower is better for times.
+    """The metrics of servers A and B over all turns of one load, and the ratios B / A. Tokens per
+    second are better if higher; times are better if lower.
     """
 
     a: LoadMetrics
@@ -66,8 +65,9 @@ async def compare_servers(
     number: int,
     tick: Callable[[], None],
 ) -> ServerComparison:
-    """Measure both servers in `turns` turns, and compare them. Both servers of a turn get the same
-    prompts; each turn has new ones. `number` selects the prompts of the first turn.
+    """Measure both servers in `turns` turns, and compare them. Both servers get the same prompts
+    within a turn, and each turn has new prompts. `number` selects the prompts of the first turn.
+    `tick` is called after each run.
     """
     coin = random.Random(number)
     runs: tuple[list[LoadRun], list[LoadRun]] = ([], [])
@@ -81,14 +81,16 @@ async def compare_servers(
 def compare_runs(
     a: Sequence[LoadRun], b: Sequence[LoadRun], slo: Slo | None = None
 ) -> ServerComparison:
-    """Compare two servers; `a[i]` and `b[i]` are their runs in turn i."""
+    """Compare servers A and B; `a[i]` and `b[i]` are their runs in turn i. `slo`: the latency
+    limits for the goodput; None: no limits.
+    """
     metrics_a, metrics_b = compute_metrics(a, slo), compute_metrics(b, slo)
-    ratios = [_rate(metrics_a, metrics_b)]
+    ratios = [_compare_output_rates(metrics_a, metrics_b)]
     for name in TIME_METRICS:
         if name in metrics_a.times and name in metrics_b.times:
             ranks = metrics_a.times[name].percentiles, metrics_b.times[name].percentiles
             ratios += [
-                _time(name, rank, a, b)
+                _compare_percentile(name, rank, a, b)
                 for rank in ("p50", "p99")
                 if None not in (percentiles[rank] for percentiles in ranks)
             ]
@@ -97,9 +99,9 @@ def compare_runs(
     return ServerComparison(metrics_a, metrics_b, tuple(finite), len(a))
 
 
-def _rate(metrics_a: LoadMetrics, metrics_b: LoadMetrics) -> MetricRatio:
-    """Return the ratio of output tokens per second. Its interval comes from the signed-rank test on
-    the pairs of runs.
+def _compare_output_rates(metrics_a: LoadMetrics, metrics_b: LoadMetrics) -> MetricRatio:
+    """Return the ratio of the output tokens per second. Its interval comes from the signed-rank
+    test on the pairs of runs.
     """
     comparison = paired_test.estimate_ratio(
         metrics_a.repetition_rates,
@@ -118,16 +120,19 @@ def _rate(metrics_a: LoadMetrics, metrics_b: LoadMetrics) -> MetricRatio:
     )
 
 
-def _time(name: str, rank: str, a: Sequence[LoadRun], b: Sequence[LoadRun]) -> MetricRatio:
-    """Return the ratio of a percentile, such as the p99 of "ttft", over all requests of each
-    server. Its interval comes from a bootstrap that draws whole turns.
+def _compare_percentile(
+    name: str, rank: str, a: Sequence[LoadRun], b: Sequence[LoadRun]
+) -> MetricRatio:
+    """Return the ratio of one percentile of a latency metric, such as the p99 of "ttft". The
+    percentile is taken over all requests of a server. The interval comes from a bootstrap that
+    draws complete turns.
     """
     share = PERCENTILES[rank][0]
     times = [
         [
             np.asarray(
                 metric_seconds(
-                    name, [value_a for value_a in run.measured_answers if value_a.is_complete]
+                    name, [answer for answer in run.measured_answers if answer.is_complete]
                 )
             )
             for run in side
@@ -135,18 +140,18 @@ def _time(name: str, rank: str, a: Sequence[LoadRun], b: Sequence[LoadRun]) -> M
         for side in (a, b)
     ]
 
-    def at(turns: Sequence[int]) -> tuple[float, float]:
+    def percentile_of_turns(turns: Sequence[int]) -> tuple[float, float]:
         value_a, value_b = (
-            _ranked(np.concatenate([side[turn] for turn in turns]), share) for side in times
+            _nearest_rank(np.concatenate([side[turn] for turn in turns]), share) for side in times
         )
         return value_a, value_b
 
-    value_a, value_b = at(range(len(a)))
+    value_a, value_b = percentile_of_turns(range(len(a)))
     rng, ratios = random.Random(0), []
     if len(a) >= 6 and value_a > 0:
         for _ in range(BOOTSTRAP_DRAWS):
-            low, high = at(rng.choices(range(len(a)), k=len(a)))
-            ratios.append(high / low if low else np.inf)
+            resampled_a, resampled_b = percentile_of_turns(rng.choices(range(len(a)), k=len(a)))
+            ratios.append(resampled_b / resampled_a if resampled_a else np.inf)
     tail = (1 - CONFIDENCE) / 2
     span = (
         (percentile(ratios, round(tail, 3)), percentile(ratios, round(1 - tail, 3)))
@@ -158,9 +163,9 @@ def _time(name: str, rank: str, a: Sequence[LoadRun], b: Sequence[LoadRun]) -> M
     )
 
 
-def _ranked(values: NDArray[np.float64], share: float) -> float:
-    """Return the nearest-rank percentile of an array; `share` 0.5 is the median. Shape: values
-    `[n]`.
+def _nearest_rank(values: NDArray[np.float64], share: float) -> float:
+    """Return the nearest-rank percentile of an array of shape `[n]`; 0 if it is empty. `share`: the
+    rank as a fraction, 0.5 for the median.
     """
     at = max(0, -(-len(values) * round(share * 1000) // 1000) - 1)
     return float(np.partition(values, at)[at]) if len(values) else 0.0

@@ -1,5 +1,5 @@
-"""The client of load tests: sends a request, and records a time stamp for every piece of text of
-its answer.
+"""The client of load tests: sends requests to a server, and records the arrival time of each chunk
+of an answer.
 """
 
 import json
@@ -27,9 +27,9 @@ from llmcli.http_client.client import (
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """A server, and how to send requests to it.
+    """The server of a load test, and how to send requests to it.
 
-    `base_url`: the part of the URL before /chat/completions. `chat`: use /chat/completions,
+    `base_url`: the URL up to, but not including, /chat/completions. `chat`: use /chat/completions,
     otherwise /completions. `extra_fields`: additional fields of each request body.
     """
 
@@ -49,7 +49,7 @@ class LoadTarget:
 
     @property
     def connection(self) -> ConnectionSettings:
-        """The settings of the connection to the server."""
+        """The TLS, key and timeout settings for connections to the server."""
         return ConnectionSettings(
             uses_tls=self.base_url.startswith("https"),
             api_key=self.api_key,
@@ -84,13 +84,13 @@ def parse_base_url(url: str) -> str:
 
 
 class Client:
-    """Sends the jobs of a load to one server."""
+    """Sends requests to one server. A `LoadJob` describes one request."""
 
     def __init__(self, server: LoadTarget, http: HttpClient) -> None:
         self.server, self._http = server, http
 
     def request_body(self, job: LoadJob, streamed: bool = True) -> bytes:
-        """Return the request body of a job."""
+        """Return the HTTP body of a request as JSON."""
         server = self.server
         body: dict[str, Any] = {
             "model": server.model,
@@ -111,8 +111,8 @@ class Client:
         return json.dumps({**body, **server.extra_fields}).encode()
 
     async def send(self, job: LoadJob, answer: LoadAnswer) -> None:
-        """Send a job, and record the answer or the error in `answer`. If this coroutine is
-        canceled, `answer.ended` stays None.
+        """Send a request, and record the streamed answer or the error in `answer`. If this
+        coroutine is canceled, `answer.ended` stays None.
         """
         body = self.request_body(job)
         answer.sent = time.perf_counter()
@@ -122,13 +122,15 @@ class Client:
                     answer.cancelled = True
                     response.close()
                 else:
-                    await _read(response, job, answer)
+                    await _read_stream(response, job, answer)
         except RequestError as error:
             answer.error, answer.error_message = error.kind, error.message
         answer.ended = time.perf_counter()
 
     async def complete(self, job: LoadJob) -> dict[str, Any]:
-        """Send a job without streaming, and return the server's JSON answer. Raises UserError."""
+        """Send a request without streaming, and return the server's JSON answer. Raises
+        UserError.
+        """
         return await self._fetch(self.server.url, self.request_body(job, streamed=False))
 
     async def list_models(self) -> list[str]:
@@ -150,16 +152,16 @@ class Client:
 
 @asynccontextmanager
 async def open_client(server: LoadTarget) -> AsyncIterator[Client]:
-    """Open a client with its connections, and close them at the end of the block. Raises UserError
-    for a certificate that cannot be read.
+    """Open a client with its HTTP connections, and close them at the end of the block. Raises
+    UserError if the certificate file cannot be read.
     """
     async with open_http_client(server.connection) as http:
         yield Client(server, http)
 
 
-async def _read(response: StreamResponse, job: LoadJob, answer: LoadAnswer) -> None:
-    """Record a time stamp for every piece of text until the answer ends, or until the number of
-    pieces is reached after which the job cancels it.
+async def _read_stream(response: StreamResponse, job: LoadJob, answer: LoadAnswer) -> None:
+    """Record the arrival time and the token count of each chunk with text, until the answer ends or
+    the job's `cancel_after` is reached.
     """
     events, done = sse.EventDecoder(), False
     async for piece in response.pieces():
@@ -169,8 +171,8 @@ async def _read(response: StreamResponse, job: LoadJob, answer: LoadAnswer) -> N
                 done = True
                 continue
             chunk = sse.parse_event(data)
-            if says := openai_stream.read_error_message(chunk):
-                answer.error, answer.error_message = "error in the stream", says
+            if message := openai_stream.read_error_message(chunk):
+                answer.error, answer.error_message = "error in the stream", message
                 return
             count, finish = openai_stream.count_tokens(chunk)
             if count:

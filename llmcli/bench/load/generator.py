@@ -1,13 +1,14 @@
-"""Load generation. In a closed loop, a fixed number of requests runs in parallel; a new one is sent
-when an answer ends. In an open loop, requests are sent at given times, whether or not earlier ones
-are answered.
+"""Generation of load on a server. In a closed loop, a fixed number of requests is open at any time:
+a new request is sent when an answer ends. In an open loop, requests are sent at given times,
+whether or not earlier requests are answered.
 
-The load stays constant during the measurement: the first requests do not count, and further
-requests are sent until the last counted one is answered. Then the unfinished requests are canceled.
+The load stays constant during the measurement. The first requests do not count, and further
+requests are sent until the last counted request is answered. Then the unfinished requests are
+canceled.
 
-In an open loop, the waiting time of a request starts when it is due, even if the client sends it
-late. Otherwise a server that stalls would delay the next requests and so hide its own stall
-(coordinated omission).
+In an open loop, the waiting time of a request starts when the request is due, even if the client
+sends it late. Otherwise a stalled server would delay the sending of later requests, and their
+measured times would not show the stall (coordinated omission).
 """
 
 import asyncio
@@ -33,10 +34,11 @@ MAX_OPEN_REQUESTS = 4096
 @dataclass(frozen=True, slots=True)
 class Load:
     """A load on a server. `level`: the number of parallel requests if `arrivals` is "closed",
-    otherwise requests per second.
+    otherwise the requests per second.
 
-    `burstiness`: only for "gamma", whose gaps between requests have the shape 1/burstiness: 1 is a
-    Poisson process, higher values are burstier. `seed`: seed of the random gaps.
+    `burstiness`: only used for "gamma", whose gaps between requests have the shape parameter
+    1/burstiness. A value of 1 is a Poisson process; higher values are burstier. `seed`: seed of the
+    random gaps.
     """
 
     arrivals: Arrivals
@@ -60,11 +62,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class LoadLength:
-    """The length of a measurement. It lasts until `requests` requests are sent and `seconds` have
-    passed; None: no such condition.
+    """The length of a measurement, which ends when it has `requests` requests and has lasted
+    `seconds`. None: this value does not matter.
 
-    `warmup`: how many of the first requests do not count. None: one round of a closed loop; the
-    requests of two seconds, at most 20, of an open loop.
+    `warmup`: the number of first requests that do not count. None: one request per user in a closed
+    loop; in an open loop, the requests of two seconds, at most 20.
     """
 
     requests: int | None = 100
@@ -72,7 +74,7 @@ class LoadLength:
     warmup: int | None = None
 
     def warmup_requests(self, load: Load) -> int:
-        """Return how many of the first requests do not count."""
+        """Return the number of first requests that do not count."""
         if self.warmup is not None:
             return self.warmup
         return int(load.level) if load.is_closed else min(20, math.ceil(2 * load.level))
@@ -80,13 +82,13 @@ class LoadLength:
 
 @dataclass(slots=True)
 class LoadRun:
-    """The result of one load. Times are seconds of `time.perf_counter`.
+    """The recorded answers of one run of a load. Times are seconds of `time.perf_counter`.
 
     `answers`: all answers, including those that do not count. `began`: when the first counted
     request was due. `ended`: the end of the measurement (see `LoadGenerator._ended`). `lateness`:
     how late the client's event loop woke up, measured every HEARTBEAT_SECONDS. `cpu_seconds`: the
-    client's CPU time, which shows whether the client itself was the limit. `was_stopped`: the run
-    was ended early.
+    client's CPU time, which shows whether the client itself limited the speed. `was_stopped`: the
+    run was ended early.
     """
 
     load: Load
@@ -117,7 +119,8 @@ StopCheck = Callable[[LoadRun, LoadAnswer], bool]
 
 
 class LoadGenerator:
-    """Generates one load on one server, counts the unanswered requests and ends the run.
+    """Generates one load on one server, records the answers, and ends the run when all counted
+    requests are answered.
 
     `should_stop` is called with each counted answer; if it returns True, the run ends early. `tick`
     is called after each counted answer, to show progress.
@@ -144,8 +147,8 @@ class LoadGenerator:
         requests and return the result.
         """
         began = time.process_time()
-        loads = self._closed() if self.load.is_closed else [self._open_loop()]
-        tasks = [asyncio.create_task(load_task) for load_task in (self._watch(), *loads)]
+        senders = self._closed() if self.load.is_closed else [self._open_loop()]
+        tasks = [asyncio.create_task(load_task) for load_task in (self._watch(), *senders)]
         waiting = asyncio.create_task(self.finished.wait())
         try:
             done, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -160,13 +163,12 @@ class LoadGenerator:
         return self.run
 
     def _ended(self) -> float:
-        """Return the time at which the measurement ended.
+        """Return the end of the measurement, in seconds of `time.perf_counter`.
 
-        In an open loop, this is when the last counted answer ended. In a closed loop with n counted
-        answers, it is when the n-th answer of any kind ended after the start: other requests run
-        beside the counted ones until the last of these is answered. A server whose answers end one
-        after another would otherwise be charged for other prompts whose answers have hardly begun,
-        unlike a server whose answers end together.
+        In an open loop, this is the end of the last counted answer. In a closed loop with n counted
+        requests, it is the n-th end of any answer after the start. The last counted answers share
+        the server with requests that do not count. A server that answers one request after another
+        would lose the time that it spends on those requests.
         """
         end_times = [answer.ended for answer in self.run.measured_answers if answer.ended]
         if not end_times:
@@ -187,7 +189,7 @@ class LoadGenerator:
 
     async def _worker(self) -> None:
         while True:
-            await self._one(time.perf_counter())
+            await self._send_next(time.perf_counter())
 
     async def _open_loop(self) -> None:
         rng = random.Random(self.load.seed)
@@ -200,14 +202,14 @@ class LoadGenerator:
                     self.run.was_stopped = True
                     self.finished.set()
                     await asyncio.sleep(math.inf)
-                group.create_task(self._one(due))
+                group.create_task(self._send_next(due))
 
-    async def _one(self, due: float) -> None:
-        """Send the request that is due at `due`, and record its answer. End the run after the last
-        counted answer.
+    async def _send_next(self, due: float) -> None:
+        """Send the next request, which is due at `due`, and record its answer. Ends the run after
+        the last counted answer.
         """
         answer = LoadAnswer(due, open_requests=self.n_open)
-        answer.measured = self._counts(due)
+        answer.measured = self._count_request(due)
         self.run.answers.append(answer)
         self.sent += 1
         self.n_open += 1
@@ -227,8 +229,10 @@ class LoadGenerator:
             # send slowly to a server that refuses requests immediately
             await asyncio.sleep(0.01)
 
-    def _counts(self, due: float) -> bool:
-        """Return whether the request that is due at `due` counts, and count it if so."""
+    def _count_request(self, due: float) -> bool:
+        """Decide whether the request that is due at `due` belongs to the measurement. If it does,
+        count it and return True.
+        """
         if self.sent < self.warmup_requests:
             return False
         if not self.n_counted:
@@ -240,15 +244,17 @@ class LoadGenerator:
         return True
 
     def _complete(self, now: float) -> bool:
-        """Return whether the measurement has reached its length, so that no further request counts."""
+        """Return whether the measurement has enough requests and has lasted long enough, so that
+        further requests do not count.
+        """
         length = self.length
         return self.n_counted >= (length.requests or 1) and now - self.run.began >= (
             length.seconds or 0
         )
 
     async def _watch(self) -> None:
-        """Record how late the event loop wakes up, since every time stamp may be that late. Also
-        end the run when its seconds are over and every counted request is answered.
+        """Record how late the event loop wakes up, because every recorded time may be that late.
+        Also end the run when its time is over and every counted request is answered.
         """
         while True:
             due = time.perf_counter() + HEARTBEAT_SECONDS
@@ -261,11 +267,11 @@ class LoadGenerator:
 
 
 def arrival_gaps(load: Load, rng: random.Random) -> Iterator[float]:
-    """Yield the gaps between requests in seconds, endlessly; the mean is 1 / level.
+    """Yield the gaps between requests in seconds, endlessly. Their mean is 1 / level.
 
-    Each block of BLOCK_REQUESTS gaps takes exactly BLOCK_REQUESTS / level seconds. Otherwise the
-    rate of 40 requests of a Poisson process would differ from the set rate by 16 % (one sigma), and
-    two searches for the largest rate would not agree.
+    Each block of BLOCK_REQUESTS gaps takes exactly BLOCK_REQUESTS / level seconds. In a pure
+    Poisson process, the rate of such a block would deviate from the level, and two searches for the
+    largest rate would not agree.
     """
     while True:
         block = [_gap(load, rng) for _ in range(BLOCK_REQUESTS)]
@@ -274,7 +280,7 @@ def arrival_gaps(load: Load, rng: random.Random) -> Iterator[float]:
 
 
 def _gap(load: Load, rng: random.Random) -> float:
-    """Return one random gap with a mean of 1."""
+    """Return one random gap between requests, relative to the mean gap."""
     match load.arrivals:
         case "constant":
             return 1.0
@@ -293,7 +299,7 @@ async def generate_load(
     should_stop: StopCheck = lambda run, answer: False,
     tick: Callable[[], None] = lambda: None,
 ) -> LoadRun:
-    """Generate a load on a server, and return the result. `should_stop` and `tick`: see
-    `LoadGenerator`.
+    """Generate a load on a server, and return the recorded answers. `jobs`: the requests to send,
+    an endless iterator. `should_stop` and `tick`: see `LoadGenerator`.
     """
     return await LoadGenerator(send, jobs, load, length, should_stop, tick).measure()

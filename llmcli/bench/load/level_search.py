@@ -1,15 +1,15 @@
-"""The search for the largest load: which level to measure next, and the estimate from all
-measurements.
+"""The search for the largest load at which a server keeps its latency limits: which level to
+measure next, and the estimate from all measurements.
 
-A level is a number of users or a request rate. A level "holds" if the server keeps the latency
-limits at it. Levels come from a fixed grid, so that the results of two searches are comparable:
-they agree if they are at most one step of the grid apart.
+A level is a number of parallel users, or a request rate. A level "holds" if the server keeps the
+limits under this load. Levels come from a fixed grid, so that the results of two searches can be
+compared: they agree if they are at most one step of the grid apart.
 
-First, the level is doubled or halved until one level holds and another does not. Bisection then
-finds two neighboring levels like this. Finally, the levels around the limit are measured repeatedly
-until the interval of the limit is one step wide or the maximum number of measurements is reached.
-No single measurement decides. The estimate uses how far each one is from the limit, which tells
-more than whether it is above or below.
+First, the level is doubled or halved until one measured level holds and another one does not.
+Bisection then narrows these two down to neighbors. Finally, the levels around the limit are
+measured repeatedly, until the confidence interval of the limit is one step wide or the maximum
+number of measurements is reached. The estimate uses the measured distance of each measurement from
+the limits, which says more than whether the level holds.
 """
 
 import math
@@ -38,11 +38,11 @@ MAX_STEP_WIDTH = 1.2  # an interval of the limit up to this many steps wide coun
 
 @dataclass(frozen=True, slots=True)
 class LoadEstimate:
-    """The estimate of the largest level at which the server keeps the latency limits.
+    """The estimate of the largest level that holds.
 
-    `level_index`: index of that level in the grid, -1 if no level holds. `low`, `high`: 90 %
-    confidence interval of the limit, as fractional indices. `steps`: two searches agree if their
-    levels are at most this many steps apart.
+    `level_index`: index of this level in the grid; -1 if no level holds. `low`, `high`: 90 %
+    confidence interval of the limit, as fractional indices of the grid. `steps`: the largest
+    distance, in steps of the grid, at which another search still agrees with this one.
     """
 
     level_index: int
@@ -51,18 +51,20 @@ class LoadEstimate:
     steps: int
 
 
-def user_levels(most: int = 4096) -> list[float]:
-    """Return the grid of numbers of users, from 1 to `most`."""
+def user_levels(max_users: int = 4096) -> list[float]:
+    """Return the grid of numbers of parallel users, from 1 to `max_users`."""
     levels = [1]
-    while levels[-1] < most:
+    while levels[-1] < max_users:
         levels.append(max(levels[-1] + 1, round(levels[-1] * 1.125)))
-    return [float(min(level, most)) for level in levels]
+    return [float(min(level, max_users)) for level in levels]
 
 
-def rate_levels(least: float = 0.01, most: float = 10_000.0) -> list[float]:
-    """Return the grid of request rates in requests per second, from `least` to about `most`."""
-    levels = [least]
-    while levels[-1] < most:
+def rate_levels(min_rate: float = 0.01, max_rate: float = 10_000.0) -> list[float]:
+    """Return the grid of request rates in requests per second, from `min_rate` to about
+    `max_rate`.
+    """
+    levels = [min_rate]
+    while levels[-1] < max_rate:
         levels.append(levels[-1] * RATE_STEP)
     return [float(f"{level:.3g}") for level in levels]
 
@@ -73,8 +75,8 @@ def nearest_index(levels: Sequence[float], target: float) -> int:
 
 
 def level_at(levels: Sequence[float], fractional_index: float) -> float:
-    """Return the level at a fractional index: between two levels of the grid, interpolated
-    geometrically.
+    """Return the level at a fractional index of the grid. Between two levels, the value is
+    interpolated geometrically.
     """
     clamped = min(max(fractional_index, 0.0), len(levels) - 1.0)
     index = min(int(clamped), len(levels) - 2)
@@ -96,8 +98,8 @@ def choose_next_level(
     observations: Sequence[Observation],
     max_measurements: int = MAX_MEASUREMENTS,
 ) -> int | None:
-    """Return the index of the level to measure next; None: end the search. `start` is the index of
-    the first level.
+    """Return the index of the level to measure next; None if the search is finished. `start`: the
+    index of the first level to measure.
     """
     if not observations:
         return start
@@ -106,9 +108,9 @@ def choose_next_level(
     fit = fit_monotone(observations)
     below, above = find_bracket(fit)
     if below is None:
-        return _lower(levels, observations)
+        return _next_lower_level(levels, observations)
     if above is None:
-        return _higher(levels, observations)
+        return _next_higher_level(levels, observations)
     if above - below > 1:
         return (below + above) // 2
     estimate, counts = estimate_edge(levels, observations), _counts(observations)
@@ -139,7 +141,7 @@ def choose_next_level(
 
 
 def estimate_edge(levels: Sequence[float], observations: Sequence[Observation]) -> LoadEstimate:
-    """Return the estimate of the largest level that keeps the limits, from all measurements."""
+    """Return the estimate of the largest level that holds, from all measurements."""
     below, above = find_bracket(fit_monotone(observations))
     if below is None:
         return LoadEstimate(-1, -1.0, float(above or 0), 1)
@@ -172,30 +174,34 @@ def estimate_edge(levels: Sequence[float], observations: Sequence[Observation]) 
     )
 
 
-def _lower(levels: Sequence[float], seen: Sequence[Observation]) -> int | None:
-    """Return the next index to measure if no measured level holds: the level of half the load. The
-    lowest level is measured MIN_LEVEL_REPEATS times; then None ends the search.
+def _next_lower_level(levels: Sequence[float], observations: Sequence[Observation]) -> int | None:
+    """Return the index of the next level to measure if none of the measured levels holds: the level
+    of half the load. At the lowest level, return its index until it is measured MIN_LEVEL_REPEATS
+    times, then None to end the search.
     """
-    lowest = min(measurement.level_index for measurement in seen)
+    lowest = min(measurement.level_index for measurement in observations)
     if lowest:
         return min(lowest - 1, nearest_index(levels, levels[lowest] / 2))
-    return 0 if _counts(seen)[0] < MIN_LEVEL_REPEATS else None
+    return 0 if _counts(observations)[0] < MIN_LEVEL_REPEATS else None
 
 
-def _higher(levels: Sequence[float], seen: Sequence[Observation]) -> int | None:
-    """Return the next index to measure if every measured level holds: the level of twice the load,
-    or None at the end of the grid. If a level was measured repeatedly, the limit is near, so return
-    the next level instead.
+def _next_higher_level(levels: Sequence[float], observations: Sequence[Observation]) -> int | None:
+    """Return the index of the next level to measure if all measured levels hold: the level of twice
+    the load; None at the end of the grid. If a level was measured repeatedly, the limit is near;
+    then return the next level of the grid.
     """
-    highest, counts = max(measurement.level_index for measurement in seen), _counts(seen)
+    highest, counts = (
+        max(measurement.level_index for measurement in observations),
+        _counts(observations),
+    )
     if highest == len(levels) - 1:
         return None
     doubled = nearest_index(levels, 2 * levels[highest])
-    return highest + 1 if len(seen) > len(counts) else max(highest + 1, doubled)
+    return highest + 1 if len(observations) > len(counts) else max(highest + 1, doubled)
 
 
-def _counts(seen: Sequence[Observation]) -> dict[int, int]:
+def _counts(observations: Sequence[Observation]) -> dict[int, int]:
     counts: dict[int, int] = {}
-    for measurement in seen:
+    for measurement in observations:
         counts[measurement.level_index] = counts.get(measurement.level_index, 0) + 1
     return counts

@@ -1,4 +1,4 @@
-"""A local server for load tests: `llmcli serve REF` in a child process on a free port, which is
+"""A local server for load tests: `llmcli serve REF` in a child process on a free port. It is
 stopped after the test.
 """
 
@@ -22,8 +22,8 @@ MAX_LOG_BYTES = 1 << 20  # maximum bytes of the server's log that are read
 
 @contextmanager
 def open_local_server(ref: str, flags: Sequence[str]) -> Iterator[str]:
-    """Start a server, yield its address when it is ready, and stop it after the block. If it does
-    not start, raise UserError with the last message of the server.
+    """Start `llmcli serve` for a model, yield the server's URL when it is ready, and stop the
+    server after the block. Raises UserError with the server's last message if it does not start.
     """
     command = [
         sys.executable,
@@ -37,7 +37,7 @@ def open_local_server(ref: str, flags: Sequence[str]) -> Iterator[str]:
         "--while-stdin",
         *flags,
     ]
-    with tempfile.TemporaryFile() as log, _leaving_at_sigterm():
+    with tempfile.TemporaryFile() as log, _exit_on_sigterm():
         # In its own session, Ctrl-C does not reach the server; this process stops it. The server
         # also ends when its stdin closes, for example if this process is killed.
         process = subprocess.Popen(
@@ -53,7 +53,8 @@ def open_local_server(ref: str, flags: Sequence[str]) -> Iterator[str]:
             ready_line = process.stdout.readline()
             if not ready_line:
                 raise UserError(
-                    f"the server of {ref} did not start: {_last(log)}", hint=f"llmcli serve {ref}"
+                    f"the server of {ref} did not start: {_last_message(log)}",
+                    hint=f"llmcli serve {ref}",
                 )
             yield str(json.loads(ready_line)["url"])
         finally:
@@ -63,22 +64,22 @@ def open_local_server(ref: str, flags: Sequence[str]) -> Iterator[str]:
 
 
 @contextmanager
-def _leaving_at_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into an exception within the block, so that the server is stopped before this
-    process ends.
+def _exit_on_sigterm() -> Iterator[None]:
+    """Turn SIGTERM into a SystemExit exception within the block, so that cleanup code can stop the
+    server before this process ends.
     """
 
-    def leave(number: int, frame: FrameType | None) -> None:
+    def raise_exit(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, leave)
+    previous_handler = signal.signal(signal.SIGTERM, raise_exit)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
 def stop_process(process: "subprocess.Popen[bytes]") -> None:
@@ -91,8 +92,8 @@ def stop_process(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def _last(log: IO[bytes]) -> str:
-    """Return the last error message of the log, or its last line."""
+def _last_message(log: IO[bytes]) -> str:
+    """Return the last error message in the log; without an error message, the last line."""
     log.seek(0)
     lines = [
         line

@@ -1,10 +1,11 @@
-"""Search for the largest load at which a server keeps its latency limits.
+"""Measurements for the search for the largest load at which a server keeps its latency limits.
 
-The measurement of a level ends early when the latencies are clearly above twice the limits or, in a
-closed loop, clearly below half of them. The fit clips all values to this range, so a longer
-measurement would not change the estimate. A single user is measured at the beginning, every
-SINGLE_USER_INTERVAL measurements and at the end. If this user's waiting time changes, the machine
-has changed.
+The measurement of a level ends early if the latencies are clearly above twice the limits. In a
+closed loop, it also ends early if they are clearly below half of the limits. The estimate clips all
+values to this range, so a longer measurement would not change it.
+
+A single user is measured at the beginning, every SINGLE_USER_INTERVAL measurements, and at the end.
+If this user's waiting time changes, the speed of the machine has changed.
 """
 
 import math
@@ -24,12 +25,10 @@ LoadKind = Literal["concurrency", "rate"]
 MIN_REQUESTS = 40  # minimum number of requests in the measurement of a level
 REQUESTS_PER_USER = 2  # in a closed loop, each user sends at least this many requests on average
 OPEN_LOOP_SECONDS = 20.0  # seconds of a measurement in an open loop
-FILLING_SECONDS = (
-    10.0  # seconds before which a growing queue only means that the server is filling up
-)
-MIN_CLEAR_ANSWERS = (
-    10  # minimum number of answers, all below half of the limits, to end a level early
-)
+# In the first seconds the queue grows on any server, because it starts empty.
+FILLING_SECONDS = 10.0
+# minimum number of answers, all below half of the limits, to end the measurement of a level early
+MIN_CLEAR_ANSWERS = 10
 SINGLE_USER_LENGTH = LoadLength(6, warmup=3)
 SINGLE_USER_INTERVAL = 10
 # The waiting times of a single user count as drift if the longest exceeds the shortest by more than
@@ -39,12 +38,12 @@ MIN_DRIFT_RATIO, MIN_DRIFT_SECONDS = 1.1, 0.02
 
 @dataclass(frozen=True, slots=True)
 class MaxLoadSettings:
-    """The condition for a level to hold, and how levels are measured.
+    """The condition under which a level holds, and how levels are measured.
 
     A level holds if `required_share` of its requests are within the limits of `slo` and the queue
-    does not grow. Each measurement has at least `requests` requests and takes at least `seconds`;
-    its first `warmup` requests do not count (None: see LoadLength). The search ends after
-    `max_measurements`. `arrivals` and `burstiness` describe the open loop (see Load).
+    of requests does not grow. Each measurement has at least `requests` requests and takes at least
+    `seconds`. Its first `warmup` requests do not count (None: see LoadLength). The search ends
+    after `max_measurements`. `arrivals` and `burstiness` describe the open loop (see Load).
     """
 
     slo: Slo
@@ -59,8 +58,8 @@ class MaxLoadSettings:
 
 @dataclass(frozen=True, slots=True)
 class LevelMeasurement:
-    """One measurement of one level. `excess`: logarithm of the measured latency relative to its
-    limit (see `Observation`).
+    """One measurement of one level. `excess`: natural logarithm of the measured latency divided by
+    its limit (see `Observation`).
     """
 
     level: float
@@ -78,12 +77,12 @@ class MaxLoadResult:
     """The result of a search for the largest load.
 
     `level`: the largest level that holds; None if the lowest level does not hold. `next_level`: the
-    lowest measured level above `level`; None if no higher level was measured. `low`, `high`: 90 %
-    confidence interval of the largest load; None if no level holds or no higher level was measured.
-    `steps`: the results of two searches agree if their levels are at most this many steps of the
-    grid apart. `best_metrics`: the metrics of `level`, over all its measurements.
-    `single_user_seconds`: median seconds for a complete answer in each measurement of a single
-    user, in order of time.
+    lowest measured level above `level`; None if there is none. `low`, `high`: 90 % confidence
+    interval of the largest load; None if `level` or `next_level` is None. `steps`: the largest
+    distance, in steps of the grid, at which another search still agrees with this one.
+    `best_metrics`: the metrics of `level`, over all its measurements. `single_user_seconds`: for
+    each measurement of a single user, in order of time, the median seconds until an answer is
+    complete.
     """
 
     kind: LoadKind
@@ -98,8 +97,8 @@ class MaxLoadResult:
 
     @property
     def drift(self) -> float | None:
-        """The ratio of the longest to the shortest waiting time of a single user; None if the
-        difference is too small to count as drift.
+        """The ratio of a single user's longest to shortest waiting time; None if the difference is
+        too small to count as drift.
         """
         if len(self.single_user_seconds) < 2 or min(self.single_user_seconds) <= 0:
             return None
@@ -112,9 +111,9 @@ class MaxLoadResult:
 class _MaxLoadSearch:
     """One search on one server.
 
-    `number`: number of the first prompt sequence. `observations`, `measurements`: of the levels, in
-    order of time. `runs`: the runs of each level, by its index. `single_user_seconds`: median
-    seconds for a complete answer in each measurement of a single user.
+    `number`: number of the first prompt sequence. `observations`, `measurements`: the results so
+    far, in order of time. `runs`: the runs of each level, by level index. `single_user_seconds`:
+    for each measurement of a single user, the median seconds until an answer is complete.
     """
 
     session: ServerSession
@@ -145,10 +144,10 @@ class _MaxLoadSearch:
         return self.build_result(level_search.estimate_edge(self.levels, self.observations))
 
     async def measure_single_user(self) -> LoadMetrics:
-        """Measure the load of a single user, record the median time of a complete answer, and
-        return the metrics.
+        """Measure the load of a single user, append to `single_user_seconds`, and return the
+        metrics.
         """
-        self.tick("one alone")
+        self.tick("single user")
         run = await self.session.run_load(
             Load("closed", 1), SINGLE_USER_LENGTH, self.number + 500 + len(self.single_user_seconds)
         )
@@ -189,9 +188,9 @@ class _MaxLoadSearch:
         self.runs.setdefault(index, []).append(run)
 
     def warmup(self, level: float, closed: bool) -> int | None:
-        """Return how many first requests of a measurement do not count; None: the default of
-        LoadLength. In an open loop these are the requests until the server is filled, which takes
-        three times the duration of an answer, at least two seconds.
+        """Return the number of first requests of a measurement that do not count; None: the default
+        of LoadLength. In an open loop, these are the requests that arrive until the queue of the
+        server has filled: during three times the duration of an answer, at least two seconds.
         """
         if self.settings.warmup is not None or closed:
             return self.settings.warmup
@@ -220,13 +219,14 @@ class _MaxLoadSearch:
 
 @dataclass(slots=True)
 class _LevelStopCheck:
-    """Decides after every answer whether the result of a level is already clear.
+    """Decides after each answer whether the result of a level is already clear, so that its
+    measurement can end early. An instance is called like a function (see `StopCheck`).
 
     `count`: number of requests that count. `clear_excess`: the excess of the level (see
     `Observation`) once it is clear, until then None. `n_done`: number of answers so far.
-    `n_below_half`, `n_above_twice`: how many of them took at most half of the limits, or at least
-    twice the limits. `next_check`: number of answers at which to check next whether the queue
-    grows.
+    `n_below_half`, `n_above_twice`: how many of these answers took at most half of the limits, or
+    at least twice the limits. `next_check`: the number of answers after which the growth of the
+    queue is checked again.
     """
 
     settings: MaxLoadSettings
@@ -240,7 +240,7 @@ class _LevelStopCheck:
 
     @property
     def allowed_misses(self) -> int:
-        """The number of requests that may miss the limits."""
+        """The number of requests that may exceed the limits while the level still holds."""
         return math.floor((1 - self.settings.required_share) * self.count + 1e-9)
 
     def __call__(self, run: LoadRun, answer: LoadAnswer) -> bool:
@@ -264,8 +264,9 @@ class _LevelStopCheck:
         return self.clear_excess is not None
 
     def excess(self, run: LoadRun) -> float:
-        """Return the excess of a run (see `Observation`): the logarithm of the ratio of a request's
-        times to the limits that `required_share` of the requests do not exceed.
+        """Return the excess of a finished run (see `Observation`). For each request, take the
+        largest ratio of a measured time to its limit. The result is the logarithm of the ratio that
+        `required_share` of the requests do not exceed.
         """
         if self.clear_excess is not None:
             return self.clear_excess
@@ -294,11 +295,11 @@ async def find_max_load(
     number: int,
     tick: Callable[[str], None],
 ) -> MaxLoadResult:
-    """Search for the largest load that the server can take, from a level near `first`.
+    """Search for the largest load at which the server keeps its latency limits.
 
-    `first` None: start with one user, or with the request rate that a single user reached.
-    `number`: number of the first prompt sequence. `tick` is called with the name of each
-    measurement.
+    `first`: the level to start near; None: one user, or the request rate that a single user
+    reaches. `number`: number of the first prompt sequence. `tick` is called with the name of each
+    measurement before it starts.
     """
     levels = level_search.user_levels() if kind == "concurrency" else level_search.rate_levels()
     return await _MaxLoadSearch(session, kind, settings, levels, number, tick).search(first)

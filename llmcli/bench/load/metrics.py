@@ -1,4 +1,4 @@
-"""The metrics of a load, computed from its answers by the definitions in METRIC_DEFINITIONS.
+"""The metrics of a load, computed from the recorded answers. METRIC_DEFINITIONS defines them.
 Percentiles are nearest-rank values.
 """
 
@@ -13,8 +13,8 @@ from llmcli.bench.load.records import LoadAnswer
 from llmcli.bench.load.slo import Slo
 from llmcli.runtime.requests.request import percentile
 
-# For each percentile its rank, and the minimum number of values. With fewer values it would be
-# nothing but one of the largest ones.
+# For each percentile: its rank, and the minimum number of values. With fewer values, a high
+# percentile would simply be one of the largest values.
 PERCENTILES = {
     "p50": (0.5, 1),
     "p90": (0.9, 10),
@@ -23,10 +23,9 @@ PERCENTILES = {
     "p99.9": (0.999, 1000),
 }
 TIME_METRICS = ("ttft", "tpot", "itl", "e2el")
-MAX_LATE_SECONDS = (
-    0.010  # if the client is later than this (p99, in seconds), its results are doubtful
-)
-MAX_CLIENT_CPU = 0.7  # share of one CPU; if the client uses more, it may be the limit itself
+MAX_LATE_SECONDS = 0.010  # if the client's event loop is later (p99), the results are doubtful
+# share of one CPU; if the client uses more, the client itself may limit the measured speed
+MAX_CLIENT_CPU = 0.7
 METRIC_DEFINITIONS = {
     "ttft": "time to first token: from the due time (closed loop: sending) to the first text, "
     "including queueing and prefill",
@@ -45,7 +44,7 @@ METRIC_DEFINITIONS = {
 @dataclass(frozen=True, slots=True)
 class TimeSummary:
     """One latency metric over all requests, in milliseconds. A percentile is None if there are too
-    few values for it.
+    few values for it (see PERCENTILES).
     """
 
     count: int
@@ -58,14 +57,14 @@ class TimeSummary:
 class LoadMetrics:
     """The metrics of one load.
 
-    `answered`, `failed` and `cancelled` count measured requests; `failed` has a count for each kind
-    of error, `error_examples` a message for each kind. `kept_slo`: number of measured requests that
-    met the limits, None without limits. `prompt_tokens`, `output_tokens`: means per request.
-    `cached_share`: share of the prompt tokens that the server had cached, None if unknown.
-    `bundled_share`: share of the tokens that arrived together with others in one chunk, so that
-    their own times are unknown. `late_ms`: how late the client's event loop was (p50, p99).
-    `client_cpu`: share of one CPU that the client used. `repetition_rates`: output tokens per
-    second of each repetition.
+    `answered`, `failed` and `cancelled` count measured requests. `failed` has a count and
+    `error_examples` a message for each kind of error. `kept_slo`: number of measured requests
+    within the latency limits; None without limits. `prompt_tokens`, `output_tokens`: means per
+    request. `cached_share`: share of the prompt tokens that the server took from its cache; None:
+    unknown. `bundled_share`: share of the tokens that arrived in one chunk together with an earlier
+    token, so that their own arrival times are unknown. `late_ms`: how late the client's event loop
+    was (p50, p99). `client_cpu`: share of one CPU that the client used. `repetition_rates`: output
+    tokens per second of each repetition.
     """
 
     load: Load
@@ -96,17 +95,17 @@ class LoadMetrics:
 
     @property
     def goodput(self) -> float | None:
-        """The number of requests per second that met the limits; None without limits."""
+        """Requests per second that were within the latency limits; None without limits."""
         return None if self.kept_slo is None or not self.seconds else self.kept_slo / self.seconds
 
     @property
     def slo_share(self) -> float | None:
-        """The share of the requests that met the limits; None without limits."""
+        """The share of the requests that were within the latency limits; None without limits."""
         return None if self.kept_slo is None else self.kept_slo / max(1, self.requests)
 
     @property
     def warnings(self) -> list[str]:
-        """Reasons to doubt the measured times."""
+        """Sentences with reasons to doubt the measured times."""
         warnings = []
         if self.late_ms[1] > MAX_LATE_SECONDS * 1e3:
             warnings.append(
@@ -129,20 +128,21 @@ class LoadMetrics:
 
 
 def summarize_times(values: Sequence[float]) -> TimeSummary | None:
-    """Summarize times in seconds; None if there are no times."""
+    """Summarize times given in seconds; None if there are no times."""
     if not values:
         return None
     ms = [value * 1e3 for value in values]
     ranks = {
-        name: percentile(ms, share) if len(ms) >= least else None
-        for name, (share, least) in PERCENTILES.items()
+        name: percentile(ms, share) if len(ms) >= min_count else None
+        for name, (share, min_count) in PERCENTILES.items()
     }
     return TimeSummary(len(ms), fmean(ms), max(ms), ranks)
 
 
 def compute_metrics(runs: Sequence[LoadRun], slo: Slo | None = None) -> LoadMetrics:
     """Compute the metrics of one load from one or several runs. Percentiles are taken over the
-    requests of all runs; rates are totals divided by the total seconds.
+    requests of all runs. Rates are totals divided by the total seconds. `slo`: the latency limits;
+    None: no limits.
     """
     measured = [answer for run in runs for answer in run.measured_answers]
     complete = [answer for answer in measured if answer.is_complete]
@@ -185,23 +185,23 @@ def compute_metrics(runs: Sequence[LoadRun], slo: Slo | None = None) -> LoadMetr
     )
 
 
-def metric_seconds(name: str, good: Sequence[LoadAnswer]) -> list[float]:
-    """Return the values of one of TIME_METRICS in seconds. All answers must be complete."""
+def metric_seconds(name: str, answers: Sequence[LoadAnswer]) -> list[float]:
+    """Return all values of one of TIME_METRICS in seconds. The answers must be complete."""
     match name:
         case "ttft":
-            return [answer.ttft for answer in good]
+            return [answer.ttft for answer in answers]
         case "tpot":
-            return [answer.tpot for answer in good if answer.tpot is not None]
+            return [answer.tpot for answer in answers if answer.tpot is not None]
         case "itl":
-            return [gap for answer in good for gap in answer.gaps]
+            return [gap for answer in answers for gap in answer.gaps]
         case _:
-            return [answer.e2el for answer in good]
+            return [answer.e2el for answer in answers]
 
 
 @dataclass(frozen=True, slots=True)
 class _Arrivals:
-    """The amounts that arrived during a measurement: output tokens, the prompt tokens of answers
-    whose first text arrived, and the number of answers that ended.
+    """What arrived during a run: the number of output tokens, the prompt tokens of answers whose
+    first text arrived, and the number of answers that ended.
     """
 
     output_tokens: float
@@ -225,8 +225,9 @@ def _count_arrivals(run: LoadRun) -> _Arrivals:
 
 
 def _arrived_tokens(answer: LoadAnswer, began: float, ended: float) -> float:
-    """Return how many tokens of an answer arrived between `began` and `ended`. If the server counts
-    other tokens than the chunks contain, the server's total is divided in proportion to the chunks.
+    """Return the number of an answer's tokens that arrived between the times `began` and `ended`.
+    If the server's token count differs from the sum over the chunks, the server's count is divided
+    in proportion to the chunks.
     """
     arrived = sum(
         count
@@ -238,8 +239,8 @@ def _arrived_tokens(answer: LoadAnswer, began: float, ended: float) -> float:
 
 
 def _cached_share(answers: Sequence[LoadAnswer]) -> float | None:
-    """Return the share of prompt tokens that the server had cached; None if the server reports no
-    cached tokens.
+    """Return the share of the prompt tokens that the server took from its cache; None if the server
+    does not report cached tokens.
     """
     counted = [
         (answer.cached_tokens, answer.prompt_tokens)

@@ -17,8 +17,8 @@ TABLE_PERCENTILES = ("p50", "p90", "p99")
 
 @dataclass(frozen=True, slots=True)
 class LoadEnvironment:
-    """The conditions of a load test: server, model, prompts, limits, build, processor, time and
-    seed.
+    """The conditions of a load test on one server, as they appear in the results. `build`: the
+    software that sent the requests. `cpu`: the name of the client's processor.
     """
 
     server: str
@@ -34,7 +34,7 @@ class LoadEnvironment:
 
 
 def test_title(environment: LoadEnvironment, metrics: LoadMetrics) -> str:
-    """Return the name under which the history stores the test."""
+    """Return the name under which the history stores the test, such as "load 512+128 8 at once"."""
     lengths = (
         f"{environment.lengths.prompt_tokens}+{environment.lengths.output_tokens}"
         if environment.mix in ("fixed", "sonnet")
@@ -44,8 +44,8 @@ def test_title(environment: LoadEnvironment, metrics: LoadMetrics) -> str:
 
 
 def build_row(environment: LoadEnvironment, metrics: LoadMetrics) -> dict[str, Any]:
-    """Return one result row. Field names follow vLLM's `bench serve` and llama-bench; times are in
-    milliseconds.
+    """Return the result of one load as a JSON object. Field names follow vLLM's `bench serve` and
+    llama-bench. Times are in milliseconds.
     """
     load, shape = metrics.load, environment.lengths
     times = {
@@ -110,7 +110,7 @@ def build_row(environment: LoadEnvironment, metrics: LoadMetrics) -> dict[str, A
 
 
 def format_rows(rows: Sequence[dict[str, Any]], output_format: str) -> str:
-    """Format all rows in one of bench's output formats except md."""
+    """Format the rows as "json", "jsonl" or "csv" (`output_format`)."""
     if output_format == "json":
         return format_json(rows)
     if output_format == "jsonl":
@@ -152,7 +152,7 @@ def build_table(loads: Sequence[LoadMetrics]) -> Table:
 
 
 def build_percentile_table(metrics: LoadMetrics) -> Table:
-    """Build the table of all percentiles of one load in milliseconds. "-" means that there were too
+    """Build the table of all percentiles of one load in milliseconds. "-" means that there are too
     few values.
     """
     columns = ("ms", "values", "mean", *PERCENTILES, "max")
@@ -170,7 +170,9 @@ def build_percentile_table(metrics: LoadMetrics) -> Table:
 
 
 def format_percentile(metrics: LoadMetrics, name: str, rank: str) -> str:
-    """Format a percentile for a table."""
+    """Format a percentile in milliseconds for a table. `name`: one of TIME_METRICS. `rank`: a key
+    of PERCENTILES.
+    """
     summary = metrics.times.get(name)
     value = summary.percentiles[rank] if summary else None
     return "-" if value is None else f"{value:.1f}"
@@ -182,8 +184,8 @@ def definition_lines() -> list[str]:
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row with its lists left out and its nested objects replaced by single fields: p50
-    of ttft_ms becomes ttft_p50_ms.
+    """Return the row in a form that CSV can contain: without its lists, and with nested objects
+    replaced by single fields, such as ttft_p50_ms for the p50 in ttft_ms.
     """
     flat_row: dict[str, Any] = {}
     for name, value in row.items():

@@ -1,4 +1,4 @@
-"""One request and its answer. Times are seconds of `time.perf_counter`."""
+"""One request of a load test and its answer. Times are seconds of `time.perf_counter`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,11 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class LoadJob:
-    """A request to send: `messages` if set, otherwise `text`.
+    """A request to send. Its prompt is `messages`, or else `text` with the system prompt `shared`.
 
-    `shared`: a system prompt that several requests have in common. `cancel_after`: the client
-    cancels the request after this many chunks with text; 0: as soon as the answer begins; None:
-    never.
+    `shared`: text that several requests have in common. `cancel_after`: the client cancels the
+    request after this many chunks with text; 0: as soon as the answer begins; None: never.
     """
 
     text: str
@@ -24,13 +23,13 @@ class LoadJob:
 
 @dataclass(slots=True)
 class LoadAnswer:
-    """The answer to one request, filled in by the client that sends it.
+    """The answer to one request, filled in by the client while it arrives.
 
     `scheduled`: when the request was due. `sent`: when it was sent. `arrival_times`: when each
-    chunk with text arrived. `token_counts`: the tokens in each of these chunks, counted from token
-    ids or logprobs, or 1 if the chunk has neither. `output_tokens`: the server's own count (usage).
-    `error`: the kind of an error, such as "http 429" or "timeout". `error_message`: the server's
-    text about it. `measured`: the request counts in the measurement.
+    chunk with text arrived. `token_counts`: the number of tokens in each of these chunks, counted
+    from token ids or logprobs; 1 if the chunk has neither. `output_tokens`: the server's own count
+    (usage). `error`: the kind of error, such as "http 429" or "timeout". `error_message`: the
+    server's text about the error. `measured`: whether the request counts in the measurement.
     """
 
     scheduled: float
@@ -50,7 +49,9 @@ class LoadAnswer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer ended with text, without an error and without being canceled."""
+        """Whether the answer has ended and has text, and was neither canceled nor ended by an
+        error.
+        """
         return (
             self.ended is not None
             and self.error is None
@@ -72,8 +73,8 @@ class LoadAnswer:
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token: mean seconds of the tokens after the first one; None if there is
-        only one.
+        """Time per output token: mean seconds per token after the first one; None if the answer has
+        only one token.
         """
         return (
             (self.arrival_times[-1] - self.arrival_times[0]) / (self.tokens - 1)

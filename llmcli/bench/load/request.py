@@ -1,4 +1,5 @@
-"""The request of `bench load`: groups of command line settings, each with the rules it must follow.
+"""The settings of `bench load`, grouped into classes. Each class checks its command-line values
+when it is created.
 
 Modules that measure are imported inside functions, because `--help` reads these classes and must
 start fast.
@@ -29,8 +30,8 @@ ENDPOINTS = ("chat", "completions")
 
 @dataclass(frozen=True)
 class LevelSettings:
-    """The loads to measure: numbers of parallel requests (closed loop), and request rates (open
-    loop).
+    """The loads to measure: numbers of parallel requests (`concurrency`, a closed loop) and request
+    rates (`rate`, an open loop).
 
     Raises UserError or UsageError for invalid values.
     """
@@ -50,7 +51,7 @@ class LevelSettings:
 
     @cached_property
     def open_loop(self) -> "Load":
-        """The kind of open loop that was requested, without its rate."""
+        """The requested kind of open loop. Its rate is a placeholder."""
         from llmcli.bench.load import generator
 
         word = self.arrivals or "poisson"
@@ -94,7 +95,8 @@ class LevelSettings:
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """The latency limits, and whether to search for the largest load that keeps them.
+    """The latency limits (`slo`), and whether to search for the largest load that keeps them
+    (`find_max`).
 
     Raises UserError or UsageError for invalid values.
     """
@@ -131,7 +133,7 @@ class SearchSettings:
 
     @property
     def kinds(self) -> "tuple[LoadKind, ...]":
-        """The kinds of load whose maximum is searched; empty without --find-max."""
+        """The kinds of load whose maximum is searched for; empty without --find-max."""
         match self.find_max:
             case None:
                 return ()
@@ -144,14 +146,14 @@ class SearchSettings:
 
     @property
     def fraction(self) -> float:
-        """The fraction of the requests that must be within the limits for a level to hold."""
+        """The fraction of the requests that must be within the limits."""
         return (DEFAULT_PERCENT if self.percent is None else self.percent) / 100
 
 
 @dataclass(frozen=True)
 class LengthSettings:
     """How long and how often each load is measured. None: the default, which differs between loads,
-    searches and comparisons.
+    searches and comparisons of servers.
     """
 
     requests: int | None = None
@@ -168,8 +170,8 @@ class LengthSettings:
         return LoadLength(requests, self.seconds, self.warmup)
 
     def total_requests(self, n_loads: int, n_runs: int) -> int | None:
-        """Return the total number of requests of all measurements; None if a time in seconds
-        determines the number.
+        """Return the total number of requests of all measurements; None if the number depends on a
+        duration in seconds. `n_runs`: the measurements of each load.
         """
         count = self.load_length.requests
         return None if count is None or self.seconds else count * n_loads * n_runs
@@ -177,7 +179,9 @@ class LengthSettings:
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """The prompts to send. Raises UsageError if --shared does not apply to them."""
+    """The prompts to send: a mix or a file (`mix`), and their lengths in tokens. Raises UsageError
+    if --shared is used with a file.
+    """
 
     mix: str = "fixed"
     n_prompt: int = 512
@@ -200,7 +204,7 @@ class PromptSettings:
         return self.mix in load_mixes()
 
     def source(self, seed: int) -> "PromptShape":
-        """Return the settings of the prompts, with the seed."""
+        """Return the settings of the prompts together with the seed."""
         from llmcli.bench.load.mixes import RequestLengths
         from llmcli.bench.load.session import PromptShape
 
@@ -213,7 +217,7 @@ class EndpointSettings:
     """How requests are sent to the server. Raises UserError or UsageError for invalid values.
 
     `model`: the model name to send; "": the first model that the server lists. `timeout`: in
-    seconds. `body`: additional fields of each request, as JSON.
+    seconds. `body`: additional fields of each request, as a JSON object.
     """
 
     endpoint: str = "chat"
@@ -250,7 +254,9 @@ class EndpointSettings:
         return fields
 
     def read_key(self) -> str | None:
-        """Return the API key, given directly or in a file; None without a key. Raises UserError."""
+        """Return the API key of --api-key or of the file of --api-key-file; None without a key.
+        Raises UserError if the file cannot be read.
+        """
         if self.api_key_file is None:
             return self.api_key
         hint = "--api-key-file takes a file that contains a key"
@@ -266,11 +272,11 @@ class EndpointSettings:
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """Everything that `bench load` needs: servers and settings.
+    """All settings of one call of `bench load`.
 
-    `servers`: addresses of running servers, or models for which a server is started. If there are
-    two, they are compared. `serve`: flags for servers that are started. Raises UsageError for
-    settings that exclude each other.
+    `servers`: each is the URL of a running server, or a model for which a server is started. Two
+    servers are compared. `serve`: flags for the started servers. Raises UsageError for settings
+    that exclude each other.
     """
 
     servers: tuple[str, ...]
@@ -313,7 +319,7 @@ class LoadRequest:
 
     @cached_property
     def serve_flags(self) -> list[str]:
-        """The text of --serve, split into flags."""
+        """The text of --serve, split into words. Raises UsageError for an unclosed quote."""
         try:
             return shlex.split(self.serve)
         except ValueError:

@@ -1,7 +1,7 @@
-"""Requests from a file. Its format may be OpenAI batch lines, ShareGPT conversations, lines with a
-prompt or messages, or plain prompts.
+"""Requests that are read from a file. Supported formats: OpenAI batch lines, ShareGPT
+conversations, lines with a prompt or messages, and lines with a JSON string.
 
-The file is untrusted input. An error message states the number of the invalid line.
+The file is untrusted input. Error messages contain the number of the invalid line.
 """
 
 import json
@@ -31,8 +31,8 @@ FORMAT_HINT = (
 
 
 def read_requests(path: Path, shape: RequestLengths) -> list[LoadJob]:
-    """Return the requests of a file in the order of the file. A request without a length of its own
-    gets `shape.output_tokens`. Raises UserError.
+    """Return the requests of a file in their order. A request that does not state the length of its
+    answer gets `shape.output_tokens`. Raises UserError.
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -46,15 +46,15 @@ def read_requests(path: Path, shape: RequestLengths) -> list[LoadJob]:
         raise UserError(
             f"cannot read {path}: {reason}", hint="--mix takes fixed, sonnet or a JSONL file"
         ) from None
-    jobs = [_job(row, shape, f"{path}:{number}") for number, row in _rows(text, path)]
+    jobs = [_parse_request(row, shape, f"{path}:{number}") for number, row in _rows(text, path)]
     if not jobs:
         raise UserError(f"{path} contains no request", hint=FORMAT_HINT)
     return jobs
 
 
 def replay_requests(jobs: Sequence[LoadJob], shape: RequestLengths, seed: int) -> Iterator[LoadJob]:
-    """Yield the jobs of a file endlessly: each job once in random order, then each again in a new
-    order.
+    """Yield the requests of a file endlessly. All requests occur once in random order, then again
+    in a new random order.
     """
     rng = random.Random(f"{seed} file")
     while True:
@@ -63,10 +63,13 @@ def replay_requests(jobs: Sequence[LoadJob], shape: RequestLengths, seed: int) -
 
 
 def _rows(text: str, path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the parsed JSON value of each line, or of each element if the text is a
+    JSON array.
+    """
     is_array = text.lstrip().startswith("[")  # ShareGPT data is published as one JSON array
     # split("\n"), because splitlines() would also split at U+2028 inside a text
-    pieces = [(1, text)] if is_array else list(enumerate(text.split("\n"), 1))
-    for number, piece in pieces:
+    numbered_texts = [(1, text)] if is_array else list(enumerate(text.split("\n"), 1))
+    for number, piece in numbered_texts:
         if not piece.strip():
             continue
         try:
@@ -76,7 +79,10 @@ def _rows(text: str, path: Path) -> Iterator[tuple[int, Any]]:
         yield from enumerate(row, 1) if is_array and isinstance(row, list) else [(number, row)]
 
 
-def _job(row: Any, shape: RequestLengths, where: str) -> LoadJob:
+def _parse_request(row: Any, shape: RequestLengths, where: str) -> LoadJob:
+    """Convert a parsed JSON value to a request. `where`: the file and line for error messages.
+    Raises UserError.
+    """
     if isinstance(row, str):  # a JSON string is a prompt, as in `batch`
         return LoadJob(row, shape.output_tokens)
     body = row.get("body", row) if isinstance(row, dict) else None
@@ -87,7 +93,7 @@ def _job(row: Any, shape: RequestLengths, where: str) -> LoadJob:
     if isinstance(body.get("prompt"), str):
         return LoadJob(body["prompt"], output)
     if isinstance(body.get("conversations"), list):
-        return LoadJob("", output, messages=_talk(body["conversations"], where))
+        return LoadJob("", output, messages=_parse_conversation(body["conversations"], where))
     if isinstance(body.get("turns"), list) and body["turns"]:
         return LoadJob(str(body["turns"][0]), output)
     messages = body.get("messages")
@@ -100,9 +106,9 @@ def _job(row: Any, shape: RequestLengths, where: str) -> LoadJob:
     raise UserError(f"{where} is not a request", hint=FORMAT_HINT)
 
 
-def _talk(turns: list[Any], where: str) -> list[dict[str, str]]:
-    """Return a ShareGPT conversation as messages, up to the last user message, which the model then
-    answers.
+def _parse_conversation(turns: list[Any], where: str) -> list[dict[str, str]]:
+    """Return a ShareGPT conversation as chat messages. Messages after the last user message are
+    removed, because the model should answer that message.
     """
     messages = []
     for turn in turns:

@@ -10,11 +10,10 @@ from llmcli.bench.load.metrics import LoadMetrics
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """Everything that one call of `bench load` measured. Only the field of the requested
-    measurement is filled: `measured` for loads, `max_loads` for a search, `comparisons` for two
-    servers.
+    """The results of one call of `bench load`. It fills one of three fields: `measured` for a list
+    of loads, `max_loads` for a search for the largest load, or `comparisons` for two servers.
 
-    `environments`: one for each server.
+    `environments`: the conditions on each server.
     """
 
     environments: tuple[output.LoadEnvironment, ...]

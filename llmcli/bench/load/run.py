@@ -1,5 +1,5 @@
-"""The work of `bench load`: open the servers, apply the loads and save the results. Options and
-tables are in the command.
+"""The work of `bench load`: connect to the servers, apply the loads and save the results. The
+options are defined in llmcli/commands/bench/load.py, the tables in reports/load.py next to it.
 """
 
 import asyncio
@@ -27,82 +27,93 @@ from llmcli.units import format_current_time
 
 
 def run_load(request: LoadRequest, config: Config, ui: UI) -> LoadResult:
-    """Measure what the request asks for, and save the results to the history. Raises UserError."""
+    """Run the measurements of a request, and save the results to the history. Raises UserError."""
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(_server(name, request, config, ui)) for name in request.servers
+            stack.enter_context(_open_server(name, request, config, ui)) for name in request.servers
         ]
         if request.prompts.is_generated and not request.prompts.shared:
             ui.note(
                 "prompts are distinct: a prefix cache can reuse only the chat template "
                 "(--shared makes prompts share more)"
             )
-        result = asyncio.run(_measured(servers, request, ui))
+        result = asyncio.run(_measure(servers, request, ui))
     if request.keep_history:
-        _keep(result, config, ui)
+        _save_results(result, config, ui)
     return result
 
 
-async def _measured(servers: Sequence[LoadTarget], request: LoadRequest, ui: UI) -> LoadResult:
+async def _measure(servers: Sequence[LoadTarget], request: LoadRequest, ui: UI) -> LoadResult:
     began, rules = format_current_time(), request.search_rules
     async with AsyncExitStack() as stack:
-        open_ = [
+        sessions = [
             await stack.enter_async_context(
                 session.open_session(server, request.prompts.source(request.seed))
             )
             for server in servers
         ]
-        worlds = tuple(_environment(one, request, began) for one in open_)
+        environments = tuple(
+            _environment(server_session, request, began) for server_session in sessions
+        )
         if rules:
-            return LoadResult(worlds, max_loads=tuple(await _edges(open_[0], rules, request, ui)))
-        if len(open_) > 1:
             return LoadResult(
-                worlds, comparisons=tuple(await _beside((open_[0], open_[1]), request, ui))
+                environments,
+                max_loads=tuple(await _search_max_loads(sessions[0], rules, request, ui)),
             )
-        return LoadResult(worlds, tuple(await _points(open_[0], request, ui)))
+        if len(sessions) > 1:
+            return LoadResult(
+                environments,
+                comparisons=tuple(await _compare_servers((sessions[0], sessions[1]), request, ui)),
+            )
+        return LoadResult(environments, tuple(await _measure_loads(sessions[0], request, ui)))
 
 
-async def _points(server_session: ServerSession, request: LoadRequest, ui: UI) -> list[LoadMetrics]:
+async def _measure_loads(
+    server_session: ServerSession, request: LoadRequest, ui: UI
+) -> list[LoadMetrics]:
     loads, length = request.levels.loads, request.length
-    found, turns = [], length.repetitions or 1
-    total = length.total_requests(len(loads), turns)
+    metrics, n_runs = [], length.repetitions or 1
+    total = length.total_requests(len(loads), n_runs)
     with ui.bar(f"load {server_session.model}", total, "requests") as bar:
-        for at, load in enumerate(loads):
+        for load_index, load in enumerate(loads):
             bar.describe(f"load {server_session.model}: {load.name}")
             runs = [
                 await server_session.run_load(
-                    load, length.load_length, 1 + at * turns + turn, tick=_ticks(bar)
+                    load,
+                    length.load_length,
+                    1 + load_index * n_runs + run_index,
+                    tick=_advance_by_one(bar),
                 )
-                for turn in range(turns)
+                for run_index in range(n_runs)
             ]
-            found.append(compute_metrics(runs, request.search.limits))
-    return found
+            metrics.append(compute_metrics(runs, request.search.limits))
+    return metrics
 
 
-async def _beside(
-    sides: tuple[ServerSession, ServerSession], request: LoadRequest, ui: UI
+async def _compare_servers(
+    sessions: tuple[ServerSession, ServerSession], request: LoadRequest, ui: UI
 ) -> list[ServerComparison]:
     loads, length = request.levels.loads, request.length
     turns = length.repetitions or ab_comparison.DEFAULT_TURNS
     with ui.bar("compare", 2 * turns * len(loads), "tests") as bar:
         return [
             await ab_comparison.compare_servers(
-                sides,
+                sessions,
                 load,
                 length.load_length,
                 turns,
                 request.search.limits,
-                1 + at * turns,
-                _ticks(bar),
+                1 + load_index * turns,
+                _advance_by_one(bar),
             )
-            for at, load in enumerate(loads)
+            for load_index, load in enumerate(loads)
         ]
 
 
-async def _edges(
+async def _search_max_loads(
     server_session: ServerSession, rules: MaxLoadSettings, request: LoadRequest, ui: UI
 ) -> list[MaxLoadResult]:
-    found: list[MaxLoadResult] = []
+    results: list[MaxLoadResult] = []
     with ui.bar(f"search {server_session.model}", None, "tests") as bar:
 
         def tick(name: str) -> None:
@@ -111,20 +122,20 @@ async def _edges(
 
         for kind in request.search.kinds:
             # The server reaches about the same request rate at its largest concurrency.
-            before = found[0].best_metrics if found else None
-            first = before.request_rate if before else None
-            found.append(
+            best_metrics = results[0].best_metrics if results else None
+            first = best_metrics.request_rate if best_metrics else None
+            results.append(
                 await max_load.find_max_load(
-                    server_session, kind, rules, first, 1 + 1000 * len(found), tick
+                    server_session, kind, rules, first, 1 + 1000 * len(results), tick
                 )
             )
-    return found
+    return results
 
 
 @contextmanager
-def _server(name: str, request: LoadRequest, config: Config, ui: UI) -> Iterator[LoadTarget]:
-    """Yield the server at an address, or start a server for a model and stop it after the block.
-    Raises UserError.
+def _open_server(name: str, request: LoadRequest, config: Config, ui: UI) -> Iterator[LoadTarget]:
+    """Yield the server at a URL. For a model, start a server, yield it, and stop it after the
+    block. Raises UserError.
     """
     target = request.target
     extra = {
@@ -153,7 +164,7 @@ def _server(name: str, request: LoadRequest, config: Config, ui: UI) -> Iterator
         yield replace(server, base_url=client.parse_base_url(url))
 
 
-def _ticks(bar: ProgressBar) -> Callable[[], None]:
+def _advance_by_one(bar: ProgressBar) -> Callable[[], None]:
     return lambda: bar.advance(1)
 
 
@@ -181,31 +192,35 @@ def _environment(
     )
 
 
-def _keep(result: LoadResult, config: Config, ui: UI) -> None:
-    """Save every load to the history. If saving fails, print a warning and continue."""
+def _save_results(result: LoadResult, config: Config, ui: UI) -> None:
+    """Save the metrics of every load to the history. If saving fails, print a warning and
+    continue.
+    """
     machine = host.machine_identity()
-    rows = [(result.environments[0], one) for one in result.measured]
+    rows = [(result.environments[0], metrics) for metrics in result.measured]
     rows += [
-        (world, one)
+        (environment, metrics)
         for pair in result.comparisons
-        for world, one in zip(result.environments, (pair.a, pair.b), strict=True)
+        for environment, metrics in zip(result.environments, (pair.a, pair.b), strict=True)
     ]
     rows += [
-        (result.environments[0], best) for one in result.max_loads if (best := one.best_metrics)
+        (result.environments[0], best)
+        for metrics in result.max_loads
+        if (best := metrics.best_metrics)
     ]
     runs = [
         history.BenchRun(
-            world.start_time,
+            environment.start_time,
             machine,
-            world.build,
-            world.model,
+            environment.build,
+            environment.model,
             None,
-            world.server,
-            output.test_title(world, one),
-            output.build_row(world, one),
+            environment.server,
+            output.test_title(environment, metrics),
+            output.build_row(environment, metrics),
         )
-        for world, one in rows
-        if all(rate > 0 for rate in one.repetition_rates)
+        for environment, metrics in rows
+        if all(rate > 0 for rate in metrics.repetition_rates)
     ]
     if not runs:
         return

@@ -1,10 +1,10 @@
-"""Detection of an overloaded server, by two series that both grow significantly: the number of open
-requests and the time to first token.
+"""Detection of an overloaded server: both the number of open requests and the time to first token
+grow significantly during the run.
 
-A long queue alone is no sign of overload. Neighboring requests meet the same queue, so their values
-are not independent. Therefore the run is divided into N_BINS parts, and a line is fitted to the
-means of the parts, which are nearly independent. The slopes of both series must be above zero with
-a confidence of CONFIDENCE.
+A long queue alone is no sign of overload. Requests that arrive close together meet the same queue,
+so their values are not independent. Therefore the run is divided into N_BINS bins, and a line is
+fitted to the means of the bins, which are nearly independent. The slopes of both lines must be
+above zero with a confidence of CONFIDENCE.
 
 Source: guidellm's over-saturation test.
 """
@@ -20,19 +20,20 @@ from llmcli.bench.statistics.student_t import student_t_quantile
 N_BINS = 10
 MIN_REQUESTS = 30  # minimum number of requests; with fewer, a server never counts as overloaded
 CONFIDENCE = 0.99
-# The fitted line must end at this many times its start, because even a small slope can be
-# significant.
+# The fitted line must end at least at this multiple of its start, because even a negligible slope
+# can be significant.
 MIN_GROWTH = 1.5
 
 
 def is_falling_behind(
     times: Sequence[float], waiting: Sequence[float], ttft: Sequence[float]
 ) -> bool:
-    """Return whether the server falls behind: during the run, both the number of open requests and
-    the time to first token grow significantly.
+    """Return whether the server is overloaded: the number of open requests and the time to first
+    token both grow significantly during the run.
 
-    Each sequence has one value for each request, in any order. `times`: when it was due, in
-    seconds. `waiting`: requests that were open at that time. `ttft`: seconds to the first token.
+    Each sequence has one value per request, in the same order. `times`: when the request was due,
+    in seconds. `waiting`: the number of other requests that were open at that time. `ttft`: the
+    seconds until its first token.
     """
     if len(times) < MIN_REQUESTS:
         return False
@@ -44,6 +45,9 @@ def is_falling_behind(
 
 
 def _rises(times: Sequence[float], values: Sequence[float]) -> bool:
+    """Return whether a line through the means of N_BINS bins rises significantly and by enough.
+    `times` must be sorted.
+    """
     size = len(times) / N_BINS
     cuts = [round(number * size) for number in range(N_BINS + 1)]
     bins = list(pairwise(cuts))

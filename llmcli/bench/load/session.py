@@ -1,5 +1,5 @@
-"""A session with one server under test: measures how many tokens its prompts have, and applies
-loads to it.
+"""A connection to one server under test. It measures how many tokens the server counts for a
+prompt, and applies loads to the server.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from llmcli.bench.load.records import LoadJob
 from llmcli.errors import UserError
 from llmcli.http_client.openai_stream import read_usage
 
-SETTLE_SECONDS = (
-    0.2  # seconds after each run, in which the server can notice that clients disconnected
-)
+SETTLE_SECONDS = 0.2  # pause after each run, in which the server notices the closed connections
 
 
 @dataclass(frozen=True, slots=True)
 class PromptShape:
-    """The settings of the prompts. `mix`: the name of a mix, or the path of a file with requests."""
+    """The settings of the prompts. `mix`: the name of a mix, or the path of a file with requests.
+    `seed`: seed of the random prompts.
+    """
 
     mix: str = "fixed"
     lengths: RequestLengths = field(default_factory=RequestLengths)
@@ -37,28 +37,28 @@ class PromptShape:
 
 
 class ServerSession:
-    """A server under test with its source of prompts. `unit_tokens`: the tokens per unit of a
-    generated prompt, measured on this server; None if the requests come from a file.
+    """A server under test and the prompts to send to it. `unit_tokens`: the tokens per unit of a
+    generated prompt, as measured on this server; None if the prompts come from a file.
     """
 
-    def __init__(self, client: Client, asked: PromptShape, fit: UnitTokens | None) -> None:
-        self.client, self.prompts, self.unit_tokens = client, asked, fit
+    def __init__(self, client: Client, prompts: PromptShape, fit: UnitTokens | None) -> None:
+        self.client, self.prompts, self.unit_tokens = client, prompts, fit
         self.file_jobs = (
-            request_file.read_requests(Path(asked.mix), asked.lengths) if fit is None else []
+            request_file.read_requests(Path(prompts.mix), prompts.lengths) if fit is None else []
         )
 
     @property
     def model(self) -> str:
-        """The model name that requests contain."""
+        """The model name in each request."""
         return self.client.server.model
 
     def jobs(self, number: int) -> Iterator[LoadJob]:
-        """Yield jobs endlessly. A different `number` gives different prompts."""
-        asked, seed = self.prompts, self.prompts.seed * 1_000_003 + number
+        """Yield requests endlessly. Each `number` gives a different sequence of prompts."""
+        prompts, seed = self.prompts, self.prompts.seed * 1_000_003 + number
         if self.unit_tokens is None:
-            return request_file.replay_requests(self.file_jobs, asked.lengths, seed)
+            return request_file.replay_requests(self.file_jobs, prompts.lengths, seed)
         return mixes.generate_jobs(
-            mixes.load_mixes()[asked.mix], asked.lengths, self.unit_tokens, seed
+            mixes.load_mixes()[prompts.mix], prompts.lengths, self.unit_tokens, seed
         )
 
     async def run_load(
@@ -71,10 +71,11 @@ class ServerSession:
         tick: Callable[[], None] = lambda: None,
         may_fail: bool = False,
     ) -> LoadRun:
-        """Apply a load to the server, and return the result. `number` selects the prompts.
+        """Apply a load to the server, and return the recorded answers. `number` selects the
+        sequence of prompts.
 
-        Raises UserError if every request failed, except with `may_fail`: a server may refuse all
-        requests of a load that is too high.
+        Raises UserError if every request failed. With `may_fail`, do not raise, because a server
+        may refuse all requests of a load that is too high.
         """
         load = replace(load, seed=self.prompts.seed * 1_000_003 + number)
         run = await generate_load(
@@ -106,28 +107,28 @@ def _hint(error: str) -> str:
 
 @asynccontextmanager
 async def open_session(server: LoadTarget, prompts: PromptShape) -> AsyncIterator[ServerSession]:
-    """Open a session with a server: find its model name, and measure the tokens of prompts. Raises
-    UserError if the server does not answer.
+    """Open a session with a server for the block: find the model name, and measure the tokens of
+    generated prompts. Raises UserError if the server does not answer.
     """
     async with open_client(server) as client:
         if not server.model:
-            client.server = server = replace(server, model=await _only(client))
-        fit = None if prompts.is_file else await _fitted(client, prompts)
+            client.server = server = replace(server, model=await _first_model(client))
+        fit = None if prompts.is_file else await _measure_unit_tokens(client, prompts)
         yield ServerSession(client, prompts, fit)
 
 
-async def _only(client: Client) -> str:
+async def _first_model(client: Client) -> str:
     names = await client.list_models()
     if not names:
         raise UserError(f"{client.server.base_url} lists no model", hint="--model NAME")
     return names[0]
 
 
-async def _fitted(client: Client, asked: PromptShape) -> UnitTokens:
-    """Measure the tokens per unit of a mix by sending two prompts of different length to the
+async def _measure_unit_tokens(client: Client, prompts: PromptShape) -> UnitTokens:
+    """Measure the tokens per unit of a mix by sending two prompts of different lengths to the
     server.
     """
-    mix, rng, counts = mixes.load_mixes()[asked.mix], Random(f"probe {asked.seed}"), []
+    mix, rng, counts = mixes.load_mixes()[prompts.mix], Random(f"probe {prompts.seed}"), []
     for units in mix.probe_units:
         token_usage = read_usage(await client.complete(LoadJob(mix.text(units, rng), 1)))
         counts.append(token_usage.prompt if token_usage else None)

@@ -1,11 +1,11 @@
-"""The point at which an increasing curve crosses zero, estimated from noisy measurements. For a
-search, the curve is the excess (see `Observation`) over the load.
+"""The point at which an increasing curve crosses zero, estimated from noisy measurements. In the
+search for the largest load, the curve is the excess (see `Observation`) as a function of the load.
 
-Two fits use all measurements. The monotone fit (isotonic regression by pooling adjacent violators)
-gives the two levels between which the curve crosses zero. Single outliers do not mislead it, but it
-says nothing about the position between the levels. A line through the nearby measurements gives
-this position and its uncertainty. In the line fit, outliers count less (Huber's weights), and with
-few measurements the slope stays near the typical slope of servers.
+There are two fits. The monotone fit (isotonic regression by pooling adjacent violators) gives the
+two levels between which the curve crosses zero. It is robust against single outliers, but does not
+give a position between the two levels. A line through the measurements near the crossing gives this
+position and its uncertainty. In the line fit, outliers have less weight (Huber). With few
+measurements, its slope stays near the typical slope of servers.
 """
 
 import math
@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
 
-MAX_EXCESS = math.log(
-    2
-)  # excesses are clipped to ± this value, which is a ratio of 2 or 1/2 to the limit
+# excesses are clipped to ± this value, so that the ratio to the limit is between 1/2 and 2
+MAX_EXCESS = math.log(2)
 NEAR_LEVELS = 4  # the line fit uses levels up to this many steps from the crossing
 # The line fit starts from a prior, a typical slope of servers: times grow with this power of the
 # load. The prior has the weight of one pair of measurements.
@@ -42,7 +41,7 @@ WEIGHT_ITERATIONS = 8  # iterations of the line fit, each with new weights
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One measurement of a level. `excess`: the natural logarithm of the measured latency divided
-    by its limit, so 0 is exactly at the limit and positive values exceed it.
+    by its limit. It is 0 if the latency equals the limit, and positive if the latency exceeds it.
     """
 
     level_index: int
@@ -50,14 +49,14 @@ class Observation:
 
     @property
     def clipped_excess(self) -> float:
-        """The excess, clipped to at most MAX_EXCESS and at least -MAX_EXCESS."""
+        """The excess, clipped to the range from -MAX_EXCESS to MAX_EXCESS."""
         return max(-MAX_EXCESS, min(MAX_EXCESS, self.excess))
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
     """The load at which the curve crosses zero. `log_load`: its natural logarithm. `half_width`:
-    half of the width of its confidence interval, also as a logarithm.
+    half the width of the confidence interval of `log_load`.
     """
 
     log_load: float
@@ -65,8 +64,8 @@ class Crossing:
 
 
 def fit_monotone(observations: Sequence[Observation]) -> dict[int, float]:
-    """Return the fitted excess of each measured level, in the order of the levels. The values never
-    decrease.
+    """Return the fitted excess of each measured level, by level index in ascending order. The
+    values never decrease.
     """
     blocks: list[tuple[list[int], list[float]]] = []
     for at, group in groupby(_ordered(observations), lambda measurement: measurement.level_index):
@@ -79,8 +78,9 @@ def fit_monotone(observations: Sequence[Observation]) -> dict[int, float]:
 
 
 def find_bracket(fit: dict[int, float]) -> tuple[int | None, int | None]:
-    """Return the highest level whose fitted value is at most zero, and the lowest level whose
-    fitted value is above zero; None: there is no such level.
+    """Return the highest level whose fitted excess is at most zero, and the lowest level whose
+    fitted excess is above zero; None if there is no such level. `fit`: the result of
+    `fit_monotone`.
     """
     return max((at for at, value in fit.items() if value <= 0), default=None), min(
         (at for at, value in fit.items() if value > 0), default=None
@@ -88,11 +88,12 @@ def find_bracket(fit: dict[int, float]) -> tuple[int | None, int | None]:
 
 
 def certain_bracket(observations: Sequence[Observation]) -> tuple[int | None, int | None]:
-    """Return the highest level that is certainly below zero, and the lowest level that is certainly
-    above zero; None: there is no such level. Each level is judged by its own measurements.
+    """Return the highest level whose excess is certainly below zero, and the lowest level whose
+    excess is certainly above zero; None if there is no such level. Each level is judged only by its
+    own measurements.
 
     The curve may jump, for example where a server has no slot for one more user. A line fits badly
-    at a jump, but the levels returned here are right.
+    at a jump, but the returned levels are still correct.
     """
     by_level = {
         at: [measurement.clipped_excess for measurement in group]
@@ -120,34 +121,40 @@ def certain_bracket(observations: Sequence[Observation]) -> tuple[int | None, in
     return max(below, default=None), above
 
 
-def _ordered(seen: Sequence[Observation]) -> list[Observation]:
-    return sorted(seen, key=lambda measurement: measurement.level_index)
+def _ordered(observations: Sequence[Observation]) -> list[Observation]:
+    return sorted(observations, key=lambda measurement: measurement.level_index)
 
 
 def fit_crossing(
     observations: Sequence[Observation], log_levels: Sequence[float], below: int, above: int
 ) -> Crossing:
-    """Fit a line to the measurements near the bracket, and return where it crosses zero.
-    `log_levels`: the logarithm of each level's load. `below`, `above`: the levels of the bracket.
+    """Fit a line to the measurements near the bracket, and return where the line crosses zero.
+    `log_levels`: the logarithm of each level's load. `below`, `above`: the level indices of the
+    bracket.
     """
-    near = [
+    points = [
         (log_levels[measurement.level_index], measurement.clipped_excess)
         for measurement in observations
         if below - NEAR_LEVELS <= measurement.level_index <= above + NEAR_LEVELS
         and (abs(measurement.excess) < MAX_EXCESS or measurement.level_index in (below, above))
     ]
-    weights, sigma = [1.0] * len(near), PRIOR_NOISE
+    weights, sigma = [1.0] * len(points), PRIOR_NOISE
     for _ in range(WEIGHT_ITERATIONS):
         total = sum(weights)
-        middle = sum(weight * at for weight, (at, _) in zip(weights, near, strict=True)) / total
-        mean = sum(weight * value for weight, (_, value) in zip(weights, near, strict=True)) / total
+        middle = (
+            sum(weight * log_load for weight, (log_load, _) in zip(weights, points, strict=True))
+            / total
+        )
+        mean = (
+            sum(weight * value for weight, (_, value) in zip(weights, points, strict=True)) / total
+        )
         prior = min(1.0, (sigma / NOISE_OF_SLOPE) ** 2) * PRIOR_DISTANCE**2
-        spread, along = prior, PRIOR_SLOPE * prior
-        for weight, (at, value) in zip(weights, near, strict=True):
-            spread += weight * (at - middle) ** 2
-            along += weight * (at - middle) * (value - mean)
-        slope = max(MIN_SLOPE, along / spread)
-        residuals = [value - mean - slope * (at - middle) for at, value in near]
+        variance, covariance = prior, PRIOR_SLOPE * prior
+        for weight, (log_load, value) in zip(weights, points, strict=True):
+            variance += weight * (log_load - middle) ** 2
+            covariance += weight * (log_load - middle) * (value - mean)
+        slope = max(MIN_SLOPE, covariance / variance)
+        residuals = [value - mean - slope * (log_load - middle) for log_load, value in points]
         squares = sum(
             weight * residual * residual
             for weight, residual in zip(weights, residuals, strict=True)
@@ -160,13 +167,13 @@ def fit_crossing(
             min(1.0, FULL_WEIGHT_SIGMAS * sigma / abs(residual)) if residual else 1.0
             for residual in residuals
         ]
-    at = middle - mean / slope
+    log_load = middle - mean / slope
     # the slope is uncertain, too: the interval uses a slope that is one standard error flatter
-    flattest_slope = max(MIN_SLOPE, slope - sigma / math.sqrt(spread))
+    flattest_slope = max(MIN_SLOPE, slope - sigma / math.sqrt(variance))
     return Crossing(
-        at,
+        log_load,
         INTERVAL_ERRORS
         * sigma
         / flattest_slope
-        * math.sqrt(1 / total + (at - middle) ** 2 / spread),
+        * math.sqrt(1 / total + (log_load - middle) ** 2 / variance),
     )

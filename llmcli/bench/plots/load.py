@@ -1,4 +1,4 @@
-"""Charts of load tests: percentiles of latency, latency and throughput at different loads, and the
+"""Charts of load tests: latency percentiles, latency and throughput over the load, and the
 measurements of a search for the largest load.
 """
 
@@ -32,7 +32,9 @@ METRIC_LABELS = {
 
 
 def build_charts(loads: Sequence[LoadMetrics], slo: Slo | None = None) -> list[Chart]:
-    """Build the charts of one or several loads."""
+    """Build the charts of one or several loads. `slo`: the latency limits, drawn as lines; None: no
+    limits.
+    """
     drawn: list[Chart] = []
     for closed, group in groupby(
         sorted(loads, key=lambda metrics: not metrics.load.is_closed),
@@ -40,7 +42,7 @@ def build_charts(loads: Sequence[LoadMetrics], slo: Slo | None = None) -> list[C
     ):
         by_level = sorted(group, key=lambda metrics: metrics.load.level)
         if len({metrics.load.level for metrics in by_level}) > 1:
-            axis = Axis("requests at once" if closed else "requests a second asked")
+            axis = Axis("requests at once" if closed else "requests a second sent")
             drawn += [
                 _latency(by_level, axis, name) for name in ("ttft", "tpot") if _has(by_level, name)
             ]
@@ -55,8 +57,8 @@ def build_charts(loads: Sequence[LoadMetrics], slo: Slo | None = None) -> list[C
 
 
 def build_search_charts(max_load: MaxLoadResult, required_share: float) -> list[Chart]:
-    """Build the chart of a search: for each measurement, the share of requests within the latency
-    limits.
+    """Build the chart of a search for the largest load. Each measurement is a point at the share of
+    its requests that were within the latency limits.
     """
     shares = [(point, point.metrics.slo_share) for point in max_load.measurements]
     unit = "requests at once" if max_load.kind == "concurrency" else "requests a second"
@@ -64,21 +66,21 @@ def build_search_charts(max_load: MaxLoadResult, required_share: float) -> list[
         Series(
             name,
             tuple(
-                Point(point.level, 100 * kept)
-                for point, kept in shares
-                if kept is not None and point.keeps_limits is held
+                Point(point.level, 100 * share)
+                for point, share in shares
+                if share is not None and point.keeps_limits is keeps_limits
             ),
             line=False,
         )
-        for name, held in (("holds", True), ("does not hold", False))
+        for name, keeps_limits in (("holds", True), ("does not hold", False))
     ]
-    edge_at = (
+    largest_load = (
         f" The largest load is between {max_load.low:.3g} and {max_load.high:.3g} (90 % confidence)."
         if max_load.low and max_load.high
         else ""
     )
-    says = (
-        f"Required: {required_share:.0%} of the requests within the limits.{edge_at} Measurements far from"
+    description = (
+        f"Required: {required_share:.0%} of the requests within the limits.{largest_load} Measurements far from"
         " the limits are ended early."
     )
     rules = () if max_load.level is None else (ReferenceLine(max_load.level, "largest"),)
@@ -86,9 +88,9 @@ def build_search_charts(max_load: MaxLoadResult, required_share: float) -> list[
     return [
         Plot(
             "What the search measured",
-            says,
+            description,
             Axis(unit, is_log=True),
-            Axis("% that kept the promise"),
+            Axis("% within the limits"),
             shown,
             rules,
         )
@@ -96,16 +98,16 @@ def build_search_charts(max_load: MaxLoadResult, required_share: float) -> list[
 
 
 def build_comparison_charts(name: str, comparison: ServerComparison) -> list[Chart]:
-    """Build the chart of the ratios between two servers."""
+    """Build the chart of the ratios B / A between two servers. `name`: the name of the load."""
     ratios = [
         pairs.SpeedRatio(ratio.name, ratio.ratio, ratio.low, ratio.high, f"{ratio.ratio:.3f}")
         for ratio in comparison.ratios
     ]
-    says = (
+    description = (
         f"{comparison.turns} turns of each server. Above 1 is better for tok/s, below 1 for times."
         " Intervals of 95 %."
     )
-    return [pairs.build_chart(f"B in units of A, {name}", says, "B / A", ratios)]
+    return [pairs.build_chart(f"B in units of A, {name}", description, "B / A", ratios)]
 
 
 def _latency(loads: Sequence[LoadMetrics], axis: Axis, name: str) -> Plot:
@@ -119,11 +121,15 @@ def _latency(loads: Sequence[LoadMetrics], axis: Axis, name: str) -> Plot:
         if points:
             series.append(Series(rank, tuple(points)))
     low, high = series[0].points[0], series[0].points[-1]
-    says = (
+    description = (
         f"Median: {format_number(low.y)} ms at {low.x:g}, {format_number(high.y)} ms at {high.x:g}."
     )
     return Plot(
-        f"{METRIC_LABELS[name].capitalize()} over load", says, axis, Axis("ms"), tuple(series)
+        f"{METRIC_LABELS[name].capitalize()} over load",
+        description,
+        axis,
+        Axis("ms"),
+        tuple(series),
     )
 
 
@@ -133,9 +139,13 @@ def _throughput(loads: Sequence[LoadMetrics], axis: Axis) -> Plot:
         for metrics in loads
     )
     best = max(points, key=lambda point: point.y)
-    says = f"Maximum: {format_number(best.y)} output tokens a second at {best.x:g}."
+    description = f"Maximum: {format_number(best.y)} output tokens a second at {best.x:g}."
     return Plot(
-        "Throughput over load", says, axis, Axis("output tokens a second"), (Series("", points),)
+        "Throughput over load",
+        description,
+        axis,
+        Axis("output tokens a second"),
+        (Series("", points),),
     )
 
 
@@ -149,8 +159,8 @@ def _rates(loads: Sequence[LoadMetrics]) -> RowChart:
         )
         for metrics in loads
     ]
-    says = "Tokens of all requests that arrived during the measurement."
-    return RowChart("Throughput", says, Axis("output tokens a second"), tuple(rows))
+    description = "Tokens of all requests that arrived during the measurement."
+    return RowChart("Throughput", description, Axis("output tokens a second"), tuple(rows))
 
 
 def _percentiles(loads: Sequence[LoadMetrics], name: str, slo: Slo | None) -> RowChart:
@@ -162,11 +172,11 @@ def _percentiles(loads: Sequence[LoadMetrics], name: str, slo: Slo | None) -> Ro
     limit = None if slo is None else slo.limits.get(name)
     all_values = [value.value for row in rows for value in row.values]
     log = min(all_values) > 0 and max(all_values) > 8 * min(all_values)
-    says = f"{', '.join(PERCENTILES)} where there are enough values; smaller is better."
-    rules = () if limit is None else (ReferenceLine(limit, "promised"),)
+    description = f"{', '.join(PERCENTILES)} where there are enough values; smaller is better."
+    rules = () if limit is None else (ReferenceLine(limit, "limit"),)
     return RowChart(
         METRIC_LABELS[name].capitalize(),
-        says,
+        description,
         Axis("ms", log),
         tuple(rows),
         draws_marks=True,

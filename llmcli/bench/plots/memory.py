@@ -1,5 +1,5 @@
-"""Charts of memory plans: the parts of the memory that a run needs on each device, and the memory
-that stays free.
+"""Charts of memory plans. For each device, a bar shows what uses the memory (weights, KV cache,
+buffers), and how much stays free.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,27 +22,30 @@ MAX_FREE_RATIO = 2  # free memory is only drawn if it is at most this many times
 
 
 def build_chart(receipts: Sequence[tuple[str, MemoryPlan]]) -> RowChart | None:
-    """Build a chart with one bar for each context and device; None if no size is known."""
-    several = any(len(receipt.devices) > 1 for _, receipt in receipts)
+    """Build a chart with one bar for each context and device. `receipts`: the name and the memory
+    plan of each context. Returns None if no size is known.
+    """
+    has_several_devices = any(len(receipt.devices) > 1 for _, receipt in receipts)
     rows = [
-        _row(f"{name}, {share.device}" if several else name, share, receipt.overhead)
+        _row(f"{name}, {share.device}" if has_several_devices else name, share, receipt.overhead)
         for name, receipt in receipts
         for share in receipt.devices
     ]
     rows = [row for row in rows if row.values]
     if not rows:
         return None
-    says = f"{_verdict(receipts)} What llama.cpp maps and allocates, from its dry run."
-    return RowChart("Memory", says, Axis("MiB"), tuple(rows))
+    description = f"{_verdict(receipts)} What llama.cpp maps and allocates, from its dry run."
+    return RowChart("Memory", description, Axis("MiB"), tuple(rows))
 
 
 def build_type_chart(
     rows: Sequence[tuple[str, int, str]], available: int | None
 ) -> RowChart | None:
-    """Build a chart with one bar for each tensor type of the weights: the bytes that llama.cpp
-    would map and allocate. None if there are no rows.
+    """Build a chart with one bar for each tensor type to which a model could be quantized: the
+    bytes that llama.cpp would map and allocate. Returns None if there are no rows.
 
-    `rows`: for each type its name, the bytes, and a note.
+    `rows`: for each type, its name, the bytes and a note. `available`: free memory in bytes, None:
+    unknown.
     """
     if not rows:
         return None
@@ -76,9 +79,10 @@ def _verdict(receipts: Sequence[tuple[str, MemoryPlan]]) -> str:
 
 
 def _row(name: str, share: DeviceMemory, overhead: int | None) -> ChartRow:
-    """Build the bar of one device. Unknown parts are left out, and the note names them.
+    """Build the bar of one device. Parts of unknown size are not drawn, but named in the bar's
+    note.
 
-    `overhead`: bytes of the process without the model; None: leave them out.
+    `overhead`: bytes of the process without the model; None: do not draw them.
     """
     parts = [(label, read_part(share)) for label, read_part in MEMORY_PARTS]
     if share.device == HOST_DEVICE and overhead is not None:
@@ -90,7 +94,7 @@ def _row(name: str, share: DeviceMemory, overhead: int | None) -> ChartRow:
         parts.append((FREE_LABEL, free))
     note = (
         f"{format_size(used)}, "
-        + _left(free)
+        + _format_free(free)
         + (f" ({', '.join(unknown_labels)}: unknown)" if unknown_labels else "")
     )
     return ChartRow(
@@ -98,7 +102,11 @@ def _row(name: str, share: DeviceMemory, overhead: int | None) -> ChartRow:
     )
 
 
-def _left(left: int | None) -> str:
-    if left is None:
+def _format_free(free_bytes: int | None) -> str:
+    if free_bytes is None:
         return "free memory unknown"
-    return f"{format_size(left)} free" if left >= 0 else f"{format_size(-left)} too much"
+    return (
+        f"{format_size(free_bytes)} free"
+        if free_bytes >= 0
+        else f"{format_size(-free_bytes)} too much"
+    )

@@ -1,4 +1,6 @@
-"""Charts of speed ratios, drawn around 1 with their confidence intervals."""
+"""Charts of speed ratios with their confidence intervals. Equal speed, a ratio of 1, is a reference
+line.
+"""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +21,9 @@ class SpeedRatio:
 
 
 def build_chart(title: str, description: str, axis: str, ratios: Sequence[SpeedRatio]) -> RowChart:
-    """Build a chart with one row for each ratio and its interval. Infinite intervals are not drawn."""
+    """Build a chart with one row for each ratio and its interval. An infinite interval is not
+    drawn.
+    """
     rows = []
     for ratio in ratios:
         has_interval = (

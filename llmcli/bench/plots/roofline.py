@@ -1,8 +1,8 @@
-"""The roofline chart: the speed that memory and arithmetic allow as a line, and the measured tests
-as points on or below it.
+"""The roofline chart. A line shows the highest speed that memory and arithmetic allow, and each
+measured test is a point on or below the line.
 
-The x axis is operations per byte read, the y axis operations per second. The sloped part of the
-line is the measured memory bandwidth. The flat part is the highest rate of operations that a prompt
+The x axis is operations per byte read, the y axis operations per second. The slope of the line is
+the measured memory bandwidth. Its flat segment is the highest rate of operations that a prompt
 reached on this machine.
 
 Source: Williams, Waterman and Patterson 2009.
@@ -36,8 +36,8 @@ BYTES_PER_GB = 1e9
 class RooflineTest:
     """A test as a point of the roofline chart. `rate`: tokens per second.
 
-    `bytes_per_pass`: bytes that one pass over the weights reads, including caches.
-    `tokens_per_pass`: tokens that this pass computes.
+    `bytes_per_pass`: bytes that one forward pass reads, including the KV cache. `tokens_per_pass`:
+    tokens that one forward pass computes.
     """
 
     name: str
@@ -59,19 +59,20 @@ class RooflineTest:
 
     def attainable_rate(self, memory_bandwidth: float, peak_operations: float | None) -> float:
         """Return the tokens per second that memory and arithmetic allow. `memory_bandwidth`: bytes
-        per second. `peak_operations`: operations per second, None: unknown.
+        per second. `peak_operations`: operations per second; None: unknown, so only the memory is a
+        limit.
         """
-        most = memory_bandwidth * self.intensity
+        memory_limit = memory_bandwidth * self.intensity
         return (
-            most if peak_operations is None else min(most, peak_operations)
+            memory_limit if peak_operations is None else min(memory_limit, peak_operations)
         ) / self.operations_per_token
 
 
 def place_tests(results: Sequence[SpeedResult], header: ModelHeader) -> list[RooflineTest]:
     """Return the points of all tests whose bytes and operations are known. Tests that measure
-    prompt and generation together are left out.
+    prompt and generation together have no point.
     """
-    placed_tests = []
+    points = []
     prompts = [result for result in results if not result.test.n_gen]
     generations = [result for result in results if not result.test.n_prompt]
     for result, name in [
@@ -79,30 +80,31 @@ def place_tests(results: Sequence[SpeedResult], header: ModelHeader) -> list[Roo
         *zip(generations, test_names(generations), strict=True),
     ]:
         test, rate = result.test, average(result.samples_ts)
-        # the mean cost of a token: that of the middle one
+        # the cost grows linearly with the depth, so the middle token has the mean cost
         middle = test.n_depth + (test.n_prompt + test.n_gen) // 2
         cost = token_cost(header, middle, test.type_k, test.type_v)
         if cost.attention_operations is None or cost.kv_bytes is None:
             continue
-        placed_tests.append(
-            _prompt(result, name, rate, cost)
+        points.append(
+            _prompt_point(result, name, rate, cost)
             if test.n_prompt
-            else _generation(result, name, rate, cost)
+            else _generation_point(result, name, rate, cost)
         )
-    return [result for result in placed_tests if result]
+    return [result for result in points if result]
 
 
-def _generation(
+def _generation_point(
     result: SpeedResult, name: str, rate: float, cost: TokenCost
 ) -> RooflineTest | None:
-    """Return the point of a generation test. Each pass reads the weights once for all sequences,
-    and the cache of each sequence.
+    """Return the point of a generation test. Each forward pass reads the weights once for all
+    sequences, and the KV cache of each sequence.
 
-    Returns None if it is unknown which experts several sequences choose.
+    Returns None for several sequences of a model with routed experts, because it is unknown which
+    experts they use.
     """
     count = result.test.n_parallel
     if count > 1 and cost.has_routed_experts:
-        return None  # it is unknown which experts the sequences choose
+        return None
     assert cost.kv_bytes is not None and cost.attention_operations is not None, name
     nbytes = sum(cost.weight_bytes.values()) + count * cost.kv_bytes
     return RooflineTest(
@@ -115,9 +117,14 @@ def _generation(
     )
 
 
-def _prompt(result: SpeedResult, name: str, rate: float, cost: TokenCost) -> RooflineTest | None:
-    """Return the point of a prompt test. Each micro-batch reads the weights and its sequences'
-    caches once. The output head is computed only for the last token.
+def _prompt_point(
+    result: SpeedResult, name: str, rate: float, cost: TokenCost
+) -> RooflineTest | None:
+    """Return the point of a prompt test. Each micro-batch reads the weights once, and the KV caches
+    of its sequences. The output head is computed only for the last token.
+
+    Returns None for a model with routed experts, because it is unknown which experts a micro-batch
+    uses.
     """
     if cost.has_routed_experts:
         return None
@@ -144,11 +151,11 @@ def _prompt(result: SpeedResult, name: str, rate: float, cost: TokenCost) -> Roo
 def build_chart(
     memory_bandwidth: float | None, cache: int | None, tests: Sequence[RooflineTest]
 ) -> Plot:
-    """Build the roofline chart. `memory_bandwidth`: in bytes per second, None: unknown. `cache`:
-    bytes of the last-level cache.
+    """Build the roofline chart. `memory_bandwidth`: bytes per second, None: unknown. `cache`: bytes
+    of the last-level cache, None: unknown.
     """
     peak = max((test.operations_per_second for test in tests if test.is_prompt), default=None)
-    series = [] if memory_bandwidth is None else [_line(memory_bandwidth, peak, tests)]
+    series = [] if memory_bandwidth is None else [_roofline(memory_bandwidth, peak, tests)]
     for name, prompt in (("generation", False), ("prompts", True)):
         points = tuple(
             _point(test, memory_bandwidth, peak) for test in tests if test.is_prompt == prompt
@@ -162,7 +169,7 @@ def build_chart(
     )
     return Plot(
         "Roofline",
-        _says(memory_bandwidth, cache, tests, peak),
+        _describe(memory_bandwidth, cache, tests, peak),
         Axis("operations a byte read", is_log=True),
         Axis("G operations a second", is_log=True),
         tuple(series),
@@ -170,7 +177,7 @@ def build_chart(
     )
 
 
-def _line(roof: float, peak: float | None, tests: Sequence[RooflineTest]) -> Series:
+def _roofline(roof: float, peak: float | None, tests: Sequence[RooflineTest]) -> Series:
     intensities = [test.intensity for test in tests] + ([peak / roof] if peak else [])
     first, last = min(intensities) / 2, max(intensities) * 2
     corner = [last] if peak is None else [peak / roof, last]
@@ -194,10 +201,12 @@ def _point(test: RooflineTest, roof: float | None, peak: float | None) -> Point:
     )
 
 
-def _says(
+def _describe(
     roof: float | None, cache: int | None, tests: Sequence[RooflineTest], peak: float | None
 ) -> str:
-    """Describe the chart in words: the limits, and which fraction of them generation reached."""
+    """Return the text above the chart: the two limits, and the fraction of them that generation
+    reached.
+    """
     if roof is None:
         return "The memory bandwidth is unknown, so no roofline is drawn."
     sentences = [f"Memory gives {format_number(roof / BYTES_PER_GB, 3)} GB/s"]
@@ -223,7 +232,7 @@ def _says(
 
 def build_bandwidth_chart(machine: MachineBandwidth) -> RowChart:
     """Build the chart of the measured memory bandwidth. Each row is one buffer size with one number
-    of threads: the value is the fastest round, and the range extends to the slowest.
+    of threads. Its value is the fastest round, and its whisker extends to the slowest.
     """
     rows = []
     for reading in machine.readings:
@@ -242,5 +251,5 @@ def build_bandwidth_chart(machine: MachineBandwidth) -> RowChart:
         if machine.cache_bytes is None
         else f"The last-level cache holds {format_size(machine.cache_bytes)}."
     )
-    says = f"{cache} The best round of each size; whiskers reach to the slowest round."
-    return RowChart("Reading memory", says, Axis("GB/s"), tuple(rows))
+    description = f"{cache} The best round of each size; whiskers reach to the slowest round."
+    return RowChart("Reading memory", description, Axis("GB/s"), tuple(rows))

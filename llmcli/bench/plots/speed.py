@@ -1,6 +1,4 @@
-"""Charts of speed tests: tokens per second, time per token at different depths, and percentiles of
-the time per token.
-"""
+"""Charts of speed tests: tokens per second, and the time per token by depth and as percentiles."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -22,11 +20,8 @@ from llmcli.charts.chart import (
 from llmcli.charts.scale import format_number
 from llmcli.reading_speed import READING_PACES
 
-WORKLOAD_FIELDS = (
-    "n_prompt",
-    "n_gen",
-    "n_depth",
-)  # fields that define what a test computes; all other fields are settings
+# fields of a test that define what it computes; all other fields are settings
+WORKLOAD_FIELDS = ("n_prompt", "n_gen", "n_depth")
 SETTING_FIELDS = tuple(
     field.name for field in fields(SpeedTest) if field.name not in WORKLOAD_FIELDS
 )
@@ -40,32 +35,32 @@ SETTING_LABELS = {
     "flash_attn": "fa",
     "n_parallel": "np",
 }
-MAX_LINES = 6  # maximum number of lines in a plot, because each needs its own mark
+MAX_LINES = 6  # maximum number of lines in a plot, since there are only so many distinct marks
 
 
 def build_charts(results: Sequence[SpeedResult]) -> list[Chart]:
-    """Build the charts of the tests. Tests without generation do not appear in charts of the time
+    """Build the charts of the tests. Only tests with generation appear in the charts of the time
     per token.
     """
     prompts = [result for result in results if not result.test.n_gen]
     generations = [result for result in results if result.tokens_ms and not result.test.n_prompt]
     mixed = [result for result in results if result.test.n_gen and result.test.n_prompt]
-    drawn: list[Chart] = []
+    charts: list[Chart] = []
     if generations:
-        drawn += [
+        charts += [
             build_generation_chart(generations),
             build_latency_chart(generations),
             build_percentile_chart(generations),
         ]
     if prompts:
-        drawn.append(_bars("Prompts", prompts, ()))
+        charts.append(_speed_chart("Prompts", prompts, ()))
     if mixed:
-        drawn.append(_bars("Prompt and generation together", mixed, ()))
-    return drawn
+        charts.append(_speed_chart("Prompt and generation together", mixed, ()))
+    return charts
 
 
 def varying_settings(results: Sequence[SpeedResult]) -> list[str]:
-    """Return the settings that are not the same in all tests."""
+    """Return the names of the settings whose values differ between the tests."""
     return [
         name
         for name in SETTING_FIELDS
@@ -74,8 +69,8 @@ def varying_settings(results: Sequence[SpeedResult]) -> list[str]:
 
 
 def test_names(results: Sequence[SpeedResult]) -> list[str]:
-    """Return a name for each test: its title, and its values of the settings that are not the same
-    in all tests.
+    """Return a name for each test: its title, followed by its values of the settings that differ
+    between the tests.
     """
     # n_parallel is part of the title
     settings = [name for name in varying_settings(results) if name != "n_parallel"]
@@ -86,24 +81,26 @@ def test_names(results: Sequence[SpeedResult]) -> list[str]:
 
 
 def format_setting(test: SpeedTest, name: str) -> str:
-    """Return a setting as text after a test's name, such as `threads 2`."""
+    """Return one setting of a test as text, such as `threads 2`."""
     return f"{SETTING_LABELS.get(name, name)} {getattr(test, name)}"
 
 
 def build_generation_chart(results: Sequence[SpeedResult]) -> RowChart:
-    """Build the chart of generation speed. Human reading speeds are reference lines."""
+    """Build the chart of generation speed. Human reading speeds are drawn as reference lines."""
     pace = results[0].subject.reading_pace
     # a person reads only one sequence at a time
     if pace is None or any(result.test.n_parallel > 1 for result in results):
-        return _bars("Generation", results, ())
+        return _speed_chart("Generation", results, ())
     rules = (
         ReferenceLine(pace.tokens_per_second(words), f"{name} ({words} words a minute)")
         for name, words in READING_PACES.items()
     )
-    return _bars("Generation beside reading", results, tuple(rules))
+    return _speed_chart("Generation and reading speed", results, tuple(rules))
 
 
-def _bars(title: str, results: Sequence[SpeedResult], rules: tuple[ReferenceLine, ...]) -> RowChart:
+def _speed_chart(
+    title: str, results: Sequence[SpeedResult], rules: tuple[ReferenceLine, ...]
+) -> RowChart:
     rows = []
     for result, name in zip(results, test_names(results), strict=True):
         mean, error = average(result.samples_ts), standard_deviation(result.samples_ts)
@@ -116,18 +113,18 @@ def _bars(title: str, results: Sequence[SpeedResult], rules: tuple[ReferenceLine
                 span,
             )
         )
-    says = f"{_range([average(result.samples_ts) for result in results])} tokens a second."
+    description = f"{_range([average(result.samples_ts) for result in results])} tokens a second."
     if rules:
         slowest = min(average(result.samples_ts) for result in results)
         speeds = ", ".join(f"{format_number(rule.position, 2)} {rule.label}" for rule in rules)
         times = format_number(slowest / rules[0].position, 2)
-        says += (
+        description += (
             f" Reading speeds in this model's tokens: {speeds}; the slowest test reaches {times}"
             " times the first."
         )
     return RowChart(
         title,
-        says + " Whiskers: one standard deviation.",
+        description + " Whiskers: one standard deviation.",
         Axis("tokens a second"),
         tuple(rows),
         reference_lines=rules,
@@ -135,10 +132,10 @@ def _bars(title: str, results: Sequence[SpeedResult], rules: tuple[ReferenceLine
 
 
 def build_latency_chart(results: Sequence[SpeedResult]) -> Plot:
-    """Build the chart of milliseconds per token over the number of tokens in the cache.
+    """Build the chart of the milliseconds per token, over the number of tokens in the KV cache.
 
-    If the tests have several depths, the x axis is the depth. Otherwise it is the position of the
-    token in the generation.
+    If the tests have several depths, the x axis is the depth. Otherwise, it is the position of each
+    token.
     """
     by_setting: dict[str, list[SpeedResult]] = {}
     settings = varying_settings(results)
@@ -151,9 +148,9 @@ def build_latency_chart(results: Sequence[SpeedResult]) -> Plot:
     series: list[Series] = []
     for name, group in list(by_setting.items())[:MAX_LINES]:
         series += (
-            _over_depth(name, group, len(by_setting) == 1)
+            _depth_lines(name, group, len(by_setting) == 1)
             if has_depths
-            else [_along(name, group[0])]
+            else [_token_line(name, group[0])]
         )
     points = [point.y for result in series for point in result.points]
     shares = "Median" if len(by_setting) > 1 else "Median and 99th percentile"
@@ -172,9 +169,9 @@ def build_latency_chart(results: Sequence[SpeedResult]) -> Plot:
     )
 
 
-def _over_depth(name: str, group: Sequence[SpeedResult], alone: bool) -> list[Series]:
+def _depth_lines(name: str, group: Sequence[SpeedResult], is_only_setting: bool) -> list[Series]:
     ordered = sorted(group, key=lambda result: result.test.n_depth)
-    shares = ("p50", "p99") if alone else ("p50",)
+    shares = ("p50", "p99") if is_only_setting else ("p50",)
     return [
         Series(
             f"{name} {share}".strip(),
@@ -188,9 +185,9 @@ def _over_depth(name: str, group: Sequence[SpeedResult], alone: bool) -> list[Se
     ]
 
 
-def _along(name: str, result: SpeedResult) -> Series:
-    """Build the line of one generation test, with one value for each token: the median of the
-    repetitions. Points have no marks, because many marks would hide the line.
+def _token_line(name: str, result: SpeedResult) -> Series:
+    """Build the line of one generation test. Each token has the median time over the repetitions.
+    With many tokens there are no marks, because they would hide the line.
     """
     count, times = result.test.n_gen, result.tokens_ms
     points = tuple(
@@ -200,7 +197,7 @@ def _along(name: str, result: SpeedResult) -> Series:
 
 
 def build_percentile_chart(results: Sequence[SpeedResult]) -> RowChart:
-    """Build the chart of the percentiles of the time per token, p50 to p99 and the maximum."""
+    """Build the chart of the percentiles of the time per token: p50 to p99, and the maximum."""
     rows = []
     for result, name in zip(results, test_names(results), strict=True):
         times = result.itl_ms
@@ -208,16 +205,16 @@ def build_percentile_chart(results: Sequence[SpeedResult]) -> RowChart:
         rows.append(ChartRow(name, tuple(NamedValue(share, ms) for share, ms in times.items())))
     longest = max(value.value for row in rows for value in row.values)
     shortest = min(value.value for row in rows for value in row.values)
-    says = (
+    description = (
         "Half of all tokens take p50 or less, 99 of 100 take p99 or less; the longest took"
         f" {format_number(longest)} ms."
     )
     # use a log axis, so that one slow token does not compress all other values
-    log = longest > 8 * shortest
+    is_log = longest > 8 * shortest
     return RowChart(
         "Percentiles of a token's time",
-        says,
-        Axis("ms a token", log),
+        description,
+        Axis("ms a token", is_log),
         tuple(rows),
         draws_marks=True,
     )

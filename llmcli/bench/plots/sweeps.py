@@ -1,4 +1,6 @@
-"""Charts of sweeps: for each kind of test, the speed of each value relative to the fastest value."""
+"""Charts of sweeps, which measure several values of a setting: for each kind of test, the speed of
+each value relative to the fastest value.
+"""
 
 from collections.abc import Sequence
 
@@ -11,10 +13,10 @@ from llmcli.charts.chart import RowChart
 
 
 def build_charts(results: Sequence[SpeedResult]) -> list[RowChart]:
-    """Build one chart of speed ratios and intervals for each kind of test. A value whose interval
-    includes 1 cannot be told from the fastest.
+    """Build one chart for each kind of test (pp512, tg128, …), with the speed ratio and interval of
+    each value. A value whose interval includes 1 may be as fast as the fastest.
     """
-    drawn = []
+    charts = []
     for group in sweep.rank_results(results):
         if len(group) == 1:
             continue
@@ -31,7 +33,9 @@ def build_charts(results: Sequence[SpeedResult]) -> list[RowChart]:
             else SpeedRatio(name, 1.0, verdict=entry.mark)
             for entry, name in named_entries
         ]
-        title = f"{group[0].result.test.name}: each value beside the fastest"
-        says = "A value whose interval includes 1 cannot be distinguished from the fastest."
-        drawn.append(pairs.build_chart(title, says, "times the speed of the fastest", ratios))
-    return drawn
+        title = f"{group[0].result.test.name}: each value relative to the fastest"
+        description = "A value whose interval includes 1 cannot be distinguished from the fastest."
+        charts.append(
+            pairs.build_chart(title, description, "times the speed of the fastest", ratios)
+        )
+    return charts

@@ -1,8 +1,8 @@
 """The share of the machine's memory bandwidth that a generation test uses. The bandwidth is
 measured once per machine and saved.
 
-A generation step reads the weights once, and the KV cache of every sequence. The size of the cache
-is that in the middle of the generation.
+Each generation step reads the weights once, and the KV cache of every sequence. The KV cache is
+counted with its size in the middle of the generation.
 """
 
 from contextlib import suppress
@@ -18,18 +18,18 @@ from llmcli.types import ProgressDisplay
 from quant.model_file.model_header import ModelHeader
 
 ROUNDS, ROUND_SECONDS = 3, 0.04  # these take about half a second, once per machine
-# a measurement is steady if its slowest round reaches this fraction of its fastest round
+# the rounds of a measurement agree if the slowest reaches this fraction of the fastest round's rate
 STEADY_RATIO = 0.85
 
 
 def machine_bandwidth(
     history: History, watcher: ProgressDisplay, *, remeasure: bool = False
 ) -> float | None:
-    """Return the memory bandwidth in bytes per second, which is measured if it is not saved.
-    Returns None if it cannot be measured.
+    """Return the memory bandwidth in bytes per second. It is read from the history, or measured and
+    saved if it is missing. Returns None if it cannot be measured.
 
-    If the rounds of a measurement differ too much because other programs use the machine, the
-    result is used but not saved. `remeasure`: ignore a saved value.
+    A measurement whose rounds differ too much, because other programs use the machine, is returned
+    but not saved. `remeasure`: ignore a saved value.
     """
     machine = host.machine_identity()
     try:
@@ -67,8 +67,8 @@ def bandwidth_share(
 ) -> float | None:
     """Return the fraction of `bandwidth` (bytes per second) that a generation test used.
 
-    Returns None for prompts, whose limit is arithmetic; if a GPU computed; and if the bandwidth,
-    the size of the KV cache or the choice of experts is unknown.
+    Returns None for prompts, whose limit is arithmetic, and for tests on a GPU. Also returns None
+    if the bandwidth, the size of the KV cache or the choice of experts is unknown.
     """
     test = result.test
     if bandwidth is None or test.n_prompt or not test.n_gen or _on_gpu(test.n_gpu_layers):

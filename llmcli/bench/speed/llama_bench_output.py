@@ -1,5 +1,5 @@
 """Bench results in llama-bench's four formats: md, csv, json and jsonl. Each row has llama-bench's
-fields in the same order, followed by fields of llmcli.
+fields in llama-bench's order, followed by fields that only llmcli has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,17 +29,17 @@ COLUMN_TITLES = {
     "flash_attn": "fa",
     "n_parallel": "np",
 }
-# If the slowest repetition takes this fraction longer than the fastest, a warning is printed, since
-# other programs probably disturbed it. On a quiet machine it is 0.02 to 0.03.
+# If the slowest repetition takes this fraction longer than the fastest, a warning is printed,
+# because other programs probably disturbed the measurement.
 NOISY_SPREAD = 0.1
-# lists and objects, which CSV cannot contain
+# fields that contain lists or objects, which CSV cannot contain
 NON_CSV_FIELDS = ("samples_ns", "samples_ts", "itl_ms", "sampling_extra", "reading")
 FLASH_NAMES = {value: word for word, value in FLASH_MODES.items()}
 
 
 def build_row(result: SpeedResult) -> dict[str, Any]:
-    """Return a test as one JSON object: llama-bench's fields and additional ones. Unknown values
-    are null.
+    """Return a result as a JSON object with llama-bench's fields and additional ones. Unknown
+    values are null.
     """
     test, subject = result.test, result.subject
     gpus = [
@@ -77,20 +77,20 @@ def build_row(result: SpeedResult) -> dict[str, Any]:
         "n_parallel": test.n_parallel,
         "avg_ts_each": round(result.each_ts, 6),
         "sampling": result.sampling_cost is not None,
-        "sampling_extra": _extra(result),
+        "sampling_extra": _sampling_fields(result),
         "itl_ms": result.itl_ms,
         "read_bandwidth_bytes_per_second": result.bandwidth,
         "roofline_fraction": result.bandwidth_share,
         "reading": subject.reading_pace.build_document(result.each_ts)
-        if subject.reading_pace and _written(test)
+        if subject.reading_pace and _only_generates(test)
         else None,
         "id": result.id,
     }
 
 
-def _extra(result: SpeedResult) -> dict[str, Any] | None:
-    """Return the time per token that sampling adds, its 95 % interval, and its fraction of the time
-    of decoding alone; None if sampling was not measured.
+def _sampling_fields(result: SpeedResult) -> dict[str, Any] | None:
+    """Return the JSON object of the time per token that sampling adds: milliseconds with their 95 %
+    interval, and the fraction of the time of decoding alone. None if sampling was not measured.
     """
     extra = result.sampling_cost
     if extra is None:
@@ -98,16 +98,16 @@ def _extra(result: SpeedResult) -> dict[str, Any] | None:
     return {"ms_per_token": extra.ms, "low": extra.low, "high": extra.high, "share": extra.share}
 
 
-def _written(test: SpeedTest) -> bool:
-    """Return whether the test only generates tokens. Then its speed can be compared with human
-    reading.
+def _only_generates(test: SpeedTest) -> bool:
+    """Return whether the test generates tokens without a prompt. Only then is its speed compared
+    with human reading.
     """
     return test.n_gen > 0 and not test.n_prompt
 
 
 def backend_names() -> str:
-    """Return the kinds of devices that this build uses, as llama-bench prints them: CPU or, for
-    example, CUDA. "BF16" is added if llmcli's own matrix products are available.
+    """Return the kinds of devices that this build uses, as llama-bench prints them: "CPU", or for
+    example "CUDA". "BF16" is added if llmcli's own bf16 matrix products are available.
     """
     accelerators = [device for device in devices.list_devices() if device.kind != "cpu"]
     names = [
@@ -121,7 +121,7 @@ def backend_names() -> str:
 
 
 def format_results(results: Sequence[SpeedResult], output_format: str) -> str:
-    """Format all results in one of llama-bench's formats."""
+    """Format all results in one of llama-bench's formats: "md", "csv", "json" or "jsonl"."""
     rows = [build_row(result) for result in results]
     if output_format == "json":
         return format_json(rows)
@@ -176,7 +176,7 @@ def _markdown(rows: Sequence[dict[str, Any]], results: Sequence[SpeedResult]) ->
         [
             *lines,
             "",
-            *_words(results),
+            *_table_notes(results),
             f"build: {rows[0]['build_commit']} ({rows[0]['build_number']})",
         ]
     )
@@ -188,15 +188,15 @@ def _cell(name: str, value: Any) -> str:
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
-def _words(results: Sequence[SpeedResult]) -> list[str]:
-    """Return the lines below the table: the cost of sampling, the share of the memory bandwidth,
-    and a comparison with human reading speeds.
+def _table_notes(results: Sequence[SpeedResult]) -> list[str]:
+    """Return the lines below the table: the cost of sampling, the share of the memory bandwidth
+    that each test used, and a comparison with human reading speeds.
     """
     lines = []
     for result in results:
         if result.sampling_cost:
             lines.append(
-                f"{result.test.title}: sampling and detokenizing add {_added(result.sampling_cost)}"
+                f"{result.test.title}: sampling and detokenizing add {_format_sampling_cost(result.sampling_cost)}"
             )
     shares = [
         f"{result.bandwidth_share:.0%} ({result.title})"
@@ -213,11 +213,11 @@ def _words(results: Sequence[SpeedResult]) -> list[str]:
                 " measured (--remeasure)"
             )
     reading_pace = results[0].subject.reading_pace
-    rates = [result.each_ts for result in results if _written(result.test)]
+    rates = [result.each_ts for result in results if _only_generates(result.test)]
     return [*lines, reading_pace.format_line(rates)] if reading_pace and rates else lines
 
 
-def _added(extra: SamplingCost) -> str:
+def _format_sampling_cost(extra: SamplingCost) -> str:
     if extra.low is None or extra.high is None:
         span = " (too few repetitions for an interval)"
     else:
@@ -227,7 +227,7 @@ def _added(extra: SamplingCost) -> str:
 
 
 def noise_warning(results: Sequence[SpeedResult]) -> str | None:
-    """Return a warning if the repetitions of a test differ too much, otherwise None."""
+    """Return a warning if the repetitions of a test differ too much; None if they do not."""
     worst = max(results, key=lambda result: result.spread)
     if worst.spread < NOISY_SPREAD or len(worst.samples_ns) < 3:
         return None

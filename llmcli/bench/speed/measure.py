@@ -1,7 +1,7 @@
 """Measurement of prompt speed (pp) and generation speed (tg), as in llama-bench.
 
-Only forward passes over random tokens are measured, without sampling and tokenizing. Each step of a
-generation is timed, so that percentiles of the time per token are known.
+Only forward passes over random tokens are measured, without sampling and tokenizing. Each
+generation step is timed separately, so that percentiles of the time per token can be reported.
 """
 
 import statistics
@@ -28,24 +28,22 @@ from llmcli.units import format_current_time
 
 @dataclass(frozen=True, slots=True)
 class ModelUnderTest:
-    """The measured model, with the values of llama-bench's columns about the model."""
+    """Facts about the measured model, as in llama-bench's columns."""
 
     filename: str
     description: str
     nbytes: int
     n_params: int
-    reading_pace: ReadingPace | None = (
-        None  # tokens per word, to compare the speed with human reading
-    )
+    # tokens per word, to compare the speed with human reading
+    reading_pace: ReadingPace | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingCost:
-    """The time per token that sampling and detokenizing add, in milliseconds, with its 95 %
-    interval.
+    """The milliseconds per token that sampling and detokenizing add.
 
-    `low`, `high`: None if there are too few pairs for an interval. `share`: the added time as a
-    fraction of the time of decoding alone.
+    `low`, `high`: 95 % interval; None if there are too few pairs of measurements. `share`: the
+    added time as a fraction of the time of decoding alone.
     """
 
     ms: float
@@ -59,10 +57,9 @@ class SpeedResult:
     """The result of one test.
 
     `samples_ns`: nanoseconds of each repetition. `tokens_ms`: milliseconds of each generation step,
-    which is the gap between two tokens of a sequence. `sampling_cost`: None if sampling was not
-    measured. `bandwidth`: the machine's memory bandwidth in bytes per second. `bandwidth_share`:
-    the fraction of it that a generation used. Both are None if unknown. `id`: the number in the
-    history.
+    in all repetitions. `sampling_cost`: None if sampling was not measured. `bandwidth`: the
+    machine's memory bandwidth in bytes per second, `bandwidth_share`: the fraction of it that the
+    test used; None: unknown. `id`: the number of the result in the history; None: not saved.
     """
 
     subject: ModelUnderTest
@@ -77,8 +74,8 @@ class SpeedResult:
 
     @property
     def samples_ts(self) -> list[float]:
-        """Tokens per second of each repetition, over all sequences. Tokens of the depth do not
-        count, because they are computed before the clock starts.
+        """Tokens per second of each repetition, over all sequences. The tokens of the depth are not
+        included, because they are computed before the clock starts.
         """
         return [self.test.tokens * 1e9 / ns for ns in self.samples_ns]
 
@@ -89,19 +86,23 @@ class SpeedResult:
 
     @property
     def title(self) -> str:
-        """The name of the test as in llama-bench, followed by the number of sequences, and by "
-        sampled" if sampling was measured, too.
+        """The name of the test as in llama-bench, followed by the number of sequences if there are
+        several, and by "sampled" if tokens were sampled.
         """
         return self.test.title + (" sampled" if self.sampling_cost else "")
 
     @property
     def spread(self) -> float:
-        """The fraction by which the slowest repetition took longer than the fastest: 0.1 is 10 %."""
+        """The fraction by which the slowest repetition took longer than the fastest; 0.1 is
+        10 %.
+        """
         return max(self.samples_ns) / min(self.samples_ns) - 1
 
     @property
     def itl_ms(self) -> dict[str, float] | None:
-        """Percentiles of the gaps between tokens in milliseconds; None for a prompt test."""
+        """Percentiles and maximum of the milliseconds between tokens (inter-token latency); None
+        for a prompt test.
+        """
         if not self.tokens_ms:
             return None
         values = list(self.tokens_ms)
@@ -113,7 +114,9 @@ class SpeedResult:
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """The times of one repetition: its nanoseconds, and the milliseconds of each generation step."""
+    """The times of one repetition of a test: its total nanoseconds, and the milliseconds of each
+    generation step.
+    """
 
     ns: int
     tokens_ms: tuple[float, ...]
@@ -131,7 +134,7 @@ def standard_deviation(values: list[float]) -> float:
 
 @contextmanager
 def open_model_under_test(path: Path, gpu_layers: int) -> Iterator[tuple[Model, ModelUnderTest]]:
-    """Load a model for measuring, and describe it."""
+    """Load a model for a measurement. Yields the model and facts about it."""
     with gemm.enabled(gemm.MIN_PROMPT_ROWS), open_model(path, gpu_layers=gpu_layers) as model:
         reading_pace = measure_pace(lambda text: model.tokenize(text, special=False))
         yield (
@@ -143,30 +146,30 @@ def open_model_under_test(path: Path, gpu_layers: int) -> Iterator[tuple[Model, 
 
 
 class SpeedTrial:
-    """One test in its own context, which can be repeated any number of times. Created by
-    `open_trial`.
+    """One test with its own context and its prepared forward passes. It can be measured any number
+    of times. `open_trial` creates it.
     """
 
     def __init__(
         self, context: Context, model: Model, test: SpeedTest, depths: DepthStates
     ) -> None:
         self.context, self.model, self.test, self.depths = context, model, test, depths
-        # Prepare the passes before the clock starts. llama-bench builds them while measuring at
-        # almost no cost, but Python would take much longer.
+        # Prepare the passes before the clock starts, because building batches in Python is slow.
+        # (llama-bench builds them while the clock runs, at almost no cost.)
         self.passes = RandomPasses(context, model, test.n_parallel)
         self.prompt = self.passes.prompt_passes(test.n_depth, test.n_prompt)
         self.steps = self.passes.token_passes(test.n_depth + test.n_prompt, test.n_gen)
 
     def warm_up(self) -> None:
-        """Warm up as llama-bench does: compute the whole prompt for a prompt test, or one token for
-        a generation.
+        """Warm up as llama-bench does: for a prompt test, compute the whole prompt; for a
+        generation test, compute one token.
         """
         self.context.clear()
         run_passes(self.passes.prompt_passes(0, self.test.n_prompt))
         run_passes(self.passes.token_passes(self.test.n_prompt, min(self.test.n_gen, 1)))
 
     def measure_once(self) -> Repetition:
-        """Measure one repetition."""
+        """Measure one repetition of the test."""
         self.restore_depth()
         start = time.perf_counter_ns()
         run_passes(self.prompt)
@@ -180,8 +183,8 @@ class SpeedTrial:
 
 
 def build_context_options(test: SpeedTest, n_ctx: int | None = None) -> ContextOptions:
-    """Return the options of the context in which a test is measured. `n_ctx`: number of cells;
-    None: as many as the test has tokens.
+    """Return the options of the llama.cpp context in which a test is measured. `n_ctx`: number of
+    KV cache cells; None: as many as the test has tokens.
     """
     cells = (test.n_prompt + test.n_gen + test.n_depth) * test.n_parallel
     return ContextOptions(
@@ -202,7 +205,7 @@ def build_context_options(test: SpeedTest, n_ctx: int | None = None) -> ContextO
 def open_trial(
     model: Model, test: SpeedTest, depths: DepthStates | None = None
 ) -> Iterator[SpeedTrial]:
-    """Open a test in its own context. Ctrl-C ends the running pass within milliseconds and raises
+    """Open a test with its own context. Ctrl-C ends the running forward pass and raises
     KeyboardInterrupt.
     """
     gemm_rows = gemm.choose_min_rows("auto", test.n_parallel, has_drafts=False)
@@ -226,8 +229,8 @@ def measure_test(
 ) -> SpeedResult:
     """Measure a test `repetitions` times after a warm-up.
 
-    `depths`: the KV state that an earlier test saved, which is used if its depth is the same.
-    `on_repetition`: called with the number of each repetition before it starts.
+    `depths`: KV states saved by earlier tests, which are reused if the depth is the same.
+    `on_repetition`: called with the index of each repetition before it starts.
     """
     began = format_current_time()
     samples = []
@@ -247,7 +250,7 @@ def build_result(
     samples: list[Repetition],
     sampling_cost: SamplingCost | None = None,
 ) -> SpeedResult:
-    """Combine the samples of a test into one result."""
+    """Combine the repetitions of a test into one result. `began`: the start time as text."""
     gaps_ms = tuple(ms for sample in samples for ms in sample.tokens_ms)
     return SpeedResult(
         subject, test, began, tuple(sample.ns for sample in samples), gaps_ms, sampling_cost

@@ -1,5 +1,5 @@
-"""Memory checks before tests. A KV cache that does not fit is an error; conditions that make a
-result misleading cause a warning.
+"""Memory checks before tests. A KV cache that does not fit into memory is an error. Conditions that
+make a result misleading cause a warning.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from quant.model_file.model_header import ModelHeader
 def require_memory(
     header: ModelHeader, tests: Sequence[SpeedTest], watcher: ProgressDisplay
 ) -> None:
-    """Raise UserError if the KV cache of a test is larger than the free memory, since the system
-    would kill the process.
+    """Raise UserError if the KV cache of a test is larger than the free memory, because the
+    operating system would kill the process.
 
     Also prints two warnings. If the weights are larger than the free memory, they are read from the
-    disk again and again. If a test is longer than the context with which the model was trained, its
-    result may not apply.
+    disk again and again, and the disk limits the speed. If a test is longer than the context with
+    which the model was trained, the generated text would be useless.
     """
     free = (
         None
@@ -32,7 +32,7 @@ def require_memory(
     )
     if free is not None:
         for test in tests:
-            need = _cache(header, test)
+            need = _cache_bytes(header, test)
             if need > free:
                 raise UserError(
                     f"{test.title} needs {format_size(need)} for its KV cache; {format_size(free)} of memory"
@@ -55,9 +55,9 @@ def require_memory(
         )
 
 
-def _cache(header: ModelHeader, test: SpeedTest) -> int:
-    """Return the bytes of a test's KV cache, plus those of one sequence's saved state if the test
-    has a depth; 0: unknown.
+def _cache_bytes(header: ModelHeader, test: SpeedTest) -> int:
+    """Return the bytes of a test's KV cache. For a test with a depth, add the saved KV state of one
+    sequence. Returns 0 if the size is unknown.
     """
     cache = upper_bound.predict_cache(header, build_context_options(test))
     if cache is None:

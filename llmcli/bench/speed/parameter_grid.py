@@ -1,6 +1,6 @@
 """Lists of parameter values in llama-bench's notation, and the tests of all combinations of values.
 
-The notations are `1,2,4`, `first-last`, `first-last+step` and `first-last*factor`.
+The notations of numbers are `1,2,4`, `first-last`, `first-last+step` and `first-last*factor`.
 """
 
 import re
@@ -16,8 +16,8 @@ MAX_VALUES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class SpeedTest:
-    """One test: a row of the results. `n_prompt`, `n_gen` and `n_depth` are numbers of tokens in
-    each of the `n_parallel` sequences; the other fields are settings.
+    """One test, which is one row of the results. `n_prompt`, `n_gen` and `n_depth` are numbers of
+    tokens in each of the `n_parallel` sequences. The other fields are settings.
     """
 
     n_prompt: int
@@ -34,13 +34,13 @@ class SpeedTest:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that are computed while the clock runs, over all sequences."""
+        """The number of tokens that are computed while the clock runs, over all sequences."""
         return (self.n_prompt + self.n_gen) * self.n_parallel
 
     @property
     def name(self) -> str:
-        """The name of the test as in llama-bench: pp512, tg128 or pp512+tg128. A depth is added as
-        in "tg128 @ d4096".
+        """The name of the test as in llama-bench: pp512, tg128 or pp512+tg128. A depth is appended,
+        as in "tg128 @ d4096".
         """
         parts = [f"pp{self.n_prompt}"] * bool(self.n_prompt) + [f"tg{self.n_gen}"] * bool(
             self.n_gen
@@ -57,8 +57,8 @@ class SpeedTest:
 
 @dataclass(frozen=True, slots=True)
 class ParameterGrid:
-    """The values of all parameters. `pairs`: prompt and generation lengths of -pg, which are
-    measured together.
+    """The values of all parameters of `bench`. `pairs`: the (prompt, generation) lengths of -pg,
+    which are measured together in one test.
     """
 
     prompts: Sequence[int]
@@ -75,10 +75,10 @@ class ParameterGrid:
     parallel: Sequence[int] = (1,)
 
     def tests(self) -> Iterator[SpeedTest]:
-        """Yield a test for each combination of values. Settings for which the model must be loaded
-        again change least often.
+        """Yield a test for each combination of values. Settings that require loading the model
+        again vary most slowly.
         """
-        runs = (
+        lengths = (
             [(p, 0) for p in self.prompts if p]
             + [(0, g) for g in self.generations if g]
             + list(self.pairs)
@@ -94,7 +94,7 @@ class ParameterGrid:
             self.depths,
             self.parallel,
         ):
-            for n_prompt, n_gen in runs:
+            for n_prompt, n_gen in lengths:
                 yield SpeedTest(
                     n_prompt, n_gen, depth, batch, ubatch, k, v, threads, layers, flash, parallel
                 )
@@ -103,8 +103,9 @@ class ParameterGrid:
 def parse_numbers(
     flag: str, texts: Sequence[str], lowest: int = 0, highest: int = 2**31 - 1
 ) -> list[int]:
-    """Return the numbers of several lists, each in the notation of this module. Raises UserError,
-    which names `flag`.
+    """Return the numbers of several lists, each in the notation of this module. Raises UserError
+    for invalid text and for numbers outside `lowest` to `highest`. `flag`: the option, for the
+    message.
     """
     values: list[int] = []
     for part in ",".join(texts).split(","):
@@ -115,7 +116,7 @@ def parse_numbers(
                 hint=f"{flag} takes e.g. 512 or 128,256 or 1-8*2",
             )
         first, last, sign, step = match.groups()
-        values += _spread(flag, int(first), int(last or first), sign or "+", int(step or 1))
+        values += _expand_range(flag, int(first), int(last or first), sign or "+", int(step or 1))
     for number in values:
         if not lowest <= number <= highest:
             raise UserError(
@@ -125,8 +126,8 @@ def parse_numbers(
 
 
 def parse_words(flag: str, texts: Sequence[str], allowed: Sequence[str]) -> list[str]:
-    """Return the words of several comma-separated lists. Raises UserError, which names `flag`, for
-    a word that is not in `allowed`.
+    """Return the words of several comma-separated lists. Raises UserError for a word that is not in
+    `allowed`. `flag`: the option, for the message.
     """
     values = [part.strip().lower() for part in ",".join(texts).split(",")]
     # older versions of llama.cpp use 0 and 1
@@ -140,7 +141,9 @@ def parse_words(flag: str, texts: Sequence[str], allowed: Sequence[str]) -> list
 
 
 def parse_pairs(texts: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the values of -pg, each of which is a pair `PP,TG`. Raises UserError."""
+    """Return the values of -pg: each text `PP,TG` is a pair of a prompt length and a generation
+    length. Raises UserError.
+    """
     values = []
     for text in texts:
         lengths = parse_numbers("-pg", [text])
@@ -153,9 +156,9 @@ def parse_pairs(texts: Sequence[str]) -> list[tuple[int, int]]:
     return values
 
 
-def _spread(flag: str, first: int, last: int, sign: str, step: int) -> Iterator[int]:
-    following: Callable[[int], int] = (lambda v: v + step) if sign == "+" else (lambda v: v * step)
-    if following(first) <= first and last > first:
+def _expand_range(flag: str, first: int, last: int, sign: str, step: int) -> Iterator[int]:
+    next_value: Callable[[int], int] = (lambda v: v + step) if sign == "+" else (lambda v: v * step)
+    if next_value(first) <= first and last > first:
         raise UserError(
             f"{flag}: the range {first}-{last}{sign}{step} never ends",
             hint="use a step of at least 1, a factor of at least 2",
@@ -167,6 +170,6 @@ def _spread(flag: str, first: int, last: int, sign: str, step: int) -> Iterator[
     value, count = first, 0
     while value <= last:
         yield value
-        value, count = following(value), count + 1
+        value, count = next_value(value), count + 1
         if count > MAX_VALUES:
             raise UserError(f"{flag}: more than {MAX_VALUES} values", hint="use a larger step")

@@ -1,8 +1,8 @@
-"""Forward passes over random tokens. They are prepared before the clock starts, so that only
+"""Forward passes over random tokens. The batches are prepared before the clock starts, so that only
 llama.cpp is measured.
 
-Several sequences are computed as in batched-bench: their prompts one after another, but their next
-tokens together in one batch.
+Several sequences are computed as in batched-bench: their prompts one after another, but their
+generated tokens together in one batch.
 
 Source: tools/llama-bench/llama-bench.cpp (test_prompt, test_gen), tools/batched-bench.
 """
@@ -16,15 +16,15 @@ from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.model import Model
 
 SEED = 0x11
-# seconds of computing, after a change of context, model or threads, until the speed is stable again
+# after a change of context, model or threads, the speed is stable after this many seconds
 SETTLING_SECONDS = 0.05
 
 PreparedPass = Callable[[], None]
 
 
 def run_passes(passes: Sequence[PreparedPass]) -> list[int]:
-    """Run the passes in order. Returns time stamps in nanoseconds: one before the first pass, and
-    one after each pass.
+    """Run the forward passes in order. Returns time stamps in nanoseconds: one before the first
+    pass, and one after each pass.
     """
     clock = time.perf_counter_ns
     stamps = [clock()]
@@ -44,8 +44,8 @@ class RandomPasses:
         self.random = random.Random(SEED)
 
     def prompt_passes(self, start: int, count: int) -> list[PreparedPass]:
-        """Prepare the passes of a prompt of `count` tokens for each sequence. It starts at position
-        `start`; each pass computes one batch.
+        """Prepare the passes of a prompt of `count` tokens for each sequence, starting at position
+        `start`. Each pass computes one batch of up to n_batch tokens.
         """
         cells = [(sequence, start + index) for sequence in self.sequences for index in range(count)]
         passes = []
@@ -63,7 +63,7 @@ class RandomPasses:
         return passes
 
     def token_passes(self, start: int, count: int) -> list[PreparedPass]:
-        """Prepare `count` passes for generation, from position `start`. Each pass computes one
+        """Prepare `count` generation passes, starting at position `start`. Each pass computes one
         token of every sequence.
         """
         return [
@@ -72,14 +72,14 @@ class RandomPasses:
         ]
 
     def step_rows(self, position: int) -> BatchRows:
-        """Return the rows of a batch that has one token of every sequence, at this position."""
+        """Return a batch with one random token of every sequence, all at the same position."""
         tokens = tuple(self.choose_token(position) for _ in self.sequences)
         return BatchRows(
             tokens, (position,) * len(tokens), tuple(self.sequences), (True,) * len(tokens)
         )
 
     def choose_token(self, position: int) -> int:
-        """Return the token at a position: at position 0 BOS, if the model uses it; otherwise a
+        """Return the token for a position: BOS at position 0 if the model uses BOS, otherwise a
         random token.
         """
         if position == 0 and self.bos_token is not None:

@@ -1,4 +1,4 @@
-"""Saving of bench results to the history, with the machine, the build and the model."""
+"""Saving of speed results to the benchmark history."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,8 +13,8 @@ from llmcli.hardware import rpc_workers
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """The identification of a model in the history: its name as the user typed it, the sha256 of
-    its file if known, and its content fingerprint.
+    """How the history identifies a model: the name that the user typed, the sha256 of the file
+    (None: unknown), and the file's content fingerprint.
     """
 
     model: str
@@ -23,8 +23,8 @@ class ModelName:
 
 
 class HistoryRecorder:
-    """Saves results to the history one by one. If saving fails, it prints a warning once and saves
-    no further results.
+    """Saves results to the history one by one. If saving fails, it prints one warning and saves no
+    further results.
     """
 
     def __init__(self, history: History, name: ModelName, warn: Callable[[str], None]) -> None:
@@ -34,8 +34,8 @@ class HistoryRecorder:
         self._failed = False
 
     def save(self, result: SpeedResult) -> SpeedResult:
-        """Save the result. Returns it with its number in the history, or unchanged if it was not
-        saved.
+        """Save the result. Returns the result with its number in the history; if saving failed,
+        returns it unchanged.
         """
         if self._failed:
             return result

@@ -1,5 +1,5 @@
-"""Measurement of many tests of one model file. The model is loaded as seldom as possible, and a
-progress bar is shown.
+"""Measurement of many tests with one model file. The model is loaded only once for each number of
+GPU layers. A progress bar is shown.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,11 +21,11 @@ from quant.model_file import load_checks, read_header
 
 @dataclass(frozen=True, slots=True)
 class SpeedSettings:
-    """The way in which tests are measured.
+    """How tests are measured.
 
-    `is_sweep`: the tests will be compared with each other. Each round measures all of them, and
-    tests that are not possible are left out. `with_sampling`: measure generation also with
-    sampling. `bandwidth`: the machine's memory bandwidth in bytes per second, None: unknown.
+    `is_sweep`: the tests will be compared with each other, so each round measures every test once,
+    and impossible tests are left out. `with_sampling`: also measure generation with sampling.
+    `bandwidth`: the machine's memory bandwidth in bytes per second; None: unknown.
     """
 
     repetitions: int = 5
@@ -44,8 +44,8 @@ def run_tests(
 ) -> list[SpeedResult]:
     """Measure the tests in order. Raises UserError for a damaged file or an empty list of tests.
 
-    `on_result` is called with each result as soon as it is complete. It returns the result to use,
-    for example with a number in the history.
+    `on_result` is called with each result as soon as it is complete. Its return value replaces the
+    result, for example one with a number in the history.
     """
     if not tests:
         raise UserError("no test to run", hint="give -p or -n a number above 0, e.g. -p 512 -n 128")
@@ -64,8 +64,8 @@ def run_tests(
     ) as bar:
         for layers, group in groupby(tests, key=lambda test: test.n_gpu_layers):
             with measure.open_model_under_test(path, layers) as (model, about):
-                for measured in _measured(
-                    list(group), settings, _Bench(model, about, settings, bar)
+                for measured in _measure_tests(
+                    list(group), settings, _ModelBench(model, about, settings, bar)
                 ):
                     complete = replace(
                         measured,
@@ -76,30 +76,31 @@ def run_tests(
     return results
 
 
-def _measured(
-    tests: list[SpeedTest], settings: SpeedSettings, bench: "_Bench"
+def _measure_tests(
+    tests: list[SpeedTest], settings: SpeedSettings, bench: "_ModelBench"
 ) -> Iterator[SpeedResult]:
     if settings.is_sweep:
-        yield from sweep.measure_rounds(tests, settings.repetitions, bench.once)
+        yield from sweep.measure_rounds(tests, settings.repetitions, bench.measure_once)
         return
     for test in tests:
         yield from bench.measure(test)
 
 
-class _Bench:
-    """A loaded model, whose tests are measured one after another."""
+class _ModelBench:
+    """A loaded model. Its tests are measured one after another and share saved KV states."""
 
     def __init__(
         self, model: Model, about: ModelUnderTest, settings: SpeedSettings, bar: ProgressBar
     ) -> None:
-        self.model, self.about, self.how, self.bar = model, about, settings, bar
+        self.model, self.about, self.settings, self.bar = model, about, settings, bar
         self.depths = DepthStates()
 
     def measure(self, test: SpeedTest) -> tuple[SpeedResult, ...]:
-        """Measure all repetitions of a test. Returns the result of decoding alone and, if sampling
-        was requested and the test generates tokens, the result with sampling.
+        """Measure all repetitions of a test. Returns the result of decoding alone. If sampling was
+        requested and the test generates tokens, returns the result with sampling, too.
         """
-        settings, tick = self.how, self._tick(test, self.how.repetitions)
+        settings = self.settings
+        tick = self._tick(test, settings.repetitions)
         if settings.with_sampling and test.n_gen:
             results: tuple[SpeedResult, ...] = sampling_overhead.measure_with_sampling(
                 self.model,
@@ -111,29 +112,31 @@ class _Bench:
                 on_repetition=tick,
             )
         else:
-            results = (self._alone(test, settings.repetitions, tick),)
+            results = (self._measure_decoding(test, settings.repetitions, tick),)
         self.bar.advance(1)
         return results
 
-    def once(self, test: SpeedTest) -> SpeedResult:
-        """Measure one test of a sweep once."""
-        result = self._alone(test, 1, self._tick(test, 1))
+    def measure_once(self, test: SpeedTest) -> SpeedResult:
+        """Measure one repetition of a test in a sweep."""
+        result = self._measure_decoding(test, 1, self._tick(test, 1))
         self.bar.advance(1)
         return result
 
-    def _alone(self, test: SpeedTest, count: int, tick: Callable[[int], None]) -> SpeedResult:
+    def _measure_decoding(
+        self, test: SpeedTest, count: int, tick: Callable[[int], None]
+    ) -> SpeedResult:
         return measure.measure_test(
             self.model,
             self.about,
             test,
             count,
-            warmup=self.how.warmup,
+            warmup=self.settings.warmup,
             depths=self.depths,
             on_repetition=tick,
         )
 
     def _tick(self, test: SpeedTest, count: int) -> Callable[[int], None]:
-        """Return a callback that shows the test and the current repetition."""
+        """Return a callback that shows the test and the current repetition in the progress bar."""
         return lambda number: self.bar.describe(
             f"bench {test.title}" + (f", {number + 1} of {count}" if count > 1 else "")
         )

@@ -1,9 +1,9 @@
-"""Generation with sampling and detokenizing: the sampler chain draws each token, which is then
-converted to text.
+"""The speed of generation with sampling and detokenizing: the sampler chain draws each token, which
+is then converted to text.
 
-It is measured in turn with decoding alone, in the same context and at the same positions. So
-changes of the machine's speed affect both. The difference is the cost of the sampler, the
-detokenizer and building the batch. The sampling settings are the defaults.
+Repetitions with sampling alternate with repetitions of decoding alone, in the same context and at
+the same positions, so that changes of the machine's speed affect both. The difference is the cost
+of the sampler, the detokenizer and building the batch. The sampling settings are the defaults.
 """
 
 import time
@@ -34,7 +34,7 @@ from llmcli.runtime.strategies.base import refuse_nan
 from llmcli.runtime.text.detokenizer import Detokenizer
 from llmcli.units import format_current_time
 
-PAIR_TOKENS = 16  # number of consecutive tokens whose mean time is one value of a pair
+PAIR_TOKENS = 16  # number of consecutive tokens whose mean times form one pair
 ERROR_PROBABILITY = 0.05
 
 
@@ -48,11 +48,12 @@ def measure_with_sampling(
     depths: DepthStates | None = None,
     on_repetition: Callable[[int], None] = lambda number: None,
 ) -> tuple[SpeedResult, SpeedResult]:
-    """Measure a test `repetitions` times by decoding alone and as often with sampling, in
-    alternating order. Returns both results. The other parameters are those of `measure_test`.
+    """Measure a test `repetitions` times with decoding alone, and as often with sampling, in
+    alternating order. Returns both results in this order. The other parameters are those of
+    `measure_test`.
     """
     began = format_current_time()
-    alone: list[Repetition] = []
+    decode_samples: list[Repetition] = []
     sampled: list[Repetition] = []
     with open_trial(model, test, depths) as trial:
         if warmup:
@@ -60,16 +61,20 @@ def measure_with_sampling(
             measure_sampled(trial)
         for number in range(repetitions):
             on_repetition(number)
-            for samples in (alone, sampled) if number % 2 == 0 else (sampled, alone):
-                samples.append(trial.measure_once() if samples is alone else measure_sampled(trial))
-    extra = compute_sampling_cost(alone, sampled)
-    return build_result(subject, test, began, alone), build_result(
+            for samples in (
+                (decode_samples, sampled) if number % 2 == 0 else (sampled, decode_samples)
+            ):
+                samples.append(
+                    trial.measure_once() if samples is decode_samples else measure_sampled(trial)
+                )
+    extra = compute_sampling_cost(decode_samples, sampled)
+    return build_result(subject, test, began, decode_samples), build_result(
         subject, test, began, sampled, extra
     )
 
 
 def measure_sampled(trial: SpeedTrial) -> Repetition:
-    """Measure one repetition of generation with sampling."""
+    """Measure one repetition of generation with sampling and detokenizing."""
     model, test = trial.model, trial.test
     vocabulary = model
     native = NativeChains(model.n_vocab, model.vocab)
@@ -110,16 +115,16 @@ def measure_sampled(trial: SpeedTrial) -> Repetition:
 def compute_sampling_cost(
     decode_samples: Sequence[Repetition], sampled: Sequence[Repetition]
 ) -> SamplingCost:
-    """Return the time per token that sampling adds. Each pair has the times with and without
-    sampling at the same positions of the same repetition.
+    """Return the time per token that sampling adds, by comparing pairs of times. Each pair has the
+    time without and with sampling at the same positions of the same repetition.
     """
     pairs = [
         pair
         for plain_sample, sampled_sample in zip(decode_samples, sampled, strict=True)
-        for pair in _stretches(plain_sample, sampled_sample)
+        for pair in _paired_means(plain_sample, sampled_sample)
     ]
     middle, low, high = signed_rank_interval(
-        [with_it - without for without, with_it in pairs], ERROR_PROBABILITY
+        [with_sampling - without for without, with_sampling in pairs], ERROR_PROBABILITY
     )
     has_interval = low != -float("inf")
     plain = median(without for without, _ in pairs)
@@ -128,9 +133,9 @@ def compute_sampling_cost(
     )
 
 
-def _stretches(plain: Repetition, sampled: Repetition) -> Iterator[tuple[float, float]]:
-    """Yield pairs of mean milliseconds per token, without and with sampling, one for each
-    PAIR_TOKENS consecutive tokens.
+def _paired_means(plain: Repetition, sampled: Repetition) -> Iterator[tuple[float, float]]:
+    """Yield pairs of mean milliseconds per token, (without sampling, with sampling), one pair for
+    each PAIR_TOKENS consecutive tokens.
     """
     for start in range(0, len(plain.tokens_ms), PAIR_TOKENS):
         yield (

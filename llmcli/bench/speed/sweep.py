@@ -1,8 +1,7 @@
-"""Sweeps, which measure all values of a setting on this machine and show which value is the
-fastest.
+"""Sweeps: measurements of all values of a setting on this machine, to find the fastest value.
 
 Every round measures all tests in random order, so that changes over time (heat, other programs)
-affect all of them equally. Two tests are compared by their pairs of times, one pair per round.
+affect all of them equally. Two tests are compared by pairs of times, one pair per round.
 """
 
 import math
@@ -42,7 +41,7 @@ COLUMN_TITLES = {
     "fa_sweep": "fa",
 }
 CONFIDENCE = 0.95
-# with fewer rounds, the fastest of nine values could not be told from the others
+# with fewer rounds, the fastest of nine values could not be distinguished from the others
 DEFAULT_ROUNDS = 10
 
 
@@ -50,8 +49,9 @@ DEFAULT_ROUNDS = 10
 class SweepEntry:
     """The result of one value in a sweep.
 
-    `comparison`: its speed relative to the fastest value; None for the fastest itself. `mark`:
-    "fastest"; "level" if it cannot be told from the fastest; otherwise "".
+    `comparison`: its speed relative to the fastest value; None for the fastest value itself.
+    `mark`: "level" if the value cannot be distinguished from the fastest; "fastest" for the fastest
+    value if no other is level with it; otherwise "".
     """
 
     result: SpeedResult
@@ -60,9 +60,9 @@ class SweepEntry:
 
 
 def sweep_values(sweep: str, cpus: int, cores: int, max_ubatch: int) -> list[str]:
-    """Return the values that a sweep measures. Depending on `sweep`, these are numbers of threads
-    up to `cpus`, micro-batch sizes up to `max_ubatch` tokens, all cache types, or flash attention
-    on and off.
+    """Return the values that a sweep measures, as text. `sweep` is a key of SWEEPS: numbers of
+    threads up to `cpus`, micro-batch sizes up to `max_ubatch` tokens, all KV cache types, or flash
+    attention on and off.
     """
     if sweep == "threads_sweep":
         return [str(count) for count in thread_counts(cpus, cores)]
@@ -86,8 +86,8 @@ def thread_counts(cpus: int, cores: int) -> list[int]:
 
 
 def allowed_tests(tests: Sequence[SpeedTest], metadata: Mapping[str, Any]) -> list[SpeedTest]:
-    """Return the tests that are possible: K and V have the same type, and the model and the flash
-    attention setting support this type.
+    """Return the tests that llmcli can run: those whose K and V have the same type, and whose type
+    works with the model and the flash attention setting.
     """
     return [test for test in tests if test.type_k == test.type_v and not _refused(test, metadata)]
 
@@ -104,8 +104,9 @@ def _refused(test: SpeedTest, metadata: Mapping[str, Any]) -> bool:
 def measure_rounds(
     tests: Sequence[SpeedTest], repetitions: int, measure: Callable[[SpeedTest], SpeedResult]
 ) -> list[SpeedResult]:
-    """Measure each test `repetitions` times; each round measures all of them once. Tests that
-    llama.cpp refuses are left out.
+    """Measure each test `repetitions` times. Each round calls `measure` once for every test, in
+    random order. Tests that llama.cpp refuses in the first round are left out. Returns one result
+    per test.
     """
     measured_results: list[list[SpeedResult]] = [[] for _ in tests]
     remaining = list(range(len(tests)))
@@ -118,11 +119,11 @@ def measure_rounds(
                 if number:
                     raise
         remaining = [index for index in remaining if measured_results[index]]
-    return [_together(results) for results in measured_results if results]
+    return [_combine(results) for results in measured_results if results]
 
 
-def _together(results: Sequence[SpeedResult]) -> SpeedResult:
-    """Combine several results of the same test into one."""
+def _combine(results: Sequence[SpeedResult]) -> SpeedResult:
+    """Combine several results of the same test into one with all their samples."""
     samples = tuple(ns for result in results for ns in result.samples_ns)
     return replace(
         results[0],
@@ -132,35 +133,36 @@ def _together(results: Sequence[SpeedResult]) -> SpeedResult:
 
 
 def rank_results(results: Sequence[SpeedResult]) -> Iterator[list[SweepEntry]]:
-    """Yield, for each kind of test (pp512, tg128, …), the results of all values in their original
-    order.
+    """Yield the entries of each kind of test (pp512, tg128, …). The entries of a kind are the
+    measured values in their original order, each compared with the fastest.
     """
     kinds: dict[str, list[SpeedResult]] = {}
     for result in results:
         kinds.setdefault(result.test.title, []).append(result)
-    yield from map(_ranked, kinds.values())
+    yield from map(_rank_group, kinds.values())
 
 
-def _ranked(results: list[SpeedResult]) -> list[SweepEntry]:
+def _rank_group(results: list[SpeedResult]) -> list[SweepEntry]:
+    """Compare each result of one kind of test with the fastest result."""
     best = max(results, key=lambda result: average(result.samples_ts))
     # by Bonferroni's bound, each comparison may use an equal part of the error probability
     design = Design(confidence=1 - (1 - CONFIDENCE) / max(1, len(results) - 1))
-    against = [
+    comparisons = [
         None if result is best else estimate_ratio(best.samples_ts, result.samples_ts, design)
         for result in results
     ]
-    level = [comparison is not None and comparison.high >= 1 for comparison in against]
-    best_mark = "level" if any(level) else "fastest"
+    levels = [comparison is not None and comparison.high >= 1 for comparison in comparisons]
+    best_mark = "level" if any(levels) else "fastest"
     return [
         SweepEntry(
             result, comparison, best_mark if comparison is None else "level" if is_level else ""
         )
-        for result, comparison, is_level in zip(results, against, level, strict=True)
+        for result, comparison, is_level in zip(results, comparisons, levels, strict=True)
     ]
 
 
 def build_table(results: Sequence[SpeedResult], sweep_names: Sequence[str]) -> Table:
-    """Build the table of a sweep."""
+    """Build the table of a sweep. `sweep_names`: keys of SWEEPS, each of which has a column."""
     columns = (
         "test",
         *(COLUMN_TITLES[name] for name in sweep_names),
@@ -171,14 +173,16 @@ def build_table(results: Sequence[SpeedResult], sweep_names: Sequence[str]) -> T
     rows: list[tuple[str, ...]] = []
     for group in rank_results(results):
         for entry in group:
-            test, rates, against = entry.result.test, entry.result.samples_ts, entry.comparison
+            test, rates, comparison = entry.result.test, entry.result.samples_ts, entry.comparison
             values_by_sweep = {
                 "threads_sweep": test.n_threads,
                 "ubatch_sweep": test.n_ubatch,
                 "kv_sweep": test.type_k,
                 "fa_sweep": test.flash_attn,
             }
-            relative_speed = "" if against is None else f"{against.ratio:.3f} ({_span(against)})"
+            relative_speed = (
+                "" if comparison is None else f"{comparison.ratio:.3f} ({_span(comparison)})"
+            )
             speed = f"{average(rates):.2f} ± {standard_deviation(rates):.2f}"
             rows.append(
                 (

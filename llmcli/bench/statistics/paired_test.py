@@ -1,16 +1,15 @@
-"""A test of which of two sides is faster on a machine that is not quiet. It measures pairs of short
-measurements, one of each side, in random order.
+"""A statistical test of which of two programs, side A or side B, is faster on a machine that is not
+quiet. It takes pairs of short measurements: one of A and one of B, in random order.
 
-For each pair, chance decides which side is measured first. If both sides are equally fast,
-exchanging the two only changes the sign of the pair's log ratio. Then every pattern of signs is
-equally likely, whatever else the machine does. Therefore slow drift, short bursts and extreme
-values make the result less precise, but not wrong. The estimate is the median of all pairwise means
-(Hodges and Lehmann 1963). The interval contains the ratios that Wilcoxon's signed-rank test does
-not reject.
+If both sides are equally fast, exchanging the two measurements of a pair only changes the sign of
+the pair's log ratio. Because the order is random, every pattern of signs is equally likely,
+whatever else the machine does. Therefore slow drift, short bursts and extreme values make the
+result less precise, but not wrong. The estimate is the median of all pairwise means (Hodges and
+Lehmann 1963). The interval contains the ratios that Wilcoxon's signed-rank test does not reject.
 
 A test that is repeated until it succeeds finds differences that do not exist. Therefore there are
-only a few interim analyses, at fixed fractions of the time. Each of them may use a part of the
-total error probability (repeated confidence intervals: Jennison and Turnbull 1989, with
+only a few interim analyses, at fixed fractions of the time. Each of them may use a fixed share of
+the total error probability (repeated confidence intervals: Jennison and Turnbull 1989, with
 Bonferroni's bound).
 """
 
@@ -27,16 +26,14 @@ from numpy.typing import NDArray
 
 Measure = Callable[[], float]
 
-# For each interim analysis: when it is made, as a fraction of the time, and its part of the error
-# probability. The last analysis gets the largest part.
+# For each interim analysis: its time as a fraction of the total time, and its share of the error
+# probability. The last analysis gets the largest share.
 INTERIM_ANALYSES = ((1 / 8, 0.1), (1 / 4, 0.15), (1 / 2, 0.25), (1.0, 0.5))
-# With more pairs, means of several consecutive pairs are used as values, because sorting all
-# pairwise means would take too long.
+# With more values, consecutive values are averaged first, because sorting all pairwise means would
+# take too long.
 MAX_SORTED_VALUES = 1500
-MAX_EXACT_PAIRS = (
-    300  # up to this number of values, the signed-rank distribution is computed exactly
-)
-# if the ratio of a side's fast tenth to its slow tenth is higher, the machine was busy
+MAX_EXACT_PAIRS = 300  # up to this number of values, the signed-rank distribution is exact
+# if the ratio of a side's 90th to its 10th percentile is higher, the machine was busy
 NOISY_RATIO = 1.3
 
 
@@ -44,11 +41,11 @@ NOISY_RATIO = 1.3
 class Design:
     """The duration and the required precision of a comparison.
 
-    The comparison ends after `seconds`. It ends earlier if half of the interval is at most
-    `precision` (0.01 is 1 %) or at most a fifth of the difference. It measures at least `min_pairs`
-    pairs, and at least as many as an interval needs. `confidence` holds for all interim analyses
-    together. `allowance` is added to both ends of the interval for the positions of the two
-    contexts in memory. These cause a difference that more pairs do not remove.
+    The comparison ends after `seconds`. It ends earlier if half the width of the interval is at
+    most `precision` (0.01 is 1 %) or at most a fifth of the measured difference. It takes at least
+    `min_pairs` pairs, and at least as many as an interval needs. `confidence` applies to all
+    interim analyses together. `allowance` is added to both ends of the interval, because the
+    positions of the two contexts in memory cause a difference that more pairs do not remove.
     """
 
     seconds: float = 8.0
@@ -60,11 +57,11 @@ class Design:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The speed of B relative to A. `ratio`: B / A. `low`, `high`: its confidence interval; 0 and
-    infinity if there are too few pairs.
+    """The speed of side B relative to side A. `ratio`: B / A. `low`, `high`: its confidence
+    interval; 0 and infinity if there are too few pairs.
 
-    `a`, `b`: the measured rates of each side, in pairs. `settled`: False if the time ended before
-    the interval was as narrow as required.
+    `a`, `b`: the measured rates of A and B; `a[i]` and `b[i]` are a pair. `settled`: False if the
+    time ended before the interval was as narrow as required.
     """
 
     ratio: float
@@ -77,23 +74,25 @@ class Comparison:
 
     @property
     def differs(self) -> bool:
-        """Whether the sides differ, because the interval does not include equal speeds."""
+        """Whether A and B differ significantly: the interval does not include 1."""
         return not self.low <= 1 <= self.high
 
     @property
     def resolution(self) -> float:
-        """Half of the width of the interval as a relative difference: 0.04 is 4 %. A smaller
+        """Half the width of the interval as a relative difference; 0.04 is 4 %. A smaller
         difference would probably not be found. Infinity if there are too few pairs.
         """
         return math.sqrt(self.high / self.low) - 1 if self.low else math.inf
 
     @property
     def is_noisy(self) -> bool:
-        """Whether the rates of a side vary so much that the machine must have been busy."""
+        """Whether the rates of A or of B vary so much that other programs must have used the
+        machine.
+        """
         return any(decile_ratio(rates) > NOISY_RATIO for rates in (self.a, self.b))
 
     def describe(self, a: str = "A", b: str = "B") -> str:
-        """Return the result of the comparison as one line."""
+        """Return the result of the comparison as one sentence. `a`, `b`: the names of the sides."""
         span = (
             f"{self.low:.3g}-{self.high:.3g}"
             if self.resolution >= 0.02
@@ -105,8 +104,8 @@ class Comparison:
         if math.isinf(self.resolution):
             return f"too few measurements: ratio {ratio}"
         fold = 1 + self.resolution
-        seen = f"{fold - 1:.1%}".replace("%", " %") if fold < 2 else f"{fold:.1f}-fold"
-        undetected = f"differences below {seen} are not detectable"
+        smallest = f"{fold - 1:.1%}".replace("%", " %") if fold < 2 else f"{fold:.1f}-fold"
+        undetected = f"differences below {smallest} are not detectable"
         return f"no significant difference: ratio {ratio} ({span}); {undetected}"
 
 
@@ -120,30 +119,32 @@ def compare_pairs(
     coin: random.Random | None = None,
 ) -> Comparison:
     """Measure pairs until the comparison is precise enough or its time is over. Each call of `a` or
-    `b` measures that side, and returns a rate; higher is faster.
+    `b` makes one measurement of that side and returns a rate. A higher rate is faster.
 
     A call should take much less than a tenth of the time, include no warm-up, and do the same work
-    for both sides. `tick` is called after each pair. Exceptions of a call are not caught.
+    on both sides. `tick` is called after each pair. `coin` decides the order within a pair.
+    Exceptions of a call are not caught.
     """
     coin = coin or random.Random()
     rates: tuple[list[float], list[float]] = ([], [])
-    least = max(
+    min_pairs = max(
         design.min_pairs,
         math.ceil(1 - math.log2((1 - design.confidence) * INTERIM_ANALYSES[-1][1])),
     )
-    early, began = list(INTERIM_ANALYSES[:-1]), clock()
+    remaining_analyses, began = list(INTERIM_ANALYSES[:-1]), clock()
     while True:
         for index in (0, 1) if coin.random() < 0.5 else (1, 0):
             rates[index].append((a, b)[index]())
         tick()
         count, elapsed = len(rates[0]), (clock() - began) / design.seconds
-        last = elapsed >= 1 and count >= least
-        due = [share for at, share in early if elapsed >= at]
-        if not (last or due):
+        is_last = elapsed >= 1 and count >= min_pairs
+        due_shares = [share for at, share in remaining_analyses if elapsed >= at]
+        if not (is_last or due_shares):
             continue
-        early = early[len(due) :]  # an analysis that is skipped uses none of the error probability
-        share = INTERIM_ANALYSES[-1][1] if last else due[-1]
-        result = estimate_ratio(*rates, design, share, last=last)
+        # an analysis that is skipped uses none of the error probability
+        remaining_analyses = remaining_analyses[len(due_shares) :]
+        share = INTERIM_ANALYSES[-1][1] if is_last else due_shares[-1]
+        result = estimate_ratio(*rates, design, share, last=is_last)
         if result is not None:
             return result
 
@@ -151,11 +152,11 @@ def compare_pairs(
 def estimate_ratio(
     a: Sequence[float], b: Sequence[float], design: Design, share: float = 1.0, *, last: bool = True
 ) -> Comparison | None:
-    """Return the comparison from the pairs measured so far. If this is not the `last` analysis,
-    return None while the interval is too wide.
+    """Return the comparison of the pairs measured so far. If `last` is False and the interval is
+    still too wide, return None.
 
-    `share`: the fraction of the error probability that this analysis may use; 1 if the number of
-    pairs was fixed in advance.
+    `a`, `b`: rates of the two sides; `a[i]` and `b[i]` are a pair. `share`: the fraction of the
+    error probability that this analysis may use; 1 if the number of pairs was fixed in advance.
     """
     logs = np.log(np.asarray(b, float)) - np.log(np.asarray(a, float))
     middle, low, high = signed_rank_interval(logs, (1 - design.confidence) * share)
@@ -163,15 +164,15 @@ def estimate_ratio(
     settled = (high - low) / 2 <= max(design.precision, abs(middle) / 5)
     if not (settled or last):
         return None
-    ratio, least, most = (math.exp(value) for value in (middle, low, high))
-    return Comparison(ratio, least, most, design.confidence, tuple(a), tuple(b), settled)
+    ratio, low_ratio, high_ratio = (math.exp(value) for value in (middle, low, high))
+    return Comparison(ratio, low_ratio, high_ratio, design.confidence, tuple(a), tuple(b), settled)
 
 
 def signed_rank_interval(
     values: Sequence[float] | NDArray[np.float64], error: float
 ) -> tuple[float, float, float]:
-    """Return the Hodges-Lehmann estimate of the median of `values`, and the interval that misses
-    the median with a probability of at most `error`.
+    """Return the Hodges-Lehmann estimate of the median of `values`, and the low and the high end of
+    its interval. The interval misses the median with a probability of at most `error`.
 
     The values must be independent, and distributed symmetrically around their median. The interval
     is (-inf, inf) if there are too few values.
@@ -185,7 +186,7 @@ def signed_rank_interval(
     count = len(array)
     rows, columns = np.triu_indices(count)
     means = np.sort((array[rows] + array[columns]) / 2)
-    n_cut = _cut(count, error / 2)
+    n_cut = _count_excluded_ranks(count, error / 2)
     middle = float(np.median(means))
     return (
         (middle, float(means[n_cut - 1]), float(means[-n_cut]))
@@ -195,33 +196,35 @@ def signed_rank_interval(
 
 
 def decile_ratio(rates: Sequence[float]) -> float:
-    """Return the ratio of a side's fast tenth to its slow tenth; 1 if there is only one rate."""
+    """Return the ratio of the 90th percentile of the rates to the 10th percentile; 1 if there is
+    only one rate.
+    """
     low, high = decile_rates(rates)
     return high / low
 
 
 def decile_rates(rates: Sequence[float]) -> tuple[float, float]:
-    """Return the rate that the slowest tenth of the rates does not exceed, and the rate that the
-    fastest tenth reaches (quantiles 0.1 and 0.9).
-    """
+    """Return the 10th and the 90th percentile of the rates."""
     low, high = np.quantile(rates, (0.1, 0.9))
     return float(low), float(high)
 
 
 @lru_cache(maxsize=64)
-def _cut(count: int, tail: float) -> int:
-    """Return how many of the smallest signed-rank sums together have a probability of at most
-    `tail`.
+def _count_excluded_ranks(count: int, tail: float) -> int:
+    """Return how many of the smallest values of the signed-rank statistic of `count` values
+    together have a probability of at most `tail`.
     """
     if count <= MAX_EXACT_PAIRS:
-        return int(np.searchsorted(np.cumsum(_ranks(count)), tail, side="right"))
+        return int(
+            np.searchsorted(np.cumsum(_signed_rank_probabilities(count)), tail, side="right")
+        )
     mean, deviation = count * (count + 1) / 4, math.sqrt(count * (count + 1) * (2 * count + 1) / 24)
     return max(0, math.floor(mean + NormalDist().inv_cdf(tail) * deviation - 0.5))
 
 
-def _ranks(count: int) -> NDArray[np.float64]:
-    """Return the probability of each sum of a random subset of the numbers 1…count. Shape: `[count
-    * (count + 1) / 2 + 1]`.
+def _signed_rank_probabilities(count: int) -> NDArray[np.float64]:
+    """Return the distribution of the signed-rank statistic: the probability of each sum of a random
+    subset of the numbers 1 to `count`. Shape: `[count * (count + 1) / 2 + 1]`.
     """
     probabilities = np.zeros(count * (count + 1) // 2 + 1)
     probabilities[0] = 1

@@ -1,8 +1,8 @@
-"""Timing of settings on a loaded model. Contexts stay open for further measurements, as far as
-memory allows.
+"""Timing of settings on a loaded model. As long as there is enough memory, contexts stay open for
+further measurements.
 
-After a change of the context or of the number of threads, the first passes take longer. This does
-not happen within an answer, so some passes are computed before the clock starts.
+After a change of the context or of the number of threads, the first forward passes are slower. An
+answer has no such change in the middle, so some passes are computed before the clock starts.
 """
 
 import time
@@ -29,21 +29,23 @@ from llmcli.runtime.interruptible_pass import interruptible
 N_BATCH = 2048
 # numbers of prompt tokens and of generated tokens that are timed to estimate the speed
 PACE_TOKENS = (64, 8)
-# Number of estimates, of which the fastest counts, if a prompt token and a generated token together
-# take less than BRIEF_SECONDS.
+# If a prompt token and a generated token together take less than BRIEF_SECONDS, the speed is
+# estimated this many times, and the fastest estimate is used.
 MAX_ESTIMATES, BRIEF_SECONDS = 4, 0.1
 SETTLING_PROMPT_TOKENS = 8  # tokens of a prompt that is computed before the clock starts
-# all open contexts together take at most this part of the free memory: 1 / MEMORY_DIVISOR
+# all open contexts together take at most 1 / MEMORY_DIVISOR of the free memory
 MEMORY_DIVISOR = 4
 MAX_UNSIZED_CONTEXTS = 2  # maximum number of open contexts if their size is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class WarmContext:
-    """An open context for one micro-batch size and mode, with its prepared passes.
+    """An open context for one micro-batch size, flash attention mode and cache type, with its
+    prepared forward passes.
 
-    `prompts`: the passes of a prompt, by its number of tokens. `steps`: the passes of a generation,
-    by depth and number of tokens. `states`: saved KV states, by depth.
+    `settling_passes`: passes that are computed before the clock starts. `prompts`: the passes of a
+    prompt, by its number of tokens. `steps`: the passes of a generation, by depth and number of
+    tokens. `states`: saved KV states, by depth. `nbytes`: memory of the context, None: unknown.
     """
 
     context: Context
@@ -57,18 +59,19 @@ class WarmContext:
 
 
 class ModelTrial:
-    """A `TuningTrial` with a real model, to be used as a context manager. `longest`: the maximum
-    number of tokens in a measurement.
+    """Measures the time of prompts and generations on a loaded model (see `TuningTrial`). It is a
+    context manager that closes its contexts. `longest`: the maximum number of tokens in a
+    measurement.
     """
 
     settling = SETTLING_SECONDS
 
     def __init__(self, model: Model, longest: int) -> None:
         self.model, self.n_ctx = model, max(longest, *PACE_TOKENS)
-        self._ready: dict[tuple[int, str, str], WarmContext] = {}
+        self._contexts: dict[tuple[int, str, str], WarmContext] = {}
         free = host.available_memory()
-        self._room = free // MEMORY_DIVISOR if free is not None else None
-        self._last: tuple[object, ...] = ()
+        self._max_bytes = free // MEMORY_DIVISOR if free is not None else None
+        self._last_state: tuple[object, ...] = ()
 
     def __enter__(self) -> "ModelTrial":
         return self
@@ -79,13 +82,13 @@ class ModelTrial:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for ready in self._ready.values():
-            ready.exit_stack.close()
-        self._ready.clear()
+        for context in self._contexts.values():
+            context.exit_stack.close()
+        self._contexts.clear()
 
     def estimate_pace(self, setting: RunSetting) -> tuple[float, float]:
         """Return the estimated seconds of a prompt token and of a generated token. For a fast
-        model, make several estimates and return the smallest.
+        model, take the smallest of several estimates.
         """
         estimates = [
             (
@@ -105,72 +108,72 @@ class ModelTrial:
 
     def time_prompt(self, setting: RunSetting, tokens: int) -> float:
         """Return the seconds of a prompt of `tokens` tokens in an empty context."""
-        ready = self._context(setting)
-        if tokens not in ready.prompts:
-            ready.prompts[tokens] = ready.passes.prompt_passes(0, tokens)
+        warm_context = self._context(setting)
+        if tokens not in warm_context.prompts:
+            warm_context.prompts[tokens] = warm_context.passes.prompt_passes(0, tokens)
             # not timed, because the first pass uses new memory
-            self._run(ready, setting, ready.prompts[tokens])
-        self._settle(ready, setting, "prompt", ready.settling_passes)
-        return self._run(ready, setting, ready.prompts[tokens])
+            self._run(warm_context, setting, warm_context.prompts[tokens])
+        self._settle(warm_context, setting, "prompt", warm_context.settling_passes)
+        return self._run(warm_context, setting, warm_context.prompts[tokens])
 
     def time_decode(self, setting: RunSetting, tokens: int, depth: int = 0) -> float:
         """Return the seconds of generating `tokens` tokens one by one after a prompt of `depth`
         tokens.
         """
-        ready = self._context(setting)
-        if (depth, tokens) not in ready.steps:
-            ready.steps[depth, tokens] = ready.passes.token_passes(depth, tokens)
-            self._run(ready, setting, ready.steps[depth, tokens][:1], depth)
-        passes = ready.steps[depth, tokens]
-        self._settle(ready, setting, "decode", passes[:1], depth)
-        return self._run(ready, setting, passes, depth)
+        warm_context = self._context(setting)
+        if (depth, tokens) not in warm_context.steps:
+            warm_context.steps[depth, tokens] = warm_context.passes.token_passes(depth, tokens)
+            self._run(warm_context, setting, warm_context.steps[depth, tokens][:1], depth)
+        passes = warm_context.steps[depth, tokens]
+        self._settle(warm_context, setting, "decode", passes[:1], depth)
+        return self._run(warm_context, setting, passes, depth)
 
     def _settle(
         self,
-        ready: WarmContext,
+        warm_context: WarmContext,
         setting: RunSetting,
-        part: str,
+        phase: str,
         passes: Sequence[PreparedPass],
         depth: int = 0,
     ) -> None:
-        """Compute passes until the speed is stable again after a change of context, phase or
-        threads. Without such a change, do nothing.
+        """After a change of context, phase or threads, compute passes until the speed is stable
+        again. Without such a change, do nothing. `phase`: "prompt" or "decode".
         """
-        state = (id(ready), part, setting.threads, setting.threads_batch)
+        state = (id(warm_context), phase, setting.threads, setting.threads_batch)
         start_time = time.perf_counter()
-        while state != self._last and time.perf_counter() - start_time < SETTLING_SECONDS:
-            self._run(ready, setting, passes, depth)
-        self._last = state
+        while state != self._last_state and time.perf_counter() - start_time < SETTLING_SECONDS:
+            self._run(warm_context, setting, passes, depth)
+        self._last_state = state
 
     def _run(
         self,
-        ready: WarmContext,
+        warm_context: WarmContext,
         setting: RunSetting,
         passes: Sequence[PreparedPass],
         depth: int = 0,
     ) -> float:
-        """Return the seconds of these passes, which follow a prompt of `depth` tokens. This prompt
-        is computed only once; then its saved state is used.
+        """Return the seconds of these forward passes, which follow a prompt of `depth` tokens. The
+        prompt is computed once and not timed; later calls restore its saved KV state.
         """
-        ready.context.clear()
-        ready.context.set_threads(setting.threads, setting.threads_batch)
-        with interruptible(ready.context):
+        warm_context.context.clear()
+        warm_context.context.set_threads(setting.threads, setting.threads_batch)
+        with interruptible(warm_context.context):
             if depth and not (
-                depth in ready.states and ready.context.write_state(0, ready.states[depth])
+                depth in warm_context.states
+                and warm_context.context.write_state(0, warm_context.states[depth])
             ):
-                run_passes(ready.passes.prompt_passes(0, depth))
-                ready.states[depth] = ready.context.read_state(0)
+                run_passes(warm_context.passes.prompt_passes(0, depth))
+                warm_context.states[depth] = warm_context.context.read_state(0)
             stamps = run_passes(passes)
         return (stamps[-1] - stamps[0]) / 1e9
 
     def _context(self, setting: RunSetting) -> WarmContext:
         key = setting.ubatch, setting.flash, setting.cache
-        context = self._ready.pop(key, None) or self._open(setting)
-        # move this context to the end of the dictionary, since the last one is the most recently
-        # used
-        self._ready[key] = context
-        while len(self._ready) > 1 and self._full():
-            self._ready.pop(next(iter(self._ready))).exit_stack.close()
+        context = self._contexts.pop(key, None) or self._open(setting)
+        # the dictionary is ordered by last use, the most recently used context at the end
+        self._contexts[key] = context
+        while len(self._contexts) > 1 and self._is_full():
+            self._contexts.pop(next(iter(self._contexts))).exit_stack.close()
         return context
 
     def _open(self, setting: RunSetting) -> WarmContext:
@@ -205,8 +208,9 @@ class ModelTrial:
             {},
         )
 
-    def _full(self) -> bool:
-        sizes = [ready.nbytes for ready in self._ready.values() if ready.nbytes is not None]
-        if self._room is None or len(sizes) < len(self._ready):
-            return len(self._ready) > MAX_UNSIZED_CONTEXTS
-        return sum(sizes) > self._room
+    def _is_full(self) -> bool:
+        contexts = self._contexts
+        sizes = [context.nbytes for context in contexts.values() if context.nbytes is not None]
+        if self._max_bytes is None or len(sizes) < len(contexts):
+            return len(contexts) > MAX_UNSIZED_CONTEXTS
+        return sum(sizes) > self._max_bytes

@@ -1,12 +1,13 @@
 """Search for the fastest settings of a model on a machine, within a given time.
 
-The options are searched one after another: threads, prompt threads, micro-batch and attention mode.
-The values of an option are searched by successive halving (Jamieson and Talwalkar 2016): in each
-round, all remaining values and the best setting so far are measured in random order. At times, the
-slower half of the values is dropped. A value is adopted only if its rounds show a sufficient gain.
+The options are searched one after another: threads, prompt threads, micro-batch size and attention
+mode. The values of an option are searched by successive halving (Jamieson and Talwalkar 2016). Each
+round measures all remaining values and the best setting so far in random order, and at equal
+intervals the slower half of the values is dropped. A value is adopted only if its rounds show a
+sufficient gain.
 
-Finally, the result is compared with the defaults in new pairs of measurements. This is necessary
-because the best of many measurements is also the luckiest one.
+Finally, the result is compared with the default settings in new pairs of measurements, because the
+best of many noisy measurements partly owes its rank to chance.
 """
 
 import math
@@ -28,13 +29,10 @@ OBJECTIVES = {"chat": (512, 128), "prompts": (2048, 0), "answers": (0, 128)}
 SAMPLE_TOKENS = ((2048, 1024, 512, 256, 128, 64), (32, 16, 8))
 # fraction of the time for the search; the final comparison gets the remaining time
 SEARCH_SHARE = 0.5
-MIN_ROUNDS, MAX_ROUNDS = (
-    6,
-    20,
-)  # minimum rounds for the last two values, maximum rounds between two halvings
-MIN_GAIN_DESIGN = Design(
-    confidence=0.9, allowance=0.01
-)  # a value is adopted if it gains more than 1 %
+# minimum rounds of the last value, maximum rounds between two halvings
+MIN_ROUNDS, MAX_ROUNDS = 6, 20
+# a value is adopted if it gains more than 1 %
+MIN_GAIN_DESIGN = Design(confidence=0.9, allowance=0.01)
 FINAL_DESIGN = Design(precision=0.005, min_pairs=10)
 Clock = Callable[[], float]
 Tick = Callable[[], None]
@@ -42,7 +40,9 @@ Tick = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class RunSetting:
-    """A setting of all searched options. `flash`: flash attention. `cache`: the type of K and V."""
+    """One value for each of the searched options. `flash`: flash attention. `cache`: the type of K
+    and V.
+    """
 
     threads: int
     threads_batch: int
@@ -53,8 +53,8 @@ class RunSetting:
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """The values to try for each option. `modes`: attention modes, each a setting of flash
-    attention and a cache type.
+    """The values to try for each option. `modes`: attention modes, each a pair of a flash attention
+    setting and a cache type.
     """
 
     threads: Sequence[int]
@@ -65,9 +65,8 @@ class SearchSpace:
 class TuningTrial(Protocol):
     """Measures the time of prompts and generations with a setting.
 
-    `settling`: seconds that each measurement may take before its clock starts. Generated tokens
-    follow a prompt of `depth` tokens: attention takes longer with depth, and the attention modes
-    differ in its speed.
+    `settling`: the seconds that a measurement may compute before its clock starts. Generated tokens
+    follow a prompt of `depth` tokens, because the attention modes differ in speed only at depth.
     """
 
     settling: float
@@ -87,12 +86,13 @@ class TuningTrial(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TuningWorkload:
-    """The size of one measurement. Each pair of numbers is for the prompt and for the generated
+    """What one measurement computes. Each pair of numbers is for the prompt and for the generated
     tokens.
 
-    `tokens`: tokens to measure. `objective_tokens`: tokens of the objective. `pace`: seconds per
-    token with the default settings. `settling`: seconds before the clock starts, for the prompt and
-    for the generation alike. `depth`: prompt tokens before the generated ones.
+    `tokens`: measured tokens. `objective_tokens`: tokens of the objective, to which the measured
+    times are extrapolated. `pace`: seconds per token with the default settings. `settling`: seconds
+    before the clock starts, once for the prompt and once for the generation. `depth`: prompt tokens
+    before the generated tokens.
     """
 
     tokens: tuple[int, int]
@@ -102,10 +102,14 @@ class TuningWorkload:
     depth: int = 0
 
     def single_phase(self, phase: int) -> "TuningWorkload":
-        """Return the same workload with only its prompt (phase 0) or only its generation (phase 1)."""
-        tokens, wanted = ([0, 0], [0, 0])
-        tokens[phase], wanted[phase] = self.tokens[phase], self.objective_tokens[phase]
-        return replace(self, tokens=(tokens[0], tokens[1]), objective_tokens=(wanted[0], wanted[1]))
+        """Return this workload with only its prompt (phase 0) or only its generation (phase 1)."""
+        tokens, objective_tokens = ([0, 0], [0, 0])
+        tokens[phase], objective_tokens[phase] = self.tokens[phase], self.objective_tokens[phase]
+        return replace(
+            self,
+            tokens=(tokens[0], tokens[1]),
+            objective_tokens=(objective_tokens[0], objective_tokens[1]),
+        )
 
     @property
     def seconds(self) -> float:
@@ -114,39 +118,42 @@ class TuningWorkload:
         return sum(count * each + self.settling for count, each in parts if count)
 
     def measure_rate(self, trial: TuningTrial, setting: RunSetting, tick: Tick) -> float:
-        """Measure a setting, and return how many times per second it would complete the objective."""
-        spent = 0.0
+        """Measure a setting, and return how many times per second it would complete the objective.
+        `tick` is called after each measurement.
+        """
+        seconds = 0.0
         prompt, generated = self.tokens
         if prompt:
-            spent += self.objective_tokens[0] / prompt * trial.time_prompt(setting, prompt)
+            seconds += self.objective_tokens[0] / prompt * trial.time_prompt(setting, prompt)
             tick()
         if generated:
-            spent += (
+            seconds += (
                 self.objective_tokens[1]
                 / generated
                 * trial.time_decode(setting, generated, self.depth)
             )
             tick()
-        return 1 / spent
+        return 1 / seconds
 
 
 @dataclass(frozen=True, slots=True)
 class TriedSetting:
-    """One value of an option that was tried: its speed relative to the best setting before, and in
-    how many rounds it was measured.
+    """One tried value of an option. `ratio`: its speed relative to the best setting before.
+    `rounds`: the number of rounds in which it was measured. `adopted`: whether it became the best
+    setting.
     """
 
     option: str
     setting: RunSetting
     ratio: float
     rounds: int
-    taken: bool
+    adopted: bool
 
 
 @dataclass(frozen=True, slots=True)
 class TuningResult:
-    """The result of a search. `comparison`: the final comparison of `best` with the defaults; None
-    if `best` is the default setting.
+    """The result of a search. `comparison`: the final comparison of `best` with the default
+    setting; None if `best` is the default setting.
     """
 
     default: RunSetting
@@ -158,19 +165,20 @@ class TuningResult:
 
     @property
     def is_faster(self) -> bool:
-        """Whether the final comparison shows that `best` is faster than the defaults."""
+        """Whether the final comparison shows that `best` is faster than the default setting."""
         return self.comparison is not None and self.comparison.low > 1
 
     @property
     def setting(self) -> RunSetting:
-        """The setting to use: `best` if it is certainly faster, otherwise the default."""
+        """The setting to use: `best` if it is certainly faster, otherwise `default`."""
         return self.best if self.is_faster else self.default
 
 
 @dataclass(frozen=True, slots=True)
-class TuningRound:
-    """The search of one option. `values`: returns the settings to try, which differ from the best
-    setting so far in this option. `workload`: the measurement that the option affects.
+class OptionSearch:
+    """The search over the values of one option. `values`: a function that returns the settings to
+    try; they differ from the given best setting only in this option. `workload`: the measurement,
+    which contains the phases that the option affects.
     """
 
     option: str
@@ -179,7 +187,7 @@ class TuningRound:
 
     def cost(self, setting: RunSetting) -> float:
         """Return the approximate seconds of the minimum number of rounds. Settings with fewer
-        threads are assumed to take longer.
+        threads are assumed to take longer. `setting`: the best setting so far.
         """
         values = self.values(setting)
         slower = [
@@ -194,8 +202,8 @@ class TuningRound:
 
 
 def thread_counts(cores: int, cpus: int) -> list[int]:
-    """Return the numbers of threads to try: all cores, all CPUs, half of the cores, three quarters
-    of the cores, and one if there are at most four cores.
+    """Return the numbers of threads to try: all cores, all CPUs, half of the cores and three
+    quarters of the cores; also 1 if there are at most four cores.
     """
     return sorted({cores, cpus, -(-cores // 2), -(-3 * cores // 4), *([1] if cores <= 4 else [])})
 
@@ -213,39 +221,45 @@ def tune_settings(
 ) -> TuningResult:
     """Search for the fastest setting. Raises UserError if the time is too short for this model.
 
-    `objective`: a key of OBJECTIVES. `seconds`: the time for search and final comparison. `tick` is
-    called after each measurement.
+    `objective`: a key of OBJECTIVES. `seconds`: the time for the search and the final comparison.
+    `tick` is called after each measurement. `coin` decides the order of measurements.
     """
     coin = coin or random.Random()
     began = clock()
     objective_work = TuningWorkload(
         (0, 0), OBJECTIVES[objective], trial.estimate_pace(default), trial.settling
     )
-    work = _sized(objective_work, space, default, seconds)
-    boards = [
-        board for board in _boards(space, work) if board.workload.seconds and board.values(default)
+    workload = _choose_workload(objective_work, space, default, seconds)
+    searches = [
+        option_search
+        for option_search in _option_searches(space, workload)
+        if option_search.workload.seconds and option_search.values(default)
     ]
     best = default
     tried: list[TriedSetting] = []
-    for index, board in enumerate(boards):
-        time_share = board.cost(best) / sum(setting.cost(best) for setting in boards[index:])
+    for index, option_search in enumerate(searches):
+        time_share = option_search.cost(best) / sum(
+            setting.cost(best) for setting in searches[index:]
+        )
         deadline = clock() + (SEARCH_SHARE * seconds - (clock() - began)) * time_share
         rates = halve_values(
-            partial(board.workload.measure_rate, trial, tick=tick),
+            partial(option_search.workload.measure_rate, trial, tick=tick),
             best,
-            board.values(best),
+            option_search.values(best),
             deadline,
             clock,
             coin,
         )
-        best, tried_values = _taken(board.option, best, rates)
+        best, tried_values = _adopt_value(option_search.option, best, rates)
         tried += tried_values
     comparison = None
     if best != default:
-        sides = [partial(work.measure_rate, trial, setting, tick) for setting in (default, best)]
+        measures = [
+            partial(workload.measure_rate, trial, setting, tick) for setting in (default, best)
+        ]
         design = replace(FINAL_DESIGN, seconds=max(1.0, seconds - (clock() - began)))
-        comparison = compare_pairs(sides[0], sides[1], design, clock=clock, coin=coin)
-    return TuningResult(default, best, tuple(tried), work, clock() - began, comparison)
+        comparison = compare_pairs(measures[0], measures[1], design, clock=clock, coin=coin)
+    return TuningResult(default, best, tuple(tried), workload, clock() - began, comparison)
 
 
 def halve_values(
@@ -256,11 +270,11 @@ def halve_values(
     clock: Clock,
     coin: random.Random,
 ) -> dict[RunSetting, list[tuple[float, float]]]:
-    """Measure `values` and `best` in rounds until `deadline`. The slower half of the values is
-    dropped at equal intervals, until one is left.
+    """Measure `values` and `best` in rounds until `deadline`. At equal intervals, the slower half
+    of the values is dropped, until one value remains.
 
-    Returns a list of pairs for each value: in each round, the rate of `best` and the rate of the
-    value. The last value has at least MIN_ROUNDS pairs.
+    Returns a list of pairs for each value: for each round, the rate of `best` and the rate of the
+    value. The last remaining value has at least MIN_ROUNDS pairs.
     """
     rates: dict[RunSetting, list[tuple[float, float]]] = {value: [] for value in values}
     remaining, began = list(values), clock()
@@ -273,8 +287,8 @@ def halve_values(
             }
             for value in remaining:
                 rates[value].append((round_rates[best], round_rates[value]))
-            over = 2 * clock() - started > began + (deadline - began) * rung / rungs
-            if over and (rung < rungs or len(rates[remaining[0]]) >= MIN_ROUNDS):
+            is_over = 2 * clock() - started > began + (deadline - began) * rung / rungs
+            if is_over and (rung < rungs or len(rates[remaining[0]]) >= MIN_ROUNDS):
                 break
         if rung < rungs:
             remaining = sorted(remaining, key=lambda value: -_gain(rates[value]))[
@@ -284,20 +298,22 @@ def halve_values(
 
 
 def _gain(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return the median gain of a value as the logarithm of its speed ratio."""
+    """Return the median over the rounds of the logarithm of a value's speed relative to `best`.
+    Each pair is (rate of best, rate of the value).
+    """
     return statistics.median(math.log(after / before) for before, after in pairs)
 
 
-def _taken(
+def _adopt_value(
     option: str, before: RunSetting, rates: dict[RunSetting, list[tuple[float, float]]]
 ) -> tuple[RunSetting, list[TriedSetting]]:
-    """Return the new best setting, and all tried values. The new best setting is the last remaining
-    value if its gain is sufficient, otherwise the setting before.
+    """Return the new best setting, and all tried values, fastest first. The new best setting is the
+    last remaining value if its gain is sufficient; otherwise it is still `before`.
     """
-    survivor = max(rates, key=lambda value: (len(rates[value]), _gain(rates[value])))
-    old, new = zip(*rates[survivor], strict=True)
-    verdict = estimate_ratio(old, new, MIN_GAIN_DESIGN)
-    adopted = survivor if verdict is not None and verdict.low > 1 else before
+    last_value = max(rates, key=lambda value: (len(rates[value]), _gain(rates[value])))
+    best_rates, value_rates = zip(*rates[last_value], strict=True)
+    verdict = estimate_ratio(best_rates, value_rates, MIN_GAIN_DESIGN)
+    adopted = last_value if verdict is not None and verdict.low > 1 else before
     tried = [
         TriedSetting(option, value, math.exp(_gain(pairs)), len(pairs), value == adopted)
         for value, pairs in rates.items()
@@ -305,7 +321,8 @@ def _taken(
     return adopted, sorted(tried, key=lambda value: -value.ratio)
 
 
-def _boards(space: SearchSpace, work: TuningWorkload) -> list[TuningRound]:
+def _option_searches(space: SearchSpace, work: TuningWorkload) -> list[OptionSearch]:
+    """Return the searches of all options, in their order."""
     prompt, decode = work.single_phase(0), work.single_phase(1)
 
     def ubatches(best: RunSetting) -> list[RunSetting]:
@@ -318,20 +335,20 @@ def _boards(space: SearchSpace, work: TuningWorkload) -> list[TuningRound]:
         ]
 
     return [
-        TuningRound(
+        OptionSearch(
             "threads",
             lambda best: [replace(best, threads=n) for n in space.threads if n != best.threads],
             decode,
         ),
-        TuningRound(
+        OptionSearch(
             "threads_batch",
             lambda best: [
                 replace(best, threads_batch=n) for n in space.threads if n != best.threads_batch
             ],
             prompt,
         ),
-        TuningRound("ubatch", ubatches, prompt),
-        TuningRound(
+        OptionSearch("ubatch", ubatches, prompt),
+        OptionSearch(
             "mode",
             lambda best: [
                 replace(best, flash=flash, cache=cache)
@@ -343,28 +360,28 @@ def _boards(space: SearchSpace, work: TuningWorkload) -> list[TuningRound]:
     ]
 
 
-def _sized(
-    wanted: TuningWorkload, space: SearchSpace, default: RunSetting, seconds: float
+def _choose_workload(
+    objective_work: TuningWorkload, space: SearchSpace, default: RunSetting, seconds: float
 ) -> TuningWorkload:
-    """Return the workload with the longest measurements that the time allows. Raises UserError if
-    it is too short for the shortest ones.
+    """Return the workload with the longest measurements for which the time suffices. Raises
+    UserError if it does not suffice for the shortest measurements.
     """
-    least = math.inf
+    min_seconds = math.inf
     sizes = (
-        [size for size in lengths if size <= most] or [0]
-        for lengths, most in zip(SAMPLE_TOKENS, wanted.objective_tokens, strict=True)
+        [size for size in lengths if size <= max_tokens] or [0]
+        for lengths, max_tokens in zip(SAMPLE_TOKENS, objective_work.objective_tokens, strict=True)
     )
     for prompt, generated in product(*sizes):
-        work = replace(wanted, tokens=(prompt, generated), depth=prompt)
-        search_seconds = sum(board.cost(default) for board in _boards(space, work))
+        work = replace(objective_work, tokens=(prompt, generated), depth=prompt)
+        search_seconds = sum(board.cost(default) for board in _option_searches(space, work))
         needed = max(
             search_seconds / SEARCH_SHARE,
             2 * FINAL_DESIGN.min_pairs * work.seconds / (1 - SEARCH_SHARE),
         )
         if needed <= seconds:
             return work
-        least = min(least, needed)
+        min_seconds = min(min_seconds, needed)
     raise UserError(
         f"{seconds:.0f} seconds are too short to compare settings of this model",
-        hint=f"--budget {math.ceil(least)}",
+        hint=f"--budget {math.ceil(min_seconds)}",
     )

@@ -324,7 +324,7 @@ def _print_result(
             format_value(trial),
             f"{trial.ratio:.3f}",
             str(trial.rounds),
-            "chosen" if trial.taken else "",
+            "chosen" if trial.adopted else "",
         )
         for trial in result.tried
     ]

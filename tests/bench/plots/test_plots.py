@@ -275,7 +275,7 @@ def test_the_page_has_all_rows_and_names_the_machine(
     made = report_page.build_test_page("<i>", results, header, 1e9)
     assert [chart.title for chart in made.charts] == [
         "Roofline",
-        "Generation beside reading",
+        "Generation and reading speed",
         "Time of a token",
         "Percentiles of a token's time",
         "Memory",

@@ -119,5 +119,5 @@ def test_a_sweep_draws_each_value_beside_the_fastest(
     model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=128, layers=1)
     words = ("bench", str(model), "--fa-sweep", "-p", "0", "-n", "4", "-r", "2", "-t", "1")
     assert llmcli(*words, "--report", str(out)).code == 0
-    assert "tg4: each value beside the fastest" in titles(out)
+    assert "tg4: each value relative to the fastest" in titles(out)
     assert {"fastest", "level"} & {cell for row in cells(out) for cell in row}

@@ -57,7 +57,7 @@ def test_bench_and_roofline_write_a_page(llmcli: Llmcli, model: Path, tmp_path: 
     assert (done.code, f"report: {out}" in done.err) == (0, True)
     assert "tg4 @ d8" in done.out
     assert {
-        "Generation beside reading",
+        "Generation and reading speed",
         "Time of a token",
         "Memory",
         "All rows",

@@ -1,7 +1,7 @@
 """Prompts of verse: lines of Shakespeare's sonnets (public domain) in random order.
 
-Real text exercises tokenizers, drafts and caches more realistically than random words. Source:
-vLLM's sonnet data set.
+Tokenizers, draft models and caches behave more realistically with real text than with random words.
+Source: vLLM's sonnet data set.
 """
 
 import random
@@ -12,7 +12,7 @@ SONNET_FILE = Path(__file__).with_name("sonnet.txt")
 
 
 class SonnetMix:
-    """A mix of verse, whose unit is a line."""
+    """A mix of verse. A unit is a line."""
 
     name = "sonnet"
     probe_units = (1, 9)
@@ -25,7 +25,7 @@ class SonnetMix:
 
 @lru_cache(maxsize=1)
 def sonnet_lines() -> tuple[str, ...]:
-    """Return all lines of the sonnets that are not empty."""
+    """Return all non-empty lines of the sonnets."""
     return tuple(line for line in SONNET_FILE.read_text("utf-8").splitlines() if line.strip())
 
 

@@ -21,7 +21,7 @@ were what when where which while white who why will with wood word work world wo
 
 
 class WordMix:
-    """A mix of words, whose unit is a word."""
+    """A mix of common words. A unit is a word."""
 
     name = "fixed"
     probe_units = (8, 72)

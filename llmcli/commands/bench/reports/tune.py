@@ -52,7 +52,7 @@ def build_charts(result: "TuningResult") -> list[Chart]:
         SpeedRatio(
             f"{OPTION_LABELS.get(trial.option, trial.option)} {format_value(trial)}",
             trial.ratio,
-            verdict="chosen" if trial.taken else "",
+            verdict="chosen" if trial.adopted else "",
         )
         for trial in result.tried
     ]
