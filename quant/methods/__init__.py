@@ -1,4 +1,4 @@
-"""METHODS: the quantization methods by their name in `quantize --method`."""
+"""METHODS: the quantization methods, by the name that `quantize --method` takes."""
 
 from quant.methods.base import Method
 from quant.registry import collect

@@ -1,9 +1,9 @@
-"""The grids (scales and minimums) of the evenly spaced formats, in column-major arrays: each row of
-the weight is a column of the array.
+"""The grids (scales and minimums) of the formats with evenly spaced levels, for algorithms that go
+from column to column.
 
-A panel is such an array, [columns, rows]: the values in one column of the weight are adjacent, so
-that an algorithm that goes from column to column works on long vectors. Scales come from the search
-of `--method search`.
+A panel is a transposed part of a weight, [columns, rows]: the values in one column of the weight
+are adjacent in memory, so that operations on a column work on long vectors. Scales come from the
+search of `--method search`.
 """
 
 from dataclasses import dataclass, replace
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ColumnFormat:
-    """The block layout of an evenly spaced format: `block_columns` values in `groups`, levels from
-    `low` to `high` relative to the code of zero, and the ranges of the integer scales and minimums
-    (None if the format has none).
+    """The block layout of a format with evenly spaced levels: the number of columns in a block and
+    in a group, the range of levels relative to the code of zero (`low` to `high`), and the ranges
+    of the integer scales and minimums.
     """
 
     settings: FormatSearchSettings
@@ -32,8 +32,8 @@ class ColumnFormat:
 
     @staticmethod
     def from_format(format: "LinearFormat") -> "ColumnFormat":
-        """Return the layout of a format. Its searches weight columns by their importance alone:
-        `value_spread` is not used.
+        """Return the layout of a format. In its searches, columns are weighted by their importance
+        alone: `value_spread` is not used.
         """
         return ColumnFormat(
             replace(SEARCH_SETTINGS[format.name], value_spread=0.0),
@@ -71,7 +71,9 @@ class ColumnFormat:
         )
 
     def bounds(self, ops: ArrayBackend) -> tuple[Array, Array]:
-        """Return the lowest and the highest level as arrays that clip_in_place() accepts."""
+        """Return the lowest and the highest level in the form that clip_in_place() of the backend
+        accepts.
+        """
         import numpy as np
 
         return (
@@ -88,8 +90,9 @@ class ColumnFormat:
 
 @dataclass(frozen=True)
 class ColumnGrid:
-    """The scales of one block in each row: `d` and `m` [rows] are F16 numbers, `scales` and `mins`
-    [groups, rows] are integers.
+    """The scales of one block of columns, for each row of a panel: `d` and `m` [rows] are F16
+    numbers, `scales` and `mins` [groups, rows] are integers. A field is None if the format does not
+    have it.
     """
 
     format: ColumnFormat
@@ -99,33 +102,33 @@ class ColumnGrid:
     mins: Any = None
 
     def steps(self) -> tuple[Any, Any]:
-        """Return the step and the minimum [groups, rows] of each group, rounded as ggml rounds
-        them.
+        """Return the scale and the minimum of each group [groups, rows], rounded as ggml rounds
+        them. The minimum is None if the format has none.
         """
-        step = self.d[None] if self.scales is None else self.d * self.scales
+        scale = self.d[None] if self.scales is None else self.d * self.scales
         if self.m is None:
-            return step, None
-        return step, self.m[None] if self.mins is None else -(self.m * self.mins)
+            return scale, None
+        return scale, self.m[None] if self.mins is None else -(self.m * self.mins)
 
     def value(self, levels: Any) -> Any:
-        """Return the values that levels [columns, rows] stand for."""
-        step, least = self.steps()
-        values = levels.reshape(self.format.groups, -1, levels.shape[1]) * step[:, None]
-        if least is not None:
-            values += least[:, None]
+        """Return the values [columns, rows] that levels [columns, rows] stand for."""
+        scale, minimum = self.steps()
+        values = levels.reshape(self.format.groups, -1, levels.shape[1]) * scale[:, None]
+        if minimum is not None:
+            values += minimum[:, None]
         return values.reshape(levels.shape)
 
 
 def search_column_grid(
     format: ColumnFormat, values: Array, weights: Array, ops: ArrayBackend
 ) -> ColumnGrid:
-    """Search scales and minimums for the values [block columns, rows] of a block, with columns
+    """Search scales and minimums for the values [block columns, rows] of a block. Columns are
     weighted by `weights` [block columns].
     """
     importance = weights / weights.max()
     importance = ops.where(importance > MIN_IMPORTANCE, importance, MIN_IMPORTANCE + 0 * importance)
     if isinstance(ops, NumpyBackend) and ggml.native_search():
-        return _scaled_in_c(format, values, importance)
+        return _search_grid_in_c(format, values, importance)
     rows = values.shape[1]
     x = values.reshape(format.groups, format.group_columns, rows).swapaxes(0, 1)
     w = importance.reshape(format.groups, format.group_columns).swapaxes(0, 1)[
@@ -136,18 +139,19 @@ def search_column_grid(
         if isinstance(ops, NumpyBackend)
         else format.settings.native_effort
     )
-    _, steps = search_scales(
+    _, scales = search_scales(
         x + ops.zeros(*x.shape), w, format.settings, (format.low, format.high), ops, effort
     )
-    return ColumnGrid(format, *steps)
+    return ColumnGrid(format, *scales)
 
 
-def _scaled_in_c(kind: ColumnFormat, values: Array, weights: Array) -> ColumnGrid:
+def _search_grid_in_c(format: ColumnFormat, values: Array, weights: Array) -> ColumnGrid:
+    """Return what search_column_grid() returns, from the search in our C code."""
     import numpy as np
 
-    found = ggml.run_search(np.ascontiguousarray(values.T), weights[None], kind.native_settings)
-    m = found.m if kind.settings.max_minimum is not None else None
-    if kind.scale_range is None:
-        return ColumnGrid(kind, found.d, m)
-    scales, mins = (part.T.astype(np.float32) for part in (found.scales, found.mins))
-    return ColumnGrid(kind, found.d, m, scales, mins if m is not None else None)
+    result = ggml.run_search(np.ascontiguousarray(values.T), weights[None], format.native_settings)
+    m = result.m if format.settings.max_minimum is not None else None
+    if format.scale_range is None:
+        return ColumnGrid(format, result.d, m)
+    scales, mins = (integers.T.astype(np.float32) for integers in (result.scales, result.mins))
+    return ColumnGrid(format, result.d, m, scales, mins if m is not None else None)

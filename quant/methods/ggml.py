@@ -1,5 +1,5 @@
-"""`--method ggml`, the default: libggml's own search, which writes the same bytes as
-llama-quantize.
+"""`--method ggml`, the default: libggml's own choice of scales and codes. It writes the same bytes
+as llama-quantize.
 """
 
 from typing import TYPE_CHECKING
@@ -14,20 +14,22 @@ if TYPE_CHECKING:
 
 
 class Ggml(Method):
-    """ggml's own encoder, for every type, with or without an imatrix."""
+    """ggml's own encoder. It supports every type, with or without an imatrix."""
 
     name, help = "ggml", "llama.cpp's own search, with identical bytes"
 
     def make_encoder(self, format: "BlockFormat", statistics: InputStatistics) -> RowEncoder:
-        """Return libggml's encoder for the format."""
+        """Return libggml's encoder for the format. It weighs columns by the imatrix if there is
+        one.
+        """
 
-        weigh = statistics.importance_reader()
+        read_importance = statistics.importance_reader()
 
-        def solve(rows: "F32", first: int) -> "U8":
-            importance = weigh(first, first + len(rows))
+        def encode(rows: "F32", first: int) -> "U8":
+            importance = read_importance(first, first + len(rows))
             return ggml.encode(rows, format.name, label=statistics.name, importance=importance)
 
-        return solve
+        return encode
 
 
 METHODS = (Ggml(),)

@@ -1,10 +1,11 @@
-"""`--method gptq`: errors are fed forward column by column on each format's grid, guided by second
-moments.
+"""`--method gptq`: columns are rounded one after another, and the error of each column is corrected
+in the columns after it, guided by second moments of the input.
 
-This module splits a tensor into panels of rows and chooses between the results; the loop over
-columns is in error_feedback.py. Rows are independent: the factor of a matrix's second moments is
-computed once, and panels of its rows are solved on any thread. A panel is padded with zeros to a
-fixed width, so that a row's arithmetic does not depend on the panel that it is in.
+This module splits a tensor into panels of rows, and for each row takes the codes of error feedback
+or of search. The loop over columns is in error_feedback.py. Rows are independent: the factor of a
+matrix's second moments is computed once, and panels of its rows are encoded on any thread. A panel
+is padded with zeros to a fixed width, so that a row's arithmetic does not depend on the panel that
+it is in.
 
 Two kinds of tensors are left to `--method search`:
 
@@ -40,35 +41,33 @@ if TYPE_CHECKING:
 
 FALLBACK_SEARCH = Search()
 DESCENT_SWEEPS = 2  # sweeps of coordinate descent
-PANEL_ROWS = 1024  # most rows of a panel on a CPU
-# most values of a panel on a GPU. Panels are large there, because Python has to launch operations
-# for each column, however many rows the panel has
+PANEL_ROWS = 1024  # maximum number of rows in a panel on a CPU
+# Maximum number of values in a panel on a GPU. Panels are large there, because the time for Python
+# to launch the operations of a column does not depend on the number of rows.
 DEVICE_PANEL_VALUES = 1 << 25
-PANEL_ROW_MULTIPLE = 64  # a panel's width is a multiple of this
-ERROR_BAND_COLUMNS = (
-    # number of columns of a factor that errors are multiplied with at a time: the factor is
-    # triangular, so half of it is zeros
-    256
-)
+PANEL_ROW_MULTIPLE = 64  # the number of rows in a padded panel is a multiple of this
+# Number of columns of a factor that errors are multiplied with at a time. The factor is triangular,
+# so that a product with all columns would multiply many zeros.
+ERROR_BAND_COLUMNS = 256
 UNSOLVED_FORMATS = ("Q8_0",)  # with eight bits the error is too small to be worth the time
-# attention mixes the outputs of these tensors, see above
+# Attention mixes the outputs of these tensors, see the top of this file.
 VALUE_TENSORS = (".attn_v.", ".attn_kv_b.")
 
 
 class Gptq(Method):
-    """GPTQ for the k-quants and the formats with blocks of 32, with the second moments of
-    `calibrate --moments`.
+    """GPTQ for the k-quants and the formats with blocks of 32 values. It needs the second moments
+    that `calibrate --moments` writes.
     """
 
     name, help = "gptq", "error feedback by second moments"
     needs, fallback = "moments", "search"
 
     def can_encode(self, format: "BlockFormat", statistics: InputStatistics) -> bool:
-        """Return whether the format is evenly spaced and the statistics contain second moments that
-        suit the tensor (see above).
+        """Return whether the format has evenly spaced levels and the statistics contain second
+        moments that suit the tensor (see the top of this file).
         """
         if statistics.moments is None or (
-            any(part in statistics.name for part in VALUE_TENSORS) and not statistics.moments.mixed
+            any(name in statistics.name for name in VALUE_TENSORS) and not statistics.moments.mixed
         ):
             return False
         if ".attn_qkv." in statistics.name and not statistics.value_rows:
@@ -84,175 +83,193 @@ class Gptq(Method):
         return panel_rows(statistics) * statistics.columns
 
     def backend_name(self) -> str:
-        """Return the GPU's name, or "numpy" with the back end of the search. Sums are added in a
-        different order on each, so the bytes depend on it.
+        """Return the GPU's name, or "numpy" with the backend of the search. Each backend adds sums
+        in a different order, so the bytes depend on it.
         """
         return array_backends.device() or f"numpy, {FALLBACK_SEARCH.backend_name()}"
 
     def make_encoder(self, format: "BlockFormat", statistics: InputStatistics) -> RowEncoder:
-        """Return an encoder that solves the panels of each matrix with the factor of that matrix's
-        second moments.
-        """
+        """Return the encoder of one tensor's rows."""
         return _TensorEncoder(format, statistics)
 
     def report(self, encoder: RowEncoder) -> MethodReport | None:
-        """Return the report on the tensor: how many rows got the codes of search, and the damping."""
-        return encoder.remark if isinstance(encoder, _TensorEncoder) else None
+        """Return how many rows got the codes of search, and the damping."""
+        return encoder.report if isinstance(encoder, _TensorEncoder) else None
 
 
 def panel_rows(statistics: InputStatistics) -> int:
-    """Return the number of rows in the panels of a matrix. All panels have the same size, and the
-    last one is not nearly empty.
+    """Return the number of rows in each panel of a matrix. It is chosen such that all panels have
+    the same size and the last one is not nearly empty.
     """
-    most = (
+    max_rows = (
         max(PANEL_ROWS, DEVICE_PANEL_VALUES // statistics.columns)
         if array_backends.device()
         else PANEL_ROWS
     )
-    panels = -(-statistics.rows // most)
+    panels = -(-statistics.rows // max_rows)
     return _padded_rows(-(-statistics.rows // panels))
 
 
 def _padded_rows(rows: int) -> int:
+    """Return the smallest multiple of PANEL_ROW_MULTIPLE that is not below `rows`."""
     return -(-rows // PANEL_ROW_MULTIPLE) * PANEL_ROW_MULTIPLE
 
 
 class _TensorEncoder:
-    """The encoder of one tensor. The factor of a matrix's second moments is computed when its first
-    rows arrive.
+    """The encoder of one tensor, which may have several matrices (experts). The factor of a
+    matrix's second moments is computed when the first rows of the matrix arrive.
 
-    Each row gets the codes of error feedback if their error under the row's damped moments is lower
-    than that of search, else the codes of search.
+    Each row gets the codes of error feedback or those of search, whichever have the lower error
+    under the damped second moments.
     """
 
-    def __init__(self, format: "BlockFormat", evidence: InputStatistics) -> None:
+    def __init__(self, format: "BlockFormat", statistics: InputStatistics) -> None:
         from threading import Lock
 
         self.ops = array_backends.array_backend(array_backends.device())
         blas_threads.use_one_thread()
         assert isinstance(format, LinearFormat), format
-        self.format, self.evidence, self.kind = format, evidence, ColumnFormat.from_format(format)
-        self.search = FALLBACK_SEARCH.make_encoder(format, evidence)
+        self.format, self.statistics, self.kind = (
+            format,
+            statistics,
+            ColumnFormat.from_format(format),
+        )
+        self.search = FALLBACK_SEARCH.make_encoder(format, statistics)
         self.lock = Lock()
         self.factors: dict[int, HessianFactor] = {}
         self.rows = self.fallback_rows = 0
         self.damping = 0.0
 
     @property
-    def remark(self) -> MethodReport:
-        """The report on all rows so far."""
+    def report(self) -> MethodReport:
+        """The report on all rows that were encoded so far."""
         return MethodReport(
             self.rows, self.fallback_rows, self.damping if self.damping > DAMPING else 0.0
         )
 
     def __call__(self, rows: "F32", first: int) -> "U8":
-        """Return the blocks of `rows`, of which the first is row `first` of the tensor. Raises
-        UserError for rows that ggml's encoder refuses.
+        """Return the blocks [rows, row_bytes] of `rows`. `first` is the index of the first of these
+        rows in the tensor. Raises UserError for rows that ggml's encoder refuses.
         """
         import numpy as np
 
-        ggml.require_encodable(rows, self.format.name, label=self.evidence.name)
-        out = np.empty((len(rows), ggml.row_bytes(self.format.name, rows.shape[1])), np.uint8)
-        at, height = 0, self.evidence.rows
-        step, solved_rows = panel_rows(self.evidence), height - self.evidence.value_rows
-        while at < len(rows):
-            matrix, within = divmod(first + at, height)
-            if within < solved_rows:
-                end = min(len(rows), at + min(step, solved_rows - within))
-                out[at:end] = self._encode_panel(rows[at:end], first + at, matrix, step)
+        ggml.require_encodable(rows, self.format.name, label=self.statistics.name)
+        blocks = np.empty((len(rows), ggml.row_bytes(self.format.name, rows.shape[1])), np.uint8)
+        done, matrix_rows = 0, self.statistics.rows
+        panel_width, solved_rows = (
+            panel_rows(self.statistics),
+            matrix_rows - self.statistics.value_rows,
+        )
+        while done < len(rows):
+            matrix, row = divmod(first + done, matrix_rows)
+            if row < solved_rows:
+                end = min(len(rows), done + min(panel_width, solved_rows - row))
+                blocks[done:end] = self._encode_panel(
+                    rows[done:end], first + done, matrix, panel_width
+                )
             else:
-                end = min(len(rows), at + height - within)
-                out[at:end] = self.search(rows[at:end], first + at)
-            at = end
-        ggml.require_finite_scales(out, self.format.name, label=self.evidence.name)
-        return out
+                end = min(len(rows), done + matrix_rows - row)
+                blocks[done:end] = self.search(rows[done:end], first + done)
+            done = end
+        ggml.require_finite_scales(blocks, self.format.name, label=self.statistics.name)
+        return blocks
 
-    def _encode_panel(self, rows: "F32", first: int, matrix: int, step: int) -> "U8":
-        """Return the blocks of a panel. If the device runs out of memory, the panel is split."""
+    def _encode_panel(self, rows: "F32", first: int, matrix: int, panel_width: int) -> "U8":
+        """Return the blocks of a panel. If the device runs out of memory, the panel is split in
+        halves.
+        """
         try:
-            return self._choose_rows(rows, first, matrix, step)
+            return self._choose_rows(rows, first, matrix, panel_width)
         except array_backends.DeviceOutOfMemory:
             pass
 
-        def narrow(rows: "F32", at: int) -> "U8":
-            return self._choose_rows(rows, at, matrix, _padded_rows(len(rows)))
+        def encode_narrow(rows: "F32", first_row: int) -> "U8":
+            return self._choose_rows(rows, first_row, matrix, _padded_rows(len(rows)))
 
-        return array_backends.retry_in_halves(narrow, self.evidence.name)(rows, first)
+        return array_backends.retry_in_halves(encode_narrow, self.statistics.name)(rows, first)
 
-    def _choose_rows(self, rows: "F32", first: int, matrix: int, step: int) -> "U8":
-        """Return the blocks of a panel of at most `step` rows of one matrix: for each row those of
-        error feedback, or those of search if feedback is not better.
+    def _choose_rows(self, rows: "F32", first: int, matrix: int, panel_width: int) -> "U8":
+        """Return the blocks of at most `panel_width` rows of one matrix. For each row these are the
+        blocks of error feedback if their error is lower, else those of search.
         """
         factor = self._factor(matrix)
         from_search = self.search(rows, first)
         with self.ops.without_warnings():
-            blocks = self._solve_panel(rows, factor, step)
-            feedback_error = self._output_error(blocks, rows, factor, step)
-            worse = ~(
-                feedback_error < self._output_error(from_search, rows, factor, step)
-            )  # this is also true for NaN
-        blocks[worse] = from_search[worse]
+            blocks = self._solve_panel(rows, factor, panel_width)
+            feedback_error = self._output_error(blocks, rows, factor, panel_width)
+            search_error = self._output_error(from_search, rows, factor, panel_width)
+            use_search = ~(feedback_error < search_error)  # also true if the error is NaN
+        blocks[use_search] = from_search[use_search]
         with self.lock:
             self.rows, self.fallback_rows = (
                 self.rows + len(rows),
-                self.fallback_rows + int(worse.sum()),
+                self.fallback_rows + int(use_search.sum()),
             )
         return blocks
 
-    def _solve_panel(self, rows: "F32", factor: HessianFactor, step: int) -> "U8":
-        """Return the blocks of the rows by error feedback."""
+    def _solve_panel(self, rows: "F32", factor: HessianFactor, panel_width: int) -> "U8":
+        """Return the blocks that error feedback gives the rows."""
         with self.ops.exclusive_access():
             grids, levels = round_with_feedback(
-                self.kind, self._to_panel(rows, step), factor, DESCENT_SWEEPS, self.ops
+                self.kind, self._to_panel(rows, panel_width), factor, DESCENT_SWEEPS, self.ops
             )
-            found = self._result(grids, levels, len(rows))
-        return pack_search_result(found, self.format, self.kind.settings).reshape(len(rows), -1)
+            result = self._result(grids, levels, len(rows))
+        return pack_search_result(result, self.format, self.kind.settings).reshape(len(rows), -1)
 
-    def _output_error(self, blocks: "U8", rows: "F32", factor: HessianFactor, step: int) -> "F32":
-        """Return the error [rows] that rounding `rows` to `blocks` causes in the layer's output."""
-        errors = ggml.decode(blocks, self.format.name, rows.shape[1], label=self.evidence.name)
+    def _output_error(
+        self, blocks: "U8", rows: "F32", factor: HessianFactor, panel_width: int
+    ) -> "F32":
+        """Return the error [rows] in the layer's output that is caused by rounding `rows` to
+        `blocks`.
+        """
+        errors = ggml.decode(blocks, self.format.name, rows.shape[1], label=self.statistics.name)
         errors -= rows
         with self.ops.exclusive_access():
             return self.ops.to_numpy(
-                output_errors(self._to_panel(errors, step), factor, ERROR_BAND_COLUMNS)
+                output_errors(self._to_panel(errors, panel_width), factor, ERROR_BAND_COLUMNS)
             )[: len(rows)]
 
-    def _to_panel(self, rows: "F32", step: int) -> Array:
-        """Return the rows as a panel [columns, step], padded with zeros."""
-        panel = self.ops.zeros(rows.shape[1], step)
+    def _to_panel(self, rows: "F32", panel_width: int) -> Array:
+        """Return the rows as a panel [columns, panel_width], transposed and padded with zeros."""
+        panel = self.ops.zeros(rows.shape[1], panel_width)
         panel[:, : len(rows)] = self.ops.array(rows).T
         return panel
 
     def _factor(self, matrix: int) -> HessianFactor:
-        assert self.evidence.moments is not None
+        """Return the factor of a matrix's second moments. Only the latest matrix's factor stays in
+        memory, because rows arrive in order.
+        """
+        assert self.statistics.moments is not None
         with self.lock:
             if matrix not in self.factors:
                 self.factors.clear()
                 try:
                     with self.ops.exclusive_access():
                         self.factors[matrix] = factor_moments(
-                            self.evidence.moments.mean(matrix), self.ops
+                            self.statistics.moments.mean(matrix), self.ops
                         )
                 except array_backends.DeviceOutOfMemory:
                     raise array_backends.out_of_memory_error(
-                        f"the second moments of {self.evidence.name}"
+                        f"the second moments of {self.statistics.name}"
                     ) from None
                 self.damping = max(self.damping, self.factors[matrix].damping)
             return self.factors[matrix]
 
     def _result(self, grids: list[ColumnGrid], levels: Array, count: int) -> ggml.ScaleSearchResult:
-        """Return the solution of the first `count` rows, ordered by row and then by block."""
+        """Return the codes and scales of the first `count` rows of a panel, ordered by row and then
+        by block.
+        """
         import numpy as np
 
-        def numbers(name: str, kind: type) -> Any:
-            """Return the grids' field `name` as [rows x blocks] or [rows x blocks, groups]; an
-            empty array if the format does not have it.
+        def join_field(name: str, kind: type) -> Any:
+            """Return the field `name` of all grids as [rows x blocks] or [rows x blocks, groups].
+            Return an empty array if the format does not have the field.
             """
-            parts = [getattr(grid, name) for grid in grids]
-            if parts[0] is None:
+            arrays = [getattr(grid, name) for grid in grids]
+            if arrays[0] is None:
                 return np.zeros(0, kind)
             # [blocks, .., rows]
-            stacked = np.stack([self.ops.to_numpy(part)[..., :count] for part in parts])
+            stacked = np.stack([self.ops.to_numpy(array)[..., :count] for array in arrays])
             values: Any = np.ascontiguousarray(np.moveaxis(stacked, -1, 0), kind)
             return values.reshape(count * len(grids), *values.shape[2:])
 
@@ -261,10 +278,10 @@ class _TensorEncoder:
         )
         return ggml.ScaleSearchResult(
             codes,
-            numbers("d", np.float32),
-            numbers("m", np.float32),
-            numbers("scales", np.int16),
-            numbers("mins", np.int16),
+            join_field("d", np.float32),
+            join_field("m", np.float32),
+            join_field("scales", np.int16),
+            join_field("mins", np.int16),
         )
 
 

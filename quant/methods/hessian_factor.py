@@ -2,14 +2,15 @@
 upper triangular and D diagonal.
 
 A change dw of a row causes the error dw H dw^T in the layer's output. With this factorization the
-error is a sum over columns: D_j times the square of what remains of the error of column j after the
-errors of the columns before it have been fed in through F. Rounding column after column to minimize
-this is GPTQ (Frantar et al. 2210.17323); the form without the inverse of H is LDLQ (Chee et al.
-2307.13304, whose theorem 6 shows that both are the same). A Cholesky factorization of H with
-reversed rows and columns gives F and D without an inverse.
+error is a sum over columns: D_j times the square of column j's own error plus the errors of the
+columns before it, each multiplied by its entry of F. Rounding one column after another so that this
+sum becomes small is GPTQ (Frantar et al. 2210.17323). The form without the inverse of H is LDLQ
+(Chee et al. 2307.13304, whose theorem 6 shows that both are the same). A Cholesky factorization of
+H with reversed rows and columns gives F and D without an inverse.
 
-H is damped by a tenth of its mean diagonal: with less damping the codes fit the calibration text at
-the expense of other text. The value is the best compromise over roles, models and texts.
+H is damped: a tenth of its mean diagonal is added to the diagonal. With less damping the codes fit
+the calibration text at the expense of other text. A tenth is the best compromise over roles, models
+and texts.
 """
 
 from dataclasses import dataclass
@@ -27,24 +28,24 @@ MAX_DAMPING = 1e4
 
 @dataclass(frozen=True)
 class HessianFactor:
-    """The damped H of one input and its factorization, as F32 arrays, with the damping that was
-    needed.
+    """The damped second moments H of one input and their factorization, as F32 arrays. `damping` is
+    the fraction that was needed.
     """
 
     moments: Array  # H [columns, columns]
-    # F transposed [columns, columns], strictly lower triangular: row j has the factors of the
-    # columns before j
+    # F transposed [columns, columns], strictly lower triangular: row j has the factors by which the
+    # errors of the columns before j are added to column j
     feed: Array
     weights: Array  # D [columns]
     damping: float
 
 
 def factor_moments(mean: "F32", ops: ArrayBackend, damping: float = DAMPING) -> HessianFactor:
-    """Factor mean second moments [columns, columns], which are finite and symmetric.
+    """Factor mean second moments [columns, columns], which must be finite and symmetric.
 
-    H is singular if a channel has no input or if there were fewer tokens than columns; then the
-    damping is increased tenfold until the factorization succeeds. An H of zeros is replaced by the
-    identity.
+    H is singular if a channel has no input, or if the calibration had fewer tokens than columns.
+    Then the damping is increased tenfold until the factorization succeeds. An H of zeros is
+    replaced by the identity.
     """
     import numpy as np
 
