@@ -1,22 +1,21 @@
-"""The llama_batch with the rows of a forward pass, and the callback that can stop the pass."""
+"""The input of a forward pass (llama_batch), and the callback that can stop the pass."""
 
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.library import lib
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True, slots=True)
 class BatchRows:
-    """The rows of one forward pass: token, position, sequence, and whether the row gives logits."""
+    """The input of one forward pass, one row per token: the token id, its position, its sequence
+    id, and whether to compute logits for it. The four sequences have equal length.
+    """
 
     tokens: Sequence[int]
     positions: Sequence[int]
@@ -36,14 +35,13 @@ GET_LOGITS_ITH = ctypes.CFUNCTYPE(
 class Batch:
     """A llama_batch whose arrays are owned by Python, so nothing must be freed in C.
 
-    The arrays are ctypes arrays and not numpy arrays: right after a forward pass, when none of the
-    engine's code is in the CPU caches, filling them is faster because less code runs.
+    The arrays are ctypes arrays and not numpy arrays, because filling them runs less code. This
+    matters right after a forward pass, when none of the engine's code is in the CPU caches.
     """
 
     def __init__(self, capacity: int) -> None:
-        ints: Any = (
-            ctypes.c_int32 * capacity
-        )  # array slices accept any sequence of integers, which the stubs do not know
+        # Any, because the stubs do not know that array slices accept any sequence of integers
+        ints: Any = ctypes.c_int32 * capacity
         flags: Any = ctypes.c_int8 * capacity
         self.token, self.position, self.sequence, self.wants_logits = (
             ints(),
@@ -53,7 +51,7 @@ class Batch:
         )
         counts = np.ones(capacity, np.int32)  # one sequence id per row
         rows = np.uint64(ctypes.addressof(self.sequence)) + 4 * np.arange(capacity, dtype=np.uint64)
-        self._kept = counts, rows
+        self._c_arrays = counts, rows  # a reference, because C has only their addresses
         self.struct = struct = lib().llama_batch()
         for name, address in (
             ("token", ctypes.addressof(self.token)),
@@ -65,6 +63,7 @@ class Batch:
             setattr(struct, name, ctypes.cast(address, dict(struct._fields_)[name]))
 
     def fill(self, rows: "BatchRows") -> None:
+        """Copy the rows into the arrays. There may be at most `capacity` rows."""
         count = self.struct.n_tokens = len(rows.tokens)
         if count == 1:
             (self.token[0],), (self.position[0],) = rows.tokens, rows.positions
@@ -77,48 +76,48 @@ class Batch:
 
 
 class StopFlag:
-    """Interrupts the pass of one context, or of several contexts that compute in turn."""
+    """A flag that ends a forward pass early. llama.cpp reads it during a pass through
+    `abort_callback`. Several contexts that compute in turn may share one flag.
+    """
 
     def __init__(self) -> None:
-        self.flag, self._asked = ctypes.create_string_buffer(2), False
+        self.flag, self._is_requested = ctypes.create_string_buffer(2), False
 
     def request_stop(self) -> None:
-        """End the running pass early, or the next one if none is running. Safe from a signal
-        handler.
+        """End the running pass early, or the next pass if none is running. Safe to call from a
+        signal handler.
         """
-        self.flag[0], self._asked = (
-            b"\1",
-            True,
-            # this order matters: a pass that ends between the two assignments must not lose the request
-        )
+        # in this order, so that a pass that ends between the assignments does not lose the request
+        self.flag[0], self._is_requested = b"\1", True
 
     def reset(self) -> None:
-        """Forget a request to stop, after a pass has ended."""
-        if self._asked:
-            self._asked, self.flag[0] = False, b"\0"
+        """Clear the flag after a pass has ended, so that the next pass runs."""
+        if self._is_requested:
+            self._is_requested, self.flag[0] = False, b"\0"
 
 
 def pointer_address(pointer: Any) -> int:
-    """Return the address that a ctypes pointer or function points to."""
+    """Return the address in a ctypes pointer or function as an integer; 0 for a null pointer."""
     return ctypes.cast(pointer, ctypes.c_void_p).value or 0
 
 
 def reserved_outputs(outputs: int) -> int:
-    """Return how many rows of logits to reserve so that a pass may ask for `outputs` rows: this
-    many, or at most eight more.
+    """Return how many rows of logits to reserve in a context whose passes ask for at most `outputs`
+    rows. The result is `outputs` or up to eight more.
 
     llama.cpp lays out the inputs of a pass before all other data. Each input is padded to 32 bytes
     (TENSOR_ALIGNMENT), and one input has four bytes per reserved row. If the inputs take an odd
-    number of 32-byte units, all following data straddles cache lines, which slows prompts by about
-    30 %. llama.cpp's own tools reserve a row for each token of a batch, which gives an even number.
+    number of 32-byte units, all data after them straddles cache lines, which slows prompts.
+    llama.cpp's own tools reserve a row for each token of a batch, which gives an even number.
     """
-    pieces = -(-outputs // 8)
-    return outputs if pieces % 2 == 0 else 8 * pieces + 1
+    units = -(-outputs // 8)
+    return outputs if units % 2 == 0 else 8 * units + 1
 
 
 def no_cache_error(is_diffusion: bool) -> UserError:
-    """Return the error for a pass over a model without a cache. llama.cpp would treat such a model
-    as an encoder and abort the process.
+    """Return the error for a pass over a model without a KV cache: a diffusion model
+    (`is_diffusion`) or an embedding model. llama.cpp would treat it as an encoder and abort the
+    process.
     """
     if is_diffusion:
         message = (
@@ -131,10 +130,12 @@ def no_cache_error(is_diffusion: bool) -> UserError:
 
 
 def abort_callback(flag: Any) -> tuple[Any, Any]:
-    """Return an abort callback and its data. The callback is libc's strlen and its data is `flag`,
-    so no Python code runs while the graph is computed.
+    """Return an abort callback for llama.cpp and the data pointer that llama.cpp passes to it.
+    `flag`: a ctypes string buffer. A pass runs while the buffer holds an empty string, and any
+    character stops it.
 
-    An empty string in `flag` lets the pass run; any character stops it.
+    The callback is libc's strlen and its data is `flag`, so no Python code runs while the graph is
+    computed.
     """
     strlen = ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p)
     return ctypes.cast(strlen, lib().ggml_abort_callback), ctypes.cast(flag, ctypes.c_void_p)

@@ -1,8 +1,8 @@
-"""The types that K and V may have, and the modes of flash attention."""
+"""The data types that the K and V cache may have, and the modes of flash attention."""
 
 from llmcli.errors import UserError
 
-# enum ggml_type: the types of a KV cache (llama.cpp's -ctk/-ctv)
+# the types that llama.cpp accepts for a KV cache (-ctk, -ctv), by their number in enum ggml_type
 KV_TYPES = {
     "f32": 0,
     "f16": 1,
@@ -18,8 +18,8 @@ FLASH_MODES = {"auto": -1, "off": 0, "on": 1}
 
 
 def check_cache_types(type_k: str, type_v: str, flash_attn: str) -> None:
-    """Raise UserError for cache types or a mode of flash attention that llama.cpp does not support,
-    or does not support together.
+    """Raise UserError if llama.cpp does not support one of the cache types, the mode of flash
+    attention, or their combination.
     """
     for flag, kind in (("-ctk", type_k), ("-ctv", type_v)):
         if kind not in KV_TYPES:

@@ -1,9 +1,9 @@
-"""One llama.cpp context: the KV cache and the forward pass.
+"""A llama.cpp context: the KV cache, and the forward pass that fills it.
 
-llama.cpp aborts the process when it gets wrong arguments. Everything that it would abort on is
-checked here before a call (src/llama-context.cpp, src/llama-batch.cpp, src/llama-kv-cache.cpp).
-Positions are tracked only for these checks (positions.py); the ledger records which cells hold
-which tokens.
+llama.cpp aborts the process when it gets wrong arguments. They are checked here before each call
+(src/llama-context.cpp, src/llama-batch.cpp, src/llama-kv-cache.cpp). Only the length of each
+sequence is tracked for these checks (positions.py); which cells hold which tokens is recorded in
+kv_cache/ledger.py.
 """
 
 from collections.abc import Callable, Collection
@@ -39,15 +39,17 @@ from llmcli.runtime.binding.shared_cells import SharedCells
 
 
 class Aborted(Exception):
-    """The forward pass was interrupted; its sequences must be cut back to their earlier length."""
+    """Raised when a forward pass was interrupted. The caller must cut the sequences of the pass
+    back to their earlier lengths.
+    """
 
 
 class NoSlot(Exception):
-    """The KV cache had no room for the batch; nothing was changed."""
+    """Raised when the KV cache has no room for a batch. The cache is unchanged."""
 
 
 class Context:
-    """An open context, made by `open_context`; unusable after its `with` block."""
+    """An open llama.cpp context. Made by `open_context`, and unusable after its `with` block."""
 
     def __init__(
         self,
@@ -55,10 +57,10 @@ class Context:
         model: Model,
         stop: StopFlag,
         options: ContextOptions,
-        ask_shift: Callable[["Context"], bool],
+        decide_shift: Callable[["Context"], bool],
     ) -> None:
-        """`ask_shift`: called at most once, to decide whether cells can be moved to other
-        positions.
+        """`decide_shift`: a function that decides whether cells can be moved to other positions. It
+        is called at most once, because it may have to run a trial.
         """
         library = lib()
         self.pointer, self.stop, self.unified = pointer, stop, options.unified
@@ -67,16 +69,16 @@ class Context:
         self.n_ubatch: int = library.llama_n_ubatch(pointer)
         self.n_seq_max = options.n_seq_max
         self.n_outputs = max(options.n_outputs, options.n_sequences)
-        self.can_append, self._most_outputs = options.can_append, options.n_sequences
+        self.can_append, self._max_outputs = options.can_append, options.n_sequences
         self.memory = library.llama_get_memory(pointer)
         self.n_vocab, self.n_swa, self.is_recurrent = (
             model.n_vocab,
             0 if options.swa_full else model.n_swa,
             model.is_recurrent,
         )
-        self._diffuses = model.is_diffusion
+        self._is_diffusion = model.is_diffusion
         self.has_complete_states = not (options.swa_full and model.n_swa)
-        self._ask_shift = ask_shift
+        self._decide_shift = decide_shift
         # When a batch has several micro-batches, llama.cpp drops old cells of a window for the last
         # micro-batch before it computes the first (prepare and apply_ubatch of llama-kv-cache.cpp).
         # If cells of several sequences are mixed, the first micro-batch still needs some of the
@@ -84,12 +86,12 @@ class Context:
         if self.n_swa and self.n_seq_max > 1:
             self.n_batch = self.n_ubatch
         self._batch = Batch(self.n_batch)
-        self._positions, self._sharing, self.log_sum_exp = (
+        self._positions, self._shared_cells, self.log_sum_exp = (
             Positions(self.n_seq_max),
             SharedCells(),
             LogSumExp(),
         )
-        self._rows: dict[int, LogitsRow] = {}  # rows by their addresses, of which there are few
+        self._rows: dict[int, LogitsRow] = {}  # LogitsRow objects for reuse, by address
         # addresses as plain integers, because creating a ctypes pointer for each token is slow
         # right after a pass
         self._address, self._logits = (
@@ -98,42 +100,46 @@ class Context:
         )
 
     def decode(self, rows: BatchRows) -> list[LogitsRow]:
-        """Compute one forward pass. Return the rows that asked for logits, in order.
+        """Compute one forward pass. Return the logits of the rows that asked for them, in the order
+        of the batch. They are valid until the next pass.
 
-        Raises NoSlot when the cache is full (nothing changed), Aborted when the pass was
-        interrupted (the caller must cut the sequences back), and UserError when llama.cpp fails.
+        Raises NoSlot when the cache is full (it is unchanged), Aborted when the pass was
+        interrupted (the caller must cut its sequences back), and UserError when llama.cpp fails.
         """
         self._check(rows)
         added = batch_spans(rows.positions, rows.sequences)
         self._batch.fill(rows)
         self._forward(self._batch, added)
-        if (
-            len(rows) == 1 and rows.wants_logits[0]
-        ):  # for one row, the most frequent case, less code runs right after a pass
+        # a shortcut for one row, the most frequent case: code is slow right after a pass
+        if len(rows) == 1 and rows.wants_logits[0]:
             return [self.logits_row(0)]
         result = [
             self.logits_row(index) for index, wanted in enumerate(rows.wants_logits) if wanted
         ]
         if not result:
-            lib().llama_synchronize(
-                self.pointer
-            )  # on a GPU decode returns before the pass is complete, and reading a row waits for it
+            # on a GPU llama_decode returns before the pass is complete; only reading a row waits
+            lib().llama_synchronize(self.pointer)
         return result
 
     def prepare(self, rows: BatchRows) -> Callable[[], None]:
-        """Check and lay out a pass in advance. Return a function that runs only llama.cpp, for
-        measurements.
+        """Check a batch and copy it into C arrays, but do not compute it. Return a function that
+        computes the pass and waits for its end. A benchmark that calls it measures llama.cpp
+        without this checking and copying.
         """
         self._check(rows)
         batch = Batch(len(rows))
         batch.fill(rows)
-        return partial(self._measured, batch, batch_spans(rows.positions, rows.sequences))
+        return partial(self._forward_and_wait, batch, batch_spans(rows.positions, rows.sequences))
 
-    def _measured(self, batch: Batch, added: Collection[Span]) -> None:
+    def _forward_and_wait(self, batch: Batch, added: Collection[Span]) -> None:
+        """Compute a pass and wait for its end, because on a GPU llama_decode returns earlier."""
         self._forward(batch, added)
         lib().llama_synchronize(self.pointer)
 
     def _forward(self, batch: Batch, added: Collection[Span]) -> None:
+        """Compute a pass and update the lengths of its sequences. `added`: the positions that the
+        batch adds to each sequence. Raises like `decode`.
+        """
         self._positions.check(added)
         code = lib().llama_decode(self.pointer, batch.struct)
         # not reset earlier, because Ctrl-C may have come while the batch was filled
@@ -144,7 +150,7 @@ class Context:
         if code == 1:
             raise NoSlot
         for sequence, _, _ in added:
-            self._reread(sequence)
+            self._sync_length(sequence)
         if code == 2:
             raise Aborted
         reason = last_log_lines() or "no reason given"
@@ -154,7 +160,7 @@ class Context:
         )
 
     def logits_row(self, index: int) -> LogitsRow:
-        """Return the logits of row `index` of the last batch."""
+        """Return the logits of row `index` of the last batch. The row must have asked for them."""
         address = self._logits(self._address, index)
         assert address, f"row {index} has no logits"
         row = self._rows.get(address)
@@ -164,29 +170,32 @@ class Context:
         return row
 
     def set_threads(self, count: int, batch_count: int) -> None:
-        """Set the numbers of threads for later passes: `count` for passes with one row,
-        `batch_count` for passes with several.
+        """Set the numbers of threads for later passes: `count` for passes with one row, and
+        `batch_count` for passes with several rows.
         """
         assert count > 0 and batch_count > 0, (count, batch_count)
         lib().llama_set_n_threads(self.pointer, count, batch_count)
 
     def interrupt(self) -> None:
-        """Make the running forward pass raise Aborted within milliseconds, or the next one if none
-        is running.
+        """Make the running forward pass raise Aborted within milliseconds. If no pass is running,
+        the next one raises it.
 
-        Safe from a signal handler.
+        Safe to call from a signal handler.
         """
         self.stop.request_stop()
 
     def _check(self, rows: BatchRows) -> None:
+        """Assert that llama.cpp would accept the rows of a batch. Raises UserError for a model
+        without a KV cache.
+        """
         if not self.memory:
-            raise no_cache_error(self._diffuses)
+            raise no_cache_error(self._is_diffusion)
         count = len(rows)
         assert 0 < count <= self.n_batch, (count, self.n_batch)
         assert len(rows.positions) == len(rows.sequences) == len(rows.wants_logits) == count
         wanted = sum(rows.wants_logits)
         assert wanted <= self.n_outputs, "more outputs than the context was made for"
-        self._most_outputs = max(self._most_outputs, wanted)
+        self._max_outputs = max(self._max_outputs, wanted)
         low, high = min_max(rows.tokens)
         assert low >= 0 and high < self.n_vocab, "token outside the vocabulary"
         low, high = min_max(rows.sequences)
@@ -197,12 +206,13 @@ class Context:
 
     def trim(self, sequence: int, keep: int) -> bool:
         """Drop the cells of a sequence from position `keep` on. Return False, with nothing changed,
-        when this memory cannot be cut there.
+        when the sequence cannot be cut there.
 
-        It cannot be cut when a token at `keep` would need cells of a sliding window that were
-        dropped already.
+        A sequence with a sliding window cannot be cut when the next token, at `keep`, would attend
+        to cells that the window has dropped already. Recurrent state can only be dropped as a
+        whole.
         """
-        self._known(sequence)
+        self._check_sequences(sequence)
         assert keep >= 0, keep
         if keep >= self._positions.length(sequence):
             return True
@@ -211,17 +221,17 @@ class Context:
         if not lib().llama_memory_seq_rm(self.memory, sequence, keep, -1):
             return False
         self._positions.set_length(sequence, keep)
-        self._sharing.record_cut(sequence, keep)
+        self._shared_cells.record_cut(sequence, keep)
         return True
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Let `target` share the cells of `source` from `start` to `end`. `target` must end at
-        `start`, because llama.cpp would otherwise write positions twice.
+        """Make `target` share the cells of `source` from position `start` to `end`. `target` must
+        end at `start`, because llama.cpp would otherwise store two cells for one position.
 
-        With separate cells per sequence, or recurrent state, only a whole sequence can be copied,
-        onto an empty one.
+        Without a unified pool, or with recurrent state, `start` to `end` must be the whole sequence
+        and `target` must be empty.
         """
-        self._known(source, target)
+        self._check_sequences(source, target)
         assert source != target and 0 <= start < end <= self._positions.length(source), (
             source,
             target,
@@ -238,30 +248,30 @@ class Context:
         )
         self._positions.set_length(target, end)
         if self.unified:
-            self._sharing.record_copy(source, target, start, end)
+            self._shared_cells.record_copy(source, target, start, end)
 
     @cached_property
     def can_shift(self) -> bool:
         """Return whether cells can be moved to other positions. The first call may run a trial
         (shift_support.py).
         """
-        return self._ask_shift(self)
+        return self._decide_shift(self)
 
     def shift(self, sequence: int, start: int, end: int, last: int) -> None:
-        """Drop the positions from `start` to `end`, and move the later cells down to `start`, with
-        their keys rotated to the new positions.
+        """Drop the cells at the positions from `start` to `end`, and move the later cells down to
+        `start`. Their keys are rotated to the new positions.
 
         `last`: the token at the last position. It is computed again at its new position, because
-        llama.cpp rotates keys only within a pass. This pass cannot be interrupted. No other
-        sequence may hold the cells that move.
+        llama.cpp rotates keys only as part of a pass. This pass cannot be interrupted. The cells
+        that move must not belong to another sequence.
 
-        Raises UserError when the pass fails; the whole memory is empty then.
+        Raises UserError when the pass fails; all sequences are empty then.
         """
-        self._known(sequence)
+        self._check_sequences(sequence)
         assert self.can_shift, "this memory cannot move cells"
         length = self._positions.length(sequence)
         assert 0 <= start < end < length, (start, end, length)
-        assert end >= self._sharing.shared_end(sequence), (
+        assert end >= self._shared_cells.shared_end(sequence), (
             "cells that another sequence holds would move"
         )
         first = self.first_position(sequence) if self.n_swa else 0
@@ -279,7 +289,7 @@ class Context:
         code = library.llama_decode(self.pointer, self._batch.struct)
         library.llama_synchronize(self.pointer)
         library.llama_set_abort_callback(self.pointer, *abort_callback(self.stop.flag))
-        self._sharing.record_cut(sequence, start)
+        self._shared_cells.record_cut(sequence, start)
         self._positions.set_length(sequence, new_length)
         if code or "K-shift" in last_log_lines():
             self.clear()
@@ -290,29 +300,31 @@ class Context:
             )
 
     def first_position(self, sequence: int) -> int:
-        """Return the oldest position of a sequence that is still in the cache, −1 for an empty
+        """Return the lowest position of a sequence that is still in the cache, or −1 for an empty
         sequence. It is above 0 when a sliding window has dropped cells.
         """
-        self._known(sequence)
+        self._check_sequences(sequence)
         return int(lib().llama_memory_seq_pos_min(self.memory, sequence))
 
     def last_position(self, sequence: int) -> int:
-        """Return the newest position of a sequence, −1 for an empty sequence."""
-        self._known(sequence)
+        """Return the highest position of a sequence, or −1 for an empty sequence."""
+        self._check_sequences(sequence)
         return int(lib().llama_memory_seq_pos_max(self.memory, sequence))
 
     def clear(self) -> None:
-        """Empty all sequences. The bytes in the buffers are not overwritten."""
+        """Drop the cells of all sequences. The bytes in the buffers are not overwritten."""
         lib().llama_memory_clear(self.memory, False)
         self._positions.clear()
-        self._sharing.clear()
+        self._shared_cells.clear()
 
     def read_state(self, sequence: int, start: int = 0) -> memoryview:
-        """Return the state of a sequence, for `write_state`. With `start` the state contains only
-        the positions from `start` on. The earlier cells are dropped then, so the caller must empty
-        the sequence.
+        """Return the state of a sequence as bytes for `write_state` or `append_state`.
+
+        With `start`, the state contains only the positions from `start` on. To leave out the
+        earlier cells, they are dropped from the cache, so the caller must empty the sequence
+        afterwards.
         """
-        self._known(sequence)
+        self._check_sequences(sequence)
         assert 0 <= start < max(1, self._positions.length(sequence)), start
         if start:
             lib().llama_memory_seq_rm(self.memory, sequence, 0, start)
@@ -323,72 +335,79 @@ class Context:
     def write_state(
         self, sequence: int, saved_state: bytes | memoryview, start: int = 0, source: int = -1
     ) -> bool:
-        """Restore a state from `read_state` into new cells of a sequence. With `start`, the
-        positions before it are shared with the sequence `source`. Return False, with the sequence
-        empty, when llama.cpp refuses the state.
+        """Replace the cells of a sequence by those of a state from `read_state`. Return False, with
+        the sequence empty, when llama.cpp refuses the state.
+
+        If the state was read from position `start` on, the cells before `start` are shared with the
+        sequence `source`.
         """
-        self._known(sequence)
+        self._check_sequences(sequence)
         # llama.cpp would not drop the old cells if the state is that of an empty sequence
         self._empty(sequence)
-        good = sequence_state.write_state(self.pointer, sequence, saved_state)
-        if good and start:
+        accepted = sequence_state.write_state(self.pointer, sequence, saved_state)
+        if accepted and start:
             assert self.unified and not self.is_recurrent and source != sequence, (source, sequence)
             assert start <= self._positions.length(source), (source, start)
             lib().llama_memory_seq_cp(self.memory, source, sequence, 0, start)
-            self._sharing.record_copy(source, sequence, 0, start)
-        if good:
-            self._reread(sequence)
+            self._shared_cells.record_copy(source, sequence, 0, start)
+        if accepted:
+            self._sync_length(sequence)
         else:
             self._empty(sequence)
-        return good
+        return accepted
 
     def append_state(self, sequence: int, saved_state: memoryview, start: int) -> bool:
-        """Append positions that another context computed to a sequence that ends at `start`. Return
-        False, with the sequence unchanged, when llama.cpp refuses the state.
+        """Append cells that another context computed to a sequence. `start`: the current length of
+        the sequence. Return False, with the sequence unchanged, when llama.cpp refuses the state.
         """
-        self._known(sequence)
+        self._check_sequences(sequence)
         assert self.can_append and start == self._positions.length(sequence), (
             start,
             self._positions.length(sequence),
         )
-        good = sequence_state.append_state(
+        accepted = sequence_state.append_state(
             self.pointer, self.memory, sequence, self.n_seq_max, saved_state, start > 0
         )
         self._positions.set_length(sequence, self.last_position(sequence) + 1)
-        return good
+        return accepted
 
     def _empty(self, sequence: int) -> None:
+        """Drop all cells of a sequence."""
         lib().llama_memory_seq_rm(self.memory, sequence, -1, -1)
         self._positions.set_length(sequence, 0)
-        self._sharing.record_cut(sequence, 0)
+        self._shared_cells.record_cut(sequence, 0)
 
     @property
     def output_bytes(self) -> int:
-        """Return the bytes of the output buffer: a row of logits per sequence, or per row of the
-        largest number that a pass has asked for (llama_context::output_reserve lets it grow).
-        llama.cpp's memory breakdown does not include it.
+        """Return the bytes of the buffer for logits, which llama.cpp's memory breakdown does not
+        include. The buffer has a row per sequence, and grows when a pass asks for more rows
+        (llama_context::output_reserve).
         """
-        return 4 * self.n_vocab * self._most_outputs
+        return 4 * self.n_vocab * self._max_outputs
 
     def memory_breakdown(self) -> MemoryBreakdown | None:
-        """Return the bytes that llama.cpp allocated, or None when this build cannot be queried."""
+        """Return the bytes that llama.cpp allocated for this context and its model. Return None
+        when this build does not report them.
+        """
         return read_memory_breakdown(self.pointer)
 
-    def _known(self, *sequences: int) -> None:
+    def _check_sequences(self, *sequences: int) -> None:
+        """Assert that the sequence ids exist, because llama.cpp aborts on an id out of range."""
         assert all(0 <= sequence < self.n_seq_max for sequence in sequences), (
             sequences,
             self.n_seq_max,
         )
 
-    def _reread(self, sequence: int) -> None:
+    def _sync_length(self, sequence: int) -> None:
         """Set the recorded length of a sequence to its length in llama.cpp.
 
         When a pass that ended early has dropped all cells of a sliding window, llama.cpp reports an
-        empty sequence although the other layers still have cells. These are dropped here; otherwise
-        later tokens would be stored beside older ones of the same position.
+        empty sequence although the layers without a window still have cells. These cells are
+        dropped here. Otherwise later tokens would be stored next to old tokens with the same
+        positions.
         """
         length = self.last_position(sequence) + 1
         if not length:
             lib().llama_memory_seq_rm(self.memory, sequence, 0, -1)
         self._positions.set_length(sequence, length)
-        self._sharing.record_cut(sequence, length)
+        self._shared_cells.record_cut(sequence, length)

@@ -1,4 +1,4 @@
-"""The settings with which a context is opened."""
+"""The settings with which a llama.cpp context is opened."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,15 @@ MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
-    """Settings of a context; sizes in tokens.
+    """Settings of a context, named as in llama_context_params where they exist there. Sizes are in
+    tokens.
 
+    - `n_seq_max`: maximum number of sequences.
     - `unified`: all sequences share one pool of cells. If False, each sequence has `n_ctx` /
       `n_seq_max` cells for itself.
-    - `n_outputs`: maximum rows of logits in a pass, if more than one per sequence.
-    - `swa_full`: sliding windows keep every cell, in order, and no work is offloaded to a GPU.
+    - `n_outputs`: maximum rows of logits in a pass; at least one per sequence is always possible.
+    - `swa_full`: layers with a sliding window keep every cell, in order, and no work is offloaded
+      to a GPU. The reproducible mode sets it.
     - `can_append`: cells that another context computed can be appended to a sequence.
     """
 
@@ -33,7 +36,7 @@ class ContextOptions:
     @property
     def n_sequences(self) -> int:
         """Return the number of sequences that llama.cpp allocates. With `can_append` this is one
-        more than `n_seq_max`: the additional sequence holds the beginning of a sequence while its
-        end is restored.
+        more than `n_seq_max`: the additional sequence holds the earlier cells of a sequence while
+        others are appended.
         """
         return self.n_seq_max + self.can_append

@@ -1,4 +1,6 @@
-"""The devices that llama.cpp found on this machine (ggml-backend.h)."""
+"""The compute devices that llama.cpp found on this machine (ggml-backend.h), and the types of their
+buffers.
+"""
 
 import ctypes
 import functools
@@ -14,7 +16,9 @@ DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}  # enum ggml_backend_
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device. Memory in bytes, as its driver reports it."""
+    """A compute device. `kind`: "cpu", "gpu", "igpu" (integrated GPU), "accel" or "other".
+    `free_bytes` and `total_bytes`: its memory, as its driver reports it.
+    """
 
     name: str
     description: str
@@ -25,8 +29,8 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class BufferType:
-    """A type of llama.cpp's buffers, such as "CPU_Mapped" or "CUDA0", and the name of its device.
-    All host memory has the device "CPU".
+    """A type of llama.cpp's memory buffers. `name`: such as "CPU_Mapped" or "CUDA0". `device`: the
+    name of the device whose memory the buffers use; all host memory counts as "CPU".
     """
 
     name: str
@@ -34,8 +38,8 @@ class BufferType:
 
     @property
     def is_repacked(self) -> bool:
-        """Return whether buffers of this type contain copies of weights that are repacked for this
-        CPU's kernels.
+        """Return whether buffers of this type contain copies of weights in the layout of this CPU's
+        kernels.
         """
         return (
             self.device == HOST_DEVICE
@@ -44,42 +48,48 @@ class BufferType:
         )
 
 
-# the array of proportions, which C reads while a model is loaded; empty for none
+# the proportions of set_tensor_split as a C array, in a list of one element; empty for none
 _split: list[Any] = []
 
 
-def set_tensor_split(parts: Sequence[float]) -> None:
-    """For models that are loaded later, distribute the layers over GPUs and workers in these
-    proportions, instead of by free memory.
+def set_tensor_split(proportions: Sequence[float]) -> None:
+    """Set the proportions in which the layers of models that are loaded later are distributed over
+    GPUs and RPC workers. An empty sequence distributes them by free memory.
     """
-    most = lib().LLAMA_MAX_DEVICES
-    assert len(parts) <= most, (len(parts), most)
-    _split[:] = [(ctypes.c_float * most)(*parts)] if parts else []
+    limit = lib().LLAMA_MAX_DEVICES
+    assert len(proportions) <= limit, (len(proportions), limit)
+    _split[:] = [(ctypes.c_float * limit)(*proportions)] if proportions else []
 
 
 def tensor_split() -> Any:
-    """Return the array of proportions for C, or None to distribute by free memory."""
+    """Return the proportions of `set_tensor_split` as a C array. Return None if layers are
+    distributed by free memory.
+    """
     return _split[0] if _split else None
 
 
-def read_buffer_type(kind: int) -> BufferType:
-    """Return the description of the ggml_backend_buffer_type_t at address `kind`."""
+def read_buffer_type(address: int) -> BufferType:
+    """Return the name and device of the ggml_backend_buffer_type_t at address `address`."""
     library = _functions()
-    buffer = library.ggml_backend_buft_name(kind).decode()
-    device = library.ggml_backend_buft_get_device(kind)
-    outside = device and DEVICE_KINDS.get(library.ggml_backend_dev_type(device)) in GPU_KINDS
-    if not outside or library.ggml_backend_buft_is_host(kind):
-        return BufferType(buffer, HOST_DEVICE)
-    return BufferType(buffer, library.ggml_backend_dev_name(device).decode())
+    name = library.ggml_backend_buft_name(address).decode()
+    device = library.ggml_backend_buft_get_device(address)
+    is_gpu = device and DEVICE_KINDS.get(library.ggml_backend_dev_type(device)) in GPU_KINDS
+    if not is_gpu or library.ggml_backend_buft_is_host(address):
+        return BufferType(name, HOST_DEVICE)
+    return BufferType(name, library.ggml_backend_dev_name(device).decode())
 
 
 def read_type_of_buffer(buffer: int) -> BufferType:
-    """Return the description of the type of the ggml_backend_buffer_t at address `buffer`."""
+    """Return the name and device of the buffer type of the ggml_backend_buffer_t at address
+    `buffer`.
+    """
     return read_buffer_type(_functions().ggml_backend_buffer_get_type(buffer))
 
 
 def list_devices() -> list[Device]:
-    """Return every device, including the CPU."""
+    """Return all devices that llama.cpp knows: CPU, GPUs, accelerators and the devices of joined
+    RPC workers.
+    """
     library = _functions()
     result = []
     for index in range(library.ggml_backend_dev_count()):
@@ -99,14 +109,16 @@ def list_devices() -> list[Device]:
 
 
 def free_gpu_bytes() -> int | None:
-    """Return the free bytes of all GPUs, or None if there are none."""
+    """Return the free bytes of all GPUs together, including those of RPC workers. Return None if
+    there is no GPU.
+    """
     gpus = [device.free_bytes for device in list_devices() if device.kind in GPU_KINDS]
     return sum(gpus) if gpus else None
 
 
 def repacks_for_amx() -> bool:
-    """Return whether llama.cpp repacks quantized weights for AMX on this machine, which its build
-    and the system must support.
+    """Return whether llama.cpp repacks quantized weights for AMX on this machine. Both its build
+    and the operating system must support AMX.
     """
     library = _functions()
     device = library.ggml_backend_dev_by_type(0)
@@ -125,6 +137,7 @@ def repacks_for_amx() -> bool:
 
 @functools.cache
 def _functions() -> Any:
+    """Return libggml with the types of its device and buffer functions declared for ctypes."""
     library = ggml()
     for name, result, arguments in (
         ("dev_count", ctypes.c_size_t, []),

@@ -1,9 +1,10 @@
-"""llama.cpp's dry run, which finds what a model and a context would allocate.
+"""llama.cpp's dry run: finds how many bytes a model and a context would allocate, without loading
+the weights.
 
 With `no_alloc` of llama_model_params, llama.cpp reads the header and the vocabulary, lays out the
-weights in buffers without memory and reserves the graphs in the same way (as common/fit.cpp does).
-It maps no file; which tensors would be mapped is read from the model's table of tensors. Only
-recurrent state is really allocated, and it is small.
+weights in buffers without memory, and reserves the graphs in the same way (as common/fit.cpp does).
+It does not map the file in memory, so the tensors that a real load would map are found in the
+model's table of tensors. Only recurrent state is really allocated, and it is small.
 """
 
 import ctypes
@@ -24,19 +25,20 @@ from llmcli.runtime.binding.open_context import open_context
 # llama_internal_get_tensor_map (src/llama-model.h): a reference to a vector<pair<string,
 # ggml_tensor *>>.
 TENSOR_MAP_SYMBOL = "_Z29llama_internal_get_tensor_mapB5cxx11PK11llama_model"
-PAIR_BYTES = (
-    # bytes of a pair: libstdc++'s string (pointer, length, 16 bytes of buffer) and the address of
-    # the tensor
-    40
-)
+# bytes of a pair: libstdc++'s string (pointer, length, 16 bytes of buffer), and the address of the
+# tensor
+PAIR_BYTES = 40
 BUFFER_OFFSET_BYTES = 8  # offset of `buffer` in struct ggml_tensor, after its type
 
 
 @dataclass(frozen=True, slots=True)
 class DryRunResult:
-    """What a context would allocate. `n_ctx` and `n_ubatch`: its sizes in tokens. `output_bytes`:
-    its output buffer. `breakdown`: all other bytes, or None when this build of llama.cpp cannot be
-    queried.
+    """The memory that a context would allocate.
+
+    - `n_ctx`, `n_ubatch`: sizes of the context and of its micro-batches in tokens.
+    - `output_bytes`: bytes of the output buffer.
+    - `breakdown`: all other bytes, including those of the model. None when this build of llama.cpp
+      does not report them.
     """
 
     n_ctx: int
@@ -46,8 +48,8 @@ class DryRunResult:
 
 
 class DryRun:
-    """A model whose weights are not loaded, made by `dry_run`. It is unusable after its `with`
-    block.
+    """A model opened without its weights, to find what it and its contexts would allocate. Made by
+    `dry_run`, and unusable after its `with` block.
     """
 
     def __init__(self, model: Model) -> None:
@@ -55,7 +57,8 @@ class DryRun:
 
     @contextmanager
     def open_context(self, options: ContextOptions) -> Iterator[DryRunResult]:
-        """Yield what a context with these options would allocate.
+        """Open a context with these options without allocating its memory, and yield what it would
+        allocate.
 
         Raises UserError when llama.cpp refuses the options.
         """
@@ -66,10 +69,11 @@ class DryRun:
             yield DryRunResult(context.n_ctx, context.n_ubatch, output, context.memory_breakdown())
 
     def tensor_buffers(self) -> list[tuple[str, BufferType]] | None:
-        """Return pairs of each tensor's name and the type of the buffer it would be in. A tensor
-        that is used twice (a tied head) is listed twice.
+        """Return the name of each tensor of the model with the type of buffer that it would be
+        loaded into. A tensor that is used twice (a tied head) is listed twice.
 
-        None when this build of llama.cpp cannot be queried.
+        Return None when this build of llama.cpp does not export its table of tensors, or lays it
+        out differently.
         """
         function = getattr(getattr(lib(), "_lib", None), TENSOR_MAP_SYMBOL, None)
         if function is None or not sys.platform.startswith("linux"):
@@ -83,18 +87,22 @@ class DryRun:
 
 @contextmanager
 def dry_run(path: Path, *, gpu_layers: int = -1, latent: bool | None = None) -> Iterator[DryRun]:
-    """Open a GGUF for a dry run. The file must have passed `check_loadable`. Raises as `open_model`
-    does.
+    """Open a GGUF file without loading its weights. The file must have passed `check_loadable`. The
+    arguments and the errors raised are those of `open_model`.
     """
     with open_model(path, gpu_layers=gpu_layers, latent=latent, dry_run=True) as model:
         yield DryRun(model)
 
 
 def _tensor(pair: int) -> tuple[str, BufferType]:
+    """Return the name and the buffer type of a tensor. `pair`: the address of its entry in
+    llama.cpp's table of tensors.
+    """
     name, length, _, _, tensor = _words(pair, 5)
     (buffer,) = _words(tensor + BUFFER_OFFSET_BYTES, 1)
     return ctypes.string_at(name, length).decode("utf-8", "replace"), read_type_of_buffer(buffer)
 
 
 def _words(address: int, count: int) -> Any:
+    """Return `count` unsigned 64-bit integers in memory from `address` on."""
     return (ctypes.c_uint64 * count).from_address(address)

@@ -1,9 +1,9 @@
-"""A context's eval callback (ggml-backend.h), which reads the inputs of products while a graph is
-computed.
+"""A callback that llama.cpp calls while it computes a graph (cb_eval, ggml-backend.h). It reads the
+inputs of matrix products, from which importance matrices are collected.
 
-llama.cpp calls it twice for a node: before the node is computed, to ask whether the callback wants
-to see it, and afterwards. A node is a `struct ggml_tensor`. The Python class that mirrors this
-struct is checked against the library before it is used.
+llama.cpp calls it twice for each node of the graph: before the node is computed, to ask whether the
+callback wants its data, and afterwards with the data. A node is a `struct ggml_tensor`. The Python
+class that mirrors this struct is checked against the library before it is used.
 """
 
 import ctypes
@@ -23,14 +23,15 @@ MIN_ROWS = 16
 F32, I32 = 0, 26  # enum ggml_type
 MATMUL_OP, EXPERT_MATMUL_OP = b"MUL_MAT", b"MUL_MAT_ID"
 FINAL_NORM = "result_norm"  # name of the tensor that most architectures multiply by the head
-MIX_PREFIX, WEIGHTS_PREFIX = (
-    b"kqv-",
-    "kq_soft_max",
-)  # name of the product of values and attention weights in build_attn_mha (src/llama-graph.cpp)
+# names in build_attn_mha (src/llama-graph.cpp): the product of values and attention weights, and
+# the attention weights
+ATTENTION_PREFIX, WEIGHTS_PREFIX = b"kqv-", "kq_soft_max"
 OBJECT_BYTES = 32  # bytes of a struct ggml_object
 
 
 class _Tensor(ctypes.Structure):
+    """The Python mirror of `struct ggml_tensor` (ggml.h)."""
+
     _fields_ = [
         ("type", ctypes.c_int),
         ("buffer", ctypes.c_void_p),
@@ -50,6 +51,8 @@ class _Tensor(ctypes.Structure):
 
 
 class _InitParams(ctypes.Structure):
+    """The Python mirror of `struct ggml_init_params` (ggml.h)."""
+
     _fields_ = [
         ("mem_size", ctypes.c_size_t),
         ("mem_buffer", ctypes.c_void_p),
@@ -59,13 +62,17 @@ class _InitParams(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class ProductInput:
-    """The input of a product with a weight. Valid only during the call of the sink.
+    """The input of one product of a weight with activations, as ProductWatcher passes it to its
+    sink. The arrays are valid only during this call.
 
-    - `name`: the name of the weight. `matrices`: how many matrices it has (ne[2], ne[3]).
-    - `rows`: the input `[i3, i2, rows, columns]`.
-    - `experts`: numbers of the chosen experts `[tokens, used]`, or None.
-    - `key`: identifies the input (and its experts). Products of one pass with the same key have the
-      same input.
+    - `name`: the name of the weight tensor.
+    - `rows`: the activations `[i3, i2, rows, columns]`, or `[tokens, rows, columns]` with experts.
+    - `matrices`: how many matrices the weight tensor has along its third and fourth dimension
+      (ne[2], ne[3]).
+    - `experts`: numbers of the chosen experts `[tokens, used]`, or None for a weight without
+      experts.
+    - `key`: identifies the activations (and the choice of experts). Products of one pass with equal
+      keys have the same input.
     """
 
     name: str
@@ -77,11 +84,11 @@ class ProductInput:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMix:
-    """The attention weights of one layer, available only without flash attention. Valid only during
-    the call of the sink.
+    """The attention weights of one layer, as ProductWatcher passes them to its sink. They are
+    available only without flash attention. The array is valid only during this call.
 
-    `name`: the name of the product with the values, such as "kqv-5". `shares`: `[heads, queries,
-    keys]`; keys are in the order of the cache's cells.
+    `name`: the name of the product of attention weights and values, such as "kqv-5". `shares`:
+    `[heads, queries, keys]`; the keys are in the order of the cache's cells.
     """
 
     name: str
@@ -89,17 +96,18 @@ class AttentionMix:
 
 
 class ProductWatcher:
-    """Calls `sink` for each product with a wanted weight, and for the attention weights of each
-    wanted product. `is_wanted` decides by name.
+    """Calls `sink` with the input of each matrix product whose weight name `is_wanted` accepts. For
+    a product of attention weights and values, `is_wanted` gets the name of the product, and `sink`
+    the attention weights. Products of fewer than MIN_ROWS rows are skipped.
 
-    `callback` is the function for the context, which must not outlive this object. C cannot pass on
-    exceptions, so an exception in the sink ends the pass and is stored in `error`.
+    `callback` is the C function for the context, which must not outlive this object. C cannot pass
+    on exceptions, so an exception in the sink ends the pass and is stored in `error`.
 
     The product with the weight `last_weight` ends the pass: later nodes are not computed, and the
-    logits of the pass have no meaning. If the weight is known to be the head, the pass ends before
-    the product, because its input is complete then; for a small model the head may be most of the
-    work. When a graph is split over devices, each later part is still computed, but without calls
-    of the sink.
+    logits of the pass have no meaning. If this weight is known to be the head, the pass ends
+    already when the input of the head is computed, because the head may be most of the work of a
+    small model. When a graph is split over devices, the nodes on the other devices are still
+    computed, but the sink is not called for them.
     """
 
     def __init__(
@@ -107,65 +115,73 @@ class ProductWatcher:
     ) -> None:
         self.is_wanted, self.sink = is_wanted, sink
         self.last_weight = self.latest_weight = ""
-        self._heads: dict[
-            str, tuple[int, int]
-        ] = {}  # number of matrices of each weight whose input is FINAL_NORM, which makes it a head
+        # numbers of matrices (ne[2], ne[3]) of each weight whose input is FINAL_NORM: such a weight
+        # is a head
+        self._heads: dict[str, tuple[int, int]] = {}
         self.error: BaseException | None = None
         self._functions = _functions()
         self._ops: dict[int, bytes] = {}
-        self.callback = lib().ggml_backend_sched_eval_callback(self._node)
+        self.callback = lib().ggml_backend_sched_eval_callback(self._callback)
 
     def narrow(self, is_wanted: Callable[[str], bool], last_weight: str) -> None:
-        """From now on call the sink only for weights that `is_wanted` accepts, and end every pass
-        at the product with `last_weight`.
+        """Replace `is_wanted` for all later passes, and end each of these passes at the product
+        with the weight `last_weight`.
         """
         self.is_wanted, self.last_weight = is_wanted, last_weight
 
     def check(self) -> None:
-        """Raise the exception that the sink raised, if any."""
+        """Raise the exception that ended the last pass in the sink, if there was one."""
         if self.error is not None:
             error, self.error = self.error, None
             raise error
 
-    def _node(self, pointer: int, ask: bool, _data: object) -> bool:
+    def _callback(self, pointer: int, ask: bool, _data: object) -> bool:
+        """Handle a node, and store an exception instead of raising it through C."""
         try:
-            return self._look(pointer, ask)
+            return self._handle_node(pointer, ask)
         except BaseException as error:  # noqa: BLE001 - ctypes would print it and go on
             self.error = error
             return False
 
-    def _look(self, pointer: int, ask: bool) -> bool:
+    def _handle_node(self, pointer: int, ask: bool) -> bool:
+        """Handle a call of llama.cpp for the node at address `pointer`.
+
+        With `ask`, return whether llama.cpp shall call again when the node is computed. Otherwise
+        pass its data to the sink, and return whether the pass continues.
+        """
         node = _Tensor.from_address(pointer)
         if (
             self.last_weight in self._heads
             and node.ne[1] >= MIN_ROWS
-            and _plain(node.name) == FINAL_NORM
+            and _base_name(node.name) == FINAL_NORM
         ):
-            return ask or self._end(pointer, node)
+            return ask or self._end_at_head(pointer, node)
         op = self._ops.get(node.op)
         if op is None:
             op = self._ops[node.op] = self._functions.ggml_op_name(node.op)
         if op not in (MATMUL_OP, EXPERT_MATMUL_OP):
             return not ask
-        weight, entered = _Tensor.from_address(node.src[0]), _Tensor.from_address(node.src[1])
-        mixes = (
+        weight, activations = _Tensor.from_address(node.src[0]), _Tensor.from_address(node.src[1])
+        is_attention = (
             op == MATMUL_OP
-            and node.name.startswith(MIX_PREFIX)
-            and _plain(entered.name).startswith(WEIGHTS_PREFIX)
+            and node.name.startswith(ATTENTION_PREFIX)
+            and _base_name(activations.name).startswith(WEIGHTS_PREFIX)
         )
-        name = _plain(node.name if mixes else weight.name)
+        name = _base_name(node.name if is_attention else weight.name)
         if ask:
-            enough = op == EXPERT_MATMUL_OP or entered.ne[1] >= MIN_ROWS
-            return enough and entered.type == F32 and bool(name) and self.is_wanted(name)
-        if mixes:
-            self.sink(AttentionMix(name, self._array(entered, np.float32)[0]))
+            has_min_rows = op == EXPERT_MATMUL_OP or activations.ne[1] >= MIN_ROWS
+            return has_min_rows and activations.type == F32 and bool(name) and self.is_wanted(name)
+        if is_attention:
+            self.sink(AttentionMix(name, self._array(activations, np.float32)[0]))
             return name != self.last_weight
         ids = _Tensor.from_address(node.src[2]) if op == EXPERT_MATMUL_OP else None
-        self._show(name, weight, entered, ids, int(node.src[1]))
+        self._report_product(name, weight, activations, ids, int(node.src[1]))
         return name != self.last_weight
 
-    def _end(self, pointer: int, node: _Tensor) -> bool:
-        """Call the sink with the input of the head, and end the pass."""
+    def _end_at_head(self, pointer: int, node: _Tensor) -> bool:
+        """Call the sink with the input of the head, the computed node `node`, and return False to
+        end the pass.
+        """
         self.latest_weight = self.last_weight
         rows = self._array(node, np.float32)
         self.sink(
@@ -179,14 +195,17 @@ class ProductWatcher:
         )
         return False
 
-    def _show(
-        self, name: str, weight: _Tensor, entered: _Tensor, ids: _Tensor | None, address: int
+    def _report_product(
+        self, name: str, weight: _Tensor, activations: _Tensor, ids: _Tensor | None, address: int
     ) -> None:
-        rows = self._array(entered, np.float32)
+        """Call the sink with a computed product. `ids`: the tensor of chosen experts, or None.
+        `address`: the address of the ggml_tensor `activations`.
+        """
+        rows = self._array(activations, np.float32)
         experts = None
-        key = address, int(entered.data)
+        key = address, int(activations.data)
         self.latest_weight = name
-        if ids is None and _plain(entered.name) == FINAL_NORM:
+        if ids is None and _base_name(activations.name) == FINAL_NORM:
             self._heads[name] = weight.ne[2], weight.ne[3]
         if ids is not None:
             assert ids.type == I32, ids.type
@@ -198,8 +217,8 @@ class ProductWatcher:
         self.sink(ProductInput(name, rows, (weight.ne[2], weight.ne[3]), experts, key))
 
     def _array(self, tensor: _Tensor, kind: Any) -> NDArray[Any]:
-        """Return the values of a tensor, `[ne3, ne2, ne1, ne0]`: a view if they are in host memory,
-        otherwise a copy.
+        """Return the data of a tensor as an array `[ne3, ne2, ne1, ne0]`. It is a view if the data
+        is in host memory, and a copy otherwise.
         """
         functions = self._functions
         nbytes = functions.ggml_nbytes(ctypes.byref(tensor))
@@ -211,9 +230,9 @@ class ProductWatcher:
         return np.ndarray(tuple(tensor.ne)[::-1], kind, buffer, 0, tuple(tensor.nb)[::-1])
 
 
-def _plain(name: bytes) -> str:
-    """Return a tensor name without llama.cpp's copy marks: `CUDA0#blk.0.attn_k.weight#0` is a copy
-    of `blk.0.attn_k.weight`.
+def _base_name(name: bytes) -> str:
+    """Return the name of a tensor without the marks that llama.cpp adds to copies on other devices:
+    `CUDA0#blk.0.attn_k.weight#0` is a copy of `blk.0.attn_k.weight`.
     """
     parts = name.split(b"#")
     return (parts[1] if len(parts) > 1 else name).decode("utf-8", "replace")
@@ -221,9 +240,9 @@ def _plain(name: bytes) -> str:
 
 @functools.cache
 def _functions() -> Any:
-    """Return libggml, after checking that its tensors have the layout of the Python mirror.
+    """Return libggml with the types of its functions declared for ctypes.
 
-    Raises UserError if they have another layout.
+    Raises UserError if its tensors do not have the layout of `_Tensor`.
     """
     library, pointer = ggml(), ctypes.c_void_p
     for name, result, arguments in (
@@ -240,9 +259,8 @@ def _functions() -> Any:
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    if library.ggml_tensor_overhead() != ctypes.sizeof(_Tensor) + OBJECT_BYTES or not _reads(
-        library
-    ):
+    tensor_bytes = library.ggml_tensor_overhead() - OBJECT_BYTES
+    if tensor_bytes != ctypes.sizeof(_Tensor) or not _mirror_is_correct(library):
         raise UserError(
             "this version of llama-cpp-python has an unknown tensor layout",
             hint="run scripts/setup to install a version that works with llmcli",
@@ -250,18 +268,18 @@ def _functions() -> Any:
     return library
 
 
-def _reads(library: Any) -> bool:
-    """Return whether the Python mirror reads a product of two empty matrices correctly."""
+def _mirror_is_correct(library: Any) -> bool:
+    """Return whether `_Tensor` reads the fields of a product of two empty matrices correctly."""
     context = library.ggml_init(_InitParams(1 << 16, None, True))
     try:
-        weight, entered = (library.ggml_new_tensor_2d(context, F32, 8, rows) for rows in (3, 5))
+        weight, activations = (library.ggml_new_tensor_2d(context, F32, 8, rows) for rows in (3, 5))
         library.ggml_set_name(weight, b"some.weight")
-        node = _Tensor.from_address(library.ggml_mul_mat(context, weight, entered))
+        node = _Tensor.from_address(library.ggml_mul_mat(context, weight, activations))
         mirror = _Tensor.from_address(node.src[0])
         return (
             library.ggml_op_name(node.op) == MATMUL_OP
             and tuple(node.ne) == (3, 5, 1, 1)
-            and node.src[1] == entered
+            and node.src[1] == activations
             and mirror.name == b"some.weight"
             and tuple(mirror.nb) == (4, 32, 96, 96)
             and mirror.type == F32

@@ -1,9 +1,9 @@
-"""llama.cpp's own grammars (src/llama-grammar.cpp), as a second engine for constraints. It reads
-GBNF exactly as llama.cpp does.
+"""llama.cpp's own grammar engine (src/llama-grammar.cpp), the alternative to llguidance for
+constraints in GBNF. It accepts exactly the GBNF that llama.cpp accepts.
 
-This engine compares the characters of all tokens of the vocabulary, and it does not find forced
-text. If it accepted a token that the grammar does not allow, a C++ exception would end the process,
-so each token is checked first.
+For each mask the engine compares the characters of all tokens of the vocabulary, so it is slower,
+and it does not find forced text. If it accepted a token that the grammar does not allow, a C++
+exception would end the process, so each token is checked first.
 """
 
 import ctypes
@@ -21,19 +21,19 @@ from llmcli.runtime.constraint.base import Constraint, TokenBits
 
 
 class NativeGrammars:
-    """Compiles GBNF for one model and owns the compiled grammars."""
+    """Compiles GBNF texts for one model with llama.cpp, and owns the compiled grammars."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self._made: list[Any] = []
+        self._samplers: list[Any] = []
         self._text: NDArray[np.bool_] | None = None
         self._ends: NDArray[np.int32] | None = None
 
     def compile(self, constraint: Constraint) -> "NativeGrammar":
         """Compile a constraint.
 
-        Raises UserError for a text that is not GBNF, with line and column if llmcli's own parser
-        finds the error.
+        Raises UserError for a constraint that is not GBNF, for `jump` "fast", and for a text with
+        an error. The message has line and column if llmcli's own parser finds the error.
         """
         if constraint.kind != "gbnf":
             raise UserError(
@@ -61,13 +61,13 @@ class NativeGrammars:
             raise UserError(
                 f"llama.cpp refuses the grammar: {reason}", hint="leave out --grammar-engine llama"
             )
-        self._made.append(pointer)
+        self._samplers.append(pointer)
         return NativeGrammar(constraint, pointer, self.text_tokens, self.end_tokens)
 
     @property
     def text_tokens(self) -> NDArray[np.bool_]:
-        """Return which tokens are text or an end, `[n_vocab]`. The others are never allowed,
-        because llama.cpp would match a control token by its name.
+        """Return a boolean array `[n_vocab]`: whether a token has visible text or ends an answer.
+        Other tokens are never allowed, because llama.cpp would match a control token by its name.
         """
         if self._text is None:
             model = self.model
@@ -79,7 +79,7 @@ class NativeGrammars:
 
     @property
     def end_tokens(self) -> NDArray[np.int32]:
-        """Return the tokens that end an answer."""
+        """Return the ids of the tokens that end an answer."""
         if self._ends is None:
             self._ends = np.array(
                 [token for token in range(self.model.n_vocab) if self.model.is_end(token)], np.int32
@@ -88,13 +88,13 @@ class NativeGrammars:
 
     def close(self) -> None:
         """Free all compiled grammars."""
-        while self._made:
-            lib().llama_sampler_free(self._made.pop())
+        while self._samplers:
+            lib().llama_sampler_free(self._samplers.pop())
 
 
 class NativeGrammar:
-    """A compiled GBNF grammar (Grammar). Its sampler stays at the start of the grammar, and each
-    answer gets a copy.
+    """A GBNF grammar compiled by llama.cpp. It has the protocol `Grammar` of constraint/base.py.
+    Its sampler stays at the start of the grammar, and each answer gets a copy of it.
     """
 
     def __init__(
@@ -112,69 +112,71 @@ class NativeGrammar:
 
 
 class NativeMatcher:
-    """The progress of one answer in a GBNF grammar (Matcher)."""
+    """The progress of one answer in a GBNF grammar. It has the protocol `Matcher` of
+    constraint/base.py.
+    """
 
-    def __init__(self, grammar: NativeGrammar, pointer: Any, taken: list[int]) -> None:
-        """`pointer`: a sampler, of which a copy is made. `taken`: the tokens that this sampler has
+    def __init__(self, grammar: NativeGrammar, pointer: Any, accepted: list[int]) -> None:
+        """`pointer`: the llama_sampler to copy. `accepted`: the tokens that this sampler has
         accepted.
         """
-        self._grammar, self._taken = grammar, taken[:]
+        self._grammar, self._accepted = grammar, accepted[:]
         self._pointer = lib().llama_sampler_clone(pointer)
 
     def mask(self) -> TokenBits:
         return np.packbits(
-            self._legal(np.arange(len(self._grammar.text_tokens), dtype=np.int32)),
+            self._are_allowed(np.arange(len(self._grammar.text_tokens), dtype=np.int32)),
             bitorder="little",
         )
 
     def allows(self, token: int) -> bool:
-        return bool(self._legal(np.array([token], np.int32))[0])
+        return bool(self._are_allowed(np.array([token], np.int32))[0])
 
     def accept(self, token: int) -> None:
         assert self.allows(token), token
         lib().llama_sampler_accept(self._pointer, token)
-        self._taken.append(token)
+        self._accepted.append(token)
 
     def rewind(self, count: int) -> None:
-        kept = self._taken[: len(self._taken) - count]
+        remaining = self._accepted[: len(self._accepted) - count]
         self.close()
-        self._pointer, self._taken = lib().llama_sampler_clone(self._grammar.pointer), []
-        for token in kept:
+        self._pointer, self._accepted = lib().llama_sampler_clone(self._grammar.pointer), []
+        for token in remaining:
             self.accept(token)
 
     def forced_tokens(self, jump: str) -> list[int]:
-        """Return no tokens, because finding forced tokens would need a mask, which is expensive for
-        this engine.
+        """Return an empty list. Finding forced tokens would need a mask, which is slow in this
+        engine.
         """
         return []
 
     @property
     def is_accepting(self) -> bool:
-        return bool(self._legal(self._grammar.end_tokens).any())
+        return bool(self._are_allowed(self._grammar.end_tokens).any())
 
     @property
     def is_complete(self) -> bool:
-        """Return False, because finding out would need a mask. The end token is then drawn like any
-        other token.
+        """Return False. Finding out whether the grammar allows no more text would need a mask,
+        which is slow in this engine. The end token is drawn like any other token instead.
         """
         return False
 
     def copy(self) -> "NativeMatcher":
-        return NativeMatcher(self._grammar, self._pointer, self._taken)
+        return NativeMatcher(self._grammar, self._pointer, self._accepted)
 
     def close(self) -> None:
-        """Free the sampler; a second call does nothing."""
+        """Free the sampler. A second call does nothing."""
         if self._pointer:
             lib().llama_sampler_free(self._pointer)
             self._pointer = None
 
-    def _legal(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Return for each of `tokens` whether it may come next.
+    def _are_allowed(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Return for each of `tokens` whether the grammar allows it next.
 
         Shapes: tokens `[n]`, result `[n]`.
         """
         rows = np.zeros(len(tokens), CANDIDATE_DTYPE)
         rows["id"] = tokens
         lib().llama_sampler_apply(self._pointer, ctypes.byref(candidate_array(rows)))
-        legal: NDArray[np.bool_] = np.isfinite(rows["logit"]) & self._grammar.text_tokens[tokens]
-        return legal
+        allowed: NDArray[np.bool_] = np.isfinite(rows["logit"]) & self._grammar.text_tokens[tokens]
+        return allowed

@@ -1,6 +1,6 @@
-"""Loads llama.cpp once, keeps its log for error messages, and makes it print less when it aborts.
+"""Loads llama.cpp once, and keeps the error lines of its log for error messages.
 
-All code uses llama_cpp through `lib()`.
+All other modules get the llama_cpp module from `lib()`.
 """
 
 import functools
@@ -13,17 +13,17 @@ from llmcli.errors import UserError
 
 LOG_ERROR = 4  # enum ggml_log_level
 
-_words: deque[str] = deque(maxlen=200)
+_error_lines: deque[str] = deque(maxlen=200)
 # callbacks that C has pointers to; freeing one would cause a segmentation fault
-_kept: list[Any] = []
+_callbacks: list[Any] = []
 
 
 @functools.cache
 def lib() -> Any:
-    """Return the llama_cpp module, which the first call loads and initializes. The errors in its
-    log are collected for `last_log_lines`.
+    """Return the module llama_cpp.llama_cpp, the ctypes binding of llama.h. The first call loads
+    and initializes llama.cpp, and starts to collect the errors in its log for `last_log_lines`.
 
-    Raises UserError when it is missing or does not load.
+    Raises UserError when llama-cpp-python is not installed or does not load.
     """
     config.disable_backtrace()
     try:
@@ -39,7 +39,7 @@ def lib() -> Any:
             hint="it may have been built for another CPU: "
             "delete the cached wheel and run scripts/setup again",
         ) from None
-    _kept.append(module.llama_log_callback(_hear))
+    _callbacks.append(module.llama_log_callback(_collect_error))
     module.llama_backend_init()
     return module
 
@@ -48,25 +48,27 @@ def last_log_lines(count: int = 4) -> str:
     """Return the last `count` error lines of llama.cpp, joined to one line with the newest last.
     Empty when there are none.
     """
-    return "; ".join(list(_words)[-count:])
+    return "; ".join(list(_error_lines)[-count:])
 
 
 def reset_log() -> None:
-    """Clear the log. Called before a call of llama.cpp whose errors are to be read.
+    """Clear the collected error lines. This is done before a call of llama.cpp whose errors
+    `last_log_lines` shall return.
 
     The log callback is also set again, because it belongs to the whole process and other code may
     have replaced it.
     """
-    _words.clear()
-    lib().llama_log_set(_kept[-1], None)
+    _error_lines.clear()
+    lib().llama_log_set(_callbacks[-1], None)
 
 
 def ggml() -> Any:
-    """Return libggml (devices, type names), in the copy that llama.cpp itself uses.
+    """Return libggml (devices, type names) as a ctypes library: the copy that llama.cpp itself
+    uses.
 
-    It is reached through libllama, which is linked to this copy. In a wheel libggml.so and
-    libggml.so.0 are separate files, so loading libggml.so by name would give a second list of
-    devices, which llama.cpp does not use.
+    libllama is linked to this copy, so its functions are found through libllama. In a wheel
+    libggml.so and libggml.so.0 are separate files. Loading libggml.so by name would give a second
+    list of devices, which llama.cpp does not use.
     """
     return lib()._lib
 
@@ -78,9 +80,10 @@ def llama_cpp_version() -> str:
     return distribution_version("llama-cpp-python")
 
 
-def _hear(level: int, text: bytes, _data: object) -> None:
+def _collect_error(level: int, text: bytes, _data: object) -> None:
+    """Store an error line of llama.cpp's log without the function name at its start."""
     if level == LOG_ERROR:
         line = text.decode("utf-8", "replace").strip()
         # "llama_model_load: error loading model: …": drop the function's name.
         head, colon, tail = line.partition(": ")
-        _words.append(tail if colon and " " not in head else line)
+        _error_lines.append(tail if colon and " " not in head else line)

@@ -1,4 +1,4 @@
-"""The logits of several rows of one pass as one array, without copying."""
+"""Several rows of logits as one matrix, without copying them."""
 
 import ctypes
 from collections.abc import Sequence
@@ -11,11 +11,12 @@ from llmcli.runtime.binding.logits_row import LogitsRow
 
 
 def logits_matrix(rows: Sequence[LogitsRow], n_vocab: int) -> NDArray[np.float32]:
-    """Return the logits of all rows of a pass as one view `[rows, n_vocab]`. It is valid until the
-    next pass.
+    """Return all rows of logits of one pass as one view `[rows, n_vocab]`, float32. The view is
+    valid until the next pass.
 
-    This works because llama.cpp stores the rows one after another in the order of the batch
-    (llama_context::output_reorder).
+    `rows` must contain every row of the pass in order: llama.cpp stores them one after another in
+    the order of the batch (llama_context::output_reorder). An assertion fails if they are not
+    adjacent.
     """
     first = rows[0].address
     assert all(row.address == first + 4 * n_vocab * number for number, row in enumerate(rows)), (

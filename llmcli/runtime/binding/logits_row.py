@@ -1,4 +1,6 @@
-"""A row of logits in llama.cpp's own memory."""
+"""The logits that a pass computed for one token: a view of llama.cpp's own memory, without a
+copy.
+"""
 
 import ctypes
 from typing import Any, Protocol
@@ -12,15 +14,18 @@ Logits = NDArray[np.float32]
 
 
 class LogitsSource(Protocol):
-    """What a row needs of the context that computed it."""
+    """The attributes of a context that a LogitsRow uses. Tests replace the context by a smaller
+    object.
+    """
 
     n_vocab: int
     log_sum_exp: LogSumExp
 
 
 class LogitsRow:
-    """The logits of one row, a view float32 `[n_vocab]`. The object and the view are valid until
-    the next call of `Context.decode`.
+    """The logits for one token of a batch. `logits` is a float32 view `[n_vocab]` of llama.cpp's
+    memory at `address`, and `index` is the token's index in the batch. The object and the view are
+    valid until the next call of `Context.decode`.
     """
 
     __slots__ = ("address", "context", "index", "logits")
@@ -31,7 +36,7 @@ class LogitsRow:
         self.logits: Logits = np.frombuffer(array, np.float32)
 
     def log_sum(self, near: float) -> float:
-        """Return the log of the sum of exp(logits). Fastest when `near` is close to the largest
-        logit.
+        """Return the log of the sum of exp(logits). `near`: an estimate of the largest logit. A
+        good estimate saves the search for the maximum, and a bad one changes only the time.
         """
         return self.context.log_sum_exp(self.logits, self.address, near)

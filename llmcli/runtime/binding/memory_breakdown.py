@@ -20,8 +20,8 @@ BREAKDOWN_SYMBOL = "_Z26llama_get_memory_breakdownPK13llama_context"
 
 @dataclass(frozen=True, slots=True)
 class BufferBytes:
-    """The bytes of all buffers of one type: those of weights, those of the cache and other state,
-    and those for computing.
+    """The bytes of all buffers of one type, by their use: weights (`model_bytes`), KV cache and
+    other state (`context_bytes`), and intermediate results of a pass (`compute_bytes`).
     """
 
     buffer_type: BufferType
@@ -32,39 +32,43 @@ class BufferBytes:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBreakdown:
-    """The bytes of a context and its model, for each type of buffer."""
+    """The bytes of a context and its model. There is one entry for each type of buffer."""
 
     buffers: tuple[BufferBytes, ...]
 
     @property
     def model_bytes(self) -> int:
-        """Return the bytes of weights. These include mapped files and repacked copies."""
+        """Return the bytes of all weights, including mapped files and repacked copies."""
         return sum(buffer.model_bytes for buffer in self.buffers)
 
     @property
     def context_bytes(self) -> int:
-        """Return the bytes of KV and other state."""
+        """Return the bytes of the KV cache and of other state, such as recurrent state."""
         return sum(buffer.context_bytes for buffer in self.buffers)
 
     @property
     def compute_bytes(self) -> int:
-        """Return the bytes of compute buffers."""
+        """Return the bytes of the buffers for intermediate results of a pass."""
         return sum(buffer.compute_bytes for buffer in self.buffers)
 
     @property
     def repacked_bytes(self) -> int:
-        """Return the bytes of weights that were copied into another layout for this CPU."""
+        """Return the bytes of weights that were copied into the layout of this CPU's kernels."""
         return sum(buffer.model_bytes for buffer in self.buffers if buffer.buffer_type.is_repacked)
 
 
 class _Map(ctypes.Structure):
+    """The header of a libstdc++ std::map."""
+
     _fields_ = [
         (name, ctypes.c_uint64) for name in ("compare", "colour", "root", "left", "right", "count")
     ]
 
 
 def read_memory_breakdown(context: Any) -> MemoryBreakdown | None:
-    """Return the memory of a context and its model, or None when this build cannot be queried."""
+    """Return the bytes of a context and its model. `context`: the llama_context pointer. Return
+    None when this build of llama.cpp does not report them.
+    """
     function = getattr(getattr(lib(), "_lib", None), BREAKDOWN_SYMBOL, None)
     if function is None or not sys.platform.startswith("linux"):
         return None
@@ -79,6 +83,9 @@ def read_memory_breakdown(context: Any) -> MemoryBreakdown | None:
 
 
 def _nodes(address: int, depth: int = 0) -> Iterator[tuple[int, int, int, int]]:
+    """Yield key and the three byte counts of each node of a std::map, from the node at `address`
+    down. The depth is limited so that an unknown layout cannot cause an endless recursion.
+    """
     if not address or depth > 64:
         return
     words = (ctypes.c_uint64 * 8).from_address(address)

@@ -1,5 +1,5 @@
-"""One model file opened by llama.cpp: its vocabulary and its sizes. Generating text changes nothing
-in it.
+"""A model file loaded by llama.cpp: its weights, tokenizer and sizes. A model is read-only;
+everything that changes while text is generated belongs to a context (context.py).
 """
 
 import ctypes
@@ -23,14 +23,14 @@ LOAD_MODE_NONE = 0  # enum llama_load_mode
 
 
 class Model:
-    """An open model, made by `open_model`; unusable after its `with` block."""
+    """A loaded model. Made by `open_model`, and unusable after its `with` block."""
 
     def __init__(self, pointer: Any, path: Path) -> None:
         self.pointer, self.path = pointer, path
         library = lib()
         self.vocab = library.llama_model_get_vocab(pointer)
         self.n_vocab: int = library.llama_vocab_n_tokens(self.vocab)
-        self.n_swa: int = library.llama_model_n_swa(pointer)
+        self.n_swa: int = library.llama_model_n_swa(pointer)  # tokens of the sliding window, or 0
         self.add_bos: bool = library.llama_vocab_get_add_bos(self.vocab)
         self.bos: int | None = _id(library.llama_vocab_bos(self.vocab))
         self.eos: int | None = _id(library.llama_vocab_eos(self.vocab))
@@ -38,15 +38,16 @@ class Model:
         self.n_ctx_train: int = library.llama_model_n_ctx_train(pointer)
         self.n_params: int = library.llama_model_n_params(pointer)
         self.nbytes: int = library.llama_model_size(pointer)
-        # whether the model has recurrent state, which cannot be cut or shared at a token
+        # whether the model has recurrent state, which exists only for the end of a sequence: it
+        # cannot be cut or shared at an earlier token
         self.is_recurrent: bool = library.llama_model_is_recurrent(
             pointer
         ) or library.llama_model_is_hybrid(pointer)
         self.is_diffusion: bool = library.llama_model_is_diffusion(pointer)
-        # whether keys can be moved to other positions; None before shift_support.py has tried it
+        # whether cached keys can be moved to other positions; None until shift_support.py tries it
         self.can_shift_keys: bool | None = None
         self._pieces: dict[int, bytes] = {}
-        self._ends: dict[int, bool] = {}
+        self._is_end_cache: dict[int, bool] = {}
 
     @property
     def description(self) -> str:
@@ -58,22 +59,29 @@ class Model:
         return buffer.value.decode("utf-8", "replace")
 
     def tokenize(self, text: str, *, special: bool, add_special: bool = False) -> list[int]:
-        """Return text as token ids. `special`: names of control tokens in the text become control
-        tokens. `add_special`: add BOS and EOS if the file asks for them.
+        """Return the token ids of a text.
+
+        `special`: the names of control tokens, such as "<|im_end|>", become these tokens; otherwise
+        they are tokenized like ordinary text. `add_special`: add BOS and EOS if the file asks for
+        them.
+
+        A long text is tokenized in parts, because llama.cpp is slow for many control tokens
+        (tokenize_splits.py). The ids are the same.
         """
         raw = text.encode("utf-8", "surrogatepass")
         if (
             len(raw) <= SLICE_BYTES
-            or not self._cuttable
+            or not self._can_split
             or (add_special and lib().llama_vocab_get_add_eos(self.vocab))
         ):
-            return self._tokens(raw, special, add_special)
+            return self._tokenize_bytes(raw, special, add_special)
         ids: list[int] = []
-        for number, piece in enumerate(self._seams.split_text(raw, special)):
-            ids += self._tokens(piece, special, add_special and not number)
+        for number, part in enumerate(self._splits.split_text(raw, special)):
+            ids += self._tokenize_bytes(part, special, add_special and not number)
         return ids
 
-    def _tokens(self, raw: bytes, special: bool, add_special: bool) -> list[int]:
+    def _tokenize_bytes(self, raw: bytes, special: bool, add_special: bool) -> list[int]:
+        """Return the token ids of UTF-8 text, tokenized by one call of llama.cpp."""
         capacity = len(raw) + 8
         ids = (ctypes.c_int32 * capacity)()
         count = lib().llama_tokenize(self.vocab, raw, len(raw), ids, capacity, add_special, special)
@@ -86,35 +94,39 @@ class Model:
         return ids[:count]
 
     def min_tokens(self, text: str) -> int:
-        """Return a lower bound of the number of tokens of `text`, without tokenizing it. It is 0
-        when the vocabulary may drop characters.
+        """Return a lower bound of the number of tokens of `text`: its length divided by the length
+        of the longest token. Computing it takes much less time than tokenizing, so a text that is
+        too long can be refused early. The bound is 0 when the vocabulary may drop characters.
         """
-        if not self._cuttable:
+        if not self._can_split:
             return 0
         raw = text.encode("utf-8", "surrogatepass")
-        size = sum(map(len, raw.split())) if self._seams.strips_spaces else len(raw)
-        return -(-size // self._longest)
+        size = sum(map(len, raw.split())) if self._splits.strips_spaces else len(raw)
+        return -(-size // self._max_token_bytes)
 
     @functools.cached_property
-    def _cuttable(self) -> bool:
+    def _can_split(self) -> bool:
+        """Return whether the tokens of a text never depend on the text before a control token, and
+        no character is dropped. This holds for SentencePiece and BPE vocabularies.
+        """
         return lib().llama_vocab_type(self.vocab) in (SENTENCEPIECE, BPE)
 
     @functools.cached_property
-    def _seams(self) -> TokenizeSplits:
+    def _splits(self) -> TokenizeSplits:
         return TokenizeSplits(self.vocab, self.n_vocab)
 
     @functools.cached_property
-    def _longest(self) -> int:
-        """Return the bytes of the longest token."""
+    def _max_token_bytes(self) -> int:
+        """Return the number of bytes of the longest token."""
         return max(len(self.piece(token, special=True)) for token in range(self.n_vocab))
 
     def tokenize_pair(self, first: str, second: str) -> list[int]:
-        """Return the token ids of two texts for a reranking model, with the file's special tokens
-        around and between the texts.
+        """Return the token ids of two texts for a reranking model, with the special tokens that the
+        file defines before, between and after the texts.
 
-        Source: format_prompt_rerank of llama.cpp's server (tools/server/server-common.cpp). One
-        thing is different here: if the file adds no EOS, the separator is repeated at the end,
-        because BERT was trained with it.
+        Source: format_prompt_rerank of llama.cpp's server (tools/server/server-common.cpp). Unlike
+        there, the separator is repeated at the end if the file adds no EOS, because BERT was
+        trained with it.
         """
         library, vocab = lib(), self.vocab
         sep = _id(library.llama_vocab_sep(vocab))
@@ -127,7 +139,10 @@ class Model:
 
     @functools.cached_property
     def fim_tokens(self) -> dict[str, int]:
-        """Return the fill-in-the-middle tokens of the file: pre, suf, mid, rep, sep."""
+        """Return the ids of the file's fill-in-the-middle tokens. The keys are "pre", "suf", "mid",
+        "rep" and "sep" (prefix, suffix, middle, repository, file separator). A token that the file
+        does not define is left out.
+        """
         names = "pre", "suf", "mid", "rep", "sep"
         tokens = {
             name: _id(getattr(lib(), f"llama_vocab_fim_{name}")(self.vocab)) for name in names
@@ -135,13 +150,15 @@ class Model:
         return {name: token for name, token in tokens.items() if token is not None}
 
     def is_control(self, token: int) -> bool:
-        """Return whether a token is a control token: text contains it only if tokenized with
-        `special`.
+        """Return whether a token is a control token, such as EOS. `tokenize` finds control tokens
+        in a text only with `special`.
         """
         return bool(lib().llama_vocab_is_control(self.vocab, token))
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Return the bytes of a token. They are empty for a control token unless `special` is set."""
+        """Return the bytes of a token's text. They are empty for a control token unless `special`
+        is set, or `show_as_text` was called for this token.
+        """
         if not special and token in self._pieces:
             return self._pieces[token]
         buffer = ctypes.create_string_buffer(64)
@@ -155,18 +172,20 @@ class Model:
         return raw
 
     def token_text(self, token: int | None) -> str:
-        """Return a token as a template writes it: a control token by its name, and None as ""."""
+        """Return the text of a token for a chat template: the name of a control token, such as
+        "<|im_end|>", and an empty string for None.
+        """
         return "" if token is None else self.piece(token, special=True).decode("utf-8", "replace")
 
     def show_as_text(self, token: int) -> None:
-        """From now on show a control token in answers: `piece` returns its name."""
+        """Make `piece` return the name of a control token from now on, so that answers show it."""
         self._pieces[token] = self.piece(token, special=True)
 
     def is_end(self, token: int) -> bool:
         """Return whether llama.cpp stops generation at this token (EOS, end of turn, …)."""
-        is_end = self._ends.get(token)
+        is_end = self._is_end_cache.get(token)
         if is_end is None:
-            is_end = self._ends[token] = bool(lib().llama_vocab_is_eog(self.vocab, token))
+            is_end = self._is_end_cache[token] = bool(lib().llama_vocab_is_eog(self.vocab, token))
         return is_end
 
 
@@ -180,13 +199,16 @@ def open_model(
     repack: bool = True,
     dry_run: bool = False,
 ) -> Iterator[Model]:
-    """Load a GGUF that has passed `check_loadable`, and yield the model. `latent`: whether the
-    model has latent attention; None reads it from the file.
+    """Load a GGUF file and yield the model. The file must have passed `check_loadable`, because
+    llama.cpp aborts the process on some damaged files.
 
-    `dry_run`: read and allocate no weights (for dry_run.py only). `repack`: if False, weights keep
-    the layout of the file. On a CPU with AMX, weights of models with latent attention always keep
-    it, because llama.cpp aborts on a product of a repacked matrix with a tensor that is not in
-    memory order.
+    - `gpu_layers`: how many layers to put on GPUs; ALL_GPU_LAYERS for all.
+    - `vocab_only`: load the vocabulary without the weights.
+    - `latent`: whether the model has latent attention (MLA). None reads this from the file.
+    - `repack`: let llama.cpp copy weights into the layout of the CPU's kernels. On a CPU with AMX,
+      models with latent attention are never repacked, because llama.cpp aborts on a product of a
+      repacked matrix with a tensor that is not in memory order.
+    - `dry_run`: read and allocate no weights (for dry_run.py only).
 
     Raises UserError with llama.cpp's reason when it refuses the file, and KeyboardInterrupt at
     Ctrl-C.
@@ -198,10 +220,8 @@ def open_model(
         params.tensor_split = split
     params.vocab_only = vocab_only
     if dry_run:
-        params.no_alloc, params.load_mode = (
-            True,
-            LOAD_MODE_NONE,
-        )  # a dry run makes llama.cpp abort if the file is mapped
+        params.no_alloc = True
+        params.load_mode = LOAD_MODE_NONE  # llama.cpp aborts in a dry run if the file is mapped
     if not repack:
         params.use_extra_bufts = False
     elif not vocab_only and b"AMX" in library.llama_print_system_info():
@@ -209,15 +229,15 @@ def open_model(
             read_header.read_header(path).has_latent_attention if latent is None else latent
         )
     reset_log()
-    stopped = threading.Event()
+    interrupted = threading.Event()
     # llama.cpp calls this after each tensor, so Ctrl-C ends a long load. KeyboardInterrupt is
     # raised later, because ctypes would swallow it inside the callback.
     params.progress_callback = library.llama_progress_callback(
-        lambda share, data: not stopped.is_set()
+        lambda share, data: not interrupted.is_set()
     )
-    with on_interrupt(stopped.set):
+    with on_interrupt(interrupted.set):
         pointer = library.llama_model_load_from_file(str(path).encode(), params)
-    if stopped.is_set():
+    if interrupted.is_set():
         if pointer:
             library.llama_model_free(pointer)
         raise KeyboardInterrupt

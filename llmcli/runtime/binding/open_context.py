@@ -1,4 +1,4 @@
-"""Opens contexts."""
+"""Opens a llama.cpp context for a model, with checked settings."""
 
 import threading
 from collections.abc import Iterator
@@ -20,14 +20,17 @@ from llmcli.runtime.interrupt import on_interrupt
 def open_context(
     model: Model, options: ContextOptions, eval_callback: Any = None, stop: StopFlag | None = None
 ) -> Iterator[Context]:
-    """Open a context for `model`. `eval_callback`: called for the nodes of the graph
-    (eval_callback.py). `stop`: a flag that another context also uses, so that both are interrupted
-    together.
+    """Open a context for `model`, and yield it.
 
-    Raises UserError when llama.cpp refuses the settings, and KeyboardInterrupt at Ctrl-C.
+    `eval_callback`: a C callback that llama.cpp calls for the nodes of each graph
+    (eval_callback.py). `stop`: the flag of another context, so that one request interrupts both; by
+    default the context gets a new flag.
+
+    Raises UserError for settings that llama.cpp does not support or cannot allocate, and
+    KeyboardInterrupt at Ctrl-C.
     """
     library = lib()
-    _refuse(options)
+    _check_options(options)
     params = library.llama_context_default_params()
     params.n_ctx = options.n_ctx
     params.n_batch = max(options.n_batch, options.n_sequences, options.n_outputs)
@@ -48,10 +51,10 @@ def open_context(
     stop = stop or StopFlag()
     params.abort_callback, params.abort_callback_data = abort_callback(stop.flag)
     reset_log()
-    stopped = threading.Event()
-    with on_interrupt(stopped.set):
+    interrupted = threading.Event()
+    with on_interrupt(interrupted.set):
         pointer = library.llama_init_from_model(model.pointer, params)
-    if stopped.is_set():
+    if interrupted.is_set():
         if pointer:
             library.llama_free(pointer)
         raise KeyboardInterrupt
@@ -62,20 +65,20 @@ def open_context(
             hint="try a smaller --ctx-size, or --cache-type-k f16 --cache-type-v f16",
         )
 
-    def ask_shift(context: Context) -> bool:
-        # With `swa_full`, which the reproducible mode sets, nothing is moved: moved cells keep the
-        # influence of dropped text, so they differ from cells computed from the remaining text
-        # alone.
+    def decide_shift(context: Context) -> bool:
+        # The reproducible mode (`swa_full`) moves no cells: moved cells still contain the influence
+        # of the dropped text, so they differ from cells computed from the remaining text alone.
         return not options.swa_full and can_shift(model, context, options.type_k, open_context)
 
-    context = Context(pointer, model, stop, options, ask_shift)
+    context = Context(pointer, model, stop, options, decide_shift)
     try:
         yield context
     finally:
         library.llama_free(pointer)
 
 
-def _refuse(options: ContextOptions) -> None:
+def _check_options(options: ContextOptions) -> None:
+    """Raise UserError for cache types or a number of sequences that llama.cpp does not support."""
     check_cache_types(options.type_k, options.type_v, options.flash_attn)
     if not 1 <= options.n_seq_max <= options.n_sequences <= MAX_SEQUENCES:
         raise UserError(

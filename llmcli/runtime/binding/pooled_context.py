@@ -1,10 +1,10 @@
-"""A context whose passes give a vector per text instead of logits per token. It uses the same model
-as the generating context.
+"""A context for embeddings. Its passes give one vector per text, pooled over the text's tokens,
+instead of logits per token. It shares the model's weights with the context that generates text.
 
 llama.cpp has two kinds of models (src/llama-context.cpp, encode and decode). A model with a cache
-and causal attention can read a text in pieces of any size. A model without a cache, or with
-bidirectional attention, must read each text whole, in one micro-batch. Everything that llama.cpp
-asserts about this is checked here first.
+and causal attention can read a text in several passes. A model without a cache, or with
+bidirectional attention, must read a text in one pass of one micro-batch. llama.cpp aborts the
+process when these rules are broken, so they are checked here first.
 """
 
 import ctypes
@@ -35,9 +35,12 @@ Vector = NDArray[np.float32]
 class PooledOptions:
     """Settings of a pooled context.
 
-    `n_ctx`: tokens of all texts together. `pass_tokens`: maximum tokens of a pass. `max_texts`:
-    maximum texts at once. `max_vector_rows`: maximum rows of a pass that gives vectors, in which
-    every row asks for output.
+    - `n_ctx`: maximum tokens of all texts that are read together.
+    - `pass_tokens`: maximum tokens of a pass.
+    - `max_texts`: maximum number of texts that are read together.
+    - `max_vector_rows`: maximum tokens of a pass that gives vectors. llama.cpp reserves a row of
+      output for each of them.
+    - `pooling`: "mean", "cls", "last" or "rank".
     """
 
     n_ctx: int
@@ -53,10 +56,10 @@ class PooledOptions:
 
 
 def is_causal(model: Model, context: Context) -> bool:
-    """Return whether the model has a cache and causal attention. Otherwise it must read a text in
-    one pass.
+    """Return whether the model can read a text in several passes. This needs a cache and causal
+    attention.
 
-    A model with an encoder and a decoder counts as not causal. Its context has a cache, but the
+    A model with an encoder and a decoder counts as not causal: its context has a cache, but the
     cache belongs to the decoder.
     """
     library = lib()
@@ -69,7 +72,7 @@ def is_causal(model: Model, context: Context) -> bool:
 
 
 class PooledContext:
-    """An open context for embeddings, made by `open_pooled_context`; unusable after its `with`
+    """An open context for embeddings. Made by `open_pooled_context`, and unusable after its `with`
     block.
     """
 
@@ -88,25 +91,30 @@ class PooledContext:
         )
         self._batch, self._positions = Batch(options.pass_tokens), Positions(options.max_texts)
         self._encodes = library.llama_model_has_encoder(model.pointer)
-        self._held = 0
+        self._cached_tokens = 0
 
     def clear(self) -> None:
-        """Forget all texts. Must be called before the first pieces of new texts."""
+        """Drop all texts from the cache. This must be done before the first tokens of new texts."""
         lib().llama_memory_clear(self._memory, False)  # has no effect without a memory
         self._positions.clear()
-        self._held = 0
+        self._cached_tokens = 0
 
     def read(self, rows: BatchRows) -> None:
-        """Read pieces of some texts into the cache. In `rows`, `sequences` are the numbers of the
-        texts, and no row may ask for output.
+        """Run a pass that only fills the cache with the next tokens of some texts. A sequence id in
+        `rows` is the number of a text, and no row may ask for output. The model must be causal.
         """
-        assert self._memory, "this model sees a text whole or not at all"
+        assert self._memory, "this model must read a text in one pass"
         assert not any(rows.wants_logits), "read gives no vectors"
         self._forward(rows, vectors=False)
 
     def compute_vectors(self, rows: BatchRows) -> dict[int, Vector]:
-        """Read pieces of some texts. Return a dictionary from the number of each text to its pooled
-        vector, float32 `[size]`, which is not normalized.
+        """Run a pass over the last tokens of some texts, and return their vectors.
+
+        A sequence id in `rows` is the number of a text, and every row must ask for output. The
+        result maps each number to the text's pooled vector, float32 `[vector_size]`, which is not
+        normalized.
+
+        Raises UserError when llama.cpp fails; the cache is empty then.
         """
         assert len(rows) <= self._options.max_vector_rows and all(rows.wants_logits), (
             len(rows),
@@ -123,15 +131,15 @@ class PooledContext:
         return {sequence: vector.copy() for sequence, vector in views.items()}
 
     def memory_breakdown(self) -> MemoryBreakdown | None:
-        """Return the bytes of this context and of its model, or None when this build of llama.cpp
-        cannot be queried.
+        """Return the bytes of this context and of its model. Return None when this build of
+        llama.cpp does not report them.
         """
         return read_memory_breakdown(self._pointer)
 
     def _forward(self, rows: BatchRows, vectors: bool) -> None:
         count = len(rows)
         assert 0 < count <= self._options.pass_tokens, (count, self._options.pass_tokens)
-        assert self._held + count <= self.n_ctx, (self._held, count, self.n_ctx)
+        assert self._cached_tokens + count <= self.n_ctx, (self._cached_tokens, count, self.n_ctx)
         low, high = min_max(rows.tokens)
         assert low >= 0 and high < self.n_vocab, "token outside the vocabulary"
         low, high = min_max(rows.sequences)
@@ -152,26 +160,28 @@ class PooledContext:
                 hint="try shorter texts",
             )
         self._positions.advance(added)
-        self._held += count if self._memory else 0
+        self._cached_tokens += count if self._memory else 0
 
 
 @contextmanager
 def open_pooled_context(model: Model, options: PooledOptions) -> Iterator[PooledContext]:
     """Open a context for embeddings of `model`.
 
-    Raises UserError when llama.cpp refuses the settings.
+    Raises UserError when llama.cpp refuses the settings, and for a model with both an encoder and a
+    decoder.
     """
-    with _opened(model, options) as pointer:
+    with _open_pointer(model, options) as pointer:
         yield PooledContext(pointer, model, options)
 
 
 @contextmanager
-def _opened(model: Model, options: PooledOptions) -> Iterator[Any]:
+def _open_pointer(model: Model, options: PooledOptions) -> Iterator[Any]:
+    """Check the settings, and yield a pointer to a new llama_context, which is freed at the end."""
     check_cache_types(options.type_k, options.type_v, options.flash_attn)
     assert 1 <= options.max_texts <= MAX_SEQUENCES, options.max_texts
     assert options.pooling in ("mean", "cls", "last", "rank"), options.pooling
-    # llama.cpp computes a mean as a product over all rows of a pass. This also holds for the graph
-    # that is reserved in advance, so all rows must be outputs.
+    # llama.cpp computes a mean as a matrix product over all rows of a pass. It reserves the graph
+    # of the largest pass in advance, so all rows of that pass must fit into the output.
     assert options.pooling != "mean" or options.max_vector_rows >= max(
         options.pass_tokens, options.max_texts
     ), options

@@ -1,8 +1,8 @@
-"""llama.cpp's RPC backend (ggml-rpc.h): this machine can use devices of other machines (workers),
-and can offer its own devices.
+"""llama.cpp's RPC backend (ggml-rpc.h). With it, this machine can use devices of other machines
+(workers), or be a worker that offers its own devices.
 
-The backend has no passwords and no timeouts. When a worker is lost it aborts the process; a
-function set by `on_worker_loss` is called just before.
+The backend has no passwords and no timeouts. When the connection to a worker is lost, it aborts the
+process; `on_worker_loss` sets a function that is called just before.
 """
 
 import ctypes
@@ -27,21 +27,20 @@ KEEPALIVE_OPTIONS = {
 }
 RPC_SOURCE_FILE = "ggml-rpc"  # llama.cpp's messages about a lost worker begin with this file name
 
-_joined: dict[
-    str, tuple[str, ...]
-    # the workers of this process: endpoint -> names of its devices; llama.cpp cannot remove a worker
-] = {}
-_kept: list[Any] = []  # callbacks that C has pointers to
+# the workers of this process: endpoint -> names of its devices; llama.cpp cannot remove a worker
+_workers: dict[str, tuple[str, ...]] = {}
+_callbacks: list[Any] = []  # callbacks that C has pointers to
 
 
 def join_worker(endpoint: str) -> tuple[str, ...]:
-    """Add the devices of the worker at "host:port" to llama.cpp and return their names. A worker
-    that was added before is not added again.
+    """Add the devices of the worker at `endpoint` ("host:port") to those of llama.cpp, and return
+    their names. Devices of a worker that was added before are not added again.
 
-    llama.cpp aborts if the worker does not answer, so check that first (hardware/rpc_workers.py).
-    Raises UserError for a build without RPC, and for a worker without devices.
+    llama.cpp aborts if the worker does not answer, so the caller must check that first
+    (hardware/rpc_workers.py). Raises UserError for a build without RPC, and for a worker without
+    devices.
     """
-    if endpoint not in _joined:
+    if endpoint not in _workers:
         library = ggml()
         before = {device.name for device in list_devices()}
         added = _procedure("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)(
@@ -54,20 +53,22 @@ def join_worker(endpoint: str) -> tuple[str, ...]:
             )
         library.ggml_backend_register.argtypes = [ctypes.c_void_p]
         library.ggml_backend_register(added)
-        _joined[endpoint] = tuple(
+        _workers[endpoint] = tuple(
             device.name for device in list_devices() if device.name not in before
         )
-    return _joined[endpoint]
+    return _workers[endpoint]
 
 
 def joined_workers() -> dict[str, tuple[str, ...]]:
-    """Return the workers of this process and the names of their devices."""
-    return dict(_joined)
+    """Return the workers that this process uses, as a dictionary from "host:port" to the names of
+    the worker's devices.
+    """
+    return dict(_workers)
 
 
 def devices_to_offer() -> list[str]:
-    """Return the names of the devices that a worker offers: the accelerators, or the CPU if there
-    are none.
+    """Return the names of the devices that this machine offers as a worker: its GPUs, or the CPU if
+    it has none.
     """
     available = list_devices()
     return [device.name for device in available if device.kind in GPU_KINDS] or [
@@ -78,11 +79,12 @@ def devices_to_offer() -> list[str]:
 def serve_devices(
     endpoint: str, names: Sequence[str], threads: int, cache_folder: str | None
 ) -> None:
-    """Let other machines compute on these devices, one client at a time. The call normally blocks
-    until the process ends.
+    """Run a worker at `endpoint` ("host:port") that lets other machines compute on the devices
+    `names`. It serves one client at a time. The call blocks until the process ends, and returns
+    only if the address cannot be used.
 
-    It returns only if the address cannot be used. `cache_folder`: a folder in which large tensors
-    are stored, so that each is transferred only once.
+    `threads`: threads of the CPU device. `cache_folder`: a folder in which large tensors are
+    stored, so that each is transferred only once; None for no such folder.
     """
     library = ggml()
     library.ggml_backend_dev_by_name.restype = ctypes.c_void_p
@@ -109,27 +111,27 @@ def serve_devices(
 
 
 def on_worker_loss(act: Callable[[], None]) -> None:
-    """Call `act` just before llama.cpp aborts the process because a worker is lost. The process
-    ends when `act` returns.
+    """Set a function that is called just before llama.cpp aborts the process because a worker is
+    lost. The process ends when `act` returns.
 
-    `act` runs on a thread of llama.cpp, while other threads wait for an answer of the worker that
-    will never come.
+    `act` runs on a thread of llama.cpp, while other threads wait for an answer that the worker will
+    never send.
     """
 
-    def hear(message: bytes) -> None:
+    def on_abort(message: bytes) -> None:
+        """Call `act` if llama.cpp's abort message names the source file of the RPC backend."""
         if RPC_SOURCE_FILE in message.decode("utf-8", "replace"):
             act()
 
-    callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(hear)
-    _kept.append(callback)
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(on_abort)
+    _callbacks.append(callback)
     ggml().ggml_set_abort_callback(callback)
 
 
 def enable_keepalive() -> None:
-    """Make this process's connections detect that the other machine has vanished (Linux).
-
-    llama.cpp's sockets would wait forever. The kernel's keepalive probes let them fail with an
-    error.
+    """Turn on TCP keepalive for all IPv4 connections of this process. On Linux, a connection then
+    fails with an error soon after the other machine has vanished. Without it, llama.cpp's sockets
+    would wait forever.
     """
     try:
         descriptors = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
@@ -137,25 +139,25 @@ def enable_keepalive() -> None:
         return
     for descriptor in descriptors:
         try:
-            link = socket.socket(fileno=descriptor)
+            connection = socket.socket(fileno=descriptor)
         except OSError:  # not a socket, or closed in the meantime
             continue
         try:
-            if link.family == socket.AF_INET and link.type == socket.SOCK_STREAM:
-                link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if connection.family == socket.AF_INET and connection.type == socket.SOCK_STREAM:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for name, value in KEEPALIVE_OPTIONS.items():
                     if hasattr(socket, name):
-                        link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+                        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         except OSError:
             pass
         finally:
-            link.detach()
+            connection.detach()
 
 
 def _procedure(name: str, result: Any, *arguments: Any) -> Any:
-    """Return a function of the RPC backend.
+    """Return a C function of the RPC backend. `result` and `arguments`: its ctypes types.
 
-    Raises UserError for a build without it.
+    Raises UserError for a build of llama.cpp without the backend.
     """
     registry = _registry()
     procedure = registry and ggml().ggml_backend_reg_get_proc_address(registry, name.encode())
@@ -169,6 +171,7 @@ def _procedure(name: str, result: Any, *arguments: Any) -> Any:
 
 @functools.cache
 def _registry() -> int | None:
+    """Return the address of the RPC backend's registry, or None for a build without the backend."""
     library = ggml()
     library.ggml_backend_reg_by_name.restype = ctypes.c_void_p
     library.ggml_backend_reg_by_name.argtypes = [ctypes.c_char_p]

@@ -12,15 +12,18 @@ import numpy as np
 from llmcli.runtime.binding.library import lib, reset_log
 from llmcli.runtime.binding.state_slicing import extract_sequence
 
-# the id that stands for all sequences; such a state contains the owners of each cell
+# sequence id for the state of all sequences, which lists the sequences of each cell
 ALL_SEQUENCES = -1
-MAX_POOL_BYTES = 256 << 20  # if the pool is larger, it is not read as a whole to get one sequence
+MAX_POOL_BYTES = 256 << 20  # largest pool that is read as a whole to get one sequence
 
 
 def read_state(context: Any, sequence: int, is_scattered: bool = False) -> memoryview:
-    """Return the state of a sequence, in memory owned by the caller. `is_scattered`: the cells of
-    the sequence are in many places. The whole pool is read then, unless it is too large, and the
-    sequence is cut out. This gives the same bytes, and faster where values are stored by channel.
+    """Return the state of a sequence as bytes, in memory owned by the caller.
+
+    `is_scattered`: whether the cells of the sequence lie in many short stretches of the pool.
+    Copying them one stretch at a time is slow when llama.cpp stores the V cache by channel. The
+    state of all sequences is then read at once, and the bytes of this sequence are cut out of it.
+    The result is the same. A pool of more than MAX_POOL_BYTES is not read in this way.
     """
     if is_scattered and (size := _size(context, ALL_SEQUENCES)) <= MAX_POOL_BYTES:
         return extract_sequence(_read(context, ALL_SEQUENCES, size), sequence)
@@ -28,10 +31,14 @@ def read_state(context: Any, sequence: int, is_scattered: bool = False) -> memor
 
 
 def _size(context: Any, sequence: int) -> int:
+    """Return the number of bytes of a sequence's state."""
     return int(lib().llama_state_seq_get_size(context, sequence))
 
 
 def _read(context: Any, sequence: int, size: int) -> memoryview:
+    """Return the state of a sequence, or of all sequences (ALL_SEQUENCES), as written by llama.cpp.
+    `size`: its number of bytes.
+    """
     buffer = np.empty(size, np.uint8)  # ctypes would fill it with zeros first
     pointer = ctypes.cast(buffer.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
     written = lib().llama_state_seq_get_data(context, pointer, size, sequence)
@@ -40,11 +47,11 @@ def _read(context: Any, sequence: int, size: int) -> memoryview:
 
 
 def write_state(context: Any, sequence: int, state: bytes | memoryview) -> bool:
-    """Replace the cells of a sequence by those of a state. Return False when llama.cpp refuses the
-    state.
+    """Replace the cells of a sequence by those of a state from `read_state`. Return False when
+    llama.cpp refuses the state.
 
-    It refuses a state that does not fit into the free cells, or that has another layout. Some cells
-    may have been restored nevertheless, and the caller must drop them.
+    It refuses a state with another layout, or with more cells than are free. Some cells may have
+    been restored nevertheless, so the caller must then drop all cells of the sequence.
     """
     array = np.frombuffer(state, np.uint8)
     pointer = ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
@@ -56,23 +63,24 @@ def append_state(
     context: Any,
     memory: Any,
     sequence: int,
-    beginning: int,
+    spare: int,
     state: bytes | memoryview,
-    has_beginning: bool,
+    has_cells: bool,
 ) -> bool:
-    """Append the cells of a state to a sequence. Return False when llama.cpp refuses the state; the
-    sequence is unchanged then. `has_beginning`: whether the sequence has cells already.
+    """Append the cells of a state to the end of a sequence. Return False when llama.cpp refuses the
+    state; the sequence is unchanged then.
 
-    llama.cpp drops all cells of a sequence before it restores a state. `beginning` is an empty
-    sequence that holds the earlier cells in the meantime.
+    llama.cpp drops all cells of a sequence before it restores a state. The earlier cells are
+    therefore shared with the unused sequence id `spare` in the meantime. `has_cells`: whether the
+    sequence has earlier cells.
     """
     library = lib()
-    if has_beginning:
-        library.llama_memory_seq_cp(memory, sequence, beginning, -1, -1)
-    good = write_state(context, sequence, state)
-    if not good:
+    if has_cells:
+        library.llama_memory_seq_cp(memory, sequence, spare, -1, -1)
+    accepted = write_state(context, sequence, state)
+    if not accepted:
         library.llama_memory_seq_rm(memory, sequence, -1, -1)
-    if has_beginning:
-        library.llama_memory_seq_cp(memory, beginning, sequence, -1, -1)
-        library.llama_memory_seq_rm(memory, beginning, -1, -1)
-    return good
+    if has_cells:
+        library.llama_memory_seq_cp(memory, spare, sequence, -1, -1)
+        library.llama_memory_seq_rm(memory, spare, -1, -1)
+    return accepted

@@ -1,10 +1,9 @@
-"""Finds where a long text can be cut so that its parts give the same tokens as the whole text:
+"""Cuts a long text into parts whose token ids, joined, equal those of the whole text. The cuts are
 after control tokens.
 
-llama.cpp extracts the control tokens of a text one kind after another, and for each kind it walks
-the list of all fragments (llama-vocab.cpp, tokenizer_st_partition). So the time grows with the
-square of the number of control tokens in the text. Cut into parts, texts with many control tokens
-are tokenized fast, with the same ids.
+llama.cpp searches a text for each control token of the vocabulary in turn, and each search walks
+the list of all fragments found so far (llama-vocab.cpp, tokenizer_st_partition). Its time grows
+with the square of the number of control tokens in the text. Short parts avoid this.
 """
 
 import re
@@ -26,8 +25,8 @@ class TokenizeSplits:
 
     def __init__(self, vocab: object, n_vocab: int) -> None:
         library = lib()
-        # control tokens are found in a text only with `special`, user-defined tokens always
-        read = {CONTROL_ATTR: set[bytes](), USER_ATTR: set[bytes]()}
+        # llama.cpp finds control tokens in a text only with `special`, user-defined tokens always
+        by_attribute = {CONTROL_ATTR: set[bytes](), USER_ATTR: set[bytes]()}
         names, self.strips_spaces = set[bytes](), False
         for token in range(n_vocab):
             attributes = library.llama_vocab_get_attr(vocab, token)
@@ -38,35 +37,42 @@ class TokenizeSplits:
             if attributes & STRIP_ATTRS:
                 self.strips_spaces = True
             elif not attributes & UNKNOWN_ATTR:
-                read[USER_ATTR if attributes & USER_ATTR else CONTROL_ATTR].add(text)
+                by_attribute[USER_ATTR if attributes & USER_ATTR else CONTROL_ATTR].add(text)
         names.discard(b"")
         self._firsts = {text[:1] for text in names}
         joined = b"\0".join(names)
-        self._always = {text for text in read[USER_ATTR] if self._sharp(text, joined)}
-        self._special = self._always | {
-            text for text in read[CONTROL_ATTR] if self._sharp(text, joined)
+        self._user_tokens = {
+            text for text in by_attribute[USER_ATTR] if self._is_unambiguous(text, joined)
+        }
+        self._special_tokens = self._user_tokens | {
+            text for text in by_attribute[CONTROL_ATTR] if self._is_unambiguous(text, joined)
         }
 
-    def _sharp(self, text: bytes, joined: bytes) -> bool:
-        """Return whether no other control token can start inside this one or contain it."""
+    def _is_unambiguous(self, text: bytes, joined: bytes) -> bool:
+        """Return whether a control token cannot overlap another one: no control token starts inside
+        it or contains it. `joined`: the names of all control tokens, separated by zero bytes.
+        """
         inside = {text[at : at + 1] for at in range(1, len(text))}
         return bool(text) and not inside & self._firsts and joined.count(text) == 1
 
     def split_text(self, raw: bytes, special: bool) -> Iterator[bytes]:
-        """Yield the text in parts of about SLICE_BYTES. A part is larger where the text cannot be
-        cut.
+        """Yield consecutive parts of a text, of about SLICE_BYTES each. A part is larger where no
+        control token follows after which the text may be cut.
+
+        `special`: whether the text will be tokenized with its control tokens. Otherwise only
+        user-defined tokens are recognized, so the cuts are after these.
         """
-        ends = self._special if special else self._always
-        lengths = sorted({len(text) for text in ends}, reverse=True)
-        firsts = b"".join(re.escape(first) for first in {text[:1] for text in ends})
-        begins = re.compile(b"[%b]" % firsts if ends else b"$.")
+        names = self._special_tokens if special else self._user_tokens
+        lengths = sorted({len(name) for name in names}, reverse=True)
+        firsts = b"".join(re.escape(first) for first in {name[:1] for name in names})
+        first_byte = re.compile(b"[%b]" % firsts if names else b"$.")
         start = 0
         while len(raw) - start > SLICE_BYTES:
             cuts = (
                 at + length
-                for at in (match.start() for match in begins.finditer(raw, start + SLICE_BYTES))
+                for at in (match.start() for match in first_byte.finditer(raw, start + SLICE_BYTES))
                 for length in lengths
-                if raw[at : at + length] in ends
+                if raw[at : at + length] in names
             )
             end = next(cuts, len(raw))
             yield raw[start:end]

@@ -1,4 +1,6 @@
-"""The binding on the real model: the tokens of the high-level API, and no call that aborts."""
+"""The binding with a real model: its tokens equal those of the high-level API, and no call
+aborts.
+"""
 
 import signal
 import threading
@@ -21,11 +23,11 @@ GREEDY = default_sampling().with_values({"temp": 0})
 QUESTION = [Message("user", "What is the capital of France?")]
 
 
-def options(**more) -> RunOptions:
-    return RunOptions(**{"ctx_size": 1024, "threads": 1, "batch_size": 512, **more})
+def options(**changes) -> RunOptions:
+    return RunOptions(**{"ctx_size": 1024, "threads": 1, "batch_size": 512, **changes})
 
 
-def ids_of(runner, request: Request) -> list[int]:
+def generate_ids(runner, request: Request) -> list[int]:
     reply = runner.reply(request)
     for _ in reply:
         pass
@@ -34,16 +36,16 @@ def ids_of(runner, request: Request) -> list[int]:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
-def test_greedy_text_equals_the_high_level_api(smollm2, kind):
+def test_greedy_text_equals_that_of_the_high_level_api(smollm2, kind):
     from llama_cpp import Llama
 
     with open_runner(
         smollm2, options(flash_attn="on", cache_type_k=kind, cache_type_v=kind)
     ) as runner:
         prompt = runner.encode_chat(QUESTION)
-        ours = ids_of(runner, Request(prompt, GREEDY, max_tokens=64))
+        ours = generate_ids(runner, Request(prompt, GREEDY, max_tokens=64))
     number = {"f16": 1, "q8_0": 8}[kind]
-    high = Llama(
+    llama = Llama(
         str(smollm2),
         n_ctx=1024,
         n_batch=512,
@@ -56,18 +58,18 @@ def test_greedy_text_equals_the_high_level_api(smollm2, kind):
         verbose=False,
     )
     theirs = []
-    for token in high.generate(list(prompt), temp=0.0, top_k=1):
-        if token == high.token_eos() or len(theirs) == 64:
+    for token in llama.generate(list(prompt), temp=0.0, top_k=1):
+        if token == llama.token_eos() or len(theirs) == 64:
             break
         theirs.append(token)
-    high.close()
+    llama.close()
     assert ours == theirs
     assert len(ours) == 64
 
 
-def test_a_resumed_turn_says_what_a_fresh_one_says_with_q8_0_kv(smollm2):
-    wanted = options(cache_type_k="q8_0", cache_type_v="q8_0", flash_attn="on")
-    with open_runner(smollm2, wanted) as runner:
+def test_an_answer_from_cached_tokens_equals_one_computed_afresh_with_q8_0_kv(smollm2):
+    requested = options(cache_type_k="q8_0", cache_type_v="q8_0", flash_attn="on")
+    with open_runner(smollm2, requested) as runner:
         first = runner.reply(Request(runner.encode_chat(QUESTION), GREEDY, max_tokens=12))
         for _ in first:
             pass
@@ -81,13 +83,13 @@ def test_a_resumed_turn_says_what_a_fresh_one_says_with_q8_0_kv(smollm2):
             pass
         runner.engine.ledger.check()
         assert second.answer.cached_tokens > len(runner.encode_chat(QUESTION)) - 4
-    with open_runner(smollm2, wanted) as fresh:
-        assert ids_of(fresh, Request(fresh.encode_chat(turns), GREEDY, max_tokens=12)) == [
+    with open_runner(smollm2, requested) as fresh:
+        assert generate_ids(fresh, Request(fresh.encode_chat(turns), GREEDY, max_tokens=12)) == [
             token.id for token in second.answer.tokens
         ]
 
 
-def test_the_same_seed_gives_the_same_text_and_the_native_chain_ends_it(smollm2):
+def test_the_same_seed_gives_the_same_text(smollm2):
     everything = {
         "repeat_penalty": 1.1,
         "dry_multiplier": 0.8,
@@ -99,11 +101,13 @@ def test_the_same_seed_gives_the_same_text_and_the_native_chain_ends_it(smollm2)
         prompt = runner.encode_chat(QUESTION)
         for more in ({"repeat_penalty": 1.1}, everything, {"mirostat": 1}, {"mirostat": 2}):
             seeded = default_sampling().with_values({"seed": 7, **more})
-            one, other = (ids_of(runner, Request(prompt, seeded, max_tokens=8)) for _ in range(2))
-            assert one == other
+            first, second = (
+                generate_ids(runner, Request(prompt, seeded, max_tokens=8)) for _ in range(2)
+            )
+            assert first == second
 
 
-def test_ctrl_c_stops_a_long_prompt_at_once_and_the_cells_stay_in_order(smollm2):
+def test_ctrl_c_stops_a_long_prompt_and_leaves_the_ledger_consistent(smollm2):
     with open_runner(smollm2, options(ctx_size=4096, batch_size=2048)) as runner:
         prompt = tuple(runner.model.tokenize("one two three four five " * 300, special=False))[
             :1900
@@ -111,14 +115,13 @@ def test_ctrl_c_stops_a_long_prompt_at_once_and_the_cells_stay_in_order(smollm2)
         reply = runner.reply(Request(prompt, GREEDY))
         threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
         assert [event.finish for event in reply][-1] == "cancelled"
-        assert runner.engine.ledger.used_cells < len(
-            prompt
-        )  # it is one pass of several seconds, and was cut
+        # the prompt is one pass of several seconds, which was interrupted
+        assert runner.engine.ledger.used_cells < len(prompt)
         runner.engine.ledger.check()
-        assert ids_of(runner, Request(prompt[:20], GREEDY, max_tokens=2))
+        assert generate_ids(runner, Request(prompt[:20], GREEDY, max_tokens=2))
 
 
-def test_many_sequences_in_one_batch_say_what_each_says_alone(smollm2):
+def test_sequences_in_one_batch_have_the_same_answers_as_alone(smollm2):
     from llmcli.runtime.binding.sampler import NativeChains
     from llmcli.runtime.engine.engine import Engine
 
@@ -136,8 +139,8 @@ def test_many_sequences_in_one_batch_say_what_each_says_alone(smollm2):
         texts = []
         for together in (True, False):
             with open_context(model, kind) as context:
-                words = model
-                engine = Engine(context, words, NativeChains(model.n_vocab))
+                vocabulary = model
+                engine = Engine(context, vocabulary, NativeChains(model.n_vocab))
                 answers = []
                 for group in [prompts] if together else [[prompt] for prompt in prompts]:
                     numbers = [
@@ -151,7 +154,7 @@ def test_many_sequences_in_one_batch_say_what_each_says_alone(smollm2):
     assert texts[0] == texts[1]
 
 
-def test_settings_that_llama_cpp_would_refuse_are_told_in_words(smollm2):
+def test_settings_that_llama_cpp_does_not_support_raise_a_user_error(smollm2):
     with open_model(smollm2) as model:
         for wrong in (
             {"type_k": "q9"},
@@ -167,7 +170,7 @@ def test_settings_that_llama_cpp_would_refuse_are_told_in_words(smollm2):
             assert caught.value.hint
 
 
-def test_an_unknown_architecture_is_told_in_llama_cpp_s_words(tmp_path, stories_gguf):
+def test_an_unknown_architecture_raises_llama_cpp_s_error_message(tmp_path, stories_gguf):
     raw = stories_gguf.read_bytes()
     strange = tmp_path / "strange.gguf"
     key = b"general.architecture" + (8).to_bytes(4, "little") + (5).to_bytes(8, "little")
@@ -177,7 +180,7 @@ def test_an_unknown_architecture_is_told_in_llama_cpp_s_words(tmp_path, stories_
         pass
 
 
-def test_an_interrupt_that_comes_just_before_a_pass_stops_it(stories_gguf):
+def test_an_interrupt_just_before_a_pass_stops_this_pass(stories_gguf):
     rows = BatchRows(range(1, 33), range(32), [0] * 32, [False] * 31 + [True])
     with (
         open_model(stories_gguf) as model,
@@ -190,9 +193,9 @@ def test_an_interrupt_that_comes_just_before_a_pass_stops_it(stories_gguf):
         assert len(context.decode(rows)) == 1
 
 
-@pytest.mark.parametrize("wanted", [*range(1, 70), 255, 256, 512])
-def test_the_rows_that_are_reserved_leave_what_follows_them_on_cache_lines(wanted):
-    """Each row's place takes four bytes, and all of them are padded to 32."""
-    made = reserved_outputs(wanted)
-    assert wanted <= made <= wanted + 8
-    assert -(-4 * made // 32) * 32 % 64 == 0
+@pytest.mark.parametrize("requested", [*range(1, 70), 255, 256, 512])
+def test_the_data_after_the_reserved_outputs_starts_on_a_cache_line(requested):
+    """Each reserved row takes four bytes in an input of the pass, which is padded to 32 bytes."""
+    reserved = reserved_outputs(requested)
+    assert requested <= reserved <= requested + 8
+    assert -(-4 * reserved // 32) * 32 % 64 == 0

@@ -1,4 +1,6 @@
-"""Quantized models with compressed keys run, although llama.cpp would repack them for AMX."""
+"""Quantized models with latent attention run, although llama.cpp aborts when it repacks them for
+AMX.
+"""
 
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from quant.quantize import plan, write
 from tests.quant import families
 from tests.quant.families.deepseek2 import v2
 
-# DeepSeek's own sizes: rows that fill every type's blocks.
+# the sizes of DeepSeek's models, whose rows fill the blocks of every quantized type
 SIZES = {
     "q_lora_rank": None,
     "kv_lora_rank": 512,
@@ -55,23 +57,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K_M"])
-def test_a_quantized_model_with_compressed_keys_runs(
+def test_a_quantized_model_with_latent_attention_runs(
     kind: str, folder: Path, tmp_path: Path
 ) -> None:
-    """In a process of its own: an abort would end it."""
+    """The model runs in a separate process, because an abort would end the test process."""
     out = tmp_path / "out.gguf"
     write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(folder), kind), out)
     assert read_header.read_header(out).has_latent_attention
     command, root = [sys.executable, "-c", RUN, str(out)], Path(__file__).parents[3]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
-    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr[-2000:]
+    process = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
+    assert (process.returncode, process.stdout) == (0, "ran\n"), process.stderr[-2000:]
 
 
-def test_others_do_not_keep_them_compressed(stories_gguf: Path) -> None:
+def test_a_model_without_latent_attention_is_recognized(stories_gguf: Path) -> None:
     assert not read_header.read_header(stories_gguf).has_latent_attention
 
 
-def test_reproducible_covers_compressed_keys_and_refuses_experts_by_name(
+def test_reproducible_mode_covers_latent_attention_and_refuses_float_experts_by_name(
     folder: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "experts.gguf"
@@ -91,20 +93,20 @@ def test_reproducible_covers_compressed_keys_and_refuses_experts_by_name(
         out := tmp_path / "dense.gguf",
     )
     assert read_header.read_header(out).has_latent_attention
-    said = []
+    answers = []
     for n_ubatch in (512, 5):
         options = reproducible.with_required_options(
             RunOptions(ctx_size=128, threads=1, ubatch_size=n_ubatch)
         )
         with open_runner(out, options) as runner:
-            asked = Request(
+            request = Request(
                 tuple(range(3, 60)),
                 default_sampling().with_values({"temp": 0}),
                 8,
                 ignore_eos=True,
                 logprobs=True,
             )
-            reply = runner.reply(asked)
+            reply = runner.reply(request)
             list(reply)
-            said.append([(token.id, token.logprob) for token in reply.answer.tokens])
-    assert said[0] == said[1]
+            answers.append([(token.id, token.logprob) for token in reply.answer.tokens])
+    assert answers[0] == answers[1]

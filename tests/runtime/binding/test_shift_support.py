@@ -1,4 +1,4 @@
-"""Which caches can be shifted: a refusal where llama.cpp would abort or damage the keys."""
+"""Cells are shifted only in caches in which llama.cpp neither aborts nor damages the keys."""
 
 from pathlib import Path
 from typing import Any
@@ -22,20 +22,20 @@ YARN = {
 }
 
 
-def movable(path: Path, **kinds: Any) -> bool:
+def can_shift_cells(path: Path, **kinds: Any) -> bool:
     options = ContextOptions(256, 32, 32, 1, **kinds)
     with open_model(path) as model, open_context(model, options) as context:
         return context.can_shift
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0", "iq4_nl"])
-def test_keys_that_turn_as_one_may_be_moved(kind: str, tmp_path: Path) -> None:
+def test_keys_that_are_rotated_as_a_whole_can_be_shifted(kind: str, tmp_path: Path) -> None:
     path = tiny_gguf.llama(tmp_path / "m.gguf", layers=2)
-    assert movable(path, type_k=kind, type_v=kind)
+    assert can_shift_cells(path, type_k=kind, type_v=kind)
 
 
-def test_a_sliding_window_may_be_moved(tmp_path: Path) -> None:
-    assert movable(tiny_gguf.gemma3(tmp_path / "m.gguf", hidden=128, layers=6))
+def test_a_model_with_a_sliding_window_can_be_shifted(tmp_path: Path) -> None:
+    assert can_shift_cells(tiny_gguf.gemma3(tmp_path / "m.gguf", hidden=128, layers=6))
 
 
 @pytest.mark.parametrize(
@@ -43,29 +43,36 @@ def test_a_sliding_window_may_be_moved(tmp_path: Path) -> None:
     [("llama", YARN), ("llama", {"rope.scaling.attn_factor": 1.5}), ("smollm3", {})],
     ids=["yarn", "an attention factor", "layers without positions"],
 )
-def test_keys_that_turning_spoils_are_found_out(
+def test_the_trial_finds_keys_that_a_shift_damages(
     arch: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    assert not movable(tiny_gguf.llama(tmp_path / "m.gguf", arch=arch, layers=4, settings=settings))
-
-
-def test_what_ggml_would_abort_on_is_refused(tmp_path: Path) -> None:
-    half = tiny_gguf.gemma3(
-        tmp_path / "half.gguf", hidden=256, layers=6, settings={"rope.dimension_count": 32}
+    assert not can_shift_cells(
+        tiny_gguf.llama(tmp_path / "m.gguf", arch=arch, layers=4, settings=settings)
     )
-    assert movable(half)
-    assert not movable(half, type_k="q8_0", type_v="q8_0")
-    assert not movable(half, type_k="bf16", type_v="bf16")
-    assert not movable(
+
+
+def test_caches_that_ggml_would_abort_on_are_refused(tmp_path: Path) -> None:
+    partial_rotation = tiny_gguf.gemma3(
+        tmp_path / "partial_rotation.gguf",
+        hidden=256,
+        layers=6,
+        settings={"rope.dimension_count": 32},
+    )
+    assert can_shift_cells(partial_rotation)
+    assert not can_shift_cells(partial_rotation, type_k="q8_0", type_v="q8_0")
+    assert not can_shift_cells(partial_rotation, type_k="bf16", type_v="bf16")
+    assert not can_shift_cells(
         tiny_gguf.gemma3(tmp_path / "windows.gguf", hidden=128, layers=2)
     )  # no dense layer
-    silent = {"rope.scaling.finetuned": False, "logit_scale": 1.0}
-    assert not movable(
-        tiny_gguf.llama(tmp_path / "silent.gguf", arch="granite", layers=2, settings=silent)
+    without_rope = {"rope.scaling.finetuned": False, "logit_scale": 1.0}
+    assert not can_shift_cells(
+        tiny_gguf.llama(
+            tmp_path / "without_rope.gguf", arch="granite", layers=2, settings=without_rope
+        )
     )
 
 
-def test_recurrent_state_is_not_moved(tmp_path: Path) -> None:
+def test_recurrent_state_cannot_be_shifted(tmp_path: Path) -> None:
     path = tiny_gguf.mamba(tmp_path / "m.gguf")
     with open_model(path) as model, open_context(model, ContextOptions(256, 32, 32, 1)) as context:
         decode(context, [5, 6, 7, 8])
@@ -76,30 +83,33 @@ def test_recurrent_state_is_not_moved(tmp_path: Path) -> None:
 
 
 def decode(context: Context, tokens: list[int], sequence: int = 0) -> np.ndarray:
+    """Return the logits after `tokens`, which continue the sequence."""
     start = context.last_position(sequence) + 1
     wants = [False] * (len(tokens) - 1) + [True]
     rows = BatchRows(tokens, range(start, start + len(tokens)), [sequence] * len(tokens), wants)
     return np.array(context.decode(rows)[0].logits)
 
 
-def test_an_interruption_waits_until_the_keys_are_turned(stories_gguf: Path) -> None:
-    """A pass that is stopped while keys are turned leaves some layers turned and others not."""
+def test_an_interrupt_waits_until_the_shift_is_complete(stories_gguf: Path) -> None:
+    """A pass that is stopped while it rotates keys would leave the keys of some layers rotated and
+    those of others not.
+    """
     options = ContextOptions(256, 32, 32, 1, 1, 1, "f32", "f32", "off")
     with open_model(stories_gguf) as model, open_context(model, options) as context:
         found = []
-        for stopped in (False, True):
+        for is_interrupted in (False, True):
             context.clear()
             decode(context, [5, 6, 7, 8, 9, 10, 11, 12])
-            if stopped:
+            if is_interrupted:
                 context.interrupt()
             context.shift(0, 2, 5, 12)
             assert (context.first_position(0), context.last_position(0)) == (0, 4)
-            context.stop.reset()  # the pass that comes next would have been stopped
+            context.stop.reset()  # otherwise the request would stop the next pass
             found.append(decode(context, [13]))
         np.testing.assert_array_equal(*found)
 
 
-def test_shared_cells_stay_and_the_others_keep_their_text(stories_gguf: Path) -> None:
+def test_shared_cells_are_not_moved_and_the_other_sequence_is_unchanged(stories_gguf: Path) -> None:
     options = ContextOptions(256, 32, 32, 2, 1, 1, "f32", "f32", "off")
     with open_model(stories_gguf) as model, open_context(model, options) as context:
         decode(context, [5, 6, 7, 8])
@@ -109,14 +119,16 @@ def test_shared_cells_stay_and_the_others_keep_their_text(stories_gguf: Path) ->
             with pytest.raises(AssertionError, match="another sequence"):
                 context.shift(0, start, end, 22)
         context.shift(0, 1, 4, 22)
-        assert [context.last_position(one) for one in (0, 1)] == [3, 2]
-        got = decode(context, [9], 1)
+        assert [context.last_position(sequence) for sequence in (0, 1)] == [3, 2]
+        logits = decode(context, [9], 1)
         context.clear()
-        np.testing.assert_allclose(got, decode(context, [5, 6, 7, 9]), atol=1e-4)
+        np.testing.assert_allclose(logits, decode(context, [5, 6, 7, 9]), atol=1e-4)
 
 
-def test_a_window_that_is_smaller_than_the_context_is_not_moved(tmp_path: Path) -> None:
-    """llama.cpp moves window layers where they have as many cells as the dense ones."""
+def test_a_window_smaller_than_the_context_cannot_be_shifted(tmp_path: Path) -> None:
+    """llama.cpp moves the cells of window layers only if they have as many cells as the other
+    layers.
+    """
     path = tiny_gguf.gemma3(tmp_path / "m.gguf", hidden=128, layers=6)
     with (
         open_model(path) as model,
@@ -128,7 +140,7 @@ def test_a_window_that_is_smaller_than_the_context_is_not_moved(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("first", "start", "end", "whole"),
+    ("first", "start", "end", "survives"),
     [
         (0, 10, 90, True),
         (0, 10, 99, True),
@@ -139,26 +151,26 @@ def test_a_window_that_is_smaller_than_the_context_is_not_moved(tmp_path: Path) 
         (4, 10, 84, True),
     ],
 )
-def test_a_window_that_has_moved_on_moves_whole_or_not_at_all(
-    first: int, start: int, end: int, whole: bool
+def test_a_window_survives_a_shift_only_if_it_stays_complete(
+    first: int, start: int, end: int, survives: bool
 ) -> None:
-    assert window_survives_shift(first, start, end, 100, 16) is whole
+    assert window_survives_shift(first, start, end, 100, 16) is survives
     assert window_survives_shift(first, start, end, 100, 0)
 
 
-def test_who_shares_what_is_known_from_copies_and_cuts() -> None:
-    sharing = SharedCells()
-    sharing.record_copy(0, 1, 0, 10)
-    sharing.record_copy(1, 2, 0, 6)
-    assert [sharing.shared_end(one) for one in range(4)] == [10, 10, 6, 0]
-    sharing.record_cut(1, 3)
-    assert [sharing.shared_end(one) for one in range(4)] == [
+def test_shared_cells_are_derived_from_copies_and_cuts() -> None:
+    shared_cells = SharedCells()
+    shared_cells.record_copy(0, 1, 0, 10)
+    shared_cells.record_copy(1, 2, 0, 6)
+    assert [shared_cells.shared_end(sequence) for sequence in range(4)] == [10, 10, 6, 0]
+    shared_cells.record_cut(1, 3)
+    assert [shared_cells.shared_end(sequence) for sequence in range(4)] == [
         6,
         3,
         6,
         0,
     ]  # 0 and 2 still share what 1 had from 0
-    sharing.record_cut(2, 0)
-    assert [sharing.shared_end(one) for one in range(3)] == [3, 3, 0]
-    sharing.record_cut(0, 0)
-    assert [sharing.shared_end(one) for one in range(3)] == [0, 0, 0]
+    shared_cells.record_cut(2, 0)
+    assert [shared_cells.shared_end(sequence) for sequence in range(3)] == [3, 3, 0]
+    shared_cells.record_cut(0, 0)
+    assert [shared_cells.shared_end(sequence) for sequence in range(3)] == [0, 0, 0]

@@ -32,38 +32,38 @@ WORDS = (
 
 @pytest.fixture(scope="module", params=NAMES)
 def model(request: pytest.FixtureRequest) -> Iterator[Model]:
-    """A vocabulary without a model."""
+    """A model file that contains only a vocabulary."""
     path = VOCABULARIES / f"ggml-vocab-{request.param}.gguf"
     if not path.exists():
-        pytest.skip(f"{path.name} is not here")
+        pytest.skip(f"{path.name} is missing")
     with open_model(path, vocab_only=True) as found:
         yield found
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_parts_have_the_tokens_of_the_whole(
+def test_a_text_in_parts_has_the_tokens_of_the_whole_text(
     model: Model, special: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(7)
-    ends = sorted(text.decode() for text in model._seams._special)
-    assert ends
-    cut = 0
+    names = sorted(text.decode() for text in model._splits._special_tokens)
+    assert names
+    n_cut = 0
     for _ in range(100):
-        text = "".join(rng.choice((*ends[:20], *WORDS)) for _ in range(rng.randrange(1, 60)))
+        text = "".join(rng.choice((*names[:20], *WORDS)) for _ in range(rng.randrange(1, 60)))
         whole = model.tokenize(text, special=special, add_special=True)
-        with monkeypatch.context() as patched:
+        with monkeypatch.context() as patch:
             size = rng.choice((1, 9, 40))
-            patched.setattr(binding, "SLICE_BYTES", size)
-            patched.setattr(tokenize_splits, "SLICE_BYTES", size)
+            patch.setattr(binding, "SLICE_BYTES", size)
+            patch.setattr(tokenize_splits, "SLICE_BYTES", size)
             assert model.tokenize(text, special=special, add_special=True) == whole, text
-            parts = list(model._seams.split_text(text.encode(), special))
+            parts = list(model._splits.split_text(text.encode(), special))
         assert b"".join(parts) == text.encode()
-        cut += len(parts) > 1
+        n_cut += len(parts) > 1
         assert model.min_tokens(text) <= len(whole)
-    assert cut or not special  # without control tokens there may be nothing to cut at
+    assert n_cut or not special  # without control tokens there may be no place to cut
 
 
-def test_the_least_number_of_tokens_is_told(model: Model) -> None:
+def test_the_lower_bound_of_a_text_of_longest_tokens_is_their_number(model: Model) -> None:
     longest = max(range(model.n_vocab), key=lambda token: len(model.piece(token, special=True)))
     assert (
         model.min_tokens(model.piece(longest, special=True).decode("utf-8", "replace") * 50) >= 50
@@ -71,7 +71,9 @@ def test_the_least_number_of_tokens_is_told(model: Model) -> None:
 
 
 class Library:
-    """Of llama.cpp what Seams asks for: (text, attributes) by token."""
+    """The functions of llama.cpp that TokenizeSplits calls, for a vocabulary of (text, attributes)
+    tokens.
+    """
 
     def __init__(self, *tokens: tuple[bytes, int]) -> None:
         self.tokens = tokens
@@ -83,10 +85,10 @@ class Library:
         return self.tokens[token][0]
 
 
-def test_nothing_is_cut_where_another_token_may_begin_or_space_is_taken(
+def test_no_cut_is_made_after_overlapping_tokens_or_tokens_that_strip_spaces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    known = Library(
+    library = Library(
         (b"<a>", tokenize_splits.CONTROL_ATTR),
         (b"<a><b>", tokenize_splits.CONTROL_ATTR),
         (b"<s>", tokenize_splits.CONTROL_ATTR | tokenize_splits.STRIP_ATTRS),
@@ -94,9 +96,9 @@ def test_nothing_is_cut_where_another_token_may_begin_or_space_is_taken(
         (b"<c>", tokenize_splits.CONTROL_ATTR),
         (b"plain", 4),
     )
-    monkeypatch.setattr(tokenize_splits, "lib", lambda: known)
+    monkeypatch.setattr(tokenize_splits, "lib", lambda: library)
     monkeypatch.setattr(tokenize_splits, "SLICE_BYTES", 1)
-    found = tokenize_splits.TokenizeSplits(None, len(known.tokens))
+    found = tokenize_splits.TokenizeSplits(None, len(library.tokens))
     assert found.strips_spaces
     assert list(found.split_text(b"x<a><b>y<s> z<u>v<c>w", special=True)) == [
         b"x<a><b>y<s> z<u>",

@@ -1,6 +1,6 @@
-// Products of several rows with quantized weights, in bfloat16: a ggml backend (ggml-backend-impl.h) to which its
-// scheduler assigns such products as it does to BLAS. scripts/build/llama.cmake builds it into libggml-cpu; gemm.py
-// registers it and sets the number of rows from which it is used.
+// Matrix products of several rows of inputs with quantized weights, computed in bfloat16. This is a ggml backend
+// (ggml-backend-impl.h): ggml's scheduler assigns such products to it, as it does to BLAS. scripts/build/llama.cmake
+// builds it into libggml-cpu; gemm.py registers it and sets the number of rows of inputs from which it is used.
 //
 // ggml multiplies the legacy types (Q4_0 ... Q8_0) row by row, which is slow for many rows. Here a thread decodes BLOCK
 // rows of weights to bfloat16 once and multiplies them with all rows of inputs. Weights and inputs keep eight bits of
@@ -8,9 +8,9 @@
 // integer tiles for them.
 //
 // AVX512_BF16 adds pairs of products in each element of a vector. Inputs are therefore packed in strips: for each pair
-// of columns STRIP rows side by side, all multiplied by the same weight. Up to FEWEST rows are not packed, and their
-// sums are reduced across vectors at the end. In both cases the order of a row's sum is independent of other rows and
-// of the number of threads.
+// of columns, the inputs of STRIP rows are side by side, and all are multiplied by the same pair of weights. Up to
+// FEWEST rows are not packed; each row has a vector of sums, which are added up at the end. In both cases the order in
+// which a row is summed depends neither on other rows nor on the number of threads.
 #define EXPORT __attribute__((visibility("default")))
 
 #if defined(__AVX512BF16__) && defined(__F16C__) && defined(_OPENMP)
@@ -80,8 +80,9 @@ static inline __m512bh q8_0(const uint8_t * at) {
     return pairs_of(d * floats(_mm512_cvtepi8_epi32(first), 0), d * floats(_mm512_cvtepi8_epi32(second), 0));
 }
 
-// For each type: a row of weights as bfloat16, and its products with up to 4 or 8 rows of inputs [.., columns] of
-// bfloat16. For so few rows storing and reloading decoded weights costs more than decoding them beside the sums.
+// Three functions for each type. TYPE_row decodes a row of weights to bfloat16. TYPE_four and TYPE_eight multiply a row
+// of weights with 4 or 8 rows of bfloat16 inputs [.., columns]. They decode weights while they sum, because storing and
+// reloading decoded weights would take longer for so few rows.
 #define EACH(TYPE, BYTES)                                                                                          \
     static void TYPE##_row(const uint8_t * at, uint32_t * out, int64_t columns) {                                  \
         for (int64_t i = 0; i < columns; i += 32, at += BYTES, out += 16) {                                        \
@@ -115,7 +116,7 @@ typedef struct {
     void (*row)(const uint8_t * blocks, uint32_t * out, int64_t columns);
     void (*four)(const uint8_t * blocks, const uint32_t * inputs, int64_t columns, float * sums);
     void (*eight)(const uint8_t * blocks, const uint32_t * inputs, int64_t columns, float * sums);
-    int rows;  // fewest rows for which it is faster than ggml
+    int rows;  // fewest rows of inputs for which these functions are faster than ggml's
 } Kind;
 
 static Kind kind(enum ggml_type type) {
@@ -131,7 +132,7 @@ static Kind kind(enum ggml_type type) {
 
 // ---- products
 
-// Converts rows of inputs to bfloat16, one after another; rows beyond `count` are 0.
+// Converts `count` rows of inputs to bfloat16, and sets further rows up to `most` to 0.
 static void lay(const float * rows, int64_t count, int64_t columns, int64_t most, uint32_t * out) {
     for (int64_t i = 0; i < count * columns; i += 32) {
         const __m512bh both = pairs_of(_mm512_loadu_ps(rows + i), _mm512_loadu_ps(rows + i + 16));
@@ -140,7 +141,7 @@ static void lay(const float * rows, int64_t count, int64_t columns, int64_t most
     memset(out + count * columns / 2, 0, (most - count) * columns * 2);
 }
 
-// Packs a strip: STRIP rows for each pair of columns; rows beyond `count` are 0.
+// Packs `count` rows of inputs into a strip of STRIP rows, pair of columns by pair of columns. Further rows are 0.
 static void pack(const float * rows, int count, int64_t columns, uint32_t * out) {
     for (int r = count; r < STRIP; r++)
         for (int64_t p = 0; p < columns / 2; p++) out[p * STRIP + r] = 0;
@@ -155,7 +156,8 @@ static void pack(const float * rows, int count, int64_t columns, uint32_t * out)
     }
 }
 
-// Sums of N strips of inputs with ACROSS rows of weights; only `rows` and `across` of them are written.
+// Multiplies N strips of inputs with ACROSS rows of weights. Only the products of the first `rows` rows of inputs with
+// the first `across` rows of weights are written to `out`, whose rows are `stride` floats apart.
 #define TILE(NAME, N)                                                                                                \
     static void NAME(                                                                                                \
         const uint32_t * inputs, int64_t pairs, const uint32_t * weights, float * out, int64_t stride, int64_t rows, \
@@ -213,7 +215,7 @@ static void * grown(Buffer * buffer, size_t size) {
 
 static inline int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
 
-// Sums of `rows` unpacked inputs with `count` rows of weights from `first` on; out [rows, height].
+// Multiplies `rows` unpacked rows of inputs with `count` rows of weights from `first` on; out [rows, height].
 static void few(const uint32_t * laid, int64_t rows, const Weights * of, int64_t first, int64_t count, float * out) {
     float sums[FEWEST];
     for (int64_t j = first; j < first + count; j++) {
@@ -222,7 +224,7 @@ static void few(const uint32_t * laid, int64_t rows, const Weights * of, int64_t
     }
 }
 
-// The same for packed inputs; `decoded` is space for BLOCK rows of weights.
+// Does the same as few() for packed inputs; `decoded` is a buffer for BLOCK rows of weights.
 static void many(
     const uint32_t * packed, int64_t rows, const Weights * of, int64_t first, int64_t count, uint32_t * decoded,
     float * out
@@ -247,7 +249,7 @@ static bool product(Work * work, Weights of, const float * inputs, int64_t rows,
     uint8_t * buffers = grown(&work->weights, each * work->threads);
     if (!ready || !buffers) return false;
     if (rows <= FEWEST) lay(inputs, rows, of.columns, FEWEST, ready);
-    atomic_long next = 0;  // blocks are taken one by one: a busy core takes fewer
+    atomic_long next = 0;  // threads fetch one block at a time, so that a busy core computes fewer
 #pragma omp parallel num_threads(work->threads)
     {
         uint32_t * mine = (uint32_t *)(buffers + each * omp_get_thread_num());
@@ -377,7 +379,7 @@ ggml_backend_reg_t llmcli_gemm(void) {
     return &registry;
 }
 
-// Leaves products of fewer rows to ggml; 0 leaves all to it.
+// Sets from how many rows of inputs products are computed here; ggml computes smaller ones. 0 leaves all to ggml.
 void llmcli_gemm_from(int rows) { from_rows = rows > 0 ? rows : NEVER; }
 
 // Computes one product; returns 1, or 0 if the type is not supported or memory is out.

@@ -1,13 +1,13 @@
-"""llmcli's own products of many bfloat16 rows with quantized weights (gemm.c), available if the
+"""llmcli's own matrix products of bfloat16 inputs with quantized weights (gemm.c), available if the
 build of llama.cpp contains them.
 
-They need a CPU with AVX512_BF16, and for prompts they are up to 3.5 times as fast as ggml's.
-Results differ from those of single rows by rounding, but less than ggml's results do, which come
-from 8-bit inputs. ggml still computes k-quants, floats, weights that it has repacked, and
-everything on a machine with a GPU.
+They need a CPU with AVX512_BF16, and are faster than ggml's products for prompts. Their rounding
+differs from that of single rows, which ggml computes. It is more exact than ggml's, which rounds
+inputs to 8 bits. ggml still computes k-quants, floats, weights that it has repacked, and everything
+on a machine with a GPU.
 
-The setting applies to the whole process, because ggml asks a device whether it computes a product,
-and a device has no access to contexts.
+The setting applies to the whole process: ggml asks a device whether it computes a product, and the
+device does not know for which context.
 """
 
 import ctypes
@@ -25,14 +25,15 @@ from llmcli.runtime.binding.library import ggml
 
 Floats = NDArray[np.float32]
 GEMM_MODES = ("auto", "ggml")
-# Minimum rows for a single conversation: as many as a tile of flash attention (forward_pass.py),
-# which also rounds differently. Single tokens and drafts have fewer rows, so they do not change.
+# Minimum rows of inputs for a single conversation: as many as flash attention computes in a tile
+# (forward_pass.py), which also rounds differently from single rows. Passes with single tokens or
+# drafts have fewer rows, so ggml computes them.
 MIN_PROMPT_ROWS = 64
-# minimum rows for several answers at once; each type of weights also has a minimum
+# minimum rows of inputs for several answers at once; gemm.c has a higher minimum for some types
 MIN_ANSWER_ROWS = 2
 
-# the minimum rows of each open block, in lists of one element so that blocks are compared by
-# identity
+# the minimum rows of each open `enabled` block, innermost last, each in a list of one element so
+# that blocks are compared by identity
 _minimums: list[list[int]] = []
 
 
@@ -45,8 +46,9 @@ def check_mode(mode: str) -> None:
 
 
 def choose_min_rows(mode: str, answers: int, has_drafts: bool) -> int:
-    """Return the minimum rows of a product for own kernels; 0 for no own kernels. `answers`:
-    answers at once. `has_drafts`: whether tokens are drafted.
+    """Return how many rows of inputs a product must have to be computed by llmcli's own code; 0 if
+    ggml shall compute all products. `mode`: the value of --gemm. `answers`: how many answers are
+    generated at once. `has_drafts`: whether tokens are drafted.
     """
     if mode == "ggml":
         return 0
@@ -54,17 +56,18 @@ def choose_min_rows(mode: str, answers: int, has_drafts: bool) -> int:
 
 
 def is_available() -> bool:
-    """Return whether own products can be used on this machine. With a GPU they are off: ggml gives
-    the GPU large products of weights in the CPU's buffers, but not those of another device such as
-    this one.
+    """Return whether llmcli's own products can be used on this machine. They cannot on a machine
+    with a GPU: ggml gives the GPU large products of weights in the CPU's buffers, but takes none
+    from another device such as this one.
     """
     return _functions() is not None and free_gpu_bytes() is None
 
 
 @contextmanager
 def enabled(min_rows: int) -> Iterator[None]:
-    """Use own kernels for products of at least this many rows inside the block; 0 uses none. In
-    nested blocks the innermost setting applies. Contexts must be created inside the block.
+    """Use llmcli's own products for at least `min_rows` rows of inputs inside the block; 0 leaves
+    all products to ggml. In nested blocks the innermost setting applies. Contexts must be created
+    inside the block.
     """
     minimum = [min_rows if min_rows and is_available() else 0]
     _minimums.append(minimum)
@@ -77,8 +80,9 @@ def enabled(min_rows: int) -> Iterator[None]:
 
 
 def _apply() -> None:
-    """Register the device of own products with ggml if a block uses it, otherwise unload it. It is
-    not always registered, because a dry run would count its buffers twice: they belong to the CPU.
+    """Apply the setting of the innermost block, and register llmcli's device with ggml while a
+    block uses it. It is not registered all the time, because a dry run would count its buffers
+    twice: they are those of the CPU.
     """
     library = _functions()
     if library is None:
@@ -90,8 +94,9 @@ def _apply() -> None:
 
 
 def multiply(kind: int, blocks: NDArray[np.uint8], inputs: Floats, threads: int) -> Floats | None:
-    """Return the products of inputs with quantized weights. `kind`: the ggml type of the weights.
-    Return None when the type is not supported or the build does not contain own products.
+    """Return the product of inputs with a quantized weight matrix. `kind`: the ggml type of the
+    weights. Return None when the type is not supported, or when the build does not contain llmcli's
+    own products.
 
     Shapes: blocks `[height, row_bytes]`, inputs `[rows, columns]`, result `[rows, height]`.
     """
@@ -116,6 +121,9 @@ def multiply(kind: int, blocks: NDArray[np.uint8], inputs: Floats, threads: int)
 
 @functools.cache
 def _functions() -> Any:
+    """Return libggml with the types of the gemm.c functions declared, or None if the build does not
+    contain them.
+    """
     library = ggml()
     if not hasattr(library, "llmcli_gemm"):
         return None

@@ -1,8 +1,9 @@
-"""Log-sum-exp of a row of logits, for log-probabilities, and the maxima of its strands.
+"""The log-sum-exp of a row of logits, for log-probabilities. The same scan can find the maxima of
+the row's strands (row.c), which speed up the search for the likeliest tokens.
 
-llmcli's own C (row.c) scans a row once for both. Without it, libggml-cpu's vectorized softmax is
-used; it is exported without being public, so numpy computes the sum where that name is missing. All
-give equal results within rounding.
+llmcli's C code (row.c) computes both in one scan. A build without it uses the vectorized softmax of
+libggml-cpu, a function that is exported although it is not public. Where that is missing too, numpy
+computes the sum. All three give equal results within rounding.
 """
 
 import ctypes
@@ -22,28 +23,28 @@ from llmcli.runtime.binding.kernels import row_scan
 SOFTMAX_SYMBOL = "ggml_vec_soft_max_f32"
 MIN_SUM = 1e-30  # below this, the exponentials in the sum have lost their digits
 LIBRARY_NAMES = {"linux": ("libggml-cpu.so",), "darwin": ("libggml-cpu.dylib", "libggml-cpu.so")}
-
-
 # Rows are summed in pieces of this many logits, so that the exponentials stay in the nearest CPU
 # caches.
 PIECE_LOGITS = 16384
 
 
 class LogSumExp:
-    """Log-sum-exp over rows of logits, float32 `[n_vocab]` each; owns small buffers."""
+    """Computes the log-sum-exp of rows of logits, float32 `[n_vocab]` each, with the fastest
+    available code. It owns a small buffer for exponentials.
+    """
 
     def __init__(self) -> None:
         self._buffer = np.empty(PIECE_LOGITS, np.float32)
         self._address = self._buffer.ctypes.data
-        self._own, self._native = row_scan.load_row_scan(), _native()
+        self._row_scan, self._native = row_scan.load_row_scan(), _native()
 
     def __call__(self, logits: NDArray[np.float32], address: int, near: float) -> float:
-        """Return the log of the sum of exp(logits). `address`: the address of the logits, which are
-        not changed.
+        """Return the log of the sum of exp(logits). `address`: the memory address of `logits`,
+        which are not changed.
 
         `near`: a number that is subtracted before exponentials are taken, best a logit within 80 of
-        the largest one. This saves the search for the maximum. If `near` is further away, the
-        maximum is searched and used.
+        the largest one. A good value saves the search for the maximum. If `near` is further away,
+        the maximum is searched and used instead.
 
         Shapes: logits `[n_vocab]`.
         """
@@ -56,16 +57,18 @@ class LogSumExp:
         """Return the log-sum-exp like `__call__`. If llmcli's C code is available, the same scan
         also fills in `maxima`.
         """
-        if self._own is None or not math.isfinite(near):
+        if self._row_scan is None or not math.isfinite(near):
             return self(logits, address, near)
-        total = self._own.sum_exp(address, len(logits), near, maxima.buffer_address(len(logits)))
+        total = self._row_scan.sum_exp(
+            address, len(logits), near, maxima.buffer_address(len(logits))
+        )
         if not math.isnan(total):
             maxima.mark_filled()
         return self._log(logits, address, near, total)
 
     def _log(self, logits: NDArray[np.float32], address: int, near: float, total: float) -> float:
-        """Return the logarithm of the sum `total`. The sum is computed again if `near` was too far
-        from the maximum.
+        """Return the log-sum-exp from `total`, the sum of exp(logits - near). If `near` was too far
+        from the maximum for an exact sum, the sum is first computed again from the maximum.
         """
         if not math.isfinite(total) or total < MIN_SUM:
             near = float(logits.max())
@@ -73,12 +76,13 @@ class LogSumExp:
         return near + math.log(total)
 
     def _sum(self, logits: NDArray[np.float32], address: int, near: float) -> float:
+        """Return the sum of exp(logits - near)."""
         native, count = self._native, len(logits)
-        if self._own is not None:
-            return float(self._own.sum_exp(address, count, near, None))
+        if self._row_scan is not None:
+            return float(self._row_scan.sum_exp(address, count, near, None))
         if native is None:
             return sum(
-                self._plain(logits[at : at + PIECE_LOGITS], near)
+                self._numpy_sum(logits[at : at + PIECE_LOGITS], near)
                 for at in range(0, count, PIECE_LOGITS)
             )
         total = 0.0
@@ -86,7 +90,8 @@ class LogSumExp:
             total += native(min(PIECE_LOGITS, count - at), self._address, address + 4 * at, near)
         return total
 
-    def _plain(self, piece: NDArray[np.float32], near: float) -> float:
+    def _numpy_sum(self, piece: NDArray[np.float32], near: float) -> float:
+        """Return the sum of exp(piece - near), computed by numpy."""
         buffer = self._buffer[: len(piece)]
         with np.errstate(over="ignore", invalid="ignore"):
             np.subtract(piece, np.float32(near), out=buffer)
@@ -96,6 +101,7 @@ class LogSumExp:
 
 @functools.cache
 def _native() -> Any | None:
+    """Return the softmax function of libggml-cpu, or None if it is not exported."""
     spec = find_spec("llama_cpp")
     assert spec and spec.origin
     for name in LIBRARY_NAMES.get(sys.platform, ()):

@@ -3,9 +3,9 @@
 // second pass would fetch it again. scripts/build/llama.cmake builds it into libggml-base; row_scan.py calls it.
 // Infinities and NaN are handled, so it must not be compiled with -ffast-math.
 //
-// A strand is one lane of PIECE consecutive vectors, so that its maximum is computed in a register and the values that
-// are read again are close together: the forty likeliest of 262,144 tokens are in 640 cache lines, in 2,560 if strands
-// were the columns of a table of 4,096 columns, which is fastest in numpy (ranked.py).
+// A strand is one lane of PIECE consecutive vectors: PIECE logits that are LANES apart. Its maximum is computed in a
+// register. To find the likeliest tokens, only the strands with the largest maxima are read again, and each is in few
+// cache lines. The numpy version (sampling/top_logprobs.py) uses the columns of a table instead.
 #include <stdbool.h>
 
 #include "../../../../quant/native/lanes.h"
@@ -61,7 +61,8 @@ static inline F part(const float * x, int64_t count, int64_t at) {
     return out;
 }
 
-// Sums and strand maxima of `vectors` vectors, or the maxima alone.
+// Writes the maxima of the strands in `vectors` vectors from vector `first` on to `most`. If `sums`, also adds their
+// e^(x - near) to `total`.
 __attribute__((always_inline)) static inline void piece(const float * x, int64_t count, int64_t first, int vectors,
                                                         float near, const int sums, D * total, F * most) {
     F even = {0}, odd = {0}, top = least_of_all();
@@ -86,6 +87,8 @@ __attribute__((always_inline)) static inline void piece(const float * x, int64_t
 
 static inline int64_t pieces(int64_t count) { return (count + PIECE * LANES - 1) / (PIECE * LANES); }
 
+// Scans a row of `count` logits. Returns the sum of e^(x - near), or 0 unless `sums`. If `largest` is given, the
+// maximum of each strand is written to it.
 __attribute__((always_inline)) static inline double look(const float * x, int64_t count, float near, const int sums,
                                                          float * largest) {
     D total = {0};
@@ -116,8 +119,8 @@ EXPORT double llmcli_look(const float * x, int64_t count, float near, float * la
 // The maximum of each strand, without the sum.
 static void strands(const float * x, int64_t count, float * largest) { look(x, count, 0, 0, largest); }
 
-// The index of the first largest logit; -1 if all are -infinity. `largest` are the strand maxima if `known`, else
-// space for them.
+// The index of the first largest logit; -1 if all are -infinity. `largest` holds the strand maxima if `known`;
+// otherwise they are written to it.
 EXPORT int64_t llmcli_likeliest(const float * x, int64_t count, float * largest, int known) {
     if (!known) strands(x, count, largest);
     const int64_t size = llmcli_strands(count);

@@ -1,4 +1,6 @@
-"""llmcli's C functions over a row of logits (row.c), if the build of llama.cpp contains them."""
+"""llmcli's C functions that scan a row of logits (row.c), if the build of llama.cpp contains them.
+A strand is a group of logits whose maximum the C code computes together.
+"""
 
 import ctypes
 import functools
@@ -10,8 +12,9 @@ from quant.native import ggml
 
 
 class RowScan(NamedTuple):
-    """llmcli's C functions. The argument `row` of a function consists of the address of the logits,
-    their number, the address of the row's strand maxima, and whether these are filled in.
+    """The C functions of row.c, with their arguments and results in the comments. `*row` stands for
+    four arguments: the address of the logits, their number, the address of the row's strand maxima,
+    and whether the maxima are filled in.
     """
 
     count_maxima: Any  # (number of logits) -> number of strand maxima, floats
@@ -23,13 +26,15 @@ class RowScan(NamedTuple):
 
 @functools.cache
 def load_row_scan() -> RowScan | None:
-    """Return the C functions of the installed libggml-base, or None if it does not contain them."""
+    """Return the C functions of the installed libggml-base. Return None if it does not contain
+    them.
+    """
     return declare_functions(ggml.open_library())
 
 
 def declare_functions(library: Any) -> RowScan | None:
-    """Return the C functions of `library` with their argument types declared, or None if it does
-    not contain them.
+    """Return the C functions of a ctypes library, with their argument types declared. Return None
+    if the library does not contain them.
     """
     pointer, count, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     if not hasattr(library, "llmcli_draw"):
@@ -52,32 +57,40 @@ def declare_functions(library: Any) -> RowScan | None:
 
 
 class RowMaxima:
-    """A buffer for the maxima of a row's strands (row.c), and whether it is filled in for the row
-    that is drawn from next.
+    """A reusable buffer for the strand maxima of a row (row.c), and a mark whether it is filled in
+    for the row from which the next token is drawn. A scan for log-probabilities fills it in, so
+    that the draw need not scan the row again.
 
-    `scan`: the C functions, or None if the build does not contain them. The buffer is never filled
-    in then.
+    `scan`: the C functions, or None if the build does not contain them. Without them the buffer is
+    never filled in.
     """
 
     def __init__(self) -> None:
         self.scan = load_row_scan()
-        self._room, self._place, self._count, self._known = np.empty(0, np.float32), 0, 0, False
+        self._buffer, self._address, self._count, self._is_filled = (
+            np.empty(0, np.float32),
+            0,
+            0,
+            False,
+        )
 
     def buffer_address(self, count: int) -> int:
-        """Return the address of the buffer, resized for `count` logits."""
+        """Return the address of the buffer, which is resized for a row of `count` logits if
+        necessary.
+        """
         if count != self._count:
             assert self.scan is not None
-            self._room, self._count = np.empty(self.scan.count_maxima(count), np.float32), count
-            self._place = self._room.ctypes.data
-        return self._place
+            self._buffer, self._count = np.empty(self.scan.count_maxima(count), np.float32), count
+            self._address = self._buffer.ctypes.data
+        return self._address
 
     def mark_filled(self) -> None:
-        """Record that the maxima were written for the row that is drawn from next."""
-        self._known = True
+        """Record that the buffer holds the maxima of the row from which the next token is drawn."""
+        self._is_filled = True
 
     def consume(self, count: int) -> tuple[int, bool]:
-        """Return the address of the buffer, and whether it is filled in. From then on it counts as
-        not filled in, because the row may be changed.
+        """Return the address of the buffer for a row of `count` logits, and whether it is filled
+        in. Afterwards it counts as not filled in, because the row may be changed.
         """
-        is_filled, self._known = self._known, False
+        is_filled, self._is_filled = self._is_filled, False
         return self.buffer_address(count), is_filled
