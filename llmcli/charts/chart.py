@@ -1,5 +1,5 @@
-"""The data of a chart, as immutable values. The SVG renderer and the terminal renderer draw the
-same values.
+"""The content of charts and tables, as immutable dataclasses without any drawing code. SVG
+pictures, terminal text and data tables are all made from these dataclasses.
 """
 
 import math
@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis. `title`: includes the unit.
-
-    `is_log`: a logarithmic axis, on which equal distances are equal ratios. `from_zero`: the axis
-    starts at zero, which bars need; if False, it starts near the smallest value, which suits ratios
-    around 1.
+    """An axis of a chart. `title`: text next to the axis, with the unit. `is_log`: use a
+    logarithmic scale. `from_zero`: a linear scale starts at 0; if False, it starts near the
+    smallest value, which is better for values such as ratios around 1.
     """
 
     title: str
@@ -22,10 +20,10 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One point of a plot, with an optional label and note.
+    """A point of a plot at (x, y), with an optional label and an optional note.
 
-    The SVG shows the label next to the point, and the note if there is space for both. The data
-    table always contains both.
+    A picture shows the label and the note beside the point if there is space, otherwise the label
+    alone, otherwise neither. The data table always contains both.
     """
 
     x: float
@@ -35,13 +33,15 @@ class Point:
 
     @property
     def full_label(self) -> str:
-        """The label and the note as one text."""
+        """The text "LABEL: NOTE", or the label alone if there is no note."""
         return f"{self.label}: {self.note}" if self.note else self.label
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points that belong together, drawn as a line (`line`), as marks (`marks`), or as both."""
+    """Points of a plot with a common name and color. `line`: connect them with a line. `marks`:
+    draw a mark at each point.
+    """
 
     name: str
     points: tuple[Point, ...]
@@ -51,7 +51,9 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLine:
-    """A vertical line with a label at one position of the x axis."""
+    """A vertical line at the value `position` of the x axis, with a label. Marks a limit or a
+    comparison value.
+    """
 
     position: float
     label: str
@@ -59,7 +61,11 @@ class ReferenceLine:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A chart with two numeric axes. `description`: the content of the chart in one sentence."""
+    """A chart of series of points with two numeric axes. `description`: one sentence that says what
+    the chart shows, also for screen readers.
+
+    All numbers must be finite, and positive on a logarithmic axis.
+    """
 
     title: str
     description: str
@@ -77,7 +83,9 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class NamedValue:
-    """One value of a row with its name, such as a percentile or a part of a stacked bar."""
+    """A value in a ChartRow, such as a percentile or a segment of a stacked bar. Values with the
+    same name have the same color in all rows of a chart.
+    """
 
     name: str
     value: float
@@ -85,10 +93,10 @@ class NamedValue:
 
 @dataclass(frozen=True, slots=True)
 class ChartRow:
-    """One row of a chart, with a label.
+    """A row of a RowChart: one bar, or one line of marks.
 
-    `value_range`: a range drawn around the value, such as a deviation or an interval. `note`: text
-    after the row.
+    `label`: text before the row. `note`: text after the row. `value_range`: lowest and highest
+    value of an error bar, such as a standard deviation or a confidence interval.
     """
 
     label: str
@@ -98,15 +106,19 @@ class ChartRow:
 
     @property
     def largest_value(self) -> float:
-        """The largest number that the drawing of this row reaches."""
-        ends: list[float] = [sum(value.value for value in self.values), *(self.value_range or ())]
-        return max(ends)
+        """The largest number that a bar or the error bar of this row reaches. A stacked bar reaches
+        the sum of the row's values.
+        """
+        bar_end = sum(value.value for value in self.values)
+        return max([bar_end, *(self.value_range or ())])
 
 
 @dataclass(frozen=True, slots=True)
 class RowChart:
-    """A chart of rows over one common axis. Each row is a stacked bar from 0 or, with
-    `draws_marks`, one mark for each value.
+    """A chart of horizontal rows with a common x axis. A row is a stacked bar that starts at 0. If
+    `draws_marks` is set, a row is instead a line with one mark for each value.
+
+    `description`: see Plot. All values must be finite and not negative.
     """
 
     title: str
@@ -125,12 +137,14 @@ class RowChart:
 
     @property
     def value_names(self) -> tuple[str, ...]:
-        """The names of all values, each once, in the order of their first use."""
+        """The distinct names of all values, in the order of their first use. The index of a name
+        determines its color and mark.
+        """
         return tuple(dict.fromkeys(named.name for row in self.rows for named in row.values))
 
     @property
     def axis_values(self) -> list[float]:
-        """All numbers that the axis must include."""
+        """All numbers that must be between the limits of the x axis."""
         if not self.draws_marks:
             return [
                 *(row.largest_value for row in self.rows),
@@ -149,7 +163,7 @@ Chart = Plot | RowChart
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. `right_aligned`: the columns that contain numbers."""
+    """A table of texts. `right_aligned`: indices of the columns that contain numbers."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]

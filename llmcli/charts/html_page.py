@@ -1,9 +1,9 @@
-"""A self-contained HTML report: charts with their data tables, other tables, and facts. The page
-loads nothing and runs no script.
+"""Renders a report as one self-contained HTML page: charts with their data tables, further tables,
+and lists of facts. The page loads no other file and runs no script.
 
-The browser enforces this by a strict Content-Security-Policy, which allows only the stylesheet
-whose hash it states. The page is well-formed XML. Its texts, such as model names and paths, are
-untrusted input and are always escaped.
+A strict Content-Security-Policy makes the browser enforce this: it allows nothing but the page's
+own stylesheet, which it identifies by its hash. The page is also well-formed XML. All texts in it
+are escaped, because model names and paths are untrusted input.
 """
 
 import base64
@@ -22,8 +22,8 @@ MAX_EXPANDED_ROWS = 12  # longer data tables are collapsed at first
 
 @dataclass(frozen=True, slots=True)
 class ReportPage:
-    """The content of a report. `lead`: sentences with the main results. `tables` and `facts`: each
-    with its heading.
+    """The content of a report. `lead`: sentences with the main results, shown first. `tables`:
+    pairs of heading and table. `facts`: pairs of heading and a list of (name, value) pairs.
     """
 
     title: str
@@ -35,18 +35,18 @@ class ReportPage:
 
 
 def render_html(page: ReportPage) -> str:
-    """Return the page as HTML text, to be stored as UTF-8."""
+    """Return the report as the text of an HTML file, which must be stored as UTF-8."""
     body = build_element(
         "main",
         build_element("h1", page.title),
         build_element("p", page.subtitle, class_="soft"),
-        build_element("ul", *(build_element("li", item) for item in page.lead))
+        build_element("ul", *(build_element("li", sentence) for sentence in page.lead))
         if page.lead
         else None,
         *(_section(chart, number) for number, chart in enumerate(page.charts)),
         *(
-            build_element("section", build_element("h2", name), _table(item))
-            for name, item in page.tables
+            build_element("section", build_element("h2", name), _table(table))
+            for name, table in page.tables
         ),
         *(
             build_element("section", build_element("h2", name), _facts(rows))
@@ -61,6 +61,7 @@ def render_html(page: ReportPage) -> str:
 
 
 def _head(title: str) -> Markup:
+    """Return the head element with the title, the stylesheet and the Content-Security-Policy."""
     digest = base64.b64encode(hashlib.sha256(STYLESHEET.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     return build_element(
@@ -77,9 +78,12 @@ def _head(title: str) -> Markup:
 
 
 def _section(chart: Chart, number: int) -> Markup:
-    """Return one chart in two versions, for wide and narrow screens, with its data table."""
-    numbers = build_data_table(chart)
-    shown = {"open": "open"} if len(numbers.rows) <= MAX_EXPANDED_ROWS else {}
+    """Return the section of one chart: a wide and a narrow picture, of which the stylesheet shows
+    the one that fits the screen, and a data table that can be collapsed. `number`: index of the
+    chart on the page.
+    """
+    table = build_data_table(chart)
+    is_open = "open" if len(table.rows) <= MAX_EXPANDED_ROWS else None
     return build_element(
         "section",
         build_element("h2", chart.title),
@@ -89,27 +93,29 @@ def _section(chart: Chart, number: int) -> Markup:
             draw_chart(chart, WIDE_PIXELS, f"w{number}", "wide"),
             draw_chart(chart, NARROW_PIXELS, f"s{number}", "slim"),
         ),
-        build_element("details", build_element("summary", "The numbers"), _table(numbers), **shown),
+        build_element(
+            "details", build_element("summary", "The numbers"), _table(table), open=is_open
+        ),
     )
 
 
 def _table(data: Table) -> Markup:
-    """Return a table. It scrolls horizontally if it is wider than the page."""
+    """Return a table as markup. It scrolls horizontally if it is wider than the page."""
 
-    def cell(name: str, number: int, words: str, scope: str | None = None) -> Markup:
+    def cell(tag: str, column: int, text: str, scope: str | None = None) -> Markup:
         return build_element(
-            name, words, class_="n" if number in data.right_aligned else None, scope=scope
+            tag, text, class_="n" if column in data.right_aligned else None, scope=scope
         )
 
-    def row(first: str, *rest: str) -> Markup:
+    def row(label: str, *texts: str) -> Markup:
         return build_element(
             "tr",
-            cell("th", 0, first, "row"),
-            *(cell("td", at, words) for at, words in enumerate(rest, 1)),
+            cell("th", 0, label, "row"),
+            *(cell("td", column, text) for column, text in enumerate(texts, 1)),
         )
 
     head = build_element(
-        "tr", *(cell("th", at, words, "col") for at, words in enumerate(data.columns))
+        "tr", *(cell("th", column, text, "col") for column, text in enumerate(data.columns))
     )
     table_element = build_element(
         "table",
@@ -122,11 +128,12 @@ def _table(data: Table) -> Markup:
 
 
 def _facts(rows: Sequence[tuple[str, str]]) -> Markup:
+    """Return pairs of name and value as an HTML description list."""
     return build_element(
         "dl",
         *(
-            piece
+            element
             for name, value in rows
-            for piece in (build_element("dt", name), build_element("dd", value))
+            for element in (build_element("dt", name), build_element("dd", value))
         ),
     )

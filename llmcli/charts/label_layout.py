@@ -1,5 +1,7 @@
-"""Positions of labels in a chart, and the estimated width of texts. Widths are approximate, because
-the font of the reader is unknown.
+"""Finds free positions for the labels in an SVG chart, and estimates the width of texts in pixels
+or terminal columns.
+
+Pixel widths are estimates, because the picture is drawn with the reader's own fonts.
 """
 
 import unicodedata
@@ -7,21 +9,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-FONT_PIXELS, LINE_PIXELS = 12, 16  # size of the font, and height of a line
+FONT_PIXELS, LINE_PIXELS = 12, 16  # size of the font, and height of a line of text
 NARROW_LETTERS, WIDE_LETTERS = frozenset("ijl.,:;'|!()[]tfrI "), frozenset("mwMW@%±→")
-LABEL_DISTANCES = (
-    10.0,
-    24.0,
-    40.0,
-    58.0,
-)  # distances in pixels of a label from its mark, tried in this order
+LABEL_DISTANCES = (10.0, 24.0, 40.0, 58.0)  # pixels from a mark to its label, tried in this order
 MARK_CLEARANCE = 14.0  # minimum distance in pixels of a label from the marks of other points
+# Directions (x, y) from a mark to its label. A y of -1 is up, as in SVG.
 LABEL_DIRECTIONS = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle in a picture, in pixels."""
+    """A rectangle in a picture, in pixels. As in SVG, y grows downward."""
 
     x_min: float
     y_min: float
@@ -29,13 +27,13 @@ class Box:
     y_max: float
 
     def overlap_area(self, other: "Box") -> float:
-        """Return the area that is inside both boxes."""
+        """Return the area of the intersection of two boxes, in square pixels."""
         across = min(self.x_max, other.x_max) - max(self.x_min, other.x_min)
         down = min(self.y_max, other.y_max) - max(self.y_min, other.y_min)
         return across * down if across > 0 and down > 0 else 0.0
 
     def contains(self, other: "Box") -> bool:
-        """Return whether `other` is inside this box."""
+        """Return whether the box `other` is completely inside this box."""
         return (
             self.x_min <= other.x_min
             and self.x_max >= other.x_max
@@ -46,8 +44,8 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class LabelSpot:
-    """The position of a label. `needs_leader`: the label is so far from its mark that a line must
-    connect them.
+    """The position of a label. `needs_leader`: whether the label is so far from its mark that a
+    line must connect both.
     """
 
     box: Box
@@ -56,11 +54,12 @@ class LabelSpot:
 
 @dataclass(slots=True)
 class LabelLayout:
-    """The space for labels in the area of a chart.
+    """Finds free space for the labels of a chart within `area`, and remembers what is drawn there.
 
-    Labels never cover the boxes of `occupied`, and they cover as few of the boxes of `lines` as
-    possible. A label keeps a distance from the `marks` of other points; otherwise it would seem to
-    belong to them.
+    - `occupied`: boxes that labels must not cover.
+    - `lines`: boxes along drawn lines, of which a label covers as few as possible.
+    - `marks`: positions of the marks of points. A label stays MARK_CLEARANCE away from the marks
+      of other points, because it would otherwise seem to belong to them.
     """
 
     area: Box
@@ -69,13 +68,12 @@ class LabelLayout:
     lines: list[Box] = field(default_factory=list)
 
     def place_label(self, text: str, x: float, y: float) -> LabelSpot | None:
-        """Find a position for a label near its mark at (x, y), and reserve the space.
-
-        Returns None if there is no space.
+        """Return a free position for a label near its mark at (x, y), and reserve it. Return None
+        if there is no free position.
         """
         label_width = text_width(text)
         for distance in LABEL_DISTANCES:
-            free = []
+            free_boxes = []
             for step_x, step_y in LABEL_DIRECTIONS:
                 offset = distance * (0.75 if step_x and step_y else 1.0)
                 left = (
@@ -87,23 +85,26 @@ class LabelLayout:
                 box = Box(
                     left, middle - LINE_PIXELS / 2, left + label_width, middle + LINE_PIXELS / 2
                 )
-                if self.area.contains(box) and self._free(box, x, y):
-                    free.append(box)
-            if free:
+                if self.area.contains(box) and self._is_free(box, x, y):
+                    free_boxes.append(box)
+            if free_boxes:
                 chosen = min(
-                    free, key=lambda box: sum(box.overlap_area(line) > 0 for line in self.lines)
+                    free_boxes,
+                    key=lambda box: sum(box.overlap_area(line) > 0 for line in self.lines),
                 )
                 self.occupied.append(chosen)
                 return LabelSpot(chosen, distance > LABEL_DISTANCES[0])
         return None
 
     def add_mark(self, x: float, y: float, size: float = 6) -> None:
-        """Reserve the space of a mark, so that no label covers it."""
+        """Reserve the space of a mark at (x, y), which extends `size` pixels in each direction, so
+        that no label covers it.
+        """
         self.occupied.append(Box(x - size, y - size, x + size, y + size))
         self.marks.append((x, y))
 
-    def _free(self, box: Box, x: float, y: float) -> bool:
-        """Return whether this box is free for the label of the mark at (x, y)."""
+    def _is_free(self, box: Box, x: float, y: float) -> bool:
+        """Return whether the label of the mark at (x, y) may be drawn in `box`."""
         near = Box(
             box.x_min - MARK_CLEARANCE,
             box.y_min - MARK_CLEARANCE / 2,
@@ -120,7 +121,7 @@ class LabelLayout:
         )
 
     def add_line(self, points: Iterable[tuple[float, float]]) -> None:
-        """Reserve a line, which labels cover only if there is no other space."""
+        """Add a line through the given points to `lines`, so that labels avoid it if they can."""
         corners = list(points)
         for (x1, y1), (x2, y2) in pairwise(corners):
             count = max(1, round(max(abs(x2 - x1), abs(y2 - y1)) / 4))
@@ -130,8 +131,10 @@ class LabelLayout:
 
 
 def text_width(text: str) -> float:
-    """Return the estimated width of a text in pixels, which is more often too large than too small."""
-    return FONT_PIXELS * sum(_share(letter) for letter in text)
+    """Return the estimated width of a text in pixels. The estimate is rather too large than too
+    small, so that texts do not overlap.
+    """
+    return FONT_PIXELS * sum(_relative_width(letter) for letter in text)
 
 
 def shorten_to_width(text: str, max_width: float) -> str:
@@ -144,7 +147,9 @@ def shorten_to_width(text: str, max_width: float) -> str:
 
 
 def terminal_columns(text: str) -> int:
-    """Return the number of terminal columns that a text occupies."""
+    """Return the number of terminal columns that a text occupies: 2 for a wide East Asian letter,
+    0 for a combining character, 1 for any other.
+    """
     return sum(
         0
         if unicodedata.combining(letter)
@@ -156,7 +161,9 @@ def terminal_columns(text: str) -> int:
 
 
 def fit_columns(text: str, columns: int, ellipsis: str = "…") -> str:
-    """Return the text with exactly `columns` terminal columns: cut off or padded with spaces."""
+    """Cut off the text or pad it with spaces, so that it occupies exactly `columns` terminal
+    columns. A text that is cut off ends with `ellipsis`.
+    """
     if terminal_columns(text) > columns:
         while text and terminal_columns(text + ellipsis) > columns:
             text = text[:-1]
@@ -164,7 +171,8 @@ def fit_columns(text: str, columns: int, ellipsis: str = "…") -> str:
     return text + " " * (columns - terminal_columns(text))
 
 
-def _share(letter: str) -> float:
+def _relative_width(letter: str) -> float:
+    """Return the estimated width of a letter, relative to the font size."""
     if unicodedata.combining(letter):
         return 0.0
     if unicodedata.east_asian_width(letter) in "WF":

@@ -1,23 +1,28 @@
-"""Scales, which map values to positions, and axis limits, round ticks and short number formats."""
+"""The arithmetic of chart axes: limits, round tick values, the mapping from values to positions,
+and the format of numbers.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-TICK_STEPS = (1, 2, 2.5, 5, 10)  # ticks are multiples of one of these times a power of ten
+# The distance between ticks is one of these numbers times a power of ten.
+TICK_STEPS = (1, 2, 2.5, 5, 10)
+# Choices for the ticks of a log axis, from few ticks to many. For example, (1, 2, 5) puts ticks at
+# 1, 2, 5, 10, 20, 50, ...
 DECADE_DIGITS = (
     (1,),
     (1, 3),
     (1, 2, 5),
     (1, 2, 3, 5, 7),
     tuple(range(1, 10)),
-)  # for a log axis, the digits at which each decade may have ticks, from few ticks to many
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps values between `low` and `high` to positions between `start` and `end`. `end` may be
-    less than `start`, as for a y axis.
+    """Maps the values of an axis from `low` to `high` to positions from `start` to `end`, linearly
+    or logarithmically. `end` is less than `start` for the y axis of an SVG, where y grows downward.
     """
 
     low: float
@@ -42,7 +47,9 @@ class Scale:
         return self.low <= value <= self.high
 
     def ticks(self, max_ticks: int) -> list[float]:
-        """Return round values between the limits: about `max_ticks` of them, and at least two."""
+        """Return round values between `low` and `high` for tick marks: at most about `max_ticks`,
+        and at least two.
+        """
         return (
             log_ticks(self.low, self.high, max_ticks)
             if self.is_log
@@ -53,11 +60,10 @@ class Scale:
 def axis_limits(
     values: Iterable[float], log: bool = False, from_zero: bool = True
 ) -> tuple[float, float]:
-    """Return the limits of an axis that includes all values.
+    """Return the lower and the upper limit of an axis that must include all values.
 
-    By default, it starts at 0, or at the smallest value if that is negative, and ends at a round
-    number above the largest value. `from_zero` False: it starts at a round number below the
-    smallest value. `log`: it extends a fifth of a decade beyond the values on both sides.
+    A linear axis has round numbers as limits. With `from_zero` it includes 0. A logarithmic axis
+    (`log`) extends a fifth of a decade beyond the values at both ends.
     """
     numbers = list(values)
     if log:
@@ -73,8 +79,8 @@ def axis_limits(
 
 
 def linear_ticks(low: float, high: float, max_ticks: int) -> list[float]:
-    """Return the multiples of a round step from `low` to `high`. The step is 1, 2, 2.5 or 5 times a
-    power of ten.
+    """Return tick values for a linear axis: the multiples, from `low` to `high`, of a round step.
+    The step is 1, 2, 2.5 or 5 times a power of ten.
     """
     step = _step(high - low, max(2, max_ticks))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
@@ -82,8 +88,9 @@ def linear_ticks(low: float, high: float, max_ticks: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, max_ticks: int) -> list[float]:
-    """Return about `max_ticks` ticks for a log axis: powers of ten, or multiples of these. For a
-    short range, return linear ticks.
+    """Return about `max_ticks` tick values for a log axis from `low` to `high`: powers of ten and
+    round multiples of these. If the range contains fewer than two such numbers, return linear
+    ticks.
     """
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     best: list[float] = []
@@ -118,13 +125,16 @@ def format_number(value: float, digits: int = 4) -> str:
 
 
 def format_ticks(values: Sequence[float]) -> list[str]:
-    """Format the ticks of an axis, with thousands separators and no more digits than needed."""
+    """Return tick values as texts with thousands separators and without trailing zeros."""
     return [f"{value:,.10g}" if abs(value) < 1e15 else f"{value:.0e}" for value in values]
 
 
-def _step(span: float, most: int) -> float:
-    """Return the smallest round step of which at most `most` fit into `span`."""
-    power = 10.0 ** math.floor(math.log10(span / most))
+def _step(length: float, max_steps: int) -> float:
+    """Return the smallest round step that fits at most `max_steps` times into `length`, which is
+    the difference of two axis values.
+    """
+    power = 10.0 ** math.floor(math.log10(length / max_steps))
     return next(
-        (power * step for step in TICK_STEPS if span / (power * step) <= most + 1e-9), power * 10
+        (power * step for step in TICK_STEPS if length / (power * step) <= max_steps + 1e-9),
+        power * 10,
     )

@@ -1,5 +1,5 @@
-"""The stylesheet of the HTML report, for light and dark mode, wide screens, phones and print. It
-contains no URL, so that the page loads nothing.
+"""The CSS of the HTML report, for light and dark mode, wide screens, phones and print. It contains
+no URL, because the page must not load any file.
 """
 
 LIGHT_COLORS = """--paper:#ffffff;--ink:#1b1f24;--soft:#57606a;--grid:#dde2e7;--panel:#f5f7f9;

@@ -1,4 +1,6 @@
-"""Charts with two numeric axes as SVG: lines, marks, and labels where there is space for them."""
+"""Draws a Plot, a chart with two numeric axes, as SVG: lines, marks, and labels where there is
+space for them.
+"""
 
 from llmcli.charts import svg_frame
 from llmcli.charts.chart import Plot, ReferenceLine, Series
@@ -16,19 +18,21 @@ from llmcli.charts.svg_frame import (
 
 
 def draw_plot(plot: Plot, width_pixels: float, ident: str, css_class: str) -> Markup:
-    """Draw the plot as SVG, `width_pixels` wide."""
+    """Return a Plot as an SVG element of the given width. For `ident` and `css_class` see
+    svg.draw_chart.
+    """
     points = [point for series in plot.series for point in series.points]
-    pieces = [draw_text(shorten_to_width(plot.y.title, width_pixels), 0, 12, css_class="title")]
+    elements = [draw_text(shorten_to_width(plot.y.title, width_pixels), 0, 12, css_class="title")]
     legend_entries = [
         (number, series)
         for number, series in enumerate(plot.series)
         if len(plot.series) > 1 and series.name
     ]
-    key, top = svg_frame.draw_legend(
+    legend, top = svg_frame.draw_legend(
         [series.name for _, series in legend_entries],
         width_pixels,
         LINE_PIXELS + 4,
-        [_sample(*series) for series in legend_entries],
+        [_draw_sample(*series) for series in legend_entries],
     )
     plot_height = min(340.0, max(220.0, width_pixels * 0.5))
     (x_low, x_high), (y_low, y_high) = (
@@ -45,13 +49,15 @@ def draw_plot(plot: Plot, width_pixels: float, ident: str, css_class: str) -> Ma
     )
     x = Scale(x_low, x_high, area.x_min, area.x_max, plot.x.is_log)
     for value, label in zip(y_ticks, format_ticks(y_ticks), strict=True):
-        pieces.append(svg_frame.draw_line(area.x_min, y(value), area.x_max, y(value), "grid"))
-        pieces.append(draw_text(label, area.x_min - 6, y(value) + 4, "end", "tick"))
-    room = LabelLayout(Box(area.x_min + 2, area.y_min + 2, area.x_max, area.y_max - 2))
-    pieces += [key, svg_frame.draw_x_axis(x, area, plot.x.title)]
-    pieces += [_rule(rule, x, area, room) for rule in plot.reference_lines]
-    pieces += [_series(number, series, x, y, room) for number, series in enumerate(plot.series)]
-    pieces += [_labels(series, x, y, room) for series in plot.series]
+        elements.append(svg_frame.draw_line(area.x_min, y(value), area.x_max, y(value), "grid"))
+        elements.append(draw_text(label, area.x_min - 6, y(value) + 4, "end", "tick"))
+    layout = LabelLayout(Box(area.x_min + 2, area.y_min + 2, area.x_max, area.y_max - 2))
+    elements += [legend, svg_frame.draw_x_axis(x, area, plot.x.title)]
+    elements += [_draw_reference_line(rule, x, area, layout) for rule in plot.reference_lines]
+    elements += [
+        _draw_series(number, series, x, y, layout) for number, series in enumerate(plot.series)
+    ]
+    elements += [_draw_labels(series, x, y, layout) for series in plot.series]
     return svg_frame.build_svg(
         plot.title,
         plot.description,
@@ -59,12 +65,12 @@ def draw_plot(plot: Plot, width_pixels: float, ident: str, css_class: str) -> Ma
         area.y_max + 2 * LINE_PIXELS + GAP_PIXELS,
         ident,
         css_class,
-        *pieces,
+        *elements,
     )
 
 
-def _sample(number: int, series: Series) -> Markup:
-    """Draw the legend sample of a series."""
+def _draw_sample(number: int, series: Series) -> Markup:
+    """Draw the sample in the legend for series `number`: its line with its mark on it."""
     return join_markup(
         build_element(
             "path",
@@ -78,70 +84,74 @@ def _sample(number: int, series: Series) -> Markup:
     )
 
 
-def _series(number: int, series: Series, x: Scale, y: Scale, room: LabelLayout) -> Markup:
-    """Draw the line and the marks of a series, and reserve their space in `room`, so that labels
-    avoid them.
+def _draw_series(number: int, series: Series, x: Scale, y: Scale, layout: LabelLayout) -> Markup:
+    """Draw the line and the marks of series `number`, and add them to `layout`, so that labels
+    avoid them. `x`, `y`: the scales of the two axes.
     """
-    places = [(x(point.x), y(point.y)) for point in series.points]
-    pieces = []
-    if series.line and len(places) > 1:
-        room.add_line(places)
-        path = "M" + "L".join(f"{px:.2f} {py:.2f}" for px, py in places)
+    positions = [(x(point.x), y(point.y)) for point in series.points]
+    elements = []
+    if series.line and len(positions) > 1:
+        layout.add_line(positions)
+        path = "M" + "L".join(f"{px:.2f} {py:.2f}" for px, py in positions)
         dashes = LINE_DASHES[number % len(LINE_DASHES)]
-        pieces.append(
+        elements.append(
             build_element(
                 "path", class_=f"line {color_class(number)}", d=path, stroke_dasharray=dashes
             )
         )
     if series.marks:
-        for point, (px, py) in zip(series.points, places, strict=True):
-            says = (
+        for point, (px, py) in zip(series.points, positions, strict=True):
+            tooltip = (
                 point.full_label
                 or f"{series.name}: {format_number(point.x)}, {format_number(point.y)}"
             )
-            pieces.append(draw_mark(number, px, py, says))
-            room.add_mark(px, py)
-    return join_markup(*pieces)
+            elements.append(draw_mark(number, px, py, tooltip))
+            layout.add_mark(px, py)
+    return join_markup(*elements)
 
 
-def _labels(series: Series, x: Scale, y: Scale, room: LabelLayout) -> Markup:
-    """Draw the labels of those points whose label fits into the free space."""
-    pieces = []
+def _draw_labels(series: Series, x: Scale, y: Scale, layout: LabelLayout) -> Markup:
+    """Draw the labels of a series' points. If there is no space for a point's label with its note,
+    draw the label alone; if there is no space for that, draw nothing.
+    """
+    elements = []
     for point in series.points:
         px, py = x(point.x), y(point.y)
         candidates = (
-            (words, room.place_label(words, px, py))
-            for words in dict.fromkeys((point.full_label, point.label))
-            if words
+            (text, layout.place_label(text, px, py))
+            for text in dict.fromkeys((point.full_label, point.label))
+            if text
         )
-        words, spot = next(((words, spot) for words, spot in candidates if spot), ("", None))
+        text, spot = next(((text, spot) for text, spot in candidates if spot), ("", None))
         if spot:
             box = spot.box
             if spot.needs_leader:
                 nearest = min(max(px, box.x_min), box.x_max), min(max(py, box.y_min), box.y_max)
-                pieces.append(svg_frame.draw_line(px, py, *nearest, "lead"))
-            pieces.append(draw_text(words, box.x_min, box.y_max - 4, css_class="label"))
-    return join_markup(*pieces)
+                elements.append(svg_frame.draw_line(px, py, *nearest, "lead"))
+            elements.append(draw_text(text, box.x_min, box.y_max - 4, css_class="label"))
+    return join_markup(*elements)
 
 
-def _rule(rule: ReferenceLine, x: Scale, area: Frame, room: LabelLayout) -> Markup:
-    """Draw a vertical reference line. Its label is at the top, on the side with enough space."""
+def _draw_reference_line(rule: ReferenceLine, x: Scale, area: Frame, layout: LabelLayout) -> Markup:
+    """Draw a vertical reference line. Its label is near the top, below labels that are already
+    there, on the right of the line or, if it does not fit there, on the left.
+    """
     line_x = x(rule.position)
-    room.add_line([(line_x, area.y_min), (line_x, area.y_max)])
-    words = shorten_to_width(rule.label, max(area.x_max - line_x, line_x - area.x_min) - 6)
-    label_width = text_width(words)
+    layout.add_line([(line_x, area.y_min), (line_x, area.y_max)])
+    label = shorten_to_width(rule.label, max(area.x_max - line_x, line_x - area.x_min) - 6)
+    label_width = text_width(label)
     left = line_x + 5 if line_x + 5 + label_width <= area.x_max else line_x - 5 - label_width
     y = area.y_min + 14
     while (
         any(
             Box(left, y - 12, left + label_width, y + 4).overlap_area(occupied)
-            for occupied in room.occupied
+            for occupied in layout.occupied
         )
         and y < area.y_max - LINE_PIXELS
     ):
         y += LINE_PIXELS
-    room.occupied.append(Box(left, y - 12, left + label_width, y + 4))
+    layout.occupied.append(Box(left, y - 12, left + label_width, y + 4))
     return join_markup(
         svg_frame.draw_line(line_x, area.y_min, line_x, area.y_max, "rule"),
-        draw_text(words, left, y, css_class="label"),
+        draw_text(label, left, y, css_class="label"),
     )

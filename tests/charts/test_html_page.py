@@ -14,27 +14,27 @@ from tests.fixtures.charts import DRAWN, HOSTILE, WRITTEN
 VOID = ("meta", "br")
 
 
-class Reader(HTMLParser):
-    """A page as a browser takes it apart: its elements, attributes and text."""
+class PageParser(HTMLParser):
+    """Collects the elements, attributes and texts of a page, as a browser parses them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str | None]] = []
-        self.words: list[str] = []
-        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.open_tags: list[str] = []
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.attributes += attrs
         if tag not in VOID:
-            self.open.append(tag)
+            self.open_tags.append(tag)
 
     def handle_endtag(self, tag):
-        assert tag in VOID or self.open.pop() == tag
+        assert tag in VOID or self.open_tags.pop() == tag
 
     def handle_data(self, data):
-        self.words.append(data)
+        self.texts.append(data)
 
 
 @pytest.fixture
@@ -52,27 +52,29 @@ def page(charts) -> str:
     )
 
 
-def test_a_browser_finds_our_elements_and_no_others(page):
-    reader = Reader()
-    reader.feed(page)
-    reader.close()
-    assert reader.open == []
-    assert set(reader.tags) <= WRITTEN | DRAWN
-    assert "".join(reader.words).count('<script>alert("1")</script>') >= 10
-    names = {name for name, _ in reader.attributes}
+def test_hostile_names_do_not_add_elements_or_attributes(page):
+    parser = PageParser()
+    parser.feed(page)
+    parser.close()
+    assert parser.open_tags == []
+    assert set(parser.tags) <= WRITTEN | DRAWN
+    assert "".join(parser.texts).count('<script>alert("1")</script>') >= 10
+    names = {name for name, _ in parser.attributes}
     assert not {name for name in names if name.startswith("on")} | (
         names & {"style", "href", "src", "srcset"}
     )
 
 
-def test_it_is_well_formed_xml_of_text_that_utf_8_can_hold(page):
+def test_the_page_is_well_formed_xml_without_control_characters(page):
     ElementTree.fromstring(page.encode())
     assert not set("\x1b\x07\u202e") & set(page)
 
 
-def test_nothing_but_its_own_style_may_be_obeyed(page):
+def test_the_policy_allows_only_the_stylesheet_of_the_page(page):
     tree = ElementTree.fromstring(page)
-    policy = next(one.get("content") for one in tree.iter("meta") if one.get("http-equiv"))
+    policy = next(
+        element.get("content") for element in tree.iter("meta") if element.get("http-equiv")
+    )
     style = tree.find("head/style").text
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     assert (
@@ -82,37 +84,37 @@ def test_nothing_but_its_own_style_may_be_obeyed(page):
     assert "url(" not in style and "@import" not in style and "<" not in style and "&" not in style
 
 
-def test_every_value_stands_in_a_table(page, plot, bars, dots):
+def test_the_tables_contain_every_value(page, plot, bars, dots):
     tree = ElementTree.fromstring(page)
     tables = [
-        [["".join(cell.itertext()) for cell in row] for row in one.iter("tr")]
-        for one in tree.iter("table")
+        [["".join(cell.itertext()) for cell in row] for row in table.iter("tr")]
+        for table in tree.iter("table")
     ]
     assert len(tables) == 4
-    flat = [{cell for row in one for cell in row} for one in tables]
+    table_texts = [{text for row in table for text in row} for table in tables]
     for series in plot.series:
         for point in series.points:
             assert {
                 format_number(point.x),
                 format_number(point.y),
                 *([point.full_label] if point.label else []),
-            } <= flat[0]
-    for chart, cells in ((bars, flat[1]), (dots, flat[2])):
+            } <= table_texts[0]
+    for chart, texts in ((bars, table_texts[1]), (dots, table_texts[2])):
         for row in chart.rows:
-            assert {format_number(one.value) for one in row.values} | {
+            assert {format_number(named.value) for named in row.values} | {
                 format_number(end) for end in row.value_range or ()
-            } <= cells
-        assert {format_number(line.position) for line in chart.reference_lines} <= cells
-    assert {len(row) for one in tables for row in one} == {2, 4, 5, 7}
+            } <= texts
+        assert {format_number(line.position) for line in chart.reference_lines} <= texts
+    assert {len(row) for table in tables for row in table} == {2, 4, 5, 7}
 
 
-def test_numbers_are_right_of_their_columns_and_rows_are_whole(charts):
+def test_rows_of_a_data_table_have_as_many_cells_as_columns(charts):
     for chart in charts:
-        found = build_data_table(chart)
-        assert {len(row) for row in found.rows} == {len(found.columns)}
+        table = build_data_table(chart)
+        assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
-def test_each_picture_is_drawn_for_screens_and_for_phones(page):
+def test_every_chart_has_a_wide_and_a_narrow_picture(page):
     tree = ElementTree.fromstring(page)
-    kinds = [one.get("class") for one in tree.iter("{http://www.w3.org/2000/svg}svg")]
-    assert kinds == ["chart wide", "chart slim"] * 3
+    classes = [element.get("class") for element in tree.iter("{http://www.w3.org/2000/svg}svg")]
+    assert classes == ["chart wide", "chart slim"] * 3

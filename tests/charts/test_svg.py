@@ -1,4 +1,6 @@
-"""The charts as XML: their content, and that nothing leaves the picture or overlaps a label."""
+"""The SVG pictures of charts: their content, that everything is inside the picture, and that labels
+do not overlap.
+"""
 
 import re
 import xml.etree.ElementTree as ElementTree
@@ -16,148 +18,159 @@ from tests.fixtures.charts import DRAWN, HOSTILE
 NS = "{http://www.w3.org/2000/svg}"
 
 
-def parsed(chart, wide=WIDE_PIXELS):
-    return ElementTree.fromstring(draw_chart(chart, wide, "a"))
+def parse_chart(chart, width=WIDE_PIXELS):
+    return ElementTree.fromstring(draw_chart(chart, width, "a"))
 
 
-def words(tree) -> list[str]:
-    return [one.text or "" for one in tree.iter(f"{NS}text")]
+def text_contents(tree) -> list[str]:
+    return [element.text or "" for element in tree.iter(f"{NS}text")]
 
 
-def boxes(tree) -> list[Box]:
-    """Where the labels of a plot's points lie."""
-    found = []
-    for one in tree.iter(f"{NS}text"):
-        if one.get("class") == "label":
-            x, y, wide = float(one.get("x")), float(one.get("y")), text_width(one.text)
-            found.append(Box(x, y - 12, x + wide, y + 4))
-    return found
+def label_boxes(tree) -> list[Box]:
+    """Return the boxes of the labels of a plot's points."""
+    boxes = []
+    for element in tree.iter(f"{NS}text"):
+        if element.get("class") == "label":
+            x, y, width = float(element.get("x")), float(element.get("y")), text_width(element.text)
+            boxes.append(Box(x, y - 12, x + width, y + 4))
+    return boxes
 
 
-@pytest.mark.parametrize("wide", [NARROW_PIXELS, WIDE_PIXELS])
-def test_it_is_xml_with_words_for_those_who_do_not_see_it(charts, wide):
+@pytest.mark.parametrize("width", [NARROW_PIXELS, WIDE_PIXELS])
+def test_a_picture_is_xml_with_texts_for_screen_readers(charts, width):
     for chart in charts:
-        tree = parsed(chart, wide)
+        tree = parse_chart(chart, width)
         title, desc = tree.find(f"{NS}title"), tree.find(f"{NS}desc")
         assert tree.get("role") == "img"
         assert tree.get("aria-labelledby").split() == [title.get("id"), desc.get("id")]
         assert (escape(title.text), desc.text) == (escape(chart.title), "what it says")
-        assert {one.tag for one in tree.iter()} <= {NS + name for name in DRAWN}
-        names = {key for one in tree.iter() for key in one.attrib}
+        assert {element.tag for element in tree.iter()} <= {NS + name for name in DRAWN}
+        names = {key for element in tree.iter() for key in element.attrib}
         assert not {name for name in names if name.startswith("on") or name in ("style", "href")}
 
 
-def test_hostile_names_are_text(charts):
+def test_hostile_names_are_escaped(charts):
     for chart in charts:
-        drawn = draw_chart(chart)
-        assert "<script" not in drawn
-        assert not set("\x1b\x07\u202e\ud800") & set(drawn)
-        drawn.encode()
-        shown = "".join(words(ElementTree.fromstring(drawn)))
-        assert '<script>alert("1")</script>' in shown
+        markup = draw_chart(chart)
+        assert "<script" not in markup
+        assert not set("\x1b\x07\u202e\ud800") & set(markup)
+        markup.encode()
+        text = "".join(text_contents(ElementTree.fromstring(markup)))
+        assert '<script>alert("1")</script>' in text
 
 
-@pytest.mark.parametrize("wide", [NARROW_PIXELS, WIDE_PIXELS])
-def test_nothing_leaves_the_picture(charts, wide):
+@pytest.mark.parametrize("width", [NARROW_PIXELS, WIDE_PIXELS])
+def test_texts_and_bars_are_inside_the_picture(charts, width):
     for chart in charts:
-        tree = parsed(chart, wide)
-        high = float(tree.get("height"))
-        for one in tree.iter(f"{NS}text"):
-            x, y, half = one.get("x"), float(one.get("y")), text_width(one.text or "")
-            left = float(x) - {"end": half, "middle": half / 2}.get(one.get("text-anchor"), 0)
-            assert left >= -0.5, one.text
-            assert left + half <= wide + 0.5, one.text
-            assert -6 <= y <= high
-        for one in tree.iter(f"{NS}rect"):
-            if one.get("class") == "part":
-                assert float(one.get("x")) + float(one.get("width")) <= wide
+        tree = parse_chart(chart, width)
+        height = float(tree.get("height"))
+        for element in tree.iter(f"{NS}text"):
+            x, y, size = element.get("x"), float(element.get("y")), text_width(element.text or "")
+            left = float(x) - {"end": size, "middle": size / 2}.get(element.get("text-anchor"), 0)
+            assert left >= -0.5, element.text
+            assert left + size <= width + 0.5, element.text
+            assert -6 <= y <= height
+        for element in tree.iter(f"{NS}rect"):
+            if element.get("class") == "part":
+                assert float(element.get("x")) + float(element.get("width")) <= width
 
 
-@pytest.mark.parametrize("wide", [NARROW_PIXELS, WIDE_PIXELS])
-def test_labels_keep_off_one_another(wide):
+@pytest.mark.parametrize("width", [NARROW_PIXELS, WIDE_PIXELS])
+def test_labels_do_not_overlap(width):
     points = tuple(
         Point(2 + n / 50, 15 + n / 3, f"depth {512 * n}", f"{200 - n} tok/s") for n in range(6)
     )
-    tree = parsed(
-        Plot("t", "s", Axis("x", True), Axis("y", True), (Series("", points, line=False),)), wide
+    tree = parse_chart(
+        Plot("t", "s", Axis("x", True), Axis("y", True), (Series("", points, line=False),)), width
     )
-    found = boxes(tree)
-    assert len(found) >= 4
-    assert not any(one.overlap_area(other) for one, other in combinations(found, 2))
+    boxes = label_boxes(tree)
+    assert len(boxes) >= 4
+    assert not any(first.overlap_area(second) for first, second in combinations(boxes, 2))
 
 
-def test_a_label_stands_at_its_own_mark_or_is_led_to_it():
+def test_a_label_is_next_to_its_own_mark_or_connected_by_a_line():
     points = tuple(Point(x, 10.0, f"test {x}", "123.4 tok/s") for x in (1.0, 1.2, 1.5, 2.0, 4.0))
-    tree = parsed(
+    tree = parse_chart(
         Plot("t", "s", Axis("x", True), Axis("y"), (Series("", points, line=False),)), NARROW_PIXELS
     )
     marks = {
-        point.label: float(one.get("cx"))
-        for point, one in zip(points, tree.iter(f"{NS}circle"), strict=True)
+        point.label: float(element.get("cx"))
+        for point, element in zip(points, tree.iter(f"{NS}circle"), strict=True)
     }
-    leads = {float(one.get("x1")) for one in tree.iter(f"{NS}line") if one.get("class") == "lead"}
-    shown = [one for one in tree.iter(f"{NS}text") if one.get("class") == "label"]
-    assert len(shown) >= 3
-    for one, box in zip(shown, boxes(tree), strict=True):
-        own = marks[one.text.partition(":")[0]]
-        gaps = {at: max(box.x_min - at, at - box.x_max, 0) for at in marks.values()}
-        assert gaps[own] == min(gaps.values()) or any(abs(own - lead) < 0.1 for lead in leads)
+    leader_xs = {
+        float(element.get("x1"))
+        for element in tree.iter(f"{NS}line")
+        if element.get("class") == "lead"
+    }
+    labels = [element for element in tree.iter(f"{NS}text") if element.get("class") == "label"]
+    assert len(labels) >= 3
+    for label, box in zip(labels, label_boxes(tree), strict=True):
+        mark_x = marks[label.text.partition(":")[0]]
+        gaps = {x: max(box.x_min - x, x - box.x_max, 0) for x in marks.values()}
+        assert gaps[mark_x] == min(gaps.values()) or any(
+            abs(mark_x - leader_x) < 0.1 for leader_x in leader_xs
+        )
 
 
-def test_places_follow_the_values():
+def test_marks_of_a_log_log_plot_are_at_equal_distances_for_equal_ratios():
     points = tuple(Point(x, y) for x, y in ((1, 1), (10, 10), (100, 100)))
-    tree = parsed(
+    tree = parse_chart(
         Plot("t", "s", Axis("x", True), Axis("y", True), (Series("", points, line=False),))
     )
-    places = [(float(one.get("cx")), float(one.get("cy"))) for one in tree.iter(f"{NS}circle")]
-    (x1, y1), (x2, y2), (x3, y3) = places
+    (x1, y1), (x2, y2), (x3, y3) = (
+        (float(element.get("cx")), float(element.get("cy"))) for element in tree.iter(f"{NS}circle")
+    )
     assert x2 - x1 == pytest.approx(x3 - x2, abs=0.1) and x2 > x1
     assert y2 - y1 == pytest.approx(y3 - y2, abs=0.1) and y2 < y1
 
 
-def test_bars_are_as_long_as_their_values(bars):
-    parts = [
-        one
-        for one in parsed(bars).iter(f"{NS}rect")
-        if one.get("class") == "part" and one.get("height") == "14"
+def test_bar_segments_are_as_long_as_their_values(bars):
+    segments = [
+        element
+        for element in parse_chart(bars).iter(f"{NS}rect")
+        if element.get("class") == "part" and element.get("height") == "14"
     ]
-    lengths = [float(one.get("width")) for one in parts]
+    lengths = [float(element.get("width")) for element in segments]
     values = [value.value for row in bars.rows for value in row.values]
     scale = lengths[0] / values[0]
     assert lengths == pytest.approx([max(value * scale, 0.75) for value in values], abs=0.1)
 
 
-def test_no_series_is_told_by_colour_alone():
+def test_series_and_bar_segments_differ_not_only_in_color():
     series = tuple(Series(f"s{n}", (Point(0, n), Point(1, n + 1))) for n in range(6))
-    tree = parsed(Plot("t", "s", Axis("x"), Axis("y"), series))
-    lines = [one for one in tree.iter(f"{NS}path") if (one.get("class") or "").startswith("line ")]
-    assert len({one.get("stroke-dasharray") for one in lines}) == 6
+    tree = parse_chart(Plot("t", "s", Axis("x"), Axis("y"), series))
+    lines = [
+        element
+        for element in tree.iter(f"{NS}path")
+        if (element.get("class") or "").startswith("line ")
+    ]
+    assert len({element.get("stroke-dasharray") for element in lines}) == 6
     shapes = {
-        (one.tag, re.sub(r"[\d. -]+", "", one.get("d", "")))
-        for one in tree.iter()
-        if (one.get("class") or "").startswith("mark ")
+        (element.tag, re.sub(r"[\d. -]+", "", element.get("d", "")))
+        for element in tree.iter()
+        if (element.get("class") or "").startswith("mark ")
     }
     assert len(shapes) >= 4
     stack = RowChart(
         "t", "s", Axis("x"), (ChartRow("r", tuple(NamedValue(f"v{n}", 1) for n in range(8))),)
     )
-    hatches = [one.find(f"{NS}path") for one in parsed(stack).iter(f"{NS}pattern")]
-    assert len({None if one is None else one.get("d") for one in hatches}) == 8
-    drawn = render_text(stack, 80, unicode=False).split("\n")[1]
-    assert len(set(drawn) - set("r ")) == 8
+    hatches = [element.find(f"{NS}path") for element in parse_chart(stack).iter(f"{NS}pattern")]
+    assert len({None if element is None else element.get("d") for element in hatches}) == 8
+    bar = render_text(stack, 80, unicode=False).split("\n")[1]
+    assert len(set(bar) - set("r ")) == 8
 
 
-def test_pictures_of_one_page_share_no_names(charts):
-    names = [
-        one.get("id")
+def test_ids_are_unique_on_a_page(charts):
+    ids = [
+        element.get("id")
         for number, chart in enumerate(charts * 2)
-        for one in ElementTree.fromstring(draw_chart(chart, WIDE_PIXELS, f"p{number}")).iter()
-        if one.get("id")
+        for element in ElementTree.fromstring(draw_chart(chart, WIDE_PIXELS, f"p{number}")).iter()
+        if element.get("id")
     ]
-    assert len(names) == len(set(names))
+    assert len(ids) == len(set(ids))
 
 
-def test_what_cannot_be_drawn_is_our_bug(plot):
+def test_values_that_cannot_be_drawn_raise_assertion_errors(plot):
     for value in (float("nan"), float("inf")):
         with pytest.raises(AssertionError):
             Plot("t", "s", Axis("x"), Axis("y"), (Series("", (Point(0, value),)),))
@@ -167,5 +180,5 @@ def test_what_cannot_be_drawn_is_our_bug(plot):
         RowChart("t", "s", Axis("x"), ())
 
 
-def test_the_hostile_name_is_hostile():
+def test_the_hostile_name_needs_escaping():
     assert escape(HOSTILE) != HOSTILE

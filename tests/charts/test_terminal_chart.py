@@ -16,7 +16,7 @@ from llmcli.charts.terminal_chart import render_text
 
 @pytest.mark.parametrize("columns", [24, 31, 40, 57, 80, 100])
 @pytest.mark.parametrize("unicode", [True, False])
-def test_no_line_is_longer_than_the_terminal(charts, columns, unicode):
+def test_no_line_is_wider_than_the_terminal(charts, columns, unicode):
     for chart in charts:
         for line in render_text(chart, columns, unicode).split("\n"):
             assert terminal_columns(line) <= columns
@@ -30,30 +30,30 @@ def test_bars_end_on_an_eighth_of_a_cell():
         Axis("x"),
         (ChartRow("a", (NamedValue("v", 32.0),)), ChartRow("b", (NamedValue("v", 12.5),))),
     )
-    title, full, part = render_text(chart, 40).split("\n")
-    room = 38
-    assert (title, full) == ("t", "a " + "█" * room)
-    assert part == "b " + "█" * 14 + "▉"  # 14.84 cells
+    title, first, second = render_text(chart, 40).split("\n")
+    bar_columns = 38
+    assert (title, first) == ("t", "a " + "█" * bar_columns)
+    assert second == "b " + "█" * 14 + "▉"  # 14.84 cells
     assert render_text(chart, 41, unicode=False).split("\n")[1:] == [
-        "a " + "#" * room,
+        "a " + "#" * bar_columns,
         "b " + "#" * 15,
     ]
 
 
-def test_parts_of_a_stack_have_letters_of_their_own(bars):
+def test_each_segment_of_a_stacked_bar_has_its_own_character(bars):
     lines = render_text(bars, 80, unicode=False).split("\n")
-    first = lines[1]
-    assert first.count("#") > first.count("%") > first.count("=") > 0
+    bar = lines[1]
+    assert bar.count("#") > bar.count("%") > bar.count("=") > 0
     assert "# weights" in lines[4]
 
 
-def test_percentiles_stand_in_their_order(dots):
+def test_marks_of_a_row_are_in_the_order_of_their_values(dots):
     row = render_text(dots, 100, unicode=False).split("\n")[1]
-    places = [row.index(letter) for letter in "o#^*"]
-    assert places == sorted(places)
+    columns = [row.index(mark) for mark in "o#^*"]
+    assert columns == sorted(columns)
 
 
-def test_a_plot_rises_where_its_values_do():
+def test_a_plot_of_rising_values_rises():
     series = Series("", tuple(Point(x, x) for x in range(5)))
     lines = render_text(Plot("t", "s", Axis("x"), Axis("y"), (series,)), 60).split("\n")
     marks = [(line.index("●"), number) for number, line in enumerate(lines) if "●" in line]
@@ -61,12 +61,12 @@ def test_a_plot_rises_where_its_values_do():
     assert marks == sorted(marks, reverse=True)
 
 
-def test_labels_are_written_where_there_is_space(plot):
+def test_a_point_with_space_beside_it_has_a_label(plot):
     assert "depth 0" in render_text(plot, 100)
 
 
 @pytest.mark.parametrize("unicode", [True, False])
-def test_a_plot_shows_its_titles_its_numbers_and_its_series(plot, unicode):
+def test_a_plot_has_titles_tick_labels_and_a_legend(plot, unicode):
     lines = render_text(plot, 100, unicode).split("\n")
     assert lines[0].startswith("Roof of")
     assert lines[1] == "G operations/s"
@@ -82,7 +82,7 @@ def test_a_plot_shows_its_titles_its_numbers_and_its_series(plot, unicode):
     assert mark in lines[4] and lines[2].startswith(f"300{end}")
 
 
-def test_marks_are_above_their_numbers():
+def test_marks_are_above_their_values_on_the_x_axis():
     series = Series("", (Point(0, 0), Point(50, 10), Point(100, 20)))
     plot = Plot("t", "s", Axis("x"), Axis("y"), (series,))
     for columns in (30, 61, 100):
@@ -107,12 +107,12 @@ def test_a_reference_line_crosses_the_plot():
 
 def test_a_plot_does_not_depend_on_the_terminal_or_on_earlier_plots(plot, monkeypatch):
     straight = Plot("t", "s", Axis("x"), Axis("y"), (Series("", (Point(0, 0), Point(9, 9))),))
-    drawn = render_text(straight, 100)
+    text = render_text(straight, 100)
     render_text(plot, 60)
     monkeypatch.setenv("COLUMNS", "10")
     monkeypatch.setenv("LINES", "3")
-    assert render_text(straight, 100) == drawn
-    assert "\x1b" not in drawn
+    assert render_text(straight, 100) == text
+    assert "\x1b" not in text
 
 
 def test_wide_letters_take_two_columns():
