@@ -1,11 +1,11 @@
-"""A compact file of a base model's logits: for each scored position, the likeliest tokens and the
-total probability of all others.
+"""A compact file of a base model's logits. For each scored position of a text it stores the
+likeliest tokens and the total probability of all other tokens.
 
 llama-perplexity stores two bytes for every token of the vocabulary. This file stores eight bytes
 for each of the 256 likeliest tokens, and for each of 64 tokens drawn from the others. Perplexity,
-Δp and top-1 agreement computed from it are exact. How the remaining probability is distributed is
-lost: its part of the divergence is estimated from the drawn tokens (RowScorer.compare_to_top), and
-the standard error of the estimate is reported.
+Δp and top-1 agreement computed from it are exact. The file does not say how the remaining
+probability is distributed, so its part of the divergence is estimated from the drawn tokens
+(RowScorer.compare_to_top), and the standard error of the estimate is reported.
 """
 
 from pathlib import Path
@@ -24,12 +24,13 @@ TEXT_KEYS = ("text", "vocabulary", "model", "name")
 
 
 def pack_rows(tops: list[TopLogits]) -> bytes:
-    """Pack rows as bytes, field by field over all positions: number of stored tokens and number of
-    drawn tokens (u32), −log p of the next token and remaining mass (f64), ids (u32),
-    log-probabilities (f32).
+    """Encode the base's predictions at several positions as bytes. The inverse is unpack_rows().
 
-    The ids and log-probabilities of a position are those of the stored tokens, then those of the
-    drawn tokens.
+    The fields follow one another, each over all positions: the number of likeliest tokens (u32),
+    the number of drawn tokens (u32), −log p of the next token (f64), the total probability of all
+    tokens but the likeliest (f64), the token ids (u32), and their log-probabilities (f32). The ids
+    and log-probabilities of a position are those of its likeliest tokens, then those of its drawn
+    tokens.
     """
     return b"".join(
         (
@@ -48,30 +49,34 @@ def pack_rows(tops: list[TopLogits]) -> bytes:
 
 
 def unpack_rows(raw: bytes, scored: int, n_vocab: int) -> list[TopLogits] | None:
-    """Unpack the rows of one chunk. Return None if the bytes are not valid."""
+    """Decode the base's predictions in one chunk, which has `scored` scored positions. Return None
+    if the bytes are not valid.
+    """
     if len(raw) < 24 * scored:
         return None
     counts = np.frombuffer(raw, "<u4", 2 * scored).astype(np.int64).reshape(2, scored)
     total = int(counts.sum())
     if counts[0].min() < 1 or (counts[1] == 1).any() or len(raw) != 24 * scored + 8 * total:
         return None
-    nll, rest = np.frombuffer(raw, "<f8", 2 * scored, 8 * scored).reshape(2, scored)
+    nll, rest_masses = np.frombuffer(raw, "<f8", 2 * scored, 8 * scored).reshape(2, scored)
     ids = np.frombuffer(raw, "<u4", total, 24 * scored)
     logp = np.frombuffer(raw, "<f4", total, 24 * scored + 4 * total)
-    if int(ids.max()) >= n_vocab or not (rest[counts[1] > 0] > 0).all():
+    if int(ids.max()) >= n_vocab or not (rest_masses[counts[1] > 0] > 0).all():
         return None
-    if not all(np.isfinite(values).all() for values in (nll, rest, logp)):
+    if not all(np.isfinite(values).all() for values in (nll, rest_masses, logp)):
         return None
     ends = np.cumsum(counts.T)
-    cuts = [*zip(np.split(ids, ends[:-1]), np.split(logp, ends[:-1]), strict=True)]
+    token_lists = [*zip(np.split(ids, ends[:-1]), np.split(logp, ends[:-1]), strict=True)]
     return [
-        TopLogits(stored[0], stored[1], float(nll[i]), float(rest[i]), drawn[0], drawn[1])
-        for i, (stored, drawn) in enumerate(zip(cuts[::2], cuts[1::2], strict=True))
+        TopLogits(stored[0], stored[1], float(nll[i]), float(rest_masses[i]), drawn[0], drawn[1])
+        for i, (stored, drawn) in enumerate(zip(token_lists[::2], token_lists[1::2], strict=True))
     ]
 
 
 class BaseLogitsFile:
-    """A complete file of base logits, open for reading. Implements evaluate.BaseLogits."""
+    """A complete file of base logits, open for reading. Implements the protocol
+    evaluate.BaseLogits.
+    """
 
     def __init__(self, path: Path, records: RecordLog) -> None:
         head = records.head
@@ -83,7 +88,9 @@ class BaseLogitsFile:
         )
 
     def text(self) -> TextChunks:
-        """Return the text that the base model read. Raises UserError if it is damaged."""
+        """Return the chunks of tokens that the base model read. Raises UserError if they are
+        damaged.
+        """
         raw = self._records.read(TOKENS_RECORD)
         count = self.head["chunks"]
         if len(raw) != 4 * count * self.n_ctx:
@@ -94,8 +101,8 @@ class BaseLogitsFile:
         return TextChunks(ids)
 
     def rows(self, chunk: int) -> list[TopLogits]:
-        """Return the rows at the scored positions of one chunk. Raises UserError if they are
-        damaged.
+        """Return the base's prediction at each scored position of a chunk. Raises UserError if the
+        data is damaged.
         """
         rows = unpack_rows(
             self._records.read(chunk), self.n_ctx - 1 - self.n_ctx // 2, self.n_vocab
@@ -115,7 +122,9 @@ class BaseLogitsFile:
 
 
 def is_base_logits(path: Path) -> bool:
-    """Return whether a file begins like a file of base logits in this format."""
+    """Return whether a file begins like a file of base logits. Nothing else is checked, and a
+    missing file gives False.
+    """
     try:
         with path.open("rb") as stream:
             return stream.read(64).startswith(b'{"format": "llmcli records')
@@ -124,7 +133,9 @@ def is_base_logits(path: Path) -> bool:
 
 
 def load_base_logits(path: Path) -> BaseLogitsFile:
-    """Open a file of base logits. Raises UserError if it is missing, incomplete or of another kind."""
+    """Open a file of base logits. Raises UserError if the file is missing or incomplete, or
+    contains something else.
+    """
     remake = "llmcli eval BASE --save-base FILE writes one"
     if not path.is_file():
         raise UserError(f"there is no file {path}", hint=remake)
@@ -133,7 +144,7 @@ def load_base_logits(path: Path) -> BaseLogitsFile:
         if records is not None:
             records.close()
         raise UserError(f"{path} contains no base logits", hint=remake)
-    # compared before range() becomes a set, because a header may claim any number
+    # counted first, because a hostile header may claim so many chunks that the set fills the memory
     has_enough = records.head["chunks"] < len(records.numbers)
     if not (has_enough and {TOKENS_RECORD, *range(records.head["chunks"])} <= records.numbers):
         records.close()
@@ -142,7 +153,9 @@ def load_base_logits(path: Path) -> BaseLogitsFile:
 
 
 def _is_valid(head: dict[str, object]) -> bool:
-    """Return whether a header is valid. Files are untrusted."""
+    """Return whether the first line of a file describes base logits with plausible numbers. It is
+    checked because the file is untrusted.
+    """
     numbers = [head.get(name) for name in NUMBER_KEYS]
     return (
         head.get("kind") == RECORD_KIND

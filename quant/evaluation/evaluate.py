@@ -3,7 +3,7 @@
 A text is split into chunks of n_ctx tokens that do not overlap. In each chunk the tokens of the
 second half are scored, so that every scored token has at least half a chunk of context
 (tools/perplexity/perplexity.cpp: positions n_ctx/2 to n_ctx-2, whose next tokens are known). The
-scorer replaces the first token of a chunk by BOS if the model needs it.
+first token of a chunk is replaced by BOS if the model needs BOS; the ChunkReader does this.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,13 +24,13 @@ from quant.evaluation.divergence import (
 )
 
 I32 = NDArray[np.int32]
-MIN_CHUNK_TOKENS = 8  # fewest tokens in a chunk
+MIN_CHUNK_TOKENS = 8  # minimum number of tokens in a chunk
 EMPTY_SCORES: F64 = np.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
 class TextChunks:
-    """A text's tokens, int32 [chunks, n_ctx]."""
+    """A text's tokens, split into chunks: `ids` is int32 [chunks, n_ctx]."""
 
     ids: I32
 
@@ -46,7 +46,7 @@ class TextChunks:
 
     @property
     def first_scored(self) -> int:
-        """The first position of a chunk that is scored."""
+        """The first position of each chunk that is scored."""
         return self.n_ctx // 2
 
     @property
@@ -55,12 +55,13 @@ class TextChunks:
         return self.n_ctx - 1 - self.first_scored
 
     def targets(self, chunk: int) -> I32:
-        """Return the next token at each scored position of a chunk."""
+        """Return the token that follows each scored position of a chunk."""
         return self.ids[chunk, self.first_scored + 1 :]
 
 
 def split_text(tokens: Sequence[int], n_ctx: int, max_chunks: int | None = None) -> TextChunks:
-    """Split a text's tokens into chunks. Raises UserError if there are fewer than two chunks, as
+    """Split a text's tokens into chunks of `n_ctx` tokens, at most `max_chunks`. Tokens after the
+    last whole chunk are dropped. Raises UserError if the text has fewer than two chunks, as
     llama-perplexity does.
     """
     if n_ctx < MIN_CHUNK_TOKENS:
@@ -69,10 +70,10 @@ def split_text(tokens: Sequence[int], n_ctx: int, max_chunks: int | None = None)
             hint=f"--ctx takes a whole number from {MIN_CHUNK_TOKENS}; 512 is usual",
         )
     if len(tokens) < 2 * n_ctx:
-        most_ctx = len(tokens) // 2
+        largest_ctx = len(tokens) // 2
         hint = (
-            f"a longer text, or --ctx {most_ctx}"
-            if most_ctx >= MIN_CHUNK_TOKENS
+            f"a longer text, or --ctx {largest_ctx}"
+            if largest_ctx >= MIN_CHUNK_TOKENS
             else "a longer text"
         )
         need = f"chunks of {n_ctx} need at least {2 * n_ctx} tokens"
@@ -83,30 +84,32 @@ def split_text(tokens: Sequence[int], n_ctx: int, max_chunks: int | None = None)
 
 
 class ChunkReader(Protocol):
-    """A model that reads chunks and returns logits."""
+    """A model that reads chunks of tokens and returns its logits."""
 
     def blocks(self, ids: I32) -> Iterator[F32]:
-        """Yield the logits at the scored positions of chunks `ids` [n, n_ctx], some positions at a
-        time, as float32 [n, positions, n_vocab]. A yielded array is valid until the next one is
-        requested.
+        """Yield the logits at the scored positions of the chunks `ids` [n, n_ctx], as float32 [n,
+        positions, n_vocab]. Each array has some of the positions, in order, and is valid until the
+        next array is requested.
         """
         ...
 
 
 class BaseLogits(Protocol):
-    """The stored logits of a base."""
+    """The predictions of a base model, which an earlier evaluation has stored."""
 
     def rows(self, chunk: int) -> list[TopLogits]:
-        """Return the stored rows at the scored positions of one chunk."""
+        """Return the stored prediction at each scored position of a chunk."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The evaluation of a text by a model, and by a base or a base's stored logits if there is one.
+    """The evaluation of a model on a text. The model is compared with `base`, a second model that
+    reads the same text, or with `base_logits`, a base's stored predictions. Both are None if there
+    is no base.
 
-    With `collect_top`, the likeliest tokens of the base are also collected for a file of base
-    logits, or those of the model if there is no base.
+    With `collect_top`, the likeliest tokens of the base are also collected, or those of the model
+    if there is no base. They are needed to write a file of base logits.
     """
 
     model: ChunkReader
@@ -117,8 +120,9 @@ class Evaluation:
     collect_top: bool = False
 
     def score(self, numbers: Sequence[int]) -> tuple[list[PositionScores], list[list[TopLogits]]]:
-        """Score the chunks `numbers`, which each model reads in one pass. Return the scores and the
-        collected top logits of each chunk. Raises UserError for logits that are not finite.
+        """Score the chunks with these numbers, which each model reads at the same time. Return the
+        scores of each chunk, and the collected predictions of each chunk (empty without
+        `collect_top`). Raises UserError for logits that are not finite.
         """
         ids = self.text.ids[list(numbers)]
         base_blocks = self.base.blocks(ids) if self.base else None
@@ -136,41 +140,45 @@ class Evaluation:
 
 
 class _Chunk:
-    """The scores of one chunk, collected block by block."""
+    """The scores of one chunk, to which blocks of positions are added in order."""
 
     def __init__(self, evaluation: Evaluation, number: int) -> None:
         self.evaluation, self.number = evaluation, number
         self.targets = evaluation.text.targets(number).tolist()
-        self.kept = evaluation.base_logits.rows(number) if evaluation.base_logits else None
+        self.base_rows = evaluation.base_logits.rows(number) if evaluation.base_logits else None
         self.rows: list[tuple[float, ...]] = []
         self.tops: list[TopLogits] = []
 
-    def add(self, at: int, block: F32, other: F32 | None) -> None:
-        """Score a block of positions, of which `at` is the first; `other` are the base's logits."""
-        lanes, targets, stored = (
-            self.evaluation.scorer,
-            self.targets[at:],
-            self.kept[at:] if self.kept else None,
-        )
-        if stored is not None:
-            self.rows += lanes.map(
-                len(block), lambda lane, i: lane.compare_to_top(block[i], stored[i], targets[i])
+    def add(self, at: int, block: F32, base_block: F32 | None) -> None:
+        """Score a block of positions, of which `at` is the first. `block` and `base_block` are the
+        logits of the model and of the base [positions, n_vocab].
+        """
+        scorers, targets = self.evaluation.scorer, self.targets[at:]
+        base_rows = self.base_rows[at:] if self.base_rows else None
+        if base_rows is not None:
+            self.rows += scorers.map(
+                len(block),
+                lambda scorer, i: scorer.compare_to_top(block[i], base_rows[i], targets[i]),
             )
-        elif other is not None:
-            self.rows += lanes.map(
-                len(block), lambda lane, i: lane.compare(block[i], other[i], targets[i])
+        elif base_block is not None:
+            self.rows += scorers.map(
+                len(block), lambda scorer, i: scorer.compare(block[i], base_block[i], targets[i])
             )
         else:
-            self.rows += lanes.map(len(block), lambda lane, i: (lane.score(block[i], targets[i]),))
+            self.rows += scorers.map(
+                len(block), lambda scorer, i: (scorer.score(block[i], targets[i]),)
+            )
         if self.evaluation.collect_top:
-            base = block if other is None else other
+            stored_block = block if base_block is None else base_block
             seed = self.number * self.evaluation.text.n_ctx + at
-            self.tops += lanes.map(
-                len(base), lambda lane, i: lane.select_top(base[i], targets[i], seed + i)
+            self.tops += scorers.map(
+                len(stored_block),
+                lambda scorer, i: scorer.select_top(stored_block[i], targets[i], seed + i),
             )
 
     @property
     def scores(self) -> PositionScores:
+        """The scores of all positions; fields that were not computed are empty."""
         columns = [np.array(column, np.float64) for column in zip(*self.rows, strict=True)]
         if len(columns) == 4:
             columns.append(np.zeros(len(self.rows)))

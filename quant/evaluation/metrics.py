@@ -1,7 +1,7 @@
-"""Metrics of a text's scores: perplexity, divergence and Δp, with the standard errors of their
-means.
+"""The metrics of a text: perplexity, divergence and Δp, computed from the scores of its positions,
+with standard errors.
 
-Every metric is defined as in tools/perplexity/perplexity.cpp (kl_divergence); sums are float64.
+Every metric is defined as in kl_divergence() of tools/perplexity/perplexity.cpp. Sums are float64.
 """
 
 import math
@@ -17,7 +17,7 @@ DELTA_PERCENTILES = (99.9, 99.0, 95.0, 90.0, 75.0, 25.0, 10.0, 5.0, 1.0, 0.1)
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value and its standard error."""
+    """A mean, or a value computed from means, with its standard error."""
 
     value: float
     error: float
@@ -25,7 +25,9 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The distribution of values: minimum, maximum, median, and percentiles by rank."""
+    """The distribution of a score over all positions. `percentiles` maps ranks in percent (99.9) to
+    values.
+    """
 
     minimum: float
     maximum: float
@@ -35,15 +37,19 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class BaseComparison:
-    """Comparison of a model with its base.
+    """The comparison of a model with its base on one text.
 
     - `base`: the base's perplexity.
-    - `log_ratio`, `ratio`, `difference`: the model's perplexity relative to the base's.
-    - `correlation`: correlation of the mean log-likelihoods.
-    - `kld`, `klds`: the divergence from the base; `kld_draw_error` is the part of its standard
-      error that comes from drawn tokens in stored base logits.
-    - `delta`, `deltas`, `delta_rms`: Δp, the change of the next token's probability.
-    - `same_top`: the share of positions with the same likeliest token.
+    - `log_ratio`, `ratio`, `difference`: the model's perplexity relative to the base's: ln(model /
+      base), model / base and model − base.
+    - `correlation`: correlation of the two models' mean log-likelihoods; None if one of them has no
+      variance.
+    - `kld`, `klds`: mean and distribution of the divergence from the base.
+    - `kld_draw_error`: the part of the standard error of `kld` that is due to drawn tokens in
+      stored base logits.
+    - `delta`, `deltas`, `delta_rms`: mean, distribution and RMS of Δp, the model's probability of
+      the next token minus the base's.
+    - `same_top`: the share of positions at which both have the same likeliest token.
     """
 
     base: Estimate
@@ -62,7 +68,9 @@ class BaseComparison:
 
 @dataclass(frozen=True, slots=True)
 class TextMetrics:
-    """All metrics of one text."""
+    """All metrics of one text with `positions` scored positions. `comparison` is None without a
+    base.
+    """
 
     positions: int
     perplexity: Estimate
@@ -70,7 +78,7 @@ class TextMetrics:
 
 
 def mean_with_error(values: F64) -> Estimate:
-    """Return the mean and its standard error."""
+    """Return the mean of values and its standard error, which is 0 for a single value."""
     count = len(values)
     return Estimate(
         float(values.mean()), math.sqrt(float(values.var()) / (count - 1)) if count > 1 else 0.0
@@ -78,7 +86,7 @@ def mean_with_error(values: F64) -> Estimate:
 
 
 def compute_metrics(scores: PositionScores) -> TextMetrics:
-    """Return the metrics of these positions."""
+    """Return the metrics of a text, given the scores of its positions."""
     nll = mean_with_error(scores.nll)
     perplexity = _exponentiate(nll)
     return TextMetrics(
@@ -87,11 +95,13 @@ def compute_metrics(scores: PositionScores) -> TextMetrics:
 
 
 def _exponentiate(log: Estimate) -> Estimate:
+    """Return e to the power of an estimate. The power is limited so that it does not overflow."""
     value = math.exp(min(log.value, 700.0))
     return Estimate(value, value * log.error)
 
 
-def _compare(scores: PositionScores, nll: Estimate, own: Estimate) -> BaseComparison:
+def _compare(scores: PositionScores, nll: Estimate, perplexity: Estimate) -> BaseComparison:
+    """Return the comparison with the base. `nll` and `perplexity` are the model's own estimates."""
     base_nll = mean_with_error(scores.base_nll)
     base = _exponentiate(base_nll)
     count = len(scores.nll)
@@ -102,7 +112,7 @@ def _compare(scores: PositionScores, nll: Estimate, own: Estimate) -> BaseCompar
     log_ratio = Estimate(
         nll.value - base_nll.value, _root(nll.error**2 + base_nll.error**2 - 2 * covariance)
     )
-    cross = own.value * base.value * covariance
+    cross = perplexity.value * base.value * covariance
     delta = np.exp(-scores.nll) - np.exp(-scores.base_nll)
     square = mean_with_error(delta**2)
     rms = math.sqrt(square.value)
@@ -113,7 +123,7 @@ def _compare(scores: PositionScores, nll: Estimate, own: Estimate) -> BaseCompar
         log_ratio=log_ratio,
         ratio=_exponentiate(log_ratio),
         difference=Estimate(
-            own.value - base.value, _root(own.error**2 + base.error**2 - 2 * cross)
+            perplexity.value - base.value, _root(perplexity.error**2 + base.error**2 - 2 * cross)
         ),
         kld=mean_with_error(scores.kld),
         klds=describe_distribution(scores.kld, KLD_PERCENTILES),
@@ -126,7 +136,9 @@ def _compare(scores: PositionScores, nll: Estimate, own: Estimate) -> BaseCompar
 
 
 def describe_distribution(values: F64, ranks: tuple[float, ...]) -> Distribution:
-    """Return the distribution of values, with percentiles interpolated between neighbors."""
+    """Return the distribution of values, with their percentiles at `ranks`, which are interpolated
+    between neighboring values.
+    """
     percentiles = np.percentile(values, ranks)
     return Distribution(
         float(values.min()),
@@ -137,4 +149,5 @@ def describe_distribution(values: F64, ranks: tuple[float, ...]) -> Distribution
 
 
 def _root(value: float) -> float:
+    """Return the square root of a variance, which rounding can make slightly negative."""
     return math.sqrt(max(value, 0.0))
