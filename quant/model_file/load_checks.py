@@ -1,8 +1,8 @@
 """Checks a GGUF header for content on which llama.cpp would abort or crash instead of returning an
 error.
 
-An abort in the library ends the whole process, and with it the user's conversation. The checks come
-from mutated headers (scripts/fuzz/header.py) and from the assertions in llama-model.cpp,
+An abort in the library would end the whole process, and with it the user's conversation. The checks
+were found with mutated headers (scripts/fuzz/header.py) and in the assertions of llama-model.cpp,
 llama-vocab.cpp and models/*.cpp. Only metadata and shapes are checked; weights are not read.
 """
 
@@ -34,8 +34,8 @@ EPSILON_KEYS = (
     "attention.group_norm_epsilon",
 )
 # Architectures whose graph asserts that the keys, the values and the rotary part of a head have one
-# size (models/*.cpp: n_embd_head == n_rot), and those whose graph asserts it for keys and values
-# only.
+# size (models/*.cpp: n_embd_head == n_rot). In ARCHS_WITH_ONE_KEY_SIZE below, the graph asserts it
+# for keys and values only.
 ARCHS_WITH_ONE_HEAD_SIZE = frozenset(
     {
         "apertus",
@@ -154,8 +154,8 @@ ARCHS_WITH_ONE_KEY_SIZE = frozenset(
         "t5encoder",
     }
 )
-# The architectures of ARCHS_WITH_ONE_HEAD_SIZE whose layers may have a sliding window; the others
-# ignore it.
+# The architectures of ARCHS_WITH_ONE_HEAD_SIZE whose layers may have a sliding window. The other
+# architectures of that set ignore the key.
 ARCHS_WITH_WINDOWS = {
     "cohere2moe",
     "exaone-moe",
@@ -177,8 +177,7 @@ WINDOW_HEAD_KEYS: tuple[str, ...] = (
     "attention.value_length_swa",
     "rope.dimension_count_swa",
 )
-# These and further architectures rotate every head in their graph, which loops forever if a head
-# has no values.
+# Architectures whose graph rotates every head: llama.cpp loops forever if a head has size 0.
 ROTARY_ARCHS = ARCHS_WITH_ONE_HEAD_SIZE | {
     "gemma",
     "gemma2",
@@ -201,20 +200,20 @@ ROTARY_ARCHS = ARCHS_WITH_ONE_HEAD_SIZE | {
     "ernie4_5",
     "hunyuan-dense",
 }
-# Tokenizers without a default BOS (or EOS): if the file asks to add one but does not name it,
-# llama.cpp fails an assertion.
+# Tokenizers without a default BOS (or EOS). llama.cpp fails an assertion if the file says that a
+# BOS is added to texts but has no id for it.
 TOKENIZERS_WITHOUT_BOS = frozenset({"t5", "rwkv", "gemma4"})
 TOKENIZERS_WITHOUT_EOS = frozenset({"bert", "rwkv", "gemma4"})
-# general.type of llama-imatrix's files, and of files of second moments.
+# general.type of the files of llama-imatrix, and of our files of second moments.
 IMATRIX_TYPE, MOMENTS_TYPE = "imatrix", "llmcli.moments"
-# general.type -> the flag of `quantize` that takes such a file.
+# general.type -> the flag of `quantize` that takes a file of this type.
 STATISTICS_FLAGS = {IMATRIX_TYPE: "--imatrix", MOMENTS_TYPE: "--moments"}
 PRE_TOKENIZERS_WITHOUT_BOS = frozenset({"chatglm-bpe", "glm4", "glm5"})
 
 
 def require_model(header: "ModelHeader") -> None:
     """Raise UserError unless a GGUF file contains a model. Files of calibration statistics are GGUF
-    files with tensors, too.
+    files with tensors, too, and get their own message.
     """
     kind, flag = (
         header.metadata.get("general.type"),
@@ -233,17 +232,19 @@ def require_model(header: "ModelHeader") -> None:
 
 
 def check_loadable(header: "ModelHeader") -> None:
-    """Raise UserError if a file is not a model, or if loading it would crash llama.cpp.
-
-    The message lists the first few reasons.
+    """Raise UserError if a file is not a model, or if loading it would crash llama.cpp. The message
+    lists the first three reasons.
     """
     require_model(header)
     problems = [
-        *_layout(header),
-        *_layers(header),
-        *_attention(header),
+        *_layout_problems(header),
+        *_layer_problems(header),
+        *_attention_problems(header),
+        *_expert_problems(header),
+        *_setting_problems(header),
+        *_type_problems(header),
+        *_vocabulary_problems(header),
     ]
-    problems += [*_experts(header), *_settings(header), *_types(header), *_vocabulary(header)]
     if problems:
         raise UserError(
             f"{header.path} would crash llama.cpp: {list_first(problems, 3)}",
@@ -251,12 +252,16 @@ def check_loadable(header: "ModelHeader") -> None:
         )
 
 
-def _layout(header: "ModelHeader") -> Iterator[str]:
+def _layout_problems(header: "ModelHeader") -> Iterator[str]:
+    """Yield the problems with the positions of the weights in the file."""
     if header.tensors and header.alignment % WEIGHT_ALIGNMENT_BYTES:
-        yield f"its weights are aligned to {header.alignment} bytes, not to {WEIGHT_ALIGNMENT_BYTES}"
+        yield (
+            f"its weights are aligned to {header.alignment} bytes, not to {WEIGHT_ALIGNMENT_BYTES}"
+        )
 
 
-def _layers(header: "ModelHeader") -> Iterator[str]:
+def _layer_problems(header: "ModelHeader") -> Iterator[str]:
+    """Yield the problems with the number of layers."""
     layers = header.get_int("block_count")
     if layers is None:
         return  # a missing count is an error that llama.cpp reports itself
@@ -268,7 +273,9 @@ def _layers(header: "ModelHeader") -> Iterator[str]:
 
 
 def _as_list(value: MetadataValue | None) -> list[int]:
-    """Return a header value as a list: a single number, or the numbers of all layers."""
+    """Return the integers of a metadata value: a single number, or an array's numbers for the first
+    MAX_LAYERS layers. Any other value gives an empty list.
+    """
     if isinstance(value, GgufArray) and value.kind != "string":
         return [item for item in value.head(MAX_LAYERS).read_values() if isinstance(item, int)]
     return [value] if isinstance(value, int) else []
@@ -276,11 +283,13 @@ def _as_list(value: MetadataValue | None) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSizes:
-    """The attention sizes in a model's header; None or 0 if the header does not name a size.
+    """The sizes of the attention that a model's header records. A size is None or 0 if the header
+    does not record it.
 
-    `head_counts` has one number for all layers, or one for each. `lengths` are the sizes of a head
-    by key; it includes those of layers with a sliding window if the architecture's graph compares
-    them.
+    `head_counts` has one number for all layers, or one for each layer. `lengths` has the sizes of a
+    head by metadata key (HEAD_KEYS). It also has the sizes in layers with a sliding window
+    (WINDOW_HEAD_KEYS) if the architecture's graph compares them. `full_key_length` is the size of
+    an uncompressed key in DeepSeek's MLA.
     """
 
     architecture: str
@@ -314,19 +323,21 @@ class AttentionSizes:
 
     @property
     def head_size(self) -> int | None:
-        """The size of a head if the header names no length for it; None if it cannot be computed."""
+        """The default size of a head, which llama.cpp uses if the header records no length; None if
+        it cannot be computed.
+        """
         if not self.heads or not self.embedding_length:
             return None
         return self.embedding_length // self.heads
 
     @property
     def key_size(self) -> int:
-        """The size of a head's key."""
+        """The size of a head's key, 0 if it is unknown."""
         return self.lengths.get(KEY_LENGTH) or self.head_size or 0
 
     @property
     def rotary_size(self) -> int:
-        """The number of rotary values in a head, 0 if the header does not name it."""
+        """The number of rotary values in a head, 0 if the header does not record it."""
         return self.lengths.get(ROTARY_LENGTH, 0)
 
     @property
@@ -336,7 +347,7 @@ class AttentionSizes:
 
     @property
     def has_several_sizes(self) -> bool:
-        """Whether sizes differ that the architecture's graph requires to be equal."""
+        """Whether sizes of a head differ that the architecture's graph requires to be equal."""
         default = self.head_size or 0
         sizes = {self.lengths.get(key, default) for key in (KEY_LENGTH, VALUE_LENGTH)}
         if self.architecture in ARCHS_WITH_ONE_HEAD_SIZE or self.architecture == "gpt-oss":
@@ -353,18 +364,18 @@ class AttentionSizes:
 
     @property
     def has_empty_heads(self) -> bool:
-        """Whether heads have no values, although the architecture's graph rotates every head."""
+        """Whether heads have size 0, although the architecture's graph rotates every head."""
         return self.architecture in ROTARY_ARCHS and 0 in self.lengths.values()
 
     @property
     def has_latent_attention(self) -> bool:
-        """Whether DeepSeek's graph caches compressed keys."""
+        """Whether DeepSeek's graph caches compressed keys for this model."""
         return self.architecture == "deepseek2" and bool(self.full_key_length)
 
     @property
     def has_misfit_compressed_keys(self) -> bool:
-        """Whether the cached key is not as wide as its compressed part and its rotary part
-        together, or the full key is not wider than its rotary part.
+        """Whether the sizes of keys contradict DeepSeek's graph: a cached key must consist of a
+        compressed and a rotary part, and a full key must be larger than its rotary part.
         """
         key = self.lengths.get(KEY_LENGTH, 0)
         rotary = self.rotary_size or key
@@ -372,24 +383,28 @@ class AttentionSizes:
 
     @property
     def has_huge_window(self) -> bool:
-        """Whether the graph uses a sliding window that is too large to compute with."""
+        """Whether the graph uses a sliding window that is so large that llama.cpp's computations
+        with it overflow.
+        """
         ignores_window = self.architecture in ARCHS_WITH_ONE_HEAD_SIZE - ARCHS_WITH_WINDOWS
         return self.window > MAX_WINDOW_TOKENS and not ignores_window
 
 
-def _attention(header: "ModelHeader") -> Iterator[str]:
+def _attention_problems(header: "ModelHeader") -> Iterator[str]:
+    """Yield the problems with the sizes of the attention."""
     sizes = AttentionSizes.from_header(header)
     if header.tensors and sizes.has_no_heads:
         yield "its attention has no heads"
     if sizes.head_size is not None:
-        yield from _heads(sizes)
+        yield from _head_problems(sizes)
     if sizes.has_latent_attention:
-        yield from _latent_attention(sizes)
+        yield from _latent_attention_problems(sizes)
     if sizes.has_huge_window:
         yield f"its sliding window is {sizes.window} positions"
 
 
-def _heads(sizes: AttentionSizes) -> Iterator[str]:
+def _head_problems(sizes: AttentionSizes) -> Iterator[str]:
+    """Yield the problems with the sizes of a head."""
     if sizes.has_several_sizes:
         listed = ", ".join(f"{key} {value}" for key, value in sizes.lengths.items())
         yield f"its heads have several sizes ({listed or sizes.head_size})"
@@ -401,9 +416,9 @@ def _heads(sizes: AttentionSizes) -> Iterator[str]:
         yield "its heads have a size of 0"
 
 
-def _latent_attention(sizes: AttentionSizes) -> Iterator[str]:
-    """Yield the problems with the sizes that DeepSeek's graph assumes: one key head, as wide as its
-    compressed part and its rotary part together.
+def _latent_attention_problems(sizes: AttentionSizes) -> Iterator[str]:
+    """Yield the problems with the sizes that DeepSeek's graph assumes: one key head, whose size is
+    that of its compressed part plus its rotary part.
     """
     if sizes.kv_heads != 1:
         yield f"its compressed keys have {sizes.kv_heads} heads"
@@ -415,17 +430,19 @@ def _latent_attention(sizes: AttentionSizes) -> Iterator[str]:
         )
 
 
-def _types(header: "ModelHeader") -> Iterator[str]:
+def _type_problems(header: "ModelHeader") -> Iterator[str]:
+    """Yield the tensors with types that llama.cpp cannot compute with."""
     for tensor in header.tensors:
-        vector = tensor.elements == tensor.columns
-        strange = tensor.type in UNSUPPORTED_TYPES or (
-            vector and tensor.type not in ggml.FLOAT_TYPES
+        is_vector = tensor.elements == tensor.columns
+        is_unsupported = tensor.type in UNSUPPORTED_TYPES or (
+            is_vector and tensor.type not in ggml.FLOAT_TYPES
         )
-        if strange and not any(part in tensor.name for part in INTEGER_TENSORS):
+        if is_unsupported and not any(name in tensor.name for name in INTEGER_TENSORS):
             yield f"tensor {tensor.name} is stored as {tensor.type}"
 
 
-def _experts(header: "ModelHeader") -> Iterator[str]:
+def _expert_problems(header: "ModelHeader") -> Iterator[str]:
+    """Yield the problems with the numbers of experts and of groups of experts."""
     count, groups = header.get_int("expert_count") or 0, header.get_int("expert_group_count") or 0
     used = max(_as_list(header.metadata.get(f"{header.architecture}.expert_used_count")), default=0)
     gating = header.get_int("expert_gating_func") or 0
@@ -436,12 +453,13 @@ def _experts(header: "ModelHeader") -> Iterator[str]:
     if groups and groups >= count:
         yield f"it has {groups} groups of {count} experts"
     elif groups > 1:
-        picked = header.get_int("expert_group_used_count") or 0
-        if count % groups or not 0 < picked < groups:
-            yield f"it picks {picked} of {groups} groups of {count} experts"
+        used_groups = header.get_int("expert_group_used_count") or 0
+        if count % groups or not 0 < used_groups < groups:
+            yield f"it picks {used_groups} of {groups} groups of {count} experts"
 
 
-def _settings(header: "ModelHeader") -> Iterator[str]:
+def _setting_problems(header: "ModelHeader") -> Iterator[str]:
+    """Yield the problems with other numbers in the metadata."""
     for key in EPSILON_KEYS:
         value = header.metadata.get(f"{header.architecture}.{key}")
         if isinstance(value, float) and not 0 <= value < math.inf:
@@ -451,45 +469,56 @@ def _settings(header: "ModelHeader") -> Iterator[str]:
         yield f"its rope scaling {scaling!r} is unknown"
 
 
-def _vocabulary(header: "ModelHeader") -> Iterator[str]:
-    kind, tokens = header.tokenizer, header.metadata.get("tokenizer.ggml.tokens")
-    if kind in ("none", "no_vocab") or not isinstance(tokens, GgufArray) or tokens.kind != "string":
+def _vocabulary_problems(header: "ModelHeader") -> Iterator[str]:
+    """Yield the problems with the vocabulary."""
+    tokenizer, tokens = header.tokenizer, header.metadata.get("tokenizer.ggml.tokens")
+    if (
+        tokenizer in ("none", "no_vocab")
+        or not isinstance(tokens, GgufArray)
+        or tokens.kind != "string"
+    ):
         return
     if tokens.count > MAX_TOKENS:
         yield f"its vocabulary has {tokens.count} tokens"
         return
-    # llama.cpp cuts tokens at the first zero byte, and replaces empty tokens.
-    cut = (word.partition(b"\0")[0] if b"\0" in word else word for word in tokens.read_strings())
-    words = [word or b"[EMPTY_%d]" % index for index, word in enumerate(cut)]
-    known = set(words)
-    if len(known) != len(words):
-        yield f"its vocabulary repeats {len(words) - len(known)} tokens"
-    if kind == "t5":
-        yield from _unigram(header, words)
-    if kind == "llama":
+    # llama.cpp cuts tokens at the first zero byte, and gives empty tokens a text.
+    cut_words = (
+        word.partition(b"\0")[0] if b"\0" in word else word for word in tokens.read_strings()
+    )
+    words = [word or b"[EMPTY_%d]" % index for index, word in enumerate(cut_words)]
+    distinct_words = set(words)
+    if len(distinct_words) != len(words):
+        yield f"its vocabulary repeats {len(words) - len(distinct_words)} tokens"
+    if tokenizer == "t5":
+        yield from _unigram_problems(header, words)
+    if tokenizer == "llama":
         missing = [
             byte
             for byte in range(256)
-            if b"<0x%02X>" % byte not in known and bytes([byte]) not in known
+            if b"<0x%02X>" % byte not in distinct_words and bytes([byte]) not in distinct_words
         ]
         if missing:
             yield f"its vocabulary has no token for {len(missing)} of the 256 bytes"
     pre = header.metadata.get("tokenizer.ggml.pre")
-    for slot, lacking in (
-        ("bos", kind in TOKENIZERS_WITHOUT_BOS or pre in PRE_TOKENIZERS_WITHOUT_BOS),
-        ("eos", kind in TOKENIZERS_WITHOUT_EOS),
+    for name, has_no_default in (
+        ("bos", tokenizer in TOKENIZERS_WITHOUT_BOS or pre in PRE_TOKENIZERS_WITHOUT_BOS),
+        ("eos", tokenizer in TOKENIZERS_WITHOUT_EOS),
     ):
-        named = header.metadata.get(f"tokenizer.ggml.{slot}_token_id")
-        absent = not isinstance(named, int) or named >= len(words)
-        if header.metadata.get(f"tokenizer.ggml.add_{slot}_token") is True and lacking and absent:
-            yield f"it adds a {slot} token but has none"
+        token_id = header.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        is_missing = not isinstance(token_id, int) or token_id >= len(words)
+        if (
+            header.metadata.get(f"tokenizer.ggml.add_{name}_token") is True
+            and has_no_default
+            and is_missing
+        ):
+            yield f"it adds a {name} token but has none"
 
 
-def _unigram(header: "ModelHeader", words: list[bytes]) -> Iterator[str]:
-    """Yield the problems with what llama.cpp's Unigram tokenizer assumes.
+def _unigram_problems(header: "ModelHeader", words: list[bytes]) -> Iterator[str]:
+    """Yield the problems with a Unigram vocabulary. `words` are the tokens as bytes.
 
-    It follows the character rules without bounds checks, and it stores pieces in a tree that is as
-    deep as the longest piece.
+    llama.cpp follows the character rules without bounds checks, and it stores pieces in a tree that
+    is as deep as the longest piece.
     """
     if max(map(len, words), default=0) > MAX_PIECE_BYTES:
         longest = max(map(len, words))

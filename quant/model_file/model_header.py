@@ -1,4 +1,4 @@
-"""The header of a GGUF language model over all its shards: metadata and the tensor table."""
+"""The metadata and the tensor table of a GGUF language model, collected from all its shards."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ FILE_TYPE_LABELS: dict[int, str] = {kind.number: kind.name for kind in FILE_TYPE
 
 
 def tensor_role(name: str) -> str:
-    """Return a GGUF tensor's role: its name without the block and the ending ("attn_q",
-    "output_norm").
+    """Return a GGUF tensor's role: its name without the block number and the ending.
+    "blk.3.attn_q.weight" gives "attn_q", "output_norm.weight" gives "output_norm".
     """
     parts = name.split(".")
     return parts[2] if parts[0] == "blk" and len(parts) > 2 else parts[0]
@@ -25,7 +25,11 @@ def tensor_role(name: str) -> str:
 
 @dataclass(frozen=True)
 class ModelHeader:
-    """The metadata and the tensor table of a GGUF model, over all its shards."""
+    """The metadata and the tensor table of a GGUF model, collected from all its shards.
+
+    `files` are the paths of the shards. `fields` are those of the first shard. `alignment` is in
+    bytes.
+    """
 
     path: Path
     files: tuple[Path, ...]
@@ -36,17 +40,17 @@ class ModelHeader:
 
     @cached_property
     def metadata(self) -> Mapping[str, MetadataValue]:
-        """The values by key. Arrays stay in the file until they are read."""
+        """The metadata values by key. Arrays stay in the file until they are read."""
         return {field.key: field.value for field in self.fields}
 
     @property
     def architecture(self) -> str:
-        """`general.architecture`, "unknown" if it is missing."""
+        """The value of `general.architecture` ("llama"), or "unknown" if it is missing."""
         return self._text("general.architecture") or "unknown"
 
     @property
     def name(self) -> str:
-        """`general.name`, or the file's stem."""
+        """The value of `general.name`, or the file's name without its ending if it is missing."""
         return self._text("general.name") or self.path.stem
 
     @property
@@ -76,12 +80,16 @@ class ModelHeader:
 
     @property
     def context_length(self) -> int:
-        """Number of tokens that the model was trained for; 0 if the file does not record it."""
+        """Number of tokens in the context that the model was trained for; 0 if the file does not
+        record it.
+        """
         return self.get_int("context_length") or 0
 
     @property
     def tokenizer(self) -> str:
-        """`tokenizer.ggml.model`: llama (SentencePiece), gpt2 (byte-level BPE), ... or "none"."""
+        """The kind of tokenizer (`tokenizer.ggml.model`): "llama" (SentencePiece), "gpt2"
+        (byte-level BPE), ..., or "none" if it is missing.
+        """
         return self._text("tokenizer.ggml.model") or "none"
 
     @property
@@ -91,12 +99,14 @@ class ModelHeader:
 
     @property
     def has_latent_attention(self) -> bool:
-        """Whether llama.cpp caches compressed keys and values (DeepSeek's MLA)."""
+        """Whether llama.cpp caches compressed keys and values for this model (DeepSeek's MLA)."""
         return any(tensor.name.endswith(".attn_k_b.weight") for tensor in self.tensors)
 
     @property
     def type_totals(self) -> dict[str, tuple[int, int]]:
-        """Number of tensors and bytes for each tensor type, in order of first appearance."""
+        """For each tensor type ("Q4_K"), the number of its tensors and their bytes, in order of
+        first appearance.
+        """
         totals: dict[str, tuple[int, int]] = {}
         for tensor in self.tensors:
             count, nbytes = totals.get(tensor.type, (0, 0))
@@ -105,7 +115,7 @@ class ModelHeader:
 
     @property
     def tensors_by_role(self) -> dict[str, list[TensorInfo]]:
-        """The tensors of all blocks for each role ("attn_q", "token_embd"), in order of first
+        """The tensors of all blocks by role ("attn_q", "token_embd"), in order of first
         appearance.
         """
         table: dict[str, list[TensorInfo]] = {}
@@ -114,9 +124,10 @@ class ModelHeader:
         return table
 
     def get_int(self, key: str) -> int | None:
-        """Return an integer of the architecture's keys ("block_count"), or None if it is missing.
+        """Return the integer under an architecture's key: get_int("block_count") reads
+        "llama.block_count". Return None if it is missing.
 
-        If the value is a list with a number for each layer, its first number is returned.
+        If the value is a list with a number for each layer, return the first number.
         """
         value = self.metadata.get(f"{self.architecture}.{key}")
         if (

@@ -1,4 +1,4 @@
-"""Reads the header of a model from all of its shards."""
+"""Reads the header of a GGUF model, which may be split into shards."""
 
 import re
 from pathlib import Path
@@ -9,6 +9,7 @@ from quant.model_file.model_header import ModelHeader
 
 
 def _duplicate_name(tensors: tuple[TensorInfo, ...]) -> str | None:
+    """Return a name that two tensors have, or None."""
     seen: set[str] = set()
     for tensor in tensors:
         if tensor.name in seen:
@@ -18,6 +19,7 @@ def _duplicate_name(tensors: tuple[TensorInfo, ...]) -> str | None:
 
 
 def _check_tensor_count(path: Path, first: FileHeader, tensors: tuple[TensorInfo, ...]) -> None:
+    """Raise UserError if the shards have another number of tensors than the first shard records."""
     total = next((f.value for f in first.fields if f.key == "split.tensors.count"), None)
     if isinstance(total, int) and total != len(tensors):
         raise UserError(
@@ -32,24 +34,24 @@ SHARD_NAME = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.g
 def read_header(path: Path) -> ModelHeader:
     """Read the header of a GGUF model.
 
-    If `path` is the first shard of a split model, all shards are read. Raises UserError for files
-    that are damaged, incomplete or not GGUF.
+    If `path` is the first shard of a split model, the headers of all shards are read. Raises
+    UserError for files that are damaged, incomplete or not GGUF.
     """
     first = read_file_header(path)
     count = next((f.value for f in first.fields if f.key == "split.count"), 0)
-    parts = [first]
+    headers = [first]
     if isinstance(count, int) and count > 1:
-        parts += [read_file_header(file) for file in _shards(path, count)]
-    tensors = tuple(tensor for part in parts for tensor in part.tensors)
-    if double := _duplicate_name(tensors):
+        headers += [read_file_header(file) for file in _shards(path, count)]
+    tensors = tuple(tensor for header in headers for tensor in header.tensors)
+    if duplicate := _duplicate_name(tensors):
         raise UserError(
-            f"{path} is not a valid GGUF file: it has tensor {double} twice",
+            f"{path} is not a valid GGUF file: it has tensor {duplicate} twice",
             hint="fetch the shards again",
         )
     _check_tensor_count(path, first, tensors)
     return ModelHeader(
         path,
-        tuple(part.file for part in parts),
+        tuple(header.file for header in headers),
         first.version,
         first.fields,
         tensors,
@@ -58,8 +60,8 @@ def read_header(path: Path) -> ModelHeader:
 
 
 def _shards(path: Path, count: int) -> list[Path]:
-    """Return the paths of the other shards. Raises UserError unless the name of `path` is that of
-    the first shard.
+    """Return the paths of all shards except the first. Raises UserError if `path` does not have the
+    name of a first shard, or if a shard is missing.
     """
     match = SHARD_NAME.match(path.name)
     if not match or int(match["count"]) != count:
