@@ -1,5 +1,5 @@
-"""Reads the JSON of OpenAI's completion APIs: the tokens of a stream's chunks, the token counts, and
-the error messages.
+"""Reads the JSON of OpenAI's completion APIs: the tokens of a stream's chunks, the token counts,
+and error messages.
 
 The fields come from an untrusted server: a field of the wrong type is read as absent.
 """

@@ -1,4 +1,4 @@
-"""Opens the model of a server and starts its engine thread: ServeRequest -> EngineBridge."""
+"""Opens the model of a server, and starts the engine bridge that serves it."""
 
 import os
 import time
@@ -19,10 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServeRequest:
-    """The request to serve a model, as a value that can be sent to another process.
+    """The settings of `llmcli serve`, as a value that can be sent to another process.
 
-    `settings`: the fields of ServerSettings; `stream_interval_seconds`: time between two updates of
-    a stream; `is_private`: whether clients share no cached prefixes.
+    - `ref`: the name or path of the model.
+    - `parallel`: the number of answers that run at once; `max_waiting`: of further answers that may
+      wait.
+    - `settings`: the fields of ServerSettings that do not depend on the model.
+    - `pooling`: how token vectors are combined to an embedding; None: as the model file says.
+    - `stream_interval_seconds`: the longest time for which tokens of a stream are held back to send
+      them together.
+    - `is_private`: clients do not share cached prefixes, so that response times tell nothing about
+      the prompts of others.
     """
 
     ref: str
@@ -39,54 +46,55 @@ class ServeRequest:
 
 @contextmanager
 def open_service(request: ServeRequest) -> "Iterator[tuple[EngineBridge, ServerSettings]]":
-    """Open the model and start its engine thread. Yield the engine bridge and the server's
-    settings.
-
-    Raises UserError.
+    """Open the model and start its engine bridge for the `with` block. Yield the bridge and the
+    server's settings. Raises UserError.
     """
     from llmcli.model_loader import open_server_model
     from llmcli.serve.engine_thread.bridge import EngineBridge
 
-    args = request.ref, request.run_flags, request.config, request.ui, request.parallel
+    model_args = request.ref, request.run_flags, request.config, request.ui, request.parallel
     with open_server_model.open_server_model(
-        *args, on_other_thread=True, is_private=request.is_private
-    ) as hosted:
+        *model_args, on_other_thread=True, is_private=request.is_private
+    ) as server_model:
         if request.pooling:
-            hosted.runner.pooling = request.pooling
-            hosted.runner.embedder()  # fails now if the model cannot compute embeddings
+            server_model.runner.pooling = request.pooling
+            server_model.runner.embedder()  # fails now if the model cannot compute embeddings
         with closing(
             EngineBridge(
-                hosted.runner,
+                server_model.runner,
                 request.parallel,
                 request.max_waiting,
                 request.stream_interval_seconds,
             )
         ) as bridge:
-            yield bridge, _build_settings(hosted, request.run_flags, **request.settings)
+            yield bridge, _build_settings(server_model, request.run_flags, **request.settings)
 
 
 def _build_settings(
-    hosted: "ServerModel", run_flags: RunFlags, names: tuple[str, ...], **more: Any
+    server_model: "ServerModel", run_flags: RunFlags, names: tuple[str, ...], **more: Any
 ) -> "ServerSettings":
+    """Return the server's settings. `names`: the names for the model that the user chose; empty:
+    the model's own name. `more`: further fields of ServerSettings.
+    """
     from llmcli.api.server_settings import ServerSettings
 
-    runner = hosted.runner
-    predict = None if run_flags.predict in (None, -1) else run_flags.predict
-    context_limit = min(runner.n_ctx, runner.header.context_length or runner.n_ctx)
+    runner = server_model.runner
+    max_tokens = None if run_flags.predict in (None, -1) else run_flags.predict
+    max_context = min(runner.n_ctx, runner.header.context_length or runner.n_ctx)
     return ServerSettings(
-        names or (hosted.name,),
+        names or (server_model.name,),
         int(time.time()),
-        hosted.sampling,
-        hosted.system,
+        server_model.sampling,
+        server_model.system,
         run_flags.stops,
-        predict,
-        max_context=context_limit if run_flags.options.ctx_size is None else runner.n_ctx,
+        max_tokens,
+        max_context=max_context if run_flags.options.ctx_size is None else runner.n_ctx,
         **more,
     )
 
 
 def print_ready(settings: "ServerSettings", n_ctx: int, parallel: int, ui: "UI") -> None:
-    """Print that the server is ready, and its address."""
+    """Print that the server is ready, with its address; as a JSON object with `--json`."""
     from llmcli.serve import server
 
     url = server.server_url(settings)

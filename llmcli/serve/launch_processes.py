@@ -1,5 +1,5 @@
-"""`serve` with the model in other processes: in one process that is restarted when llama.cpp aborts
-(--rpc), or in Ray Serve replicas (--replicas).
+"""Runs `llmcli serve` with the model in other processes: in a child process that is restarted when
+llama.cpp aborts (`--rpc`), or in Ray Serve replicas (`--replicas`).
 """
 
 from contextlib import closing
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def run_child(request: "ServeRequest", socket: Socket) -> str:
-    """Serve with the model in a child process until a signal arrives. Return the signal's name.
+    """Serve with the model in a child process until a signal arrives. Return the name of the
+    signal.
 
     Raises UserError if the model cannot be opened at the start.
     """
@@ -39,9 +40,10 @@ def run_child(request: "ServeRequest", socket: Socket) -> str:
 
 
 def run_replicas(
-    request: "ServeRequest", replicas: int, address: str | None, socket: Socket
+    request: "ServeRequest", n_replicas: int, address: str | None, socket: Socket
 ) -> str:
-    """Serve with `replicas` Ray Serve replicas until a signal arrives. Return the signal's name.
+    """Serve with `n_replicas` Ray Serve replicas until a signal arrives. Return the name of the
+    signal. `address`: the address of the Ray cluster; None or LOCAL_RAY: this machine.
 
     Raises UserError or UsageError.
     """
@@ -70,25 +72,25 @@ def run_replicas(
     replica_request = (
         request
         if address
-        else replace(request, run_flags=split_threads(request.run_flags, replicas))
+        else replace(request, run_flags=split_threads(request.run_flags, n_replicas))
     )
-    # the requests that wait in a replica, in addition to those in Ray's own queue
+    # this limit is only for the queue inside a replica; the user's limit applies to Ray's queue
     replica_request = replace(replica_request, max_waiting=2 * request.parallel)
     with open_replicas(
         partial(open_service, replica_request),
-        ReplicaSettings(replicas, address, request.parallel, request.max_waiting),
-    ) as crew:
-        facts = crew.facts()
+        ReplicaSettings(n_replicas, address, request.parallel, request.max_waiting),
+    ) as running_replicas:
+        facts = running_replicas.facts()
         settings = _build_settings(request, facts)
         ready = partial(
-            print_ready, settings, facts["n_ctx"], replicas * request.parallel, request.ui
+            print_ready, settings, facts["n_ctx"], n_replicas * request.parallel, request.ui
         )
-        return server.run_server(FrontServer(crew, settings), settings, socket, ready)
+        return server.run_server(FrontServer(running_replicas, settings), settings, socket, ready)
 
 
 def _build_settings(request: "ServeRequest", facts: dict[str, Any]) -> "ServerSettings":
-    """Return the settings of the front server. `facts`: what the model's process has reported, such
-    as the model's names.
+    """Return the settings of the front server. `facts`: what the model process reports about its
+    model (the keys `names` and `n_ctx`).
     """
     from llmcli.api.server_settings import ServerSettings
 

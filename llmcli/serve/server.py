@@ -1,4 +1,4 @@
-"""The HTTP server that runs the application: its socket, TLS, signals, and shutdown.
+"""The server around the application: its socket, TLS, signals, and shutdown.
 
 After the first SIGTERM or Ctrl-C, running answers have the drain time to finish. A second signal
 ends them at once.
@@ -32,15 +32,19 @@ from llmcli.serve.http.websocket_connection import WebSocketConnection
 from llmcli.serve.processes.front import FrontServer
 
 BACKLOG_CONNECTIONS = 2048
-MAX_OPEN_FILES = 1 << 16  # a connection is a file, and shells allow a process only 1,024 files
-SWITCH_INTERVAL_SECONDS = 0.0005  # time that a Python thread may keep another thread waiting
-KEEP_ALIVE_SECONDS = (
-    75  # seconds that an idle connection stays open, longer than most clients keep theirs
-)
+MAX_OPEN_FILES = 1 << 16  # shells usually allow a process only 1,024 files
+SWITCH_INTERVAL_SECONDS = 0.0005  # time after which a Python thread must let another one run
+# An idle connection stays open for this time. Most clients close theirs earlier, so that they do
+# not send a request on a connection that the server is closing.
+KEEP_ALIVE_SECONDS = 75
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server with our shutdown. `stop_signal`: the name of the signal that stopped it."""
+    """uvicorn's server with llmcli's shutdown, and with a gRPC server beside it if the settings
+    have a `grpc_port`. `bridge`: an EngineBridge, or a FrontServer if the model runs in other
+    processes. `on_ready`: called once the server listens. `stop_signal`: the name of the signal
+    that stopped the server, or "".
+    """
 
     def __init__(
         self,
@@ -59,13 +63,13 @@ class HttpServer(uvicorn.Server):
             bridge.on_engine_death = self.end_after_engine_death
         else:
             app = owner = bridge
-        wire: Any = partial(WebSocketConnection, owner.body_budget)
+        websocket_class: Any = partial(WebSocketConnection, owner.body_budget)
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="asyncio",
                 http=HttpConnection,
-                ws=wire,
+                ws=websocket_class,
                 ws_per_message_deflate=False,
                 lifespan="off",
                 ws_max_size=settings.max_body,
@@ -87,24 +91,24 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle the stop signals while the server runs. They are not raised again afterwards,
-        because the caller reacts to them.
+        """Handle the stop signals while the server runs. Unlike uvicorn's method, this one does not
+        raise them again afterwards, because the caller of run_server() acts on the returned name.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {
+        previous_handlers = {
             number: signal.signal(number, self.handle_exit)
             for number in (signal.SIGINT, signal.SIGTERM)
         }
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in previous_handlers.items():
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Shut down gracefully at the first signal, at once at the second."""
+        """Shut down gracefully at the first signal, and at once at the second."""
         if self.should_exit:
             self.force_exit = True
             self.bridge.stop()
@@ -112,11 +116,11 @@ class HttpServer(uvicorn.Server):
         self.stop_signal = self.stop_signal or signal.Signals(sig).name
 
     def end_after_engine_death(self) -> None:
-        """Shut down, because the engine's thread has died."""
+        """Shut down because the engine's thread has died. Called on that thread."""
         self.should_exit = True
 
     async def startup(self, sockets: Any = None) -> None:
-        """Listen, then call `on_ready`."""
+        """Start to listen, for HTTP and for gRPC, and call `on_ready`."""
         await super().startup(sockets)
         if self.grpc_port is not None:
             assert self._service is not None, "the model is in another process"
@@ -124,7 +128,7 @@ class HttpServer(uvicorn.Server):
         self.on_ready()
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Accept no more connections, wait for the running answers, and close."""
+        """Accept no more connections, wait for the running answers, and close all connections."""
         for server in self.servers:
             server.close()
         draining = asyncio.ensure_future(self.bridge.drain(self.settings.drain))
@@ -135,15 +139,15 @@ class HttpServer(uvicorn.Server):
             draining.cancel()
         else:
             await draining
-        if calls:  # wait until calls whose answers the bridge has ended are finished
+        if calls:  # the bridge has ended their answers; wait until the calls end, too
             await (self._grpc.stop(0) if self.force_exit else calls)
 
     async def _finish_sockets(self) -> None:
-        """Wait until the running answers of WebSockets are sent, because uvicorn would close the
-        sockets at once.
+        """Wait at most the drain time until the running answers of WebSockets are sent. Afterwards,
+        uvicorn closes the sockets at once.
         """
-        until = time.monotonic() + self.settings.drain + 1
-        while self._socket_answers and not self.force_exit and time.monotonic() < until:
+        deadline = time.monotonic() + self.settings.drain + 1
+        while self._socket_answers and not self.force_exit and time.monotonic() < deadline:
             await asyncio.wait(set(self._socket_answers), timeout=0.1)
 
 
@@ -153,8 +157,8 @@ def run_server(
     listener: sockets.socket,
     on_ready: Callable[[], None],
 ) -> str:
-    """Serve until a signal arrives. Return the signal's name. Raises the error that ended the
-    engine's thread, if there was one.
+    """Serve until a signal arrives, and return the name of the signal. Raises the error that ended
+    the engine's thread, if there was one.
     """
     server = HttpServer(bridge, settings, on_ready)
     # Python's default interval is 5 ms. The engine's thread must not wait that long after each pass
@@ -166,17 +170,19 @@ def run_server(
 
 
 def _raise_file_limit() -> None:
-    """Raise this process's limit of open files as far as the system allows."""
+    """Raise this process's limit of open files as far as the system allows, because each connection
+    is an open file.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     with suppress(ValueError, OSError):  # macOS has a lower limit that it does not report
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
 
 @contextmanager
 def open_listener(host: str, port: int) -> Iterator[sockets.socket]:
-    """Open a listening socket, so that connections can wait while the model is loaded. Raises
-    UserError if the address is in use.
+    """Open a listening socket for the `with` block. It is opened before the model is loaded, so
+    that clients can already connect. Raises UserError if the address is in use.
     """
     family = sockets.AF_INET6 if ":" in host else sockets.AF_INET
     # The protocol must be set: asyncio sets TCP_NODELAY only for sockets with this protocol, and
@@ -196,8 +202,8 @@ def open_listener(host: str, port: int) -> Iterator[sockets.socket]:
 
 
 def check_tls(key: Path | None, cert: Path | None) -> None:
-    """Raise UserError if the files are not a TLS key and certificate. Called before a model is
-    loaded.
+    """Raise UserError if the files are not a TLS key and its certificate. Called before a model is
+    loaded, because loading can take minutes.
     """
     if key is None and cert is None:
         return
@@ -217,14 +223,14 @@ def check_tls(key: Path | None, cert: Path | None) -> None:
 
 
 def _refuse_password(key: Path) -> str:
-    """Raise UserError if a key file has a password, because OpenSSL would ask for it on the
-    terminal now and again when the server starts.
+    """Raise UserError for a key file with a password. Otherwise OpenSSL would ask for the password
+    on the terminal, now and again when the server starts.
     """
     hint = f"make one without a password: openssl pkey -in {key} -out open.pem (chmod 600)"
     raise UserError(f"{key} is protected by a password", hint=hint)
 
 
 def server_url(settings: ServerSettings) -> str:
-    """Return the server's URL."""
+    """Return the URL of the server, such as http://127.0.0.1:8080."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return f"{'https' if settings.ssl_cert else 'http'}://{host}:{settings.port}"

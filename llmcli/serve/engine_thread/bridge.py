@@ -1,10 +1,10 @@
-"""The bridge between asyncio and the engine: one thread owns the engine, and coroutines submit
-requests to it and read the events of their answers.
+"""EngineBridge: connects the coroutines of a server with the engine, which runs on one thread.
+Coroutines submit requests and read the events of their answers.
 
-Requests arrive through a queue. The events of one step, or of several short steps, are delivered to
-the event loop together (event_batching.py). The engine never waits for a reader: unread events are
-stored with their answer, and the answer continues to its end. Templates, tokens and grammars are
-computed in worker threads.
+Requests go to the engine's thread through a queue. The events of one step, or of several short
+steps, are delivered to the event loop together (event_batching.py). The engine never waits for a
+reader: unread events are stored, and the answer continues to its end. Templates, tokenization and
+grammars run in worker threads.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ MAX_RETRY_SECONDS = 60  # upper limit of Retry-After
 
 
 class PendingAnswers(AsyncIterator[Event]):
-    """The answers to one or more requests, read by one coroutine: iterate over the events, then
-    read `answers`.
+    """The running answers to one or more requests, as an asynchronous iterator of their events for
+    one coroutine. After the last event, the finished answers are in `answers`.
 
-    `event.sequence` is the number of the event's answer: the `samples` answers to the first request
-    come first, then those to the next request. Closing the iterator early cancels the unfinished
-    answers.
+    The answers are ordered by request and then by sample; `event.sequence` is an answer's index in
+    this order. `samples`: the number of answers to each request. Closing the iterator early cancels
+    the unfinished answers.
     """
 
     def __init__(self, bridge: "EngineBridge", requests: tuple[Request, ...], samples: int) -> None:
@@ -63,8 +63,7 @@ class PendingAnswers(AsyncIterator[Event]):
             if answer.finish == "failed":
                 assert answer.error
                 raise answer_error(answer.error)
-            # stop() has cancelled the answer; a reader that cancels its own answer reads no further
-            # events
+            # stop() has cancelled the answer; a reader that cancels its answers reads no more
             if answer.finish == "cancelled":
                 raise ServerStopping
             self._answers[event.sequence] = answer
@@ -72,24 +71,26 @@ class PendingAnswers(AsyncIterator[Event]):
 
     @property
     def has_unread_events(self) -> bool:
-        """Whether an event has arrived that the reader has not read yet."""
+        """Whether events have arrived that the reader has not read yet."""
         return bool(self._arrived)
 
     @property
     def answers(self) -> list[Answer]:
-        """The finished answers, ordered by request and then by sample."""
+        """The finished answers, ordered by request and then by sample. Only available after the
+        last event.
+        """
         assert len(self._answers) == self.n_answers, "read them after the events"
         return [self._answers[number] for number in range(self.n_answers)]
 
     async def aclose(self) -> None:
-        """Cancel the unfinished answers. They end within one step of the engine."""
+        """Cancel the unfinished answers. The engine ends them within one step."""
         if not self.is_closed:
             self.is_closed = True
             self._wake.set()
             self._bridge.drop(self)
 
     def deliver(self, events: list[AnswerEvent]) -> None:
-        """Accept new events. Called on the event loop."""
+        """Store new events for the reader and wake it. Called on the event loop."""
         self._arrived += events
         self._wake.set()
         for _, answer in events:
@@ -97,18 +98,21 @@ class PendingAnswers(AsyncIterator[Event]):
                 self._bridge.metrics.record_answer(answer)
 
     def fail(self, error: BaseException) -> None:
-        """Make the iteration raise this error. Called on the event loop."""
+        """Make the iteration raise this error after the stored events. Called on the event loop."""
         self._error = error
         self._wake.set()
 
 
 class EngineBridge:
-    """Owns the engine's thread until close(). Call the methods from coroutines, unless a method
-    says otherwise.
+    """Runs the engine on its own thread from the constructor until close(). Call the methods from
+    coroutines, unless a method says otherwise.
 
-    `parallel`: number of answers that run at once; `max_waiting`: number of additional answers that
-    may wait. A request for n samples counts as n answers. `batch_seconds`: longest time for which
-    tokens may be batched (event_batching.py).
+    - `parallel`: the number of answers that run at once.
+    - `max_waiting`: the number of further answers that may wait. A request for n samples counts as
+      n answers.
+    - `batch_seconds`: the longest time for which tokens are held back to deliver them together
+      (event_batching.py).
+    - `on_engine_death`: called on the engine's thread if an unexpected error ends the engine.
     """
 
     def __init__(
@@ -118,19 +122,18 @@ class EngineBridge:
         self.metrics = ServerMetrics()
         self._batcher = EventBatcher(batch_seconds)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        # By the engine's id of an answer: its reader, and its number for the reader.
-        self._streams: dict[int, tuple[PendingAnswers, int]] = {}
+        # the engine's id of an answer -> its reader, and its index in the reader's answers
+        self._readers: dict[int, tuple[PendingAnswers, int]] = {}
         self._lock = threading.Lock()
-        self._open = 0  # unfinished answers
+        self._open = 0  # number of unfinished answers
         self._answer_seconds = 1.0  # smoothed duration of an answer, from its first pass
         self._stopping = self._ended = False
         self._error: BaseException | None = None
         self._idle: list[Future[None]] = []
         # Called on the engine's thread if an unexpected error ends it.
         self.on_engine_death: Callable[[], None] = lambda: None
-        # One thread renders templates and tokenizes their texts, one compiles grammars (two threads
-        # must not use a template or a grammar at once). A third one tokenizes other texts, so that
-        # a long text does not delay prompts.
+        # Each kind has one thread, because two threads must not use a template or a grammar at
+        # once. Other texts have their own thread, so that a long text does not delay prompts.
         self._workers = {kind: ThreadPoolExecutor(1, f"llmcli-{kind}") for kind in WORKER_KINDS}
         self._worker_locks = {kind: threading.Lock() for kind in WORKER_KINDS}
         self._thread = threading.Thread(target=self._run, name="llmcli-engine", daemon=True)
@@ -138,7 +141,9 @@ class EngineBridge:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the bridge has stopped accepting requests."""
+        """Whether new requests are refused, because the server is stopping or the engine has
+        failed.
+        """
         return self._stopping or self._error is not None
 
     @property
@@ -147,22 +152,22 @@ class EngineBridge:
         return self._open
 
     def answer(self, *requests: Request, samples: int = 1) -> PendingAnswers:
-        """Submit requests that `runner.check` has accepted, and return their answers. Each request
-        gets `samples` answers.
+        """Submit requests that `runner.check_request` has accepted, and return their answers. Each
+        request gets `samples` answers.
 
-        Raises ServerBusy or ServerStopping at once.
+        Raises ServerBusy if the queue is full, and ServerStopping.
         """
         if self.is_stopping:
             self.metrics.record_rejection("stopping")
             raise self._error or ServerStopping()
-        answering = PendingAnswers(self, requests, samples)
+        pending = PendingAnswers(self, requests, samples)
         with self._lock:
-            if self._open and self._open + answering.n_answers > self.parallel + self.max_waiting:
+            if self._open and self._open + pending.n_answers > self.parallel + self.max_waiting:
                 self.metrics.record_rejection("busy")
                 raise ServerBusy(self._open, self._retry_after())
-            self._open += answering.n_answers
-        self._inbox.put(partial(self._submit, answering, time.perf_counter()))
-        return answering
+            self._open += pending.n_answers
+        self._inbox.put(partial(self._submit, pending, time.perf_counter()))
+        return pending
 
     async def run_on_engine_thread(self, function: Callable[[], T]) -> T:
         """Run a function on the engine's thread between two steps, and return its result."""
@@ -175,41 +180,42 @@ class EngineBridge:
         kind: str = "prompts",
         is_short: bool = False,
     ) -> T:
-        """Run a function in a worker thread and return its result. `kind`: "prompts" (templates and
-        their tokens), "grammars", or "texts" (other texts to tokenize).
+        """Run a function in the worker thread for this kind of work and return its result. `kind`:
+        "prompts" (rendering templates and tokenizing the result), "grammars", or "texts"
+        (tokenizing other texts).
 
-        `is_short`: run the function on the event loop if the worker is idle, which avoids the wait
-        for another thread on a busy machine.
+        If the function `is_short` and the worker is idle, run the function on the event loop
+        instead, because switching threads takes long on a busy machine.
         """
-        making = self._worker_locks[kind]
-        if is_short and making.acquire(blocking=False):
+        lock = self._worker_locks[kind]
+        if is_short and lock.acquire(blocking=False):
             try:
                 return function(*args)
             finally:
-                making.release()
+                lock.release()
 
-        def made() -> T:
-            with making:
+        def run_locked() -> T:
+            with lock:
                 return function(*args)
 
-        return await asyncio.get_running_loop().run_in_executor(self._workers[kind], made)
+        return await asyncio.get_running_loop().run_in_executor(self._workers[kind], run_locked)
 
     async def drain(self, seconds: float) -> None:
-        """Accept no more requests and wait for the running answers. After `seconds`, cancel those
-        that still run.
+        """Accept no more requests, and wait for the running answers. After `seconds`, cancel the
+        unfinished ones.
         """
         self._stopping = True
-        idle: Future[None] = Future()
-        self._inbox.put(partial(self._add_idle_waiter, idle))
-        waited = asyncio.wrap_future(idle)
+        future: Future[None] = Future()
+        self._inbox.put(partial(self._add_idle_waiter, future))
+        idle = asyncio.wrap_future(future)
         try:
-            await asyncio.wait_for(asyncio.shield(waited), seconds)
+            await asyncio.wait_for(asyncio.shield(idle), seconds)
         except TimeoutError:
             self.stop()
-            await waited
+            await idle
 
     def stop(self) -> None:
-        """Cancel every answer now. Each keeps the text that it has so far. Callable from any
+        """Cancel every answer now; each ends with the text that it has so far. Callable from any
         thread.
         """
         self._stopping = True
@@ -217,22 +223,27 @@ class EngineBridge:
         self.runner.context.interrupt()
 
     def close(self) -> None:
-        """End the engine's thread. Raises the error that ended the thread early, if there was one."""
+        """End the engine's thread. Raises the error that ended the engine early, if there was
+        one.
+        """
         self._stopping = True
         self._inbox.put(self._end)
         self._thread.join()
-        for writer in self._workers.values():
-            writer.shutdown()
+        for worker in self._workers.values():
+            worker.shutdown()
         if self._error is not None:
             raise self._error
 
-    def drop(self, answering: PendingAnswers) -> None:
-        """Cancel the unfinished answers of a reader that reads no more."""
-        self._inbox.put(partial(self._drop, answering))
+    def drop(self, pending: PendingAnswers) -> None:
+        """Cancel the unfinished answers of a reader that has stopped reading."""
+        self._inbox.put(partial(self._drop, pending))
 
     # The following methods run on the engine's thread.
 
     def _run(self) -> None:
+        """Run the engine until close(). If the engine fails, give its error to all readers and to
+        all later requests.
+        """
         try:
             self._run_engine()
         except BaseException as error:  # noqa: BLE001 (readers receive it, and close() raises it)
@@ -240,100 +251,107 @@ class EngineBridge:
             self._fail(error)
             self._notify_idle()
             self.on_engine_death()
-        # answer until close(); after an engine error every later request receives the error
+        # until close(), functions in the queue still run, and fail with the engine's error
         while not (self._ended and self._inbox.empty()):
             self._inbox.get()()
             self._notify_idle()
         self._fail(self._error or ServerStopping())
 
     def _run_engine(self) -> None:
+        """Alternate between the functions in the queue and steps of the engine; without either,
+        wait.
+        """
         engine = self.runner.engine
         while not self._ended:
             if not self._inbox.empty():
-                self._batcher.flush()  # the new request may bring a long prompt
+                self._batcher.flush()  # the next step may be long because of a new prompt
             while not self._inbox.empty() or not (engine.is_busy or self._ended):
                 self._inbox.get()()
-                self._notify_idle()  # answers may have ended, which a waiting drain() must know
+                self._notify_idle()  # the function may have ended the last answer
             if engine.is_busy and not self._ended:
                 self._step()
             self._notify_idle()
 
     def _step(self) -> None:
-        engine, gathering, begun = self.runner.engine, self._batcher, time.perf_counter()
+        """Run one step of the engine and pass its events to the batcher."""
+        engine, batcher, begun = self.runner.engine, self._batcher, time.perf_counter()
         try:
             if events := engine.step():
                 self.metrics.record_token()
         except UserError as error:  # the error affects every answer of the pass
-            for sequence in tuple(self._streams):
+            for sequence in tuple(self._readers):
                 engine.abort(sequence)
             self._fail(AnswerFailed(str(error), hint=error.hint))
             return
         for event in events:
-            answering, number = self._streams[event.sequence]
+            pending, number = self._readers[event.sequence]
             answer = None
             if event.finish is not None:
                 answer = engine.pop_answer(event.sequence)
-                del self._streams[event.sequence]
+                del self._readers[event.sequence]
                 self._record_time(answer)
-            gathering.add(answering, replace(event, sequence=number), answer)
-        if gathering.is_due(time.perf_counter() - begun) or not engine.is_steady:
-            gathering.flush()
+            batcher.add(pending, replace(event, sequence=number), answer)
+        if batcher.is_due(time.perf_counter() - begun) or not engine.is_steady:
+            batcher.flush()
 
-    def _submit(self, answering: PendingAnswers, submitted: float) -> None:
-        if answering.is_closed or self._ended or self._error:
-            self._count(-answering.n_answers)
-            if answering.is_closed:
-                self.metrics.record_cancelled(answering.n_answers)
+    def _submit(self, pending: PendingAnswers, submitted: float) -> None:
+        """Submit requests to the engine, unless their reader has already closed the iterator.
+        `submitted`: `time.perf_counter()` of the client's request.
+        """
+        if pending.is_closed or self._ended or self._error:
+            self._count(-pending.n_answers)
+            if pending.is_closed:
+                self.metrics.record_cancelled(pending.n_answers)
             else:
-                call_on_loop(
-                    answering.loop, partial(answering.fail, self._error or ServerStopping())
-                )
+                call_on_loop(pending.loop, partial(pending.fail, self._error or ServerStopping()))
             return
-        numbers = iter(range(answering.n_answers))
+        numbers = iter(range(pending.n_answers))
         try:
-            for request in answering.requests:
-                timed = (
+            for request in pending.requests:
+                timed_request = (
                     request
                     if request.start_time is not None
                     else replace(request, start_time=submitted)
                 )
-                for sequence in self.runner.engine.submit_samples(timed, answering.samples):
-                    self._streams[sequence] = answering, next(numbers)
+                for sequence in self.runner.engine.submit_samples(timed_request, pending.samples):
+                    self._readers[sequence] = pending, next(numbers)
         except UserError as error:
-            self._drop(answering)
+            self._drop(pending)
             self._count(-sum(1 for _ in numbers))
-            call_on_loop(answering.loop, partial(answering.fail, error))
+            call_on_loop(pending.loop, partial(pending.fail, error))
 
-    def _drop(self, answering: PendingAnswers) -> None:
-        self._batcher.drop(answering)
+    def _drop(self, pending: PendingAnswers) -> None:
+        self._batcher.drop(pending)
         for sequence in [
-            sequence for sequence, (reader, _) in self._streams.items() if reader is answering
+            sequence for sequence, (reader, _) in self._readers.items() if reader is pending
         ]:
             self.runner.engine.abort(sequence)
-            del self._streams[sequence]
+            del self._readers[sequence]
             self._count(-1)
             self.metrics.record_cancelled(1)
 
     def _cancel_all(self) -> None:
-        for sequence in self._streams:
+        for sequence in self._readers:
             self.runner.engine.cancel(sequence)
 
     def _fail(self, error: BaseException) -> None:
+        """Make the iteration of every reader raise this error, and forget their answers."""
         self._batcher.flush()
-        for answering in {id(reader): reader for reader, _ in self._streams.values()}.values():
-            self._batcher.drop(answering)
-            call_on_loop(answering.loop, partial(answering.fail, error))
-        self._count(-len(self._streams))
-        self._streams.clear()
+        for pending in {id(reader): reader for reader, _ in self._readers.values()}.values():
+            self._batcher.drop(pending)
+            call_on_loop(pending.loop, partial(pending.fail, error))
+        self._count(-len(self._readers))
+        self._readers.clear()
 
     def _record_time(self, answer: Answer) -> None:
+        """Update the smoothed duration of an answer, which estimates Retry-After."""
         self._count(-1)
         spent = (sum(token.ms for token in answer.tokens) - answer.queue_ms) / 1e3
         self._answer_seconds += (max(0.0, spent) - self._answer_seconds) / 8
 
-    def _count(self, more: int) -> None:
+    def _count(self, change: int) -> None:
         with self._lock:
-            self._open += more
+            self._open += change
 
     def _retry_after(self) -> int:
         """Return the estimated number of seconds until all waiting answers have started."""
@@ -343,6 +361,7 @@ class EngineBridge:
         )
 
     def _enqueue(self, function: Callable[[], T]) -> "Future[T]":
+        """Put a function into the engine thread's queue, and return a future of its result."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -364,14 +383,15 @@ class EngineBridge:
         self._inbox.put(run)
         return future
 
-    def _add_idle_waiter(self, over: "Future[None]") -> None:
-        self._idle.append(over)
+    def _add_idle_waiter(self, idle_future: "Future[None]") -> None:
+        self._idle.append(idle_future)
 
     def _notify_idle(self) -> None:
+        """Resolve the futures of drain() if the engine has no unfinished answer."""
         while self._idle and (self._ended or self._error or not self.runner.engine.is_busy):
-            over = self._idle.pop()
-            if over.set_running_or_notify_cancel():
-                over.set_result(None)
+            idle_future = self._idle.pop()
+            if idle_future.set_running_or_notify_cancel():
+                idle_future.set_result(None)
 
     def _end(self) -> None:
         self._ended = True

@@ -1,4 +1,6 @@
-"""Streams answers as documents, for transports without Server-Sent Events: WebSocket and gRPC."""
+"""Streams the response of an API form as JSON objects, for transports without Server-Sent Events:
+WebSocket and gRPC.
+"""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -11,12 +13,13 @@ from llmcli.serve.engine_thread.bridge import EngineBridge
 async def stream_documents(
     bridge: EngineBridge, form: ApiForm, client: str
 ) -> AsyncGenerator[Document, None]:
-    """Yield the chunks of a stream, or the complete response if the request does not stream.
-    Closing the generator cancels the answers.
+    """Submit the requests of a form, and yield the chunks of its stream, or the complete response
+    if it does not stream. `client`: the client's id, for fair scheduling. Closing the generator
+    cancels the answers.
     """
     requests = [replace(request, client=client) for request in form.requests]
-    async with aclosing(bridge.answer(*requests, samples=form.n_samples)) as answering:
-        async for event in answering:
+    async with aclosing(bridge.answer(*requests, samples=form.n_samples)) as pending:
+        async for event in pending:
             if form.is_stream:
                 for chunk in [
                     *(form.stream_start() if not form.has_started else ()),
@@ -24,8 +27,6 @@ async def stream_documents(
                 ]:
                     yield chunk
         for chunk in (
-            form.stream_end(answering.answers)
-            if form.is_stream
-            else [form.document(answering.answers)]
+            form.stream_end(pending.answers) if form.is_stream else [form.document(pending.answers)]
         ):
             yield chunk

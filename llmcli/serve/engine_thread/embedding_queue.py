@@ -1,5 +1,5 @@
-"""Computes embeddings on a server that also generates text. The queue handles the texts of one
-request at a time, one pass between two steps of the engine.
+"""Computes embeddings on a server that may also generate text. The texts of one request are
+computed at a time, one batch between two steps of the engine.
 """
 
 import asyncio
@@ -22,23 +22,29 @@ RETRY_AFTER_SECONDS = 2  # seconds of Retry-After
 T = TypeVar("T")
 
 
-def _step(runner: Runner, work: EmbeddingJob) -> bool:
-    runner.embedder().uses_short_passes = runner.engine.is_busy
-    return work.step()
-
-
-def _make_room(runner: Runner, tokens: int) -> None:
-    """Create the embedding context, or replace it by a larger one, if `tokens` need it. Raises
-    UserError if the machine has too little memory.
+def _step(runner: Runner, job: EmbeddingJob) -> bool:
+    """Compute the next batch of a job. Return whether more batches follow. While answers are being
+    generated, batches are short, so that they do not delay tokens. Runs on the engine's thread.
     """
-    embedder, report = runner.embedder(), runner.kv_report()
+    runner.embedder().uses_short_passes = runner.engine.is_busy
+    return job.step()
+
+
+def _ensure_context(runner: Runner, tokens: int) -> None:
+    """Create the context for embeddings, or replace it by a larger one, if a text of `tokens`
+    tokens needs this. Raises UserError if the machine has too little memory. Runs on the engine's
+    thread.
+    """
+    embedder, kv_report = runner.embedder(), runner.kv_report()
     n_tokens = embedder.needed_cells(tokens)
     if n_tokens == embedder.n_cells:
         return
     cache = (
-        runner.predict_cache(report.type_k, report.type_v, n_tokens) if embedder.is_causal else None
+        runner.predict_cache(kv_report.type_k, kv_report.type_v, n_tokens)
+        if embedder.is_causal
+        else None
     )
-    needed = (cache.nbytes if cache else 0) + (report.compute_bytes or 0)
+    needed = (cache.nbytes if cache else 0) + (kv_report.compute_bytes or 0)
     free = host.available_memory()
     if free is not None and needed > free:
         message = f"a text of {tokens} tokens needs {format_size(needed)} of memory, {format_size(free)} are free"
@@ -47,21 +53,24 @@ def _make_room(runner: Runner, tokens: int) -> None:
 
 
 class EmbeddingQueue:
-    """The embedding queue of one server, for coroutines of one event loop."""
+    """The embedding queue of one server. Its methods are called on one event loop."""
 
     def __init__(self, bridge: EngineBridge) -> None:
-        self._bridge, self._turn = bridge, asyncio.Lock()
+        self._bridge, self._lock = bridge, asyncio.Lock()
         self._open = 0
 
     async def embedder(self) -> Embedder:
-        """Return the embedder. Raises ApiError for a model that has no embeddings."""
+        """Return the model's embedder. Raises ApiError (501) if the model cannot compute
+        embeddings.
+        """
         return await self._call(self._bridge.runner.embedder, 501)
 
     async def embed(self, texts: Sequence[Sequence[int]]) -> list[Vector]:
-        """Return a vector of length 1 for each text. The texts are token ids; a vector has the
-        shape `[embedding_size]`. After a cancellation, the current pass still completes.
+        """Return a vector for each text, scaled to Euclidean length 1 (a reranker's vector is its
+        score). `texts`: the token ids of each text. A vector has the shape `[embedding_size]`. If
+        the caller is canceled, the current batch is still computed.
 
-        Raises ServerBusy, ServerStopping or UserError.
+        Raises ServerBusy, ServerStopping or ApiError.
         """
         bridge = self._bridge
         if bridge.is_stopping:
@@ -72,15 +81,15 @@ class EmbeddingQueue:
         embedder = await self.embedder()
         self._open += 1
         try:
-            async with self._turn:
-                work = embedder.start_job(texts)
-                await self._call(partial(_make_room, bridge.runner, max(map(len, texts))), 503)
-                while await self._call(partial(_step, bridge.runner, work), 503):
+            async with self._lock:
+                job = embedder.start_job(texts)
+                await self._call(partial(_ensure_context, bridge.runner, max(map(len, texts))), 503)
+                while await self._call(partial(_step, bridge.runner, job), 503):
                     pass
         finally:
             self._open -= 1
-        bridge.metrics.record_embedding(work.tokens)
-        return work.vectors
+        bridge.metrics.record_embedding(job.tokens)
+        return job.vectors
 
     async def _call(self, function: Callable[[], T], status: int) -> T:
         """Run a function on the engine's thread and return its result. A UserError becomes an

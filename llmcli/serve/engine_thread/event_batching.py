@@ -1,8 +1,9 @@
-"""Batches events, so that tokens which arrive sooner than a user can notice are delivered together.
+"""Delivers events in batches: tokens that follow each other faster than a user can notice are
+delivered together.
 
-Waking the event loop and sending an event takes processor time from a model that computes on all
-cores. The first token and the end of an answer are delivered at once. So are all events before a
-pass that may take long; the caller decides that.
+Waking the event loop and sending an event takes CPU time from the model, which computes on all
+cores. The first token and the last event of an answer are delivered at once. Before a step that may
+take long, the caller delivers all held events.
 """
 
 import asyncio
@@ -17,14 +18,16 @@ from llmcli.types import Event
 
 
 class AnswerEvent(NamedTuple):
-    """An event, with the answer if it is the last event of a sample."""
+    """An event of an answer. `answer`: the finished answer if this is its last event, otherwise
+    None.
+    """
 
     event: Event
     answer: Answer | None
 
 
 class EventReader(Protocol):
-    """Receives events on the event loop `loop`."""
+    """A receiver of events, which are delivered on its event loop `loop`."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -33,29 +36,30 @@ class EventReader(Protocol):
 
 
 class EventBatcher:
-    """Holds events back and delivers them in batches; used by one thread. `window_seconds`: longest
-    time for which tokens may be held; 0 delivers them after each pass.
+    """Holds events back and delivers them in batches. Used by one thread. `window_seconds`: the
+    longest time for which tokens are held back; 0 delivers them after every step.
     """
 
     def __init__(self, window_seconds: float) -> None:
         self.window_seconds = window_seconds
         self._pending: dict[EventReader, list[AnswerEvent]] = {}
-        # readers that have received the beginning of their answers but no end in the last delivery
+        # readers that already received an event of their running answers; an event for any other
+        # reader is a first token and urgent
         self._started: set[EventReader] = set()
         self._urgent = False
         self._last = 0.0  # time of the last delivery
 
     def add(self, reader: EventReader, event: Event, answer: Answer | None) -> None:
-        """Add an event for a reader."""
+        """Hold an event for a reader. `answer`: the finished answer if this is its last event."""
         self._pending.setdefault(reader, []).append(AnswerEvent(event, answer))
         self._urgent |= answer is not None or reader not in self._started
 
-    def is_due(self, pass_seconds: float) -> bool:
-        """Return whether the held events must be delivered before the next pass. `pass_seconds`:
-        duration of the last pass, which is taken as that of the next one.
+    def is_due(self, step_seconds: float) -> bool:
+        """Return whether the held events must be delivered before the next step. `step_seconds`:
+        the duration of the last step, as an estimate for the next one.
         """
         return bool(self._pending) and (
-            self._urgent or time.perf_counter() + pass_seconds > self._last + self.window_seconds
+            self._urgent or time.perf_counter() + step_seconds > self._last + self.window_seconds
         )
 
     def flush(self) -> None:
@@ -72,7 +76,7 @@ class EventBatcher:
             call_on_loop(loop, partial(_deliver_all, batch))
 
     def drop(self, reader: EventReader) -> None:
-        """Discard the events of a reader that reads no more."""
+        """Discard the held events of a reader that has stopped reading."""
         self._pending.pop(reader, None)
         self._started.discard(reader)
 
@@ -83,6 +87,6 @@ def _deliver_all(batch: list[tuple[EventReader, list[AnswerEvent]]]) -> None:
 
 
 def call_on_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    """Run a function on an event loop, if the loop is still running."""
-    with suppress(RuntimeError):  # the loop is closed, so its coroutines need no events
+    """Run a function on an event loop. If the loop is closed, do nothing."""
+    with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(function)

@@ -1,10 +1,10 @@
-"""The counters of a server, and their output as Prometheus text.
+"""Counts the work of a server, and writes the counts as Prometheus text.
 
 Times are defined as in `bench load`: the time of a token is the time since the previous token; for
 the first token, since the request.
 
-This module does not use prometheus-client: most values belong to the engine and are only read on
-demand, and the library would store each of them a second time in a registry for the whole process.
+prometheus-client is not used: most values belong to the engine and are only read when they are
+requested, but the library would store each of them again, in a registry for the whole process.
 """
 
 import threading
@@ -19,7 +19,7 @@ from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import KVReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# Upper ends of buckets in seconds: those of vLLM, plus smaller ones for small models.
+# Upper bounds of buckets in seconds: those of vLLM, plus smaller ones for small models.
 FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
     1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
@@ -75,21 +75,21 @@ HISTOGRAMS = {
 
 
 class Histogram:
-    """Counts of values by bucket. `ends`: the upper ends of the buckets."""
+    """Counts values by bucket. `upper_bounds`: the largest value of each bucket."""
 
-    def __init__(self, ends: Sequence[float]) -> None:
-        self.ends, self.counts, self.sum = ends, [0] * (len(ends) + 1), 0.0
+    def __init__(self, upper_bounds: Sequence[float]) -> None:
+        self.upper_bounds, self.counts, self.sum = upper_bounds, [0] * (len(upper_bounds) + 1), 0.0
 
     def add(self, values: Iterable[float]) -> None:
-        """Count values. A value that equals an upper end belongs to that bucket."""
+        """Count values. A value that equals an upper bound belongs to that bucket."""
         for value in values:
-            self.counts[bisect_left(self.ends, value)] += 1
+            self.counts[bisect_left(self.upper_bounds, value)] += 1
             self.sum += value
 
     def lines(self, name: str) -> Iterator[str]:
-        """Yield the lines of the Prometheus text: cumulative counts, sum and count."""
+        """Yield the histogram's lines of Prometheus text: cumulative counts, sum and count."""
         total = 0
-        for end, count in zip((*map(str, self.ends), "+Inf"), self.counts, strict=True):
+        for end, count in zip((*map(str, self.upper_bounds), "+Inf"), self.counts, strict=True):
             total += count
             yield f'{name}_bucket{{le="{end}"}} {total}'
         yield f"{name}_sum {self.sum:.9g}"
@@ -98,7 +98,11 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class LiveGauges:
-    """Values that are read from the engine when the metrics are requested."""
+    """Values that are read from the engine when the metrics are requested.
+
+    `saved_cells`: how many more cells of the KV cache would be used if sequences did not share
+    prefixes. `resident_bytes`: the resident memory of this process; None if unknown.
+    """
 
     load: EngineLoad
     kv: KVReport
@@ -107,18 +111,20 @@ class LiveGauges:
 
 
 class ServerMetrics:
-    """The counters of one server; callable from every thread."""
+    """The counters and histograms of one server. All methods are callable from every thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._histograms = {name: Histogram(ends) for name, (_, ends) in HISTOGRAMS.items()}
+        self._histograms = {
+            name: Histogram(upper_bounds) for name, (_, upper_bounds) in HISTOGRAMS.items()
+        }
         self._finished: Counter[str] = Counter()
         self._rejected: Counter[str] = Counter()
         self._cached = self._cancelled = self._embedded = self._drafted = self._accepted = 0
         self._last_token_at: float | None = None
 
     def record_token(self) -> None:
-        """Record that a token was drawn."""
+        """Record that a token was generated now."""
         self._last_token_at = time.monotonic()
 
     @property
@@ -127,7 +133,7 @@ class ServerMetrics:
         return None if self._last_token_at is None else time.monotonic() - self._last_token_at
 
     def record_answer(self, answer: Answer) -> None:
-        """Record a finished answer."""
+        """Add a finished answer to the counters and histograms."""
         gaps = [token.ms / 1e3 for token in answer.tokens[1:]]
         values_by_histogram: dict[str, list[float]] = {
             "request_prompt_tokens": [answer.prompt_tokens],
@@ -150,32 +156,32 @@ class ServerMetrics:
                 self._histograms[name].add(values)
 
     def record_cancelled(self, count: int) -> None:
-        """Record answers that were cancelled because their client disconnected."""
+        """Count answers that were canceled because their client disconnected."""
         with self._lock:
             self._cancelled += count
 
     def record_rejection(self, reason: str) -> None:
-        """Record a rejected request."""
+        """Count a rejected request. `reason`: "busy" or "stopping"."""
         with self._lock:
             self._rejected[reason] += 1
 
     def record_embedding(self, tokens: int) -> None:
-        """Record the tokens of embedded texts."""
+        """Count the tokens of texts for which embeddings were computed."""
         with self._lock:
             self._embedded += tokens
 
     def render(self, model: str, gauges: LiveGauges) -> str:
-        """Return all values as Prometheus text."""
+        """Return all metrics as Prometheus text. `model`: the name of the served model."""
         with self._lock:
             lines = [*self._counters(gauges), *self._gauges(model, gauges)]
-            for name, (about, _) in HISTOGRAMS.items():
-                lines += _head(name, "histogram", about)
+            for name, (description, _) in HISTOGRAMS.items():
+                lines += _head(name, "histogram", description)
                 lines += self._histograms[name].lines(f"llmcli_{name}")
         return "\n".join(lines) + "\n"
 
-    def _counters(self, standing: LiveGauges) -> Iterator[str]:
-        load = standing.load
-        for name, about, value in (
+    def _counters(self, gauges: LiveGauges) -> Iterator[str]:
+        load = gauges.load
+        for name, description, value in (
             ("prompt_tokens", "Prompt tokens computed.", load.prompt_tokens),
             ("prompt_tokens_cached", "Prompt tokens found in the cache.", self._cached),
             ("generation_tokens", "Tokens drawn.", load.tokens),
@@ -189,7 +195,7 @@ class ServerMetrics:
             ("spec_decode_num_draft_tokens", "Draft tokens.", self._drafted),
             ("spec_decode_num_accepted_tokens", "Accepted draft tokens.", self._accepted),
         ):
-            yield from _head(f"{name}_total", "counter", about)
+            yield from _head(f"{name}_total", "counter", description)
             yield f"llmcli_{name}_total {value}"
         yield from _head("request_success_total", "counter", "Finished answers by reason.")
         for reason in ("stop", "length", "cancelled", "context_full", "repetition", "failed"):
@@ -199,9 +205,9 @@ class ServerMetrics:
         for reason in ("busy", "stopping"):
             yield f'llmcli_admission_rejections_total{{reason="{reason}"}} {self._rejected[reason]}'
 
-    def _gauges(self, model: str, standing: LiveGauges) -> Iterator[str]:
-        load, kv = standing.load, standing.kv
-        for name, about, value in (
+    def _gauges(self, model: str, gauges: LiveGauges) -> Iterator[str]:
+        load, kv = gauges.load, gauges.kv
+        for name, description, value in (
             ("num_requests_running", "Answers that are running.", load.n_running),
             ("num_requests_waiting", "Answers that are waiting.", load.n_waiting),
             ("num_requests_preempted", "Waiting answers that were preempted.", load.n_preempted),
@@ -210,7 +216,7 @@ class ServerMetrics:
             (
                 "kv_cells_saved",
                 "Further cells that would be used without sharing.",
-                standing.saved_cells,
+                gauges.saved_cells,
             ),
             (
                 "kv_cache_usage_perc",
@@ -221,18 +227,18 @@ class ServerMetrics:
             ("last_token_age_seconds", "Time since the last token.", self.last_token_age),
         ):
             if value is not None:
-                yield from _head(name, "gauge", about)
+                yield from _head(name, "gauge", description)
                 yield f"llmcli_{name} {value:.9g}"
-        if standing.resident_bytes is not None:
+        if gauges.resident_bytes is not None:
             yield "# HELP process_resident_memory_bytes Resident memory."
             yield "# TYPE process_resident_memory_bytes gauge"
-            yield f"process_resident_memory_bytes {standing.resident_bytes}"
+            yield f"process_resident_memory_bytes {gauges.resident_bytes}"
         yield from _head("model_info", "gauge", "The served model.")
         yield f'llmcli_model_info{{model="{_escape_label(model)}"}} 1'
 
 
-def _head(name: str, kind: str, about: str) -> tuple[str, str]:
-    return f"# HELP llmcli_{name} {about}", f"# TYPE llmcli_{name} {kind}"
+def _head(name: str, kind: str, description: str) -> tuple[str, str]:
+    return f"# HELP llmcli_{name} {description}", f"# TYPE llmcli_{name} {kind}"
 
 
 def _escape_label(value: str) -> str:
