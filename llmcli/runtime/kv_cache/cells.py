@@ -1,7 +1,8 @@
-"""Which cells hold which tokens: counting, sharing and cutting.
+"""Records which cell of the KV cache holds which token of which slot, and keeps this record equal
+to the memory when slots share, move or drop cells.
 
-A slot is a llama.cpp sequence id. Cells are numbered in the order in which they are filled; two
-slots that share cells share a prefix.
+A slot is a llama.cpp sequence id. Cells are numbered in the order in which they are filled. If two
+slots share cells, these are the cells of a common prefix.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,9 @@ from llmcli.runtime.kv_cache.radix_tree import RadixTree
 
 
 class CellMap:
-    """The tokens of every slot and the cell of each token. Shared cells are counted once."""
+    """The tokens of every slot, and the number of the cell of each token. All changes are also made
+    in the memory, except those that a forward pass has made there already.
+    """
 
     def __init__(self, memory: CacheMemory) -> None:
         count = memory.n_seq_max
@@ -31,16 +34,16 @@ class CellMap:
 
     @property
     def can_fork(self) -> bool:
-        """Return whether slots may share cells and diverge at any token. This is False for
-        recurrent state, which can only be copied at its end, and for a sliding window that is
-        smaller than the pool, whose shared cells would never expire.
+        """Return whether slots may share the cells of a prefix and diverge after any token. They
+        cannot with recurrent state, which can only be copied at its end. Nor can they with a
+        sliding window smaller than the pool, because shared cells would never leave the window.
         """
         return not self.memory.is_recurrent and (
             not self.memory.n_swa or self.size <= self.memory.n_swa
         )
 
     def count_cells(self, slots: Sequence[int]) -> int:
-        """Return the number of cells that these slots hold; a shared cell counts once."""
+        """Return the number of cells that these slots use together. A shared cell counts once."""
         return sum(
             len(self.cells[slot])
             - max((self.count_shared(slot, other) for other in slots[:at]), default=0)
@@ -48,9 +51,8 @@ class CellMap:
         )
 
     def append(self, slot: int, tokens: list[int]) -> None:
-        """Record tokens that a forward pass has added to the cache."""
-        # Nearly every pass appends one token per sequence, and for a single token list slices cost
-        # more than append().
+        """Record that a forward pass has added these tokens to a slot."""
+        # Nearly every pass appends one token per sequence. For a single token, append() is faster.
         if len(tokens) == 1:
             self.tokens[slot].append(tokens[0])
             self.cells[slot].append(self._next_cell)
@@ -61,22 +63,24 @@ class CellMap:
         self.used_cells += len(tokens)
 
     def fork(self, source: int, target: int) -> None:
-        """Make `target` hold exactly the tokens of `source`, in shared cells. Cells that both slots
-        already share are kept.
+        """Make `target` a copy of `source` that shares all its cells. Cells that both already share
+        are not copied again.
         """
-        same = self.count_shared(source, target)
-        self.trim(target, same)
-        assert len(self.tokens[target]) == same, "a memory that cannot be forked"
-        self.share(source, target, same, len(self.tokens[source]))
+        n_shared = self.count_shared(source, target)
+        self.trim(target, n_shared)
+        assert len(self.tokens[target]) == n_shared, "a memory that cannot be forked"
+        self.share(source, target, n_shared, len(self.tokens[source]))
 
     def restore(self, slot: int) -> None:
-        """Drop cells beyond the recorded tokens, after an interrupted pass."""
+        """After an interrupted pass, drop the cells of tokens that were not recorded. The slot is
+        emptied if the memory cannot be cut there.
+        """
         keep = len(self.tokens[slot])
         if not self.memory.trim(slot, keep) or not self.window_holds(slot, keep):
             self.trim(slot, 0)
 
     def check(self) -> None:
-        """Assert that this map agrees with llama.cpp's own positions."""
+        """Assert that this record agrees with llama.cpp's positions. Used by tests."""
         for slot, tokens in enumerate(self.tokens):
             assert len(tokens) == len(self.cells[slot])
             assert self.memory.last_position(slot) == len(tokens) - 1, (
@@ -90,24 +94,26 @@ class CellMap:
         assert self.used_cells <= self.size, (self.used_cells, self.size)
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
-        """Give `target`, which ends at `start`, the cells of `source` from `start` to `end`."""
+        """Append the tokens from `start` to `end` of `source` to `target`, in shared cells.
+        `target` must hold `start` tokens.
+        """
         if start < end:
             self.memory.copy(source, target, start, end)
             self.tokens[target] += self.tokens[source][start:end]
             self.cells[target] += self.cells[source][start:end]
 
     def append_shared(self, source: int, target: int, count: int) -> None:
-        """Record that an empty slot shares the first `count` cells of `source`. The memory must
-        have shared them already.
+        """Record that an empty slot now shares the first `count` cells of `source`. The memory must
+        share them already.
         """
         self.tokens[target] += self.tokens[source][:count]
         self.cells[target] += self.cells[source][:count]
 
     def shift(self, slot: int, start: int, end: int) -> None:
         """Drop the tokens from `start` to `end` of a slot, and move its later cells toward the
-        start to close the gap. No other slot may hold the cells that move.
+        start to close the gap. The cells that move must not be shared with another slot.
 
-        Raises UserError, with all slots empty, when the memory cannot move them.
+        Raises UserError, with all slots empty, when the memory fails to move the cells.
         """
         tokens, cells = self.tokens[slot], self.cells[slot]
         others = (other for other in range(len(self.cells)) if other != slot)
@@ -122,15 +128,15 @@ class CellMap:
         self._prefixes.truncate(slot, start)
 
     def empty_memory(self, slot: int) -> None:
-        """Drop all cells of a slot from the memory, without a change of this map."""
-        emptied = self.memory.trim(slot, 0)
-        assert emptied, "a memory that cannot even be emptied"
+        """Drop all cells of a slot from the memory. This record is not changed."""
+        is_empty = self.memory.trim(slot, 0)
+        assert is_empty, "a memory that cannot be emptied"
 
     def match(
         self, tokens: Sequence[int], scopes: Sequence[str], scope: str
     ) -> tuple[int, set[int]]:
-        """Return the length of the longest prefix of `tokens` that a slot of `scope` holds, and the
-        slots that hold it. `scopes`: the scope of each slot.
+        """Return the length of the longest prefix of `tokens` in a slot of `scope`, and the slots
+        that hold this prefix. `scopes`: the scope of each slot.
         """
         # the radix tree lacks the tokens that were appended since the last lookup
         for slot, recorded in enumerate(self.tokens):
@@ -139,22 +145,22 @@ class CellMap:
         return self._prefixes.match(tokens, scope)
 
     def is_redundant(self, slot: int) -> bool:
-        """Return whether another slot is known to hold all tokens of this slot. This is False when
-        the radix tree lacks some of the tokens.
+        """Return whether another slot also holds all tokens of this slot. Return False also when
+        this is unknown because the radix tree is not up to date.
         """
         is_known = self._prefixes.lengths[slot] == len(self.tokens[slot])
         return is_known and self._prefixes.is_redundant(slot)
 
     def _clear(self) -> None:
-        """Empty all slots of this map, after the memory was cleared."""
+        """Record that all slots are empty, after the memory was cleared."""
         for slot in range(len(self.tokens)):
             self.tokens[slot], self.cells[slot] = [], []
             self._prefixes.truncate(slot, 0)
         self.used_cells = 0
 
-    def _held_elsewhere(self, slot: int, keep: int) -> int:
-        """Return how many cells from the start of a slot stay in use when the slot is cut to `keep`
-        tokens: the first `keep` cells, and later ones that another slot also holds.
+    def _cells_after_trim(self, slot: int, keep: int) -> int:
+        """Return how many of a slot's cells stay in use when the slot is cut to `keep` tokens: the
+        first `keep` cells, and later ones that another slot also uses.
         """
         cell = self.cells[slot][keep]
         others = [
@@ -165,12 +171,14 @@ class CellMap:
         return max((self.count_shared(slot, other) for other in others), default=keep)
 
     def count_shared(self, first: int, second: int) -> int:
-        """Return the number of cells that two slots share. Shared cells are always a prefix."""
+        """Return the number of cells that two slots share. These are always the cells of a common
+        prefix.
+        """
         return common_prefix.count_shared(self.cells[first], self.cells[second])
 
     def trim(self, slot: int, keep: int) -> int:
-        """Cut a slot to `keep` tokens. Return the number of tokens left, which is 0 when the memory
-        cannot be cut there.
+        """Cut a slot to its first `keep` tokens. Return the number of tokens left. This is 0 when
+        the memory cannot be cut there, because the slot must then be computed from its start.
         """
         tokens = self.tokens[slot]
         if keep < len(tokens) and not self.window_holds(slot, keep):
@@ -179,15 +187,15 @@ class CellMap:
             keep = 0
             self.empty_memory(slot)
         if keep < len(tokens):
-            self.used_cells -= len(tokens) - self._held_elsewhere(slot, keep)
+            self.used_cells -= len(tokens) - self._cells_after_trim(slot, keep)
             del tokens[keep:]
             del self.cells[slot][keep:]
             self._prefixes.truncate(slot, keep)
         return len(tokens)
 
     def window_holds(self, slot: int, keep: int) -> bool:
-        """Return whether the slot still has all cells of the sliding window that a token at
-        position `keep` attends to. It is True for a model without a window.
+        """Return whether a slot still has all cells that a token at position `keep` would attend
+        to. A sliding window may have dropped some. Without a window the result is True.
         """
         first = self.memory.first_position(slot) if self.memory.n_swa and keep else 0
         return 0 <= first <= max(0, keep - self.memory.n_swa)

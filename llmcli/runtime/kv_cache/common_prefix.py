@@ -1,55 +1,65 @@
-"""Common prefixes of token lists, and matches that continue after a gap."""
+"""Functions that compare token lists: common prefixes, and matches that continue after a gap."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
 
-ANCHOR_TOKENS = 16  # tokens that must agree for a match after a gap
-# candidate positions after a gap that are compared; a repetitive text has many more
+ANCHOR_TOKENS = 16  # tokens that must agree after a gap
+# maximum ends of a gap that are compared; a repetitive text has many more
 MAX_CANDIDATES = 32
 BLOCK_TOKENS = 64  # tokens compared at once
 
 
-def common_prefix(held: Sequence[int], tokens: Sequence[int]) -> int:
-    """Return the length of the common prefix of two token lists."""
-    most = min(len(held), len(tokens))
-    for at in range(0, most, BLOCK_TOKENS):
-        left, right = list(held[at : at + BLOCK_TOKENS]), list(tokens[at : at + BLOCK_TOKENS])
-        if left != right:
-            pairs = enumerate(zip(left, right, strict=False))
-            return next((at + offset for offset, (a, b) in pairs if a != b), most)
-    return most
-
-
-def find_gap(held: list[int], tokens: Sequence[int], at: int) -> int:
-    """Return how many tokens of `held` to skip from index `at` so that it continues like `tokens`
-    from `at`, for as many tokens as possible. Return 0 when no such position exists.
+def common_prefix(cached: Sequence[int], tokens: Sequence[int]) -> int:
+    """Return the length of the common prefix of two token lists. Whole blocks are compared at once,
+    which is faster than token by token.
     """
-    anchor = list(tokens[at : at + ANCHOR_TOKENS])
+    length = min(len(cached), len(tokens))
+    for start in range(0, length, BLOCK_TOKENS):
+        first_block = list(cached[start : start + BLOCK_TOKENS])
+        second_block = list(tokens[start : start + BLOCK_TOKENS])
+        if first_block != second_block:
+            pairs = enumerate(zip(first_block, second_block, strict=False))
+            return next((start + offset for offset, (a, b) in pairs if a != b), length)
+    return length
+
+
+def find_gap(cached: list[int], tokens: Sequence[int], start: int) -> int:
+    """Return how many tokens of `cached`, from index `start` on, must be left out so that the rest
+    matches `tokens` from `start` on for as long as possible. Return 0 when no gap leads to a match
+    of at least ANCHOR_TOKENS tokens.
+    """
+    anchor = list(tokens[start : start + ANCHOR_TOKENS])
     if len(anchor) < ANCHOR_TOKENS:
         return 0
     first, positions = anchor[0], []
-    for position in range(at + 1, len(held) - ANCHOR_TOKENS + 1):
-        if held[position] == first and held[position : position + ANCHOR_TOKENS] == anchor:
+    for position in range(start + 1, len(cached) - ANCHOR_TOKENS + 1):
+        if cached[position] == first and cached[position : position + ANCHOR_TOKENS] == anchor:
             positions.append(position)
             if len(positions) == MAX_CANDIDATES:
                 break
     return (
-        max(positions, key=lambda position: common_prefix(held[position:], tokens[at:]), default=at)
-        - at
+        max(
+            positions,
+            key=lambda position: common_prefix(cached[position:], tokens[start:]),
+            default=start,
+        )
+        - start
     )
 
 
-def match_after_gap(held: list[int], tokens: Sequence[int]) -> int:
-    """Return how many of `tokens` the list `held` would start with if one gap in it were closed."""
-    at = common_prefix(held, tokens)
-    left_out = find_gap(held, tokens, at)
-    return at + common_prefix(held[at + left_out :], tokens[at:]) if left_out else at
+def match_after_gap(cached: list[int], tokens: Sequence[int]) -> int:
+    """Return the length of the common prefix of two token lists after the best gap in `cached` is
+    closed. Without such a gap it is the plain common prefix.
+    """
+    length = common_prefix(cached, tokens)
+    gap = find_gap(cached, tokens, length)
+    return length + common_prefix(cached[length + gap :], tokens[length:]) if gap else length
 
 
-def count_shared(mine: list[int], theirs: list[int]) -> int:
-    """Return the length of the common prefix of two lists, found by bisection. After the common
-    prefix the lists must differ at every index.
+def count_shared(first: list[int], second: list[int]) -> int:
+    """Return the length of the common prefix of two lists of cell numbers, found by bisection. This
+    needs lists that differ at every index after the common prefix, which holds for cells.
     """
     return bisect_left(
-        range(min(len(mine), len(theirs))), True, key=lambda at: mine[at] != theirs[at]
+        range(min(len(first), len(second))), True, key=lambda index: first[index] != second[index]
     )

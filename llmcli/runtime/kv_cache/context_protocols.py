@@ -1,14 +1,17 @@
-"""The protocols that a context must fit to be managed by a ledger and a scheduler."""
+"""The parts of a context that the ledger and the scheduler use, as protocols. Tests replace the
+context by a fake.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 
 class CacheMemory(Protocol):
-    """What the ledger needs of a context (llama_memory_* of llama.h).
+    """The methods and sizes of a context that the ledger uses. They are described in
+    binding/context.py.
 
-    `has_complete_states`: a saved state contains every cell of its sequence. It is False when the
-    cache keeps every cell of sliding-window layers, because llama.cpp then leaves the cells outside
+    `has_complete_states`: whether a saved state contains every cell of its sequence. It is False
+    when layers with a sliding window keep all their cells, because llama.cpp leaves cells outside
     the window out of a state.
     """
 
@@ -39,7 +42,7 @@ class CacheMemory(Protocol):
 
 
 class BatchedMemory(CacheMemory, Protocol):
-    """What the scheduler needs of a context: the limits of one pass."""
+    """A CacheMemory with the limits of one pass, which the scheduler uses."""
 
     n_batch: int
     n_ubatch: int
@@ -48,9 +51,9 @@ class BatchedMemory(CacheMemory, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SwappedState:
-    """A state that was moved out of the pool. `tokens` are all tokens of its slot; `state` contains
-    the cells of the tokens from `start` on. The cells before `start` are not in it, because another
-    slot held them, too.
+    """The state of a slot, moved to host memory. `tokens`: all tokens of the slot. `state`: the
+    cells of the tokens from `start` on. The earlier cells are left out, because another slot also
+    used them, so they stayed in the pool.
     """
 
     tokens: tuple[int, ...]
@@ -62,8 +65,10 @@ class SwappedState:
 class CellOwners:
     """How the cells of the pool are divided between slots.
 
-    `latest_is_shared`: for each token of the most recently used slot, whether another slot also
-    holds its cell. `other_cells`: cells that only other slots hold.
+    - `latest_is_shared`: for each token of the most recently used slot, whether another slot also
+      uses its cell.
+    - `other_cells`: number of cells that only other slots use.
+    - `free_cells`: number of cells that no slot uses.
     """
 
     latest_is_shared: tuple[bool, ...]

@@ -1,9 +1,9 @@
-"""Which KV cells hold which tokens: prefix matching, sharing, cutting and eviction.
+"""Records which KV cells hold which tokens, and decides on prefix matching, sharing and eviction.
 
 All slots (llama.cpp sequence ids) share one unified pool of cells. The cells of a finished answer
-stay under its slot until they are needed, so the next turn of a conversation finds its prefix. Not
-every memory can be cut at every token: a sliding window has lost its oldest cells, and recurrent
-state exists only for the last token.
+stay cached in its slot until other answers need the space, so the next turn of a conversation finds
+its prefix there. Some caches cannot be cut back to every earlier token: a sliding window has
+dropped its oldest cells, and recurrent state exists only for the last token.
 """
 
 from collections import Counter
@@ -19,20 +19,23 @@ MIN_EVICTED_CELLS = 64  # minimum cells evicted at a time
 
 
 class Ledger:
-    """The map of cells and the slots in use. It finds prefixes, shares cells, swaps states and
-    evicts idle cells.
+    """Assigns slots and cells to answers. It finds cached prefixes of a prompt, shares their cells,
+    moves the states of slots to host memory and back, and evicts cells of idle slots.
     """
 
     def __init__(self, memory: CacheMemory, keeps_idle: bool = True) -> None:
-        """`keeps_idle`: False evicts idle slots only as a whole and then compacts the pool, so that
-        the cells of every answer are in token order and without holes. Holes would be filled by
-        llama.cpp, and because attention sums in cell order, results would round differently.
+        """`memory`: the context whose cells are managed.
+
+        `keeps_idle`: whether the end of an idle slot can be evicted alone. If False (reproducible
+        mode), idle slots are evicted only as a whole, and the pool is then compacted, so that the
+        cells of every answer are in token order without holes. llama.cpp would fill holes, and
+        because attention sums in cell order, results would round differently.
         """
         self.memory, self.keeps_idle = memory, keeps_idle
         self._map, self._slots = CellMap(memory), SlotTable(memory.n_seq_max)
         self.tokens = self._map.tokens  # of every slot
-        # These methods are called for each token. Binding them saves one more call, which would be
-        # slow right after a pass.
+        # These methods are called for each token. Binding them here saves a call of a wrapper,
+        # which is slow right after a pass.
         self.append, self.fork, self.trim = self._map.append, self._map.fork, self._map.trim
         self.restore, self.check = self._map.restore, self._map.check
         self.count_cells = self._map.count_cells
@@ -58,7 +61,9 @@ class Ledger:
         return self._slots.scopes
 
     def cell_owners(self) -> CellOwners:
-        """Return how the most recently used slot shares the pool with the other slots."""
+        """Return how the cells of the pool are divided between the most recently used slot and all
+        others.
+        """
         holders = Counter(cell for cells in self._map.cells for cell in cells)
         shared = tuple(holders[cell] > 1 for cell in self._map.cells[self._slots.latest])
         return CellOwners(shared, len(holders) - len(shared), self.size - len(holders))
@@ -70,18 +75,20 @@ class Ledger:
         can_move: bool = False,
         scope: str = "",
     ) -> tuple[int, int] | None:
-        """Claim a slot for a prompt. Return the slot and the number of prompt tokens already in it,
-        or None when every slot is busy or idle cells are stranded (`has_stranded_cells`).
+        """Claim a slot for a prompt. Return the slot and the number of prompt tokens that are
+        already cached in it. Return None when every slot is busy, or when the cells of idle slots
+        cannot be evicted now (`has_stranded_cells`).
 
-        At least the last token is left to compute, because its logits are needed. The slot with the
-        longest common prefix is claimed when it is idle and the prompt continues all of its tokens,
-        or when it is idle and may be cut: it holds a turn in `earlier_turns` (an earlier turn of
-        the same conversation, now spelled differently), or it would be evicted next. Otherwise
-        another idle slot is claimed, which shares the cells of the common prefix, and the first
-        slot keeps all its tokens.
+        At least the last prompt token is left to compute, because its logits are needed. The slot
+        with the longest common prefix is reused if it is idle and the prompt continues all of its
+        tokens. If the prompt continues only some of them, the slot is cut and reused in two cases:
+        it holds one of `earlier_turns` (an earlier turn of the same conversation, now tokenized
+        differently), or it would be overwritten next anyway. Otherwise another idle slot is
+        claimed. It shares the cells of the common prefix, and the first slot keeps all its tokens.
 
-        `can_move`: when the prompt leaves out a part of a slot's tokens, the cells after that part
-        may be moved, as in `apply_overflow`. Only slots of one `scope` are considered.
+        `can_move`: if the prompt leaves out a part of a slot's tokens, the cells after that part
+        may be moved, as in `apply_overflow`. `scope`: only slots of this scope are reused or
+        shared.
         """
         idle = self._slots.idle
         if not idle:
@@ -92,16 +99,14 @@ class Ledger:
             if self.has_stranded_cells:
                 return None
             self.compact()
-        own = [slot for slot in idle if self.scopes[slot] == scope]
-        if can_move and (moved := self._claim_moved(tokens, earlier_turns, own)):
+        scope_slots = [slot for slot in idle if self.scopes[slot] == scope]
+        if can_move and (moved := self._claim_moved(tokens, earlier_turns, scope_slots)):
             return moved
-        target = self._oldest(idle)
-        best, reused = self._best(tokens, earlier_turns, own, scope)
+        target = self._slot_to_overwrite(idle)
+        best, reused = self._find_best_slot(tokens, earlier_turns, scope_slots, scope)
         if not reused:
             self._map.trim(target, 0)
             return self._slots.claim(target, scope), 0
-        # Reuse an idle slot when the prompt continues all of it, or when it is the next to be
-        # evicted.
         continued = reused == len(self.tokens[best])
         may_cut = self.keeps_idle and (
             self._slots.turns[best] in earlier_turns or best == target or not self.can_fork
@@ -113,18 +118,23 @@ class Ledger:
         self._map.share(best, target, 0, reused)
         return self._slots.claim(target, scope), reused
 
-    def _best(
-        self, tokens: Sequence[int], earlier_turns: frozenset[int], own: list[int], scope: str
+    def _find_best_slot(
+        self,
+        tokens: Sequence[int],
+        earlier_turns: frozenset[int],
+        scope_slots: list[int],
+        scope: str,
     ) -> tuple[int, int]:
         """Return the slot with the longest common prefix with a prompt, and the length of that
-        prefix.
+        prefix. The slot is −1 if no slot has a common prefix. Among equal lengths, idle slots that
+        can be reused are preferred. `scope_slots`: the idle slots of the scope.
         """
         if self.can_fork:
             reused, holders = self._match(tokens[:-1], scope)
         else:  # the cells of a slot cannot be shared
             lengths = {
-                slot: self._usable(slot, common_prefix(self.tokens[slot], tokens[:-1]))
-                for slot in own
+                slot: self._reusable_length(slot, common_prefix(self.tokens[slot], tokens[:-1]))
+                for slot in scope_slots
             }
             reused = max(lengths.values(), default=0)
             holders = {slot for slot, length in lengths.items() if length == reused}
@@ -139,22 +149,26 @@ class Ledger:
             default=-1,
         ), reused
 
-    def _usable(self, slot: int, length: int) -> int:
-        """Return how many of the first `length` tokens a slot can keep when its cells cannot be
-        shared: all or none.
+    def _reusable_length(self, slot: int, length: int) -> int:
+        """Return how many of the first `length` tokens a slot can keep if its cells cannot be
+        shared: `length` if the slot can be cut there, otherwise 0.
         """
         is_whole = length == len(self.tokens[slot])
         can_cut = not self.memory.is_recurrent and self._map.window_holds(slot, length)
         return length if is_whole or can_cut else 0
 
     def match_prefix(self, tokens: Sequence[int], scope: str = "") -> tuple[int, bool]:
-        """Return the length of the longest prefix of a prompt that can be shared, and whether a
-        busy slot holds that prefix.
+        """Return the length of the longest prefix of a prompt whose cells can be shared, and
+        whether a busy slot holds this prefix. The last prompt token does not count, because it must
+        be computed.
         """
         length, holders = self._match(tokens[:-1], scope) if self.can_fork else (0, set[int]())
         return length, any(self._slots.is_busy[slot] for slot in holders)
 
     def _match(self, tokens: Sequence[int], scope: str) -> tuple[int, set[int]]:
+        """Return the length of the longest prefix of `tokens` in a slot of the scope, and the slots
+        that hold it.
+        """
         return self._map.match(tokens, self.scopes, scope)
 
     @property
@@ -163,8 +177,8 @@ class Ledger:
         return self.tokens[self._slots.latest]
 
     def find_nearest(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """Return the slot with the longest common prefix with these tokens, and the length of that
-        prefix. Among equally long prefixes the most recently used slot is returned.
+        """Return the slot with the longest common prefix with `tokens`, and the length of this
+        prefix. Among equal lengths it is the most recently used slot.
         """
         lengths = [common_prefix(mine, tokens) for mine in self.tokens]
         slot = max(
@@ -175,11 +189,12 @@ class Ledger:
     def restore_state(
         self, tokens: Sequence[int], restore: Callable[[int], bool], turn: int
     ) -> bool:
-        """Fill an idle slot with `tokens`, whose cells `restore` writes to the slot that it is
-        given.
+        """Fill an idle slot with `tokens` from a saved state. `restore`: a function that writes the
+        cells to the slot that it gets, and returns whether it succeeded. `turn`: the number of the
+        conversation turn that the tokens belong to.
 
-        Return False, with the slot empty, when no slot is idle, cells are missing or `restore`
-        fails.
+        Return False, with the slot empty, when no slot is idle, when too few cells can be freed, or
+        when `restore` fails.
         """
         if not self.n_idle:
             return False
@@ -208,22 +223,24 @@ class Ledger:
 
     @property
     def must_cut_to_claim(self) -> bool:
-        """Return whether every idle slot holds tokens although nothing may be evicted. Claiming a
-        slot would then cut one and leave holes in the pool.
+        """Return whether claiming a slot would cut an idle one and leave holes in the pool, which
+        `keeps_idle` False does not allow. This is so when all idle slots hold tokens.
         """
         return not self.keeps_idle and all(
             tokens or busy for tokens, busy in zip(self.tokens, self._slots.is_busy, strict=True)
         )
 
     def claim_slot(self, scope: str = "") -> int:
-        """Claim and empty an idle slot: an empty one first, otherwise the least recently used."""
-        slot = self._oldest(self._slots.idle)
+        """Claim an idle slot, empty it, and return it. An empty slot is preferred, then the least
+        recently used one.
+        """
+        slot = self._slot_to_overwrite(self._slots.idle)
         self._map.trim(slot, 0)
         return self._slots.claim(slot, scope)
 
     @property
     def busy_cells(self) -> int:
-        """Return the number of cells of busy slots, which cannot be evicted."""
+        """Return the number of cells that busy slots use. These cells cannot be evicted."""
         return self.count_cells(self.busy_slots)
 
     @property
@@ -233,8 +250,8 @@ class Ledger:
         return sorted(idle, key=self._slots.last_used.__getitem__)
 
     def swap_out(self, slot: int, all_tokens: bool = False) -> SwappedState:
-        """Return the state of a slot, and empty the slot. The state leaves out the longest prefix
-        that another busy slot shares, unless `all_tokens` is set.
+        """Copy the state of a slot to host memory, and empty the slot. Cells that another busy slot
+        also uses stay in the pool and are left out of the state, unless `all_tokens` is set.
         """
         others = [] if all_tokens else [other for other in self.busy_slots if other != slot]
         start = max((self._map.count_shared(slot, other) for other in others), default=0)
@@ -244,8 +261,8 @@ class Ledger:
         return SwappedState(tokens, start, state)
 
     def swap_in(self, slot: int, swapped: SwappedState) -> bool:
-        """Restore a state into an empty slot. Return False when cells are missing, or when no slot
-        holds the prefix any more that the state leaves out.
+        """Restore a state from `swap_out` into an empty slot. Return False when too few cells can
+        be freed, or when the prefix that the state leaves out is no longer in any slot.
         """
         count, start = len(swapped.tokens), swapped.start
         if not self.make_room(count - start):
@@ -268,7 +285,10 @@ class Ledger:
 
     @property
     def has_stranded_cells(self) -> bool:
-        """Return whether the idle cells cannot be evicted before every running answer has ended."""
+        """Return whether idle slots hold cells that cannot be evicted before all running answers
+        have ended. Evicting them needs compaction (`keeps_idle` is False), and compaction needs
+        complete states of the running answers, which this cache cannot save.
+        """
         return (
             not self.keeps_idle
             and not self.memory.has_complete_states
@@ -277,24 +297,24 @@ class Ledger:
         )
 
     def compact(self) -> None:
-        """Evict idle slots, and rebuild the busy ones so that the cells of each are in token order
-        and without holes.
+        """Evict all idle slots, and rewrite the busy ones so that the cells of each are in token
+        order without holes.
         """
         self.evict_idle()
         slots = [slot for slot, tokens in enumerate(self.tokens) if tokens]
         states = [(slot, self.swap_out(slot)) for slot in reversed(slots)]
         for slot, swapped in reversed(states):
             is_restored = self.swap_in(slot, swapped)
-            assert is_restored, "what was in the pool fits into it"
+            assert is_restored, "the pool has room for the states that were in it"
 
     def apply_overflow(self, slot: int, tokens: Sequence[int], can_move: bool) -> int:
-        """Make a slot hold as long a prefix of `tokens` as possible. Return the length of that
-        prefix.
+        """Cut a slot to the longest prefix of `tokens` that it can hold without computing, and
+        return the length of this prefix.
 
-        With `can_move`, where `tokens` leaves out a part of the slot's tokens, the later cells are
-        moved toward the start to close the gap, if the memory supports that and no busy slot shares
-        them. Moved keys and values were computed from the dropped tokens, too, so recomputing the
-        text would give different ones.
+        With `can_move`, a part of the slot's tokens that `tokens` leaves out is dropped, and the
+        cells after it are moved toward the start to close the gap. This needs a memory that can
+        shift and no busy slot that shares the cells. Moved keys and values were computed while the
+        dropped tokens were still visible, so they differ from recomputed ones.
         """
         cached = self.tokens[slot]
         length = common_prefix(cached, tokens)
@@ -307,26 +327,26 @@ class Ledger:
         return self._map.trim(slot, length)
 
     def keep_best_branch(self, slots: list[int], tokens: list[int]) -> int:
-        """Keep the slot that has the longest common prefix with `tokens`, and cut it to that
-        prefix. Empty and release the other slots. Return the kept slot.
+        """Cut the slot that has the longest common prefix with `tokens` to this prefix, and empty
+        and release the other slots. Return the slot that was cut.
         """
-        kept = max(slots, key=lambda slot: common_prefix(self.tokens[slot], tokens))
-        self._map.trim(kept, common_prefix(self.tokens[kept], tokens))
+        best = max(slots, key=lambda slot: common_prefix(self.tokens[slot], tokens))
+        self._map.trim(best, common_prefix(self.tokens[best], tokens))
         for slot in slots:
-            if slot != kept:
+            if slot != best:
                 self._map.trim(slot, 0)
                 self.release(slot)
-        return kept
+        return best
 
     def release(self, slot: int, turn: int = 0) -> None:
-        """Mark a slot as idle. Its cells stay cached. `turn`: the turn of the conversation that the
-        cells hold.
+        """Mark a slot as idle. Its cells stay cached. `turn`: the number of the conversation turn
+        that the cells belong to.
         """
         self._slots.release(slot, turn)
 
     def make_room(self, cells: int) -> bool:
-        """Evict idle cells until `cells` cells are free, beginning with the end of the least
-        recently used slot. Return False when evicting does not free enough.
+        """Evict idle cells until `cells` cells are free. Tokens are cut from the end of the least
+        recently used slot first. Return False when all idle cells together are not enough.
         """
         while (missing := cells - self.size + self.used_cells) > 0:
             evictable = self.reusable_slots
@@ -341,36 +361,37 @@ class Ledger:
         return True
 
     def evict_idle(self) -> bool:
-        """Evict all idle cells. Return whether there were any."""
+        """Evict all cells of idle slots. Return whether there were any."""
         evictable = self.reusable_slots
         for slot in evictable:
             self._map.trim(slot, 0)
         return bool(evictable)
 
-    def _oldest(self, idle: list[int]) -> int:
-        """Return the idle slot to overwrite: an empty one first, then one whose tokens another slot
-        also holds, then any other; among equals the least recently used.
+    def _slot_to_overwrite(self, idle: list[int]) -> int:
+        """Return the idle slot whose loss costs least: an empty one if possible, otherwise one
+        whose tokens another slot also holds, otherwise any. Among equals it is the least recently
+        used one.
         """
 
         def rank(slot: int) -> tuple[int, int]:
-            worth = 0 if not self.tokens[slot] else 1 if self._map.is_redundant(slot) else 2
-            return worth, self._slots.last_used[slot]
+            value = 0 if not self.tokens[slot] else 1 if self._map.is_redundant(slot) else 2
+            return value, self._slots.last_used[slot]
 
         return min(idle, key=rank)
 
     def _claim_moved(
         self, tokens: Sequence[int], earlier_turns: frozenset[int], idle: list[int]
     ) -> tuple[int, int] | None:
-        """Claim an idle slot that matches more of the prompt after a gap is closed than any slot
-        matches by a plain prefix. Return the slot and the number of prompt tokens in it, or None
-        when there is no such slot. Only slots with a turn in `earlier_turns` are considered, if it
-        is not empty.
+        """Claim an idle slot that holds more of the prompt if a gap in its tokens is closed than
+        any slot holds as a plain prefix, and close the gap. Return the slot and the number of
+        prompt tokens in it, or None when there is no such slot. If `earlier_turns` is not empty,
+        only slots with one of these turns are considered.
         """
-        own = [
+        candidates = [
             slot for slot in idle if not earlier_turns or self._slots.turns[slot] in earlier_turns
         ]
         slot = max(
-            own,
+            candidates,
             key=lambda slot: (
                 match_after_gap(self.tokens[slot], tokens),
                 self._slots.last_used[slot],
@@ -388,8 +409,9 @@ class Ledger:
         )
 
     def _shift(self, slot: int, start: int, end: int) -> bool:
-        """Drop the tokens from `start` to `end` and move the later cells toward the start. Return
-        False when the memory does not support it or a busy slot holds cells that would move.
+        """Drop the tokens from `start` to `end` of a slot, and move its later cells toward the
+        start. Return False when the memory does not support this, or when a busy slot shares cells
+        that would move.
         """
         memory, cells = self.memory, self._map
         holders = [

@@ -1,23 +1,24 @@
-"""States of answers, stored in host memory instead of the pool.
+"""Stores states of answers in host memory, to take their cells out of the pool.
 
-`OffloadStore` contains all states within one byte budget. Three classes use it:
+`OffloadStore` holds all states within one byte budget. Three classes use it:
 
-- `PreemptionSwap` stores preempted answers. Swapping copies a state out and back, recomputing
-  computes the tokens again. Both speeds are measured while running, and the faster way is taken.
+- `PreemptionSwap` stores preempted answers (those that gave up their cells to others). Later their
+  states are restored or their tokens are recomputed, whichever is faster by the speeds measured so
+  far.
 - `IdleOffload` stores finished answers. They are offloaded when a prompt is admitted that does not
   share their cells, and restored for a prompt that starts with the same tokens.
 - `DecodeOffload` stores running answers while a long piece of a prompt is computed.
 
-Reason for offloading: llama.cpp's CPU attention visits every used cell of the pool for each row,
-whichever sequence owns the cell, so the cells of idle and running answers slow down every pass.
-Rows of answers are also cheaper in a separate pass, because flash attention computes rows in tiles
-of 64, and a tile visits the cells of all sequences in it.
+Reason for offloading: for each row of a pass, llama.cpp's CPU attention visits every used cell of
+the pool, including those of other sequences. The cells of idle and running answers therefore slow
+down every pass. Rows of answers are also cheaper in a separate pass, because flash attention
+computes rows in tiles of 64, and a tile visits the cells of all sequences in it.
 
-Rule for dropping: idle states take at most half of the budget, and the least recently used ones are
-dropped when preempted or running answers need the bytes. States of preempted and running answers
-are never dropped; an answer whose state would not fit is not offloaded.
+Rule for dropping: idle states take at most half of the budget. The least recently used ones are
+dropped when the states of preempted or running answers need the bytes. Those states are never
+dropped; an answer whose state would not fit is not offloaded.
 
-Without flash attention, llama.cpp stores values by channel and copies a state in stretches of
+Without flash attention, llama.cpp stores the V cache by channel and copies a state in stretches of
 consecutive cells, which is slow when the cells of several sequences are mixed. In that case
 binding/sequence_state.py reads the whole pool and cuts the sequence out.
 
@@ -42,14 +43,16 @@ MIN_TIMED_TOKENS = 32  # passes with fewer tokens are not used to measure the ti
 
 @dataclass(frozen=True, slots=True)
 class IdleState:
-    """The state of a finished answer, and the scope whose prompts may reuse it."""
+    """The state of a finished answer, and its scope: only prompts of this scope may reuse it."""
 
     scope: str
     swapped: SwappedState
 
 
 class OffloadStore:
-    """All states outside the pool, at most `max_bytes` bytes together."""
+    """All states in host memory, at most `max_bytes` bytes together. Idle states may be dropped at
+    any time, and pinned ones (of preempted and running answers) may not.
+    """
 
     def __init__(self, ledger: Ledger, max_bytes: int) -> None:
         self.ledger, self.max_bytes = ledger, max_bytes
@@ -60,21 +63,23 @@ class OffloadStore:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all states."""
+        """Return the bytes of all states together."""
         return self._pinned_bytes + self.idle_bytes
 
     @property
     def max_idle_bytes(self) -> int:
-        """Return the bytes that idle states may take."""
+        """Return the largest number of bytes that idle states may take."""
         return self.max_bytes // 2
 
     def estimate_bytes(self, slot: int) -> float:
-        """Return the expected bytes of the state of a slot. Before the first state this is 0."""
+        """Return the expected bytes of the state of a slot, from the bytes per token of the last
+        state. Before the first state the result is 0.
+        """
         return len(self.ledger.tokens[slot]) * self._token_bytes
 
     def make_room(self, nbytes: float) -> bool:
-        """Drop idle states until `nbytes` more bytes fit into the budget. Return False when
-        dropping idle states is not enough.
+        """Drop idle states until `nbytes` more bytes fit into the budget. Return False, with
+        nothing dropped, when they would not fit even without idle states.
         """
         if not self.max_bytes or self._pinned_bytes + nbytes > self.max_bytes:
             return False
@@ -82,38 +87,44 @@ class OffloadStore:
         return True
 
     def swap_out(self, slot: int, all_tokens: bool = False) -> SwappedState:
-        """Empty a slot and return its state, as `Ledger.swap_out` does."""
+        """Empty a slot and return its state, like `Ledger.swap_out`. The size of the state improves
+        later estimates.
+        """
         swapped = self.ledger.swap_out(slot, all_tokens)
-        n_own = len(swapped.tokens) - swapped.start
-        if n_own > MIN_GAINED_TOKENS and swapped.state:
-            self._token_bytes = len(swapped.state) / n_own
+        n_stored = len(swapped.tokens) - swapped.start
+        if n_stored > MIN_GAINED_TOKENS and swapped.state:
+            self._token_bytes = len(swapped.state) / n_stored
         return swapped
 
     def pin(self, swapped: SwappedState) -> None:
-        """Count the bytes of a state that must not be dropped."""
+        """Count the bytes of a state that must not be dropped. Idle states are dropped if the
+        budget is exceeded.
+        """
         self._pinned_bytes += len(swapped.state)
         self._drop_idle(self.max_bytes)
 
     def unpin(self, swapped: SwappedState) -> None:
-        """Stop counting the bytes of a pinned state, which is restored or not needed any more."""
+        """Stop counting the bytes of a pinned state that was restored or is no longer needed."""
         self._pinned_bytes -= len(swapped.state)
 
     def add_idle(self, state: IdleState) -> None:
-        """Add the state of a finished answer. If the budget is exceeded, the oldest idle states are
-        dropped, possibly including the new one.
+        """Store the state of a finished answer. If the budget is exceeded, the least recently used
+        idle states are dropped, possibly including the new one.
         """
         self.idle.append(state)
         self.idle_bytes += len(state.swapped.state)
         self._drop_idle(self.max_bytes)
 
     def pop_idle(self, number: int) -> SwappedState:
-        """Remove and return the idle state with this index."""
+        """Remove the idle state with index `number`, and return it."""
         swapped = self.idle.pop(number).swapped
         self.idle_bytes -= len(swapped.state)
         return swapped
 
     def _drop_idle(self, max_bytes: float) -> None:
-        """Drop idle states until all states take at most `max_bytes`."""
+        """Drop the least recently used idle states until all states take at most `max_bytes`, and
+        the limits of idle states are met.
+        """
         while self.idle and (
             self.nbytes > max_bytes
             or self.idle_bytes > self.max_idle_bytes
@@ -123,8 +134,8 @@ class OffloadStore:
 
 
 class PreemptionSwap:
-    """The states of preempted sequences. A sequence whose state does not fit the budget is
-    recomputed.
+    """Stores the states of preempted sequences. A sequence whose state does not fit into the
+    budget, or is faster to recompute, is not stored.
     """
 
     def __init__(self, store: OffloadStore) -> None:
@@ -133,14 +144,16 @@ class PreemptionSwap:
         self._token_seconds = 0.0
 
     def record_pass(self, tokens: int, seconds: float) -> None:
-        """Record the duration of a pass. `tokens`: its rows; `seconds`: wall time."""
+        """Record the duration of a pass, from which the time of recomputing a sequence is
+        estimated. `tokens`: number of rows of the pass. `seconds`: wall time.
+        """
         if tokens >= MIN_TIMED_TOKENS:
             self._token_seconds = _moving_average(self._token_seconds, seconds / tokens)
 
     def swap_out(self, slot: int) -> SwappedState | None:
-        """Return the state of a slot and empty the slot. Return None when the sequence must be
-        recomputed; the slot then keeps its cells, unless its state turned out larger than estimated
-        and did not fit.
+        """Store the state of a slot, empty the slot and return the state. Return None when the
+        sequence must be recomputed instead. The slot then keeps its cells, unless its state was
+        larger than estimated and did not fit.
         """
         store, memory = self.store, self.store.ledger.memory
         count, nbytes = len(store.ledger.tokens[slot]), store.estimate_bytes(slot)
@@ -150,32 +163,32 @@ class PreemptionSwap:
             return None
         if not store.make_room(nbytes):
             return None
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         swapped = store.swap_out(slot)
         if size := len(swapped.state):
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - start_time
             self._byte_seconds = _moving_average(self._byte_seconds, seconds / size)
-        if not store.make_room(size):  # its exact size was unknown before
+        if not store.make_room(size):  # the state may be larger than estimated
             return None
         store.pin(swapped)
         self.nbytes += size
         return swapped
 
     def swap_in(self, slot: int, swapped: SwappedState) -> bool:
-        """Restore a state into an empty slot and remove it from the store. Return False when it
-        cannot be restored and the sequence must be recomputed.
+        """Restore a state into an empty slot, and remove it from the store. Return False when it
+        cannot be restored, and the sequence must be recomputed.
         """
         self.drop(swapped)
         return self.store.ledger.swap_in(slot, swapped)
 
     def drop(self, swapped: SwappedState) -> None:
-        """Remove a state that will not be restored."""
+        """Remove a state that will not be restored from the store."""
         self.store.unpin(swapped)
         self.nbytes -= len(swapped.state)
 
 
 class IdleOffload:
-    """The states of finished answers. The least recently used one is dropped first."""
+    """Stores the states of finished answers, so that later prompts can continue them."""
 
     def __init__(self, store: OffloadStore) -> None:
         self.store = store
@@ -189,9 +202,9 @@ class IdleOffload:
         return self.store.idle_bytes
 
     def offload_idle(self, max_cells: int) -> None:
-        """Offload idle slots, least recently used first, until the pool contains at most
-        `max_cells` cells that no busy slot holds. A slot whose state would exceed the byte limit
-        stays in the pool.
+        """Offload idle slots, least recently used first, until at most `max_cells` cells in the
+        pool belong only to idle slots. A slot whose state would exceed the byte limit stays in the
+        pool.
         """
         ledger = self.store.ledger
         for slot in ledger.reusable_slots:
@@ -201,6 +214,9 @@ class IdleOffload:
         self.store.make_room(0)
 
     def _offload(self, slot: int) -> None:
+        """Move one idle slot to the store. A state of few tokens is not stored, because it would
+        save too little.
+        """
         store, ledger = self.store, self.store.ledger
         if store.estimate_bytes(slot) > store.max_idle_bytes:
             return
@@ -210,12 +226,14 @@ class IdleOffload:
             store.add_idle(IdleState(scope, swapped))
 
     def restore_prefix(self, tokens: Sequence[int], scope: str) -> None:
-        """Restore the idle state with the longest common prefix with `tokens`, if this prefix is at
-        least MIN_GAINED_TOKENS longer than the one in the pool. Then do the same again, because
-        another state may continue the restored one.
+        """Restore the idle state with the longest common prefix with `tokens` into an idle slot, if
+        this prefix is at least MIN_GAINED_TOKENS longer than the longest prefix in the pool. This
+        is repeated, because another state may continue the restored one.
         """
         store, ledger = self.store, self.store.ledger
-        while store.idle and ledger.n_idle and (number := self._best(tokens, scope)) is not None:
+        while (
+            store.idle and ledger.n_idle and (number := self._find_state(tokens, scope)) is not None
+        ):
             swapped = store.pop_idle(number)
             slot = ledger.claim_slot(scope)
             is_restored = ledger.swap_in(slot, swapped)
@@ -223,8 +241,10 @@ class IdleOffload:
             if not is_restored:
                 return
 
-    def _best(self, tokens: Sequence[int], scope: str) -> int | None:
-        """Return the index of the state to restore, or None when no state saves enough tokens."""
+    def _find_state(self, tokens: Sequence[int], scope: str) -> int | None:
+        """Return the index of the idle state to restore. Return None when no state saves enough
+        tokens.
+        """
         ledger, wanted = self.store.ledger, tokens[:-1]
         n_cached = ledger.match_prefix(tokens, scope)[0]
         # a state that cannot be cut is useful only if the prompt continues all of it
@@ -242,15 +262,18 @@ class IdleOffload:
 
 
 class DecodeOffload:
-    """The states of running answers while the pass of another sequence is computed."""
+    """Takes the cells of running answers out of the pool while the pass of another sequence is
+    computed.
+    """
 
     def __init__(self, store: OffloadStore) -> None:
         self.store = store
 
     @contextmanager
     def offload_slots(self, slots: Sequence[int]) -> Iterator[None]:
-        """Offload the cells that only these slots hold, as far as the budget allows, and restore
-        them at the end of the block. A slot stays empty when its cells do not fit any more.
+        """Offload the cells that only one of these slots uses, as far as the budget allows, and
+        restore them at the end of the block. If the cells then no longer fit into the pool, the
+        slot stays empty and its answer must be recomputed.
         """
         store, offloaded = self.store, []
         for slot in slots:
@@ -261,11 +284,14 @@ class DecodeOffload:
         try:
             yield
         finally:
-            # a state that was saved later may contain the prefix that an earlier one leaves out
+            # in reverse, because a later state may contain a prefix that an earlier one leaves out
             for slot, swapped in reversed(offloaded):
                 store.unpin(swapped)
                 store.ledger.swap_in(slot, swapped)
 
 
 def _moving_average(average: float, value: float) -> float:
+    """Return the moving average after one more measurement `value`. An `average` of 0 means that
+    there was no measurement before.
+    """
     return average + NEW_WEIGHT * (value - average) if average else value

@@ -1,12 +1,15 @@
-"""Which slots are busy, and what idle slots hold."""
+"""Records which slots (llama.cpp sequence ids) are busy, and which conversation turn the cells of
+an idle slot belong to.
+"""
 
 
 class SlotTable:
-    """The state of every slot (llama.cpp sequence id), except for its cells.
+    """The state of every slot (llama.cpp sequence id) except its cells. A slot is busy while an
+    answer runs in it.
 
-    `scopes`: only slots of one scope share cells. `turns`: the turn of a conversation that an idle
-    slot holds. `last_used`: when the slot was last claimed or released, on a clock that counts
-    these events.
+    - `scopes`: the scope of each slot, usually a client. Slots of different scopes share no cells.
+    - `turns`: for each idle slot, the number of the conversation turn whose text it holds.
+    - `last_used`: for each slot, when it was last claimed or released, counted in such events.
     """
 
     def __init__(self, count: int) -> None:
@@ -33,17 +36,17 @@ class SlotTable:
 
     @property
     def latest(self) -> int:
-        """Return the most recently used slot."""
+        """Return the slot that was claimed or released last."""
         return max(range(len(self.last_used)), key=self.last_used.__getitem__)
 
     def claim(self, slot: int, scope: str) -> int:
-        """Mark a slot as busy and return it."""
+        """Mark a slot as busy, and return its number."""
         self.is_busy[slot], self.scopes[slot] = True, scope
         self._touch(slot)
         return slot
 
     def release(self, slot: int, turn: int) -> None:
-        """Mark a slot as idle."""
+        """Mark a slot as idle. `turn`: the number of the conversation turn whose text it holds."""
         self.is_busy[slot], self.turns[slot] = False, turn
         self._touch(slot)
 

@@ -1,4 +1,6 @@
-"""How the KV cache is used: tokens and cells of every sequence, and the tree of common prefixes."""
+"""Reports how the KV cache is used: the tokens and cells of every slot, and the tree of prefixes
+that slots have in common.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,11 +12,12 @@ from llmcli.runtime.kv_cache.ledger import Ledger
 
 @dataclass(frozen=True, slots=True)
 class SequenceUsage:
-    """The use of one slot.
+    """The use of the cache by one slot. `is_running`: whether an answer runs in it. `tokens`: the
+    number of its tokens, each in one cell.
 
-    `shared_cells`: the longest prefix, in cells, that another slot also holds. `exclusive_cells`:
-    cells that no earlier slot of `CacheUsage.sequences` holds; their sum over all slots is the
-    number of cells in use.
+    - `shared_cells`: the length of the longest prefix whose cells another slot also uses.
+    - `exclusive_cells`: cells that no slot listed earlier in `CacheUsage.sequences` uses. The sum
+      over all slots is the number of cells in use.
     """
 
     slot: int
@@ -26,8 +29,8 @@ class SequenceUsage:
 
 @dataclass(slots=True)
 class PrefixNode:
-    """A run of `tokens` tokens that the slots in `slots` have in common after the run of the parent
-    node.
+    """A node of the tree of common prefixes. It stands for `tokens` consecutive tokens, which
+    follow those of the parent node in all of `slots`.
     """
 
     tokens: int
@@ -37,8 +40,8 @@ class PrefixNode:
 
 @dataclass(frozen=True, slots=True)
 class CacheUsage:
-    """All slots that hold tokens, sorted so that common prefixes are adjacent, and their prefix
-    tree.
+    """The use of the cache by all slots that have tokens. `sequences` are sorted so that slots with
+    a common prefix are adjacent. `prefixes` are the top nodes of the tree of common prefixes.
     """
 
     sequences: tuple[SequenceUsage, ...]
@@ -46,8 +49,8 @@ class CacheUsage:
 
 
 def measure_cache_usage(ledger: Ledger) -> CacheUsage:
-    """Measure the use of the cache. Sorting by tokens makes slots with common prefixes adjacent, so
-    only neighbors are compared.
+    """Return the present use of the cache. Slots are sorted by their tokens, which makes slots with
+    a common prefix adjacent, so each slot is compared only with its neighbors.
     """
     slots = sorted(
         (slot for slot, tokens in enumerate(ledger.tokens) if tokens), key=ledger.tokens.__getitem__
@@ -73,32 +76,34 @@ def measure_cache_usage(ledger: Ledger) -> CacheUsage:
                 lengths[at] - with_previous,
             )
         )
-    return CacheUsage(tuple(usages), _tree(ledger.tokens, slots))
+    return CacheUsage(tuple(usages), _build_prefix_tree(ledger.tokens, slots))
 
 
-def _tree(tokens: Sequence[Sequence[int]], slots: Sequence[int]) -> tuple[PrefixNode, ...]:
-    """Build a radix tree of sorted texts."""
+def _build_prefix_tree(
+    tokens: Sequence[Sequence[int]], slots: Sequence[int]
+) -> tuple[PrefixNode, ...]:
+    """Return the top nodes of the tree of common prefixes. `slots` must be sorted by their
+    tokens.
+    """
     root = PrefixNode(0, [])
-    path: list[tuple[int, PrefixNode]] = [
-        (0, root)
-        # the nodes from the root to the leaf of the last text, each with the tokens from the root to
-        # its end
-    ]
+    # the nodes from the root to the leaf of the previous slot, each with the number of tokens from
+    # the root to its end
+    path: list[tuple[int, PrefixNode]] = [(0, root)]
     for at, slot in enumerate(slots):
         shared = common_prefix(tokens[slots[at - 1]], tokens[slot]) if at else 0
         last: tuple[int, PrefixNode] | None = None
         while path[-1][0] > shared:
             last = path.pop()
         depth, node = path[-1]
-        # this text branches off inside the last text's run, which is split there
+        # this slot diverges inside the run of the last node, which is split there
         if depth < shared:
             assert last is not None
             upper = PrefixNode(shared - depth, list(last[1].slots), [last[1]])
             last[1].tokens -= upper.tokens
             node.children[-1] = upper
             path.append((shared, upper))
-        for _, above in path[1:]:
-            above.slots.append(slot)
+        for _, ancestor in path[1:]:
+            ancestor.slots.append(slot)
         if len(tokens[slot]) > shared:
             leaf = PrefixNode(len(tokens[slot]) - shared, [slot])
             path[-1][1].children.append(leaf)

@@ -1,4 +1,6 @@
-"""The ledger's map of cells agrees with the cache after any operation."""
+"""The ledger's record of cells agrees with the cache after any operation, and slots are chosen and
+evicted in the documented order.
+"""
 
 import random
 
@@ -11,18 +13,20 @@ from tests.fixtures.fakes import FakeContext
 
 
 def fill(ledger: Ledger, memory: FakeContext, tokens: tuple[int, ...]) -> tuple[int, int]:
-    """Place a prompt and compute what is missing, as the engine does."""
-    placed = ledger.claim_slot_for(tokens)
-    assert placed is not None
-    slot, reused = placed
-    rest = list(tokens[reused:])
-    for token in rest:
+    """Claim a slot for a prompt and compute the tokens that are not cached, as the engine does.
+    Return the slot and the number of cached tokens.
+    """
+    claimed = ledger.claim_slot_for(tokens)
+    assert claimed is not None
+    slot, reused = claimed
+    missing = list(tokens[reused:])
+    for token in missing:
         memory.set_token(slot, token)
-    ledger.append(slot, rest)
+    ledger.append(slot, missing)
     return slot, reused
 
 
-def test_the_next_turn_finds_its_prefix():
+def test_a_prompt_that_continues_an_idle_slot_reuses_its_tokens():
     memory = FakeContext()
     ledger = Ledger(memory)
     slot, _ = fill(ledger, memory, (1, 2, 3))
@@ -37,7 +41,7 @@ def test_the_last_token_of_a_prompt_is_always_computed_again():
     assert ledger.claim_slot_for((1, 2, 3)) == (0, 2)
 
 
-def test_a_prefix_that_another_sequence_is_using_is_shared_and_counted_once():
+def test_a_prefix_of_a_busy_slot_is_shared_and_counted_once():
     memory = FakeContext(n_seq_max=2)
     ledger = Ledger(memory)
     fill(ledger, memory, (1, 2, 3, 4))
@@ -46,18 +50,18 @@ def test_a_prefix_that_another_sequence_is_using_is_shared_and_counted_once():
     ledger.check()
 
 
-def test_a_window_that_has_moved_on_is_computed_again():
+def test_a_prefix_outside_the_sliding_window_is_not_reused():
     memory = FakeContext(n_swa=4)
     ledger = Ledger(memory)
     ledger.release(fill(ledger, memory, tuple(range(10)))[0])
     assert ledger.claim_slot_for((0, 1, 2, 3, 99)) == (0, 0)
 
 
-def test_an_interrupted_pass_that_moved_the_window_on_leaves_nothing_to_reuse():
+def test_a_slot_is_emptied_when_an_interrupted_pass_has_dropped_window_cells():
     memory = FakeContext(n_swa=4)
     ledger = Ledger(memory)
     slot, _ = fill(ledger, memory, tuple(range(10)))
-    for token in range(6):  # what the pass had computed when it was interrupted
+    for token in range(6):  # the tokens that the pass had computed when it was interrupted
         memory.set_token(slot, token)
     ledger.restore(slot)
     ledger.release(slot)
@@ -65,7 +69,7 @@ def test_an_interrupted_pass_that_moved_the_window_on_leaves_nothing_to_reuse():
     assert ledger.claim_slot_for((*range(10), 99)) == (slot, 0)
 
 
-def test_recurrent_state_is_reused_only_whole():
+def test_recurrent_state_is_reused_only_as_a_whole():
     memory = FakeContext(is_recurrent=True)
     ledger = Ledger(memory)
     ledger.release(fill(ledger, memory, (1, 2, 3))[0])
@@ -74,18 +78,18 @@ def test_recurrent_state_is_reused_only_whole():
     assert ledger.claim_slot_for((1, 2, 9)) == (0, 0)
 
 
-def test_room_is_made_by_forgetting_the_longest_unused():
+def test_make_room_evicts_the_least_recently_used_slot():
     memory = FakeContext(n_ctx=8, n_seq_max=3)
     ledger = Ledger(memory)
     slots = [fill(ledger, memory, (n, n, n))[0] for n in (1, 2)]
     for slot in slots:
         ledger.release(slot)
     assert ledger.make_room(4)
-    assert [len(held) for held in ledger.tokens] == [0, 3, 0]
+    assert [len(tokens) for tokens in ledger.tokens] == [0, 3, 0]
     ledger.check()
 
 
-def test_there_is_no_place_while_every_slot_is_busy():
+def test_no_slot_is_claimed_while_every_slot_is_busy():
     memory = FakeContext()
     ledger = Ledger(memory)
     fill(ledger, memory, (1, 2))
@@ -93,7 +97,7 @@ def test_there_is_no_place_while_every_slot_is_busy():
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_any_mix_of_requests_leaves_map_and_memory_in_agreement(seed):
+def test_ledger_and_memory_agree_after_any_mix_of_requests(seed):
     rng = random.Random(seed)
     memory = FakeContext(n_ctx=64, n_seq_max=4)
     ledger = Ledger(memory)
@@ -115,7 +119,7 @@ def test_any_mix_of_requests_leaves_map_and_memory_in_agreement(seed):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_any_mix_of_forks_leaves_map_and_memory_in_agreement_and_stores_a_tree_once(seed):
+def test_ledger_and_memory_agree_after_any_mix_of_forks(seed):
     rng = random.Random(seed)
     memory = FakeContext(n_ctx=10_000, n_seq_max=6)
     ledger = Ledger(memory)
@@ -133,25 +137,25 @@ def test_any_mix_of_forks_leaves_map_and_memory_in_agreement_and_stores_a_tree_o
             ledger.trim(rng.choice(slots), rng.randrange(5))
         ledger.check()
         assert ledger.used_cells == memory.used
-    wanted = [*ledger.tokens[slots[2]], 7]
-    kept = ledger.keep_best_branch(slots, wanted)
+    prompt = [*ledger.tokens[slots[2]], 7]
+    best = ledger.keep_best_branch(slots, prompt)
     ledger.check()
-    assert ledger.tokens[kept] == wanted[:-1]
-    assert ledger.used_cells == memory.used == len(wanted) - 1
+    assert ledger.tokens[best] == prompt[:-1]
+    assert ledger.used_cells == memory.used == len(prompt) - 1
     assert ledger.n_idle == 5
 
 
-def test_a_conversation_that_goes_on_keeps_no_second_copy_of_itself():
+def test_a_slot_of_an_earlier_turn_is_cut_and_reused():
     memory = FakeContext(n_seq_max=4)
     ledger = Ledger(memory)
     slot, _ = fill(ledger, memory, (1, 2, 3))
     ledger.release(slot, turn=1)
-    # The template spells the answer otherwise than it was said: what was said is of no use any
-    # more.
+    # The template renders the answer with other tokens than were generated, so the slot's tokens
+    # after the common prefix will not be needed again.
     assert ledger.claim_slot_for((1, 2, 9, 9), earlier_turns=frozenset({1})) == (slot, 2)
 
 
-def test_a_branch_keeps_what_the_conversation_held_and_the_oldest_gives_way_to_a_new_one():
+def test_a_branch_of_a_conversation_overwrites_the_least_recently_used_slot():
     memory = FakeContext(n_seq_max=3)
     ledger = Ledger(memory)
     for turn, last in enumerate((3, 4, 5), 1):
@@ -160,83 +164,91 @@ def test_a_branch_keeps_what_the_conversation_held_and_the_oldest_gives_way_to_a
         ledger.release(slot, turn)
     assert ledger.used_cells == 2 + 3 * 2
     slot, reused = fill(ledger, memory, (1, 2, 6, 6))
-    assert (slot, reused) == (0, 2)  # in place of the first
+    assert (slot, reused) == (0, 2)  # the least recently used slot
     ledger.release(slot, 4)
-    assert [held[2] for held in ledger.tokens] == [6, 4, 5]
+    assert [tokens[2] for tokens in ledger.tokens] == [6, 4, 5]
     assert ledger.find_nearest((1, 2, 4, 4, 9)) == (1, 4)
 
 
 def turns(*sizes: int) -> list[list[int]]:
-    """Texts without a token in common."""
+    """Return one token list per size. No two lists have a token in common."""
     return [list(range(100 * number, 100 * number + size)) for number, size in enumerate(sizes, 1)]
 
 
-def test_what_stands_behind_a_turn_that_left_moves_up():
+def test_the_cells_after_a_dropped_turn_are_moved():
     memory = FakeContext()
     ledger = Ledger(memory)
-    system, one, two, three = turns(5, 30, 40, 20)
-    slot, _ = fill(ledger, memory, (*system, *one, *two))
-    assert ledger.apply_overflow(slot, [*system, *two, *three], can_move=True) == 45
-    assert ledger.tokens[slot] == [*system, *two]
+    system, first_turn, second_turn, third_turn = turns(5, 30, 40, 20)
+    slot, _ = fill(ledger, memory, (*system, *first_turn, *second_turn))
+    assert ledger.apply_overflow(slot, [*system, *second_turn, *third_turn], can_move=True) == 45
+    assert ledger.tokens[slot] == [*system, *second_turn]
     assert ledger.used_cells == memory.used == 45
     ledger.check()
 
 
-def test_a_prompt_may_leave_out_several_pieces():
+def test_a_prompt_may_leave_out_several_turns():
     memory = FakeContext()
     ledger = Ledger(memory)
-    system, one, two, three, four = turns(5, 30, 40, 20, 25)
-    ledger.release(fill(ledger, memory, (*system, *one, *two, *three, *four))[0])
-    assert ledger.claim_slot_for((*system, *two, *four, 7, 8), can_move=True) == (0, 70)
+    system, first_turn, second_turn, third_turn, fourth_turn = turns(5, 30, 40, 20, 25)
+    ledger.release(
+        fill(ledger, memory, (*system, *first_turn, *second_turn, *third_turn, *fourth_turn))[0]
+    )
+    assert ledger.claim_slot_for((*system, *second_turn, *fourth_turn, 7, 8), can_move=True) == (
+        0,
+        70,
+    )
     ledger.check()
 
 
-@pytest.mark.parametrize("can", [{"can_shift": False}, {"is_recurrent": True, "can_shift": False}])
-def test_where_cells_cannot_move_they_are_computed_anew(can: dict[str, bool]):
-    memory = FakeContext(**can)
+@pytest.mark.parametrize(
+    "memory_options", [{"can_shift": False}, {"is_recurrent": True, "can_shift": False}]
+)
+def test_cells_that_cannot_be_moved_are_recomputed(memory_options: dict[str, bool]):
+    memory = FakeContext(**memory_options)
     ledger = Ledger(memory)
-    system, one, two = turns(5, 30, 40)
-    slot, _ = fill(ledger, memory, (*system, *one, *two))
-    kept = 0 if memory.is_recurrent else 5
-    assert ledger.apply_overflow(slot, [*system, *two], can_move=True) == kept
+    system, first_turn, second_turn = turns(5, 30, 40)
+    slot, _ = fill(ledger, memory, (*system, *first_turn, *second_turn))
+    length = 0 if memory.is_recurrent else 5
+    assert ledger.apply_overflow(slot, [*system, *second_turn], can_move=True) == length
     ledger.check()
-    assert ledger.claim_slot_for((*system, *two), can_move=True) is None  # the slot is busy
+    assert ledger.claim_slot_for((*system, *second_turn), can_move=True) is None  # the slot is busy
     ledger.release(slot)
-    assert ledger.claim_slot_for((*system, *two), can_move=True) == (0, kept)
+    assert ledger.claim_slot_for((*system, *second_turn), can_move=True) == (0, length)
 
 
-def test_cells_that_another_slot_holds_are_not_moved():
+def test_cells_of_a_busy_slot_are_not_moved():
     memory = FakeContext(n_seq_max=2)
     ledger = Ledger(memory)
-    system, one, two, three = turns(5, 30, 40, 20)
-    first, _ = fill(ledger, memory, (*system, *one, *two))
-    second, _ = fill(ledger, memory, (*system, *one, *two, *three))
+    system, first_turn, second_turn, third_turn = turns(5, 30, 40, 20)
+    first, _ = fill(ledger, memory, (*system, *first_turn, *second_turn))
+    second, _ = fill(ledger, memory, (*system, *first_turn, *second_turn, *third_turn))
     assert (
-        ledger.apply_overflow(second, [*system, *two, *three], can_move=True) == 5
-    )  # two is shared
+        ledger.apply_overflow(second, [*system, *second_turn, *third_turn], can_move=True) == 5
+    )  # the cells of second_turn are shared with a busy slot
     ledger.check()
-    assert ledger.tokens[first] == [*system, *one, *two]
-    assert ledger.apply_overflow(first, [*system, *two], can_move=True) == 45
+    assert ledger.tokens[first] == [*system, *first_turn, *second_turn]
+    assert ledger.apply_overflow(first, [*system, *second_turn], can_move=True) == 45
     assert ledger.used_cells == memory.used
     ledger.check()
 
 
-def test_a_shared_beginning_does_not_keep_the_rest_from_moving():
+def test_cells_after_a_shared_prefix_can_be_moved():
     memory = FakeContext(n_seq_max=2)
     ledger = Ledger(memory)
-    system, one, two, three = turns(20, 30, 40, 20)
+    system, first_turn, second_turn, third_turn = turns(20, 30, 40, 20)
     fill(ledger, memory, tuple(system))
-    second, shared = fill(ledger, memory, (*system, *one, *two))
+    second, shared = fill(ledger, memory, (*system, *first_turn, *second_turn))
     assert shared == 20
     assert (
-        ledger.apply_overflow(second, [*system[:10], *two, *three], can_move=True) == 50
-    )  # the gap ends in cells of its own
+        ledger.apply_overflow(second, [*system[:10], *second_turn, *third_turn], can_move=True)
+        == 50
+    )  # the gap ends in cells that are not shared
     assert ledger.used_cells == memory.used == 60
     ledger.check()
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_taken_out_comes_back_and_what_others_hold_stays_shared(seed):
+def test_swapped_states_are_restored_and_share_cells_as_before(seed):
     rng = random.Random(seed)
     memory = FakeContext(n_ctx=400, n_seq_max=8)
     ledger = Ledger(memory)
@@ -248,14 +260,14 @@ def test_what_is_taken_out_comes_back_and_what_others_hold_stays_shared(seed):
         for token in tokens:
             memory.set_token(target, token)
         ledger.append(target, tokens)
-    before, used = [held[:] for held in ledger.tokens], ledger.used_cells
-    away = {
+    before, used = [tokens[:] for tokens in ledger.tokens], ledger.used_cells
+    states = {
         slot: ledger.swap_out(slot)
         for slot in rng.sample([slot for slot in slots if ledger.tokens[slot]], 2)
     }
     ledger.check()
-    for slot, kept in reversed(away.items()):
-        assert ledger.swap_in(slot, kept)
+    for slot, state in reversed(states.items()):
+        assert ledger.swap_in(slot, state)
         ledger.check()
     assert (ledger.tokens, ledger.used_cells, memory.used) == (before, used, used)
     ledger.compact()
@@ -264,7 +276,7 @@ def test_what_is_taken_out_comes_back_and_what_others_hold_stays_shared(seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_tree_finds_the_longest_prefix_that_any_slot_holds(seed):
+def test_the_radix_tree_finds_the_longest_prefix_in_any_slot(seed):
     rng = random.Random(seed)
     tree = RadixTree(6)
     texts: list[list[int]] = [[] for _ in range(6)]
@@ -277,9 +289,9 @@ def test_the_tree_finds_the_longest_prefix_that_any_slot_holds(seed):
         else:
             texts[slot] += rng.choices(range(2), k=rng.randrange(1, 5))
             tree.extend(slot, texts[slot], "")
-        wanted = rng.choice(texts)[: rng.randrange(20)] + rng.choices(range(2), k=rng.randrange(4))
-        lengths = [common_prefix(text, wanted) for text in texts]
-        length, holders = tree.match(wanted, "")
+        prompt = rng.choice(texts)[: rng.randrange(20)] + rng.choices(range(2), k=rng.randrange(4))
+        lengths = [common_prefix(text, prompt) for text in texts]
+        length, holders = tree.match(prompt, "")
         assert length == max(lengths)
         assert holders == {slot for slot in range(6) if length and lengths[slot] == length}
-        assert tree.match(wanted, "another") == (0, set())
+        assert tree.match(prompt, "another") == (0, set())
