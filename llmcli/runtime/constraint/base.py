@@ -1,8 +1,9 @@
-"""The interface of constraints. A constraint is a grammar that an answer must follow, compiled for
-one vocabulary.
+"""The interface of constrained decoding. A constraint is a JSON schema or a grammar that an answer
+must follow.
 
-A `Constraint` is the text that a user wrote, a `Grammar` is its compiled form, and a `Matcher` is
-the progress of one answer in the grammar.
+`Constraint` is the text of the schema or grammar. `Grammar` is its compiled form for one model's
+vocabulary. `Matcher` is the state of one answer in the grammar, which gives the mask of the next
+token.
 """
 
 from dataclasses import dataclass
@@ -14,28 +15,31 @@ from numpy.typing import NDArray
 from llmcli.errors import UserError
 
 ConstraintKind = Literal["json_schema", "gbnf", "calls"]
-TokenBits = NDArray[
-    np.uint8
-]  # one bit per token; the token with the lowest id has the lowest bit of the first byte
+# A token mask: one bit per token, which is 1 if the token is allowed. Token 0 is the lowest bit of
+# the first byte.
+TokenBits = NDArray[np.uint8]
 
-ENGINES = ("llguidance", "llama")
-JUMP_MODES = ("lossless", "fast", "off")
+ENGINES = ("llguidance", "llama")  # the values of Constraint.engine
+JUMP_MODES = ("lossless", "fast", "off")  # the values of Constraint.jump
 
 
 class UnsatisfiableConstraint(UserError):
-    """A grammar allows no further token in an answer. The cause is in the request, not in the model
-    or the server.
+    """Raised when the grammar allows no token of the vocabulary next, so an answer cannot continue.
+    The request is the cause, not the model or the server.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer must be: a JSON document that fits a schema, a text that fits a GBNF grammar,
-    or function calls (tool_calls.py).
+    """The form that an answer must have, and how it is enforced.
 
-    `jump`: how forced text is inserted. "off" does not insert it. "lossless" inserts a token
-    without a draw when it is the only legal one, which gives the same text as "off". "fast"
-    tokenizes all of the forced text at once.
+    - `kind`: `text` is a JSON schema, a GBNF grammar, or a description of function calls
+      (tool_calls.py).
+    - `engine`: the library that computes the token masks.
+    - `jump`: what happens to forced text, where the grammar allows a single continuation. "off"
+      draws its tokens like all others. "lossless" inserts a token without a draw when no other
+      token is allowed; the answer is the same as with "off". "fast" tokenizes all of the forced
+      text at once, so the tokens may differ from those that the model would draw.
     """
 
     kind: ConstraintKind
@@ -45,40 +49,44 @@ class Constraint:
 
 
 class Matcher(Protocol):
-    """The progress of one answer in a grammar. End tokens are treated like other tokens: they are
-    legal where the answer may end.
+    """The state of one answer in a grammar, which advances with each token of the answer. End
+    tokens are treated like other tokens: they are allowed where the answer may end.
     """
 
     def mask(self) -> TokenBits:
-        """Return which tokens may come next, as a bit mask. All bits are 0 when none may."""
+        """Return the mask of the tokens that the grammar allows next. It is all 0 when the grammar
+        allows none. The next call may overwrite the returned array.
+
+        Shape: `[n_vocab / 8]`.
+        """
         ...
 
     def allows(self, token: int) -> bool:
-        """Return whether `token` may come next."""
+        """Return whether the grammar allows `token` next."""
         ...
 
     def accept(self, token: int) -> None:
-        """Advance by `token`, which must be allowed."""
+        """Advance the state by `token`, which the grammar must allow."""
         ...
 
     def rewind(self, count: int) -> None:
-        """Go back by `count` tokens."""
+        """Take back the last `count` accepted tokens."""
         ...
 
     def forced_tokens(self, jump: str) -> list[int]:
-        """Return the tokens that must come next; empty when there is a choice. `jump`: how they are
-        found, as in `Constraint`.
+        """Return the next tokens if the grammar allows a single continuation, otherwise an empty
+        list. `jump`: the mode in which they are found (`Constraint.jump`).
         """
         ...
 
     @property
     def is_accepting(self) -> bool:
-        """Return whether the answer may end here."""
+        """Return whether the answer so far is complete, so that it may end here."""
         ...
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the answer must end here."""
+        """Return whether the answer so far is complete and cannot be continued."""
         ...
 
     def copy(self) -> "Matcher":
@@ -89,19 +97,19 @@ class Matcher(Protocol):
 
 
 class Grammar(Protocol):
-    """A compiled constraint, from which a matcher for each answer is made."""
+    """A constraint compiled for one vocabulary. `start` makes a matcher for each answer."""
 
     @property
     def constraint(self) -> Constraint: ...
 
     def start(self) -> Matcher:
-        """Return a matcher at the start of the grammar."""
+        """Return a new matcher in the state before the first token."""
         ...
 
 
 def accepts(grammar: Grammar, tokens: list[int]) -> bool:
-    """Return whether the grammar accepts `tokens` as a complete answer. `tokens`: without the end
-    token.
+    """Return whether the grammar accepts `tokens`, which contain no end token, as a complete
+    answer.
     """
     matcher = grammar.start()
     try:
@@ -115,7 +123,7 @@ def accepts(grammar: Grammar, tokens: list[int]) -> bool:
 
 
 def single_token(bits: TokenBits) -> int | None:
-    """Return the only token that a mask allows, or None when it allows none or several.
+    """Return the token that a mask allows if it allows exactly one, otherwise None.
 
     Shapes: bits `[n_vocab / 8]`.
     """

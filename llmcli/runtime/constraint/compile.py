@@ -1,4 +1,4 @@
-"""Compiles constraints for one model and caches the results."""
+"""Compile constraints (JSON schemas and grammars) for a model, and cache the compiled grammars."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,37 +7,38 @@ from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint, Grammar
 from llmcli.runtime.vocabulary import Vocabulary
 
-MAX_COMPILED = 16  # maximum compiled constraints in the cache; a conversation uses few
+MAX_COMPILED = 16  # maximum number of grammars in the cache; a conversation uses few
 
 
 class GrammarCompiler:
-    """Compiles and caches constraints. There are two engines, and each is loaded only with the
-    first constraint that needs it.
+    """Compiles constraints for one model, and caches the MAX_COMPILED grammars used last. The
+    library llguidance is loaded with the first constraint that needs it.
     """
 
     def __init__(self, model: Vocabulary, native: Callable[[Constraint], Grammar]) -> None:
-        """`native`: compiles a constraint with llama.cpp's own grammars."""
+        """`native`: compiles a constraint with the grammar engine of llama.cpp."""
         self._model, self._native = model, native
-        self._compiler: Any = None
+        self._llguidance_compiler: Any = None
         self._compiled: dict[Constraint, Grammar] = {}
 
     def __call__(self, constraint: Constraint) -> Grammar:
-        """Return the compiled form of a constraint, from the cache if it is there.
+        """Return the compiled grammar of a constraint, from the cache or newly compiled.
 
-        Raises UserError when the constraint is not a valid grammar or cannot be enforced.
+        Raises UserError when the constraint is not valid or cannot be enforced.
         """
         if constraint not in self._compiled:
             while len(self._compiled) >= MAX_COMPILED:
                 del self._compiled[next(iter(self._compiled))]
             self._compiled[constraint] = self._compile(constraint)
-        else:  # move the grammar to the end, because the one at the beginning is dropped first
+        else:  # move the grammar to the end: when the cache is full, the first one is dropped
             self._compiled[constraint] = self._compiled.pop(constraint)
         return self._compiled[constraint]
 
     def _compile(self, constraint: Constraint) -> Grammar:
+        """Compile a constraint with its engine. Raises UserError like `__call__`."""
         if constraint.engine == "llama":
             return self._native(constraint)
-        if self._compiler is None:
+        if self._llguidance_compiler is None:
             from llmcli.runtime.constraint.llguidance import LLGuidanceCompiler, TokenizerWrapper
 
             model = self._model
@@ -51,6 +52,6 @@ class GrammarCompiler:
             tokenizer = TokenizerWrapper(
                 pieces, ends, lambda text: model.tokenize(text, special=False)
             )
-            self._compiler = LLGuidanceCompiler(tokenizer, ends)
-        grammar: Grammar = self._compiler(constraint)
+            self._llguidance_compiler = LLGuidanceCompiler(tokenizer, ends)
+        grammar: Grammar = self._llguidance_compiler(constraint)
         return grammar

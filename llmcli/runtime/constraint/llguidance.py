@@ -1,8 +1,8 @@
-"""llguidance, the engine for JSON schemas and GBNF grammars, which computes token masks within
-microseconds.
+"""Compile JSON schemas, GBNF grammars and tool-call grammars with the library llguidance, which
+computes a token mask within microseconds.
 
-Its tokenizer is built from the bytes of the vocabulary. The library is imported only in this
-module, and the module is loaded only when a constraint is used.
+The library's tokenizer is built from the bytes of the model's tokens. Only this module imports the
+library, and only a request with a constraint loads this module.
 """
 
 import threading
@@ -22,28 +22,29 @@ from llmcli.runtime.constraint.base import (
     single_token,
 )
 
-SPECIAL_PREFIX = b"\xff"  # prefix of the name of a token that is not text
-# The white space that models usually write. If white space were optional, a model could repeat it
-# without end.
+# llguidance treats a token as special, that is as not part of a text, if its bytes start with this.
+SPECIAL_PREFIX = b"\xff"
+# The white space that models usually write in JSON. With flexible white space, a model could write
+# white space without end.
 JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # Limits for schemas and grammars from untrusted sources. A grammar at these limits takes about a
-# second.
+# second to compile.
 PARSER_LIMITS = {
     "max_lexer_states": 50_000,
     "max_grammar_size": 300_000,
     "max_items_in_row": 12_000,
 }
-# Stack size of the thread that compiles. The library recurses once per level, including levels
-# reached by references, and needs about 5 KB for each, so a deep schema would overflow the usual 8
-# MiB. A document has room for 11,000 levels. Memory of an unused stack is never allocated.
+# Stack size of the thread that compiles. The library recurses into every level of a schema, also
+# through references, with about 5 KB per level. A schema of the maximum size can have 11,000
+# levels, which would overflow the usual stack of 8 MiB. Unused stack takes no memory.
 STACK_BYTES = 256 << 20
-# because a changed stack size applies to all threads that start meanwhile
+# Held while the stack size is changed, because the change applies to all threads that start then.
 STACK_SIZE_LOCK = threading.Lock()
 
 
 class TokenizerWrapper:
-    """A vocabulary in the form that llguidance expects: the bytes of each token, and a function
-    that tokenizes.
+    """A model's vocabulary in the form that llguidance.LLTokenizer expects: the bytes of each
+    token, and a call that tokenizes a text.
     """
 
     is_tokenizer_wrapper = True
@@ -52,8 +53,8 @@ class TokenizerWrapper:
     def __init__(
         self, pieces: list[bytes], ends: list[int], tokenize: Callable[[str], list[int]]
     ) -> None:
-        """`pieces`: the bytes of each token, empty for a token that is not text. `ends`: the end
-        tokens.
+        """`pieces`: the bytes of each token, empty for a token that is not text. `ends`: the ids of
+        the tokens that end an answer. `tokenize`: the model's tokenizer.
         """
         self.tokens = [
             piece or SPECIAL_PREFIX + f"<|{token}|>".encode() for token, piece in enumerate(pieces)
@@ -63,37 +64,45 @@ class TokenizerWrapper:
         self.eos_token_id: int = ends[0]
         self.special_token_ids: list[int] = []
         self._tokenize, self._pieces = tokenize, pieces
-        self._known: dict[bytes, int] = {}
-        self._longest = 0
+        self._token_of_piece: dict[bytes, int] = {}
+        self._max_piece_length = 0
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Return tokens whose bytes are exactly `text`. If some bytes were missing, the library
-        would allow more than the grammar does.
+        """Return tokens whose bytes together are exactly `text`. The model's tokenizer may add or
+        change bytes, and llguidance would then allow more than the grammar does.
         """
         raw = text if isinstance(text, bytes) else text.encode()
-        words = raw.decode("utf-8", "replace")
-        tokens = self._tokenize(words)
+        decoded = raw.decode("utf-8", "replace")
+        tokens = self._tokenize(decoded)
         if self._bytes(tokens) == raw:
             return tokens
-        tokens = self._tokenize(
-            "\n" + words
-        )  # SentencePiece adds a space before the first word only, which is the newline here
-        cuts = (tokens[cut:] for cut in range(1, len(tokens)))
+        # SentencePiece adds a space before the start of a text, which is the newline here.
+        tokens = self._tokenize("\n" + decoded)
+        suffixes = (tokens[start:] for start in range(1, len(tokens)))
         return next(
-            (suffix for suffix in cuts if self._bytes(suffix) == raw), None
-        ) or self._greedily(raw)
+            (suffix for suffix in suffixes if self._bytes(suffix) == raw), None
+        ) or self._tokenize_greedily(raw)
 
-    def _greedily(self, raw: bytes) -> list[int]:
-        """Return tokens that match the longest possible piece at each step. The result ends early
-        where no token matches.
+    def _tokenize_greedily(self, raw: bytes) -> list[int]:
+        """Return tokens for the bytes `raw`. Each is the longest token that matches the bytes
+        after the previous one. The result ends early where no token matches.
         """
-        if not self._known:
-            self._known = {piece: token for token, piece in enumerate(self._pieces) if piece}
-            self._longest = max(map(len, self._known))
+        if not self._token_of_piece:
+            self._token_of_piece = {
+                piece: token for token, piece in enumerate(self._pieces) if piece
+            }
+            self._max_piece_length = max(map(len, self._token_of_piece))
         tokens: list[int] = []
         while raw:
-            cuts = range(min(self._longest, len(raw)), 0, -1)
-            token = next((self._known[raw[:cut]] for cut in cuts if raw[:cut] in self._known), None)
+            lengths = range(min(self._max_piece_length, len(raw)), 0, -1)
+            token = next(
+                (
+                    self._token_of_piece[raw[:length]]
+                    for length in lengths
+                    if raw[:length] in self._token_of_piece
+                ),
+                None,
+            )
             if token is None:
                 break
             tokens.append(token)
@@ -101,87 +110,103 @@ class TokenizerWrapper:
         return tokens
 
     def _bytes(self, tokens: list[int]) -> bytes:
+        """Return the bytes of these tokens, joined."""
         return b"".join(self._pieces[token] for token in tokens)
 
 
 class LLGuidanceCompiler:
-    """Compiles constraints for one vocabulary. Creating the object takes a fraction of a second."""
+    """Compiles constraints for one vocabulary. Creating it takes a fraction of a second, because
+    llguidance builds a trie of all tokens, so one object is shared by all requests.
+    """
 
     def __init__(self, tokenizer: TokenizerWrapper, ends: list[int]) -> None:
         self._tokenizer = llguidance.LLTokenizer(tokenizer, eos_token=ends)
-        self._ends = frozenset(ends)
+        self._end_tokens = frozenset(ends)
 
     def __call__(self, constraint: Constraint) -> "CompiledGrammar":
-        """Compile a constraint.
+        """Return the compiled grammar of a JSON schema, a GBNF grammar or a tool-call grammar.
 
-        Raises UserError when llmcli's checks or the library refuse the schema or the grammar.
+        Raises UserError when llmcli's checks or llguidance refuse the schema or the grammar.
         """
         if constraint.kind == "json_schema":
-            matcher = self._schema(schema_check.check_schema(constraint.text))
+            matcher = self._compile_schema(schema_check.check_schema(constraint.text))
         elif constraint.kind == "calls":
-            matcher = self._calls(tool_calls.read_tool_calls(constraint.text))
+            matcher = self._compile_tool_calls(tool_calls.read_tool_calls(constraint.text))
         else:
-            matcher = self._matcher(
+            matcher = self._create_matcher(
                 llguidance.LLMatcher.grammar_from_lark(gbnf.to_lark(constraint.text))
             )
             if matcher.is_error():
                 raise UserError(
-                    f"the grammar cannot be followed: {_reason(matcher)}", hint="simplify it"
+                    f"the grammar cannot be followed: {_error_reason(matcher)}", hint="simplify it"
                 )
-        return CompiledGrammar(constraint, matcher, self._tokenizer.vocab_size, self._ends)
+        return CompiledGrammar(constraint, matcher, self._tokenizer.vocab_size, self._end_tokens)
 
-    def _schema(self, checked: schema_check.CheckedSchema) -> Any:
-        matcher = self._matcher(_json_grammar(checked.text))
+    def _compile_schema(self, checked: schema_check.CheckedSchema) -> Any:
+        """Return the llguidance.LLMatcher of a checked schema. Raises UserError with the path of
+        the inner schema that llguidance refuses.
+        """
+        matcher = self._create_matcher(_json_grammar(checked.text))
         if not matcher.is_error():
             return matcher
-        # The library does not say which part is at fault, so each part is compiled alone, the
+        # The library does not say which inner schema it refuses, so each is compiled alone, the
         # deepest first.
         for path, text in checked.inner_schemas():
-            inner = self._matcher(_json_grammar(text))
+            inner = self._create_matcher(_json_grammar(text))
             if inner.is_error():
-                raise _refused(path, inner)
-        raise _refused("#", matcher)
+                raise _schema_error(path, inner)
+        raise _schema_error("#", matcher)
 
-    def _calls(self, wanted: tool_calls.ToolCallGrammar) -> Any:
+    def _compile_tool_calls(self, calls: tool_calls.ToolCallGrammar) -> Any:
+        """Return the llguidance.LLMatcher of a tool-call grammar. Raises UserError when llguidance
+        refuses it.
+        """
         layout = {"x-guidance": JSON_LAYOUT}
-        matcher = self._matcher(
-            llguidance.LLMatcher.grammar_from_lark(tool_calls.to_lark(wanted, layout))
+        matcher = self._create_matcher(
+            llguidance.LLMatcher.grammar_from_lark(tool_calls.to_lark(calls, layout))
         )
         if matcher.is_error():
-            # the library does not say which function is at fault
-            for arguments in wanted.arguments:
-                self._schema(arguments)
-            raise _refused("#", matcher)
+            # The library does not say which function it refuses, so each schema is compiled alone.
+            for arguments in calls.arguments:
+                self._compile_schema(arguments)
+            raise _schema_error("#", matcher)
         return matcher
 
-    def _matcher(self, source: str) -> Any:
+    def _create_matcher(self, source: str) -> Any:
+        """Return an llguidance.LLMatcher for a grammar in llguidance's own form. If the library
+        refuses the grammar, the matcher's is_error() is true.
+        """
         limits = llguidance.LLParserLimits(**PARSER_LIMITS, verbose_errors=False)
-        return _deep(
+        return _run_with_large_stack(
             lambda: llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
         )
 
 
 class CompiledGrammar:
-    """A constraint compiled by llguidance (Grammar)."""
+    """A constraint compiled by llguidance. It implements base.Grammar."""
 
     def __init__(
-        self, constraint: Constraint, matcher: Any, size: int, ends: frozenset[int]
+        self, constraint: Constraint, matcher: Any, n_vocab: int, ends: frozenset[int]
     ) -> None:
-        self.constraint, self._matcher, self._size, self._ends = constraint, matcher, size, ends
+        """`matcher`: an llguidance.LLMatcher at the start of the grammar. `ends`: the tokens that
+        end an answer.
+        """
+        self.constraint, self._matcher = constraint, matcher
+        self._n_vocab, self._end_tokens = n_vocab, ends
 
     def start(self) -> "GrammarMatcher":
-        return GrammarMatcher(
-            self._matcher.deep_copy(), np.zeros((self._size + 31) // 32 * 4, np.uint8), self._ends
-        )
+        # llguidance writes masks in words of 32 bits
+        bits = np.zeros((self._n_vocab + 31) // 32 * 4, np.uint8)
+        return GrammarMatcher(self._matcher.deep_copy(), bits, self._end_tokens)
 
 
 class GrammarMatcher:
-    """The progress of one answer in a grammar (Matcher). A matcher and its copies share one buffer
-    for masks, which the next call of mask() overwrites.
+    """The state of one answer in a grammar. It implements base.Matcher. A matcher and its copies
+    share one buffer for masks, so each call of mask() overwrites the result of the last call.
     """
 
     def __init__(self, matcher: Any, bits: TokenBits, ends: frozenset[int]) -> None:
-        self._matcher, self._bits, self._ends = matcher, bits, ends
+        self._matcher, self._bits, self._end_tokens = matcher, bits, ends
 
     def mask(self) -> TokenBits:
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
@@ -189,15 +214,14 @@ class GrammarMatcher:
         return self._bits
 
     def allows(self, token: int) -> bool:
-        # when an answer must end, the library refuses end tokens, too, so they are checked
-        # separately
-        if token in self._ends:
+        # Where the answer must end, the library refuses even end tokens.
+        if token in self._end_tokens:
             return self.is_accepting
         return bool(self._matcher.validate_tokens([token]))
 
     def accept(self, token: int) -> None:
         if not self._matcher.consume_tokens([token]):
-            # a token that mask() did not allow is a bug in llmcli, not a fault of the grammar
+            # accepting a token that mask() does not allow is a bug in llmcli
             assert "satisfy the grammar" not in self._matcher.get_error(), (
                 token,
                 self._matcher.get_error(),
@@ -205,19 +229,19 @@ class GrammarMatcher:
         self._check()
 
     def rewind(self, count: int) -> None:
-        done = self._matcher.rollback(count)
-        assert done, count
+        succeeded = self._matcher.rollback(count)
+        assert succeeded, count
 
     def forced_tokens(self, jump: str) -> list[int]:
-        # If a single token is legal, its bytes are forced. Whether bytes are forced is a fast
-        # query, so it comes first.
+        # If a single token is allowed, its bytes are forced. This query is fast, so it is made
+        # before the mask is computed.
         if jump == "off" or not self._matcher.compute_ff_bytes():
             return []
         if jump == "fast":
             tokens: list[int] = self._matcher.compute_ff_tokens()
-            return [] if self._ends.intersection(tokens) else tokens
-        only = single_token(self.mask())
-        return [] if only is None or only in self._ends else [only]
+            return [] if self._end_tokens.intersection(tokens) else tokens
+        single = single_token(self.mask())
+        return [] if single is None or single in self._end_tokens else [single]
 
     @property
     def is_accepting(self) -> bool:
@@ -228,38 +252,42 @@ class GrammarMatcher:
         return bool(self._matcher.is_stopped())
 
     def copy(self) -> "GrammarMatcher":
-        return GrammarMatcher(self._matcher.deep_copy(), self._bits, self._ends)
+        return GrammarMatcher(self._matcher.deep_copy(), self._bits, self._end_tokens)
 
     def close(self) -> None:
-        """Do nothing, because the library frees its memory itself."""
+        """Do nothing: the library frees the matcher with the Python object."""
 
     def _check(self) -> None:
+        """Raise UnsatisfiableConstraint when the library has reported an error."""
         if self._matcher.is_error():
-            message = f"the grammar cannot be followed any further: {_reason(self._matcher)}"
+            message = f"the grammar cannot be followed any further: {_error_reason(self._matcher)}"
             raise UnsatisfiableConstraint(message, hint="simplify it")
 
 
-def _deep(function: Callable[[], Any]) -> Any:
-    """Run `function` on a thread with a large stack. Return its result."""
+def _run_with_large_stack(function: Callable[[], Any]) -> Any:
+    """Run `function` on a new thread with a stack of STACK_BYTES, and return its result."""
     with ThreadPoolExecutor(1, "llmcli-compile") as pool:
         with STACK_SIZE_LOCK:
-            before = threading.stack_size(STACK_BYTES)
+            previous_size = threading.stack_size(STACK_BYTES)
             try:
                 result = pool.submit(function)
             finally:
-                threading.stack_size(before)
+                threading.stack_size(previous_size)
         return result.result()
 
 
 def _json_grammar(text: str) -> str:
+    """Return the JSON schema `text` as a grammar in llguidance's own form."""
     return str(llguidance.LLMatcher.grammar_from_json_schema(text, overrides=JSON_LAYOUT))
 
 
-def _refused(path: str, matcher: Any) -> UserError:
-    reason = _reason(matcher)
-    if (
-        "coerce_one_of" in reason
-    ):  # the library's message suggests an option that would allow more than the schema does
+def _schema_error(path: str, matcher: Any) -> UserError:
+    """Return the error for the schema at `path`, with the reason for which llguidance refused it.
+    `matcher`: the llguidance.LLMatcher that has the reason.
+    """
+    reason = _error_reason(matcher)
+    # the library's message suggests an option that would allow more than the schema does
+    if "coerce_one_of" in reason:
         reason = (
             "the alternatives of oneOf may overlap, and llmcli cannot rule that out; "
             "use anyOf to allow any of them"
@@ -267,8 +295,8 @@ def _refused(path: str, matcher: Any) -> UserError:
     return UserError(f"the schema cannot be followed at {path}: {reason}", hint="rewrite that part")
 
 
-def _reason(matcher: Any) -> str:
-    """Return the library's reason for an error as one line."""
+def _error_reason(matcher: Any) -> str:
+    """Return the reason of a matcher's error as one line of at most 200 characters."""
     if "symbols.len()" in matcher.get_error():  # the text of a failed assertion in the library
         return "it has more than 65,535 parts"
     if "Too many items" in matcher.get_error():

@@ -1,8 +1,8 @@
-"""Reads a JSON schema from an untrusted source, and refuses a schema that could not be enforced.
+"""Check a JSON schema from an untrusted source, and refuse it if it cannot be enforced. The checked
+schema is compiled in llguidance.py.
 
-llguidance.py compiles the checked schema. Every keyword is either supported or refused, with its name and path; none is ignored. Supported is
-JSON Schema (draft 2020-12) as far as llguidance enforces it (docs/json_schema.md in its
-repository).
+No keyword is ignored: a keyword that is not supported is an error with its name and path. Supported
+is what llguidance enforces of JSON Schema draft 2020-12 (docs/json_schema.md in its repository).
 """
 
 import json
@@ -14,11 +14,12 @@ from llmcli.errors import UserError
 from llmcli.runtime.constraint.schema_cost import SchemaCost, count_cost
 from llmcli.strict_json import parse_finite_float, parse_strict_json
 
-# maximum characters of a schema, and maximum levels of nested JSON
+# maximum number of characters of a schema, and of levels of nested objects and arrays
 MAX_CHARACTERS, MAX_DEPTH = 1 << 18, 64
-# maximum parts of a refused schema that are compiled alone to find the one at fault
+# When llguidance refuses a schema, at most this many inner schemas are compiled alone to find the
+# one that it refuses.
 MAX_PARTS = 200
-# Keywords by the kind of their value: a schema, a list of schemas, an object of schemas.
+# Keywords whose value is a schema, a list of schemas, or an object of schemas.
 SCHEMA_KEYS = ("items", "additionalProperties", "additionalItems")
 SCHEMA_LIST_KEYS = ("anyOf", "oneOf", "allOf", "prefixItems")
 SCHEMA_TABLE_KEYS = ("properties", "patternProperties", "$defs", "definitions")
@@ -41,9 +42,9 @@ ENFORCED_KEYS = {
     *TYPED_KEYS,
     "const",
 }
-LARGEST_NUMBER = 2**53
-# Keywords that describe a value without constraining it. All names that start with x- are treated
-# in the same way.
+LARGEST_NUMBER = 2**53  # up to here a 64-bit float represents every integer exactly
+# Keywords that describe a value without constraining it. Keywords that start with x- are also
+# annotations.
 ANNOTATION_KEYS = {
     "$schema",
     "$id",
@@ -72,29 +73,29 @@ FORMATS = (
     "uuid",
     "uri",
 )
-# keywords whose schemas constrain the same value as the schema that contains them
+# Keywords whose schemas constrain the same JSON value as the schema that contains the keyword.
 SAME_VALUE_KEYS = ("anyOf", "oneOf", "allOf")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedSchema:
-    """A schema that has passed the checks. `schemas`: the schema itself and all schemas inside it,
-    by path. `cost`: the cost of compiling it.
-    """
+    """A JSON schema that has passed all checks. Annotations are removed."""
 
-    root: Any
-    schemas: dict[str, Any]
-    cost: SchemaCost
+    root: Any  # the schema as parsed JSON
+    schemas: dict[str, Any]  # `root` and all schemas inside it, by JSON pointer such as #/items
+    cost: SchemaCost  # of compiling the schema
 
     @property
     def text(self) -> str:
-        """Return the schema as JSON, without annotations."""
+        """Return the schema as JSON text, without annotations."""
         return json.dumps(self.root, ensure_ascii=False)
 
     def inner_schemas(self) -> Iterator[tuple[str, str]]:
-        """Yield path and text of the inner schemas, the deepest first. Each text includes the
-        definitions that the schema may refer to. All texts together are limited to MAX_CHARACTERS,
-        because the caller compiles each.
+        """Yield the path and the JSON text of each schema inside `root`, the deepest first. A text
+        includes all definitions that the schema may refer to.
+
+        The caller compiles each text, so at most MAX_PARTS texts are yielded, with at most
+        MAX_CHARACTERS characters together.
         """
         shared = {key: self.root[key] for key in ("$defs", "definitions") if key in self.root}
         paths, n_characters = sorted(self.schemas, key=lambda path: -path.count("/")), 0
@@ -109,11 +110,13 @@ class CheckedSchema:
 
 
 def check_schema(text: str) -> CheckedSchema:
-    """Read and check a schema.
+    """Parse and check the JSON schema `text`.
 
-    Raises UserError that names every keyword that cannot be enforced, and its path.
+    Raises UserError when the text is not JSON, when the schema is too large or too costly to
+    compile, or when a keyword cannot be enforced. The message contains the keywords and their
+    paths.
     """
-    root = _read(text)
+    root = _parse(text)
     if isinstance(root, bool):
         if not root:
             raise UserError(
@@ -122,33 +125,37 @@ def check_schema(text: str) -> CheckedSchema:
         root = {}
     if not isinstance(root, dict):
         raise UserError(
-            f"the schema is {_kind(root)}", hint='a JSON schema is an object: {"type": "object", …}'
+            f"the schema is {_type_name(root)}",
+            hint='a JSON schema is an object: {"type": "object", …}',
         )
-    walk = _Walk(root)
-    root = walk.schema(root, "#")
-    walk.references()
-    if walk.wrong:
-        more = f" (and {len(walk.wrong) - 5} more)" if len(walk.wrong) > 5 else ""
+    checker = _SchemaChecker()
+    root = checker.check(root, "#")
+    checker.check_references()
+    if checker.problems:
+        more = f" (and {len(checker.problems) - 5} more)" if len(checker.problems) > 5 else ""
         raise UserError(
-            f"the schema cannot be enforced: {'; '.join(walk.wrong[:5])}{more}",
+            f"the schema cannot be enforced: {'; '.join(checker.problems[:5])}{more}",
             hint="leave that out",
         )
-    result = CheckedSchema(root, walk.schemas, count_cost(walk.schemas))
+    result = CheckedSchema(root, checker.schemas, count_cost(checker.schemas))
     result.cost.check()
     return result
 
 
-def _read(text: str) -> Any:
+def _parse(text: str) -> Any:
+    """Return the parsed JSON of a schema's text. Raises UserError when it is not valid JSON, is too
+    long, or is nested too deeply.
+    """
     if len(text) > MAX_CHARACTERS:
         raise UserError(
             f"the schema has {len(text)} characters; the limit is {MAX_CHARACTERS}",
             hint="use a smaller schema",
         )
     try:
-        root = parse_strict_json(text, _whole)
+        root = parse_strict_json(text, _parse_integer)
         json.dumps(root, ensure_ascii=False).encode()
     except RecursionError:
-        raise _too_deep() from None
+        raise _depth_error() from None
     except UnicodeEncodeError:
         hint = "\\ud800 to \\udfff must come in pairs"
         raise UserError("the schema has half a character in a string", hint=hint) from None
@@ -159,7 +166,7 @@ def _read(text: str) -> Any:
     while level:
         depth += 1
         if depth > MAX_DEPTH:
-            raise _too_deep()
+            raise _depth_error()
         level = [
             inner
             for value in level
@@ -169,44 +176,44 @@ def _read(text: str) -> Any:
     return root
 
 
-def _too_deep() -> UserError:
+def _depth_error() -> UserError:
+    """Return the error for a schema with more than MAX_DEPTH levels."""
     return UserError(
         f"the schema is nested more than {MAX_DEPTH} levels deep", hint="name its parts in $defs"
     )
 
 
-def _whole(word: str) -> int:
-    # refuses integers beyond the range of floats, because the library reads integers beyond 64 bits
-    # as floats
+def _parse_integer(word: str) -> int:
+    """Return a JSON integer. Raises ValueError when it is beyond the range of a float, because
+    llguidance reads integers beyond 64 bits as floats.
+    """
     parse_finite_float(word)
     return int(word)
 
 
-class _Walk:
-    """Checks all schemas of a document. `wrong`: descriptions of what cannot be enforced.
-    `schemas`: the schemas by path.
-    """
+class _SchemaChecker:
+    """Checks a schema and all schemas inside it, and collects their problems."""
 
-    def __init__(self, root: dict[str, Any]) -> None:
-        self.root = root
-        self.wrong: list[str] = []
-        self.schemas: dict[str, Any] = {}
+    def __init__(self) -> None:
+        self.problems: list[str] = []  # a description of each thing that cannot be enforced
+        self.schemas: dict[str, Any] = {}  # the checked schemas by path (JSON pointer)
         # for the path of each schema, the paths of other schemas that constrain the same value
-        self._links: dict[str, list[str]] = {}
+        self._same_value_paths: dict[str, list[str]] = {}
 
-    def schema(self, value: Any, path: str) -> Any:
-        """Check the schema `value`. Return it in the form in which it is passed to the library:
-        without annotations, and with counts such as 2.0 as integers.
+    def check(self, value: Any, path: str) -> Any:
+        """Check the schema `value` and all schemas inside it. Return it as llguidance gets it:
+        without annotations, and with counts such as 2.0 as integers. Problems are added to
+        `problems`, and the schemas to `schemas`. `path`: the JSON pointer of the schema.
         """
         if not isinstance(value, dict):
             if not isinstance(value, bool):
-                self.wrong.append(f"{_kind(value)} instead of a schema at {path}")
+                self.problems.append(f"{_type_name(value)} instead of a schema at {path}")
             self.schemas[path] = value
             return value
         cleaned: dict[str, Any] = {}
-        links = self._links.setdefault(path, [])
+        same_value_paths = self._same_value_paths.setdefault(path, [])
         for key, inner in value.items():
-            inner_path = f"{path}/{_escaped(key)}"
+            inner_path = f"{path}/{_escape_key(key)}"
             if (
                 key in ANNOTATION_KEYS
                 or key.startswith("x-")
@@ -215,54 +222,58 @@ class _Walk:
                 if key == "$schema" or (key == "$id" and path == "#"):
                     cleaned[key] = inner
                 elif key == "$id":
-                    self.wrong.append(f"$id at {path}")
+                    self.problems.append(f"$id at {path}")
                 continue
             if key not in ENFORCED_KEYS:
-                self.wrong.append(f"{key} at {path}")
+                self.problems.append(f"{key} at {path}")
                 continue
             if key in SAME_VALUE_KEYS and isinstance(inner, list):
-                links += [f"{inner_path}/{number}" for number in range(len(inner))]
-            cleaned[key] = self._keyword(key, inner, inner_path)
-        self._counted(cleaned, path)
+                same_value_paths += [f"{inner_path}/{number}" for number in range(len(inner))]
+            cleaned[key] = self._check_keyword(key, inner, inner_path)
+        self._check_min_properties(cleaned, path)
         self.schemas[path] = cleaned
         return cleaned
 
-    def _keyword(self, key: str, value: Any, path: str) -> Any:
+    def _check_keyword(self, key: str, value: Any, path: str) -> Any:
+        """Check the value of a supported keyword, including the schemas in it. Return the value as
+        llguidance gets it. `path`: the JSON pointer of the value.
+        """
         if key in SCHEMA_TABLE_KEYS and isinstance(value, dict):
             return {
-                name: self.schema(inner, f"{path}/{_escaped(name)}")
+                name: self.check(inner, f"{path}/{_escape_key(name)}")
                 for name, inner in value.items()
             }
         if (key in SCHEMA_LIST_KEYS or key in SCHEMA_KEYS) and isinstance(value, list):
-            return [self.schema(inner, f"{path}/{number}") for number, inner in enumerate(value)]
+            return [self.check(inner, f"{path}/{number}") for number, inner in enumerate(value)]
         if key in SCHEMA_KEYS:
-            return self.schema(value, path)
+            return self.check(value, path)
         if key in COUNT_KEYS and isinstance(value, float) and value.is_integer():
             value = int(value)
-        if key in SCHEMA_TABLE_KEYS or key in SCHEMA_LIST_KEYS or not _fits(key, value):
-            self.wrong.append(f"{_kind(value)} at {path}")
+        if key in SCHEMA_TABLE_KEYS or key in SCHEMA_LIST_KEYS or not _has_valid_type(key, value):
+            self.problems.append(f"{_type_name(value)} at {path}")
         elif key == "format" and value not in FORMATS:
-            self.wrong.append(f"format {json.dumps(value)} at {path.removesuffix('/format')}")
-        elif key in ("const", "enum") and not _writable(value):
-            self.wrong.append(f"a number beyond 2^53 at {path}")
+            self.problems.append(f"format {json.dumps(value)} at {path.removesuffix('/format')}")
+        elif key in ("const", "enum") and not _is_exact(value):
+            self.problems.append(f"a number beyond 2^53 at {path}")
         return value
 
-    def _counted(self, cleaned: dict[str, Any], path: str) -> None:
-        """Refuse a minProperties above the number of required names. An answer may contain a name
-        twice, which counts as one property, so it is certain only for required names that they are
-        distinct.
+    def _check_min_properties(self, cleaned: dict[str, Any], path: str) -> None:
+        """Refuse a minProperties that is above 1 and above the number of required names. The
+        grammar cannot keep an answer from repeating an optional name, and a repeated name counts as
+        one property.
         """
-        least, required = cleaned.get("minProperties", 0), cleaned.get("required", [])
+        minimum, required = cleaned.get("minProperties", 0), cleaned.get("required", [])
         if (
-            isinstance(least, int)
+            isinstance(minimum, int)
             and isinstance(required, list)
-            and least > max(1, len(set(map(str, required))))
+            and minimum > max(1, len(set(map(str, required))))
         ):
-            self.wrong.append(f"minProperties {least} at {path}")
+            self.problems.append(f"minProperties {minimum} at {path}")
 
-    def references(self) -> None:
-        """Check every $ref. It must be the path of a schema in this document, and following it must
-        not lead back to the same schema for the same value.
+    def check_references(self) -> None:
+        """Check the $ref of every schema, after `check`. A $ref must be the path of a schema in
+        this document. It must not lead back to the same schema for the same value, because such a
+        schema has no end.
         """
         for path, schema in list(self.schemas.items()):
             target = schema.get("$ref") if isinstance(schema, dict) else None
@@ -271,22 +282,22 @@ class _Walk:
             if not isinstance(target, str) or not (target == "#" or target.startswith("#/")):
                 remote = isinstance(target, str) and not target.startswith("#")
                 reason = "nothing is fetched" if remote else "only #/… is followed"
-                self.wrong.append(f"$ref {json.dumps(target)[:100]} at {path} ({reason})")
+                self.problems.append(f"$ref {json.dumps(target)[:100]} at {path} ({reason})")
             elif target not in self.schemas:
-                self.wrong.append(
+                self.problems.append(
                     f"$ref {json.dumps(target)[:100]} at {path} (there is no such schema)"
                 )
             else:
-                self._links[path].append(target)
-        if (back := self._returning()) is not None:
-            self.wrong.append(f"$ref at {back} (it refers back to itself)")
+                self._same_value_paths[path].append(target)
+        if (cycle_path := self._find_cycle()) is not None:
+            self.problems.append(f"$ref at {cycle_path} (it refers back to itself)")
 
-    def _returning(self) -> str | None:
-        """Return the path of a schema that is applied again to the same value by its own
-        references, or None. Each schema is visited once.
+    def _find_cycle(self) -> str | None:
+        """Return the path of a schema that its own references apply again to the same value, or
+        None. This is a depth-first search for a cycle, which visits each schema once.
         """
         finished, open_paths = set[str](), set[str]()
-        for start in self._links:
+        for start in self._same_value_paths:
             stack = [start]
             while stack:
                 path = stack[-1]
@@ -295,7 +306,7 @@ class _Walk:
                     finished.add(stack.pop())
                     continue
                 open_paths.add(path)
-                for target in self._links.get(path, ()):
+                for target in self._same_value_paths.get(path, ()):
                     if target in open_paths:
                         return target
                     if target not in finished:
@@ -303,9 +314,9 @@ class _Walk:
         return None
 
 
-def _fits(key: str, value: Any) -> bool:
-    """Return whether the value of a keyword has the right type. The library does not check this for
-    all keywords.
+def _has_valid_type(key: str, value: Any) -> bool:
+    """Return whether the value of a keyword has the type that JSON Schema requires. llguidance does
+    not check this for all keywords.
     """
     if key in COUNT_KEYS:
         return isinstance(value, int) and not isinstance(value, bool)
@@ -314,21 +325,22 @@ def _fits(key: str, value: Any) -> bool:
     return not (key in TYPED_KEYS and not isinstance(value, TYPED_KEYS[key]))
 
 
-def _writable(value: Any) -> bool:
-    """Return whether all numbers in a value can be written exactly, because the library computes in
-    64-bit floats.
+def _is_exact(value: Any) -> bool:
+    """Return whether all numbers in a JSON value are at most 2^53. llguidance computes in 64-bit
+    floats, so it would not enforce larger numbers exactly.
     """
     if isinstance(value, (dict, list)):
-        return all(map(_writable, value.values() if isinstance(value, dict) else value))
+        return all(map(_is_exact, value.values() if isinstance(value, dict) else value))
     return not isinstance(value, (int, float)) or abs(value) <= LARGEST_NUMBER
 
 
-def _escaped(key: str) -> str:
-    """Return a key as it is written in a JSON pointer."""
+def _escape_key(key: str) -> str:
+    """Return a key of an object as it is written in a JSON pointer (~0 for ~, ~1 for /)."""
     return key.replace("~", "~0").replace("/", "~1")
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
+    """Return the JSON type of a value with its article, for error messages."""
     names = {
         dict: "an object",
         list: "an array",

@@ -1,10 +1,10 @@
-"""The cost of compiling a JSON schema. It is counted before compiling, with limits for everything
-that makes compiling slow.
+"""The cost of compiling a JSON schema with llguidance. It is computed before compiling, so that a
+schema from an untrusted source that would take too long is refused.
 
-In llguidance the time grows with the square of the number of optional properties and of required
-names, with the cube of the number of patternProperties in an object, with the size of the steps of
-multipleOf, and with the product of these steps over alternatives. Each format adds a constant.
-Repetitions (minItems, maxLength, …) cost nothing.
+The time of compiling grows with the square of the number of optional properties and of required
+names, with the cube of the number of patternProperties in one object, and with the values of
+multipleOf, multiplied over alternatives. Each format adds a constant time. Repetitions (minItems,
+maxLength, …) cost nothing.
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Any
 
 from llmcli.errors import UserError
 
-# the limit of optional properties in a row, multiplied by the number of schemas
+# limit of the number of consecutive optional properties, multiplied by the number of schemas
 MAX_CHAIN = 5_000_000
 MAX_COUNTS = {
     "properties": 6_000,
@@ -26,7 +26,9 @@ MAX_COUNTS = {
     "siblings": 100,
     "literal": 16_000,
 }
-COUNT_NAMES = {
+# The largest of these counts matters; the others are added up over all schemas.
+MAXIMUM_COUNTS = ("siblings", "literal")
+COUNT_NAMES = {  # the counts in error messages
     "properties": "properties",
     "required": "required names",
     "patterns": "patterns and formats",
@@ -39,20 +41,20 @@ COUNT_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class SchemaCost:
-    """The counts that determine the cost of one or several schemas. `longest_chain`: the largest
-    number of consecutive optional properties, including those of schemas that are merged into the
-    same object.
-    """
+    """The counts that determine how long compiling takes, for one or several JSON documents."""
 
-    counts: Mapping[str, int]
-    n_schemas: int
+    counts: Mapping[str, int]  # by the names of MAX_COUNTS
+    n_schemas: int  # number of schemas, including all nested ones
+    # Largest number of consecutive optional properties of an object. The properties of all schemas
+    # that allOf or $ref merges into the same object are added up.
     longest_chain: int
 
     def __add__(self, other: "SchemaCost") -> "SchemaCost":
-        """Return the cost of a grammar that contains both."""
-        largest = ("siblings", "literal")
+        """Return the cost of one grammar that contains the schemas of both."""
         counts = {
-            name: max(count, other.counts[name]) if name in largest else count + other.counts[name]
+            name: max(count, other.counts[name])
+            if name in MAXIMUM_COUNTS
+            else count + other.counts[name]
             for name, count in self.counts.items()
         }
         return SchemaCost(
@@ -60,8 +62,8 @@ class SchemaCost:
         )
 
     def check(self) -> None:
-        """Raise UserError when compiling would take too long. The message names the count that is
-        too large.
+        """Raise UserError when a count is above its limit, because compiling would take too long.
+        The message contains the count and the limit.
         """
         for name, count in self.counts.items():
             if count > MAX_COUNTS[name]:
@@ -81,28 +83,33 @@ NO_COST = SchemaCost(dict.fromkeys(MAX_COUNTS, 0), 0, 0)
 
 
 def count_cost(schemas: Mapping[str, Any]) -> SchemaCost:
-    """Return the cost of all schemas of a document. `schemas`: the schemas by path. No schema may
-    be applied again to the same value by its own references.
+    """Return the cost of all schemas of a document together.
+
+    `schemas`: the document's schema and all schemas inside it, by JSON pointer. They must have
+    passed the check for references that lead back to the same schema (schema_check.py).
     """
     counts, chains, steps = dict.fromkeys(MAX_COUNTS, 0), dict[str, int](), dict[str, int]()
     for path, schema in schemas.items():
         if not isinstance(schema, dict):
             continue
-        chains[path], steps[path] = _row(schema), _steps(schema)
-        for name, count in _counted(path, schema):
+        chains[path], steps[path] = _count_final_optional(schema), _count_remainders(schema)
+        for name, count in _count_keywords(path, schema):
             counts[name] = (
-                max(counts[name], count)
-                if name in ("siblings", "literal")
-                else counts[name] + count
+                max(counts[name], count) if name in MAXIMUM_COUNTS else counts[name] + count
             )
-    products = _together(schemas, steps, ("allOf", "anyOf", "oneOf"), math.prod)
+    products = _combine_for_same_value(schemas, steps, ("allOf", "anyOf", "oneOf"), math.prod)
     counts["steps"] = sum(count - 1 for count in products.values())
     return SchemaCost(
-        counts, len(schemas), max(_together(schemas, chains, ("allOf",), sum).values(), default=0)
+        counts,
+        len(schemas),
+        max(_combine_for_same_value(schemas, chains, ("allOf",), sum).values(), default=0),
     )
 
 
-def _counted(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, int]]:
+def _count_keywords(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield the name and the value of each count of a single schema, without the schemas inside it.
+    `path`: the JSON pointer of the schema.
+    """
     properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
     names = (
         [*properties, *patterns]
@@ -110,10 +117,11 @@ def _counted(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, int]]:
         else []
     )
     literals = [
-        len(str(literal)) for literal in (*names, schema.get("const", ""), *_list(schema, "enum"))
+        len(str(literal))
+        for literal in (*names, schema.get("const", ""), *_list_value(schema, "enum"))
     ]
     yield "properties", len(names)
-    yield "required", len(_list(schema, "required"))
+    yield "required", len(_list_value(schema, "required"))
     yield "patterns", len(names) - len(properties) + ("pattern" in schema) + ("format" in schema)
     yield "siblings", len(names) - len(properties)
     yield "literal", max(literals)
@@ -121,58 +129,72 @@ def _counted(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, int]]:
         yield "merged", 1
 
 
-def _list(schema: dict[str, Any], key: str) -> list[Any]:
+def _list_value(schema: dict[str, Any], key: str) -> list[Any]:
+    """Return the list under `key`, or an empty list when there is no list."""
     value = schema.get(key)
     return value if isinstance(value, list) else []
 
 
-def _row(schema: dict[str, Any]) -> int:
-    """Return the number of consecutive optional properties at the end of an object."""
-    properties, needed = schema.get("properties"), set(map(str, _list(schema, "required")))
+def _count_final_optional(schema: dict[str, Any]) -> int:
+    """Return the number of optional properties after the last required property of a schema."""
+    properties, required = schema.get("properties"), set(map(str, _list_value(schema, "required")))
     if not isinstance(properties, dict):
         return 0
     return next(
-        (at for at, name in enumerate(reversed(properties)) if name in needed), len(properties)
+        (count for count, name in enumerate(reversed(properties)) if name in required),
+        len(properties),
     )
 
 
-def _steps(schema: dict[str, Any]) -> int:
-    """Return the number of remainders that must be distinguished for multipleOf; 1 without it."""
+def _count_remainders(schema: dict[str, Any]) -> int:
+    """Return how many remainders the grammar of a schema's multipleOf distinguishes: the divisor's
+    significant digits as an integer, so 25 for 0.25. Return 1 without multipleOf.
+    """
     step = schema.get("multipleOf")
     if not isinstance(step, int | float):
         return 1
     return max(1, int("".join(map(str, Decimal(repr(step)).normalize().as_tuple().digits))))
 
 
-def _together(
+def _combine_for_same_value(
     schemas: Mapping[str, Any],
     counts: dict[str, int],
-    kinds: tuple[str, ...],
-    join: Callable[[list[int]], int],
+    keywords: tuple[str, ...],
+    combine: Callable[[list[int]], int],
 ) -> dict[str, int]:
-    """Return for each schema its count joined with those of the schemas that constrain the same
-    value: the schemas in its `kinds`, and the one that it refers to. `join`: combines counts.
+    """Return for each schema, by path, its count combined with the counts of the schemas that
+    constrain the same value. These are the schemas in the lists under `keywords` (such as allOf)
+    and the target of its $ref, and so on for those schemas.
+
+    `counts`: the count of each schema by path. `combine`: math.prod or sum.
     """
-    total: dict[str, int] = {}
+    combined: dict[str, int] = {}
     for start in counts:
         stack = [start]
         while stack:
             path = stack[-1]
-            merged = [inner for inner in _merged(path, schemas[path], kinds) if inner in counts]
-            todo = [inner for inner in merged if inner not in total]
-            if todo and path not in total:
-                stack += todo
+            inner_paths = [
+                inner
+                for inner in _same_value_paths(path, schemas[path], keywords)
+                if inner in counts
+            ]
+            missing = [inner for inner in inner_paths if inner not in combined]
+            if missing and path not in combined:
+                stack += missing
                 continue
             stack.pop()
-            if path not in total:
-                total[path] = min(
-                    MAX_CHAIN, join([counts[path], *(total[inner] for inner in merged)])
+            if path not in combined:
+                combined[path] = min(
+                    MAX_CHAIN, combine([counts[path], *(combined[inner] for inner in inner_paths)])
                 )
-    return total
+    return combined
 
 
-def _merged(path: str, schema: dict[str, Any], kinds: tuple[str, ...]) -> list[str]:
+def _same_value_paths(path: str, schema: dict[str, Any], keywords: tuple[str, ...]) -> list[str]:
+    """Return the paths of the schemas in the lists under `keywords`, and of the target of $ref."""
     paths = [
-        f"{path}/{kind}/{number}" for kind in kinds for number in range(len(_list(schema, kind)))
+        f"{path}/{keyword}/{number}"
+        for keyword in keywords
+        for number in range(len(_list_value(schema, keyword)))
     ]
     return [*paths, schema["$ref"]] if isinstance(schema.get("$ref"), str) else paths

@@ -1,10 +1,11 @@
-"""Grammars for function calls: the answer consists of calls only, or is a text that may contain
-calls.
+"""Grammars for function calls (tool calls). The answer consists of calls only, or is a text that
+may contain calls.
 
-A call is fixed text around arguments, which follow a JSON schema. The fixed text depends on the
-model family. Where calls are optional, a call starts at a mark: text before the mark is free, text
-after it follows the schemas (like llama.cpp's lazy grammars with triggers). One grammar covers the
-whole answer, so a mark may end inside a token.
+A call is fixed text around the arguments, which are a JSON value that fits the function's schema.
+The fixed text depends on the model family. Where calls are optional, each call starts with a mark,
+such as <tool_call>. The text before the mark is free; the text after it must follow the grammar
+(like llama.cpp's lazy grammars with triggers). A single grammar covers free text and calls, so a
+mark may also end inside a token.
 """
 
 import json
@@ -17,48 +18,45 @@ from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.constraint.schema_check import CheckedSchema, check_schema
 from llmcli.runtime.constraint.schema_cost import NO_COST
 
-MAX_CALLS = 16  # maximum calls per answer; without a limit small models would not stop
+# maximum number of calls in an answer; without a limit, small models repeat calls without end
+MAX_CALLS = 16
 ANY_TEXT, BLANK_TEXT = r"(.|\n)*", r"[ \t\r\n]*"
 
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """How calls are written. `begin`: the text before all calls. `frames`: for each function, the
-    text before and after its arguments. `between`: the text between two calls; None allows only one
-    call. `end`: the text after all calls. `mark`: the text that starts an optional call; "" if
-    calls are required.
+    """The fixed text of calls in the format of a model family: `begin`, then calls with `between`
+    between them, then `end`.
     """
 
-    begin: str
-    frames: tuple[tuple[str, str], ...]
-    between: str | None
-    end: str
+    begin: str  # text before the first call
+    frames: tuple[tuple[str, str], ...]  # for each function, the text before and after arguments
+    between: str | None  # text between two calls; None allows only one call
+    end: str  # text after the last call
+    # The text that marks the start of optional calls: a prefix of `begin` and the text of a frame.
+    # It is empty if calls are required.
     mark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class InterleavedCalls:
-    """Where a text may contain calls. `first`: only at its start. `last`: calls end the answer.
-    `several`: text and more calls may follow a call.
-    """
+    """Where an answer that is a text may contain calls."""
 
-    first: bool
-    last: bool
-    several: bool
+    first: bool  # only at the start of the text, after white space
+    last: bool  # the answer ends after the calls
+    several: bool  # text and further calls may follow; of no effect if `last`
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallGrammar:
-    """The contents of a constraint for calls. `arguments`: the schema of each function's arguments.
-    `syntaxes`: the ways in which calls may be written. `document`: a schema for an answer without
-    calls, or None. `interleaved`: where a text may contain calls; None if the answer must not
-    contain other text.
-    """
+    """The contents of a constraint of kind "calls"."""
 
-    arguments: tuple[CheckedSchema, ...]
-    syntaxes: tuple[CallSyntax, ...]
+    arguments: tuple[CheckedSchema, ...]  # the schema of each function's arguments
+    syntaxes: tuple[CallSyntax, ...]  # the alternative ways to write calls
+    # The schema of a JSON document that the model may answer instead of calls; None if calls are
+    # required.
     document: CheckedSchema | None
-    interleaved: InterleavedCalls | None
+    interleaved: InterleavedCalls | None  # None if the answer must contain no text besides calls
 
 
 def tool_call_constraint(
@@ -67,11 +65,13 @@ def tool_call_constraint(
     document: Any = None,
     interleaved: InterleavedCalls | None = None,
 ) -> Constraint:
-    """Return a constraint for calls. `functions`: the name and the argument schema of each
-    function. `document`: the schema of a JSON document that is allowed instead of calls.
-    `interleaved`: given if the answer is a text that may contain calls.
+    """Return the constraint for an answer with function calls.
 
-    Raises UserError that names the function whose schema cannot be enforced.
+    `functions`: the name of each function and the JSON schema of its arguments. `syntaxes`: the
+    alternative ways to write calls. `document`: the JSON schema of a document that the model may
+    answer instead of calls. `interleaved`: where the answer may contain calls, if it is a text.
+
+    Raises UserError, with the name of the function, when a schema cannot be enforced.
     """
     cost = NO_COST if document is None else check_schema(json.dumps(document)).cost
     for name, schema in functions:
@@ -82,7 +82,7 @@ def tool_call_constraint(
             raise UserError(f"function {name}: {error}", hint=error.hint) from None
     document_json = {
         "arguments": [schema for _, schema in functions],
-        "ways": [asdict(way) for way in syntaxes],
+        "ways": [asdict(syntax) for syntax in syntaxes],
         "document": document,
         "amid": interleaved and asdict(interleaved),
     }
@@ -90,90 +90,111 @@ def tool_call_constraint(
 
 
 def read_tool_calls(text: str) -> ToolCallGrammar:
-    """Read the text of a constraint that `tool_call_constraint` returned."""
+    """Parse the `text` of a constraint that `tool_call_constraint` returned."""
     fields = json.loads(text)
-    ways = tuple(
+    syntaxes = tuple(
         CallSyntax(**{**entry, "frames": tuple(map(tuple, entry["frames"]))})
         for entry in fields["ways"]
     )
     document = None if fields["document"] is None else check_schema(json.dumps(fields["document"]))
     arguments = tuple(check_schema(json.dumps(schema)) for schema in fields["arguments"])
     return ToolCallGrammar(
-        arguments, ways, document, InterleavedCalls(**fields["amid"]) if fields["amid"] else None
+        arguments,
+        syntaxes,
+        document,
+        InterleavedCalls(**fields["amid"]) if fields["amid"] else None,
     )
 
 
-def to_lark(wanted: ToolCallGrammar, layout: dict[str, Any]) -> str:
-    """Return the grammar in llguidance's dialect of Lark. `layout`: the white space of JSON."""
-    rules = [_rule("start", _start(wanted))]
-    for number, schema in enumerate(wanted.arguments):
-        rules.append(f"arguments{number}: {_json(schema, layout)}")
-    if wanted.document:
-        rules.append(f"document: {_json(wanted.document, layout)}")
-    if wanted.interleaved:
-        rules += _text(wanted.syntaxes, wanted.interleaved)
-    for number, way in enumerate(wanted.syntaxes):
-        rules += _way(f"{number}", way)
+def to_lark(grammar: ToolCallGrammar, layout: dict[str, Any]) -> str:
+    """Return the grammar in llguidance's dialect of Lark.
+
+    `layout`: the key "x-guidance" with llguidance's options for white space in JSON.
+    """
+    rules = [_rule("start", _start_rule(grammar))]
+    for number, schema in enumerate(grammar.arguments):
+        rules.append(f"arguments{number}: {_json_rule(schema, layout)}")
+    if grammar.document:
+        rules.append(f"document: {_json_rule(grammar.document, layout)}")
+    if grammar.interleaved:
+        rules += _text_rules(grammar.syntaxes, grammar.interleaved)
+    for number, syntax in enumerate(grammar.syntaxes):
+        rules += _syntax_rules(f"{number}", syntax)
     return "\n".join(rules)
 
 
-def _start(wanted: ToolCallGrammar) -> str:
-    every = " | ".join(f"calls{number}" for number in range(len(wanted.syntaxes)))
-    if wanted.interleaved is None:
-        return f"{every} | document" if wanted.document else every
-    if wanted.interleaved.last:
-        return f"{every} | text"
-    return f"({every}){{0,{MAX_CALLS if wanted.interleaved.several else 1}}} text"
+def _start_rule(grammar: ToolCallGrammar) -> str:
+    """Return the body of the rule of the whole answer."""
+    calls = " | ".join(f"calls{number}" for number in range(len(grammar.syntaxes)))
+    if grammar.interleaved is None:
+        return f"{calls} | document" if grammar.document else calls
+    if grammar.interleaved.last:
+        return f"{calls} | text"
+    return f"({calls}){{0,{MAX_CALLS if grammar.interleaved.several else 1}}} text"
 
 
-def _text(ways: Sequence[CallSyntax], amid: InterleavedCalls) -> list[str]:
-    """Return the rules for text without a mark, and for text that ends with a mark. The second kind
-    of rule is lazy, so it ends as soon as possible, which is at the mark.
+def _text_rules(syntaxes: Sequence[CallSyntax], interleaved: InterleavedCalls) -> list[str]:
+    """Return the rule `text`, for text without a mark, and for each syntax the rule `leadN`, for
+    text that ends with the mark of the syntax. The rules `leadN` are lazy: they end at the first
+    mark.
     """
-    before = BLANK_TEXT if amid.first else ANY_TEXT
-    marks = "|".join(_literally(way.mark) for way in ways)
+    before = BLANK_TEXT if interleaved.first else ANY_TEXT
+    marks = "|".join(_exact_pattern(syntax.mark) for syntax in syntaxes)
     leads = [
-        f"lead{number}[lazy]: /{before}{_literally(way.mark)}/" for number, way in enumerate(ways)
+        f"lead{number}[lazy]: /{before}{_exact_pattern(syntax.mark)}/"
+        for number, syntax in enumerate(syntaxes)
     ]
     return ["text: TEXT", f"TEXT: /{ANY_TEXT}/ & ~/{before}({marks}){ANY_TEXT}/", *leads]
 
 
-def _way(number: str, way: CallSyntax) -> list[str]:
-    """Return the rules for calls in one syntax. If the syntax has a mark, the text before the first
-    call already includes it, so the rule of the first call continues after the mark.
+def _syntax_rules(number: str, syntax: CallSyntax) -> list[str]:
+    """Return the rules for calls in one syntax: `callsN` for all calls, `firstN` for the first call
+    and `callN` for each further call. The text before the first call (`leadN`) already includes the
+    mark, if there is one, so `firstN` starts after the mark.
     """
-    lead = f"lead{number}" if way.mark else ""
-    again = (
-        "" if way.between is None else f"({_quoted(way.between)} call{number}){{0,{MAX_CALLS - 1}}}"
+    lead = f"lead{number}" if syntax.mark else ""
+    more_calls = (
+        ""
+        if syntax.between is None
+        else f"({_quoted(syntax.between)} call{number}){{0,{MAX_CALLS - 1}}}"
     )
-    first = [((way.begin + before).removeprefix(way.mark), after) for before, after in way.frames]
-    rules = [
-        _rule(f"calls{number}", lead, f"first{number}", again, _quoted(way.end)),
-        _choice(f"first{number}", first),
+    first = [
+        ((syntax.begin + before).removeprefix(syntax.mark), after)
+        for before, after in syntax.frames
     ]
-    return rules if way.between is None else [*rules, _choice(f"call{number}", way.frames)]
+    rules = [
+        _rule(f"calls{number}", lead, f"first{number}", more_calls, _quoted(syntax.end)),
+        _call_rule(f"first{number}", first),
+    ]
+    return rules if syntax.between is None else [*rules, _call_rule(f"call{number}", syntax.frames)]
 
 
-def _choice(name: str, frames: Sequence[tuple[str, str]]) -> str:
+def _call_rule(name: str, frames: Sequence[tuple[str, str]]) -> str:
+    """Return the rule `name` for a call of any function. `frames`: for each function, the text
+    before and after its arguments.
+    """
     calls = (
-        f"{_quoted(before)} arguments{at} {_quoted(after)}"
-        for at, (before, after) in enumerate(frames)
+        f"{_quoted(before)} arguments{number} {_quoted(after)}"
+        for number, (before, after) in enumerate(frames)
     )
     return _rule(name, " | ".join(calls))
 
 
-def _rule(name: str, *parts: str) -> str:
-    return f"{name}: {' '.join(part for part in parts if part)}"
+def _rule(name: str, *symbols: str) -> str:
+    """Return a Lark rule whose body is the sequence of `symbols`. Empty ones are left out."""
+    return f"{name}: {' '.join(symbol for symbol in symbols if symbol)}"
 
 
-def _json(schema: CheckedSchema, layout: dict[str, Any]) -> str:
+def _json_rule(schema: CheckedSchema, layout: dict[str, Any]) -> str:
+    """Return the body of a rule for a JSON value that fits `schema` (llguidance's %json)."""
     return "%json " + json.dumps({**json.loads(schema.text), **layout}, ensure_ascii=False)
 
 
 def _quoted(text: str) -> str:
+    """Return a Lark literal of the text; an empty string for no text."""
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
-def _literally(text: str) -> str:
-    """Return a regular expression that matches only this text."""
+def _exact_pattern(text: str) -> str:
+    """Return a regular expression that matches exactly `text`."""
     return "".join(rf"\x{{{ord(letter):X}}}" for letter in text)

@@ -144,11 +144,11 @@ def test_references_are_followed_once_each() -> None:
             return super().get(key, default)
 
     given = references(800, lambda one: {"anyOf": [one, one]})
-    walk = schema_check._Walk(given)
-    walk.schema(given, "#")
-    walk._links = Counted(walk._links)
-    walk.references()
-    assert walk.wrong == []
+    checker = schema_check._SchemaChecker()
+    checker.check(given, "#")
+    checker._same_value_paths = Counted(checker._same_value_paths)
+    checker.check_references()
+    assert checker.problems == []
     assert max(asked.values()) == 1
     assert len(asked) > 1600
 
@@ -156,9 +156,11 @@ def test_references_are_followed_once_each() -> None:
 def test_looking_for_the_part_that_is_refused_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     compiler: Any = llguidance.LLGuidanceCompiler
-    matcher = compiler._matcher
+    create_matcher = compiler._create_matcher
     monkeypatch.setattr(
-        compiler, "_matcher", lambda self, text: told.append(len(text)) or matcher(self, text)
+        compiler,
+        "_create_matcher",
+        lambda self, text: told.append(len(text)) or create_matcher(self, text),
     )
     parts = {
         f"p{number}": {"enum": [f"{number} {other}" for other in range(30)]} for number in range(60)
@@ -182,7 +184,7 @@ def test_only_the_thread_that_compiles_has_a_large_stack() -> None:
             return threading.stack_size()
 
     before = threading.stack_size()
-    assert llguidance._deep(size) == before
+    assert llguidance._run_with_large_stack(size) == before
     with pytest.raises(ZeroDivisionError):
-        llguidance._deep(lambda: 1 // 0)
+        llguidance._run_with_large_stack(lambda: 1 // 0)
     assert threading.stack_size() == before
