@@ -1,4 +1,4 @@
-"""The values of config.json, with bounds-checked numbers."""
+"""The settings in a checkpoint's config.json, with checks of their types and ranges."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ from quant.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
-    """The values of config.json, with the settings of the text model at the root.
+    """The settings in a checkpoint's config.json. In a multimodal checkpoint, the settings of the
+    text model are at the root of `values`.
 
     `location` names the file in error messages.
     """
@@ -18,10 +19,11 @@ class CheckpointConfig:
     location: str
 
     def get_int(self, *keys: str, default: int | None = None) -> int:
-        """Return the positive integer under the first of `keys` that is present.
+        """Return the positive integer under the first of `keys` that is present. If none is
+        present, return `default`.
 
-        Raises UserError if the value is not an integer below 2**31, or if no key is present and
-        there is no default.
+        Raises UserError if the value is not a positive integer below 2**31, or if no key is present
+        and there is no default.
         """
         for key in keys:
             value = self.values.get(key)
@@ -37,7 +39,9 @@ class CheckpointConfig:
         return default
 
     def get_float(self, key: str, default: float | None = None) -> float:
-        """Return a positive number as a float. Raises UserError for any other value."""
+        """Return the positive number under `key` as a float. If the key is missing, return
+        `default`. Raises UserError for any other value, and for a missing key without a default.
+        """
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
             raise UserError(
@@ -46,8 +50,8 @@ class CheckpointConfig:
         return float(value)
 
     def get_bool(self, key: str, default: bool = False) -> bool:
-        """Return a boolean; a missing key and null give the default. Raises UserError for any other
-        value.
+        """Return the boolean under `key`. If the key is missing or null, return `default`. Raises
+        UserError for any other value.
         """
         value = self.values.get(key)
         if value is not None and type(value) is not bool:

@@ -1,8 +1,8 @@
-"""Reads the tensors of a quantized checkpoint as floats, or refuses a quantization that is not
-supported.
+"""Turns the quantized tensors of a checkpoint into float tensors, or refuses the checkpoint if its
+quantization is not supported.
 
-config.json names the quantization; quant/checkpoint/quantized/ has one module for each supported
-one.
+config.json names the quantization. quant/checkpoint/quantized/ has one module for each supported
+quantization.
 """
 
 from collections.abc import Mapping
@@ -36,11 +36,11 @@ TITLES = {
     "torchao": "torchao",
     "vptq": "VPTQ",
 }
-# Methods that quantize when the model is loaded: a checkpoint in floats is not rounded yet. Models
-# that were fine-tuned with such a method and merged into floats keep these settings.
+# Methods that quantize while a model is loaded. A float checkpoint with such settings is not
+# rounded: it was fine-tuned with the method and merged into floats, and still has the settings.
 LOAD_TIME_METHODS = ("bitsandbytes", "eetq", "hqq", "quanto", "torchao")
-# Settings files of older tools -> the method that uses them. Newer tools write the settings to
-# config.json.
+# Settings file of an older tool -> the method that uses the file. Newer tools write the settings
+# into config.json.
 SETTINGS_FILES = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
@@ -50,8 +50,9 @@ SETTINGS_FILES = {
 
 @dataclass(frozen=True, slots=True)
 class FloatCheckpoint:
-    """A checkpoint with all tensors as floats. `method` is the quantization that it was stored in,
-    "" if it was stored in floats.
+    """A checkpoint whose tensors are all floats, or ggml's own blocks. `method` is the quantization
+    in which the checkpoint was stored, "" if it was stored in floats. `notes` are remarks for the
+    user.
     """
 
     tensors: Tensors
@@ -62,8 +63,8 @@ class FloatCheckpoint:
 def restore_floats(
     folder: CheckpointFolder, config: CheckpointConfig, tensors: Tensors
 ) -> FloatCheckpoint:
-    """Return the checkpoint with quantized tensors as floats, which are computed when they are
-    read.
+    """Return the checkpoint with its quantized tensors as floats. The floats of a tensor are
+    computed when its rows are read.
 
     Raises UserError for a quantization that is not supported.
     """
@@ -72,12 +73,12 @@ def restore_floats(
         settings.get("quant_method") in LOAD_TIME_METHODS and _all_floats(tensors)
     ):
         return FloatCheckpoint(tensors, "", ())
-    input_format = _input(folder.path, config, settings)
+    input_format = _input_format(folder.path, config, settings)
     result = input_format.restore(
         CheckpointConfig(settings, f"{config.location}: quantization_config"), tensors
     )
     if all(tensors.get(name) is tensor for name, tensor in result.items()):
-        # All weights are floats, so the settings are left over from another model.
+        # No tensor has changed, so all weights are floats and the settings belong to another model.
         return FloatCheckpoint(result, "", ())
     if input_format.is_native:
         return FloatCheckpoint(result, input_format.name, ())
@@ -91,6 +92,7 @@ def restore_floats(
 
 
 def _settings(config: CheckpointConfig) -> Mapping[str, Any] | None:
+    """Return the quantization settings in config.json, or None if there are none."""
     for key in ("quantization_config", "compression_config"):
         if value := config.values.get(key):
             return value if isinstance(value, dict) else {"quant_method": value}
@@ -102,20 +104,25 @@ def _all_floats(tensors: Tensors) -> bool:
 
 
 def _sidecar_settings(folder: CheckpointFolder, tensors: Tensors) -> Mapping[str, Any] | None:
-    """Return the quantization settings of a separate file in the folder, or None if there is none
-    or if all weights are floats.
+    """Return the quantization settings in a separate file of the folder, as older tools write it.
+    Return None if there is no such file, or if all weights are floats.
     """
     if _all_floats(tensors):
         return None
     for name, method in SETTINGS_FILES.items():
         if folder.has_file(name):
             values = folder.read_json(name)
-            inner = values.get("quantization")
-            return {"quant_method": method, **(inner if isinstance(inner, dict) else values)}
+            settings = values.get("quantization")
+            return {"quant_method": method, **(settings if isinstance(settings, dict) else values)}
     return None
 
 
-def _input(folder: Path, config: CheckpointConfig, settings: Mapping[str, Any]) -> QuantizedInput:
+def _input_format(
+    folder: Path, config: CheckpointConfig, settings: Mapping[str, Any]
+) -> QuantizedInput:
+    """Return the checkpoint format that the quantization settings name. Raises UserError if it is
+    not supported.
+    """
     method = settings.get("quant_method", "unknown")
     if isinstance(method, str) and method in INPUTS:
         return INPUTS[method]

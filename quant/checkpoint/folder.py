@@ -1,4 +1,4 @@
-"""The JSON files of a checkpoint folder, each read at most once and bounded in size."""
+"""The JSON files of a checkpoint folder. Each is read at most once, and its size is limited."""
 
 import json
 from dataclasses import dataclass, field
@@ -13,7 +13,9 @@ REFETCH_HINT = "fetch the file again"
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFolder:
-    """A checkpoint folder. Each JSON file is read when it is first needed, and cached."""
+    """A checkpoint folder at `path`. Each JSON file is read when it is first needed, and then
+    cached.
+    """
 
     path: Path
     _documents: dict[str, dict[str, Any]] = field(
@@ -25,16 +27,16 @@ class CheckpointFolder:
         return (self.path / name).is_file()
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Return the object in a JSON file. Raises UserError if there is no such file, or if it is
-        damaged or too large.
+        """Return the object in a JSON file. Raises UserError if the file is missing, damaged or too
+        large, or contains something other than an object.
         """
         if name not in self._documents:
             self._documents[name] = _read_json_object(self.path / name)
         return self._documents[name]
 
     def read_optional_json(self, name: str) -> dict[str, Any]:
-        """Return the object in a JSON file, or {} if there is no such file. Raises UserError if it
-        is damaged or too large.
+        """Return the object in a JSON file, or {} if the file is missing. Raises UserError if the
+        file is damaged or too large, or contains something other than an object.
         """
         return self.read_json(name) if self.has_file(name) else {}
 

@@ -1,6 +1,6 @@
-"""The language part of a multimodal checkpoint, with the tensor names of a text model.
+"""The language part of a multimodal checkpoint, under the tensor names of a text model.
 
-Tensors of vision and audio parts and of projectors are left out, with a note.
+Tensors of vision and audio parts and of projectors are left out, and a note tells the user.
 """
 
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 from quant.checkpoint.safetensors import LazyTensor
 from quant.errors import UserError
 
-# Beginnings of names that belong to other parts, after an optional "model.".
+# Beginnings of the names of tensors that do not belong to the language part.
 OTHER_PART_NAMES = re.compile(
     r"(?:model\.)?(?:vision_|visual\.|audio_|image_|video_|mm_|vit\.|vpm\.|apm\.|resampler\."
     r"|multi_modal_projector|multimodal_projector|embed_vision\.|embed_audio\.|speech_"
@@ -26,16 +26,17 @@ LANGUAGE_PREFIXES = (
 
 @dataclass(frozen=True, slots=True)
 class LanguagePart:
-    """The tensors of the language part, and notes for the user."""
+    """The tensors of the language part under a text model's names, and notes for the user."""
 
     tensors: dict[str, LazyTensor]
     notes: tuple[str, ...]
 
 
 def extract_language_part(folder: Path, stored: Mapping[str, LazyTensor]) -> LanguagePart:
-    """Return the language part of a checkpoint; a text model is returned unchanged.
+    """Return the language part of the checkpoint `stored`. The tensors of a text model are returned
+    unchanged.
 
-    Raises UserError if two tensors get the same name.
+    Raises UserError if two tensors would get the same name.
     """
     if not any(OTHER_PART_NAMES.match(name) or "language_model." in name for name in stored):
         return LanguagePart(dict(stored), ())
@@ -61,6 +62,9 @@ def extract_language_part(folder: Path, stored: Mapping[str, LazyTensor]) -> Lan
 
 
 def _text_model_name(name: str) -> str:
+    """Return the name that a tensor has in a text model: "model.language_model.norm.weight" becomes
+    "model.norm.weight".
+    """
     for outer, inner in LANGUAGE_PREFIXES:
         if name.startswith(outer):
             return inner + name.removeprefix(outer)

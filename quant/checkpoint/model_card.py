@@ -1,8 +1,8 @@
-"""A checkpoint's model card: the YAML at the head of README.md as plain strings, and the parent
-models that it names.
+"""The model card of a checkpoint: the YAML at the beginning of README.md, reduced to strings and
+lists of strings, and the parent models that it names.
 
-The card is untrusted: its size and depth are bounded, aliases are refused, and only strings and
-lists of strings are returned.
+The card is untrusted. Its size and depth are limited, and aliases are refused, because they could
+expand to any size.
 """
 
 import re
@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-MAX_HEAD_BYTES = 1 << 18  # most bytes of the YAML; cards with tables of results are the largest
-# most characters of a string; most entries of a list or of the card
+# Maximum bytes of the YAML. Cards with tables of results are the largest.
+MAX_HEAD_BYTES = 1 << 18
+# maximum number of characters in a string, and of entries in a list or in the card
 MAX_TEXT_CHARS, MAX_ITEMS = 1000, 100
-# most levels of nesting: libyaml builds nested values by recursion in C and scans them in quadratic
-# time
+# Maximum levels of nesting. libyaml builds nested values by recursion in C, and scans them in
+# quadratic time.
 MAX_DEPTH = 32
 REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 EMPTY_WORDS = ("", "~", "null", "none")
@@ -24,7 +25,9 @@ Card = dict[str, str | list[str]]
 
 
 def load_card(folder: Path) -> Card:
-    """Return the model card of a folder, or {} if there is none that can be read."""
+    """Return the model card of a checkpoint folder as a dictionary, or {} if the folder has no
+    readable card. Values that are not strings or lists of strings are left out.
+    """
     import yaml
 
     try:
@@ -49,9 +52,8 @@ def load_card(folder: Path) -> Card:
 
 
 def _is_bounded(text: str, loader: Any) -> bool:
-    """Return whether the text is nested at most MAX_DEPTH deep and has no aliases.
-
-    Stops parsing as soon as a limit is exceeded.
+    """Return whether the YAML text is nested at most MAX_DEPTH levels deep and contains no aliases.
+    Parsing stops at the first event that exceeds a limit.
     """
     import yaml
 
@@ -70,7 +72,9 @@ def _items(values: Mapping[Any, Any]) -> list[tuple[str, Any]]:
 
 
 def _clean_entry(item: tuple[str, Any]) -> tuple[str, str | list[str]]:
-    """Return one entry of the card without strings that are too long or contain lone surrogates."""
+    """Return one entry of the card without strings that _is_text() rejects. A value of another
+    type, and a rejected single string, become "".
+    """
     key, value = item
     if isinstance(value, list):
         return key, [text for text in value[:MAX_ITEMS] if isinstance(text, str) and _is_text(text)]
@@ -78,12 +82,21 @@ def _clean_entry(item: tuple[str, Any]) -> tuple[str, str | list[str]]:
 
 
 def _is_text(text: str) -> bool:
-    half = any("\ud800" <= letter <= "\udfff" for letter in text)  # half a surrogate pair
-    return len(text) <= MAX_TEXT_CHARS and text.strip().lower() not in EMPTY_WORDS and not half
+    """Return whether a string is usable: not too long, not a word for an empty value, and without
+    half of a surrogate pair.
+    """
+    has_lone_surrogate = any("\ud800" <= letter <= "\udfff" for letter in text)
+    return (
+        len(text) <= MAX_TEXT_CHARS
+        and text.strip().lower() not in EMPTY_WORDS
+        and not has_lone_surrogate
+    )
 
 
 def parent_repos(card: Card) -> list[str]:
-    """Return the repositories that the card names as the model's parents."""
+    """Return the names of the Hugging Face repositories that the card names as the
+    model's parents.
+    """
     for key in PARENT_KEYS:
         if value := card.get(key):
             return [
@@ -95,12 +108,16 @@ def parent_repos(card: Card) -> list[str]:
 
 
 def find_parent(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Return the repository of the model that this checkpoint was made from, as the card or
-    config.json names it, or None.
+    """Return the name of the repository of the model from which this checkpoint was made, or None.
+    The model card is searched first, then config.json.
     """
-    named = config.get("_name_or_path")
+    name_in_config = config.get("_name_or_path")
     names = [
         *parent_repos(load_card(folder)),
-        *([named] if isinstance(named, str) and REPO_NAME.fullmatch(named) else []),
+        *(
+            [name_in_config]
+            if isinstance(name_in_config, str) and REPO_NAME.fullmatch(name_in_config)
+            else []
+        ),
     ]
     return names[0] if names else None

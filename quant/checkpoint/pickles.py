@@ -1,8 +1,8 @@
 """Pickled checkpoints (pytorch_model.bin, .pt) as lazy tensors, read by torch's weights-only
 unpickler.
 
-Only this module lets torch open a file. Only tensors and plain containers are unpickled; a file
-with anything else is refused, so no code in it is run. Only torch's zip format is read, because the
+No other module lets torch open a file. Only tensors and plain containers are unpickled. A file with
+anything else is refused, so no code in it is run. Only torch's zip format is read, because the
 older format cannot be memory-mapped.
 """
 
@@ -23,11 +23,11 @@ from quant.errors import PickleNotAllowedError, UserError
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
-# most bytes of the pickle itself, which has names and shapes; the values are separate
+# Maximum bytes of the pickle in an archive. It contains names and shapes; the values are separate.
 MAX_PICKLE_BYTES = 64_000_000
 INDEX_FILE, SINGLE_FILE = "pytorch_model.bin.index.json", "pytorch_model.bin"
 PICKLE_ENDINGS = (".bin", ".pt", ".pth")
-# Beginnings of the names of files that trainers save beside the weights.
+# Beginnings of the names of other pickled files that trainers save in the same folder.
 TRAINER_PREFIXES = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")
 OTHER_FORMATS = ("ggml", "openvino")  # parts of the names of .bin files in other formats
 SAFETENSORS_HINT = "use the safetensors of this model"
@@ -52,11 +52,10 @@ UNPICKLING_ERRORS = (
 
 
 def choose_pickles(names: Collection[str]) -> list[str]:
-    """Return the names of the files that contain a folder's pickled weights, an index before its
-    shards.
+    """Return those of the file names that contain a folder's pickled weights: an index and its
+    shards, or pytorch_model.bin, or else all files that may contain weights.
 
-    These are transformers' file names if they are present, else all files that may contain weights;
-    never files that trainers save beside them.
+    Files that trainers save in the same folder, such as optimizer states, are never returned.
     """
     candidates = sorted(
         name
@@ -78,9 +77,7 @@ def choose_pickles(names: Collection[str]) -> list[str]:
 
 
 def find_pickles(folder: Path) -> list[Path]:
-    """Return the paths of the files that contain a folder's pickled weights, an index before its
-    shards.
-    """
+    """Return the paths of the files in a folder that choose_pickles() selects."""
     return [
         folder / name
         for name in choose_pickles([path.name for path in folder.iterdir() if path.is_file()])
@@ -88,7 +85,9 @@ def find_pickles(folder: Path) -> list[Path]:
 
 
 def pickles_not_allowed(where: object, names: Collection[str]) -> PickleNotAllowedError:
-    """Return the error for the pickled files `names`, which the user has not allowed to be read."""
+    """Return the error that `where` (a folder or repository) has only the pickled files `names`,
+    which the user has not allowed to be read.
+    """
     listed = ", ".join(sorted(names)[:3]) + (" …" if len(names) > 3 else "")
     return PickleNotAllowedError(
         f"{where} has only pickled weights ({listed}), which are read if you allow it; no code in "
@@ -107,10 +106,11 @@ def require_torch() -> None:
 
 
 def load_pickles(folder: CheckpointFolder) -> dict[str, LazyTensor]:
-    """Return all tensors by name, read from the shards of an index, from pytorch_model.bin, or from
-    the only pickled file.
+    """Return all tensors of a folder by name, read from the shards of an index, or else from the
+    only pickled file.
 
-    Raises UserError if there are several files without an index, or if a file is refused.
+    Raises UserError if there are several files without an index, or if a file contains anything but
+    tensors.
     """
     if folder.has_file(INDEX_FILE):
         return safetensors.load_shards(folder, INDEX_FILE, read_pickle)
@@ -127,7 +127,7 @@ def load_pickles(folder: CheckpointFolder) -> dict[str, LazyTensor]:
 def read_pickle(file: Path) -> Iterator[LazyTensor]:
     """Yield the tensors of one pickled file.
 
-    Raises UserError if the file contains anything else.
+    Raises UserError if the file contains anything but tensors.
     """
     values = _unpickle(file)
     if not isinstance(values, dict) or not values:
@@ -140,7 +140,9 @@ def read_pickle(file: Path) -> Iterator[LazyTensor]:
 
 
 def _unpickle(file: Path) -> Any:
-    """Return what torch's weights-only unpickler reads from the file; the values are memory-mapped."""
+    """Return what torch's weights-only unpickler reads from the file. The values of tensors are
+    memory-mapped.
+    """
     require_torch()
     import torch
 
@@ -157,8 +159,8 @@ def _unpickle(file: Path) -> Any:
 
 
 def _check_archive(file: Path) -> None:
-    """Raise UserError unless the file is a zip archive of uncompressed members with a pickle that
-    is small enough for a table of names.
+    """Raise UserError unless the file is a zip archive of uncompressed members with a pickle of at
+    most MAX_PICKLE_BYTES, which is enough for names and shapes.
     """
     try:
         if not zipfile.is_zipfile(file):
@@ -178,8 +180,8 @@ def _check_archive(file: Path) -> None:
 
 
 def _is_plain_tensor(name: Any, value: Any) -> bool:
-    """Return whether an entry is a dense, contiguous tensor of a supported dtype with a printable
-    name.
+    """Return whether an entry is a usable tensor: dense, contiguous, not empty, of a supported
+    dtype and with a printable name.
     """
     import torch
 
@@ -197,8 +199,8 @@ def _is_plain_tensor(name: Any, value: Any) -> bool:
 
 
 def _dtype(value: Any) -> str:
-    """Return safetensors' name of a tensor's dtype: torch.float16 -> F16, torch.float8_e4m3fn ->
-    F8_E4M3.
+    """Return the name that safetensors uses for a torch tensor's dtype: torch.float16 -> F16,
+    torch.float8_e4m3fn -> F8_E4M3.
     """
     name = str(value.dtype).removeprefix("torch.")
     special = {

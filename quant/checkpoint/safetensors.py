@@ -1,5 +1,5 @@
-"""The weights of a checkpoint folder in safetensors format, one file or shards, as lazy tensors,
-read without torch.
+"""The weights of a checkpoint folder in safetensors format, in one file or in shards, as lazy
+tensors. They are read without torch.
 
 Every length and offset in a header is checked against the file before it is used.
 """
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from quant.native.ggml import U8
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
-DTYPE_BYTES = {  # bytes per value; the dtypes that are not floats are used by quantized checkpoints
+# bytes per value; quantized checkpoints use the dtypes that are not in FLOAT_DTYPES
+DTYPE_BYTES = {
     "F32": 4,
     "F16": 2,
     "BF16": 2,
@@ -38,8 +39,8 @@ DTYPE_BYTES = {  # bytes per value; the dtypes that are not floats are used by q
     "U8": 1,
     "BOOL": 1,
 }
-# Most bytes of a safetensors header. The tensors of 50,000 experts take 7 MB, and parsed JSON takes
-# about thirty times as much memory as its text.
+# Maximum bytes of a safetensors header. The header of 50,000 experts takes 7 MB, and parsed JSON
+# takes about thirty times as much memory as its text.
 MAX_HEADER_BYTES = 1 << 25
 MAX_AXES = 8
 INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
@@ -47,11 +48,12 @@ INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class LazyTensor:
-    """A tensor that is read from its file on demand.
+    """A tensor whose rows are read from its file, or computed, on demand.
 
-    `shape` is torch's, rows first; (1,) for a single number. `dtype` is one of DTYPE_BYTES, or a
-    ggml type for tensors that a view computes. `read(first, last)` returns rows as bytes `[rows,
-    row_bytes]`; rows are counted over all axes but the last.
+    `shape` is torch's, rows first; a single number has the shape (1,). `dtype` is one of
+    DTYPE_BYTES, or a ggml type if the tensor is computed from others. `read(first, last)` returns
+    the rows first .. last as uint8 `[rows, row_bytes]`. Rows are counted over all axes but the
+    last.
     """
 
     name: str
@@ -62,7 +64,7 @@ class LazyTensor:
 
 
 def find_safetensors(folder: Path) -> dict[str, Blob]:
-    """Return the safetensors files of a folder by name."""
+    """Return all safetensors files in a folder, by file name."""
     return {
         path.name: LocalFile(path)
         for path in sorted(folder.glob("*.safetensors"))
@@ -73,11 +75,11 @@ def find_safetensors(folder: Path) -> dict[str, Blob]:
 def load_tensors(
     folder: CheckpointFolder, blobs: Mapping[str, Blob] | None = None
 ) -> dict[str, LazyTensor]:
-    """Return all tensors of a folder by name, from model.safetensors or from the shards of an
-    index.
+    """Return all tensors of a checkpoint folder by name, read from the shards that its index lists,
+    or from model.safetensors if there is no index.
 
-    `blobs` are the safetensors files by name if they are not in the folder; the index is always
-    read from the folder. Raises UserError for missing or damaged files.
+    `blobs` are the safetensors files by name, if they are not in the folder; the index is always in
+    the folder. Raises UserError for missing or damaged files.
     """
     blobs = find_safetensors(folder.path) if blobs is None else blobs
     if folder.has_file(INDEX_FILE):
@@ -99,7 +101,9 @@ def load_tensors(
 
 
 def read_safetensors(source: Path | Blob) -> Iterator[LazyTensor]:
-    """Yield the tensors of one safetensors file. Raises UserError if the file is damaged."""
+    """Yield the tensors of one safetensors file. Only the header is read here. Raises UserError if
+    the header is damaged or does not fit the file.
+    """
     blob = LocalFile(source) if isinstance(source, Path) else source
     file, size = blob.path, blob.size
     length = int.from_bytes(blob.read(0, 8).tobytes(), "little") if size >= 10 else 0
@@ -119,21 +123,25 @@ def read_safetensors(source: Path | Blob) -> Iterator[LazyTensor]:
 
 
 def _check_coverage(file: Path, spans: list[list[int]], nbytes: int) -> None:
-    """Raise UserError if tensors overlap or leave gaps in the file: a wrong header length, for
-    example, shifts all of them.
+    """Raise UserError if the byte ranges `spans` of the tensors overlap or leave gaps in the
+    `nbytes` bytes of data. A wrong header length, for example, shifts all of them.
     """
-    at = 0
+    end = 0
     for first, last in sorted(spans):
-        if first != at:
+        if first != end:
             raise _invalid(
-                file, f"its tensors do not follow one another: one begins at byte {first}, not {at}"
+                file,
+                f"its tensors do not follow one another: one begins at byte {first}, not {end}",
             )
-        at = last
-    if at != nbytes:
-        raise _invalid(file, f"its tensors end at byte {at} of {nbytes}")
+        end = last
+    if end != nbytes:
+        raise _invalid(file, f"its tensors end at byte {end} of {nbytes}")
 
 
 def _tensor(blob: Blob, name: str, entry: Any, start: int) -> LazyTensor:
+    """Return the tensor that one entry of a header describes. The data of all tensors begins at
+    byte `start`. Raises UserError if the entry is invalid or exceeds the file.
+    """
     file = blob.path
     if not isinstance(entry, dict):
         raise _invalid(file, f"tensor {name} is not described")
@@ -183,19 +191,19 @@ def load_shards(
     read: "Callable[[Path], Iterable[LazyTensor]]",
     blobs: Mapping[str, Blob] | None = None,
 ) -> dict[str, LazyTensor]:
-    """Return the tensors of all files that an index names.
+    """Return the tensors of all files that the index `index_name` lists, by name.
 
-    `read` yields the tensors of one file. `blobs` are the files that exist, by default those in the
-    folder. Raises UserError if a file or a tensor is missing.
+    `read` yields the tensors of one file. `blobs` are the files that exist; by default they are the
+    files in the folder. Raises UserError if a listed file or tensor is missing.
     """
-    folder, places = checkpoint.path, checkpoint.read_json(index_name).get("weight_map")
+    folder, shard_of_tensor = checkpoint.path, checkpoint.read_json(index_name).get("weight_map")
     if (
-        not isinstance(places, dict)
-        or not places
-        or not all(isinstance(shard, str) for shard in places.values())
+        not isinstance(shard_of_tensor, dict)
+        or not shard_of_tensor
+        or not all(isinstance(shard, str) for shard in shard_of_tensor.values())
     ):
         raise UserError(f"{folder / index_name} has no weight_map", hint=REFETCH_HINT)
-    shards = sorted(set(places.values()))
+    shards = sorted(set(shard_of_tensor.values()))
     if outside := [shard for shard in shards if Path(shard).name != shard]:
         raise UserError(
             f"the index of {folder} names a file outside it: {outside[0]}", hint=REFETCH_HINT
@@ -208,7 +216,7 @@ def load_shards(
     if missing := [shard for shard in shards if shard not in existing]:
         raise UserError(f"{folder} has no {', '.join(missing[:3])}", hint="fetch the whole model")
     tensors = {tensor.name: tensor for shard in shards for tensor in read(folder / shard)}
-    if missing_tensors := sorted(places.keys() - tensors.keys()):
+    if missing_tensors := sorted(shard_of_tensor.keys() - tensors.keys()):
         raise UserError(
             f"{folder} has no tensors {', '.join(missing_tensors[:3])}, which its index names",
             hint="fetch the whole model",

@@ -1,9 +1,9 @@
-"""Lazy tensors made from other lazy tensors: reordered rows, parts, stacks, transposed tensors and
-changed values.
+"""Lazy tensors made from other lazy tensors: with reordered, selected or joined rows, stacked,
+transposed, or with changed values.
 
-Rows are read only when they are requested, and little more than these rows, so that a model family
-can rearrange a checkpoint of any size. Shapes are torch's, rows first; `read` counts rows over all
-axes but the last.
+Rows are read only when they are requested, and hardly more than these rows. So a model family can
+rearrange a checkpoint of any size. Shapes are torch's, rows first. `LazyTensor.read` counts rows
+over all axes but the last.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 
 def row_count(tensor: LazyTensor) -> int:
-    """Return the number of rows over all axes but the last; a vector is one row."""
+    """Return the number of a tensor's rows, counted over all axes but the last. A vector is one
+    row.
+    """
     return prod(tensor.shape[:-1])
 
 
 def read_floats(tensor: LazyTensor, first: int = 0, last: int | None = None) -> "F32":
-    """Return rows as float32 `[rows, columns]`, all rows by default. Raises UserError for dtypes
-    that ggml cannot decode.
+    """Return rows first .. last of a tensor as float32 `[rows, columns]`; by default all rows.
+    Raises UserError for dtypes that ggml cannot decode.
     """
     last = row_count(tensor) if last is None else last
     if tensor.dtype not in ggml.TYPE_NUMBERS:
@@ -40,9 +42,11 @@ def read_floats(tensor: LazyTensor, first: int = 0, last: int | None = None) -> 
 
 
 def map_values(tensor: LazyTensor, function: "Callable[[F32], F32]") -> LazyTensor:
-    """Return a tensor with `function` applied to its values, as F32.
+    """Return an F32 tensor of the same shape, with the values that `function` returns for the
+    tensor's values.
 
-    `function` maps rows `[rows, columns]` to values of the same shape.
+    `function` gets some of the rows as `[rows, columns]`, and returns values of the same number of
+    rows.
     """
     return replace(
         tensor,
@@ -52,15 +56,15 @@ def map_values(tensor: LazyTensor, function: "Callable[[F32], F32]") -> LazyTens
 
 
 def add_one(tensor: LazyTensor) -> LazyTensor:
-    """Return a tensor with one added to every value, because Gemma's checkpoints store the weights
-    of norms minus one.
+    """Return an F32 tensor with one added to every value. Gemma's checkpoints need this, because
+    they store the weights of norms minus one.
     """
     return map_values(tensor, lambda values: values + 1)
 
 
 def pick_rows(tensor: LazyTensor, order: Sequence[int]) -> LazyTensor:
-    """Return a tensor with the rows of a matrix, or the values of a vector, in another order: row i
-    of the result is row order[i] of `tensor`.
+    """Return a tensor with some rows of a matrix in a given order: row i of the result is row
+    order[i] of `tensor`. The values of a vector are treated like rows.
     """
     if len(tensor.shape) == 1:
         return replace(
@@ -72,8 +76,8 @@ def pick_rows(tensor: LazyTensor, order: Sequence[int]) -> LazyTensor:
 
 
 def pick_range(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> LazyTensor:
-    """Return a tensor with rows start, start + step, ... before `stop` of every matrix `[..., rows,
-    columns]`, or with these values of a vector.
+    """Return a tensor with rows start, start + step, ... before `stop` of every matrix in a tensor
+    `[..., rows, columns]`. The values of a vector are treated like rows.
     """
     chosen = range(start, stop, step)
     if len(tensor.shape) == 1:
@@ -88,7 +92,7 @@ def pick_range(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> Lazy
 
 
 def pick_columns(tensor: LazyTensor, start: int, step: int) -> LazyTensor:
-    """Return a tensor with values start, start + step, ... of every row, as F32."""
+    """Return an F32 tensor with values start, start + step, ... of every row."""
     width = len(range(start, tensor.shape[-1], step))
     return replace(
         tensor,
@@ -99,8 +103,8 @@ def pick_columns(tensor: LazyTensor, start: int, step: int) -> LazyTensor:
 
 
 def stack(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
-    """Return a tensor with the given tensors, which have one shape, stacked along a new first axis
-    (the axis of experts).
+    """Return a tensor in which the given tensors, all of one shape, are stacked along a new first
+    axis (the axis of experts).
     """
     assert tensors
     joined = concatenate(name, tensors)
@@ -108,8 +112,8 @@ def stack(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
 
 
 def concatenate(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
-    """Return a tensor with the rows of several matrices of one row length, one matrix after
-    another.
+    """Return a matrix with the rows of all given matrices, which have the same row length, in
+    order.
 
     A vector counts as one row. If the dtypes differ, the result is F32.
     """
@@ -132,15 +136,17 @@ def concatenate(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
 
 
 def reshape(tensor: LazyTensor, *shape: int) -> LazyTensor:
-    """Return a tensor with the same rows in another shape, whose last axis stays the same."""
+    """Return the tensor with a different shape. The number of values and the length of the last
+    axis must stay the same, so that the rows do not change.
+    """
     assert prod(shape) == prod(tensor.shape), (tensor.shape, shape)
     assert shape[-1] == tensor.shape[-1], (tensor.shape, shape)
     return replace(tensor, shape=shape)
 
 
 def transpose(tensor: LazyTensor) -> LazyTensor:
-    """Return the tensor with its last two axes exchanged. Reading a row of the result reads the
-    whole matrix that it belongs to.
+    """Return the tensor with its last two axes exchanged. To return any rows of the result, read()
+    reads the whole matrix to which they belong.
     """
     height, width = tensor.shape[-2:]
 
@@ -158,8 +164,8 @@ def transpose(tensor: LazyTensor) -> LazyTensor:
 
 
 def _read_rows(tensor: LazyTensor, wanted: list[int]) -> "U8":
-    """Return the wanted rows in their order. Rows at most four apart are read together, and the
-    rows between them are discarded.
+    """Return the rows with the numbers in `wanted`, in this order. Rows at most four apart are read
+    in one call, and the rows between them are discarded.
     """
     import numpy as np
 

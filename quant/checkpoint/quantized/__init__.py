@@ -1,4 +1,6 @@
-"""INPUTS: the quantized checkpoint formats that can be read, by the quant_method of config.json."""
+"""INPUTS: the quantized checkpoint formats that can be read, by the value of quant_method in
+config.json.
+"""
 
 from quant.checkpoint.quantized.base import QuantizedInput
 from quant.registry import collect

@@ -1,6 +1,5 @@
-"""The interface of a quantized checkpoint format, and tools that the formats share.
-
-The tools read whole small tensors and make tensors whose rows are computed on demand.
+"""The interface of a quantized checkpoint format, and functions that several formats use: to read
+small tensors whole, to unpack codes, and to make tensors whose rows are computed on demand.
 """
 
 from collections.abc import Callable
@@ -45,12 +44,14 @@ ORIGINAL_MODEL_HINT = "use the model that this one was quantized from"
 class QuantizedInput:
     """One quantized checkpoint format.
 
-    `name` is the quant_method of config.json, `title` the name shown to users. `restore(settings,
-    tensors)` returns the tensors with quantized ones replaced by float tensors, which are computed
-    when their rows are read; `settings` is the quantization part of config.json. Tensors that it
-    does not recognize stay unchanged, and the converter reports them as unknown. With `is_native`,
-    restore() returns ggml's own blocks instead of floats, so that the conversion adds no rounding
-    error.
+    - `name`: the value of quant_method in config.json.
+    - `title`: the name that users see.
+    - `restore(settings, tensors)`: a function that returns the tensors with each quantized one
+      replaced by a float tensor, whose values are computed when its rows are read. `settings` is
+      the quantization part of config.json. Tensors that the function does not recognize stay
+      unchanged, and the converter reports them as unknown.
+    - `is_native`: restore() returns ggml's own blocks instead of floats, so that the conversion
+      adds no rounding error.
     """
 
     name: str
@@ -60,9 +61,8 @@ class QuantizedInput:
 
 
 class LastTensorCache:
-    """A cache of one tensor: the last one that was read whole.
-
-    A transposed matrix is read slab by slab, and every slab needs the whole tensor.
+    """A cache that contains all values of one tensor, the last one that was read. A transposed
+    matrix needs it, because every few rows of the result are computed from the whole stored tensor.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,9 @@ class LastTensorCache:
         self._values: NDArray[Any] | None = None
 
     def read(self, tensor: LazyTensor) -> "NDArray[Any]":
-        """Return all values of `tensor`; the previous tensor is dropped first."""
+        """Return all values of `tensor`, from the cache if they are there. Otherwise they are read
+        and replace the cached tensor.
+        """
         with self._lock:
             if self._values is None or self._name != tensor.name:
                 self._values = None  # freed first, so that memory never holds two tensors
@@ -79,9 +81,10 @@ class LastTensorCache:
 
 
 def unpack_words(words: "NDArray[Any]", bits: int) -> "U8":
-    """Return the codes of `bits` (up to 8) bits in int32 words, lowest bits first.
+    """Return the codes of `bits` (up to 8) bits in int32 words, lowest bits first, as uint8.
 
-    Each word contains whole codes. Shapes: words `[...]`, result `[..., 32 // bits]`.
+    No code is split over two words; unused bits at the end of a word are ignored. Shapes: words
+    `[...]`, result `[..., 32 // bits]`.
     """
     import numpy as np
 
@@ -93,9 +96,10 @@ def unpack_words(words: "NDArray[Any]", bits: int) -> "U8":
 
 
 def unpack_stream(words: "NDArray[Any]", bits: int) -> "U8":
-    """Return the codes of `bits` (up to 8) bits in rows of int32 words, lowest bits first.
+    """Return the codes of `bits` (up to 8) bits in rows of int32 words, lowest bits first, as
+    uint8.
 
-    The codes of a row follow each other without gaps, so a code may be split over two words.
+    The codes of a row follow one another without gaps, so that a code may be split over two words.
     Shapes: words `[rows, words]`, result `[rows, 32 * words // bits]`.
     """
     import numpy as np
@@ -109,8 +113,8 @@ def unpack_stream(words: "NDArray[Any]", bits: int) -> "U8":
 
 
 def read_all(tensor: LazyTensor) -> "NDArray[Any]":
-    """Return all values of a small tensor in the tensor's shape: floats as float32, integers as
-    stored.
+    """Return all values of a small tensor, in the tensor's shape. Floats become float32; integers
+    keep their type.
     """
     return decode_values(tensor.read(0, tensor_views.row_count(tensor)), tensor.dtype).reshape(
         tensor.shape
@@ -118,8 +122,8 @@ def read_all(tensor: LazyTensor) -> "NDArray[Any]":
 
 
 def decode_values(data: "U8", dtype: str) -> "NDArray[Any]":
-    """Return stored bytes `[rows, row_bytes]` as values `[rows, columns]`: floats as float32,
-    integers as stored.
+    """Return the values `[rows, columns]` of stored bytes `[rows, row_bytes]`. Floats become
+    float32; integers keep their type.
     """
     import numpy as np
 
@@ -136,8 +140,8 @@ def decode_values(data: "U8", dtype: str) -> "NDArray[Any]":
 
 @cache
 def float8_values(dtype: str) -> "F32":
-    """Return the 256 values of an 8-bit float: F8_E4M3 (no infinities), F8_E5M2, or F8_E8M0
-    (exponent only).
+    """Return a table of the 256 values of an 8-bit float type, float32 [256]: F8_E4M3 (without
+    infinities), F8_E5M2, or F8_E8M0 (only an exponent, as in scales).
     """
     import numpy as np
 
@@ -164,9 +168,10 @@ def float8_values(dtype: str) -> "F32":
 def make_computed_tensor(
     name: str, template: LazyTensor, shape: tuple[int, ...], rows: "Callable[[int, int], F32]"
 ) -> LazyTensor:
-    """Return a float tensor whose rows `rows(first, last)` computes, `[rows, columns]`.
+    """Return an F32 tensor whose values are computed when they are read: `rows(first, last)`
+    returns them as `[rows, columns]`. The file of the tensor, for messages, is that of `template`.
 
-    Reading it raises DamagedSourceError with the tensor's name if a value is not finite.
+    Reading raises DamagedSourceError, with the tensor's name, if a value is NaN or infinite.
     """
     import numpy as np
 
@@ -187,5 +192,7 @@ def make_computed_tensor(
 def make_input_error(
     settings: CheckpointConfig, problem: str, hint: str = ORIGINAL_MODEL_HINT
 ) -> UserError:
-    """Return the error for settings or tensors that a quantized checkpoint format does not support."""
+    """Return the error that the checkpoint's quantization settings or tensors are not supported.
+    `problem` says what is wrong.
+    """
     return UserError(f"{settings.location}: {problem}", hint=hint)

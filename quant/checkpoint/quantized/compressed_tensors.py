@@ -1,10 +1,10 @@
 """compressed-tensors checkpoints: packed integers, plain 8-bit integers and FP8.
 
-Follows dequant_model of llama.cpp (conversion/base.py), and the compressed-tensors library for
-features that llama.cpp lacks: actorder, unpacked zeros, several groups of settings, and codes of 3,
-5, 6 or 7 bits (in the older layout each word contains whole codes, in the newer one a code may be
-split over two words). A tensor is read by the way it is stored; settings that contradict it are an
-error.
+Follows dequant_model of llama.cpp (conversion/base.py). Features that llama.cpp lacks follow the
+compressed-tensors library: actorder, zeros that are not packed, several groups of settings, and
+codes of 3, 5, 6 or 7 bits. (In the older layout of such codes each word contains whole codes, in
+the newer layout a code may be split over two words.) How a tensor is decoded depends on the way it
+is stored. Settings that contradict the stored form are an error.
 """
 
 from dataclasses import dataclass
@@ -43,10 +43,11 @@ REFETCH_HINT = "fetch the whole model again"
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """One packed matrix.
+    """The stored tensors of one packed matrix, and what is needed to decode them.
 
-    `groups` is the group of each column, `[columns]`. `zero` contains the stored zeros, None if
-    there are none. With `spans_words`, a code may be split over two words.
+    `groups` is the group of each column, `[columns]`: the columns of a group share the scale and
+    the zero of a row. `zero` are the stored zeros, None if there are none. `shape` are the rows and
+    columns of the decoded matrix. With `spans_words`, a code may be split over two words.
     """
 
     words: LazyTensor
@@ -58,7 +59,7 @@ class PackedMatrix:
     spans_words: bool
 
     def read_rows(self, first: int, last: int) -> "F32":
-        """Return rows as float32 `[rows, columns]`."""
+        """Return rows first .. last of the decoded matrix as float32 `[rows, columns]`."""
         import numpy as np
 
         words = decode_values(self.words.read(first, last), self.words.dtype).view(np.uint32)
@@ -68,7 +69,9 @@ class PackedMatrix:
         return values
 
     def _zeros(self, first: int, last: int) -> Any:
-        """Return the codes that stand for zero, `[rows, columns]`, or one number for all."""
+        """Return the codes that stand for the value zero, `[rows, columns]`. If no zeros are
+        stored, return the middle code as one number.
+        """
         import numpy as np
 
         middle = 1 << (self.bits - 1)
@@ -82,8 +85,8 @@ class PackedMatrix:
         return zeros[:, self.groups]
 
     def _codes(self, words: "NDArray[np.uint32]") -> "U8":
-        """Return all codes in rows of words `[rows, words]`, including unused ones at the end of a
-        row.
+        """Return all codes in rows of words `[rows, words]`. Unused codes at the end of a row are
+        included.
         """
         return (
             unpack_stream(words, self.bits)
@@ -92,15 +95,15 @@ class PackedMatrix:
         )
 
     def _rows_of(self, values: "NDArray[Any]", first: int, last: int) -> "NDArray[Any]":
-        """Return the scales or zeros of these rows, `[rows, groups]`; a single value applies to
-        every row.
+        """Return rows first .. last of the scales or zeros, `[rows, groups]`. A single value, which
+        applies to every row, is returned as `[1, 1]`.
         """
         return values.reshape(1, 1) if values.size == 1 else values[first:last]
 
 
 def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
-    """Return the tensors with every packed or 8-bit weight as floats. The scales of activations are
-    left out.
+    """Return the tensors with every packed or 8-bit weight as an F32 tensor. The scales of
+    activations are left out.
 
     Raises UserError for formats and tensors that are not supported.
     """
@@ -117,7 +120,7 @@ def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
                     f"{weight_name} is stored both as floats and as codes",
                     hint=REFETCH_HINT,
                 )
-            packed = _packed(settings, result, weight_name, weights)
+            packed = _pop_packed(settings, result, weight_name, weights)
             result[weight_name] = make_computed_tensor(
                 weight_name, packed.words, packed.shape, packed.read_rows
             )
@@ -133,8 +136,8 @@ def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
 
 
 def _weight_settings(settings: CheckpointConfig) -> list[dict[str, Any]]:
-    """Return the weight settings of each group. Raises UserError for formats that are not
-    supported.
+    """Return the settings of the weights in each of the checkpoint's groups of settings. Raises
+    UserError for formats that are not supported.
     """
     values, groups = settings.values, settings.values.get("config_groups")
     groups = list(groups.values()) if isinstance(groups, dict) else []
@@ -156,15 +159,17 @@ def _weight_settings(settings: CheckpointConfig) -> list[dict[str, Any]]:
 
 
 def _numbers(weights: list[dict[str, Any]], key: str) -> list[int]:
-    """Return the distinct positive integers that the groups' settings have under a key."""
+    """Return the distinct positive integers under `key` in the settings of all groups, in ascending
+    order.
+    """
     return sorted(
         {setting[key] for setting in weights if type(setting.get(key)) is int and setting[key] > 0}
     )
 
 
 def _block(weights: list[dict[str, Any]]) -> list[int] | None:
-    """Return the numbers of rows and of columns that share a scale, or None if the groups of
-    settings differ.
+    """Return the numbers of rows and of columns that share a scale, [rows, columns]. Return None if
+    the settings do not say so, or if they differ between groups of settings.
     """
     blocks: list[list[int] | None] = []
     for setting in weights:
@@ -176,11 +181,11 @@ def _block(weights: list[dict[str, Any]]) -> list[int] | None:
     return blocks[0] if blocks and all(block == blocks[0] for block in blocks) else None
 
 
-def _packed(
+def _pop_packed(
     settings: CheckpointConfig, tensors: Tensors, name: str, weights: list[dict[str, Any]]
 ) -> PackedMatrix:
-    """Remove one matrix's tensors from `tensors` and return them as a PackedMatrix, checked against
-    each other and the settings.
+    """Remove the tensors of one packed matrix from `tensors` and return them as a PackedMatrix.
+    Raises UserError if they do not fit each other and the settings.
     """
     missing = [name + ending for ending in ("_scale", "_shape") if name + ending not in tensors]
     if missing:
@@ -220,7 +225,9 @@ def _packed(
 
 
 def _words(codes: int, bits: int, dense: bool) -> int:
-    """Return the number of words that `codes` codes take."""
+    """Return the number of words that `codes` codes take. With `dense`, a code may be split over
+    two words.
+    """
     return -(-codes * bits // 32) if dense else -(-codes // (32 // bits))
 
 
@@ -231,9 +238,10 @@ def _groups(
     shape: tuple[int, int],
     weights: list[dict[str, Any]],
 ) -> "NDArray[np.int64]":
-    """Return the group of each column `[columns]`, from g_idx or else from group_size.
+    """Return the group of each column, `[columns]`, as g_idx lists it. Without g_idx, groups are
+    group_size neighboring columns.
 
-    Raises UserError if the scale has another number of groups.
+    Raises UserError if the scale has a different number of groups.
     """
     import numpy as np
 
@@ -272,8 +280,8 @@ def _groups(
 def _check_zeros(
     settings: CheckpointConfig, scale: LazyTensor, zero: LazyTensor | None, rows: int | None = None
 ) -> None:
-    """Raise UserError if the zeros do not have the scale's shape; packed zeros have `rows` rows of
-    words.
+    """Raise UserError if there are zeros of a shape that does not fit the scale. Zeros may be plain
+    8-bit integers in the shape of the scale, or packed into `rows` rows of words.
     """
     if zero is None or (zero.dtype == "I8" and zero.shape == scale.shape):
         return

@@ -1,7 +1,7 @@
 """FP8 checkpoints: weights as 8-bit floats, with one scale for each block, row or tensor.
 
-Follows dequant_model of llama.cpp (conversion/base.py): a value is its 8-bit float times its scale.
-Scales of activations are left out, because llama.cpp computes nothing in FP8.
+Follows dequant_model of llama.cpp (conversion/base.py): a weight is its 8-bit float times its
+scale. Scales of activations are left out, because llama.cpp computes nothing in FP8.
 """
 
 from typing import TYPE_CHECKING
@@ -39,8 +39,8 @@ ACTIVATION_ENDINGS = (
 def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with every 8-bit weight multiplied by its scale.
 
-    A weight without a scale stays unchanged, and the converter reports its dtype as an error.
-    Raises UserError for settings that are not supported.
+    A weight without a scale stays unchanged, and the converter then reports that its dtype is not
+    supported. Raises UserError for settings that are not supported.
     """
     if settings.values.get("quant_algo") not in (None, "FP8"):
         raise make_input_error(
@@ -73,10 +73,11 @@ def scale_tensor(
     block: object = None,
     zero: LazyTensor | None = None,
 ) -> LazyTensor:
-    """Return (`tensor` - `zero`) * `scale` as floats; `zero` has the scale's shape.
+    """Return (`tensor` - `zero`) * `scale` as an F32 tensor, which is computed when it is read.
+    Without `zero`, nothing is subtracted; `zero` has the shape of the scale.
 
-    The scale is one number, one for each row `[..., rows, 1]`, or one for each block of `block` =
-    [rows, columns]. Raises UserError if the shapes do not fit.
+    The scale is one number for the tensor, one for each row `[..., rows, 1]`, or one for each block
+    of `block` = [rows, columns]. Raises UserError if the shapes do not fit.
     """
     height, width = _block(settings, tensor, scale, block)
     rows, columns = tensor.shape[-2:] if len(tensor.shape) > 1 else (1, tensor.shape[-1])
@@ -87,8 +88,8 @@ def scale_tensor(
 
         row = np.arange(first, last)
 
-        # Expands one value for each block to [rows, columns].
-        def spread(tensor: LazyTensor) -> "F32":
+        # Repeats one value for each block to [rows, columns].
+        def expand(tensor: LazyTensor) -> "F32":
             blocks = read_all(tensor).astype(np.float32).reshape(-1, down, across)
             selected = blocks[row // rows % len(blocks), row % rows // height]
             expanded: F32 = (
@@ -100,8 +101,8 @@ def scale_tensor(
             np.float32, copy=False
         )
         if zero is not None:
-            values = values - spread(zero)
-        return np.multiply(values, spread(scale), out=values)
+            values = values - expand(zero)
+        return np.multiply(values, expand(scale), out=values)
 
     return make_computed_tensor(tensor.name, tensor, tensor.shape, read)
 
@@ -109,8 +110,8 @@ def scale_tensor(
 def _block(
     settings: CheckpointConfig, tensor: LazyTensor, scale: LazyTensor, block: object
 ) -> tuple[int, int]:
-    """Return how many rows and columns share a scale. Raises UserError if the shape of the scale
-    contradicts the settings.
+    """Return how many rows and columns of `tensor` share one scale. Raises UserError if the shape
+    of the scale fits neither a tensor, nor rows, nor the blocks in the settings.
     """
     if len(tensor.shape) < 2:
         raise make_input_error(

@@ -1,14 +1,14 @@
 """GPTQ checkpoints: codes of 2, 4 or 8 bits in int32 words, with a scale and a zero for each group
-of inputs.
+of inputs (columns of the matrix).
 
 Follows dequant_gptq of llama.cpp (conversion/base.py). Shapes: qweight `[inputs / codes_per_word,
-outputs]`, scales `[groups, outputs]`, qzeros `[groups, outputs / codes_per_word]`. g_idx has the
-group of each input.
+outputs]`, scales `[groups, outputs]`, qzeros `[groups, outputs / codes_per_word]`. g_idx `[inputs]`
+has the group of each input.
 
 The older format (gptq) stores each zero minus one, the newer one (gptq_v2) the zero itself.
-GPTQModel writes the older format by subtracting one from every zero of a word at once
-(convert_gptq_v2_to_v1_format), so that a zero of 0 borrows from its neighbor. To undo this, the
-ones are added to the whole word in files of GPTQModel.
+GPTQModel writes the older format by subtracting one from all zeros of a word in a single
+subtraction (convert_gptq_v2_to_v1_format), in which a zero of 0 borrows from the next zero. To undo
+this, the ones are added to whole words in files that GPTQModel wrote.
 """
 
 from dataclasses import dataclass
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from quant.native.ggml import F32
 
 SUPPORTED_BITS = (2, 4, 8)
-# checkpoint_format -> what it subtracts from each zero
+# checkpoint_format -> number that is subtracted from each zero before it is stored
 ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
-# Settings with which the codes have another meaning.
+# Settings that change the meaning of the codes.
 UNSUPPORTED_SETTINGS = ("is_marlin_format", "rotation", "adapter")
 BAND_CODES = 1 << 20  # number of codes that are unpacked at a time
 REFETCH_HINT = "fetch the whole model again"
@@ -42,10 +42,11 @@ REFETCH_HINT = "fetch the whole model again"
 
 @dataclass(frozen=True, slots=True)
 class GptqMatrix:
-    """The tensors of one quantized matrix, and the settings needed to read them.
+    """The stored tensors of one quantized matrix, and the settings that are needed to decode them.
 
     `groups` is the group of each input, `[inputs]`. `zero_offset` is added to each zero after
-    unpacking, `word_offset` to each word of zeros before unpacking.
+    unpacking, and `word_offset` to each word of zeros before unpacking. `cache` is shared by all
+    matrices of the checkpoint.
     """
 
     qweight: LazyTensor
@@ -58,9 +59,10 @@ class GptqMatrix:
     cache: LastTensorCache
 
     def read_rows(self, first: int, last: int) -> "F32":
-        """Return rows first .. last of the outputs as float32 `[rows, inputs]`.
+        """Return rows first .. last of the decoded matrix as float32 `[rows, inputs]`. A row
+        belongs to one output.
 
-        Works in bands of inputs, so that temporary memory does not grow with the matrix.
+        The inputs are decoded in bands, so that temporary memory does not grow with the matrix.
         """
         import numpy as np
 
@@ -93,8 +95,8 @@ class GptqMatrix:
 
 
 def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
-    """Return the tensors with each qweight, its scales, zeros and g_idx replaced by one float
-    matrix, whose name ends in `.weight`.
+    """Return the tensors with each GPTQ matrix (qweight, scales, qzeros and g_idx) replaced by one
+    float matrix, whose name ends in `.weight`.
 
     Raises UserError for settings and tensors that are not supported.
     """
@@ -113,17 +115,17 @@ def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
         )
     if unsupported := [key for key in UNSUPPORTED_SETTINGS if settings.values.get(key)]:
         raise make_input_error(settings, f"GPTQ with {' and '.join(unsupported)} is not supported")
-    result, recent, subtracted = dict(tensors), LastTensorCache(), ZERO_OFFSETS[checkpoint_format]
-    offset, carried = (
+    result, cache, subtracted = dict(tensors), LastTensorCache(), ZERO_OFFSETS[checkpoint_format]
+    zero_offset, word_offset = (
         (0, subtracted * sum(1 << at for at in range(0, 32, bits)))
-        if _by_words(settings)
+        if _is_from_gptqmodel(settings)
         else (subtracted, 0)
     )
     for name in tensors:
         if name.endswith(".qweight"):
             base = name.removesuffix("qweight")
-            parts, groups = _matrix(settings, result, base, bits)
-            matrix = GptqMatrix(*parts, groups, bits, offset, carried, recent)
+            matrix_tensors, groups = _pop_matrix(settings, result, base, bits)
+            matrix = GptqMatrix(*matrix_tensors, groups, bits, zero_offset, word_offset, cache)
             weight_name = base + "weight"
             if weight_name in result:
                 raise make_input_error(
@@ -138,18 +140,19 @@ def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
     return result
 
 
-def _by_words(settings: CheckpointConfig) -> bool:
-    """Return whether GPTQModel wrote the checkpoint: the `meta` settings name the program and its
-    version.
+def _is_from_gptqmodel(settings: CheckpointConfig) -> bool:
+    """Return whether GPTQModel wrote the checkpoint, according to the program name in its `meta`
+    settings.
     """
     meta = settings.values.get("meta")
     return isinstance(meta, dict) and "gptqmodel:" in str(meta.get("quantizer")).lower()
 
 
-def _matrix(
+def _pop_matrix(
     settings: CheckpointConfig, tensors: Tensors, base: str, bits: int
 ) -> "tuple[tuple[LazyTensor, LazyTensor, LazyTensor], NDArray[np.int64]]":
-    """Remove qweight, qzeros and scales from `tensors`; return them and the group of each input.
+    """Remove the qweight, qzeros, scales and g_idx of one matrix from `tensors`. Return the first
+    three, and the group of each input.
 
     Raises UserError if their shapes do not fit each other and `bits`.
     """
@@ -187,7 +190,9 @@ def _matrix(
 def _groups(
     settings: CheckpointConfig, g_idx: LazyTensor | None, base: str, inputs: int, groups: int
 ) -> "NDArray[np.int64]":
-    """Return the group of each input `[inputs]`, from g_idx or else from group_size."""
+    """Return the group of each input, `[inputs]`, as g_idx lists it. Without g_idx, groups are
+    `group_size` neighboring inputs. Raises UserError for malformed groups.
+    """
     import numpy as np
 
     if g_idx is None:

@@ -1,9 +1,10 @@
-"""MXFP4 weights of a checkpoint, which are stored as a tensor of codes and a tensor of scales,
-converted to ggml's MXFP4 blocks.
+"""MXFP4 weights, which a checkpoint stores as a tensor of codes and a tensor of scales, as ggml's
+MXFP4 blocks.
 
-The checkpoint's layout is that of gpt-oss: 32 values share a scale, which is a power of two, and a
-byte contains the codes of two neighboring values. A ggml block starts with the scale, and each of
-its other bytes contains the codes of values i and i + 16. No value changes.
+The layout of the checkpoint is that of gpt-oss: 32 values share a scale, which is a power of two,
+and one byte contains the codes of two neighboring values. A ggml block begins with the scale byte,
+and each of the following 16 bytes contains the codes of values i and i + 16. Only bits are moved;
+no value changes.
 """
 
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from quant.errors import UserError
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
-BLOCK_VALUES, CODE_BYTES = 32, 16  # values of a block; bytes of its codes
+BLOCK_VALUES, CODE_BYTES = 32, 16  # number of values in a block, and of the bytes of their codes
 # The largest valid scale byte stands for 2 ** 125: 6 times the next power of two overflows float32,
 # and byte 255 is NaN.
 MAX_SCALE_BYTE = 252
@@ -24,22 +25,24 @@ BLOCKS_ENDING, SCALES_ENDING = "_blocks", "_scales"
 
 
 def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
-    """Return the tensors with every NAME_blocks and NAME_scales replaced by one MXFP4 tensor NAME.
+    """Return the tensors with every pair NAME_blocks and NAME_scales replaced by one MXFP4 tensor
+    NAME.
 
-    All other tensors stay unchanged, and the converter reports them as unknown: a NAME_blocks or
-    NAME_scales without the other, shapes or dtypes that do not fit, or a NAME that exists already.
+    All other tensors stay unchanged. These include a NAME_blocks or NAME_scales whose partner is
+    missing, pairs with wrong shapes or dtypes, and pairs whose NAME exists already. The converter
+    reports them as unknown.
     """
     result = dict(tensors)
     for name, codes in tensors.items():
-        name_of_pair = name.removesuffix(BLOCKS_ENDING)
-        scales = tensors.get(name_of_pair + SCALES_ENDING)
-        if name_of_pair not in tensors and scales is not None and _fit(codes, scales):
+        weight_name = name.removesuffix(BLOCKS_ENDING)
+        scales = tensors.get(weight_name + SCALES_ENDING)
+        if weight_name not in tensors and scales is not None and _shapes_match(codes, scales):
             del result[codes.name], result[scales.name]
-            result[name_of_pair] = make_mxfp4_tensor(name_of_pair, codes, scales)
+            result[weight_name] = make_mxfp4_tensor(weight_name, codes, scales)
     return result
 
 
-def _fit(codes: LazyTensor, scales: LazyTensor) -> bool:
+def _shapes_match(codes: LazyTensor, scales: LazyTensor) -> bool:
     return (
         codes.dtype == scales.dtype == "U8"
         and codes.shape == (*scales.shape, CODE_BYTES)
@@ -48,10 +51,10 @@ def _fit(codes: LazyTensor, scales: LazyTensor) -> bool:
 
 
 def make_mxfp4_tensor(name: str, codes: LazyTensor, scales: LazyTensor) -> LazyTensor:
-    """Return one MXFP4 tensor of shape [..., rows, 32 * b].
+    """Return one MXFP4 tensor of shape [..., rows, 32 * b], made from codes `[..., rows, b, 16]`
+    and scales `[..., rows, b]`, both U8.
 
-    Shapes: codes `[..., rows, b, 16]`, scales `[..., rows, b]`, both U8. Reading it raises
-    UserError if a scale makes NaN or infinite values.
+    Reading its rows raises UserError if a scale makes NaN or infinite values.
     """
     count = scales.shape[-1]
 
@@ -69,12 +72,12 @@ def make_mxfp4_tensor(name: str, codes: LazyTensor, scales: LazyTensor) -> LazyT
 
 
 def pack_ggml_rows(codes: "U8", scales: "U8") -> "U8":
-    """Return ggml's rows `[rows, 17 * b]` from codes `[rows * b, 16]` and scales `[rows, b]`, all
-    U8.
+    """Return rows of ggml blocks `[rows, 17 * b]`, made from codes `[rows * b, 16]` and scales
+    `[rows, b]`, all U8.
 
-    Byte i of the codes holds value 2i in its low half and 2i + 1 in its high half. In ggml's block,
-    byte i after the scale holds values i and i + 16 (`block_mxfp4`, ggml-common.h). Eight bytes are
-    moved at a time.
+    Byte i of the codes contains value 2i in its low half and value 2i + 1 in its high half. In a
+    ggml block, byte i after the scale contains values i and i + 16 (`block_mxfp4`, ggml-common.h).
+    For speed, eight bytes are moved at a time.
     """
     import numpy as np
 
