@@ -1,10 +1,10 @@
-"""Block-by-block quantization (`--sequential`): each group of tensors is quantized with moments of
-the model whose earlier groups are already quantized.
+"""Block-by-block quantization (`--sequential`): tensors are quantized in groups, each with moments
+that are measured in the model with all earlier groups already quantized.
 
-The first group is the embeddings, then each block is a group, and the last group is all other
-tensors, which include a tied embedding. Each group is a shard of a model that llama.cpp can run at
-any time: a shard contains the source's tensors until the quantized ones replace it. An interrupted
-run resumes from the shards; at the end they are merged into one file.
+The first group is the embeddings, then each block is a group. The last group is all other tensors,
+which include a tied embedding. Each group is a shard of a model that llama.cpp can run at any time:
+a shard contains the source's tensors until the quantized ones replace it. An interrupted run
+resumes from the shards; at the end they are merged into one file.
 """
 
 import json
@@ -26,7 +26,7 @@ from quant.source.source import Weight, make_file_row_reader
 @dataclass(frozen=True, slots=True)
 class TensorGroup:
     """Tensors that are quantized together, in shard `number`. `plan` writes the shard with
-    quantized tensors, `unquantized_plan` with the source's tensors.
+    quantized tensors, `unquantized_plan` writes it with the source's tensors.
     """
 
     number: int
@@ -36,16 +36,15 @@ class TensorGroup:
 
     @property
     def moment_weights(self) -> frozenset[str]:
-        """The weights whose method needs second moments."""
-        needing = (
-            step for step in self.plan.steps if step.method and step.method.needs == "moments"
-        )
-        return frozenset(step.weight.name for step in needing)
+        """Names of the weights whose method needs second moments of their input."""
+        steps = (step for step in self.plan.steps if step.method and step.method.needs == "moments")
+        return frozenset(step.weight.name for step in steps)
 
 
 class BlockwiseModel:
-    """A model in a folder, with a shard for each group of the plan's tensors. `floats` is the plan
-    of the unquantized model.
+    """A model in a folder that is quantized group by group, with one shard for each group.
+
+    `plan` is the plan of the quantized model, and `floats` that of the unquantized one.
     """
 
     def __init__(self, plan: Plan, floats: Plan, folder: Path) -> None:
@@ -78,7 +77,7 @@ class BlockwiseModel:
     @property
     def ordered_groups(self) -> tuple[TensorGroup, ...]:
         """The groups in the order in which they are quantized. The first shard, which has the
-        header, is the last.
+        header and the tensors outside of blocks, comes last.
         """
         return (*self.groups[1:], self.groups[0])
 
@@ -91,8 +90,9 @@ class BlockwiseModel:
         return write.is_finished(group.plan, self.group_path(group))
 
     def write_missing(self, threads: int) -> Iterator[TensorGroup]:
-        """Write the shards that are missing, and yield each group. All groups after the first
-        unfinished group are written unquantized.
+        """Write the missing shards, and yield each group after its shard exists. Groups after the
+        first unfinished one are written unquantized, even if their shards are finished, because a
+        group's moments are measured with all later groups unquantized.
         """
         is_prefix_finished = True
         for group in self.ordered_groups:
@@ -104,7 +104,9 @@ class BlockwiseModel:
     def quantize_group(
         self, group: TensorGroup, moments: Mapping[str, SecondMoments], work: write.WriteRun
     ) -> tuple[TensorPlan, ...]:
-        """Quantize a group with the second moments of its inputs; return the plans of its tensors."""
+        """Quantize a group with the second moments of its inputs (by tensor name) and write its
+        shard. Return the plans of its tensors.
+        """
         steps = apply_moments(group.plan, moments)
         work.write_file(replace(group.plan, steps=steps), self.group_path(group))
         return steps
@@ -121,37 +123,41 @@ class BlockwiseModel:
 
 
 def group_tensors(steps: Sequence[TensorPlan]) -> dict[str, tuple[TensorPlan, ...]]:
-    """Return the tensors by group: first the tensors that are not in a block, which go with the
-    header, then the embeddings, then each block.
+    """Return the tensors of each group by its name, in the order of the shards: first the tensors
+    outside of blocks, whose shard has the header, then the embeddings, then each block.
     """
     names = {step.weight.name for step in steps}
-    looked_up = EMBEDDING_NAMES if HEAD_NAME in names else EMBEDDING_NAMES[1:]
+    embedding_names = EMBEDDING_NAMES if HEAD_NAME in names else EMBEDDING_NAMES[1:]
     others: list[TensorPlan] = []
     embeddings: list[TensorPlan] = []
     blocks: dict[int, list[TensorPlan]] = {}
     for step in steps:
         block = tensor_order(step.weight.name)[0]
-        outside = embeddings if step.weight.name in looked_up else others
+        outside = embeddings if step.weight.name in embedding_names else others
         (blocks.setdefault(block, []) if block >= 0 else outside).append(step)
-    named = {
+    groups = {
         "other tensors": others,
         "embeddings": embeddings,
         **{f"block {at}": blocks[at] for at in sorted(blocks)},
     }
-    return {name: tuple(group) for name, group in named.items() if group}
+    return {name: tuple(group) for name, group in groups.items() if group}
 
 
-def _copy_step(step: TensorPlan, there: header.TensorInfo) -> TensorPlan:
-    """Return the plan that copies a tensor from its finished shard."""
-    width = ggml.row_bytes(there.type, there.columns)
-    read = make_file_row_reader(there.file, there.offset, width, there.name)
-    assert (there.type, there.shape) == (step.type, step.weight.shape), there
-    return replace(step, weight=Weight(there.name, there.shape, there.type, read), method=None)
+def _copy_step(step: TensorPlan, finished: header.TensorInfo) -> TensorPlan:
+    """Return the plan that copies a tensor from its finished shard. `finished` is the tensor in the
+    shard.
+    """
+    width = ggml.row_bytes(finished.type, finished.columns)
+    read = make_file_row_reader(finished.file, finished.offset, width, finished.name)
+    assert (finished.type, finished.shape) == (step.type, step.weight.shape), finished
+    return replace(
+        step, weight=Weight(finished.name, finished.shape, finished.type, read), method=None
+    )
 
 
 def unquantized_plan(plan: Plan) -> Plan:
-    """Return the plan of the unquantized model: the tensors of a GGUF stay as they are stored,
-    those of a checkpoint folder get its float type.
+    """Return the plan of the unquantized model. The tensors of a GGUF source stay as they are
+    stored; those of a checkpoint folder are converted to the folder's float type.
     """
     source = plan.source
     if source.path.is_dir():

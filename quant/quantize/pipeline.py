@@ -1,8 +1,8 @@
-"""The encoding pipeline: a reader thread reads a plan's rows, all cores encode them, and the caller
-writes them.
+"""The encoding pipeline: a reader thread reads a plan's rows in slabs, all cores encode them, and
+the caller writes them.
 
-Rows are processed in the order of the plan. The number of bytes in memory does not depend on the
-model's size.
+Rows are processed in the order of the plan. The number of bytes in memory is limited and does not
+depend on the model's size.
 """
 
 import os
@@ -25,21 +25,18 @@ if TYPE_CHECKING:
 SLAB_VALUES = 1 << 24  # values that are read at a time: 32 MiB of BF16
 # values in an encoding job: few, so that no core waits long for the last job of a slab
 PIECE_VALUES = 1 << 18
-MAX_BUFFERED_BYTES = (
-    1 << 28
-)  # limit of the bytes that are read and not yet written; a single slab may exceed it
-CHUNK_VALUES = (
-    1 << 16
-)  # values that are decoded to floats at a time, so that they stay in a core's cache
-SAMPLED_ROWS = 32  # rows of a tensor that its error is measured on
+# limit of the bytes that are read and not yet written; a single slab may exceed it
+MAX_BUFFERED_BYTES = 1 << 28
+CHUNK_VALUES = 1 << 16  # values that are decoded to floats at a time; they fit into a core's cache
+SAMPLED_ROWS = 32  # number of rows of a tensor on which its error is measured
 READ_JOIN_SECONDS = 0.2  # seconds that a failed run waits for a read in progress
 
 
 class EncodingTask(Protocol):
-    """A tensor to encode: its rows are written in another type, by the encoder that make_encoder()
-    returns.
+    """A tensor to encode: the rows of `weight` are converted to type `type`, by the encoder that
+    make_encoder() returns.
 
-    The encoder gets `chunk_values` values at a time; 0 means the pipeline's default.
+    The encoder gets `chunk_values` values in one call; 0 means the pipeline's default.
     """
 
     @property
@@ -55,8 +52,8 @@ class EncodingTask(Protocol):
 class EncodedRows:
     """Rows first .. last of task number `index` (from 0), in their new type [rows, row_bytes].
 
-    `signal` and `noise` are the sums of squares of sampled rows and of their rounding errors, both
-    0 for rows that are copied. `seconds` is the time of the thread that encoded the rows.
+    `signal` is the sum of squares of sampled rows, and `noise` that of their rounding errors; both
+    are 0 for rows that are copied. `seconds` is the time of the thread that encoded the rows.
     `ends_slab` means that these are the last rows of a slab. `encoder` is the encoder that chose
     the codes, None for rows that are copied.
     """
@@ -75,12 +72,12 @@ class EncodedRows:
 def encode_rows(
     tasks: Sequence[EncodingTask], threads: int, begin: tuple[int, int] = (0, 0)
 ) -> Generator[EncodedRows, None, None]:
-    """Yield all rows from `begin` (task, row) on, in order. Closing the iterator stops the threads.
-    `threads` 0 uses all cores.
+    """Yield all rows in their new types, in order, starting at `begin` (index of the task, row).
+    `threads` 0 uses all cores. Closing the iterator stops the threads.
 
-    An error in a thread is raised here after all rows before it were yielded, so that the same
-    error is reported whatever the number of threads. When the pipeline is closed, encoders stop
-    after about 65,000 values, and a read in progress is waited for briefly and then abandoned.
+    An error in a thread is raised here after all rows before it were yielded, so that the reported
+    error does not depend on the number of threads. When the iterator is closed, encoders stop after
+    about 65,000 values; a read in progress is waited for briefly and then abandoned.
     """
     budget = _ByteBudget(MAX_BUFFERED_BYTES)
     with ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="encode") as pool:
@@ -92,7 +89,7 @@ def encode_rows(
         try:
             for job, nbytes in queue:
                 yield job.result()
-                # so that the last rows do not stay in memory during the wait for the next ones
+                # Without this, the rows would stay in memory during the wait for the next ones.
                 del job
                 budget.release(nbytes)
         finally:
@@ -102,14 +99,16 @@ def encode_rows(
 
 
 class _ByteBudget:
-    """A limit on the bytes in memory. A slab that is larger than the limit is admitted alone."""
+    """A limit on the bytes in memory. A slab that is larger than the limit is admitted when no
+    other slab is in memory.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit, self.used, self.closed = limit, 0, False
         self.changed = threading.Condition()
 
     def acquire(self, nbytes: int) -> bool:
-        """Wait until the bytes fit. Return False if the pipeline was closed."""
+        """Wait until the bytes fit into the limit. Return False if the pipeline was closed."""
         with self.changed:
             self.changed.wait_for(
                 lambda: self.closed or not self.used or self.used + nbytes <= self.limit
@@ -118,19 +117,21 @@ class _ByteBudget:
             return not self.closed
 
     def release(self, nbytes: int) -> None:
+        """Give back the bytes of a slab that was written."""
         with self.changed:
             self.used -= nbytes
             self.changed.notify()
 
     def close(self) -> None:
+        """Wake up the waiting thread and refuse further slabs."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()
 
 
 class _JobQueue:
-    """A queue of encoding jobs in order, each with the number of bytes that become free when its
-    result is written.
+    """A queue of encoding jobs in order. With each job it has the number of bytes that become free
+    when the job's rows are written.
     """
 
     def __init__(self, budget: _ByteBudget) -> None:
@@ -150,7 +151,9 @@ class _JobQueue:
     def fill(
         self, tasks: Sequence[EncodingTask], begin: tuple[int, int], pool: ThreadPoolExecutor
     ) -> None:
-        """Read slab after slab as memory becomes free, and queue the encoding jobs."""
+        """Read slab after slab as memory becomes free, and queue their encoding jobs. Runs in the
+        reader thread.
+        """
         try:
             tensor_job: _TensorJob | None = None
             for index, first, last in row_slabs([task.weight for task in tasks], *begin):
@@ -167,6 +170,9 @@ class _JobQueue:
     def _submit_slab(
         self, tensor_job: "_TensorJob", first: int, last: int, pool: ThreadPoolExecutor
     ) -> bool:
+        """Read rows first .. last and queue their encoding jobs. Return False if the pipeline was
+        closed.
+        """
         task, weight = tensor_job.task, tensor_job.task.weight
         new_row_bytes = 0 if task.type == weight.type else ggml.row_bytes(task.type, weight.columns)
         nbytes = (last - first) * (ggml.row_bytes(weight.type, weight.columns) + new_row_bytes)
@@ -176,27 +182,29 @@ class _JobQueue:
         step = max(1, max(PIECE_VALUES, task.chunk_values) // weight.columns)
         for at in range(first, last, step):
             end = min(at + step, last)
-            part = stored[at - first : end - first]
+            job_rows = stored[at - first : end - first]
             if self.budget.closed:
                 return False
-            job = pool.submit(_encode_rows, tensor_job, at, part, end == last, self.budget)
+            job = pool.submit(_encode_rows, tensor_job, at, job_rows, end == last, self.budget)
             self._put((job, nbytes if end == last else 0))
         return True
 
     def _put(self, entry: tuple["Future[EncodedRows]", int] | None) -> None:
+        """Append a job and its bytes, or None for the end of the queue."""
         self.jobs.append(entry)
         self.arrived.release()
 
 
 class _TensorJob:
-    """A tensor that is being encoded. The first thread that needs its encoder makes it."""
+    """A tensor that is being encoded. Its encoder is made by the first thread that needs it."""
 
     def __init__(self, index: int, task: EncodingTask) -> None:
         self.index, self.task = index, task
         self.lock = threading.Lock()
         self.encoder: RowEncoder | None = None
 
-    def solver(self) -> RowEncoder:
+    def shared_encoder(self) -> RowEncoder:
+        """Return the tensor's encoder, which all threads share."""
         with self.lock:
             if self.encoder is None:
                 self.encoder = self.task.make_encoder()
@@ -206,8 +214,8 @@ class _TensorJob:
 def row_slabs(
     weights: Sequence[Weight], index: int = 0, row: int = 0
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (index of the weight, first row, last row) of all slabs from row `row` of weight
-    `index` on, in the order in which they are read.
+    """Yield all slabs as (index of the weight, first row, last row), in the order in which they are
+    read, starting at row `row` of weight `index`.
     """
     for at in range(index, len(weights)):
         step = max(1, SLAB_VALUES // weights[at].columns)
@@ -216,9 +224,11 @@ def row_slabs(
 
 
 def _encode_rows(
-    tensor_job: _TensorJob, first: int, stored: "U8", closes: bool, budget: _ByteBudget
+    tensor_job: _TensorJob, first: int, stored: "U8", ends_slab: bool, budget: _ByteBudget
 ) -> EncodedRows:
-    """Encode some rows, in chunks that are small enough for their floats to stay in a core's cache."""
+    """Encode the rows in `stored`, which begin at row `first` of the tensor. Raises CancelledError
+    if the pipeline is closed.
+    """
     import numpy as np
 
     started, task, weight = time.perf_counter(), tensor_job.task, tensor_job.task.weight
@@ -227,24 +237,24 @@ def _encode_rows(
         stored = np.ascontiguousarray(stored)
         ggml.require_finite(stored, weight.type, label=weight.name)
         return EncodedRows(
-            index, first, last, stored, 0.0, 0.0, time.perf_counter() - started, closes
+            index, first, last, stored, 0.0, 0.0, time.perf_counter() - started, ends_slab
         )
     codes = np.empty((len(stored), ggml.row_bytes(task.type, weight.columns)), np.uint8)
     step, stride = (
         max(1, (task.chunk_values or CHUNK_VALUES) // weight.columns),
         max(1, weight.rows // SAMPLED_ROWS),
     )
-    signal, noise, solve = 0.0, 0.0, tensor_job.solver()
+    signal, noise, encode = 0.0, 0.0, tensor_job.shared_encoder()
     for at in range(0, len(stored), step):
         if budget.closed:
             raise CancelledError
         floats = ggml.decode(stored[at : at + step], weight.type, weight.columns, label=weight.name)
-        blocks = solve(floats, first + at)
+        blocks = encode(floats, first + at)
         codes[at : at + step] = blocks
         sample = slice(-(first + at) % stride, None, stride)
         if len(exact := floats[sample]):
             decoded = ggml.decode(blocks[sample], task.type, weight.columns, label=weight.name)
             signal, noise = signal + sum_of_squares(exact), noise + sum_of_squares(exact - decoded)
     return EncodedRows(
-        index, first, last, codes, signal, noise, time.perf_counter() - started, closes, solve
+        index, first, last, codes, signal, noise, time.perf_counter() - started, ends_slab, encode
     )

@@ -1,5 +1,5 @@
-"""Plans: the type of every tensor and the layout of every file, decided before the first weight is
-read.
+"""The plan of a quantization: the type and method of every tensor and the layout of every file. It
+is decided before the first weight is read.
 """
 
 import hashlib
@@ -27,6 +27,7 @@ from quant.recipes.tensor_types import NO_OVERRIDES, TypeOverrides
 from quant.source.source import Source, Weight
 
 SOURCE_KEY, SETTINGS_KEY = "llmcli.quantize.source", "llmcli.quantize.settings"
+# Keys of the source that are not copied into the new file.
 DROPPED_KEYS = frozenset(
     {"split.no", "split.count", "split.tensors.count", SOURCE_KEY, SETTINGS_KEY, CERTIFICATE_KEY}
 )
@@ -35,8 +36,8 @@ MAX_SHARDS = 65535  # split.count is a uint16
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file of a split model: `number` (from 0) of `count` files, which have `tensors` tensors
-    in total.
+    """The position of one file in a split model: file `number` (from 0) of `count`. `tensors` is
+    the number of tensors in all files together.
     """
 
     number: int
@@ -45,7 +46,7 @@ class Shard:
 
     @property
     def metadata(self) -> dict[str, bytes]:
-        """The metadata that llama.cpp needs in every shard."""
+        """The metadata entries that llama.cpp needs in every shard, by key."""
         return {
             "split.no": encode_entry("uint16", self.number),
             "split.count": encode_entry("uint16", self.count),
@@ -55,11 +56,11 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """The plan of one tensor. `replaced_type` is the recipe's type if the row length did not allow
-    it, else None.
+    """The plan of one tensor: its new type, its new size, and the method that chooses its codes.
 
-    `statistics` are the statistics of the tensor's input. `method` chooses its codes; it is None if
-    the tensor gets no new codes.
+    `method` is None if the tensor is copied or converted to a float type. `statistics` are the
+    calibration statistics of the tensor's input. `replaced_type` is the recipe's type if a row's
+    length was no multiple of its block size, so that another type was taken; else None.
     """
 
     weight: Weight
@@ -71,7 +72,7 @@ class TensorPlan:
 
     @property
     def chunk_values(self) -> int:
-        """Number of values that the tensor's method encodes at a time, 0 for the pipeline's
+        """Number of values that the tensor's method encodes in one call; 0 means the pipeline's
         default.
         """
         return self.method.values_per_chunk(self.statistics) if self.method else 0
@@ -84,7 +85,9 @@ class TensorPlan:
 
     @property
     def is_requantized(self) -> bool:
-        """Whether a quantized tensor is quantized again, so that errors add up."""
+        """Whether a quantized tensor is converted to another type, so that rounding errors add
+        up.
+        """
         return (
             ggml.is_quantized(self.weight.stored_type or self.weight.type)
             and self.type != self.weight.type
@@ -93,7 +96,12 @@ class TensorPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a run will write, decided before the first weight is read."""
+    """Everything that a run will write, decided before the first weight is read.
+
+    `settings` are all inputs except the source that decide the bytes, as JSON. If the moments that
+    the method needs are not collected yet, `expected_moments` stands for them. `shard` is set if
+    this is the plan of one file of a split model.
+    """
 
     source: Source
     file_type: FileType
@@ -103,14 +111,14 @@ class Plan:
     moments: MomentsFile | None = None
     method: Method = METHODS["ggml"]
     max_shard_bytes: int = 0  # limit of the bytes of tensors in a file; 0: all in one file
-    expected_moments: ExpectedMoments | None = (
-        None  # the moments that the method needs, if they are not collected yet
-    )
+    expected_moments: ExpectedMoments | None = None
     shard: Shard | None = None
 
     @property
     def tensors_without_importance(self) -> tuple[str, ...]:
-        """Tensors that get new codes although the imatrix has no data for them."""
+        """Names of the tensors that get new codes although the imatrix has no data for them; ()
+        without an imatrix.
+        """
         if self.imatrix is None:
             return ()
         return tuple(
@@ -121,7 +129,9 @@ class Plan:
 
     @property
     def methods(self) -> dict[str, tuple[TensorPlan, ...]]:
-        """The tensors that get new codes, by the name of the method that chooses them."""
+        """The tensors that get new codes, grouped by the name of the method that chooses the
+        codes.
+        """
         coded: dict[str, list[TensorPlan]] = {}
         for step in self.steps:
             if step.method:
@@ -130,29 +140,31 @@ class Plan:
 
     @property
     def bytes_before(self) -> int:
-        """Bytes of all tensors as the source stores them."""
+        """Bytes of all tensors in the source."""
         return sum(step.weight.nbytes for step in self.steps)
 
     @property
     def bytes_after(self) -> int:
-        """Bytes of all tensors in their new types."""
+        """Bytes of all tensors in their new types, without padding."""
         return sum(step.nbytes for step in self.steps)
 
     @property
     def bits_per_weight(self) -> float:
-        """Average number of bits per value."""
+        """Average number of bits per value in the new types."""
         return self.bytes_after * 8 / sum(step.weight.elements for step in self.steps)
 
     @property
     def fallbacks(self) -> tuple[TensorPlan, ...]:
-        """Tensors that get another type than the recipe's, because their row length is not a
+        """The tensors that get another type than the recipe's, because their row length is not a
         multiple of its block size.
         """
         return tuple(step for step in self.steps if step.replaced_type)
 
     @property
     def requantized_types(self) -> tuple[str, ...]:
-        """The types of tensors that are quantized again, the type with the most tensors first."""
+        """The present types of the quantized tensors that are quantized again, the type with the
+        most tensors first.
+        """
         types = [
             step.weight.stored_type or step.weight.type
             for step in self.steps
@@ -163,21 +175,21 @@ class Plan:
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks for the user about the source and the plan."""
-        kept = [
+        unchanged_types = [
             step.type
             for step in self.steps
             if step.type == step.weight.type and step.type in tensor_types.TRAINED_TYPES
         ]
         remarks = [
-            f"{kept.count(name)} tensors stay {name}, the type the model was trained in;"
+            f"{unchanged_types.count(name)} tensors stay {name}, the type the model was trained in;"
             " --tensor-type changes that"
-            for name in sorted(set(kept))
+            for name in sorted(set(unchanged_types))
         ]
         return (*self.source.notes, *remarks)
 
     @cached_property
     def layout(self) -> FileLayout:
-        """The new file's header and the offset of every tensor."""
+        """The layout of the new file: its header and the offset of every tensor."""
         tensors = [(step.weight.name, step.weight.shape, step.type) for step in self.steps]
         own_keys = {
             SOURCE_KEY: encode_entry("string", self.source.fingerprint),
@@ -194,18 +206,19 @@ class Plan:
             **own_keys,
             **(self.imatrix.metadata if self.imatrix else {}),
         }
-        kept = [
+        copied_entries = [
             (key, new_keys.pop(key, blob))
             for key, blob in self.source.entries
             if key not in DROPPED_KEYS
         ]
-        return lay_out_file([*kept, *new_keys.items()], tensors, self.source.alignment)
+        return lay_out_file([*copied_entries, *new_keys.items()], tensors, self.source.alignment)
 
     @cached_property
     def file_plans(self) -> tuple["Plan", ...]:
-        """The plans of the files: this plan alone, or shards with at most `max_shard_bytes` bytes
-        of tensors, as llama-gguf-split makes them. Raises UserError if a tensor does not fit into a
-        shard or if there are too many shards.
+        """One plan for each file: this plan alone, or shards with at most `max_shard_bytes` bytes
+        of tensors, split as llama-gguf-split does.
+
+        Raises UserError if a tensor does not fit into a shard or if there are too many shards.
         """
         if not self.max_shard_bytes:
             return (self,)
@@ -236,12 +249,12 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files that will be written."""
-        return sum(part.layout.nbytes for part in self.file_plans)
+        """Bytes of all files that will be written, with headers and padding."""
+        return sum(file_plan.layout.nbytes for file_plan in self.file_plans)
 
     def files(self, out: Path) -> tuple[Path, ...]:
-        """Return the paths of the files: `out` itself, or NAME-00001-of-0000N.gguf in the same
-        folder.
+        """Return the paths of the files if the user names `out`: `out` itself, or the shards
+        NAME-00001-of-0000N.gguf in the same folder.
         """
         if not self.max_shard_bytes:
             return (out,)
@@ -252,8 +265,8 @@ class Plan:
         )
 
     def written_extent(self, position: int) -> tuple[int, int]:
-        """Return what is complete when the file has `position` bytes: the number of whole tensors,
-        and the number of rows of the next tensor.
+        """Return where to continue a file that has `position` bytes: the number of complete
+        tensors, and the number of complete rows of the next tensor.
         """
         for index, slot in enumerate(self.layout.slots):
             if position < slot.offset + slot.nbytes:
@@ -273,28 +286,35 @@ def plan_quantization(
     moments: MomentsFile | None = None,
     expected: ExpectedMoments | None = None,
 ) -> Plan:
-    """Decide every tensor's type and the statistics for its rounding. Raises UserError, before any
-    byte is written, for a plan that cannot be carried out.
+    """Decide the type of every tensor, its method, and the statistics that guide its rounding.
+    Raises UserError, before any byte is written, for a plan that cannot be carried out.
 
     `moments` are used by methods that need them, and serve as the imatrix if there is none.
-    `expected` stands for moments, and their imatrix, that are not collected yet. `max_shard_bytes`
-    splits the output into files with at most so many bytes of tensors.
+    `expected` stands for moments, and for their imatrix, that are not collected yet.
+    `max_shard_bytes` splits the output into files with at most that many bytes of tensors; 0 means
+    one file.
     """
     kind, method_object = tensor_types.parse_file_type(file_type), method_by_name(method)
-    present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
-    shapes = [(name, shape) for name, shape, _ in present]
-    seconds: Mapping[str, SecondMoments] = expected.expected_inputs(shapes) if expected else {}
+    tensors = [(weight.name, weight.shape, weight.type) for weight in source.weights]
+    shapes = [(name, shape) for name, shape, _ in tensors]
+    moments_by_name: Mapping[str, SecondMoments] = (
+        expected.expected_inputs(shapes) if expected else {}
+    )
     folds = source.fold_digest or source.transform_digest
     if moments:
-        seconds = moments.match_tensors(shapes, folds)
+        moments_by_name = moments.match_tensors(shapes, folds)
     imatrix = imatrix or (moments.imatrix if moments else None)
     entries = imatrix.match_tensors(shapes, folds) if imatrix else {}
-    weighed = entries.keys() if imatrix else seconds.keys() if expected else None
+    with_importance = entries.keys() if imatrix else moments_by_name.keys() if expected else None
     types = tensor_types.choose_types(
-        present, kind, source.facts, overrides, with_importance=weighed
+        tensors, kind, source.facts, overrides, with_importance=with_importance
     )
     steps = _make_steps(
-        source, types, entries, method_object, seconds if method_object.needs == "moments" else {}
+        source,
+        types,
+        entries,
+        method_object,
+        moments_by_name if method_object.needs == "moments" else {},
     )
     settings = _settings(
         source, kind, overrides, imatrix, max_shard_bytes, method_object, moments, expected
@@ -308,7 +328,7 @@ def plan_quantization(
 
 
 def method_by_name(method: str) -> Method:
-    """Return the method with this name. Raises UserError if it is unknown."""
+    """Return the quantization method with this name. Raises UserError if it is unknown."""
     if method not in METHODS:
         raise UserError(
             f"unknown method {method!r}", hint=f"--method takes one of: {', '.join(METHODS)}"
@@ -317,13 +337,14 @@ def method_by_name(method: str) -> Method:
 
 
 def plan_sizes(source: Source, file_type: str) -> Plan:
-    """Return the plan for its sizes only: it does not matter whether an imatrix is missing.
+    """Return a plan that is used only for its sizes. It assumes an imatrix if the file type needs
+    one.
 
     Raises UserError for types whose blocks do not divide this model's rows.
     """
     kind, method = tensor_types.parse_file_type(file_type), METHODS["ggml"]
-    present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
-    types = tensor_types.assign_types(present, kind, source.facts, imatrix=kind.needs_imatrix)
+    tensors = [(weight.name, weight.shape, weight.type) for weight in source.weights]
+    types = tensor_types.assign_types(tensors, kind, source.facts, imatrix=kind.needs_imatrix)
     return Plan(
         source,
         kind,
@@ -337,14 +358,15 @@ def _make_steps(
     chosen: Mapping[str, tensor_types.TypeChoice],
     entries: Mapping[str, ImatrixEntry],
     method: Method,
-    seconds: Mapping[str, SecondMoments],
+    moments: Mapping[str, SecondMoments],
 ) -> tuple[TensorPlan, ...]:
+    """Return the plan of each tensor of the source. The mappings are by tensor name."""
     return tuple(
         _make_step(
             weight,
             chosen[weight.name],
             entries.get(weight.name),
-            seconds.get(weight.name),
+            moments.get(weight.name),
             method,
             source.facts,
         )
@@ -355,27 +377,28 @@ def _make_steps(
 def _make_step(
     weight: Weight,
     choice: tensor_types.TypeChoice,
-    sums: ImatrixEntry | None,
-    second: SecondMoments | None,
+    mean_squares: ImatrixEntry | None,
+    moments: SecondMoments | None,
     method: Method,
     facts: file_types.ModelFacts,
 ) -> TensorPlan:
+    """Return the plan of one tensor, given the statistics of its input (None if unknown)."""
     rows = weight.shape[1] if len(weight.shape) > 1 else 1
     values = tensor_types.value_rows(weight.name, rows, facts)
-    evidence = InputStatistics(
-        weight.name, weight.columns, rows, weight.rows // rows, sums, second, values
+    statistics = InputStatistics(
+        weight.name, weight.columns, rows, weight.rows // rows, mean_squares, moments, values
     )
     nbytes = weight.rows * ggml.row_bytes(choice.type, weight.columns)
-    coded = ggml.is_quantized(choice.type) and choice.type != weight.type
-    step = TensorPlan(weight, choice.type, choice.replaced_type, nbytes, evidence)
-    return replace(step, method=usable_method(method, step)) if coded else step
+    gets_codes = ggml.is_quantized(choice.type) and choice.type != weight.type
+    step = TensorPlan(weight, choice.type, choice.replaced_type, nbytes, statistics)
+    return replace(step, method=usable_method(method, step)) if gets_codes else step
 
 
 def apply_moments(
     plan: Plan, moments: Mapping[str, SecondMoments], steps: Sequence[TensorPlan] | None = None
 ) -> tuple[TensorPlan, ...]:
-    """Return `steps`, by default those of the plan, with the collected moments in place of the
-    expected ones.
+    """Return `steps` (by default all steps of the plan) with the collected moments as statistics
+    instead of the expected ones. `moments` are by tensor name.
     """
     updated = []
     for step in plan.steps if steps is None else steps:
@@ -389,7 +412,7 @@ def apply_moments(
 
 
 def usable_method(method: Method, step: TensorPlan) -> Method:
-    """Return the method, or the first of its fallbacks that can encode the tensor."""
+    """Return the method if it can encode the tensor, else the first of its fallbacks that can."""
     while not method.can_encode(FORMATS[step.type], step.statistics):
         method = METHODS[method.fallback]
     return method
@@ -405,8 +428,8 @@ def _settings(
     moments: MomentsFile | None = None,
     expected: ExpectedMoments | None = None,
 ) -> str:
-    """Return all inputs except the source that decide the file's content, as JSON that is written
-    into the file.
+    """Return all inputs except the source that decide the file's content, as JSON. It is written
+    into the file, so that a finished file is recognized.
 
     The default method is left out, so that files of older versions are still recognized.
     """
@@ -423,7 +446,9 @@ def _settings(
             ]
         }
     types = {"head": overrides.head_type, "embedding": overrides.embedding_type}
-    settings |= {part: tensor_types.parse_tensor_type(text) for part, text in types.items() if text}
+    settings |= {
+        tensor: tensor_types.parse_tensor_type(text) for tensor, text in types.items() if text
+    }
     settings |= {"keep_head": True} if overrides.keep_head else {}
     settings |= {"imatrix": imatrix.digest} if imatrix else {}
     settings |= {"split": max_shard_bytes} if max_shard_bytes else {}
@@ -436,8 +461,8 @@ def _settings(
 
 
 def read_transform(settings: object) -> str:
-    """Return the digest of the folds that a file's settings record; "" for a file that llmcli did
-    not write.
+    """Return the digest of the folds that a file's settings record, or "" if they record none.
+    `settings` is the value of SETTINGS_KEY in the file, None if llmcli did not write the file.
     """
     try:
         document = json.loads(settings) if isinstance(settings, str) else None
@@ -451,7 +476,7 @@ def read_transform(settings: object) -> str:
 
 def parse_size(text: str, flag: str = "--split-max-size", purpose: str = "a shard") -> int:
     """Return the bytes that "500M" or "2G" stands for, in powers of 1000 as llama-gguf-split
-    counts. `flag` and `purpose` are used in the error. Raises UserError for any other text.
+    counts. Raises UserError for any other text; the message names `flag` and `purpose`.
     """
     number, unit = text.strip()[:-1], text.strip()[-1:].upper()
     if not (

@@ -1,6 +1,7 @@
 """Read-ahead for slow sources: several reads are started before their rows are requested.
 
-The rows of a file are read in a fixed order (see source.Weight), so the next reads are known.
+A run reads the rows of a source in a fixed order (see source.Weight), so that the next reads are
+known.
 """
 
 import threading
@@ -21,8 +22,8 @@ READ_AHEAD_BYTES = 1 << 27  # limit of the bytes that are read ahead; a single s
 
 
 def read_ahead(source: Source) -> Source:
-    """Return the source with read-ahead, for one pass over it. Reads in another order give the same
-    rows but are slower.
+    """Return the source with read-ahead, for one pass over it. Reads in an unexpected order give
+    the same rows but are slower.
     """
     queue = _Queue(source.weights)
     weights = (
@@ -32,8 +33,8 @@ def read_ahead(source: Source) -> Source:
 
 
 class _Read(threading.Thread):
-    """One read in progress. It is a daemon thread, so that an interrupted process does not wait for
-    a server.
+    """One read in progress. It is a daemon thread, so that an interrupted process can end without
+    waiting for a server.
     """
 
     def __init__(self, weight: Weight, first: int, last: int) -> None:
@@ -50,6 +51,7 @@ class _Read(threading.Thread):
             self.error = error
 
     def result(self) -> "U8":
+        """Wait for the read, and return its rows. Raises the error of the read."""
         self.join()
         if self.error:
             raise self.error
@@ -57,7 +59,9 @@ class _Read(threading.Thread):
 
 
 class _Queue:
-    """The reads in progress, by (weight, first row, last row), and the reads that follow them."""
+    """The reads in progress, by (index of the weight, first row, last row). `next` yields the reads
+    that follow them.
+    """
 
     def __init__(self, weights: tuple[Weight, ...]) -> None:
         self.weights = weights
@@ -65,6 +69,9 @@ class _Queue:
         self.next: Iterator[tuple[int, int, int]] = iter(())
 
     def read(self, index: int, first: int, last: int) -> "U8":
+        """Return rows first .. last of a weight, from a read that is in progress or else from a new
+        one.
+        """
         key = index, first, last
         if key not in self.reads:
             self.reads.clear()
@@ -74,6 +81,7 @@ class _Queue:
         return self.reads.pop(key).result()
 
     def _start_reads(self) -> None:
+        """Start the next reads, up to the limits of reads and bytes."""
         while (
             len(self.reads) < MAX_READS
             and sum(read.nbytes for read in self.reads.values()) < READ_AHEAD_BYTES

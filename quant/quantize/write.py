@@ -35,8 +35,8 @@ from quant.source.source import Source, Weight, make_file_row_reader
 
 @dataclass(frozen=True, slots=True)
 class WriteProgress:
-    """A finished tensor: number `index` (from 1) of `count`. `resumed` means that an earlier run
-    wrote it.
+    """A report that a tensor is finished: number `index` (from 1) of `count`. `resumed` means that
+    an earlier run wrote it.
     """
 
     index: int
@@ -47,12 +47,12 @@ class WriteProgress:
 
 @dataclass(frozen=True, slots=True)
 class TypeSummary:
-    """A row of the closing table: the tensors of one type, with the relative RMS `error` of their
-    new codes against the source.
+    """A row of the table at the end of a run: all tensors of one new type.
 
-    `error` and `seconds` refer to the tensors that this run encoded; they are None if it encoded
-    none. `seconds` is the sum of the threads' times divided by the number of threads, which is this
-    type's share of the total time if no thread waited.
+    `error` is the relative RMS error of their new codes against the source. `error` and `seconds`
+    refer to the tensors that this run encoded; they are None if it encoded none. `seconds` is the
+    sum of the threads' times divided by the number of threads, which is this type's share of the
+    total time if no thread waited.
     """
 
     type: str
@@ -74,9 +74,9 @@ class WriteReport:
     """The result of a run. `already_finished` means that the finished file existed and nothing was
     written.
 
-    `resumed` is the number of whole tensors, and `resumed_bytes` the number of bytes, that an
-    earlier run had written. `sha256` is None if the file existed already, because it is not read
-    then. `method_reports` are by tensor name.
+    `resumed` is the number of complete tensors, and `resumed_bytes` the number of bytes, that an
+    earlier run had written. `sha256` is the digest of the file; it is None for shards and for a
+    file that existed already. `method_reports` are by tensor name.
     """
 
     plan: Plan
@@ -91,8 +91,8 @@ class WriteReport:
 
 
 def open_gguf(path: Path) -> Source:
-    """Open a GGUF file as a source; weights are read when they are needed. Raises UserError if it
-    has no tensors or if llama.cpp could not load it.
+    """Open a GGUF file, or the first shard of a split one, as a source. Weights are read when they
+    are needed. Raises UserError if the file has no tensors or contains no model.
     """
     header = read_header.read_header(path)
     if not header.tensors:
@@ -151,8 +151,8 @@ def write_model(
     plan is resumed.
 
     `threads` 0 uses all cores. A finished `out` of this plan is not written again unless `force` is
-    set. Any other file is replaced only by a complete new one. Raises UserError if the files cannot
-    be written.
+    set. Any other file is replaced only by a complete new one. `on_tensor` is called for each
+    finished tensor. Raises UserError if the files cannot be written.
     """
     started, files = time.monotonic(), plan.files(out)
     require_writable_files(plan, out)
@@ -161,21 +161,21 @@ def write_model(
             plan, files[0], time.monotonic() - started, 0, True, summarize_types(plan)
         )
     work = WriteRun(plan, threads or os.cpu_count() or 1, on_tensor)
-    open_parts = [
-        force or not _is_finished(part, file)
-        for part, file in zip(plan.file_plans, files, strict=True)
+    unfinished = [
+        force or not _is_finished(file_plan, file)
+        for file_plan, file in zip(plan.file_plans, files, strict=True)
     ]
     if plan.max_shard_bytes:
         _require_disk_space(
             [
-                part.layout.nbytes
-                for part, is_open in zip(plan.file_plans, open_parts, strict=True)
-                if is_open
+                file_plan.layout.nbytes
+                for file_plan, is_unfinished in zip(plan.file_plans, unfinished, strict=True)
+                if is_unfinished
             ],
             files,
         )
-    for part, file, is_open in zip(plan.file_plans, files, open_parts, strict=True):
-        work.write_file(part, file) if is_open else work.skip_file(part)
+    for file_plan, file, is_unfinished in zip(plan.file_plans, files, unfinished, strict=True):
+        work.write_file(file_plan, file) if is_unfinished else work.skip_file(file_plan)
     sha256 = None if plan.max_shard_bytes else work.sha256
     seconds = time.monotonic() - started
     return WriteReport(
@@ -192,49 +192,51 @@ def write_model(
 
 
 class WriteRun:
-    """A run in progress: the totals of the files that were written, and of what earlier runs had
-    written.
+    """A run in progress. It adds up totals over the files that it writes, and counts what earlier
+    runs had written.
     """
 
     def __init__(
         self,
         plan: Plan,
         threads: int,
-        watch: Callable[[WriteProgress], None] = lambda progress: None,
+        on_tensor: Callable[[WriteProgress], None] = lambda progress: None,
     ) -> None:
-        self.plan, self.threads, self.on_tensor = plan, threads, watch
-        self.sums: dict[str, _TypeTotals] = {}
+        self.plan, self.threads, self.on_tensor = plan, threads, on_tensor
+        self.type_totals: dict[str, _TypeTotals] = {}
         self.method_reports: dict[str, MethodReport] = {}
         self.announced = self.resumed = self.resumed_bytes = 0
         self.sha256 = ""
 
     def write_file(self, file_plan: Plan, out: Path) -> None:
         """Write one file, continuing where an earlier run stopped."""
-        changed = str(file_plan.source.newest_mtime_ns)
+        newest_mtime = str(file_plan.source.newest_mtime_ns)
         identity = {
             "source": file_plan.source.fingerprint,
-            "changed": changed,
+            "changed": newest_mtime,
             "settings": file_plan.settings,
         }
-        if means := sorted(
+        if backends := sorted(
             {step.method.backend_name() for step in file_plan.steps if step.method} - {""}
         ):
-            identity["means"] = ", ".join(means)
-        draft = ResumableWriter(out, file_plan.layout, identity)
-        with draft.open():
-            done, row = file_plan.written_extent(draft.position)
-            self.resumed_bytes += draft.resumed_bytes
-            self._count_resumed(file_plan.steps[:done])
-            with closing(encode_rows(file_plan.steps, self.threads, (done, row))) as pieces:
-                for piece in pieces:
-                    _append_rows(draft, file_plan, piece)
-                    self.sums.setdefault(file_plan.steps[piece.index].type, _TypeTotals()).add(
-                        piece
-                    )
-                    if piece.last == (step := file_plan.steps[piece.index]).weight.rows:
-                        self._record_report(step, piece)
+            identity["means"] = ", ".join(backends)
+        writer = ResumableWriter(out, file_plan.layout, identity)
+        with writer.open():
+            tensor_count, row = file_plan.written_extent(writer.position)
+            self.resumed_bytes += writer.resumed_bytes
+            self._count_resumed(file_plan.steps[:tensor_count])
+            with closing(
+                encode_rows(file_plan.steps, self.threads, (tensor_count, row))
+            ) as all_rows:
+                for rows in all_rows:
+                    _append_rows(writer, file_plan, rows)
+                    self.type_totals.setdefault(
+                        file_plan.steps[rows.index].type, _TypeTotals()
+                    ).add(rows)
+                    if rows.last == (step := file_plan.steps[rows.index]).weight.rows:
+                        self._record_report(step, rows)
                         self._announce(step, False)
-            self.sha256 = draft.finish()
+            self.sha256 = writer.finish()
 
     def skip_file(self, file_plan: Plan) -> None:
         """Count the tensors and bytes of a file that an earlier run had finished."""
@@ -242,29 +244,31 @@ class WriteRun:
         self._count_resumed(file_plan.steps)
 
     def summarize(self) -> tuple[TypeSummary, ...]:
-        """Return the rows of the closing table."""
-        return summarize_types(self.plan, self.sums, self.threads)
+        """Return the rows of the table at the end of the run."""
+        return summarize_types(self.plan, self.type_totals, self.threads)
 
-    def _record_report(self, step: TensorPlan, piece: EncodedRows) -> None:
-        """Record the method's report after the last rows of a tensor. Rows arrive in order, so all
-        rows are encoded by then.
+    def _record_report(self, step: TensorPlan, rows: EncodedRows) -> None:
+        """Record the method's report after the last rows of a tensor. Rows arrive in order, so that
+        all rows are encoded by then.
         """
-        if step.method and piece.encoder and (report := step.method.report(piece.encoder)):
+        if step.method and rows.encoder and (report := step.method.report(rows.encoder)):
             self.method_reports[step.weight.name] = report
 
     def _count_resumed(self, steps: Sequence[TensorPlan]) -> None:
+        """Count tensors that an earlier run had written, and report them."""
         self.resumed += len(steps)
         for step in steps:
             self._announce(step, True)
 
     def _announce(self, step: TensorPlan, resumed: bool) -> None:
+        """Report a finished tensor to the caller."""
         self.announced += 1
         self.on_tensor(WriteProgress(self.announced, len(self.plan.steps), step, resumed))
 
 
 def _require_disk_space(sizes: Sequence[int], files: Sequence[Path]) -> None:
-    """Raise UserError, before the first shard is written, if the disk is too small for all of them.
-    The bytes of unfinished files count as free.
+    """Raise UserError, before the first shard is written, if the disk has too little space for
+    shards of these sizes in bytes. The bytes of unfinished files count as free.
     """
     parts = [file.with_name(f".{file.name}.part") for file in files]
     require_disk_space(
@@ -275,14 +279,14 @@ def _require_disk_space(sizes: Sequence[int], files: Sequence[Path]) -> None:
     )
 
 
-def _append_rows(draft: ResumableWriter, plan: Plan, piece: EncodedRows) -> None:
-    """Append rows to the file. The end of a slab is recorded in the journal, so a killed run loses
-    at most one slab.
+def _append_rows(writer: ResumableWriter, plan: Plan, rows: EncodedRows) -> None:
+    """Append rows to the file. The end of a slab is recorded in the journal, so that a killed run
+    loses at most one slab.
     """
-    if not piece.first:
-        draft.pad(plan.layout.slots[piece.index].offset)
-    draft.append(piece.data.data)
-    draft.checkpoint(now=piece.ends_slab)
+    if not rows.first:
+        writer.pad(plan.layout.slots[rows.index].offset)
+    writer.append(rows.data.data)
+    writer.checkpoint(now=rows.ends_slab)
 
 
 def is_finished(plan: Plan, out: Path) -> bool:
@@ -290,12 +294,13 @@ def is_finished(plan: Plan, out: Path) -> bool:
     settings.
     """
     return all(
-        _is_finished(part, file)
-        for part, file in zip(plan.file_plans, plan.files(out), strict=True)
+        _is_finished(file_plan, file)
+        for file_plan, file in zip(plan.file_plans, plan.files(out), strict=True)
     )
 
 
 def _is_finished(plan: Plan, out: Path) -> bool:
+    """Return whether one file of a plan is complete, see is_finished()."""
     if not out.is_file():
         return False
     try:
@@ -304,7 +309,8 @@ def _is_finished(plan: Plan, out: Path) -> bool:
         return False  # some other file, which will be replaced by a complete one
     metadata = {field.key: field.value for field in header.fields}
     table = [(t.name, t.shape, t.type) for t in header.tensors]
-    # The fingerprint samples the source and may miss a small edit; the modification time does not.
+    # The fingerprint covers samples of the source and may miss a small edit, which the modification
+    # time shows.
     return (
         plan.source.newest_mtime_ns <= out.stat().st_mtime_ns
         and metadata.get(SOURCE_KEY) == plan.source.fingerprint
@@ -320,7 +326,9 @@ def require_writable_files(plan: Plan, out: Path) -> None:
 
 
 def require_writable_file(source: Source, out: Path) -> None:
-    """Raise UserError if a file made from `source` cannot be written to `out`."""
+    """Raise UserError if a file made from `source` cannot be written to `out`: the path must not be
+    a folder, a device or the source itself.
+    """
     if out.is_dir():
         raise UserError(f"{out} is a folder", hint=f"name a file: -o {out / 'model.gguf'}")
     if out.exists() and not out.is_file():  # a rename would replace a device by a file
@@ -336,34 +344,37 @@ def require_writable_file(source: Source, out: Path) -> None:
 
 
 class _TypeTotals:
-    """The totals of one type: sums of squares of the source and of the errors, and the threads'
-    time.
+    """Totals over the tensors of one type: the sums of squares of sampled values (`signal`) and of
+    their rounding errors (`noise`), and the threads' time.
     """
 
     def __init__(self) -> None:
         self.signal = self.noise = self.seconds = 0.0
 
-    def add(self, piece: EncodedRows) -> None:
-        self.signal += piece.signal
-        self.noise += piece.noise
-        self.seconds += piece.seconds
+    def add(self, rows: EncodedRows) -> None:
+        self.signal += rows.signal
+        self.noise += rows.noise
+        self.seconds += rows.seconds
 
     @property
-    def relative(self) -> float | None:
+    def relative_error(self) -> float | None:
+        """The relative RMS error; None if no rows were sampled."""
         return sqrt(self.noise / self.signal) if self.signal else None
 
 
 def summarize_types(
     plan: Plan, sums: Mapping[str, _TypeTotals] | None = None, threads: int = 1
 ) -> tuple[TypeSummary, ...]:
-    """Return one row for each type, the largest type first. Without `sums` nothing has been written
-    yet, and rows have no errors or times.
+    """Return one row for each type, the type with the most bytes first. `sums` are the totals by
+    type. Without `sums`, rows have no errors or times.
     """
     rows: dict[str, TypeSummary] = {}
     for step in plan.steps:
         old = rows.get(step.type, TypeSummary(step.type, 0, 0, 0, 0, None, None))
         totals = sums.get(step.type) if sums else None
-        error, seconds = (totals.relative, totals.seconds / threads) if totals else (None, None)
+        error, seconds = (
+            (totals.relative_error, totals.seconds / threads) if totals else (None, None)
+        )
         before, after = old.bytes_before + step.weight.nbytes, old.bytes_after + step.nbytes
         elements = old.elements + step.weight.elements
         rows[step.type] = TypeSummary(
