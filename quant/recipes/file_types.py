@@ -1,4 +1,5 @@
-"""Tables of the file types: their names, and which tensors get another type than the default.
+"""Tables of llama.cpp's file types (Q4_K_M, IQ2_XS, ...): their names and numbers, and which
+tensors get another type than the default.
 
 Source: llama_tensor_get_type_impl, llama_ftype_get_default_type and tensor_type_fallback
 (src/llama-quant.cpp of the llama.cpp in llama-cpp-python 0.3.36). A new file type is a new row in
@@ -14,7 +15,9 @@ LAYERS_OF_70B = {"llama": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The properties of a model that the rules need."""
+    """The properties of a model that decide the types of its tensors. `layers`, `heads`, `kv_heads`
+    and `experts` are numbers; `experts` is 0 for a dense model.
+    """
 
     architecture: str
     layers: int
@@ -24,7 +27,7 @@ class ModelFacts:
 
     @property
     def gqa(self) -> int:
-        """Number of query heads for each key-value head; 0 without key-value heads."""
+        """Number of query heads that share a key-value head; 0 without key-value heads."""
         return self.heads // self.kv_heads if self.kv_heads else 0
 
     @property
@@ -39,8 +42,9 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class TensorPosition:
-    """The position of a tensor among the tensors of its role: number `index` of `count`.
-    `is_stacked` means that the tensor contains the matrices of all experts.
+    """The position of a tensor among the tensors of its role (attn_v, ffn_down, ...): number
+    `index` (from 0) of `count`. `is_stacked` means that the tensor contains the matrices of all
+    experts.
     """
 
     index: int
@@ -51,8 +55,8 @@ class TensorPosition:
 
     @property
     def uses_more_bits(self) -> bool:
-        """Whether llama.cpp's use_more_bits is true: for the first and the last eighth of the
-        tensors, and for every third one between.
+        """Whether llama.cpp's use_more_bits is true for this tensor: it is in the first or the last
+        eighth of the tensors, or is every third one between.
         """
         eighth = self.count // 8
         return (
@@ -63,7 +67,7 @@ class TensorPosition:
 
     @property
     def is_in_middle(self) -> bool:
-        """Whether the tensor is neither in the first nor in the last eighth."""
+        """Whether the tensor is neither in the first nor in the last eighth of the tensors."""
         return self.count // 8 <= self.index < 7 * self.count // 8
 
     def is_in_first(self, divisor: int) -> bool:
@@ -82,27 +86,27 @@ class TensorPosition:
 
     @property
     def has_eight_experts(self) -> bool:
-        """Whether the model has eight experts (Mixtral). Its experts share one attention, whose
+        """Whether the model has eight experts (Mixtral). The experts share one attention, whose
         small matrices get more bits.
         """
         return self.facts.experts == 8
 
 
-TypeRule = (
-    str | Callable[[TensorPosition], str | None]
-)  # None stands for the default type of the file type
+# A tensor type, or a function that returns one. None stands for the default type of the file type.
+TypeRule = str | Callable[[TensorPosition], str | None]
 RoleRules = Mapping[str, TypeRule]
 
 
 @dataclass(frozen=True, slots=True)
 class FileType:
-    """One `general.file_type`: its name, its number in llama.h, and the default type of its
-    tensors.
+    """One of llama.cpp's file types: its name ("Q4_K_M"), its number in llama.h
+    (`general.file_type`), and the default type of its tensors.
 
     `rules` gives other types by role: v, k, q, out (of the attention), down, gate, up (of the
-    feed-forward network), embedding (unless it is also the head), or every role. `head_type` is the
-    type of the output matrix. File types with `is_low_bit` have their own rules for models with
-    eight experts or 70B parameters; the others get the common rules in tensor_types.py.
+    feed-forward network), embedding (unless it is also the head), or "every" for all roles.
+    `head_type` is the type of the output matrix. File types with `is_low_bit` have their own rules
+    for models with eight experts or 70B parameters; all other file types get the common rules in
+    tensor_types.py.
     """
 
     name: str
@@ -114,13 +118,13 @@ class FileType:
 
     @property
     def flag(self) -> str:
-        """The flag of `llmcli quantize` for this type."""
+        """The flag of `llmcli quantize` for this file type ("--q4_k_m")."""
         return "--" + self.name.lower()
 
     @property
     def types_needing_imatrix(self) -> frozenset[str]:
-        """The tensor types that lose nearly all information in a file of this type without an
-        imatrix (tensor_requires_imatrix).
+        """The tensor types that, without an imatrix, lose nearly all information in a file of this
+        type (tensor_requires_imatrix).
         """
         return TYPES_NEEDING_IMATRIX | {"Q2_K"} if self.name == "Q2_K_S" else TYPES_NEEDING_IMATRIX
 
@@ -132,37 +136,43 @@ class FileType:
 
 def _attn_output_rule(normal: str | None = None) -> TypeRule:
     """Return the rule of attn_output: the default type for Falcon, Q5_K for models with eight
-    experts, else `normal`.
+    experts, else `normal` (None for the default type).
     """
     return lambda p: None if p.is_falcon else "Q5_K" if p.has_eight_experts else normal
 
 
-def _low_bit_rules(few: str, out: str | None, embedding: str) -> RoleRules:
-    """Return the rules of a file type below three bits; `few` is the type of its sensitive tensors."""
+def _low_bit_rules(sensitive: str, out: str | None, embedding: str) -> RoleRules:
+    """Return the rules of a file type below three bits. Sensitive tensors get type `sensitive`,
+    attn_output gets `out` (None for the default type).
+    """
     return {
-        "v": lambda p: "Q4_K" if p.has_small_values or p.facts.experts >= 4 else few,
+        "v": lambda p: "Q4_K" if p.has_small_values or p.facts.experts >= 4 else sensitive,
         "k": lambda p: "Q4_K" if p.has_eight_experts else None,
-        "down": lambda p: few if p.is_in_first(8) else None,
+        "down": lambda p: sensitive if p.is_in_first(8) else None,
         "out": lambda p: "Q5_K" if p.has_eight_experts else out,
         "embedding": embedding,
     }
 
 
 def _if_small_values(kind: str) -> TypeRule:
+    """Return the rule that gives type `kind` to a small attn_v."""
     return lambda p: kind if p.has_small_values else None
 
 
 def _q6_if_more_bits(p: TensorPosition) -> str | None:
+    """Return Q6_K for the tensors to which llama.cpp gives more bits, else None."""
     return "Q6_K" if p.uses_more_bits else None
 
 
 def _down_q3_m(p: TensorPosition) -> str:
+    """Return the type of ffn_down in Q3_K_M."""
     return (
         "Q5_K" if p.is_in_first(16) else "Q4_K" if p.uses_more_bits or not p.is_falcon else "Q3_K"
     )
 
 
 def _down_q4_m(p: TensorPosition) -> str | None:
+    """Return the type of ffn_down in Q4_K_M, None for the default type."""
     if p.is_falcon:
         return "Q6_K" if p.is_in_first(16) else "Q5_K" if p.uses_more_bits else None
     return _q6_if_more_bits(p)
@@ -227,8 +237,8 @@ MXFP4_MOE_RULES: RoleRules = {"every": lambda p: "MXFP4" if p.is_stacked else "Q
 
 
 def _protect_first_down(kind: str) -> RoleRules:
-    """Return the rule that gives the first ffn_down tensors the type `kind`, because Q4_0 and Q5_0
-    with an imatrix can fail there.
+    """Return the rule that gives type `kind` to the first ffn_down tensors if there is an imatrix,
+    because Q4_0 and Q5_0 with an imatrix can fail there.
     """
     return {"down": lambda p: kind if p.has_imatrix and p.is_in_first(8) else None}
 
@@ -315,7 +325,7 @@ FILE_TYPES: dict[str, FileType] = {
         FileType("F32", 0, "F32"),
     )
 }
-# types that convert without quantizing, as in tools/quantize/quantize.cpp
+# File types that only convert to floats, as in tools/quantize/quantize.cpp.
 FLOAT_FILE_TYPES = ("F32", "F16", "BF16")
 FILE_TYPE_ALIASES = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
 # The types that ggml_quantize_chunk can write.
@@ -349,7 +359,7 @@ TENSOR_TYPES = (
     "Q2_0",
     "Q1_0",
 )
-# Type -> its replacement if its block size does not divide the row length.
+# Type -> the type that replaces it in tensors whose row length its block size does not divide.
 FALLBACK_TYPES = {
     **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0", "Q2_0"), "Q4_0"),
     **dict.fromkeys(

@@ -3,8 +3,8 @@ check.
 
 A plan belongs to the source with its fingerprint, and to the method and calibration that it was
 made with: with these, `--plan FILE` gives the same bytes again. Plan files are untrusted, so
-everything is checked before use. "made_from" records how the types were chosen, for information
-only.
+everything is checked before use. "made_from" records how the types were chosen; it is only for
+information.
 """
 
 import json
@@ -17,16 +17,17 @@ from quant.errors import UserError
 from quant.recipes.file_types import FILE_TYPE_ALIASES, FILE_TYPES, TENSOR_TYPES
 
 PLAN_FORMAT, PLAN_VERSION = "llmcli.plan", 1
-MAX_FILE_BYTES = 64 << 20  # most bytes of a plan file
+MAX_FILE_BYTES = 64 << 20  # limit of the bytes of a plan file
 REMAKE_HINT = "llmcli quantize SRC --target-size SIZE --plan-out FILE writes one"
 
 
 @dataclass(frozen=True, slots=True)
 class TypeMix:
-    """The `types` of all quantizable tensors of the source with this `fingerprint`.
+    """The content of a plan file: the `types` of all quantizable tensors, by name, of the source
+    with this `fingerprint`.
 
     `settings` are the other inputs that decide the bytes: method, digests of imatrix and moments,
-    folds. `tensors` and `made_from` record how the plan was made.
+    folds. `tensors` (by name) and `made_from` record how the plan was made.
     """
 
     fingerprint: str
@@ -38,7 +39,7 @@ class TypeMix:
     made_from: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        """Return the plan file as JSON."""
+        """Return the content of the plan file."""
         document = {
             "format": PLAN_FORMAT,
             "version": PLAN_VERSION,
@@ -56,8 +57,9 @@ class TypeMix:
 
     @property
     def allocation_record(self) -> dict[str, Any]:
-        """The digest of the text and the numbers of chunks that the types were chosen with, in the
-        form that `quantize --json` reports ("allocation"); empty if the file does not record them.
+        """What `quantize --json` reports about the text that the types were chosen with:
+        {"allocation": {...}} with the text's digest and the numbers of chunks. Empty if the file
+        does not record them.
         """
         record = {
             key: self.made_from.get(key) for key in ("text", "chunks", "held_out_chunks", "quick")
@@ -69,8 +71,8 @@ class TypeMix:
         return {"allocation": record} if is_complete else {}
 
     def require_match(self, fingerprint: str, settings: Mapping[str, str]) -> None:
-        """Raise UserError if the run has another source, method or calibration than the plan, so
-        that it would not write the planned bytes.
+        """Raise UserError if the run has another source, method or calibration than the plan. Such
+        a run would not write the planned bytes.
         """
         if fingerprint != self.fingerprint:
             named = f" ({self.name})" if self.name else ""
@@ -84,18 +86,20 @@ class TypeMix:
         if "sequential" in settings and "sequential" not in self.settings:
             keys = {"method", "fold"}
         for key in sorted(keys):
-            mine, given = self.settings.get(key, ""), settings.get(key, "")
-            if mine != given:
+            planned, given = self.settings.get(key, ""), settings.get(key, "")
+            if planned != given:
                 raise UserError(
-                    f"the plan was made with {_describe(key, mine)},"
+                    f"the plan was made with {_describe(key, planned)},"
                     f" this run has {_describe(key, given)}",
                     hint=f"use the same --{key}, or make a new plan with --plan-out FILE",
                 )
 
 
 def nearest_file_type(types: Mapping[str, str], elements: Mapping[str, int]) -> str:
-    """Return the file type that is closest to a mix: the one whose default type most of the values
-    have.
+    """Return the name of the file type that is closest to a mix of types: its default type is the
+    type of the largest share of values.
+
+    `types` and `elements` (numbers of values) are by tensor name.
     """
     type_values: dict[str, int] = {}
     for name, kind in types.items():
@@ -107,22 +111,23 @@ def nearest_file_type(types: Mapping[str, str], elements: Mapping[str, int]) -> 
 
 
 def _describe(key: str, value: str) -> str:
+    """Return a setting as text for an error: "method gptq", or "no imatrix"."""
     return f"{key} {value}" if value else f"no {key}"
 
 
 def _to_json(document: Mapping[str, Any]) -> str:
-    """Return JSON with one line for each key and each tensor, which is readable and gives short
-    diffs.
+    """Return a plan file as JSON with one line for each key and each tensor. This is readable and
+    gives short diffs.
     """
-    rows = ",\n".join(
+    tensor_lines = ",\n".join(
         f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in document["tensors"].items()
     )
-    head = [
+    key_lines = [
         f" {json.dumps(key)}: {json.dumps(value)},\n"
         for key, value in document.items()
         if key != "tensors"
     ]
-    return "{\n" + "".join(head) + f' "tensors": {{\n{rows}\n }}\n}}\n'
+    return "{\n" + "".join(key_lines) + f' "tensors": {{\n{tensor_lines}\n }}\n}}\n'
 
 
 def load_plan_file(path: Path) -> TypeMix:
@@ -146,14 +151,14 @@ def load_plan_file(path: Path) -> TypeMix:
             f" this program reads version {PLAN_VERSION}",
             hint=REMAKE_HINT,
         )
-    steered, tensors, size = (
+    settings, tensors, size = (
         document.get("steered", {}),
         document.get("tensors"),
         document.get("file_bytes", 0),
     )
     if (
         not isinstance(document.get("source"), str)
-        or not _is_text_map(steered)
+        or not _is_text_map(settings)
         or not isinstance(size, int)
     ):
         raise UserError(f"{path} is damaged: its source or settings are missing", hint=REMAKE_HINT)
@@ -161,7 +166,7 @@ def load_plan_file(path: Path) -> TypeMix:
     return TypeMix(
         document["source"],
         _read_types(path, tensors),
-        steered,
+        settings,
         str(document.get("name", "")),
         size,
         tensors or {},
@@ -170,10 +175,12 @@ def load_plan_file(path: Path) -> TypeMix:
 
 
 def _is_text_map(value: object) -> bool:
+    """Return whether a JSON value is an object whose values are all texts."""
     return isinstance(value, dict) and all(isinstance(word, str) for word in value.values())
 
 
 def _read_types(path: Path, tensors: object) -> dict[str, str]:
+    """Return the types by tensor name. Raises UserError if one is unknown or if there are none."""
     if not isinstance(tensors, dict) or not tensors:
         raise UserError(f"{path} is damaged: it lists no tensors", hint=REMAKE_HINT)
     types: dict[str, str] = {}

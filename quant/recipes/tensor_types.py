@@ -1,8 +1,8 @@
-"""The type of each tensor of a model: llama.cpp's own rules, the user's overrides, and replacements
-for types that do not fit.
+"""Chooses the type of each tensor of a model by llama.cpp's own rules and the user's overrides. A
+type whose blocks do not fit a tensor's rows is replaced.
 
-Tensors are counted in the order of llama.cpp's map, which is by layer and name, not in the order of
-the file.
+The rules count the tensors of a role. As in llama.cpp, tensors are counted in the order of its map,
+which is by layer and name, not in the order of the file.
 
 Source: tensor_allows_quantization, llama_tensor_get_type and tensor_type_fallback
 (src/llama-quant.cpp of the llama.cpp in llama-cpp-python 0.3.36). The rules of each file type are
@@ -27,8 +27,8 @@ from quant.recipes.file_types import (
     TensorPosition,
 )
 
-# Types that models are trained in. Tensors in these types keep them, because rounding them again
-# only loses information.
+# Types that models are trained in. A tensor in such a type keeps it, because rounding the tensor
+# again only loses information.
 TRAINED_TYPES = ("MXFP4",)
 
 # Parts of the names of tensors that are not quantized (tensor_allows_quantization).
@@ -90,8 +90,8 @@ Q8_PARTS_GLM5 = ("attn_q_a", "attn_q_b", "nextn.eh_proj")
 FEED_FORWARD_ROLES = ("down", "gate", "up")
 COUNTED_ROLES = ("v", *FEED_FORWARD_ROLES)
 HEAD_NAME, EMBEDDING_NAMES = "output.weight", ("token_embd.weight", "per_layer_token_embd.weight")
-# Part of a name -> role. The exact names above take precedence; then the first part found decides
-# (tensor_get_category).
+# (part of a tensor's name, role). The exact names above take precedence; then the first part that
+# is found in the name decides (tensor_get_category).
 ROLE_OF_PART = (
     ("attn_qkv.weight", "v"),
     ("attn_kv_b.weight", "v"),
@@ -109,13 +109,13 @@ ROLE_OF_PART = (
 class TypeOverrides:
     """The user's settings that change the types of a file type.
 
-    - `tensor_types`: texts REGEX=TYPE; the first regex that is found in a tensor's name decides its
-      type.
-    - `pure`: all other matrices get the default type.
+    - `tensor_types`: texts REGEX=TYPE. The first regex that is found in a tensor's name decides the
+      tensor's type.
+    - `pure`: all other matrices get the default type of the file type.
     - `head_type`, `embedding_type`: the types of output.weight and token_embd.weight.
     - `keep_head`: output.weight is copied from the source.
-    - `mix`: the type of every quantizable tensor by name, from a plan file (plan_file.py); it
-      replaces all of the above.
+    - `mix`: the type of every quantizable tensor by name, from a plan file (plan_file.py). It
+      replaces all settings above.
     """
 
     tensor_types: tuple[str, ...] = ()
@@ -127,7 +127,9 @@ class TypeOverrides:
 
     @property
     def is_set(self) -> bool:
-        """Whether the file will differ from the standard file of its type."""
+        """Whether there is any override, so that the file differs from a standard file of its
+        type.
+        """
         return self != NO_OVERRIDES
 
 
@@ -136,14 +138,16 @@ NO_OVERRIDES = TypeOverrides()
 
 @dataclass(frozen=True, slots=True)
 class TypeChoice:
-    """A tensor's new type, and the recipe's type if the row length did not allow it (else None)."""
+    """A tensor's new type. `replaced_type` is the type that the rules chose, if it was replaced
+    because its blocks do not fit the tensor's rows; else None.
+    """
 
     type: str
     replaced_type: str | None = None
 
 
 def parse_file_type(text: str) -> FileType:
-    """Return the file type with this name, in upper or lower case. Q4_K means Q4_K_M, as in
+    """Return the file type with this name, in upper or lower case. "Q4_K" means Q4_K_M, as in
     llama.cpp. Raises UserError if it is unknown.
     """
     name = text.strip().upper().replace("-", "_")
@@ -155,8 +159,8 @@ def parse_file_type(text: str) -> FileType:
 
 
 def parse_tensor_type(text: str) -> str:
-    """Return the tensor type with this name, in upper or lower case. Raises UserError if it is
-    unknown.
+    """Return the tensor type with this name in capitals, which `text` may write in lower case.
+    Raises UserError if it is unknown.
     """
     name = text.strip().upper()
     if name not in TENSOR_TYPES:
@@ -166,7 +170,9 @@ def parse_tensor_type(text: str) -> str:
 
 
 def parse_overrides(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], str], ...]:
-    """Parse REGEX=TYPE settings into (pattern, type), in order. Raises UserError if one is invalid."""
+    """Parse the texts REGEX=TYPE. Return (pattern, type) for each, in order. Raises UserError if
+    one is invalid.
+    """
     patterns = []
     for text in texts:
         pattern, equals, kind = text.rpartition("=")
@@ -185,14 +191,16 @@ def parse_overrides(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], str], 
 
 def tensor_order(name: str) -> tuple[int, bytes]:
     """Return the sort key of a tensor in llama.cpp's map of weights: its layer (-1 if it has none),
-    then its name.
+    then its name as bytes.
     """
     match = re.match(r"blk\.(\d+)\.", name)
     return (int(match[1]) if match else -1, name.encode())
 
 
 def tensor_role(name: str) -> str:
-    """Return the role of a tensor in the rules of file types (tensor_get_category)."""
+    """Return the role of a tensor in the rules of file types (tensor_get_category): "v", "down",
+    "head", ..., or "other".
+    """
     if name == HEAD_NAME:
         return "head"
     if name in EMBEDDING_NAMES:
@@ -201,8 +209,10 @@ def tensor_role(name: str) -> str:
 
 
 def value_rows(name: str, rows: int, facts: ModelFacts) -> int:
-    """Return the number of value rows of a fused attn_qkv, which are its last rows. Return 0 for
-    other tensors, or if the number is unknown.
+    """Return the number of rows of a fused attn_qkv that produce values, which are its last rows.
+    Return 0 for any other tensor, or if the number is unknown.
+
+    `rows` is the number of all rows of the tensor.
     """
     heads = facts.heads + 2 * facts.kv_heads
     fused = (
@@ -214,8 +224,8 @@ def value_rows(name: str, rows: int, facts: ModelFacts) -> int:
 
 
 def is_quantizable(name: str, shape: Sequence[int], facts: ModelFacts) -> bool:
-    """Return whether a tensor is quantized at all: it must be a matrix with a name that ends in
-    "weight", and neither small nor sensitive.
+    """Return whether a tensor may be quantized at all: it must be a matrix, its name must end in
+    "weight", and its role must not be one that llama.cpp leaves unquantized.
     """
     if (
         sum(size > 1 for size in shape[1:]) == 0
@@ -223,12 +233,12 @@ def is_quantizable(name: str, shape: Sequence[int], facts: ModelFacts) -> bool:
         or name in UNQUANTIZED_NAMES
     ):
         return False
-    kept = (
+    unquantized_parts = (
         UNQUANTIZED_PARTS + UNQUANTIZED_PARTS_GLM5
         if facts.architecture == "glm5-next"
         else UNQUANTIZED_PARTS
     )
-    return not any(part in name for part in kept)
+    return not any(part in name for part in unquantized_parts)
 
 
 TensorTable = Sequence[tuple[str, Sequence[int], str]]
@@ -246,9 +256,9 @@ def choose_types(
     type).
 
     Tensors that may not be quantized keep their type. So do tensors in a type that models are
-    trained in, unless an override names them. `with_importance` are the tensors that the imatrix
-    has data for, None if there is no imatrix. Raises UserError if an override has no effect, or if
-    a type needs an imatrix that has no data for the tensor.
+    trained in, unless an override names them. `with_importance` has the names of the tensors for
+    which the imatrix has data; it is None if there is no imatrix. Raises UserError if an override
+    has no effect, or if a type needs an imatrix that has no data for the tensor.
     """
     chosen = assign_types(tensors, kind, facts, overrides, imatrix=with_importance is not None)
     _require_importance(
@@ -265,8 +275,8 @@ def assign_types(
     *,
     imatrix: bool = False,
 ) -> dict[str, TypeChoice]:
-    """Return the types of choose_types(), without the check that the imatrix has data for all types
-    that need it.
+    """Return the types of choose_types(), without the check that the imatrix has data for every
+    type that needs it. `imatrix` says whether there is an imatrix.
     """
     if overrides.mix is not None:
         return _types_of_mix(tensors, facts, overrides)
@@ -280,18 +290,18 @@ def assign_types(
         value_count=sum(tensor_role(name) == "v" for name in names),
     )
     ordered = sorted(tensors, key=lambda tensor: tensor_order(tensor[0]))
-    rounded = [
+    quantizable = [
         tensor
         for tensor in quantizable_tensors(ordered, facts)
         if not (overrides.keep_head and tensor[0] == HEAD_NAME)
     ]
     decided = {
-        name: _decide_by_override(name, present, kind, parsed) for name, _, present in rounded
+        name: _decide_by_override(name, present, kind, parsed) for name, _, present in quantizable
     }
-    by_rule = [tensor for tensor in rounded if decided[tensor[0]].type is None]
+    by_rule = [tensor for tensor in quantizable if decided[tensor[0]].type is None]
     positions = _find_positions(by_rule, model)
     chosen = {name: TypeChoice(present) for name, _, present in ordered}
-    for name, shape, _ in rounded:
+    for name, shape, _ in quantizable:
         wanted = decided[name].type or _rule_type(
             name, shape[0], positions[name], model, parsed.head
         )
@@ -301,7 +311,7 @@ def assign_types(
 
 
 def quantizable_tensors(tensors: TensorTable, facts: ModelFacts) -> TensorTable:
-    """Return the tensors that may be quantized; these are the tensors whose types a mix decides."""
+    """Return the tensors that may be quantized. A mix must name exactly these tensors."""
     return [
         (name, shape, present)
         for name, shape, present in tensors
@@ -312,8 +322,8 @@ def quantizable_tensors(tensors: TensorTable, facts: ModelFacts) -> TensorTable:
 def _types_of_mix(
     tensors: TensorTable, facts: ModelFacts, overrides: TypeOverrides
 ) -> dict[str, TypeChoice]:
-    """Return each tensor's type in the mix. Raises UserError if the mix does not name exactly these
-    tensors, or if a type does not fit their rows.
+    """Return each tensor's type in the mix. Raises UserError if the mix does not name exactly the
+    quantizable tensors, or if a type does not fit their rows.
     """
     if overrides != TypeOverrides(mix=overrides.mix):
         raise UserError(
@@ -340,9 +350,9 @@ def _types_of_mix(
 
 
 def fit_row_length(wanted: str, columns: int) -> TypeChoice:
-    """Return the wanted type if the row length is a multiple of its block size, else its
-    replacement, or F16 if that does not fit either. Raises UserError if a type with large blocks
-    has no replacement.
+    """Return the wanted type if `columns`, the row length, is a multiple of its block size.
+    Otherwise return its replacement, or F16 if that does not fit either. Raises UserError if a type
+    with large blocks has no replacement.
     """
     if columns % ggml.block_size(wanted).values == 0:
         return TypeChoice(wanted)
@@ -362,38 +372,40 @@ def _require_importance(
     present: dict[str, str],
     chosen: dict[str, TypeChoice],
     kind: FileType,
-    weighed: Collection[str] | None,
+    with_importance: Collection[str] | None,
 ) -> None:
-    """Raise UserError if tensors without data in the imatrix get types of very few bits."""
-    bad = []
+    """Raise UserError if tensors without data in the imatrix get types of very few bits, whose
+    rounding would be noise.
+    """
+    noisy = []
     for name, choice in chosen.items():
         is_outside_blocks = tensor_role(name) in ("head", "embedding")
-        noise = (
+        would_be_noise = (
             choice.type
             in (TYPES_ABORTING_WITHOUT_IMATRIX if is_outside_blocks else kind.types_needing_imatrix)
             and choice.type != present[name]
         )
-        if noise and (weighed is None or name not in weighed):
-            bad.append(name)
-    if not bad:
+        if would_be_noise and (with_importance is None or name not in with_importance):
+            noisy.append(name)
+    if not noisy:
         return
-    names = ", ".join(f"{name} ({chosen[name].type})" for name in bad[:3])
-    names += " …" if len(bad) > 3 else ""
-    if weighed is None:
+    names = ", ".join(f"{name} ({chosen[name].type})" for name in noisy[:3])
+    names += " …" if len(noisy) > 3 else ""
+    if with_importance is None:
         raise UserError(
             f"{kind.name} needs an importance matrix:"
-            f" without one {len(bad)} tensors would be noise: {names}",
+            f" without one {len(noisy)} tensors would be noise: {names}",
             hint="add --imatrix FILE, as llama-imatrix makes it, or choose a larger type",
         )
     raise UserError(
-        f"the imatrix has no data for {len(bad)} tensors that would be noise without it: {names}",
+        f"the imatrix has no data for {len(noisy)} tensors that would be noise without it: {names}",
         hint="give these another type with --tensor-type, or calibrate on more text",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _ParsedOverrides:
-    """The user's overrides, with their types checked."""
+    """The user's overrides with their texts parsed: compiled patterns and valid type names."""
 
     patterns: tuple[tuple[re.Pattern[str], str], ...]
     head: str | None
@@ -412,12 +424,13 @@ class _ParsedOverrides:
         )
 
     def find_pattern_type(self, name: str) -> str | None:
+        """Return the type of the first pattern that is found in a tensor's name, or None."""
         return next((new for pattern, new in self.patterns if pattern.search(name)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class _RuleInputs:
-    """The inputs of a file type's rules that are the same for all tensors.
+    """The inputs of a file type's rules that are equal for all tensors of a model.
 
     `value_count` is the number of tensors with the role v. `is_tied` means that the embedding is
     also the head.
@@ -432,11 +445,11 @@ class _RuleInputs:
 
 @dataclass(frozen=True, slots=True)
 class _OverrideDecision:
-    """A decision on a tensor's type by an override: `type` is None if the rules of the file type
-    decide.
+    """What the overrides decide about a tensor: `type` is its type, or None if the rules of the
+    file type decide.
 
-    `override` is "head" or "embedding" if that setting decided. `is_matchable` means that a
-    REGEX=TYPE setting can decide this tensor's type.
+    `override` is "head" or "embedding" if head_type or embedding_type decided. `is_matchable` means
+    that a REGEX=TYPE setting could decide this tensor's type.
     """
 
     type: str | None
@@ -447,6 +460,7 @@ class _OverrideDecision:
 def _decide_by_override(
     name: str, present: str, kind: FileType, overrides: _ParsedOverrides
 ) -> _OverrideDecision:
+    """Return what the overrides decide about a tensor with the type `present`."""
     role, pattern_type = tensor_role(name), overrides.find_pattern_type(name)
     # As in llama.cpp: the per-layer embedding gets the embedding's type unless a pattern names it.
     is_named = pattern_type is not None and name != EMBEDDING_NAMES[0]
@@ -463,8 +477,8 @@ def _decide_by_override(
 
 
 def _find_positions(tensors: TensorTable, model: _RuleInputs) -> dict[str, TensorPosition]:
-    """Return the position of each tensor whose type a rule decides. As in llama.cpp, tensors are
-    counted in the order of its map, without those that an override decides.
+    """Return the position of each tensor whose type a rule decides, by name. As in llama.cpp,
+    tensors whose type an override decides are not counted.
     """
     facts, counts = model.facts, dict.fromkeys(COUNTED_ROLES, 0)
     positions = {}
@@ -485,6 +499,7 @@ def _find_positions(tensors: TensorTable, model: _RuleInputs) -> dict[str, Tenso
 
 
 def _layer_of(name: str, facts: ModelFacts) -> int:
+    """Return a tensor's layer. Raises UserError if the model has no such layer."""
     layer = tensor_order(name)[0]
     if not 0 <= layer < facts.layers:
         raise UserError(
@@ -498,7 +513,7 @@ def _rule_type(
     name: str, columns: int, position: TensorPosition, model: _RuleInputs, head_type: str | None
 ) -> str:
     """Return the type that the rules of the file type give a tensor. `head_type` is the user's type
-    of the head, which an embedding that is also the head gets, too.
+    for the head, None if there is none; an embedding that is also the head gets it, too.
     """
     role, kind, facts = tensor_role(name), model.kind, model.facts
     if facts.architecture == "glm5-next" and any(part in name for part in Q8_PARTS_GLM5):
@@ -519,7 +534,7 @@ def _rule_type(
 def _require_used(
     overrides: _ParsedOverrides, decided: Mapping[str, _OverrideDecision], model: _RuleInputs
 ) -> None:
-    """Raise UserError for overrides that have no effect."""
+    """Raise UserError if an override has no effect on any tensor."""
     matchable = [name for name, decision in decided.items() if decision.is_matchable]
     for pattern, _ in overrides.patterns:
         if not any(map(pattern.search, matchable)):
@@ -539,7 +554,7 @@ def _require_used(
         for name, decision in decided.items()
     )
     ties = "this model ties its output to the embedding"
-    for flag, has_effect, missing in (
+    for flag, has_effect, reason in (
         (
             "--output-tensor-type",
             not overrides.head or "head" in used or decides_tied_head,
@@ -554,6 +569,6 @@ def _require_used(
     ):
         if not has_effect:
             raise UserError(
-                f"{flag} has no effect: {missing}",
+                f"{flag} has no effect: {reason}",
                 hint="leave it out, or use --token-embedding-type",
             )
