@@ -1,4 +1,4 @@
-"""Stored bytes that are read by offset, from a local file or from a server.
+"""Byte strings that are read by offset, from a local file or from a server.
 
 Readers of a checkpoint request bytes from a Blob and need not know where they are stored.
 """
@@ -15,14 +15,15 @@ from quant.errors import DamagedSourceError, UserError
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
-# bytes of a sample, and number of samples that identify a checkpoint
+# Bytes of a sample, and number of samples that identify a checkpoint.
 SAMPLE_BYTES, SAMPLE_COUNT = 4096, 64
 
 
 class Blob(Protocol):
-    """`size` bytes of which any part can be read, from several threads at once.
+    """A byte string of `size` bytes, any part of which can be read. Several threads may read at
+    once.
 
-    `path` names them in messages.
+    `path` names it in messages.
     """
 
     @property
@@ -38,7 +39,7 @@ class Blob(Protocol):
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file on this disk.
+    """A file on a local disk.
 
     It is read, not mapped: if the file shrinks meanwhile, reading raises UserError instead of
     killing the process.
@@ -48,7 +49,7 @@ class LocalFile:
 
     @cached_property
     def size(self) -> int:
-        """Return the file's size in bytes at the first call."""
+        """The file's size in bytes when it is first requested."""
         return self.path.stat().st_size
 
     def read(self, offset: int, nbytes: int) -> "U8":
@@ -72,7 +73,8 @@ def make_row_reader(blob: Blob, offset: int, width: int) -> "Callable[[int, int]
     """Return a function that reads rows of `width` bytes, which are stored one after another from
     `offset` on.
 
-    Shapes: `read(first, last)` gives `[last - first, width]`.
+    The function is read(first, last), which returns rows first .. last as bytes [last - first,
+    width].
     """
 
     def read(first: int, last: int) -> "U8":
@@ -84,27 +86,31 @@ def make_row_reader(blob: Blob, offset: int, width: int) -> "Callable[[int, int]
 
 
 def read_samples(blobs: Sequence[Blob]) -> "list[U8]":
-    """Return small samples that are spread evenly over the bytes of all `blobs`, from the first
-    byte to the last.
+    """Return SAMPLE_COUNT small samples that are spread evenly over the bytes of all `blobs`, from
+    the first byte to the last. They identify a checkpoint.
 
-    The samples of the same bytes are the same wherever they are stored, and they are few enough to
-    fetch them one by one from a server.
+    The samples do not depend on where the bytes are stored, and there are few enough of them to be
+    fetched one by one from a server.
     """
     total = sum(blob.size for blob in blobs)
-    steps = (
+    positions = (
         [step * (total - 1) // (SAMPLE_COUNT - 1) for step in range(SAMPLE_COUNT)] if total else []
     )
-    positions = dict.fromkeys(_sample_around(blobs, at) for at in steps)
+    samples = dict.fromkeys(_sample_around(blobs, position) for position in positions)
     with ThreadPoolExecutor(8, thread_name_prefix="sample") as pool:
-        return list(pool.map(lambda place: blobs[place[0]].read(*place[1:]), positions))
+        return list(pool.map(lambda sample: blobs[sample[0]].read(*sample[1:]), samples))
 
 
-def _sample_around(blobs: Sequence[Blob], at: int) -> tuple[int, int, int]:
-    """Return the sample around byte `at` of all blobs joined, as (index of the blob, offset,
-    length).
+def _sample_around(blobs: Sequence[Blob], position: int) -> tuple[int, int, int]:
+    """Return the place of the sample around byte `position` of all blobs joined, as (index of the
+    blob, offset, length).
     """
     for number, blob in enumerate(blobs):
-        if at < blob.size:
-            return number, max(0, min(at, blob.size - SAMPLE_BYTES)), min(SAMPLE_BYTES, blob.size)
-        at -= blob.size
-    raise AssertionError(at)
+        if position < blob.size:
+            return (
+                number,
+                max(0, min(position, blob.size - SAMPLE_BYTES)),
+                min(SAMPLE_BYTES, blob.size),
+            )
+        position -= blob.size
+    raise AssertionError(position)

@@ -1,7 +1,7 @@
-"""Sources: everything that can be written as a GGUF file, with metadata entries and weights that
-are read by rows.
+"""Sources: models that can be written as a GGUF file, with metadata entries and weights that are
+read by rows.
 
-Weights are read in parts, so that memory stays bounded. quantize.write.open_gguf() and
+Weights are read in ranges of rows, so that memory stays bounded. quantize.write.open_gguf() and
 convert.checkpoint_source.open_checkpoint() return sources.
 """
 
@@ -20,20 +20,20 @@ from quant.source.blob import Blob, LocalFile, make_row_reader, read_samples
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
-SAMPLE_BYTES = 4096  # bytes of a sample in the fingerprint, which has three samples of each tensor
+SAMPLE_BYTES = 4096  # bytes of a sample; the fingerprint covers three samples of each tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor: `shape` is in ggml's order, and `read(first, last)` returns stored rows as bytes
-    `[rows, row_bytes]`.
+    """One tensor. `shape` is in ggml's order (row length first), and `read(first, last)` returns
+    rows first .. last as stored bytes [rows, row_bytes].
 
-    Writing a file calls `read` from one thread, before the rows are needed: tensors in the order of
-    the source, rows in ascending order, each row once, at most pipeline.SLAB_VALUES values at a
-    time. After a resume it starts with the first row that is not written yet. `read` may be slow
-    and does its own retries. The arrays that it returns must not change later, because other
-    threads still use them. A UserError in it stops the run and keeps the partial output for a
-    resume; a DamagedSourceError deletes the partial output.
+    Writing a file calls `read` from one thread: tensors in the order of the source, rows in
+    ascending order, each row once, at most pipeline.SLAB_VALUES values at a time. After a resume it
+    starts with the first row that is not written yet. `read` may be slow and does its own retries.
+    The arrays that it returns must not change later, because other threads still use them. A
+    UserError in `read` stops the run and keeps the partial output for a resume; a
+    DamagedSourceError deletes the partial output.
 
     `stored_type` is the type in the source's file if `read` converts it to `type`, else "".
     """
@@ -51,7 +51,9 @@ class Weight:
 
     @property
     def rows(self) -> int:
-        """The number of rows over all further axes; in a stack of experts, the rows of all experts."""
+        """The number of rows over all other axes. In a stack of experts, these are the rows of all
+        experts.
+        """
         rows = 1
         for size in self.shape[1:]:
             rows *= size
@@ -64,15 +66,16 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        """The size in bytes in the type `type`."""
+        """The size in bytes, stored as `type`."""
         return self.rows * ggml.row_bytes(self.type, self.columns)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model to write.
+    """A model to write, from a GGUF file or a checkpoint folder at `path`.
 
-    `entries` are (key, stored type and value) in the order of the new file.
+    `entries` are metadata entries (key, stored type number and value) in the order of the new file.
+    `files` are the files that the model is read from. `alignment` is in bytes.
     """
 
     path: Path
@@ -84,12 +87,12 @@ class Source:
     alignment: int
     notes: tuple[str, ...] = ()  # remarks on this source for the user
     warnings: tuple[str, ...] = ()  # problems of the new file, for the user
-    dtype: str = "F32"  # the type that most of its floats are stored as
-    # The files of the weights if they are slow to read; then the fingerprint takes only a few
+    dtype: str = "F32"  # the type in which most of the floats are stored
+    # The files of the weights if they are slow to read: then the fingerprint takes only a few
     # samples.
     blobs: tuple[Blob, ...] = ()
     origin: "Source | None" = None  # the source before folds were applied (quant/folds)
-    # digest of the folds that this file's model was already written with
+    # digest of the folds of an earlier run, which made this source's file from a folded model
     transform_digest: str = ""
     fold_digest: str = ""  # digest of the folds that were applied to `origin`
     fold_label: str = ""  # the kinds of folds that were applied to `origin`
@@ -97,16 +100,16 @@ class Source:
     @cached_property
     def fingerprint(self) -> str:
         """A digest that identifies the source: of its metadata, shapes, types and samples of the
-        stored bytes.
+        stored bytes. Folds do not change it: if there is an `origin`, it is the origin's
+        fingerprint.
 
-        If there is an `origin`, it is the origin's fingerprint. The digest is written into new
-        files, so it must not depend on where the bytes are stored.
+        The digest is written into new files, so it must not depend on where the bytes are stored.
         """
         if self.origin:
             return self.origin.fingerprint
         digest = hashlib.sha256()
-        for key, blob in self.entries:
-            digest.update(key.encode() + b"\0" + hashlib.sha256(blob).digest())
+        for key, stored_value in self.entries:
+            digest.update(key.encode() + b"\0" + hashlib.sha256(stored_value).digest())
         for weight in self.weights:
             digest.update(f"{weight.name} {weight.shape} {weight.type}".encode())
             if self.blobs:
@@ -114,16 +117,16 @@ class Source:
             step = max(1, SAMPLE_BYTES // ggml.row_bytes(weight.type, weight.columns))
             for first in {0, weight.rows // 2, max(0, weight.rows - step)}:
                 digest.update(weight.read(first, min(first + step, weight.rows)).tobytes())
-        for source_blob in self.blobs:
-            digest.update(f"{source_blob.path.name} {source_blob.size}".encode())
-        for piece in read_samples(self.blobs):
-            digest.update(piece.tobytes())
+        for blob in self.blobs:
+            digest.update(f"{blob.path.name} {blob.size}".encode())
+        for sample in read_samples(self.blobs):
+            digest.update(sample.tobytes())
         return digest.hexdigest()[:32]
 
     @property
     def newest_mtime_ns(self) -> int:
-        """The newest modification time of the source's files in nanoseconds; 0 if none of them is
-        on this disk.
+        """The newest modification time of the source's files in nanoseconds; 0 if none of the files
+        is on this disk.
         """
         return max((file.stat().st_mtime_ns for file in self.files if file.exists()), default=0)
 
@@ -131,10 +134,11 @@ class Source:
 def make_file_row_reader(
     file: Path, offset: int, width: int, name: str
 ) -> "Callable[[int, int], U8]":
-    """Return a function that reads rows of `width` bytes, which are stored one after another in a
-    file.
+    """Return a function that reads rows of `width` bytes of the tensor `name`, which are stored one
+    after another from `offset` on in a file.
 
-    Errors name the tensor. Shapes: `read(first, last)` gives `[last - first, width]`.
+    The function is read(first, last), which returns bytes [last - first, width]. It raises
+    DamagedSourceError, with the tensor's name, if the file is too short.
     """
 
     read_rows = make_row_reader(LocalFile(file), offset, width)
@@ -153,16 +157,16 @@ def make_file_row_reader(
 def reorder_rows(
     read: "Callable[[int, int], U8]", order: Sequence[int]
 ) -> "Callable[[int, int], U8]":
-    """Return a function that reads the same rows in another order: row i of the result is row
-    order[i] of `read`.
+    """Return a function that reads the rows in another order: row i of the result is row order[i]
+    of `read`.
 
-    It reads the whole range between the first and the last row that are needed, which is small if
-    rows move only within heads.
+    It reads the whole range between the first and the last row that are needed. The range is small
+    if rows move only within heads.
     """
 
     def read_ordered(first: int, last: int) -> "U8":
-        wanted = order[first:last]
-        low = min(wanted)
-        return read(low, max(wanted) + 1)[[row - low for row in wanted]]
+        rows = order[first:last]
+        lowest = min(rows)
+        return read(lowest, max(rows) + 1)[[row - lowest for row in rows]]
 
     return read_ordered
