@@ -1,4 +1,4 @@
-"""`llmcli batch`: answers many prompts from a file through one model."""
+"""`llmcli batch`: answers many prompts from a file with one model."""
 
 import shlex
 from pathlib import Path
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
 
 DEFAULT_PARALLEL, MAX_PARALLEL = 16, 128
-# sequences in a round of reproducible mode, for each answer that runs at once: the more, the less
-# time a round spends with only its last answers running
+# In reproducible mode, a round computes this many sequences for each parallel answer. With more
+# sequences, a round spends less of its time on the few answers that end last.
 SEQUENCES_PER_ANSWER = 4
 MAX_LISTED_DUPLICATES = 3  # repeated custom_ids that are listed one by one
 
@@ -133,7 +133,9 @@ def batch(
 
 
 def _print_result(result: "BatchResult", ui: "UI") -> None:
-    """Print the summary of a batch; raises typer.Exit if it was stopped or lines have no answer."""
+    """Print the summary of a batch. Raises typer.Exit if the batch was stopped or some lines have
+    no answer.
+    """
     if ui.json:
         ui.result(
             {
@@ -172,8 +174,8 @@ def _print_result(result: "BatchResult", ui: "UI") -> None:
 
 
 def _check_output(out: Path, lines: str) -> Path:
-    """Return the output path; raises UserError, before a model is fetched, if it cannot be
-    written.
+    """Return the output path. Raises UserError if it cannot be written, or UsageError if it is the
+    input file, before a model is downloaded.
     """
     from llmcli.atomic_files import require_writable
 

@@ -1,5 +1,5 @@
-"""`llmcli calibrate`: runs a text through a model and writes statistics of the inputs of its
-weights; or merges such files.
+"""`llmcli calibrate`: runs a text through a model, and writes statistics about the inputs of its
+weight matrices. With --merge, adds up such files instead.
 """
 
 from pathlib import Path
@@ -93,16 +93,17 @@ def calibrate(
 ) -> None:
     """Measure how much each input of each weight matters.
 
-    `quantize` uses the result as --imatrix STATS and --moments FILE. STATS contains sums of squares
-    over a text, in llama-imatrix's format, which llama-quantize reads, too; it includes the head of
-    models that share it with their embedding. An interrupted run resumes.
+    `quantize` uses the result as --imatrix STATS and --moments FILE. For each input channel of each
+    weight matrix, STATS contains the sum of squared activations over a text. Its format is that of
+    llama-imatrix, so that llama-quantize reads it, too. It includes the output head of models whose
+    head and embedding share a tensor. An interrupted run resumes.
     """
     from llmcli.atomic_files import require_distinct_paths
     from llmcli.model_loader import float_copy
     from llmcli.planning import resolve_options
     from llmcli.runtime.requests.request import RunOptions
-    from llmcli.workflows.calibration import calibrate as calibrating
     from llmcli.workflows.calibration import texts
+    from llmcli.workflows.calibration.calibrate import CalibrationRequest, run_calibration
     from quant.quantize.plan import parse_size
 
     config, ui = start_command(json, offline)
@@ -121,23 +122,21 @@ def calibrate(
         return
     _refuse_conflicts(len(refs), memory, moments)
     if moments and flash_attn == "auto":
-        flash_attn = "off"  # flash attention would hide how attention mixes values
+        flash_attn = "off"  # flash attention does not expose the attention weights
     elif moments and flash_attn == "on":
         ui.note("flash attention hides how values are mixed: gptq will have no moments for attn_v")
     options = RunOptions(ctx, threads, None, ubatch_size, ubatch_size, gpu_layers, flash_attn)
     resolve_options.validate_options(options)
     memory_bytes = parse_size(memory, "--memory", "memory") if memory else None
     workers.join(ui)
-    texts.read_user_texts(
-        text or []
-    )  # a mistake in the texts is reported before a model is fetched
+    texts.read_user_texts(text or [])  # report an unreadable text before a model is downloaded
     source = _open_source(refs[0], config, ui)
     require_distinct_paths([out, moments], [*source.files, *(text or [])])
     with float_copy.open_runnable(source, config, ui, threads or 0) as path:
         model_side = prepare_side(path, options, ui)
         text_chunks, text_names = texts.calibration_chunks(model_side, text or [], chunks, seed, ui)
         target = moments.expanduser() if moments else None
-        request = calibrating.CalibrationRequest(
+        request = CalibrationRequest(
             model_side,
             source.fingerprint,
             text_chunks,
@@ -147,7 +146,7 @@ def calibrate(
             memory_bytes,
             fresh,
         )
-        result = calibrating.calibrate(request, config, ui)
+        result = run_calibration(request, config, ui)
     _print_result(request, result, ui)
 
 
@@ -168,10 +167,8 @@ def _refuse_conflicts(models: int, memory: str | None, moments: Path | None) -> 
 
 
 def _open_source(ref: str, config: "Config", ui: "UI") -> "Source":
-    """Open the model with its weights as they are, quantized only if the name requests it
-    (NAME:TYPE).
-
-    Raises UserError.
+    """Open the model with its original weights. Only if the name requests a type (NAME:TYPE),
+    quantize them to this type first. Raises UserError.
     """
     from llmcli.catalog import fetch
     from llmcli.model_loader import pickle_hint, quantize_file
@@ -188,7 +185,9 @@ def _open_source(ref: str, config: "Config", ui: "UI") -> "Source":
 
 
 def _refuse_reading_options(options: dict[str, object]) -> None:
-    """Raise UsageError for options that do not apply to --merge."""
+    """Raise UsageError if an option is set that does not apply to --merge. `options`: each flag
+    with its value; None: not set.
+    """
     from llmcli.errors import UsageError
 
     for flag, value in options.items():
@@ -200,7 +199,7 @@ def _refuse_reading_options(options: dict[str, object]) -> None:
 
 
 def _merge(paths: list[Path], out: Path, ui: "UI") -> None:
-    """Merge files of one kind. Raises UserError."""
+    """Merge the calibration files of one kind into `out`, and print a summary. Raises UserError."""
     from llmcli.atomic_files import require_distinct_paths, require_writable, write_atomically
     from llmcli.errors import UserError
     from llmcli.units import format_count
@@ -219,8 +218,8 @@ def _merge(paths: list[Path], out: Path, ui: "UI") -> None:
     if moment_files:
         merged = merge.merge_moments(paths, out)
     else:
-        merged, pieces = merge.merge_imatrix(paths)
-        write_atomically(out, *pieces)
+        merged, chunks = merge.merge_imatrix(paths)
+        write_atomically(out, *chunks)
         if len({path.resolve() for path in paths}) < len(paths):
             ui.warn("a file is given twice and counts twice")
     for note in merged.notes:
@@ -293,7 +292,8 @@ def _print_result(request: "CalibrationRequest", result: "CalibrationResult", ui
 
 
 def _rank_deficient(request: "CalibrationRequest", ui: "UI") -> dict[str, int]:
-    """Return, for each weight, how many of its matrices had fewer rows than columns.
+    """Return the weights whose second moments do not have full rank, because fewer tokens than
+    columns reached the weight. The values are numbers of affected matrices (experts).
 
     Prints a warning with the number of tokens that the text would need.
     """
@@ -308,7 +308,10 @@ def _rank_deficient(request: "CalibrationRequest", ui: "UI") -> dict[str, int]:
     ]
     if thin_inputs:
         worst = max(
-            thin_inputs, key=lambda one: one.columns / min(count for count in one.counts if count)
+            thin_inputs,
+            key=lambda shared_input: (
+                shared_input.columns / min(count for count in shared_input.counts if count)
+            ),
         )
         min_rows = min(count for count in worst.counts if count)
         needed_tokens = int(request.text.ids.size * worst.columns / min_rows) + 1

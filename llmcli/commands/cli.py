@@ -1,5 +1,5 @@
-"""The command line: every command by name. A command's module is imported when it is first
-needed.
+"""The command line: all commands by name. A command's module is imported only when the command is
+used, so that llmcli starts fast.
 """
 
 from importlib import import_module
@@ -10,8 +10,8 @@ from typer.core import TyperGroup
 
 from llmcli import __version__
 
-# In the order of --help: the modules of this folder, and the commands that each registers with their
-# one-line summaries. The summaries are here so that --help imports no command.
+# The modules of this folder, and for each the commands that it registers with their summaries, in
+# the order of --help. The summaries are repeated here so that --help imports no command.
 COMMANDS_OF_MODULE = {
     "models": {
         "pull": "Download and verify a model; with --quant also quantize it.",
@@ -75,15 +75,15 @@ SUMMARIES = {name: text for names in COMMANDS_OF_MODULE.values() for name, text 
 
 
 class LazyCommands(TyperGroup):
-    """A command group that creates its commands when they are needed."""
+    """A command group that imports a command's module when the command is first needed."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the commands in the order of --help."""
+        """Return the names of all commands in the order of --help."""
         return list(MODULE_OF_COMMAND)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command by name; for an unknown name all commands are created, so that similar
-        ones are suggested.
+        """Return a command by name; None if it does not exist. For an unknown name, all commands
+        are imported, so that Typer can suggest similar names.
         """
         for word in [cmd_name] if cmd_name in MODULE_OF_COMMAND else MODULE_OF_COMMAND:
             if word not in self.commands:
@@ -97,7 +97,9 @@ class LazyCommands(TyperGroup):
 
 
 def load_commands(module: str) -> dict[str, Any]:
-    """Import a module of this folder and return the commands that it registers, by name."""
+    """Import a module of this folder, and return the commands that it registers, by name. `module`:
+    its path without "llmcli.commands.".
+    """
     group = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
     import_module(f"llmcli.commands.{module}").register(group)
     return dict(typer.main.get_group(group).commands)

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 def start_command(
     json: bool = False, offline: bool = False, allow_pickle: bool = False
 ) -> "tuple[Config, UI]":
-    """Return the configuration and the user interface of one command."""
+    """Return the configuration and the user interface of one command. `json`: print one JSON
+    document on stdout. `offline`, `allow_pickle`: override the configuration.
+    """
     from llmcli import config
     from llmcli.ui import UI
 

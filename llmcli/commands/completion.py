@@ -1,4 +1,4 @@
-"""Shell completion of model names and of the measurements of `bench`; reads no weights."""
+"""Shell completion of model names and of the subcommands of `bench`. No weights are read."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,9 @@ import typer
 
 
 def complete_models(incomplete: str) -> Iterator[str]:
-    """Complete the names in the catalog and on this disk; none if they cannot be read."""
+    """Yield the names in the catalog and on this disk that start with `incomplete`. Yields nothing
+    if they cannot be read.
+    """
     from llmcli import config
     from llmcli.catalog import catalog, store
     from llmcli.errors import UserError
@@ -23,7 +25,9 @@ def complete_models(incomplete: str) -> Iterator[str]:
 
 
 def complete_benches(ctx: typer.Context, incomplete: str) -> Iterator[str]:
-    """Complete the first word of `bench`: a measurement, or a model for the default measurement."""
+    """Yield the completions of the first word after `bench`: a subcommand, or a model name for the
+    default subcommand.
+    """
     sources = [ctx.get_parameter_source(name) for name in ctx.params]
     if not any(source and source.name == "COMMANDLINE" for source in sources) and ctx.parent:
         other_benches = set(getattr(ctx.parent.command, "commands", {})) - {ctx.info_name}

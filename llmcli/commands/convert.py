@@ -1,5 +1,5 @@
-"""`llmcli convert`: converts a checkpoint folder into a GGUF of floats or Q8_0, with the functions
-of quantize.
+"""`llmcli convert`: converts a checkpoint folder into a GGUF of floats or Q8_0. It uses the
+functions of `llmcli quantize`.
 """
 
 from pathlib import Path
@@ -71,8 +71,8 @@ def convert(
 def _open_checkpoint(
     path: Path, reading: "SourceSettings", blobs: "Mapping[str, Blob] | None"
 ) -> "Source":
-    """Open the folder as a source; raises UserError for a file, with the command that accepts
-    it.
+    """Open the checkpoint folder. Raises UserError for a file; its hint is a quantize command that
+    accepts the file.
     """
     from llmcli.errors import UserError
     from llmcli.model_loader import quantize_file

@@ -52,8 +52,8 @@ def diff(
 
 
 def _find_gguf(text: str, config: "Config", ui: "UI") -> Path:
-    """Return the GGUF that a name refers to; raises UserError if it is not on this disk or not a
-    GGUF.
+    """Return the path of the GGUF that a name refers to. Raises UserError if the model is not on
+    this disk or is a checkpoint folder.
     """
     from llmcli.catalog import fetch
     from llmcli.errors import UserError

@@ -1,4 +1,6 @@
-"""`llmcli doctor`: prints versions, devices, memory, stored files and problems of this machine."""
+"""`llmcli doctor`: prints versions, devices, memory and stored files, and warns about problems of
+this machine.
+"""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,7 +81,7 @@ def doctor(
 
 
 def _read_cluster(address: str) -> dict[str, Any]:
-    """Return the size of a Ray cluster; raises UserError."""
+    """Return the size of a Ray cluster as a JSON object. Raises UserError if it does not answer."""
     from llmcli.hardware.ray_cluster import require_ray
 
     require_ray(local=False)
@@ -96,7 +98,7 @@ def _read_cluster(address: str) -> dict[str, Any]:
 
 
 def _measure_bandwidth(result: "Diagnostics") -> "BandwidthReading | None":
-    """Measure how fast all cores read memory beyond the caches; None if there is too little free
+    """Measure the memory bandwidth with all cores. Returns None if there is too little free
     memory.
     """
     from llmcli.bench.cost import memory_bandwidth
@@ -115,8 +117,8 @@ def build_document(
     connections: "list[ConnectivityCheck] | None",
     workers: "list[RpcWorker] | None" = None,
 ) -> dict[str, Any]:
-    """Return the JSON document. Values that this machine cannot determine or that were not
-    requested are null.
+    """Return the JSON document. Values are null if this machine cannot determine them or they were
+    not requested.
     """
     from llmcli.hardware import cpu_features, host
 
@@ -241,7 +243,9 @@ def _print_checkup(
 
 
 def _print_cpu(result: "Diagnostics", ui: "UI") -> None:
-    """Print the processor, and its features compared with the build's."""
+    """Print the processor, the CPU features that llama.cpp uses, and features that only one of the
+    two has.
+    """
     from llmcli.hardware import cpu_features, host
 
     cache = host.last_cache_bytes()

@@ -1,4 +1,4 @@
-"""A model's identity in --json, and its parameter count for people."""
+"""A model's identity as a JSON object, and the formatting of parameter counts."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,7 +7,9 @@ if TYPE_CHECKING:
 
 
 def model_identity(model: "FetchedModel") -> dict[str, Any]:
-    """Return a model's identity as `pull --json` prints it."""
+    """Return the fields that identify a model in the JSON documents of `pull`, `list` and
+    `show`.
+    """
     return {
         "name": model.name,
         "path": str(model.path),
@@ -19,7 +21,7 @@ def model_identity(model: "FetchedModel") -> dict[str, Any]:
 
 
 def format_count(number: int | None) -> str:
-    """Format a parameter count for people: 134515008 -> 134.5M."""
+    """Format a parameter count for display: 134515008 becomes "134.5M"; "-" if it is unknown."""
     if not number:
         return "-"
     for step, letter in ((1_000_000_000, "B"), (1_000_000, "M"), (1_000, "K")):

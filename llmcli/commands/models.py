@@ -1,4 +1,6 @@
-"""`llmcli pull`, `list`, `rm`, `gc` and `alias`: downloads, lists, removes and names models."""
+"""`llmcli pull`, `list`, `rm`, `gc` and `alias`: commands that download, list, remove and name
+models.
+"""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,7 +132,7 @@ def list_(
 def rm(ref: Ref) -> None:
     """Remove a model and its quantized files.
 
-    NAME:TYPE removes only that file; an alias, only the name.
+    NAME:TYPE removes only that quantized file. For an alias, only the name is removed.
     """
     from llmcli.catalog import aliases, catalog, cleanup
     from llmcli.catalog.model_ref import parse_ref
@@ -199,7 +201,9 @@ def alias(
 
 
 def _parse_settings(texts: list[str]) -> dict[str, Any]:
-    """Return NAME=VALUE pairs as checked values, by the settings' canonical names."""
+    """Parse texts of the form NAME=VALUE. Returns the checked values by the canonical names of the
+    sampling settings.
+    """
     from llmcli.errors import UsageError
     from llmcli.runtime import sampling
 
@@ -226,8 +230,8 @@ def _print_pulled(model: "FetchedModel", ui: "UI") -> None:
 
 
 def _list_row(manifest: Any, ui: "UI") -> dict[str, Any] | None:
-    """Return the list's row of a model; if its files are missing or damaged, print a note and
-    return None.
+    """Return a model's row in the output of `list`. If its files are missing or damaged, print a
+    note and return None.
     """
     from pathlib import Path
 
@@ -249,8 +253,8 @@ def _list_row(manifest: Any, ui: "UI") -> dict[str, Any] | None:
 
 
 def _alias_row(name: str, config: "Config", ui: "UI") -> dict[str, Any] | None:
-    """Return the row of an alias whose model is on this disk; print a note if the alias is
-    invalid.
+    """Return an alias's row in the output of `list`; None if its model is not on this disk. If the
+    alias is invalid, print a note and return None.
     """
     from llmcli.catalog import fetch
     from llmcli.catalog.model_facts import read_facts

@@ -92,7 +92,7 @@ Ray = Annotated[
 ]
 WhileStdin = Annotated[
     bool,
-    typer.Option("--while-stdin", help="Stop when standard input closes, as its parent exits."),
+    typer.Option("--while-stdin", help="Stop when standard input closes (the parent exits)."),
 ]
 StreamEvery = Annotated[
     float,
@@ -100,7 +100,7 @@ StreamEvery = Annotated[
         min=0,
         max=1000,
         metavar="MS",
-        help="Send tokens that arrive within this time together; 0: each alone.",
+        help="Send tokens that arrive within this time together; 0: send each token alone.",
     ),
 ]
 Private = Annotated[
@@ -241,8 +241,8 @@ def _check_grpc(in_other_process: bool) -> None:
 def _read_keys(typed: list[str], files: list[Path], host: str) -> tuple[str, ...]:
     """Return the API keys of the command line and of the key files.
 
-    Empty lines and # comments of a key file are skipped. Raises UserError for unusable keys, or if
-    other machines could connect without a key.
+    Empty lines and # comments of a key file are skipped. Raises UserError for an invalid key, or if
+    `host` is reachable from other machines and there is no key.
     """
     lines = [
         line.strip()

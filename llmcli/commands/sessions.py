@@ -1,5 +1,5 @@
-"""`llmcli sessions`: lists, shows and removes the conversations on this disk: saved chats and
-logged sessions.
+"""`llmcli sessions`: lists, shows and removes conversations on this disk. These are saved chats and
+the logs of chat sessions.
 """
 
 import time
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
 
 QUESTION_CHARACTERS, DEFAULT_ROWS = 48, 30  # characters of a question; rows of a list
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name in the list, or `last`.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from the list, or `last`.")]
 
 group = typer.Typer(
     invoke_without_command=True,
@@ -116,8 +116,8 @@ def rm(
 
 
 def _list_row(item: "HistoryItem", ui: "UI") -> dict[str, Any]:
-    """Return a row of the list; for an unreadable conversation print a note and leave its fields
-    empty.
+    """Return the fields of one conversation in the list. For an unreadable conversation, print a
+    note and return empty fields.
     """
     from llmcli.chat.conversation.stored_conversation import StoredConversation
     from llmcli.chat.conversation.turn_tree import TurnTree

@@ -1,4 +1,6 @@
-"""`llmcli show`: prints a model's metadata, tensors, certificate and template, or its sources."""
+"""`llmcli show`: prints a model's metadata, tensors, certificate and chat template; for a model
+that is not on this disk, its sources.
+"""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,8 +42,7 @@ def show(
 
     Includes the certificate that `quantize --verify` wrote.
     """
-    from llmcli.catalog import fetch
-    from llmcli.catalog import model_facts as facts
+    from llmcli.catalog import fetch, model_facts
     from llmcli.workflows.certification import certificate_text
     from quant.model_file import read_header
 
@@ -55,9 +56,9 @@ def show(
         _show_template(model, ui)
         return
     header = read_header.read_header(model.path) if model.kind == "gguf" else None
-    model_facts = facts.header_facts(header) if header else facts.checkpoint_facts(model.path)
-    tensor_rows = facts.tensor_rows(header) if header and tensors else []
-    certificate = _certificate(header, ui) if header else None
+    facts = model_facts.header_facts(header) if header else model_facts.checkpoint_facts(model.path)
+    tensor_rows = model_facts.tensor_rows(header) if header and tensors else []
+    certificate = _read_certificate(header, ui) if header else None
     _require_certificate(model, certificate, check)
     mismatches = (
         certificate_text.mismatches(header, certificate, check, ui)
@@ -71,14 +72,14 @@ def show(
         ui.result(
             {
                 **model_identity(model),
-                **model_facts,
+                **facts,
                 "certificate": document,
                 **({"tensors": tensor_rows} if tensors else {}),
             }
         )
         _raise_mismatches(model, mismatches, check)
         return
-    _show_model(model, model_facts, ui)
+    _show_model(model, facts, ui)
     if header:
         _show_header(header, ui)
     if header and certificate:
@@ -94,8 +95,10 @@ def show(
     _raise_mismatches(model, mismatches, check)
 
 
-def _certificate(header: "ModelHeader", ui: "UI") -> "Certificate | None":
-    """Return the certificate in the file; if it is unreadable, print a warning and return None."""
+def _read_certificate(header: "ModelHeader", ui: "UI") -> "Certificate | None":
+    """Return the certificate that is stored in the file; None if there is none. If it is
+    unreadable, print a warning and return None.
+    """
     from quant.certificate import certificate
     from quant.errors import UserError
 
@@ -109,7 +112,7 @@ def _certificate(header: "ModelHeader", ui: "UI") -> "Certificate | None":
 def _require_certificate(
     model: "FetchedModel", certificate: "Certificate | None", check: bool
 ) -> None:
-    """Raise UserError if `--check` was given and the file has no certificate."""
+    """Raise UserError if --check was given but the file has no certificate."""
     from llmcli.errors import UserError
 
     if check and certificate is None:
@@ -120,7 +123,9 @@ def _require_certificate(
 
 
 def _raise_mismatches(model: "FetchedModel", problems: tuple[str, ...], check: bool) -> None:
-    """Raise UserError if `--check` found that the certificate does not match the file."""
+    """Raise UserError if --check was given and the certificate does not match the file. `problems`:
+    the differences as sentences.
+    """
     from llmcli.errors import UserError
 
     if check and problems:
@@ -131,7 +136,9 @@ def _raise_mismatches(model: "FetchedModel", problems: tuple[str, ...], check: b
 
 
 def _show_template(model: "FetchedModel", ui: "UI") -> None:
-    """Print the rendered probe conversations and the warnings about the template."""
+    """Print the chat template's output for sample conversations, and warnings about the template.
+    Raises UserError for a checkpoint folder.
+    """
     from llmcli.errors import UserError
 
     if model.kind != "gguf":
@@ -192,7 +199,7 @@ def _show_sources(resolved: "ResolvedRef", ui: "UI") -> None:
     ui.text(f"to fetch it: llmcli pull {resolved.ref.full_name}")
 
 
-def _show_model(model: "FetchedModel", model_facts: dict[str, Any], ui: "UI") -> None:
+def _show_model(model: "FetchedModel", facts: dict[str, Any], ui: "UI") -> None:
     from llmcli.units import format_size
 
     _section(
@@ -200,10 +207,10 @@ def _show_model(model: "FetchedModel", model_facts: dict[str, Any], ui: "UI") ->
         {
             "name": model.name,
             "description": model.entry.description if model.entry else "",
-            "architecture": model_facts["architecture"],
-            "parameters": format_count(model_facts["parameters"]),
-            "context length": str(model_facts["context_length"]),
-            "file type": f"{model_facts['file_type']} ({model_facts['bits_per_weight']:.2f} bits per weight)",
+            "architecture": facts["architecture"],
+            "parameters": format_count(facts["parameters"]),
+            "context length": str(facts["context_length"]),
+            "file type": f"{facts['file_type']} ({facts['bits_per_weight']:.2f} bits per weight)",
             "size": f"{format_size(model.nbytes)} ({model.nbytes} bytes)",
             "path": str(model.path),
             "source": model.source + (f" at {model.revision}" if model.revision else ""),
@@ -217,15 +224,15 @@ def _show_model(model: "FetchedModel", model_facts: dict[str, Any], ui: "UI") ->
     ui.text("Types")
     rows = [
         (f"  {name}", str(row["tensors"]), format_size(row["bytes"]))
-        for name, row in model_facts["types"].items()
+        for name, row in facts["types"].items()
     ]
     ui.table(("  type", "tensors", "size"), rows, right=("tensors", "size"))
     ui.text()
-    _show_roles(model_facts["roles"], ui)
+    _show_roles(facts["roles"], ui)
 
 
 def _show_roles(roles: dict[str, Any], ui: "UI") -> None:
-    """Print the size and the types of each kind of tensor, summed over all blocks."""
+    """Print the size and the tensor types of each kind of tensor, summed over all blocks."""
     from llmcli.units import format_size
 
     if not roles:
@@ -264,7 +271,7 @@ def _show_tensors(tensor_rows: list[dict[str, Any]], ui: "UI") -> None:
 
 
 def _show_header(header: Any, ui: "UI") -> None:
-    """Print the tokenizer section: the metadata that decides how text becomes tokens."""
+    """Print the section about the tokenizer: its metadata and whether there is a chat template."""
     from quant.gguf.header import GgufArray
 
     data = header.metadata

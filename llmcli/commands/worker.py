@@ -102,7 +102,7 @@ def worker(
 
 
 def _require_free_port(host: str, port: int) -> None:
-    """Raise UserError if the address cannot be used."""
+    """Raise UserError if the worker cannot listen on this address."""
     import socket
 
     with socket.socket() as probe:

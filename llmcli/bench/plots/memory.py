@@ -21,20 +21,20 @@ OVERHEAD_LABEL, FREE_LABEL = "interpreter, libraries", "free"
 MAX_FREE_RATIO = 2  # free memory is only drawn if it is at most this many times the used memory
 
 
-def build_chart(receipts: Sequence[tuple[str, MemoryPlan]]) -> RowChart | None:
-    """Build a chart with one bar for each context and device. `receipts`: the name and the memory
-    plan of each context. Returns None if no size is known.
+def build_chart(plans: Sequence[tuple[str, MemoryPlan]]) -> RowChart | None:
+    """Build a chart with one bar for each context and device. `plans`: the name and the memory plan
+    of each context. Returns None if no size is known.
     """
-    has_several_devices = any(len(receipt.devices) > 1 for _, receipt in receipts)
+    has_several_devices = any(len(plan.devices) > 1 for _, plan in plans)
     rows = [
-        _row(f"{name}, {share.device}" if has_several_devices else name, share, receipt.overhead)
-        for name, receipt in receipts
-        for share in receipt.devices
+        _row(f"{name}, {share.device}" if has_several_devices else name, share, plan.overhead)
+        for name, plan in plans
+        for share in plan.devices
     ]
     rows = [row for row in rows if row.values]
     if not rows:
         return None
-    description = f"{_verdict(receipts)} What llama.cpp maps and allocates, from its dry run."
+    description = f"{_verdict(plans)} What llama.cpp maps and allocates, from its dry run."
     return RowChart("Memory", description, Axis("MiB"), tuple(rows))
 
 
@@ -71,8 +71,8 @@ def build_type_chart(
     )
 
 
-def _verdict(receipts: Sequence[tuple[str, MemoryPlan]]) -> str:
-    verdicts = {receipt.fits for _, receipt in receipts}
+def _verdict(plans: Sequence[tuple[str, MemoryPlan]]) -> str:
+    verdicts = {plan.fits for _, plan in plans}
     if False in verdicts:
         return "Not all of it fits." if len(verdicts) > 1 else "It does not fit."
     return "Whether it fits is not known." if None in verdicts else "It fits."

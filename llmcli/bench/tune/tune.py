@@ -139,7 +139,7 @@ class TuningWorkload:
 @dataclass(frozen=True, slots=True)
 class TriedSetting:
     """One tried value of an option. `ratio`: its speed relative to the best setting before.
-    `rounds`: the number of rounds in which it was measured. `adopted`: whether it became the best
+    `rounds`: the number of rounds in which it was measured. `taken`: whether it became the best
     setting.
     """
 
@@ -147,7 +147,7 @@ class TriedSetting:
     setting: RunSetting
     ratio: float
     rounds: int
-    adopted: bool
+    taken: bool
 
 
 @dataclass(frozen=True, slots=True)

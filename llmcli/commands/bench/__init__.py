@@ -1,4 +1,6 @@
-"""`llmcli bench`: each module of this folder exports BENCHES, its subcommands by function name."""
+"""`llmcli bench`, a group of subcommands. Each module of this folder exports its subcommands as
+BENCHES; the function's name is the subcommand's name.
+"""
 
 import inspect
 from collections.abc import Mapping
@@ -9,15 +11,17 @@ from typer.core import TyperGroup
 
 from quant.registry import collect
 
-DEFAULT_BENCH = "speed"  # the subcommand that `bench REF` stands for
+DEFAULT_BENCH = "speed"  # the subcommand that `bench REF` runs
 
 
 class BenchGroup(TyperGroup):
-    """The bench group: `bench REF` runs the speed test, `bench NAME REF` the measurement NAME."""
+    """The `bench` group. `bench NAME REF` runs the subcommand NAME, and `bench REF` the
+    speed test.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; if the first one names no measurement, they belong to the speed
-        test.
+        """Parse the arguments. If the first one is not the name of a subcommand, the arguments
+        belong to the speed test.
         """
         return super().parse_args(
             ctx, args if args and args[0] in self.commands else [DEFAULT_BENCH, *args]
@@ -36,7 +40,9 @@ def register(app: typer.Typer) -> None:
 
 
 def _list_others(commands: Mapping[str, Any]) -> str:
-    """Return the part of the help that lists the other measurements with their summaries."""
+    """Return the paragraph of the help text that lists the other subcommands with their
+    summaries.
+    """
     rows = [
         f"  bench {name:<9} {_summary(command)}"
         for name, command in commands.items()

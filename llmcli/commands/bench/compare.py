@@ -69,7 +69,7 @@ Confidence = Annotated[
     float, typer.Option("--confidence", min=50, max=99.99, help="Percent, for all tests jointly.")
 ]
 Separately = Annotated[
-    bool, typer.Option("--apart", help="Load the sides in turn, never both at once.")
+    bool, typer.Option("--apart", help="Load A and B in turn, never both at once.")
 ]
 Anyway = Annotated[
     bool,

@@ -49,8 +49,8 @@ def history(model: ModelFilter = None, last: MaxRows = None, json: Json = False)
 
 
 def build_document(run: "BenchRun") -> dict[str, Any]:
-    """Return a saved run as `bench -o json` prints it, with the facts that were saved about the
-    run.
+    """Return a saved run as a JSON object: the fields of `bench -o json`, and the run's number,
+    time, machine, build and model.
     """
     run_fields = {
         "id": run.id,

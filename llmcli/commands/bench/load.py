@@ -1,6 +1,4 @@
-"""`llmcli bench load`: applies a load to a server and prints the latency and throughput of its
-users.
-"""
+"""`llmcli bench load`: applies a load to a server, and prints latency and throughput."""
 
 import shlex
 from collections.abc import Sequence
@@ -156,9 +154,9 @@ def load(
 ) -> None:
     """Measure the latency and throughput of a server, or of a model that is served.
 
-    The server can be any with OpenAI's API. Prompts are distinct, so that a prefix cache helps only
-    as far as --shared allows. --find-max searches for the most users (or requests per second)
-    within limits such as --slo ttft:2000,tpot:100.
+    Any server with OpenAI's API can be measured. Prompts are distinct, so that a prefix cache helps
+    only as far as --shared allows. --find-max searches for the largest number of users (or requests
+    per second) within limits such as --slo ttft:2000,tpot:100.
     """
     from llmcli.bench.load.run import run_load
     from llmcli.bench.result_rows import OUTPUT_FORMATS
@@ -167,7 +165,7 @@ def load(
     output = "json" if json else output
     if output not in OUTPUT_FORMATS:
         raise UsageError(f"-o {output!r} is unknown", hint=f"-o takes: {' '.join(OUTPUT_FORMATS)}")
-    servers = _parse_sides(words, against)
+    servers = _parse_servers(words, against)
     reporting.check_path()
     request = LoadRequest(
         servers,
@@ -186,9 +184,10 @@ def load(
 
 
 def _add_workers(rpc: str, flags: str, names: Sequence[str]) -> str:
-    """Return `flags` with the workers added as --rpc.
+    """Return `flags`, the flags of a started server, with `--rpc` and the workers added.
 
-    Raises UsageError unless exactly one server is started here.
+    Raises UsageError unless exactly one server is started here, because a worker serves one model
+    at a time. `names`: the servers to measure; a URL is a server that is already running.
     """
     started = [name for name in names if "://" not in name]
     if len(started) != 1:
@@ -203,16 +202,15 @@ def _add_workers(rpc: str, flags: str, names: Sequence[str]) -> str:
     return f"{flags} --rpc {shlex.quote(rpc)}"
 
 
-def _parse_sides(words: list[str], against: str | None) -> tuple[str, ...]:
-    """Return the servers to measure: A alone, or A and B of `A --against B` or `A compare B`.
-
-    Raises UsageError.
+def _parse_servers(words: list[str], against: str | None) -> tuple[str, ...]:
+    """Return the servers to measure: one, or two of `A --against B` or `A compare B`. Raises
+    UsageError for any other words.
     """
     match words, against:
         case [server], None:
             return (server,)
-        case ([server], str(other)) | ([server, "compare", other], None):
-            return server, other
+        case ([server], str(server_b)) | ([server, "compare", server_b], None):
+            return server, server_b
         case _:
             raise UsageError(
                 f"expected one or two servers, not {' '.join(words)!r}",

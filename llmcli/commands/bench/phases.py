@@ -1,4 +1,4 @@
-"""`llmcli bench phases`: generates answers and prints how their time is divided."""
+"""`llmcli bench phases`: generates answers, and prints how much time each phase takes."""
 
 import os
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ PHASE_LABELS = {
     "decode": "decode (llama.cpp)",
     "python": "other Python code",
 }
-TEMPLATE_TOKENS = 256  # tokens that a template may add
+TEMPLATE_TOKENS = 256  # room in the context for the tokens of the chat template
 
 
 def phases(
@@ -146,7 +146,9 @@ def _open_model(
 
 @contextmanager
 def _silent_stdout() -> Iterator[None]:
-    """Redirect stdout to the null device, so that text is written as usual but not shown."""
+    """Within the block, discard everything written to stdout. The writing itself is still part of
+    the measurement.
+    """
     with Path(os.devnull).open("w", encoding="utf-8") as sink, redirect_stdout(sink):
         yield
 
@@ -154,7 +156,7 @@ def _silent_stdout() -> Iterator[None]:
 def build_document(
     name: str, runner: "Runner", breakdown: "PhaseBreakdown", n_gen: int
 ) -> dict[str, Any]:
-    """Return the JSON document; times are in milliseconds."""
+    """Return the JSON document of the measurement. Times are in milliseconds."""
     from llmcli.bench.phases import PHASES, TOKEN_PHASES
 
     answer_seconds = breakdown.total_seconds

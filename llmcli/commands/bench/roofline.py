@@ -1,4 +1,4 @@
-"""`llmcli bench roofline`: measures the memory bandwidth and how much of it a model reaches."""
+"""`llmcli bench roofline`: measures the memory bandwidth, and how much of it a model uses."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,7 +91,9 @@ def roofline(
 
 
 def _save_bandwidth(machine: "MachineBandwidth", config: "Config", ui: "UI") -> None:
-    """Save the bandwidth for `bench`. A failure is ignored here, because `bench` reports it."""
+    """Save the memory bandwidth for later calls of `bench`. An error is ignored here, because
+    `bench` reports it when it saves its results.
+    """
     from contextlib import suppress
 
     from llmcli.bench.history.history import History, history_path
@@ -139,7 +141,7 @@ def _show_charts(
     reporting: ReportSettings,
     ui: "UI",
 ) -> None:
-    """Draw the charts in the terminal and write the report page."""
+    """Draw the charts in the terminal, and write the HTML report."""
     from llmcli.bench import report_page
     from llmcli.bench.plots.roofline import build_bandwidth_chart
 
@@ -158,7 +160,7 @@ def _show_charts(
 
 
 def build_document(machine: "MachineBandwidth", result: "RooflineResult | None") -> dict[str, Any]:
-    """Return the JSON document; values that this machine cannot determine are null."""
+    """Return the JSON document. Values that this machine cannot determine are null."""
     from llmcli.runtime.binding import devices
 
     machine_fields: dict[str, Any] = {
@@ -251,7 +253,7 @@ def _print_machine(machine: "MachineBandwidth", ui: "UI") -> None:
 
 
 def _is_disturbed(machine: "MachineBandwidth") -> bool:
-    return any(min(one.round_rates) < 0.7 * one.best_rate for one in machine.readings)
+    return any(min(reading.round_rates) < 0.7 * reading.best_rate for reading in machine.readings)
 
 
 def _print_model(result: "RooflineResult", ui: "UI") -> None:
@@ -299,7 +301,9 @@ def _format_operations(operations: float | None) -> str:
 
 
 def _describe_limit(point: "RooflinePoint", result: "RooflineResult") -> str:
-    """Describe what limits the speed of generation: compute or memory."""
+    """Describe in a sentence whether memory or arithmetic limits the speed of generation at one
+    depth.
+    """
     ridge, intensity = result.ridge, point.token_cost.intensity
     if ridge is None or intensity is None:
         return "the limiting factor is unknown"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llmcli.bench.speed.parameter_grid import ParameterGrid, SpeedTest
     from llmcli.bench.speed.record import HistoryRecorder
     from llmcli.bench.speed.run import SpeedSettings
-    from llmcli.catalog.fetch import FetchedModel as Found
+    from llmcli.catalog.fetch import FetchedModel
     from llmcli.config import Config
     from llmcli.ui import UI
 
@@ -171,7 +171,9 @@ def speed(
 def _print_results(
     results: "list[SpeedResult]", output_format: str, sweep_names: "Sequence[str]", ui: "UI"
 ) -> None:
-    """Print the results as text, and below them the comparison of a sweep."""
+    """Print the results in one of llama-bench's formats. Below a Markdown table, also print the
+    comparison of a sweep and a warning about noise.
+    """
     from llmcli.bench.speed import llama_bench_output, sweep
     from llmcli.ui import escape_controls, write_now
 
@@ -189,13 +191,13 @@ def _print_results(
 
 def _show_charts(
     results: "list[SpeedResult]",
-    prepared: "Found",
+    prepared: "FetchedModel",
     name: str,
     is_sweep: bool,
     reporting: ReportSettings,
     ui: "UI",
 ) -> None:
-    """Draw the charts and write the report page."""
+    """Draw the charts in the terminal, and write the HTML report."""
     from llmcli.bench import report_page
     from llmcli.bench.plots import sweeps
     from quant.model_file import read_header
@@ -211,7 +213,7 @@ def _show_charts(
 
 
 def _run_tests(
-    prepared: "Found",
+    prepared: "FetchedModel",
     name: str,
     tests: "list[SpeedTest]",
     run_settings: "SpeedSettings",
@@ -219,7 +221,9 @@ def _run_tests(
     config: "Config",
     ui: "UI",
 ) -> "list[SpeedResult]":
-    """Run the tests and return their results; each is saved to the history when it is finished."""
+    """Run the tests and return their results. Each result is saved to the history as soon as it is
+    complete.
+    """
     from dataclasses import replace
 
     from llmcli.bench.history import history
@@ -228,7 +232,7 @@ def _run_tests(
     from llmcli.units import format_count
 
     run_history = history.History(history.history_path(config), ui)
-    keeper = None if options["no_history"] else _open_keeper(run_history, name, prepared, ui)
+    recorder = None if options["no_history"] else _open_recorder(run_history, name, prepared, ui)
     run_settings = replace(
         run_settings,
         bandwidth=bandwidth_share.machine_bandwidth(
@@ -237,18 +241,22 @@ def _run_tests(
     )
     try:
         return run_tests(
-            prepared.path, tests, run_settings, ui, keeper.save if keeper else lambda result: result
+            prepared.path,
+            tests,
+            run_settings,
+            ui,
+            recorder.save if recorder else lambda result: result,
         )
     except KeyboardInterrupt:
-        if keeper and keeper.run_numbers:
+        if recorder and recorder.run_numbers:
             ui.note(
-                f"saved {format_count(len(keeper.run_numbers), 'result')}: llmcli bench history"
+                f"saved {format_count(len(recorder.run_numbers), 'result')}: llmcli bench history"
             )
         raise
 
 
-def _open_keeper(
-    run_history: "History", name: str, prepared: "Found", ui: "UI"
+def _open_recorder(
+    run_history: "History", name: str, prepared: "FetchedModel", ui: "UI"
 ) -> "HistoryRecorder":
     from llmcli.bench.speed.record import HistoryRecorder, ModelName
     from llmcli.runtime.model_identity import content_hash
@@ -262,8 +270,8 @@ def _open_keeper(
 
 
 def _apply_sweeps(sweep_names: "Sequence[str]", typed: "Mapping[str, Any]") -> "dict[str, Any]":
-    """Return the options with the values of the sweeps; raises UsageError if an option is set
-    twice.
+    """Return the options, where each sweep sets the values of its options. Raises UsageError if the
+    user also typed a value for such an option.
     """
     from llmcli.bench.speed import parameter_grid, sweep
     from llmcli.errors import UsageError
@@ -296,7 +304,9 @@ def _apply_sweeps(sweep_names: "Sequence[str]", typed: "Mapping[str, Any]") -> "
 
 
 def _build_grid(options: "Mapping[str, Any]") -> "ParameterGrid":
-    """Return the values of every option; the defaults are llama-bench's."""
+    """Return the values of all parameters. Options that were not typed have llama-bench's
+    defaults.
+    """
     from llmcli.bench.speed import parameter_grid
     from llmcli.hardware import host
     from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES

@@ -1,5 +1,5 @@
-"""`llmcli bench tune`: searches for the fastest settings of a model, saves them, prints the
-result.
+"""`llmcli bench tune`: searches for the fastest settings of a model, and saves them as a
+profile.
 """
 
 import math
@@ -169,21 +169,22 @@ def _search(
     from llmcli.runtime.binding.model import open_model
 
     longest = sum(tune.OBJECTIVES[objective])
-    opened = open_model(header.path, gpu_layers=layers, latent=header.has_latent_attention)
-    with ui.bar(f"tune {header.path.name}", None, "tests") as bar, opened as model:
-        with model_trial.ModelTrial(model, longest) as measured:
+    model_loading = open_model(header.path, gpu_layers=layers, latent=header.has_latent_attention)
+    with ui.bar(f"tune {header.path.name}", None, "tests") as bar, model_loading as model:
+        with model_trial.ModelTrial(model, longest) as trial:
             return tune.tune_settings(
-                measured, space, default, objective, budget, tick=lambda: bar.advance(1)
+                trial, space, default, objective, budget, tick=lambda: bar.advance(1)
             )
 
 
 def _build_space(
     header: "ModelHeader", cache_types: str | None, default_flash: str
 ) -> "SearchSpace":
-    """Return the values to try: threads, micro-batches, and flash attention with each cache type.
+    """Return the values to try: threads, micro-batch sizes, and attention modes. An attention mode
+    is a flash attention setting with a cache type that it supports.
 
-    A mode of flash attention is tried with a cache type unless it does not support that type.
-    `default_flash` is the default mode: if it is "off", "on" is tried instead of "auto".
+    `cache_types`: the text of --kv. `default_flash`: the default flash attention setting; if it is
+    "off", "on" is tried instead of "auto".
     """
     from llmcli.bench.speed import parameter_grid, sweep
     from llmcli.bench.tune import tune
@@ -215,7 +216,9 @@ def _build_space(
 
 
 def _changed_options(result: "TuningResult") -> dict[str, Any]:
-    """Return the run options that differ from the defaults; -tb only if it differs from -t."""
+    """Return the run options whose best value differs from the default. -tb is included only if it
+    differs from -t.
+    """
     best_setting, default = result.setting, result.default
     changed: dict[str, Any] = {
         option: getattr(best_setting, name)
@@ -257,7 +260,9 @@ def _build_profile(
 
 
 def _agrees(first: "TunedProfile", second: "TunedProfile") -> bool:
-    """Return whether two profiles have the same settings, or overlapping intervals of speed."""
+    """Return whether two profiles contain the same settings, or have overlapping intervals of
+    speed.
+    """
     return first.settings == second.settings or max(first.low, second.low) <= min(
         first.high, second.high
     )
@@ -324,7 +329,7 @@ def _print_result(
             format_value(trial),
             f"{trial.ratio:.3f}",
             str(trial.rounds),
-            "chosen" if trial.adopted else "",
+            "chosen" if trial.taken else "",
         )
         for trial in result.tried
     ]
@@ -341,7 +346,7 @@ def _print_result(
 
 
 def _verdict(model: "FetchedModel", saved: "TunedProfile", result: "TuningResult") -> str:
-    """Return the result in one line."""
+    """Return the result of the search as one sentence."""
     from llmcli.planning import tuned_profile
 
     prompt, generated = result.workload.objective_tokens

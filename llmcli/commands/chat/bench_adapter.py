@@ -1,4 +1,4 @@
-"""`/bench`: runs the measurement of bench on the model that a chat has open."""
+"""The chat command `/bench`: runs the speed test of `bench` on the model that the chat has open."""
 
 from llmcli.bench.speed.measure import (
     ModelUnderTest,
@@ -15,10 +15,10 @@ REPETITIONS = 3
 
 
 def measure(runner: Runner, n_prompt: int, n_gen: int) -> list[MeasuredSpeed]:
-    """Return the prompt and generation speed of the open model with its threads, batch sizes and
-    cache types.
+    """Measure the prompt and the generation speed of the open model, with the chat's threads, batch
+    sizes and cache types. Returns both speeds in this order.
 
-    The test uses a context of its own size, so that the conversation's cache is not touched.
+    The test uses its own context, so the conversation's KV cache stays unchanged.
     """
     model, options = runner.model, runner.options
     subject = ModelUnderTest(

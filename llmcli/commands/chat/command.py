@@ -1,5 +1,5 @@
-"""`llmcli chat` and `llmcli run`: open the model, start a conversation or answer one prompt,
-print.
+"""`llmcli chat` and `llmcli run`: open a model for a conversation, or for the answer to one
+prompt.
 """
 
 import sys
@@ -67,8 +67,8 @@ def chat(
             f"{item.name}: resumed with {ref} (with another model: "
             f"llmcli chat REF --resume {item.name})"
         )
-    with _open_chat(ref or DEFAULT_MODEL, run_flags, config, ui, is_chat=True) as talk:
-        is_complete = _converse(talk, _read_flags_prompt(run_flags), run_flags, item)
+    with _open_chat(ref or DEFAULT_MODEL, run_flags, config, ui, is_chat=True) as chat_session:
+        is_complete = _converse(chat_session, _read_flags_prompt(run_flags), run_flags, item)
     if not is_complete:
         raise typer.Exit(1)
 
@@ -100,7 +100,7 @@ def run(
             "no model given", hint=f"llmcli run {DEFAULT_MODEL} 'Why is the sky blue?'"
         )
     config, ui = start_command(json, run_flags.offline)
-    prompt = _prompt(run_flags, text)
+    prompt = _read_prompt(run_flags, text)
     if prompt is None and (json or skeleton or run_flags.samples > 1):
         raise UserError(
             "no prompt given", hint="give one as PROMPT, with -p or -f, or through a pipe"
@@ -117,11 +117,13 @@ def run(
             raise typer.Exit(130)
         _print_skeleton_result(result, ui)
         return
-    with _open_chat(ref, run_flags, config, ui, logprobs=json, is_chat=prompt is None) as talk:
+    with _open_chat(
+        ref, run_flags, config, ui, logprobs=json, is_chat=prompt is None
+    ) as chat_session:
         is_complete = (
-            _converse(talk, None, run_flags)
+            _converse(chat_session, None, run_flags)
             if prompt is None
-            else _answer(talk, prompt, json, run_flags.samples)
+            else _answer(chat_session, prompt, json, run_flags.samples)
         )
     if not is_complete:
         raise typer.Exit(1)
@@ -152,43 +154,50 @@ def _print_skeleton_result(result: "SkeletonResult", ui: "UI") -> None:
     )
 
 
-def _answer(talk: "ChatSession", text: str, json: bool, samples: int) -> bool:
+def _answer(chat_session: "ChatSession", text: str, json: bool, samples: int) -> bool:
     from llmcli.chat import constraint_report
     from llmcli.chat.display import answer_report
     from llmcli.chat.display.stream_writer import print_dimmed
 
-    stream = talk.open_writer(silent=json)
-    samples = min(samples, talk.runner.context.n_seq_max)  # --fit may have reduced n_seq_max
-    answers = talk.ask_samples(text, samples, stream) if samples > 1 else [talk.ask(text, stream)]
+    stream = chat_session.open_writer(silent=json)
+    # --fit may have reduced n_seq_max
+    samples = min(samples, chat_session.runner.context.n_seq_max)
+    answers = (
+        chat_session.ask_samples(text, samples, stream)
+        if samples > 1
+        else [chat_session.ask(text, stream)]
+    )
     if json:
         sample_documents = [
-            {**line_text, **talk.constraint_json(answer)}
+            {**line_text, **chat_session.constraint_json(answer)}
             for line_text, answer in zip(
-                answer_report.build_sample_documents(talk.runner, answers), answers, strict=True
+                answer_report.build_sample_documents(chat_session.runner, answers),
+                answers,
+                strict=True,
             )
         ]
-        talk.ui.result(
+        chat_session.ui.result(
             {
-                **talk.build_document(answers[0], talk.last_text),
+                **chat_session.build_document(answers[0], chat_session.last_text),
                 **({"samples": sample_documents} if samples > 1 else {}),
             }
         )
     else:
         several = samples > 1
         timing_line = (
-            answer_report.format_samples_timing(talk.runner, answers)
+            answer_report.format_samples_timing(chat_session.runner, answers)
             if several
-            else answer_report.format_timing(talk.runner, answers[0])
+            else answer_report.format_timing(chat_session.runner, answers[0])
         )
         for line_text in (timing_line, *answer_report.format_beams(answers[0])):
-            print_dimmed(talk.ui, line_text)
+            print_dimmed(chat_session.ui, line_text)
     if any(answer.finish == "cancelled" for answer in answers):
         raise typer.Exit(130)
-    incomplete_answers = [answer for answer in answers if not talk.is_complete(answer)]
+    incomplete_answers = [answer for answer in answers if not chat_session.is_complete(answer)]
     if incomplete_answers:
-        talk.ui.error(
+        chat_session.ui.error(
             *constraint_report.describe_incomplete(
-                talk.conversation.constraint, incomplete_answers[0]
+                chat_session.conversation.constraint, incomplete_answers[0]
             )
         )
     return not incomplete_answers
@@ -201,54 +210,54 @@ def _find_session(name: str, config: "Config") -> "HistoryItem":
 
 
 def _converse(
-    talk: "ChatSession",
+    chat_session: "ChatSession",
     first_message: str | None,
     run_flags: RunFlags,
     item: "HistoryItem | None" = None,
 ) -> bool:
-    """Converse until the input ends; with `item`, continue that stored conversation.
+    """Converse until the input ends. If `item` is given, continue this stored conversation.
 
-    Returns False if a line from a pipe failed.
+    Returns False if the answer to a line from a pipe failed.
     """
     from llmcli.chat import resume
     from llmcli.chat.conversation.session_log import SessionLog
 
-    def typed(session: "Conversation") -> None:
-        session.sampling = session.sampling.with_values(run_flags.settings)
+    def apply_flags(conversation: "Conversation") -> None:
+        conversation.sampling = conversation.sampling.with_values(run_flags.settings)
         if run_flags.system is not None:
-            session.system = run_flags.system or None
+            conversation.system = run_flags.system or None
         if run_flags.predict is not None:
-            session.predict = None if run_flags.predict == -1 else run_flags.predict
+            conversation.predict = None if run_flags.predict == -1 else run_flags.predict
         if run_flags.on_full != "stop":
-            session.on_full = run_flags.on_full
+            conversation.on_full = run_flags.on_full
         if run_flags.constraint:
-            session.constraint = run_flags.constraint
+            conversation.constraint = run_flags.constraint
 
-    talk.log = SessionLog(talk.config, talk.ui.warn)
+    chat_session.log = SessionLog(chat_session.config, chat_session.ui.warn)
     try:
         if item:
-            resume.resume_conversation(talk, item, typed)
-        return _run_loop(talk, first_message)
+            resume.resume_conversation(chat_session, item, apply_flags)
+        return _run_loop(chat_session, first_message)
     finally:
-        talk.log.close()
+        chat_session.log.close()
 
 
-def _run_loop(talk: "ChatSession", first_message: str | None) -> bool:
+def _run_loop(chat_session: "ChatSession", first_message: str | None) -> bool:
     from llmcli.chat import ask, input_loop
 
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if interactive:
-        context = f"{talk.runner.n_ctx} tokens of context"
-        talk.ui.note(
-            f"{talk.name} · {talk.runner.header.file_type} · {context} · /help, Ctrl-D exits"
+        context = f"{chat_session.runner.n_ctx} tokens of context"
+        chat_session.ui.note(
+            f"{chat_session.name} · {chat_session.runner.header.file_type} · {context} · /help, Ctrl-D exits"
         )
     if first_message is not None:
-        ask.ask_and_print(talk, first_message)
+        ask.ask_and_print(chat_session, first_message)
     if not interactive:
-        return input_loop.run_pipe(talk, sys.stdin.buffer)
+        return input_loop.run_pipe(chat_session, sys.stdin.buffer)
     from llmcli.chat.terminal import repl
 
-    repl.run_repl(talk)
+    repl.run_repl(chat_session)
     return True
 
 
@@ -262,10 +271,11 @@ def _open_chat(
     logprobs: bool = False,
     is_chat: bool,
 ) -> Iterator["ChatSession"]:
-    """Open the model and the chat session.
+    """Open the model and a chat session for the block. Raises UserError.
 
-    Typed options override the alias's settings, which override the defaults. With `is_chat`,
-    sequences for branches are reserved. Raises UserError.
+    Typed options override the alias's settings, which override the defaults. With `is_chat`, also
+    reserve sequences for conversation branches. With `logprobs`, record the log probability of each
+    token.
     """
     from llmcli.chat.chat_session import ChatSession
     from llmcli.chat.conversation.conversation import Conversation
@@ -296,11 +306,11 @@ def _open_chat(
             run_flags.search,
             beams=min(run_flags.search.beams, opened_model.runner.context.n_seq_max),
         )
-        session = Conversation(sampling, system or None, predict, search, run_flags.constraint)
-        talk = ChatSession(
+        conversation = Conversation(sampling, system or None, predict, search, run_flags.constraint)
+        chat_session = ChatSession(
             opened_model.name,
             opened_model.runner,
-            session,
+            conversation,
             config,
             ui,
             run_flags.stops,
@@ -320,15 +330,15 @@ def _open_chat(
             # an unsupported constraint is reported before anything is generated
             opened_model.runner.grammars(run_flags.constraint)
         if run_flags.reasoning != "auto":
-            find_setting("reasoning").set_value(talk, run_flags.reasoning)
-        find_setting("on_full").set_value(talk, run_flags.on_full)
-        yield talk
+            find_setting("reasoning").set_value(chat_session, run_flags.reasoning)
+        find_setting("on_full").set_value(chat_session, run_flags.on_full)
+        yield chat_session
 
 
-def _prompt(run_flags: RunFlags, text: str | None) -> str | None:
+def _read_prompt(run_flags: RunFlags, text: str | None) -> str | None:
     """Return the prompt of `run`; None if none was given and stdin is a terminal.
 
-    Text from a pipe is appended to PROMPT after a blank line, as in `llm`; with -p or -f, stdin is
+    Text from a pipe is appended to the argument PROMPT after a blank line. With -p or -f, stdin is
     not read.
     """
     prompt = _read_flags_prompt(run_flags)
@@ -340,11 +350,11 @@ def _prompt(run_flags: RunFlags, text: str | None) -> str | None:
     if sys.stdin is None or sys.stdin.isatty():
         return text
     piped = decode_utf8(sys.stdin.buffer.read(), "stdin").removesuffix("\n")
-    return "\n\n".join(part for part in (text, piped) if part)
+    return "\n\n".join(text_part for text_part in (text, piped) if text_part)
 
 
 def _read_flags_prompt(run_flags: RunFlags) -> str | None:
-    """Return the prompt given by -p or -f."""
+    """Return the prompt of -p, or the text of the file of -f; None without these flags."""
     if run_flags.file is not None:
         return text_input.read_text(Path(run_flags.file).expanduser()).removesuffix("\n")
     return run_flags.prompt

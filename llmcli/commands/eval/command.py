@@ -1,4 +1,4 @@
-"""`llmcli eval`: parses the options, opens the models and the text, evaluates and prints."""
+"""`llmcli eval`: opens the models and the text, evaluates, and prints the result."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -165,13 +165,15 @@ def _refuse_conflicts(
     ctx: int | None,
     save: Path | None,
 ) -> None:
-    """Raise UsageError for options that cannot be combined with saved base logits."""
+    """Raise UsageError for an option that cannot be combined with saved base logits. None: the
+    option is not set.
+    """
     from llmcli.errors import UsageError
 
     if saved_logits is None:
         return
-    for flag, given in (("--base", base), ("--text", text), ("--ctx", ctx), ("--save-base", save)):
-        if given is not None:
+    for flag, value in (("--base", base), ("--text", text), ("--ctx", ctx), ("--save-base", save)):
+        if value is not None:
             raise UsageError(
                 f"{flag} cannot be combined with saved base logits: "
                 "they belong to one model and one text",
@@ -186,9 +188,10 @@ def _prepare_source(ref: str, quant: str | None, config: "Config", ui: "UI") -> 
 
 
 def _prepare_base(ref: str, config: "Config", ui: "UI") -> "FetchedModel":
-    """Return the base as a GGUF, quantized only if the name requests a type.
+    """Download the base model if needed, and return it as a GGUF. It is quantized only if the name
+    requests a type.
 
-    A checkpoint is refused, because the user has to choose how it is rounded. Raises UserError.
+    Raises UserError for a checkpoint folder, because the user has to choose how it is rounded.
     """
     from llmcli.errors import UserError
     from llmcli.model_loader.prepare import fetch_or_reuse, quantize_if_needed

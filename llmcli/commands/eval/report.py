@@ -1,4 +1,4 @@
-"""The result of an evaluation as a table and as a JSON document."""
+"""The result of an evaluation as text and as a JSON document."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReport:
-    """The result of an evaluation, and the models that were evaluated.
+    """The result of an evaluation, with the evaluated model and the base.
 
-    `text_name` is the name of the text, or of the file of base logits that contains the text.
+    `text_name`: the name of the text, or of the base-logits file that contains the text. `base`,
+    `base_logits`: the base as a model, or as a file of saved logits; at most one is set.
     """
 
     result: EvaluationResult
@@ -28,11 +29,11 @@ class EvaluationReport:
 
 
 def print_report(report: EvaluationReport, ui: "UI") -> None:
-    """Print the report, as JSON under --json."""
+    """Print the result as tables, or as a JSON document with --json."""
     if ui.json:
         ui.result(build_document(report))
         return
-    result, figures = report.result, report.result.quality
+    result, quality = report.result, report.result.quality
     options = report.model.options
     base_name = (
         report.base.header.path.name
@@ -48,46 +49,48 @@ def print_report(report: EvaluationReport, ui: "UI") -> None:
     )
     ui.text(
         f"{report.text_name}: {result.chunks} chunks of {result.n_ctx} tokens, "
-        f"{figures.positions:,} positions scored"
+        f"{quality.positions:,} positions scored"
     )
     ui.text()
-    rows = [("perplexity", _format_estimate(figures.perplexity, 4))]
-    if figures.comparison:
-        rows += _base_rows(figures.comparison)
+    rows = [("perplexity", _format_estimate(quality.perplexity, 4))]
+    if quality.comparison:
+        rows += _base_rows(quality.comparison)
     ui.table(("", "value ± standard error"), rows, right=("value ± standard error",))
-    if figures.comparison:
+    if quality.comparison:
         ui.text()
-        _print_percentiles(figures.comparison, ui)
-        _print_sampling_error(figures.comparison, ui)
+        _print_percentiles(quality.comparison, ui)
+        _print_sampling_error(quality.comparison, ui)
 
 
-def _base_rows(against: BaseComparison) -> list[tuple[str, str]]:
+def _base_rows(comparison: BaseComparison) -> list[tuple[str, str]]:
     return [
-        ("perplexity of the base", _format_estimate(against.base, 4)),
-        ("perplexity / base's", _format_estimate(against.ratio, 5)),
-        ("ln of the ratio", _format_estimate(against.log_ratio, 6)),
-        ("perplexity − base's", _format_estimate(against.difference, 5)),
+        ("perplexity of the base", _format_estimate(comparison.base, 4)),
+        ("perplexity / base's", _format_estimate(comparison.ratio, 5)),
+        ("ln of the ratio", _format_estimate(comparison.log_ratio, 6)),
+        ("perplexity − base's", _format_estimate(comparison.difference, 5)),
         (
             "correlation of the logs",
-            "-" if against.correlation is None else f"{against.correlation:.2%}",
+            "-" if comparison.correlation is None else f"{comparison.correlation:.2%}",
         ),
-        ("mean KL divergence", _format_estimate(against.kld, 6)),
-        ("same top", _format_percent(against.same_top)),
-        ("mean Δp", _format_percent(against.delta)),
-        ("RMS Δp", _format_percent(against.delta_rms)),
+        ("mean KL divergence", _format_estimate(comparison.kld, 6)),
+        ("same top", _format_percent(comparison.same_top)),
+        ("mean Δp", _format_percent(comparison.delta)),
+        ("RMS Δp", _format_percent(comparison.delta_rms)),
     ]
 
 
-def _print_percentiles(against: BaseComparison, ui: "UI") -> None:
-    """Print the percentiles of the KL divergence and of Δp next to each other."""
-    medians = (50.0, against.klds.median, against.deltas.median)
-    ranks = sorted({*against.klds.percentiles, *against.deltas.percentiles, 50.0}, reverse=True)
-    rows = [("maximum", f"{against.klds.maximum:.6f}", f"{against.deltas.maximum:.3%}")]
+def _print_percentiles(comparison: BaseComparison, ui: "UI") -> None:
+    """Print a table with the percentiles of the KL divergence and of Δp."""
+    medians = (50.0, comparison.klds.median, comparison.deltas.median)
+    ranks = sorted(
+        {*comparison.klds.percentiles, *comparison.deltas.percentiles, 50.0}, reverse=True
+    )
+    rows = [("maximum", f"{comparison.klds.maximum:.6f}", f"{comparison.deltas.maximum:.3%}")]
     for rank in ranks:
         kld, delta = (
             medians[1:]
             if rank == 50.0
-            else (against.klds.percentiles.get(rank), against.deltas.percentiles.get(rank))
+            else (comparison.klds.percentiles.get(rank), comparison.deltas.percentiles.get(rank))
         )
         rows.append(
             (
@@ -96,16 +99,16 @@ def _print_percentiles(against: BaseComparison, ui: "UI") -> None:
                 "" if delta is None else f"{delta:.3%}",
             )
         )
-    rows.append(("minimum", f"{against.klds.minimum:.6f}", f"{against.deltas.minimum:.3%}"))
+    rows.append(("minimum", f"{comparison.klds.minimum:.6f}", f"{comparison.deltas.minimum:.3%}"))
     ui.table(("", "KL divergence", "Δp"), rows, right=("KL divergence", "Δp"))
 
 
-def _print_sampling_error(against: BaseComparison, ui: "UI") -> None:
-    if against.kld_draw_error:
+def _print_sampling_error(comparison: BaseComparison, ui: "UI") -> None:
+    if comparison.kld_draw_error:
         ui.text()
         ui.text(
             "the base's logits are a sample, which contributes "
-            f"{against.kld_draw_error:.6f} to the error of the mean divergence"
+            f"{comparison.kld_draw_error:.6f} to the error of the mean divergence"
         )
 
 
@@ -118,9 +121,9 @@ def _format_percent(estimate: Estimate) -> str:
 
 
 def build_document(report: EvaluationReport) -> dict[str, Any]:
-    """Return the JSON document; fields about the base are null without one."""
-    result, figures, options = report.result, report.result.quality, report.model.options
-    against = figures.comparison
+    """Return the JSON document. Fields about the base are null if there is no base."""
+    result, quality, options = report.result, report.result.quality, report.model.options
+    comparison = quality.comparison
     return {
         "model": _model_json(report.model),
         "base": _model_json(report.base)
@@ -132,7 +135,7 @@ def build_document(report: EvaluationReport) -> dict[str, Any]:
         "text_tokens": result.tokens,
         "n_ctx": result.n_ctx,
         "chunks": result.chunks,
-        "positions": figures.positions,
+        "positions": quality.positions,
         "resumed_chunks": result.resumed_chunks,
         "type_k": options.cache_type_k,
         "type_v": options.cache_type_v,
@@ -140,21 +143,21 @@ def build_document(report: EvaluationReport) -> dict[str, Any]:
         "n_batch": options.batch_size,
         "n_ubatch": options.ubatch_size,
         "n_threads": options.threads,
-        "perplexity": _estimate_json(figures.perplexity),
-        "base_perplexity": _estimate_json(against.base) if against else None,
-        "correlation": against.correlation if against else None,
-        "ln_perplexity_ratio": _estimate_json(against.log_ratio) if against else None,
-        "perplexity_ratio": _estimate_json(against.ratio) if against else None,
-        "perplexity_difference": _estimate_json(against.difference) if against else None,
-        "kl_divergence": {**_estimate_json(against.kld), **_spread_json(against.klds)}
-        if against
+        "perplexity": _estimate_json(quality.perplexity),
+        "base_perplexity": _estimate_json(comparison.base) if comparison else None,
+        "correlation": comparison.correlation if comparison else None,
+        "ln_perplexity_ratio": _estimate_json(comparison.log_ratio) if comparison else None,
+        "perplexity_ratio": _estimate_json(comparison.ratio) if comparison else None,
+        "perplexity_difference": _estimate_json(comparison.difference) if comparison else None,
+        "kl_divergence": {**_estimate_json(comparison.kld), **_spread_json(comparison.klds)}
+        if comparison
         else None,
-        "kl_divergence_sampling_error": against.kld_draw_error if against else None,
-        "delta_p": {**_estimate_json(against.delta), **_spread_json(against.deltas)}
-        if against
+        "kl_divergence_sampling_error": comparison.kld_draw_error if comparison else None,
+        "delta_p": {**_estimate_json(comparison.delta), **_spread_json(comparison.deltas)}
+        if comparison
         else None,
-        "rms_delta_p": _estimate_json(against.delta_rms) if against else None,
-        "same_top": _estimate_json(against.same_top) if against else None,
+        "rms_delta_p": _estimate_json(comparison.delta_rms) if comparison else None,
+        "same_top": _estimate_json(comparison.same_top) if comparison else None,
         "elapsed_ms": result.seconds * 1000,
     }
 

@@ -1,4 +1,6 @@
-"""`llmcli export`: each module of this folder exports EXPORTS, its subcommands by function name."""
+"""`llmcli export`, a group of subcommands. Each module of this folder exports its subcommands as
+EXPORTS; the function's name is the subcommand's name.
+"""
 
 import typer
 

@@ -1,7 +1,7 @@
-"""Finds the float weights that a model was made from, for engines that do not run GGUF.
+"""Finds the float weights from which a model was made, for engines that do not run GGUF.
 
-Nothing is downloaded or verified: the catalog, the model's name or the file's metadata names the
-repository.
+Nothing is downloaded or verified. The repository of the weights is named by the user, the catalog,
+the model's name or the GGUF's metadata.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from quant.model_file.model_header import ModelHeader
 
 HUB_URL = "https://huggingface.co/"
-# keys that name the source of the model itself; general.base_model names the model that it was
-# trained from
+# metadata keys of the model's own repository (general.base_model is the model that it was trained
+# from, which has different weights)
 SOURCE_KEYS = (
     "general.source.huggingface.repository",
     "general.source.repo_url",
@@ -30,11 +30,12 @@ SOURCE_KEYS = (
 class OriginalWeights:
     """The weights that another engine can load.
 
-    - `model`: a repository or a folder; a GGUF (`is_float` False) if nothing else is known.
-    - `reason`: how it was found.
+    - `model`: a hub repository or a folder; if no float weights are known, a GGUF.
+    - `is_float`: False for a GGUF.
+    - `reason`: how the weights were found.
     - `revision`: the commit of a downloaded repository.
     - `context_length`, `n_heads`, `template`: 0, 0 and "" if the model is not on this disk.
-    - `settings`, `system`: from the catalog.
+    - `settings`, `system`: the alias's sampling settings and system prompt.
     """
 
     name: str
@@ -52,69 +53,71 @@ class OriginalWeights:
 def find_original_weights(
     ref: str, repository: str | None, config: "Config", ui: "UI"
 ) -> OriginalWeights:
-    """Return the float weights of `ref`; `repository` is the repository or folder given by the
-    user. Raises UserError.
+    """Return the float weights from which the model `ref` was made. `repository`: the repository or
+    folder that the user named with --original. Raises UserError.
     """
     from llmcli.catalog import fetch
     from llmcli.model_loader.installed_model import installed_model
     from quant.model_file import read_header
 
-    wanted = fetch.resolve_ref(ref, config)
-    model = installed_model(wanted, config, ui, ref)
+    resolved = fetch.resolve_ref(ref, config)
+    model = installed_model(resolved, config, ui, ref)
     header = read_header.read_header(model.path) if model and model.kind == "gguf" else None
-    search = _Search(wanted, repository, model, header)
-    weights = next(found for finder in FINDERS if (found := finder(search)))
-    shape = _of_header(header) if header else _of_folder(model.path) if model else _Shape()
+    search = _Search(resolved, repository, model, header)
+    weights = next(weights for finder in FINDERS if (weights := finder(search)))
+    shape = (
+        _shape_of_header(header) if header else _shape_of_folder(model.path) if model else _Shape()
+    )
     return replace(
         weights,
         context_length=shape.context_length,
         n_heads=shape.n_heads,
         template=shape.template,
-        settings=wanted.settings,
-        system=wanted.system,
+        settings=resolved.settings,
+        system=resolved.system,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """What the functions of FINDERS know about a model.
+    """The input of the functions in FINDERS.
 
-    - `wanted`: its name, looked up in the catalog.
-    - `named`: the repository or folder of --original.
-    - `model`, `header`: the model on this disk and its GGUF header, None without one.
+    - `resolved`: the model's name, looked up in the catalog.
+    - `repository`: the value of --original.
+    - `model`, `header`: the model on this disk and its GGUF header; None: there is none.
     """
 
-    wanted: "ResolvedRef"
-    named: str | None
+    resolved: "ResolvedRef"
+    repository: str | None
     model: "FetchedModel | None"
     header: "ModelHeader | None"
 
     @property
     def name(self) -> str:
-        ref = self.wanted.ref
+        ref = self.resolved.ref
         return Path(ref.name).stem if ref.kind == "path" else ref.name
 
     @property
     def hub_sources(self) -> "list[Spec]":
-        return [spec for spec in self.wanted.sources if spec.kind == "hub"]
+        return [spec for spec in self.resolved.sources if spec.kind == "hub"]
 
 
-def _find_named(search: _Search) -> OriginalWeights | None:
-    if not search.named:
+def _find_user_repository(search: _Search) -> OriginalWeights | None:
+    if not search.repository:
         return None
-    return OriginalWeights(search.name, search.named, True, "given by --original")
+    return OriginalWeights(search.name, search.repository, True, "given by --original")
 
 
 def _find_local_folder(search: _Search) -> OriginalWeights | None:
     model = search.model
-    if model is None or model.kind != "folder" or search.wanted.ref.kind != "path":
+    if model is None or model.kind != "folder" or search.resolved.ref.kind != "path":
         return None
     return OriginalWeights(search.name, str(model.path), True, "a folder on this disk")
 
 
 def _find_float_source(search: _Search) -> OriginalWeights | None:
-    """Return a hub source of safetensors: one that the catalog marks as such, or that was
-    downloaded.
+    """Return a hub repository of safetensors: one that the catalog marks as such, or one that was
+    downloaded as a checkpoint folder.
     """
     model = search.model
     for spec in search.hub_sources:
@@ -127,7 +130,7 @@ def _find_float_source(search: _Search) -> OriginalWeights | None:
 
 
 def _find_source_of_gguf(search: _Search) -> OriginalWeights | None:
-    entry = search.wanted.entry
+    entry = search.resolved.entry
     repository = entry.original if entry else ""
     if not repository and search.header:
         repository = _repository_in_metadata(search.header)
@@ -155,13 +158,13 @@ def _guess_repository(search: _Search) -> OriginalWeights | None:
 
 
 def _use_gguf(search: _Search) -> OriginalWeights:
-    file = str(search.model.path if search.model else search.wanted.ref.name)
+    file = str(search.model.path if search.model else search.resolved.ref.name)
     return OriginalWeights(search.name, file, False, "a GGUF that does not name its source")
 
 
-# in order of preference; the last one never returns None
+# in order of preference; the last function never returns None
 FINDERS: tuple[Callable[[_Search], OriginalWeights | None], ...] = (
-    _find_named,
+    _find_user_repository,
     _find_local_folder,
     _find_float_source,
     _find_source_of_gguf,
@@ -179,8 +182,8 @@ class _Shape:
 
 
 def _repository_in_metadata(header: "ModelHeader") -> str:
-    """Return the hub repository that the file's metadata names as its source, "" if there is
-    none.
+    """Return the hub repository that the GGUF's metadata names as its source; "" if there
+    is none.
     """
     for key in SOURCE_KEYS:
         text = str(header.metadata.get(key, "")).removeprefix(HUB_URL).strip("/")
@@ -192,13 +195,13 @@ def _repository_in_metadata(header: "ModelHeader") -> str:
     return ""
 
 
-def _of_header(header: "ModelHeader") -> _Shape:
+def _shape_of_header(header: "ModelHeader") -> _Shape:
     heads = header.get_int("attention.head_count") or 0
     template = str(header.metadata.get("tokenizer.chat_template") or "")
     return _Shape(header.context_length, heads, template)
 
 
-def _of_folder(path: Path) -> _Shape:
+def _shape_of_folder(path: Path) -> _Shape:
     from llmcli.catalog import model_facts
 
     config = model_facts.read_checkpoint_config(path)

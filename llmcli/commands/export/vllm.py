@@ -1,8 +1,9 @@
-"""`llmcli export vllm`: writes the `vllm serve` command and configuration for the same model.
+"""`llmcli export vllm`: writes the `vllm serve` command and configuration that run the same model.
 
 The command refers to the original weights instead of the GGUF, because vLLM's GGUF plugin
-(vllm-gguf-plugin 0.0.5) supports only CUDA and ROCm and is experimental. Settings of this machine
-are left out; settings that change the answers and that vLLM does not have are refused by name.
+(vllm-gguf-plugin 0.0.5) is experimental and supports only CUDA and ROCm. Settings that only concern
+this machine are left out. Settings that change the answers but do not exist in vLLM raise an error
+that names them.
 
 Source: vLLM 0.33, docs/configuration/serve_args.md, and the settings that it reads from a
 generation config.
@@ -34,7 +35,7 @@ SAMPLING_NAMES = {
     "min_p": "min_p",
     "repeat_penalty": "repetition_penalty",
 }
-# settings that need a value in each request or elsewhere: name -> how to set it with vLLM
+# settings that are not part of vLLM's server configuration, and where vLLM expects them instead
 REQUEST_OPTIONS = {
     "system": "as a message of each request",
     "stops": "as `stop` in each request",
@@ -131,7 +132,7 @@ def vllm(
 
 
 def build_command(table: Mapping[str, Any]) -> list[str]:
-    """Return the configuration as a command line."""
+    """Return the `vllm serve` command line for a configuration. `table`: values by setting name."""
     arguments = [
         word for key, value in table.items() if key != "model" for word in (f"--{key}", str(value))
     ]
@@ -139,14 +140,14 @@ def build_command(table: Mapping[str, Any]) -> list[str]:
 
 
 def format_yaml(table: Mapping[str, Any]) -> str:
-    """Return the configuration as YAML, whose scalars are JSON."""
+    """Return a configuration as YAML. Each value is written as JSON, which is valid YAML."""
     return "".join(
         f"{key}: {json_module.dumps(value, ensure_ascii=False)}\n" for key, value in table.items()
     )
 
 
 def _refuse_unsupported(run_flags: RunFlags) -> None:
-    """Raise UserError for all options that vLLM does not have, in one message."""
+    """Raise one UserError that names all options that vLLM does not have."""
     request_fields = [
         (field, where)
         for field, where in REQUEST_OPTIONS.items()
@@ -177,7 +178,9 @@ def _refuse_unsupported(run_flags: RunFlags) -> None:
 
 
 def _check_shape(weights: "OriginalWeights", run_flags: RunFlags, tensor: int) -> None:
-    """Raise UserError if the model's shape does not allow the requested options."""
+    """Raise UserError if the number of attention heads cannot be divided among `tensor` GPUs, or if
+    the context is longer than the model's.
+    """
     if tensor > 1 and weights.n_heads and weights.n_heads % tensor:
         divisors = ", ".join(
             str(count) for count in range(2, weights.n_heads + 1) if weights.n_heads % count == 0
@@ -194,9 +197,8 @@ def _check_shape(weights: "OriginalWeights", run_flags: RunFlags, tensor: int) -
 
 
 def _sampling_settings(weights: "OriginalWeights", run_flags: RunFlags) -> dict[str, Any]:
-    """Return the sampling settings that the alias or the command line sets.
-
-    The model's generation config decides the others.
+    """Return the vLLM settings for the sampling options that the alias or the command line sets.
+    All other sampling options are decided by the model's generation config.
     """
     from llmcli.runtime.sampling import default_sampling
 

@@ -1,4 +1,4 @@
-"""REF, --json, --threads and other arguments that many commands share."""
+"""Arguments and options that many commands share, such as REF, --json and --threads."""
 
 from typing import Annotated
 

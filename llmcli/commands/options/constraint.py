@@ -1,4 +1,4 @@
-"""The flags that constrain an answer: a grammar or a JSON schema, given as text or as a file."""
+"""The options that constrain an answer: a grammar or a JSON schema, as text or as a file."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -8,7 +8,7 @@ from llmcli.errors import UsageError, UserError
 if TYPE_CHECKING:
     from llmcli.runtime.constraint.base import Constraint
 
-# flag -> (its spelling, kind of constraint, whether it names a file)
+# for each option: its spelling, the kind of constraint, and whether its value is a file name
 CONSTRAINT_FLAGS: dict[str, tuple[str, Literal["gbnf", "json_schema"], bool]] = {
     "grammar": ("--grammar", "gbnf", False),
     "grammar_file": ("--grammar-file", "gbnf", True),
@@ -19,9 +19,10 @@ ENGINE_FLAGS = {"grammar_engine": "--grammar-engine", "jump": "--jump"}
 
 
 def take_constraint(typed: dict[str, Any]) -> "Constraint | None":
-    """Remove the flags of this module from `typed` and return the constraint they describe, if any.
+    """Remove the options of this module from `typed`, and return the constraint that they describe;
+    None if there is none. `typed`: the typed options by name.
 
-    Raises UserError or UsageError, before a model is loaded.
+    The constraint is checked here, before a model is loaded. Raises UserError or UsageError.
     """
     from llmcli.runtime.constraint import gbnf, schema_check
     from llmcli.runtime.constraint.base import ENGINES, JUMP_MODES, Constraint

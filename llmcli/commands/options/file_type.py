@@ -1,4 +1,6 @@
-"""One flag for each file type, such as `--q4_k_m`, derived from quant's table of types."""
+"""One flag for each file type, such as `--q4_k_m`. The flags are derived from quant's table of file
+types.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -9,10 +11,11 @@ import typer
 
 
 def with_type_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Add one flag for each file type to a command that has a `quant` option.
+    """Return the command with one flag for each file type added. The command must have a `quant`
+    option.
 
-    A flag such as `--q4_k_m` is another way to set `quant`. The command receives the type's name or
-    None; two types at once are a UsageError (exit code 2).
+    A flag such as `--q4_k_m` sets `quant` to the name of the type. Two types at once raise a
+    UsageError (exit code 2).
     """
     table = type_flags()
     hints = get_type_hints(command, include_extras=True)
@@ -43,7 +46,7 @@ def with_type_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def type_flags() -> dict[str, tuple[str, str]]:
-    """Return the flags without dashes, with the type's name and the help text of each."""
+    """Return the file type and the help text of each flag, by the flag's name without dashes."""
     from quant.recipes.file_types import FILE_TYPE_ALIASES, FILE_TYPES
 
     table = {
@@ -61,8 +64,8 @@ def type_flags() -> dict[str, tuple[str, str]]:
 def resolve_type(
     flags: list[str], type_option: str | None, table: Mapping[str, tuple[str, str]]
 ) -> str | None:
-    """Return the requested type as it was spelled, None if there is none; raises UsageError for
-    several.
+    """Return the requested file type; None if there is none. `flags`: the typed flags,
+    `type_option`: the value of --type. Raises UsageError if several types are requested.
     """
     from llmcli.errors import UsageError
 

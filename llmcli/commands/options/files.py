@@ -1,4 +1,6 @@
-"""The options that quantize and convert share: how the source is read and where the file goes."""
+"""The options that quantize and convert share: how the source is read, and where the new file is
+written.
+"""
 
 from typing import Annotated
 

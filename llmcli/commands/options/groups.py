@@ -1,8 +1,9 @@
-"""Groups of options: a command parameter that is a frozen dataclass becomes an option per field.
+"""Groups of options. If a parameter of a command is a frozen dataclass, each of its fields becomes
+an option.
 
-The dataclass is plain and belongs to the code that uses it. A command annotates its parameter with
-`Annotated[SizeRequest, option_group(target_size=typer.Option(...))]`. The names and help texts of
-the options are in `commands/`; the fields and their defaults are in the dataclass.
+The dataclass is defined by the code that uses it and does not depend on Typer. A command annotates
+its parameter as `Annotated[SizeRequest, option_group(target_size=typer.Option(...))]`. The option
+names and help texts are in `commands/`; the fields and their defaults are in the dataclass.
 """
 
 import dataclasses
@@ -16,21 +17,23 @@ import typer.models
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OptionGroup:
-    """The Typer options of a dataclass, by field."""
+    """The Typer options of a dataclass, by field name."""
 
     options: Mapping[str, typer.models.OptionInfo]
 
 
 def option_group(**options: Any) -> OptionGroup:
-    """Return the Typer options of a dataclass; `options` maps each field to its typer.Option()."""
+    """Return the Typer options of a dataclass. `options`: a `typer.Option()` for each field, by its
+    name.
+    """
     return OptionGroup(options)
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with the fields of its option groups as Typer options.
+    """Return the command with the fields of its dataclass parameters as Typer options.
 
-    The wrapper builds the dataclasses and passes them to `command`. A field without a default
-    becomes a required option.
+    The returned function builds the dataclasses and passes them to `command`. A field without a
+    default becomes a required option.
     """
     hints = get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
@@ -62,10 +65,13 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _find_group(hint: Any) -> OptionGroup | None:
-    """Return the option group of an annotated parameter, None if it has none."""
+    """Return the option group in the annotation of a parameter; None if it has none."""
     if get_origin(hint) is not Annotated:
         return None
-    return next((extra for extra in get_args(hint)[1:] if isinstance(extra, OptionGroup)), None)
+    return next(
+        (annotation for annotation in get_args(hint)[1:] if isinstance(annotation, OptionGroup)),
+        None,
+    )
 
 
 def _group_parameters(dataclass: type, group: OptionGroup) -> list[inspect.Parameter]:

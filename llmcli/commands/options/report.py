@@ -1,6 +1,6 @@
-"""`--report` and `--chart`, the options of every command that draws.
+"""`--report` and `--chart`, the options of every command that has charts.
 
-The report path is checked before anything is measured; the page is written at the end.
+The path of the report is checked before anything is measured, and the report is written at the end.
 """
 
 import sys
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReportSettings:
-    """Where the report page goes, and whether charts are drawn in the terminal.
+    """The path of the HTML report, and whether charts are drawn in the terminal.
 
-    `chart`: True draws all charts, False none; None draws the default charts if stdout is a
-    terminal.
+    `report_file`: None: write no report. `chart`: True: draw all charts; False: draw none; None:
+    draw the default charts if stdout is a terminal.
     """
 
     report_file: Path | None = None
     chart: bool | None = None
 
     def check_path(self) -> None:
-        """Raise UserError if the report page could not be written."""
+        """Raise UserError if the report cannot be written."""
         from llmcli.atomic_files import require_writable
 
         if self.report_file is not None:
@@ -59,11 +59,12 @@ def show_report(
     settings: ReportSettings,
     ui: "UI",
 ) -> None:
-    """Draw the charts and write the report page; call it after the results were printed.
+    """Draw the charts in the terminal, and write the HTML report. Call it after the results were
+    printed.
 
-    `build_page` builds the page, at most once and only if needed; with --chart, all charts of the
-    page are drawn. `build_default_charts` builds the charts that a terminal shows without --chart;
-    those that show no more than a table are skipped.
+    `build_page` builds the report. It is called at most once, and only for --report or --chart;
+    --chart draws all charts of the report. `build_default_charts` builds the charts for a terminal
+    without --chart. Charts that show no more than the printed table are skipped.
     """
     from llmcli.atomic_files import write_atomically
     from llmcli.charts import terminal_chart

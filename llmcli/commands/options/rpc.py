@@ -1,4 +1,4 @@
-"""--rpc and --tensor-split, as a group for commands without the run options."""
+"""--rpc and --tensor-split, as an option group for commands that do not have the run options."""
 
 from typing import Annotated
 

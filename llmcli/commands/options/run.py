@@ -1,7 +1,8 @@
-"""The run options that chat, run, serve and batch share, in llama.cpp's spellings.
+"""The run options that chat, run, serve and batch share, with llama.cpp's spellings.
 
-The options are added to a command lazily: `llmcli --help` builds every command, and the sampling
-options are derived from the sampler steps, which need numpy.
+The options are added to a command only when it is parsed or its help is printed. The sampling
+options are derived from the sampler steps, which need numpy, so `llmcli --help` would start slowly
+otherwise.
 """
 
 import inspect
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from llmcli.runtime.requests.request import RunOptions
 
 META_KEY = "llmcli.flags"
-NEWEST_SESSION = "last"  # the name that `chat --resume` gives the newest session
+NEWEST_SESSION = "last"  # the name of the newest session in `chat --resume`
 MAX_SAMPLES = 256  # llama.cpp's maximum number of sequences
 ON_FULL_MODES = ("stop", "shift", "sinks")
 DEFAULT_LOGPROBS = "10"  # the value of `--logprobs` without a number
@@ -30,9 +31,8 @@ DEFAULT_LOGPROBS = "10"  # the value of `--logprobs` without a number
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One option. `kind` is str, int, bool (a switch) or list (repeatable).
-
-    `check` raises UserError for an invalid value.
+    """One command-line option. `kind`: str, int, bool (a switch) or list (repeatable). `check`
+    raises UserError for an invalid value.
     """
 
     name: str
@@ -301,13 +301,13 @@ FIT_FLAGS = (
 
 
 class RunCommand(TyperCommand):
-    """A command with the shared run options, which are added when its arguments are parsed or its
+    """A command with the shared run options. They are added when the arguments are parsed or the
     help is printed.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; `--logprobs` without a value means ten, and `--resume` without a
-        value means the newest session.
+        """Parse the arguments. Options whose value may be left out get their default value first
+        (see `_insert_defaults`).
         """
         return super().parse_args(ctx, _insert_defaults(args))
 
@@ -315,15 +315,15 @@ class RunCommand(TyperCommand):
         """Return the command's own parameters, followed by the shared run options."""
         names = {param.name for param in self.params}
         if RUNTIME_FLAGS[0].name not in names:
-            made = _params()
-            assert names.isdisjoint(param.name for param in made), names
-            self.params += made
+            run_params = _params()
+            assert names.isdisjoint(param.name for param in run_params), names
+            self.params += run_params
         return super().get_params(ctx)
 
 
 @cache
 def run_flags() -> tuple[Flag, ...]:
-    """Return every shared run option, including those that the sampler steps define."""
+    """Return all shared run options, including those of the sampler steps."""
     from llmcli.runtime.sampling import sampling_settings
 
     return (
@@ -350,7 +350,9 @@ def run_flags() -> tuple[Flag, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two options of ACTIVE that cannot be combined."""
+    """Two options that cannot be combined, by their keys in ACTIVE. `hint`: "" for the default
+    hint.
+    """
 
     first: str
     second: str
@@ -358,7 +360,7 @@ class Conflict:
     hint: str = ""
 
 
-# an option's spelling in messages -> whether the option is in effect
+# for each option, by its spelling in messages: whether it is in effect
 ACTIVE: Mapping[str, Callable[[RunFlags], bool]] = {
     "--samples": lambda flags: flags.samples > 1,
     "--beams": lambda flags: flags.search.beams > 1,
@@ -403,10 +405,8 @@ CONFLICTS = (
 
 
 def parse_run_flags(ctx: typer.Context) -> RunFlags:
-    """Return the run options of this command line, checked as far as possible without a model.
-
-    Each group of options checks its own values. Raises UserError, or UsageError for options that
-    cannot be combined.
+    """Return the run options of this command line. They are checked as far as possible without a
+    model. Raises UserError, or UsageError for options that cannot be combined.
     """
     from llmcli.commands.options.constraint import take_constraint
     from llmcli.runtime.draft_settings import parse_ngram_draft
@@ -439,13 +439,15 @@ def check_conflicts(flags: RunFlags) -> None:
 
 
 def _pop_all(typed: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Remove the named options from `typed` and return them, in the order of the command line."""
-    wanted = set(names)
-    return {name: typed.pop(name) for name in list(typed) if name in wanted}
+    """Remove the named options from `typed`, and return them in the order of the command line."""
+    name_set = set(names)
+    return {name: typed.pop(name) for name in list(typed) if name in name_set}
 
 
 def _build_options(typed: Mapping[str, Any]) -> "RunOptions":
-    """Return the options of the runtime; raises UsageError if one contradicts --reproducible."""
+    """Return the options of the runtime. Raises UsageError if one of them contradicts
+    --reproducible.
+    """
     from llmcli.runtime.requests.request import RunOptions
 
     # llama.cpp's values for "choose automatically"
@@ -457,8 +459,8 @@ def _build_options(typed: Mapping[str, Any]) -> "RunOptions":
 
 
 def _apply_reproducible(options: "RunOptions", typed: Mapping[str, Any]) -> "RunOptions":
-    """Return `options` with the options that --reproducible requires; raise UsageError if a typed
-    option contradicts one of them.
+    """Return `options` with the values that --reproducible requires. Raises UsageError if a typed
+    option contradicts one of these values.
     """
     from llmcli.runtime import reproducible
 
@@ -476,7 +478,7 @@ def _apply_reproducible(options: "RunOptions", typed: Mapping[str, Any]) -> "Run
 
 
 def choose_model(ref: str | None, model: str | None) -> str | None:
-    """Return the model of REF or of -m; raises UsageError if both name one."""
+    """Return the model that REF or -m names; None if neither does. Raises UsageError if both do."""
     if ref and model:
         raise UsageError(f"two models given: {ref} and {model}", hint="leave out one")
     return ref or model
@@ -485,10 +487,10 @@ def choose_model(ref: str | None, model: str | None) -> str | None:
 def choose_model_and_argument(
     ref: str | None, argument: str | None, model: str | None
 ) -> tuple[str | None, str | None]:
-    """Return the model and the argument that follows it.
+    """Return the model and the argument that follows it on the command line.
 
-    If -m names the model, the only word is that argument. Raises UsageError if both REF and -m name
-    a model.
+    If -m names the model, the first word is already this argument. Raises UsageError if both REF
+    and -m name a model.
     """
     if not model:
         return ref, argument
@@ -496,21 +498,21 @@ def choose_model_and_argument(
 
 
 def _insert_defaults(args: list[str]) -> list[str]:
-    """Insert the default values of options whose value may be left out: `--logprobs`, `--resume`,
-    `--fit`.
+    """Insert the default values after `--logprobs`, `--resume` and `--fit` where the user left out
+    the value.
     """
-    out: list[str] = []
+    words: list[str] = []
     for index, word in enumerate(args):
-        out.append(word)
+        words.append(word)
         if word == "--":
-            return [*out, *args[index + 1 :]]
+            return [*words, *args[index + 1 :]]
         if word == "--logprobs" and not "".join(args[index + 1 : index + 2]).lstrip("+-").isdigit():
-            out.append(DEFAULT_LOGPROBS)
+            words.append(DEFAULT_LOGPROBS)
         if word in FIT_FLAGS[0].spellings and args[index + 1 : index + 2] not in (["on"], ["off"]):
-            out.append("on")
+            words.append("on")
         if word == "--resume" and (index + 1 == len(args) or args[index + 1].startswith("-")):
-            out.append(NEWEST_SESSION)
-    return out
+            words.append(NEWEST_SESSION)
+    return words
 
 
 def _record_value(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
@@ -521,14 +523,16 @@ def _record_value(ctx: typer.Context, param: typer.CallbackParam, value: Any) ->
 
 
 def _params() -> list[Any]:
-    """Return the shared run options as Typer parameters, built from a signature."""
+    """Return the shared run options as Typer parameters. Typer creates them from the signature of a
+    function that does nothing.
+    """
 
-    def hollow(**_: Any) -> None: ...
+    def placeholder(**_: Any) -> None: ...
 
-    hollow.__signature__ = inspect.Signature([_parameter(flag) for flag in run_flags()])  # type: ignore[attr-defined]
-    made = typer.Typer(add_completion=False)
-    made.command()(hollow)
-    return list(typer.main.get_command(made).params)
+    placeholder.__signature__ = inspect.Signature([_parameter(flag) for flag in run_flags()])  # type: ignore[attr-defined]
+    app = typer.Typer(add_completion=False)
+    app.command()(placeholder)
+    return list(typer.main.get_command(app).params)
 
 
 def _parameter(flag: Flag) -> inspect.Parameter:

@@ -1,4 +1,6 @@
-"""`llmcli pareto`: quantizes a model in several ways, measures each, prints the comparison."""
+"""`llmcli pareto`: quantizes a model in several ways, measures each file, and prints a
+comparison.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -45,9 +47,10 @@ def pareto(
 ) -> None:
     """Compare size, divergence and speed of several quantizations.
 
-    Every setting is written to the cache, evaluated against the same logits of REF, and timed in
-    turn with REF; the table names the settings that others dominate. An interrupted run keeps what
-    is finished: the same command resumes it.
+    Every setting is written to the cache, evaluated against the logits of REF, and timed in
+    alternation with REF. For each dominated setting, the table names one that is smaller or closer
+    to REF and no worse otherwise. An interrupted run keeps its finished results: the same command
+    resumes it.
     """
     from llmcli.atomic_files import require_distinct_paths
     from llmcli.commands.pareto import table
@@ -99,7 +102,9 @@ def pareto(
 
 
 def _print_notes(source: "Source", plans: dict[str, "Plan"], ui: "UI") -> None:
-    """Print notes about the source, and about tensors that another method quantizes."""
+    """Print warnings about the source, and a note for each setting in which another method than the
+    requested one quantizes some tensors.
+    """
     for warning in source.warnings:
         ui.warn(warning)
     if kinds := next(iter(plans.values())).requantized_types:

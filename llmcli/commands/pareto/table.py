@@ -1,4 +1,4 @@
-"""The results of `llmcli pareto` as a table, as CSV and as a JSON document."""
+"""The results of `llmcli pareto` as Markdown, CSV and JSON."""
 
 import csv
 import io
@@ -28,16 +28,18 @@ COLUMNS = (
 def build_document(
     request: ParetoRequest, points: Sequence[ParetoPoint], dominated: dict[str, str]
 ) -> dict[str, Any]:
-    """Return the JSON document; `dominated_by` is null for settings that nothing dominates."""
+    """Return the JSON document. `dominated`: for each dominated setting, the setting that dominates
+    it; all other settings have the JSON value null.
+    """
 
-    def setting(one: ParetoPoint) -> dict[str, Any]:
+    def setting_fields(point: ParetoPoint) -> dict[str, Any]:
         fields = {
             key: value
-            for key, value in encode_value(one).items()
+            for key, value in encode_value(point).items()
             if key not in ("nbytes", "seconds")
         }
-        more_fields = {"tensor_bytes": one.nbytes, "elapsed_ms": one.seconds * 1000}
-        return {**fields, **more_fields, "dominated_by": dominated.get(one.name)}
+        more_fields = {"tensor_bytes": point.nbytes, "elapsed_ms": point.seconds * 1000}
+        return {**fields, **more_fields, "dominated_by": dominated.get(point.name)}
 
     return {
         "source": {
@@ -47,14 +49,14 @@ def build_document(
         },
         "text": request.text.name,
         "n_ctx": request.n_ctx,
-        "settings": [setting(one) for one in points],
+        "settings": [setting_fields(point) for point in points],
     }
 
 
 def table_rows(points: Sequence[ParetoPoint], dominated: dict[str, str]) -> list[tuple[str, ...]]:
-    """Return the rows of the table, the smallest file first."""
+    """Return the rows of the table, ordered by file size."""
     lines = []
-    for point in sorted(points, key=lambda one: one.nbytes):
+    for point in sorted(points, key=lambda point: point.nbytes):
         answers, speeds = point.answers, {speed.test[:2]: speed for speed in point.speed}
         lines.append(
             (
@@ -74,7 +76,7 @@ def table_rows(points: Sequence[ParetoPoint], dominated: dict[str, str]) -> list
 
 
 def format_markdown(points: Sequence[ParetoPoint], dominated: dict[str, str]) -> str:
-    """Return the table as aligned Markdown."""
+    """Return the table as Markdown with aligned columns."""
     table = table_rows(points, dominated)
     widths = [max(map(len, column)) for column in zip(COLUMNS, *table, strict=True)]
     left_aligned = {0, len(COLUMNS) - 1}
@@ -90,7 +92,7 @@ def format_markdown(points: Sequence[ParetoPoint], dominated: dict[str, str]) ->
         + " |"
         for line in (COLUMNS, separators, *table)
     ]
-    doubt = max(one.doubt for one in points)
+    doubt = max(point.doubt for point in points)
     lines += [
         "",
         "× is relative to the base, measured in turn; KLD ± its standard error"
@@ -104,7 +106,7 @@ def format_markdown(points: Sequence[ParetoPoint], dominated: dict[str, str]) ->
 
 
 def format_csv(points: Sequence[ParetoPoint], dominated: dict[str, str]) -> str:
-    """Return all results as CSV, one setting per line, without units."""
+    """Return all results as CSV with one setting per line. Values have no units."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     names = (

@@ -1,5 +1,5 @@
-"""Alternatives to a planned run that would fit: longer contexts, other cache types, more sequences,
-GPU layers, other file types.
+"""Alternatives to a planned run that would fit into memory: longer contexts, other cache types,
+more sequences, GPU layers and other file types.
 """
 
 import tempfile
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
-    """What would fit besides the planned run.
+    """Other settings with which a run would fit into memory.
 
-    - `weight_bytes`: bytes of the weights by device and type.
-    - `max_contexts`: the longest context by cache type, None if unknown.
+    - `weight_bytes`: bytes of the weights, by device and tensor type.
+    - `max_contexts`: the longest context in tokens, by cache type; None: unknown.
     - `supported_types`: the cache types that the model supports.
-    - `max_sequences`: how many sequences of `tokens_per_sequence` tokens fit, None if unknown.
-    - `gpu_layers`: how many of the `n_layers` layers fit on the GPUs, None without a GPU.
+    - `max_sequences`: how many sequences of `tokens_per_sequence` tokens fit; None: unknown.
+    - `gpu_layers`: how many of the `n_layers` layers fit on the GPUs; None: there is no GPU.
+    - `quants`: the sizes of the model in other file types.
     """
 
     weight_bytes: dict[str, dict[str, int]]
@@ -46,9 +47,11 @@ def find_alternatives(
     file_exists: bool,
     draft: "Planner | None" = None,
 ) -> Alternatives:
-    """Return what would fit besides the planned run.
+    """Return the other settings with which a run would fit into memory. Dry runs of llama.cpp
+    determine the sizes.
 
-    `memory_plan`: plan of that run; `file_exists`: False if its file is not written yet.
+    `memory_plan`: the plan of the requested run. `file_exists`: False if the model's file is not
+    written yet.
     """
     from llmcli.planning.memory_plan import (
         PLANNED_CACHE_TYPES,
@@ -59,7 +62,9 @@ def find_alternatives(
     with open_memory_planner(header, options, gpu_layers, draft) as planner:
         types, sequences = planner.bytes_by_type, planner.largest_sequence_count()
         longest = {kind: planner.largest_context(kind) for kind in PLANNED_CACHE_TYPES}
-        taken = tuple(kind for kind in PLANNED_CACHE_TYPES if planner.supports_cache_type(kind))
+        supported_types = tuple(
+            kind for kind in PLANNED_CACHE_TYPES if planner.supports_cache_type(kind)
+        )
     max_gpu_layers, layers = (
         largest_gpu_layers(header, options, draft),
         (header.get_int("block_count") or 0) + 1,
@@ -70,12 +75,21 @@ def find_alternatives(
         )
     tokens_per_sequence = -(-options.n_ctx // options.n_seq_max)
     return Alternatives(
-        types, longest, taken, sequences, tokens_per_sequence, max_gpu_layers, layers, sizes
+        types,
+        longest,
+        supported_types,
+        sequences,
+        tokens_per_sequence,
+        max_gpu_layers,
+        layers,
+        sizes,
     )
 
 
-def build_document(alternatives: Alternatives, is_quantized: bool) -> dict[str, Any]:
-    """Return the fields of `plan --json` that describe the alternatives."""
+def build_fields(alternatives: Alternatives, is_quantized: bool) -> dict[str, Any]:
+    """Return the fields of `plan --json` that describe the alternatives. `is_quantized`: whether
+    the model's file is already quantized.
+    """
     return {
         "max_ctx": alternatives.max_contexts,
         "max_parallel": alternatives.max_sequences,
@@ -132,8 +146,8 @@ def _format_count(number: int | None, upper_limit: int) -> str:
 
 
 def _suggest_settings(alternatives: Alternatives, options: "ContextOptions") -> str:
-    """Describe settings that fit: the longest context with each cache type, and the largest file
-    type.
+    """Return a line with settings that fit: the longest context with each cache type, and the
+    largest file type.
     """
     options_that_fit = [
         f"-c {alternatives.max_contexts[kind]}"

@@ -1,4 +1,4 @@
-"""`llmcli plan`: plans the memory of a run without loading the model, and prints it."""
+"""`llmcli plan`: predicts the memory of a run without loading the model, and prints it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,10 +68,14 @@ def plan(
 ) -> None:
     """Print the memory that a run takes before it is allocated.
 
-    The plan lists every byte, and whether the run fits.
+    The plan lists the bytes of each buffer, and whether the run fits into memory.
     """
-    from llmcli.commands.plan import alternatives as others
     from llmcli.commands.plan import page, receipt
+    from llmcli.commands.plan.alternatives import (
+        build_fields,
+        find_alternatives,
+        print_alternatives,
+    )
     from llmcli.model_loader.header_only import planned_file
     from llmcli.runtime.requests.request import RunOptions
     from quant.model_file import load_checks, read_header
@@ -99,27 +103,27 @@ def plan(
         load_checks.check_loadable(header)
         context, layers, reading = _resolve(header, options, parallel, unified, config, ui)
         with _with_draft(model_draft, header, context, layers, config, ui) as (context, draft):
-            receipt_plan, measured = _measure_receipts(
+            predicted, measured = _plan_and_measure(
                 subject, header, context, layers, draft, measure
             )
             reading_bytes = receipt.prefill_context_bytes(header, reading, layers) if reading else 0
             scored_bytes = receipt.sum_or_none(
-                receipt.scoring_bytes(header, options_or_none, layers, parallel)
-                for options_or_none in (context, reading)
-                if options_or_none
+                receipt.scoring_bytes(header, context_options, layers, parallel)
+                for context_options in (context, reading)
+                if context_options
             )
-            alternatives = others.find_alternatives(
-                header, context, layers, receipt_plan, not subject.is_stand_in, draft
+            alternatives = find_alternatives(
+                header, context, layers, predicted, not subject.is_stand_in, draft
             )
-    title = receipt.format_title(subject.name, header, context, receipt_plan)
+    title = receipt.format_title(subject.name, header, context, predicted)
     if json:
         extra_fields = {
-            **others.build_document(alternatives, subject.is_quantized),
+            **build_fields(alternatives, subject.is_quantized),
             "reading_bytes": reading_bytes,
         }
         extra_fields |= {
             "scored_bytes": scored_bytes,
-            "outside_bytes": receipt.offload_bytes(receipt_plan, parallel),
+            "outside_bytes": receipt.offload_bytes(predicted, parallel),
         }
         actual = (
             {"actual": {**build_document(measured), **dict.fromkeys(extra_fields)}}
@@ -127,32 +131,32 @@ def plan(
             else {}
         )
         ui.result(
-            {**build_document(receipt_plan, alternatives.weight_bytes), **extra_fields, **actual}
+            {**build_document(predicted, alternatives.weight_bytes), **extra_fields, **actual}
         )
     else:
         ui.text(title + (f" · {subject.unloadable_reason}" if subject.unloadable_reason else ""))
-        receipt.print_table(receipt_plan, measured, ui)
-        receipt.print_extra_bytes(receipt_plan, parallel, reading_bytes, scored_bytes, ui)
+        receipt.print_table(predicted, measured, ui)
+        receipt.print_extra_bytes(predicted, parallel, reading_bytes, scored_bytes, ui)
         receipt.print_weight_types(alternatives.weight_bytes, ui)
-        receipt.print_layers(receipt_plan.cache, ui)
-        others.print_alternatives(
+        receipt.print_layers(predicted.cache, ui)
+        print_alternatives(
             alternatives,
-            receipt_plan,
+            predicted,
             context,
             header.context_length,
             ui,
             is_quantized=subject.is_quantized,
         )
-    charts = page.build_charts(receipt_plan, measured)
+    charts = page.build_charts(predicted, measured)
     show_report(
-        lambda: page.build_page(title, receipt_plan, measured, alternatives),
+        lambda: page.build_page(title, predicted, measured, alternatives),
         lambda: charts,
         reporting,
         ui,
     )
 
 
-def _measure_receipts(
+def _plan_and_measure(
     subject: "PlannedFile",
     header: "ModelHeader",
     context: "ContextOptions",
@@ -160,10 +164,11 @@ def _measure_receipts(
     draft: "Planner | None",
     measure: bool,
 ) -> "tuple[MemoryPlan, MemoryPlan | None]":
-    """Return the memory plan, and the measured memory if requested.
+    """Return the memory plan, and with `measure` also the memory of the loaded model (otherwise
+    None).
 
-    Other plans must be made after the measurement, because they enlarge the process. Raises
-    UserError.
+    Call it before other plans are made, because each plan enlarges the process that is measured.
+    Raises UserError if the model cannot be loaded.
     """
     from llmcli.planning import memory_plan
 
@@ -173,13 +178,13 @@ def _measure_receipts(
             hint="leave out --measure",
         )
     with memory_plan.open_memory_planner(header, context, layers, draft) as planner:
-        receipt = planner.memory_plan()
-    if measure and receipt.fits is False:
+        predicted = planner.memory_plan()
+    if measure and predicted.fits is False:
         raise UserError(
             f"{subject.name} does not fit and was not loaded",
             hint="leave out --measure to see what it would take",
         )
-    return receipt, memory_plan.measure_loaded(header, context, layers) if measure else None
+    return predicted, memory_plan.measure_loaded(header, context, layers) if measure else None
 
 
 @contextmanager
@@ -191,9 +196,10 @@ def _with_draft(
     config: "Config",
     ui: "UI",
 ) -> "Iterator[tuple[ContextOptions, Planner | None]]":
-    """Yield the context options for a run with the draft model `ref`, and an open planner for it.
+    """Within the block, add the draft model `ref` to the plan. Yields the context options for a run
+    with drafts, and a planner of the draft model.
 
-    Without a draft model, yields `context` and None.
+    Without a draft model (`ref` is None), yields `context` and None.
     """
     from llmcli.model_loader.header_only import planned_file
     from llmcli.planning.memory_plan import open_memory_planner
@@ -224,10 +230,10 @@ def _resolve(
     config: "Config",
     ui: "UI",
 ) -> "tuple[ContextOptions, int, ContextOptions | None]":
-    """Resolve the options as chat and serve do, but without refusing a context that does not fit.
+    """Resolve the options as chat and serve do, but accept a context that does not fit into memory.
 
-    Returns the context, the number of layers on the GPU, and the separate context in which serve
-    reads prompts, or None if there is none.
+    Returns the options of the context and the number of layers on the GPU. Also returns the options
+    of the separate context in which serve reads prompts; None if there is no such context.
     """
     from llmcli.planning import resolve_options
     from llmcli.runtime import kv_size
@@ -261,10 +267,13 @@ def _resolve(
 
 
 def build_document(
-    receipt: "MemoryPlan", types: dict[str, dict[str, int]] | None = None
+    memory_plan: "MemoryPlan", types: dict[str, dict[str, int]] | None = None
 ) -> dict[str, Any]:
-    """Return the document of `plan --json`; values that this machine cannot determine are null."""
-    cache, first_share = receipt.cache, receipt.devices[0]
+    """Return the JSON document of `plan --json` for a predicted or measured memory plan. Values
+    that this machine cannot determine are null. `types`: bytes of the weights, by device and tensor
+    type.
+    """
+    cache, first_share = memory_plan.cache, memory_plan.devices[0]
     layers = [
         {
             "layer": layer.layer,
@@ -275,24 +284,24 @@ def build_document(
         for layer in (cache.layers if cache else ())
     ]
     return {
-        "weights_bytes": receipt.sums.weights,
+        "weights_bytes": memory_plan.sums.weights,
         "kv": {
             "bytes_per_token": cache.bytes_per_token if cache else None,
-            "cells": receipt.n_ctx,
-            "bytes": receipt.sums.kv,
+            "cells": memory_plan.n_ctx,
+            "bytes": memory_plan.sums.kv,
             "layers": layers if cache else None,
         },
-        "compute_bytes": receipt.sums.compute,
-        "output_bytes": receipt.sums.output,
-        "repacked_bytes": receipt.sums.repacked,
-        "droppable_bytes": receipt.sums.droppable,
-        "overhead_bytes": receipt.overhead,
-        "process_bytes": receipt.process_bytes,
-        "total_bytes": receipt.sums.total,
+        "compute_bytes": memory_plan.sums.compute,
+        "output_bytes": memory_plan.sums.output,
+        "repacked_bytes": memory_plan.sums.repacked,
+        "droppable_bytes": memory_plan.sums.droppable,
+        "overhead_bytes": memory_plan.overhead,
+        "process_bytes": memory_plan.process_bytes,
+        "total_bytes": memory_plan.sums.total,
         "available_bytes": first_share.available,
-        "fits": receipt.fits,
-        "runs": receipt.can_run,
-        "draft_bytes": receipt.draft,
+        "fits": memory_plan.fits,
+        "runs": memory_plan.can_run,
+        "draft_bytes": memory_plan.draft,
         "devices": [
             {
                 "name": share.device,
@@ -306,6 +315,6 @@ def build_document(
                 "fits": share.fits,
                 "types": types.get(share.device) if types else None,
             }
-            for share in receipt.devices
+            for share in memory_plan.devices
         ],
     }

@@ -1,4 +1,6 @@
-"""The report page of `llmcli plan`: the memory plan in bytes, and what else would fit."""
+"""The HTML report of `llmcli plan`: the memory of each device, and other settings that
+would fit.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,7 @@ FITS_LABELS = {True: "fits", False: "does not fit", None: "may fit"}
 
 
 def build_charts(predicted: MemoryPlan, measured: MemoryPlan | None) -> list[Chart]:
-    """Return the plan as bars, with the measured memory below it."""
+    """Return a chart of the predicted memory, and of the measured memory if there is one."""
     bars = memory.build_chart(
         [("predicted", predicted), *([("loaded", measured)] if measured else [])]
     )
@@ -27,7 +29,7 @@ def build_charts(predicted: MemoryPlan, measured: MemoryPlan | None) -> list[Cha
 def build_page(
     title: str, predicted: MemoryPlan, measured: MemoryPlan | None, alternatives: "Alternatives"
 ) -> "ReportPage":
-    """Return the report page."""
+    """Return the HTML report."""
     longest = ", ".join(
         f"{kind} {_format_count(alternatives.max_contexts[kind])}"
         for kind in alternatives.supported_types
@@ -45,12 +47,12 @@ def build_page(
     types = memory.build_type_chart(
         [(name, total, word) for name, total, word in rows if total is not None], available
     )
-    drawn = [*build_charts(predicted, measured), *([types] if types else [])]
+    charts = [*build_charts(predicted, measured), *([types] if types else [])]
     return report_page.build_page(
         f"Memory of {title}",
         "Predicted before loading.",
         lead,
-        drawn,
+        charts,
         (("Bytes", _build_table(predicted, measured)),),
     )
 
@@ -64,7 +66,7 @@ def _fits_label(quantized_size: QuantizedSize) -> str:
 
 
 def _build_table(predicted: MemoryPlan, measured: MemoryPlan | None) -> Table:
-    """Return the memory plan as a table: every part of the memory of every device."""
+    """Return a table with each kind of memory of each device, in bytes."""
     rows = []
     for share in predicted.devices:
         measured_share = (

@@ -1,8 +1,8 @@
-"""Sizes of a model in every file type: the file, the run, and whether it fits.
+"""Sizes of a model in every file type: the file, the memory of a run, and whether the run fits.
 
-Each type is planned with a stand-in file that has no vocabulary, because reading the vocabulary
-takes most of the time. Only the number of its tokens is kept, which determines the size of the
-logits.
+llama.cpp plans each type with a temporary file that has a header but no weights. The file also has
+no vocabulary, because reading it would take most of the time. It only states the number of tokens,
+which determines the size of the logits.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,11 +29,11 @@ TERNARY_TYPES = ("TQ1_0", "TQ2_0", "Q2_0", "Q1_0")
 class QuantizedSize:
     """The sizes of a model in one file type.
 
-    - `total_bytes`: what llama.cpp maps and allocates, None if unknown.
-    - `process_bytes`: the memory of the whole process, None if unknown.
-    - `fits`: as in the memory plan.
+    - `total_bytes`: the bytes that llama.cpp maps and allocates; None: unknown.
+    - `process_bytes`: the memory of the whole process; None: unknown.
+    - `fits`: whether the run fits into memory; None: unknown.
     - `needs_imatrix`: whether the type needs an importance matrix.
-    - `is_present`: whether the model's file has this type already.
+    - `is_present`: whether the model's file already has this type.
     """
 
     type: str
@@ -60,31 +60,32 @@ def quantized_sizes(
     file_exists: bool,
     draft: "Planner | None" = None,
 ) -> list[QuantizedSize]:
-    """Return the sizes of every type that this model's rows allow, the largest file first.
+    """Return the sizes of the model in every file type that its row lengths allow, the largest file
+    first.
 
-    `memory_plan` is the plan of the model's file; `file_exists` is False if that file is a stand-in
-    for one that is not written yet.
+    `memory_plan`: the plan of the model's own file. `file_exists`: False if that file is not
+    written yet. `folder`: a folder for temporary files.
     """
     from quant.errors import UserError
     from quant.quantize import write
     from quant.quantize.plan import plan_sizes
 
     source, sizes = write.open_gguf(header.path), []
-    receipts: dict[tuple[str, ...], MemoryPlan] = {}
+    plans_by_types: dict[tuple[str, ...], MemoryPlan] = {}
     for name, kind in file_types().items():
         if name == "MXFP4_MOE" and not source.facts.experts:
             continue  # this type is only for expert matrices
         try:
             plan = plan_sizes(source, name)
-            stored = tuple(step.type for step in plan.steps)
-            if stored not in receipts:  # several types may be identical for this model
-                receipts[stored] = _plan_type(
+            tensor_types = tuple(step.type for step in plan.steps)
+            if tensor_types not in plans_by_types:  # several types may be identical for this model
+                plans_by_types[tensor_types] = _plan_type(
                     _header_without_vocabulary(plan, header), folder, options, gpu_layers, draft
                 )
-            receipt = receipts[stored]
+            type_plan = plans_by_types[tensor_types]
         except UserError:  # the rows do not fill the type's blocks
             continue
-        total = receipt.sums.total
+        total = type_plan.sums.total
         process = (
             None if total is None or memory_plan.overhead is None else memory_plan.overhead + total
         )
@@ -99,16 +100,16 @@ def quantized_sizes(
                 plan.bits_per_weight,
                 total,
                 process,
-                receipt.fits,
+                type_plan.fits,
                 kind.needs_imatrix,
                 is_current_type,
             )
         )
-    return sorted(sizes, key=lambda one: -one.file_bytes)
+    return sorted(sizes, key=lambda size: -size.file_bytes)
 
 
 def file_types() -> "Mapping[str, FileType]":
-    """Return the file types by name."""
+    """Return quant's file types by name."""
     from quant.recipes.file_types import FILE_TYPES
 
     return FILE_TYPES
@@ -135,7 +136,9 @@ def _plan_type(
 
 
 def _header_without_vocabulary(plan: "Plan", header: "ModelHeader") -> "FileLayout":
-    """Return the header of a plan, with the vocabulary replaced by the number of its tokens."""
+    """Return the GGUF header of a quantization plan, without the vocabulary but with the number of
+    its tokens.
+    """
     from quant.gguf.header import GgufArray
     from quant.gguf.layout import encode_entry, lay_out_file
 
@@ -153,8 +156,8 @@ def _header_without_vocabulary(plan: "Plan", header: "ModelHeader") -> "FileLayo
 
 
 def build_documents(sizes: Iterable[QuantizedSize], *, is_quantized: bool) -> list[dict[str, Any]]:
-    """Return the `quants` field of `plan --json`. `is_quantized`: the source is quantized, so that
-    other types would requantize it.
+    """Return the field `quants` of `plan --json`. `is_quantized`: whether the model's file is
+    already quantized, so that any other type would quantize it again.
     """
     return [
         {
@@ -173,7 +176,7 @@ def build_documents(sizes: Iterable[QuantizedSize], *, is_quantized: bool) -> li
 
 
 def print_table(sizes: list[QuantizedSize], ui: "UI", *, is_quantized: bool) -> None:
-    """Print the table."""
+    """Print the table of file types."""
     fits_words = {True: "yes", False: "no", None: "unknown"}
     rows = [
         (

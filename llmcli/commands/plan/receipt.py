@@ -1,4 +1,4 @@
-"""Prints the memory plan of `llmcli plan` as tables and lines."""
+"""The text output of `llmcli plan`."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,9 +22,9 @@ MEMORY_ROWS: "tuple[tuple[str, Callable[[DeviceMemory], int | None]], ...]" = (
 
 
 def format_title(
-    name: str, header: "ModelHeader", options: "ContextOptions", receipt: "MemoryPlan"
+    name: str, header: "ModelHeader", options: "ContextOptions", memory_plan: "MemoryPlan"
 ) -> str:
-    """Return one line that describes the planned run."""
+    """Return one line that describes the planned run: model, file type, context and cache types."""
     slots = options.n_seq_max
     pool_note = (
         ""
@@ -32,12 +32,16 @@ def format_title(
         else f" for {slots} sequences, " + ("one pool" if options.unified else "one pool each")
     )
     types = f"K {options.type_k}, V {options.type_v}"
-    return f"{name} · {header.file_type} · {receipt.n_ctx} tokens of context{pool_note} · {types}"
+    return (
+        f"{name} · {header.file_type} · {memory_plan.n_ctx} tokens of context{pool_note} · {types}"
+    )
 
 
 def print_table(predicted: "MemoryPlan", measured: "MemoryPlan | None", ui: "UI") -> None:
-    """Print the plan line by line; with `measured`, also the measured bytes and the difference."""
-    several = len(predicted.devices) > 1
+    """Print the bytes of each kind of memory. With `measured`, also print the measured bytes and
+    the difference.
+    """
+    has_several_devices = len(predicted.devices) > 1
     rows: list[tuple[str, int | None, int | None]] = []
     for share in predicted.devices:
         measured_share = (
@@ -48,7 +52,7 @@ def print_table(predicted: "MemoryPlan", measured: "MemoryPlan | None", ui: "UI"
             if measured
             else None
         )
-        device_prefix = f"{share.device}: " if several else ""
+        device_prefix = f"{share.device}: " if has_several_devices else ""
         for label, read_part in MEMORY_ROWS:
             value, actual = read_part(share), read_part(measured_share) if measured_share else None
             if value != 0 or actual:
@@ -77,7 +81,7 @@ def print_table(predicted: "MemoryPlan", measured: "MemoryPlan | None", ui: "UI"
     if predicted.draft is not None:
         ui.text(f"the draft model takes {_format_size(predicted.draft)} of this")
     for share in predicted.devices:
-        _print_verdict(share, f"{share.device}: " if several else "", ui)
+        _print_verdict(share, f"{share.device}: " if has_several_devices else "", ui)
     if predicted.fits is False and predicted.can_run:
         ui.text(
             "it would run at the speed of the disk, because the weights are read from the file "
@@ -86,7 +90,7 @@ def print_table(predicted: "MemoryPlan", measured: "MemoryPlan | None", ui: "UI"
 
 
 def _print_verdict(share: Any, device_prefix: str, ui: "UI") -> None:
-    """Print whether a device can hold its share, and which part of it may be dropped."""
+    """Print whether the planned memory fits on a device, and how much of it the kernel can drop."""
     verdict = {True: "it fits", False: "it does not fit", None: "whether it fits is unknown"}[
         share.fits
     ]
@@ -102,9 +106,9 @@ def _print_verdict(share: Any, device_prefix: str, ui: "UI") -> None:
 
 
 def offload_bytes(predicted: "MemoryPlan", slots: int) -> int:
-    """Return the bytes that serve and batch may use for offloaded cells, in memory that stays free.
+    """Return how much of the free memory serve and batch may use to offload KV cache cells.
 
-    `slots` is the number of answers at once; a single answer offloads nothing.
+    `slots`: the number of parallel answers; with one slot nothing is offloaded.
     """
     from llmcli.planning import resolve_options
 
@@ -114,24 +118,25 @@ def offload_bytes(predicted: "MemoryPlan", slots: int) -> int:
 def prefill_context_bytes(
     header: "ModelHeader", options: "ContextOptions", gpu_layers: int
 ) -> int | None:
-    """Return the bytes (cache and buffers) of the separate context in which serve and batch read
+    """Return the bytes (KV cache and buffers) of the separate context in which serve and batch read
     prompts; None if unknown.
     """
     from llmcli.planning.memory_plan import open_memory_planner
 
     with open_memory_planner(header, options, gpu_layers) as open_planner:
-        receipt = open_planner.memory_plan()
-    sums = receipt.sums
+        memory_plan = open_planner.memory_plan()
+    sums = memory_plan.sums
     return sum_or_none((sums.kv, sums.compute, sums.output))
 
 
 def scoring_bytes(
     header: "ModelHeader", options: "ContextOptions", gpu_layers: int, slots: int
 ) -> int | None:
-    """Return the bytes by which serve and batch enlarge buffers to score prompt tokens.
+    """Return the additional bytes that serve and batch need to score prompt tokens; None if
+    unknown.
 
-    The compute buffers are enlarged from the start, the logits when scores are first requested.
-    None if unknown.
+    The larger compute buffers are allocated at the start, the larger logits buffer with the first
+    request for scores.
     """
     from llmcli.planning import resolve_options
     from llmcli.planning.memory_plan import MAX_CELLS, open_memory_planner
@@ -159,7 +164,7 @@ def scoring_bytes(
 
 
 def sum_or_none(addends: "Iterable[int | None]") -> int | None:
-    """Return the sum, or None if any term is unknown."""
+    """Return the sum of the terms; None if any term is unknown (None)."""
     terms = list(addends)
     return None if None in terms else sum(term for term in terms if term)
 
@@ -171,31 +176,35 @@ def print_extra_bytes(
     scored_bytes: int | None,
     ui: "UI",
 ) -> None:
-    """Print the additional bytes of serve and batch; nothing for one answer at a time."""
+    """Print the additional memory of serve and batch. Print nothing for a single slot."""
     if prefill_bytes != 0:
-        more = (
+        extra_size = (
             "an unknown number of bytes" if prefill_bytes is None else _format_size(prefill_bytes)
         )
         ui.text(
-            f"serve and batch read prompts in a separate context, which takes {more} more; "
+            f"serve and batch read prompts in a separate context, which takes {extra_size} more; "
             "-fa on avoids this"
         )
     if scored_bytes != 0:
-        more = "an unknown number of bytes" if scored_bytes is None else _format_size(scored_bytes)
+        extra_size = (
+            "an unknown number of bytes" if scored_bytes is None else _format_size(scored_bytes)
+        )
         ui.text(
-            f"the buffers of serve and batch take up to {more} more when prompts are scored "
+            f"the buffers of serve and batch take up to {extra_size} more when prompts are scored "
             "(echo and logprobs)"
         )
     if slots > 1:
-        most = _format_size(offload_bytes(predicted, slots))
+        max_bytes = _format_size(offload_bytes(predicted, slots))
         ui.text(
-            f"serve and batch use up to {most} more of the free memory for preempted and finished "
+            f"serve and batch use up to {max_bytes} more of the free memory for preempted and finished "
             "answers"
         )
 
 
 def print_weight_types(types: dict[str, dict[str, int]], ui: "UI") -> None:
-    """Print the bytes of the weights by type, for each device."""
+    """Print the bytes of the weights by tensor type, one line for each device. `types`: the bytes
+    by device and type.
+    """
     for device, bytes_by_type in types.items():
         device_note = f" on {device}" if len(types) > 1 else ""
         rows = sorted(bytes_by_type.items(), key=lambda row: -row[1])
@@ -206,7 +215,7 @@ def print_weight_types(types: dict[str, dict[str, int]], ui: "UI") -> None:
 
 
 def print_layers(cache: "KVCache | None", ui: "UI") -> None:
-    """Print the cache by layer, with equal layers in one line."""
+    """Print a table of the KV cache by layer. Layers of equal size share one row."""
     if cache is None:
         ui.text("KV by layer: unknown for this architecture")
         return

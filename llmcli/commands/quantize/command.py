@@ -1,4 +1,6 @@
-"""`llmcli quantize`: parses the options, calls the workflow, prints its result."""
+"""`llmcli quantize`: defines the command line, runs the quantization workflow, and prints its
+result.
+"""
 
 from typing import Annotated
 

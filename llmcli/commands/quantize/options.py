@@ -1,4 +1,4 @@
-"""The options of `quantize`."""
+"""The option groups of `llmcli quantize`."""
 
 from typing import Annotated
 

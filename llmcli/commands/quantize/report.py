@@ -1,4 +1,4 @@
-"""Prints the result of writing a plan: a table, or a JSON document."""
+"""The text and JSON output of quantize and convert."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def print_result(result: "QuantizeResult", ui: UI) -> None:
-    """Print the result as a table, or as a JSON document under --json."""
+    """Print the result as a table, or as a JSON document with --json."""
     from llmcli.workflows.certification import certificate_text
 
     if ui.json:
@@ -112,7 +112,7 @@ def _print_table(result: "QuantizeResult", ui: UI) -> None:
 
 
 def _print_remarks(result: "QuantizeResult", ui: UI) -> None:
-    """Print what the method reported while it worked."""
+    """Print notes about rows that fell back to another method, and about damped second moments."""
     reports, method = result.method_reports.values(), result.plan.method
     if result.fallback_rows:
         rows = sum(report.rows for report in reports)

@@ -78,7 +78,7 @@ class CalibrationResult:
     peak_bytes: int = 0
 
 
-def calibrate(
+def run_calibration(
     request: CalibrationRequest, config: "Config", ui: "UI", bar: "ProgressBar | None" = None
 ) -> CalibrationResult:
     """Collect the statistics and write the files. An interrupted run resumes from its last save.

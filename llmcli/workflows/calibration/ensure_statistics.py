@@ -158,7 +158,7 @@ def _statistics_file(request: StatisticsRequest, config: "Config", ui: "UI") -> 
                 f"{text_names[0]} into {target_file}"
             )
             moments_target = moments_file if request.needs_moments else None
-            calibrate.calibrate(
+            calibrate.run_calibration(
                 calibrate.CalibrationRequest(
                     model_side,
                     source.fingerprint,

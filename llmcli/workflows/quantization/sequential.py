@@ -206,7 +206,8 @@ class _BlockwiseRun:
                 weights=group.moment_weights,
             )
             self.peak_bytes = max(
-                self.peak_bytes, calibrate.calibrate(request, self.config, self.ui, bar).peak_bytes
+                self.peak_bytes,
+                calibrate.run_calibration(request, self.config, self.ui, bar).peak_bytes,
             )
         if not file.exists():
             return {}

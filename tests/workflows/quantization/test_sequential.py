@@ -164,7 +164,7 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_bytes(
 ) -> None:
     whole, out = tmp_path / "whole.gguf", tmp_path / "out.gguf"
     assert quantized(whole, "--sequential").code == 0
-    make, run = BlockwiseModel.quantize_group, calibrate.calibrate
+    make, run = BlockwiseModel.quantize_group, calibrate.run_calibration
 
     def stops(here: Callable[..., Any], at: Callable[..., bool]) -> Callable[..., Any]:
         def call(*args: Any, **more: Any) -> Any:
@@ -184,7 +184,7 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_bytes(
         ),
         (
             calibrate,
-            "calibrate",
+            "run_calibration",
             stops(run, lambda wish, *_: "blk.2.attn_q.weight" in (wish.weights or ())),
         ),
         (BlockwiseModel, "merged_plan", stops(BlockwiseModel.merged_plan, lambda prefix: True)),

@@ -1,5 +1,5 @@
-"""The report page of `llmcli bench compare`: each test's ratio with its interval, and both
-speeds.
+"""The charts and the HTML report of `llmcli bench compare`: the ratio of each test with its
+interval, and the speeds of A and B.
 """
 
 import math
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def print_result(result: "ComparisonResult", reporting: ReportSettings, ui: "UI") -> None:
-    """Print the comparison, then its charts."""
+    """Print the comparison as text or JSON, then draw its charts and write the report."""
     if ui.json:
         ui.result(run.build_document(result))
     else:
@@ -31,7 +31,7 @@ def print_result(result: "ComparisonResult", reporting: ReportSettings, ui: "UI"
 
 
 def build_charts(result: "ComparisonResult") -> list[Chart]:
-    """Return the charts of the ratios and of the speeds in tokens per second."""
+    """Return two charts: the ratios B / A, and the speeds in tokens per second."""
     named_comparisons = list(zip(result.tests, result.comparisons, strict=True))
     ratios = [
         SpeedRatio(
@@ -50,7 +50,7 @@ def build_charts(result: "ComparisonResult") -> list[Chart]:
             f"{name}, {side}",
             (NamedValue("tokens per second", median(rates)),),
             format_number(median(rates)),
-            _outer_tenths(rates),
+            _whisker(rates),
         )
         for name, comparison in named_comparisons
         for side, rates in (("A", comparison.a), ("B", comparison.b))
@@ -63,7 +63,7 @@ def build_charts(result: "ComparisonResult") -> list[Chart]:
 
 
 def _ratio_label(comparison: "Comparison") -> str:
-    """Return the ratio and its meaning as a short label."""
+    """Return a label for a chart row: the ratio, and whether B is faster."""
     if math.isinf(comparison.resolution):
         return "too few pairs"
     return f"{comparison.ratio:.3f}" + (
@@ -76,7 +76,7 @@ def _ratio_label(comparison: "Comparison") -> str:
 
 
 def build_page(result: "ComparisonResult") -> "ReportPage":
-    """Return the report page."""
+    """Return the HTML report."""
     method_note = (
         "Measured in pairs, in random order."
         if result.is_interleaved
@@ -92,10 +92,9 @@ def build_page(result: "ComparisonResult") -> "ReportPage":
     )
 
 
-def _outer_tenths(rates: tuple[float, ...]) -> tuple[float, float] | None:
-    """Return the lowest and the highest rate without the slowest and the fastest tenth of them.
-
-    None for a single rate.
+def _whisker(rates: tuple[float, ...]) -> tuple[float, float] | None:
+    """Return the 10th and the 90th percentile of the rates, for the whisker of a chart row. Returns
+    None if there is only one rate.
     """
     ordered, n_tenth = sorted(rates), len(rates) // 10
     return (ordered[n_tenth], ordered[-1 - n_tenth]) if len(ordered) > 1 else None

@@ -1,4 +1,4 @@
-"""What `bench load` prints, and its report page: tables, verdicts, definitions, charts."""
+"""The text output, the charts and the HTML report of `llmcli bench load`."""
 
 import sys
 from math import isfinite
@@ -29,7 +29,9 @@ def print_results(
     reporting: ReportSettings,
     ui: "UI",
 ) -> None:
-    """Print the results, then their charts."""
+    """Print the results in the output format ("md", "csv", "json" or "jsonl"), then draw the charts
+    and write the report.
+    """
     slo, search = request.search.limits, request.search_rules
     if output_format == "md":
         _print_tables(result, search, ui)
@@ -49,31 +51,33 @@ def print_results(
 
 
 def result_rows(result: "LoadResult") -> list[dict[str, Any]]:
-    """Return every load as a row: both sides of a comparison, all measurements of a search."""
+    """Return a JSON object for every measured load. A comparison has the loads of both servers; a
+    search for the largest load has one for each measurement.
+    """
     environment = result.environments[0]
-    row_list = [output.build_row(environment, figures) for figures in result.measured]
+    rows = [output.build_row(environment, metrics) for metrics in result.measured]
     for pair in result.comparisons:
-        row_list += [
-            {**output.build_row(side_environment, figures), "side": side}
-            for side, side_environment, figures in zip(
+        rows += [
+            {**output.build_row(side_environment, metrics), "side": side}
+            for side, side_environment, metrics in zip(
                 "AB", result.environments, (pair.a, pair.b), strict=True
             )
         ]
-    for edge in result.max_loads:
-        row_list += [
+    for max_load in result.max_loads:
+        rows += [
             {
-                **output.build_row(environment, figures.metrics),
-                "find_max": edge.kind,
-                "held": figures.keeps_limits,
+                **output.build_row(environment, measurement.metrics),
+                "find_max": max_load.kind,
+                "held": measurement.keeps_limits,
             }
-            for figures in edge.measurements
+            for measurement in max_load.measurements
         ]
-    return row_list
+    return rows
 
 
 def build_document(result: "LoadResult", search: "MaxLoadSettings | None") -> Any:
-    """Return the JSON document: an array of rows, as `bench -o json`; an object for a comparison or
-    a search.
+    """Return the JSON document. For a list of loads, it is the list of `result_rows`. For a
+    comparison or a search, it is an object that also contains the ratios or the largest load.
     """
     if result.comparisons:
         tests = [
@@ -122,20 +126,22 @@ def build_document(result: "LoadResult", search: "MaxLoadSettings | None") -> An
 def build_charts(
     result: "LoadResult", slo: Slo | None, search: "MaxLoadSettings | None"
 ) -> list[Chart]:
-    """Return the charts of all results."""
-    built: list[Chart] = []
+    """Return the charts of all results. `slo`: the latency limits; None: no limits. `search`: the
+    settings of the search for the largest load; None: no search.
+    """
+    charts: list[Chart] = []
     for pair in result.comparisons:
-        built += load.build_comparison_charts(pair.a.load.name, pair)
-    for edge in result.max_loads:
-        built += load.build_search_charts(edge, search.required_share if search else 1.0)
-        built += load.build_charts([best], slo) if (best := edge.best_metrics) else []
-    return built + (load.build_charts(result.measured, slo) if result.measured else [])
+        charts += load.build_comparison_charts(pair.a.load.name, pair)
+    for max_load in result.max_loads:
+        charts += load.build_search_charts(max_load, search.required_share if search else 1.0)
+        charts += load.build_charts([best], slo) if (best := max_load.best_metrics) else []
+    return charts + (load.build_charts(result.measured, slo) if result.measured else [])
 
 
 def build_page(
     result: "LoadResult", slo: Slo | None, search: "MaxLoadSettings | None"
 ) -> "ReportPage":
-    """Return the report page."""
+    """Return the HTML report. The parameters are those of `build_charts`."""
     environment = result.environments[0]
     names = " and ".join(f"{entry.model} at {entry.server}" for entry in result.environments)
     about = f"{_describe_prompts(environment)} · {environment.endpoint} · {environment.start_time}"
@@ -147,11 +153,13 @@ def build_page(
     lead += [line for pair in result.comparisons for line in _ratio_lines(pair)]
     lead += [f"{entry.load.name}: {_summary_line(entry)}" for entry in result.measured]
     lead += [
-        f"{entry.load.name}: {doubt}" for entry in _all_figures(result) for doubt in entry.warnings
+        f"{entry.load.name}: {warning}"
+        for entry in _all_metrics(result)
+        for warning in entry.warnings
     ]
     tables = [
         (f"Times at {entry.load.name}", output.build_percentile_table(entry))
-        for entry in _all_figures(result)
+        for entry in _all_metrics(result)
         if entry.times
     ]
     tables.append(("Definitions", Table(("figure", "meaning"), tuple(METRIC_DEFINITIONS.items()))))
@@ -162,38 +170,40 @@ def build_page(
     )
 
 
-def search_verdict(edge: "MaxLoadResult", search: "MaxLoadSettings | None") -> str:
-    """Return the result of a search in one line."""
+def search_verdict(max_load: "MaxLoadResult", search: "MaxLoadSettings | None") -> str:
+    """Return the result of a search for the largest load as one sentence."""
     assert search is not None
-    unit = "at once" if edge.kind == "concurrency" else "requests per second"
+    unit = "at once" if max_load.kind == "concurrency" else "requests per second"
     slo_text = f"{search.slo} for {search.required_share:.0%} of the requests"
-    if edge.level is None:
-        return f"no load meets {slo_text}: not even {edge.next_level:g} {unit}"
+    if max_load.level is None:
+        return f"no load meets {slo_text}: not even {max_load.next_level:g} {unit}"
     next_load = (
-        "no larger load was tried" if edge.next_level is None else f"{edge.next_level:g} do not"
+        "no larger load was tried"
+        if max_load.next_level is None
+        else f"{max_load.next_level:g} do not"
     )
     interval = (
-        f"the limit is between {edge.low:.3g} and {edge.high:.3g} (90 %), "
-        if edge.low and edge.high
+        f"the limit is between {max_load.low:.3g} and {max_load.high:.3g} (90 %), "
+        if max_load.low and max_load.high
         else ""
     )
     return (
-        f"{edge.level:g} {unit} meet {slo_text}; {next_load} "
-        f"({interval}{len(edge.measurements)} measurements)"
+        f"{max_load.level:g} {unit} meet {slo_text}; {next_load} "
+        f"({interval}{len(max_load.measurements)} measurements)"
     )
 
 
-def search_caveats(edge: "MaxLoadResult", search: "MaxLoadSettings | None") -> list[str]:
-    """Return what limits the reliability of a search."""
+def search_caveats(max_load: "MaxLoadResult", search: "MaxLoadSettings | None") -> list[str]:
+    """Return sentences about what makes the result of a search unreliable."""
     assert search is not None
-    caveats, best = [], edge.best_metrics
-    if edge.steps > 1:
+    caveats, best = [], max_load.best_metrics
+    if max_load.steps > 1:
         caveats.append(
-            f"the noise allows steps of {edge.steps} levels instead of one: another search may "
+            f"the noise allows steps of {max_load.steps} levels instead of one: another search may "
             "differ by as much; more --requests or a quieter machine would be more precise"
         )
     if (
-        edge.level is not None
+        max_load.level is not None
         and best
         and best.slo_share is not None
         and best.slo_share < search.required_share
@@ -202,16 +212,16 @@ def search_caveats(edge: "MaxLoadResult", search: "MaxLoadSettings | None") -> l
             f"only {best.slo_share:.0%} of the {best.requests} requests at {best.load.name} met the "
             "SLO: the result combines all measurements near it"
         )
-    if edge.drift:
+    if max_load.drift:
         caveats.append(
-            f"the latency of a single user changed by a factor of {edge.drift:.2f} during the "
+            f"the latency of a single user changed by a factor of {max_load.drift:.2f} during the "
             "search: the machine changed, and the result with it"
         )
     return caveats
 
 
 def _describe_prompts(environment: output.LoadEnvironment) -> str:
-    """Describe the prompts that were sent; the requests of a file have their own lengths."""
+    """Describe the prompts that were sent: the mix or file, and the lengths in tokens."""
     shape = environment.lengths
     if environment.mix not in mixes.load_mixes():
         return f"the requests of {environment.mix}, answers of {shape.output_tokens} tokens unless they set it"
@@ -220,8 +230,8 @@ def _describe_prompts(environment: output.LoadEnvironment) -> str:
 
 
 def _print_tables(result: "LoadResult", search: "MaxLoadSettings | None", ui: "UI") -> None:
-    for world in result.environments:
-        ui.text(f"{world.model} at {world.server} · {_describe_prompts(world)}")
+    for environment in result.environments:
+        ui.text(f"{environment.model} at {environment.server} · {_describe_prompts(environment)}")
     ui.text()
     for pair in result.comparisons:
         columns = (pair.a.load.name, "A", "B", "B / A", "interval (95 %)")
@@ -239,7 +249,7 @@ def _print_tables(result: "LoadResult", search: "MaxLoadSettings | None", ui: "U
         ui.table(columns, [*lines, ("failed", *failed, "", "")], right=columns[1:])
         ui.text(f"{pair.turns} turns of each")
         ui.text()
-    for edge in result.max_loads:
+    for max_load in result.max_loads:
         search_rows = [
             (
                 entry.metrics.load.name,
@@ -249,18 +259,18 @@ def _print_tables(result: "LoadResult", search: "MaxLoadSettings | None", ui: "U
                 output.format_percentile(entry.metrics, "tpot", "p50"),
                 "meets SLO" if entry.keeps_limits else "-",
             )
-            for entry in edge.measurements
+            for entry in max_load.measurements
         ]
         names = ("load", "answered", "within SLO", "TTFT p50", "TPOT p50", "")
         ui.table(names, search_rows, right=names[1:5])
-        ui.text(search_verdict(edge, search))
-        for doubt in search_caveats(edge, search):
-            ui.warn(doubt)
+        ui.text(search_verdict(max_load, search))
+        for caveat in search_caveats(max_load, search):
+            ui.warn(caveat)
         ui.text()
     if len(result.measured) > 1:
         _print_table(output.build_table(result.measured), ui)
         ui.text()
-    for entry in _all_figures(result):
+    for entry in _all_metrics(result):
         _print_load(entry, ui)
     for line in output.definition_lines():
         ui.text(line)
@@ -275,8 +285,8 @@ def _print_load(measured: LoadMetrics, ui: "UI") -> None:
         )
     if measured.times:
         _print_table(output.build_percentile_table(measured), ui)
-    for doubt in measured.warnings:
-        ui.warn(doubt)
+    for warning in measured.warnings:
+        ui.warn(warning)
     ui.text()
 
 
@@ -305,12 +315,12 @@ def _format_tokens(tokens: float) -> str:
     return f"{tokens:.0f}" if isfinite(tokens) else "of unknown"
 
 
-def _all_figures(result: "LoadResult") -> list[LoadMetrics]:
-    sides = [side for pair in result.comparisons for side in (pair.a, pair.b)]
+def _all_metrics(result: "LoadResult") -> list[LoadMetrics]:
+    compared = [metrics for pair in result.comparisons for metrics in (pair.a, pair.b)]
     return [
         *result.measured,
-        *sides,
-        *(best for edge in result.max_loads if (best := edge.best_metrics)),
+        *compared,
+        *(best for max_load in result.max_loads if (best := max_load.best_metrics)),
     ]
 
 

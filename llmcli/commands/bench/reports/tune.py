@@ -1,4 +1,4 @@
-"""The report page of `llmcli bench tune`: the tried settings and their speed."""
+"""The charts and the HTML report of `llmcli bench tune`: the tried settings and their speeds."""
 
 from typing import TYPE_CHECKING
 
@@ -15,17 +15,17 @@ OPTION_LABELS = {"threads_batch": "prompt threads", "mode": "flash attention"}
 
 
 def format_value(trial: "TriedSetting") -> str:
-    """Format the tried value of an option."""
+    """Format the tried value of an option as text."""
     mode = f"{trial.setting.flash}, KV {trial.setting.cache}"
     return mode if trial.option == "mode" else str(getattr(trial.setting, trial.option))
 
 
 def build_charts(result: "TuningResult") -> list[Chart]:
-    """Return the charts: the best settings compared with the defaults, and each tried value
+    """Return two charts: the best settings compared with the defaults, and each tried value
     compared with the best value before it.
     """
     comparison = result.comparison
-    built: list[Chart] = []
+    charts: list[Chart] = []
     if comparison is not None:
         best = SpeedRatio(
             "best settings",
@@ -40,7 +40,7 @@ def build_charts(result: "TuningResult") -> list[Chart]:
             else "The defaults are as fast."
         )
         caption += f" Measured again, in {len(comparison.a)} pairs."
-        built.append(
+        charts.append(
             pairs.build_chart(
                 "Best settings relative to the defaults",
                 caption,
@@ -52,20 +52,20 @@ def build_charts(result: "TuningResult") -> list[Chart]:
         SpeedRatio(
             f"{OPTION_LABELS.get(trial.option, trial.option)} {format_value(trial)}",
             trial.ratio,
-            verdict="chosen" if trial.adopted else "",
+            verdict="chosen" if trial.taken else "",
         )
         for trial in result.tried
     ]
     if trial_ratios:
         caption = "Each value relative to the best before it; most were measured in few rounds."
-        built.append(
+        charts.append(
             pairs.build_chart("Tried values", caption, "times the best before", trial_ratios)
         )
-    return built
+    return charts
 
 
 def build_page(name: str, verdict: str, result: "TuningResult") -> "ReportPage":
-    """Return the report page."""
+    """Return the HTML report. `verdict`: the result as one sentence."""
     about = f"{result.seconds:.0f} seconds of measurements"
     return report_page.build_page(
         f"The fastest settings of {name}", about, [verdict], build_charts(result)
