@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quant.errors import UserError
-from quant.tokenizer.tokenizer_json import flatten_sequence
+from quant.tokenizer.json_nodes import flatten_sequence
 
 SplitSteps = tuple[str, ...]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quant.errors import UserError
-from quant.tokenizer.tokenizer_json import flatten_sequence
+from quant.tokenizer.json_nodes import flatten_sequence
 
 # Texts of tokens that end generation in llama.cpp even if the file does not name them
 # (src/llama-vocab.cpp).

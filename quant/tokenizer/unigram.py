@@ -19,9 +19,9 @@ from typing import Any, Literal, get_args
 from quant.errors import UserError
 from quant.tokenizer import charsmap
 from quant.tokenizer.charsmap import Charsmap
+from quant.tokenizer.json_nodes import flatten_sequence, prepends_space
 from quant.tokenizer.sentencepiece_model import NORMAL, UNKNOWN, UNUSED, SentencePieceModel
 from quant.tokenizer.token_table import SPACE_MARK, UNUSED_SCORE, VocabularyToken
-from quant.tokenizer.tokenizer_json import flatten_sequence, prepends_space
 
 MAX_PIECE_BYTES = 4096  # limit of the bytes of a Unigram's piece
 

@@ -21,6 +21,7 @@ from quant.tokenizer import (
     token_table,
     unigram,
 )
+from quant.tokenizer.json_nodes import flatten_sequence, prepends_space
 from quant.tokenizer.sentencepiece_model import (
     BYTE,
     MAX_PIECES,
@@ -29,7 +30,6 @@ from quant.tokenizer.sentencepiece_model import (
     SentencePieceModel,
 )
 from quant.tokenizer.token_table import AddedToken, VocabularyToken
-from quant.tokenizer.tokenizer_json import flatten_sequence, prepends_space
 
 BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 

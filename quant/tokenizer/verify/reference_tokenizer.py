@@ -20,10 +20,10 @@ from quant.errors import UserError
 from quant.gguf.header import GgufArray, MetadataValue
 from quant.tokenizer import charsmap, unigram
 from quant.tokenizer.charsmap import Charsmap
+from quant.tokenizer.json_nodes import flatten_sequence
 from quant.tokenizer.pre_tokenizer import PreTokenizerMatch, find_pre_tokenizer, uses_nfc
 from quant.tokenizer.sentencepiece_model import BYTE, NORMAL, UNIGRAM, UNKNOWN
 from quant.tokenizer.token_table import AddedToken
-from quant.tokenizer.tokenizer_json import flatten_sequence
 from quant.tokenizer.unigram import MAX_PIECE_BYTES, NormalForm
 from quant.tokenizer.verify import reference_json
 from quant.tokenizer.verify.normalizer import CharsmapNormalizer, SpaceNormalizer
