@@ -1,4 +1,4 @@
-"""The settings of a beam search, named as in transformers."""
+"""The settings of a beam search. They have the names and the meaning of those in transformers."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ EARLY_STOPPING_MODES = ("no", "yes", "never")
 
 
 class TooManyBeams(UserError):
-    """The request needs more sequences than the model was loaded for."""
+    """Raised when a beam search needs more sequences than the model was loaded for."""
 
     def __init__(self, beams: int, sequences: int) -> None:
         super().__init__(
@@ -24,11 +24,13 @@ class TooManyBeams(UserError):
 
 @dataclass(frozen=True, slots=True)
 class BeamSettings:
-    """Settings of a beam search. With one beam there is no search, and the sampling settings apply.
+    """Settings of a beam search. One beam means no search: the answer is sampled instead.
 
-    `early_stopping` decides when to end the search after `beams` answers are finished. "yes": at
-    once. "no": when the best unfinished answer would not beat the worst finished one if it ended at
-    its present length. "never": when the best unfinished answer could not do so at any length.
+    - `beams`: the number of candidates that are continued in parallel.
+    - `length_penalty`: the exponent of the length by which a sum of log-probabilities is divided.
+    - `early_stopping`: when to end the search after `beams` answers are finished. "yes": at once.
+      "no": when the best unfinished answer would not beat the worst finished one if it ended at its
+      present length. "never": when the best unfinished answer could not do so at any length.
     """
 
     beams: int = 1
@@ -36,8 +38,8 @@ class BeamSettings:
     early_stopping: str = "no"
 
     def with_values(self, values: Mapping[str, Any]) -> "BeamSettings":
-        """Return a copy with some settings changed. `values`: setting names and new values, as
-        users write them.
+        """Return a copy with some settings changed. `values`: setting names and their new values as
+        written by a user.
 
         Raises UserError for a value out of range.
         """
@@ -47,7 +49,7 @@ class BeamSettings:
         return replace(self, **parsed)
 
     def as_dict(self) -> dict[str, float | str]:
-        """Return every setting and its value."""
+        """Return all settings by name."""
         return {
             "beams": self.beams,
             "length_penalty": self.length_penalty,
@@ -55,7 +57,8 @@ class BeamSettings:
         }
 
 
-def _beams(text: str) -> int:
+def _parse_beams(text: str) -> int:
+    """Return the number of beams in `text`. Raises UserError if it is out of range."""
     try:
         number = int(text)
     except ValueError:
@@ -68,7 +71,8 @@ def _beams(text: str) -> int:
     return number
 
 
-def _penalty(text: str) -> float:
+def _parse_length_penalty(text: str) -> float:
+    """Return the length penalty in `text`. Raises UserError if it is out of range."""
     try:
         number = float(text)
     except ValueError:
@@ -76,13 +80,14 @@ def _penalty(text: str) -> float:
     if not abs(number) <= MAX_LENGTH_PENALTY:
         raise UserError(
             f"length_penalty is {text!r}",
-            hint=f"--length-penalty takes a number from {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}; "
-            "above 0 favors long answers",
+            hint=f"--length-penalty takes a number from {-MAX_LENGTH_PENALTY:g} "
+            f"to {MAX_LENGTH_PENALTY:g}; above 0 favors long answers",
         )
     return number
 
 
-def _early(text: str) -> str:
+def _parse_early_stopping(text: str) -> str:
+    """Return the mode in `text` in lower case. Raises UserError if there is no such mode."""
     if text.lower() not in EARLY_STOPPING_MODES:
         raise UserError(
             f"early_stopping is {text!r}",
@@ -92,7 +97,11 @@ def _early(text: str) -> str:
 
 
 NO_SEARCH = BeamSettings()
-PARSERS = {"beams": _beams, "length_penalty": _penalty, "early_stopping": _early}
+PARSERS = {
+    "beams": _parse_beams,
+    "length_penalty": _parse_length_penalty,
+    "early_stopping": _parse_early_stopping,
+}
 HELP = {
     "beams": (
         "1",

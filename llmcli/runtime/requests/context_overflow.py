@@ -1,5 +1,6 @@
-"""Policies that drop tokens from a full context so that an answer can continue. One drops whole
-turns, the other all but the first and the last tokens.
+"""Policies for a full context. They decide which tokens to drop so that an answer can continue: the
+oldest turns of a conversation (DropTurns), or all but the first and the last tokens
+(AttentionSinks).
 """
 
 from bisect import bisect_left
@@ -7,15 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-# After turns are dropped, 1/4 of the context is free. With less, every new message would soon drop
-# another turn.
+# After turns are dropped, at least 1/4 of the context is free. If less were freed, almost every new
+# message would drop turns again.
 FREED_FRACTION = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ShortenedText:
-    """A shortened text: its tokens, how many of them belong to the prompt, and how many turns were
-    dropped in total.
+    """The result of an overflow policy. `tokens`: the remaining tokens. `n_prompt`: how many of
+    them belong to the prompt. `dropped_turns`: how many turns were dropped so far, including
+    earlier calls.
     """
 
     tokens: list[int]
@@ -24,10 +26,10 @@ class ShortenedText:
 
 
 class OverflowPolicy(Protocol):
-    """Decides what to drop from a full context.
+    """Decides which tokens to drop from a full context.
 
-    `can_move_cells`: the cells of the remaining tokens may be moved in the cache instead of being
-    recomputed.
+    `can_move_cells`: whether the cells of the remaining tokens may be moved in the cache instead of
+    being recomputed.
     """
 
     @property
@@ -36,22 +38,23 @@ class OverflowPolicy(Protocol):
     def shorten(
         self, tokens: Sequence[int], n_prompt: int, dropped_turns: int, size: int
     ) -> ShortenedText | None:
-        """Shorten `tokens` so that one more token fits into a context of `size` tokens. Return None
-        when nothing may be dropped.
+        """Shorten a text so that at least one more token fits into a context of `size` tokens.
+        Return None when nothing may be dropped.
 
-        `n_prompt`: how many tokens at the start of `tokens` belong to the prompt. `dropped_turns`:
-        how many turns the prompt has lost already.
+        `tokens`: prompt and answer. `n_prompt`: how many of them belong to the prompt.
+        `dropped_turns`: how many turns were already dropped from the prompt.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DropTurns:
-    """Drops the oldest turns until a part of the context is free. Text before the first turn stays.
+    """Drops the oldest turns of a conversation until 1 / FREED_FRACTION of the context is free.
+    Text before the first turn is not dropped.
 
-    `prompt_without(n)` returns the prompt without its first `n` turns. At most `max_turns` turns
-    may be dropped. The function is needed because a template may put the system text into the first
-    message, so a turn is not always a range of tokens.
+    `prompt_without(n)` returns the tokens of the prompt without its first `n` turns. This is a
+    function because a template may put the system text into the first message, so a turn is not
+    always a range of tokens. At most `max_turns` turns may be dropped.
     """
 
     max_turns: int
@@ -61,26 +64,30 @@ class DropTurns:
     def shorten(
         self, tokens: Sequence[int], n_prompt: int, dropped_turns: int, size: int
     ) -> ShortenedText | None:
-        """Keep the whole answer and drop as many turns as needed to leave room after it."""
+        """Drop as many turns as needed, and keep the whole answer. Return None when even without
+        `max_turns` turns no token more would fit.
+        """
         answer = tokens[n_prompt:]
 
-        def fits(gone: int) -> bool:
-            return len(self.prompt_without(gone)) + len(answer) <= size - size // FREED_FRACTION
+        def fits(n_dropped: int) -> bool:
+            """Return whether enough of the context is free after `n_dropped` turns are dropped."""
+            length = len(self.prompt_without(n_dropped)) + len(answer)
+            return length <= size - size // FREED_FRACTION
 
         counts = range(dropped_turns + 1, self.max_turns + 1)
         if not counts:
             return None
         dropped = counts[min(bisect_left(counts, True, key=fits), len(counts) - 1)]
-        prompt_left = self.prompt_without(dropped)
-        if len(prompt_left) + len(answer) >= size:
+        prompt = self.prompt_without(dropped)
+        if len(prompt) + len(answer) >= size:
             return None
-        return ShortenedText([*prompt_left, *answer], len(prompt_left), dropped)
+        return ShortenedText([*prompt, *answer], len(prompt), dropped)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSinks:
-    """Keeps the first `n_kept` tokens (attention sinks) and the last ones. It drops half of the
-    tokens after the first `n_kept` at a time, as llama.cpp does (tools/completion).
+    """Keeps the first `n_kept` tokens, the attention sinks, and the last tokens of a text. Each
+    time, it drops the older half of the tokens in between, as llama.cpp does (tools/completion).
 
     Source: Xiao et al. 2023, StreamingLLM.
     """
@@ -91,7 +98,7 @@ class AttentionSinks:
     def shorten(
         self, tokens: Sequence[int], n_prompt: int, dropped_turns: int, size: int
     ) -> ShortenedText | None:
-        """Drop tokens after the first `n_kept`, whether they belong to the prompt or to the answer."""
+        """Drop tokens after the first `n_kept`. They may belong to the prompt or to the answer."""
         end = len(tokens) - (size - self.n_kept) // 2
         if end <= self.n_kept or self.n_kept >= size:
             return None

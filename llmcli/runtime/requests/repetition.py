@@ -1,8 +1,8 @@
 """Detects answers that only repeat themselves. Models that decode greedily, and small models in
-general, fall into loops that fill the context.
+general, can fall into loops that fill the context.
 
-Sampled loops vary by a word in some places, but all loops compress well, which Whisper's decoder
-also uses as a sign. Prose compresses by a factor of 2, code by 3, lists of settings by 4.
+Text is taken as a loop when it compresses very well, a sign that Whisper's decoder also uses. This
+also finds sampled loops, in which single words vary. Prose, code and lists compress far less.
 """
 
 import zlib
@@ -13,8 +13,8 @@ TOKENS_BETWEEN_CHECKS = 64  # tokens generated between two checks
 
 
 def is_repetitive(pieces: list[str]) -> bool:
-    """Return whether the end of the text in `pieces` repeats itself. It is False while the text is
-    shorter than WINDOW_BYTES.
+    """Return whether the end of a text only repeats itself. `pieces`: the text of each token.
+    Return False while the text is shorter than WINDOW_BYTES.
     """
     tail = "".join(pieces[-WINDOW_BYTES:]).encode("utf-8", "replace")[-WINDOW_BYTES:]
     return (

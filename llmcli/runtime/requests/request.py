@@ -1,4 +1,4 @@
-"""Requests to the engine, and answers."""
+"""The options of a model run, the requests to the engine, and the answers."""
 
 from dataclasses import dataclass
 
@@ -13,15 +13,16 @@ from llmcli.types import Finish, TokenTime
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How to run a model. None means that the value depends on the machine and the model.
+    """The options of a model run. None means that the value is chosen for the machine and the
+    model.
 
     - `profile`: the options that a measured profile has set (planning/tuned_profile.py).
-    - `scoring_outputs`: rows of logits that a pass may ask for in addition to one per sequence, for
-      requests that score the tokens of their prompt (Request.score_prompt).
+    - `scoring_outputs`: rows of logits that a pass may ask for in addition to one per sequence.
+      They are needed to score the tokens of a prompt (Request.score_prompt).
     - `prefill_cells`: cells of a second context that computes prompts (engine/prefill_context.py);
-      0 for none.
-    - `gemm`: "ggml" leaves all products to ggml, "auto" uses llmcli's own kernels for products of
-      many rows where they are faster (binding/kernels/gemm.py).
+      0 for no such context.
+    - `gemm`: "ggml" leaves all matrix products to ggml. "auto" uses llmcli's own code for products
+      of many rows where it is faster (binding/kernels/gemm.py).
     """
 
     ctx_size: int | None = None
@@ -41,15 +42,18 @@ class RunOptions:
 
     @property
     def max_rows(self) -> int:
-        """Return the maximum number of rows that are computed at once."""
+        """Return the largest number of tokens that llama.cpp computes at once (a micro-batch)."""
         return min(self.ubatch_size, self.batch_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One answer of a beam search. `tokens`: without the end token. `score`: the sum of
-    log-probabilities divided by length ** length penalty; sum and length include the end token.
-    `is_complete`: the request's grammar accepts the answer, or there is no grammar.
+    """One answer that a beam search has found.
+
+    - `tokens`: without the end token.
+    - `score`: the sum of log-probabilities divided by length ** length penalty. Sum and length
+      include the end token.
+    - `is_complete`: the request's grammar accepts the answer, or there is no grammar.
     """
 
     text: str
@@ -60,8 +64,8 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedAnswer:
-    """The part of an answer that another process has already sent: its first tokens, and `finish`
-    if the answer has ended.
+    """The start of an answer that another process has already sent, so that this process continues
+    it after a failure. `finish`: the reason why the answer has ended, or None.
     """
 
     tokens: tuple[int, ...] = ()
@@ -73,28 +77,28 @@ NO_REPLAY = ReplayedAnswer()
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt and how to answer it.
+    """A prompt and the settings for its answer.
 
     - `max_tokens`: None generates until the model stops, the context is full, or the answer only
-      repeats itself. `allow_repetition` and `ignore_eos` turn off the check for repetition.
+      repeats itself. `allow_repetition` and `ignore_eos` disable the check for repetition.
     - `start_time`: `time.perf_counter()` of the user's call, from which the time to the first token
       is measured.
-    - `strategy`: a name of runtime/strategies/. `search`: settings of the strategy "beam".
-    - `grammar`: the grammar that the answer must follow. `grammar_after`: a text in the answer
-      after which the grammar starts (the end of thinking).
+    - `strategy`: the name of a strategy in runtime/strategies/. `search`: settings of the strategy
+      "beam".
+    - `grammar`: the grammar that the answer must follow. `grammar_after`: the text in the answer
+      after which the grammar starts, such as the end of thinking.
     - `top_logprobs`: with `logprobs`, record this many of the likeliest tokens at each step.
-    - `overflow`: what to drop when the context is full. `can_move_cells`: where the prompt leaves
-      out a part of a cached text, the cells after that part may be moved instead of being
-      recomputed.
-    - `turn`: the number of the turn in its conversation. `earlier_turns`: the conversation's
-      earlier turns, whose cached cells may be overwritten.
-    - `priority`: waiting requests with a higher priority go first. `client`: the owner of the
-      request; clients take turns.
+    - `overflow`: what to drop when the context is full. `can_move_cells`: if the prompt leaves out
+      a part of a cached text, the cells after that part may be moved instead of being recomputed.
+    - `turn`: the number of the turn in its conversation. `earlier_turns`: the numbers of the
+      conversation's earlier turns, whose cached cells may be overwritten.
+    - `priority`: waiting requests with a higher priority start first. `client`: the owner of the
+      request; requests of different clients start in turn.
     - `score_prompt`: report the log-probability of every prompt token after the first, and of the
-      end token. The prompt is recomputed, because the cache keeps no logits.
-    - `replays`: for each sample, what another process has already sent of its answer; empty for
-      none. At such a position a token is drawn as usual and then replaced by the recorded one. A
-      beam search ignores this, because it sends nothing before its end.
+      end token. The prompt is then recomputed, because the cache stores no logits.
+    - `replays`: for each sample, the start of its answer that another process has already sent. It
+      is empty if there is none. At such a position a token is drawn as usual and then replaced by
+      the recorded one. A beam search ignores this, because it sends nothing before its end.
     """
 
     tokens: tuple[int, ...]
@@ -122,8 +126,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class OverflowStats:
-    """What was dropped from a full context: how often, how many tokens and how many whole turns.
-    `recomputed`: remaining tokens that were computed again because they could not be moved.
+    """Counts what was dropped from a full context: `times` tokens were dropped, how many `tokens`,
+    and how many whole `turns`. `recomputed`: tokens that stayed but were computed again, because
+    their cells could not be moved.
     """
 
     times: int = 0
@@ -139,16 +144,15 @@ NO_OVERFLOW = OverflowStats()
 class Answer:
     """A finished answer and its statistics. Times are in milliseconds.
 
-    - `beams`: the results of a beam search, best first. `text` and `tokens` are those of the best
-      one.
-    - `top_logprobs`: the likeliest tokens of each step. The entry is empty for a step without a
-      draw; the tuple is empty when not requested.
-    - `n_drafted`: guessed tokens that were computed; None when the strategy drafts nothing.
+    - `beams`: the results of a beam search, best first. `text` and `tokens` are those of the best.
+    - `top_logprobs`: the likeliest tokens of each step. The entry of a step without a draw is
+      empty. The tuple is empty when they were not requested.
+    - `n_drafted`: drafted tokens that the model has checked; None when the strategy drafts nothing.
       `n_accepted`: how many of them were right.
-    - `overflow_stats`: what was dropped from the context.
+    - `overflow_stats`: what was dropped from a full context.
     - `error`: the reason why the answer failed.
-    - `prompt_scores`: the score of each prompt token after the first, if requested. Among samples
-      only the first has them.
+    - `prompt_scores`: the score of each prompt token after the first, if requested. Of several
+      samples, only the first has them.
     - `queue_ms`: time from the call to the first pass over the prompt.
     """
 
@@ -180,24 +184,28 @@ class Answer:
 
     @property
     def tpot_ms(self) -> float:
-        """Return the milliseconds per token after the first."""
+        """Return the average time per token after the first (time per output token), in
+        milliseconds.
+        """
         return self.generate_ms / (len(self.tokens) - 1) if len(self.tokens) > 1 else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Return the tokens after the first per second of generation."""
+        """Return the speed of generation after the first token, in tokens per second."""
         return 1000 / self.tpot_ms if self.tpot_ms else 0.0
 
     @property
     def prompt_per_second(self) -> float:
-        """Return the computed prompt tokens per second; cached tokens do not count."""
+        """Return the speed of reading the prompt, in tokens per second. Cached tokens do not
+        count.
+        """
         computed = self.prompt_tokens - self.cached_tokens
         return computed / self.prompt_ms * 1000 if self.prompt_ms else 0.0
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Return the nearest-rank percentile: the smallest value such that at least `share` of all
-    values are not greater. The result is 0 for no values.
+    """Return the nearest-rank percentile: the smallest of `values` such that at least the fraction
+    `share` (from 0 to 1) of all values are not greater. Return 0 for no values.
     """
     if not values:
         return 0.0

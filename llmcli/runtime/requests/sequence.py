@@ -1,4 +1,6 @@
-"""A request in progress, with all its mutable state except its cells, which the ledger records."""
+"""A request while it is answered: its tokens, its answer so far and its scheduling state. Which
+cells its tokens are in is recorded in kv_cache/ledger.py.
+"""
 
 import math
 import time
@@ -28,28 +30,32 @@ from llmcli.types import Event, Finish, TokenTime
 
 
 class DecodingStrategy(Protocol):
-    """Decides how one request is answered. An object is created when the request is submitted and
-    used until the request is finished.
+    """Decides which tokens follow the prompt of one request: for example sampling, beam search or
+    speculative decoding (runtime/strategies/). An object is created when the request is submitted,
+    and used until the request is finished.
     """
 
-    slots: int  # number of llama.cpp sequence ids that it needs: 1 + `Sequence.branch_slots`
+    slots: int  # number of llama.cpp sequence ids that it needs: one, and one per further branch
 
     def pending_rows(self) -> list[tuple[int, int]]:
-        """Return the slot and the token of each row of the next pass. Called when all tokens of the
-        sequence are computed.
+        """Return the slot and the token of each row that the next pass shall compute, besides
+        `Sequence.tokens`. Called when all tokens of the sequence are computed. Only a strategy with
+        several branches returns rows.
         """
         ...
 
     def accept(
         self, sequence: "Sequence", rows: Iterator[RowLogits], pass_seconds: float
     ) -> tuple[list[Event], Finish | None]:
-        """Read the rows of a pass that took `pass_seconds` seconds. Return the events of the new
-        tokens, and the reason to finish if the answer ends.
+        """Choose the next tokens from the logits `rows` of a pass, which took `pass_seconds`
+        seconds. Return the events of the new tokens, and the reason to finish or None.
         """
         ...
 
     def on_context_shift(self, sequence: "Sequence") -> None:
-        """Handle tokens that were dropped from a full context. Called only when `slots` is 1."""
+        """Update the strategy after tokens were dropped from a full context. Called only when
+        `slots` is 1.
+        """
         ...
 
     def apply_overflow(self, sequence: "Sequence", max_cells: int) -> None:
@@ -59,22 +65,22 @@ class DecodingStrategy(Protocol):
         ...
 
     def restart(self, sequence: "Sequence") -> None:
-        """Start again from the prompt, because other requests need the cells. Called only when
-        `slots` is above 1.
+        """Start again from the prompt, because the cells were given to other requests. Called only
+        when `slots` is above 1.
         """
         ...
 
     def finish(self, sequence: "Sequence", finish: Finish) -> str:
-        """End the answer. Return the text that was held back. Of the sequence's slots only
-        `sequence.slot` stays claimed.
+        """End the answer, and release all slots of the sequence except `sequence.slot`. Return text
+        that was not sent yet because it might have been the start of a stop string.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedPrefix:
-    """The first `length` tokens of a waiting sequence, which `source` is computing and which the
-    waiting sequence will share.
+    """A prefix that a waiting sequence will share: the first `length` tokens, which `source` is
+    computing.
     """
 
     source: "Sequence"
@@ -83,27 +89,32 @@ class SharedPrefix:
 
 @dataclass(slots=True, eq=False)
 class Preemption:
-    """How long a sequence has waited, and what is left of it after a preemption."""
+    """How long a sequence has waited, how often it was preempted (it gave up its cells to other
+    sequences), and its stored state.
+    """
 
-    waiting_since: int = 0  # the pass in which it began to wait
-    count: int = 0  # how often it was preempted
-    state: SwappedState | None = None  # its cells in host memory; None when they must be recomputed
+    waiting_since: int = 0  # number of the pass in which the sequence began to wait
+    count: int = 0  # how often the sequence was preempted
+    # the sequence's cells in host memory; None when they must be recomputed
+    state: SwappedState | None = None
 
 
 @dataclass(slots=True, eq=False)
 class SequenceAccounting:
-    """The numbers of an answer besides its tokens."""
+    """Statistics of an answer: reused tokens, seconds and drafted tokens."""
 
     n_reused: int = 0  # prompt tokens whose cells were in the cache
     prompt_seconds: float = 0.0  # seconds of the passes over the prompt
     queue_seconds: float = 0.0  # seconds between the call and the first pass
-    n_drafted: int | None = None  # guessed tokens that were computed; None without drafting
-    n_accepted: int = 0  # guessed tokens that were right
+    n_drafted: int | None = None  # drafted tokens that were checked; None without drafting
+    n_accepted: int = 0  # drafted tokens that were right
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A prompt, the part of it that is computed, and the answer so far."""
+    """A request that waits, runs or has just finished: its prompt, how much of it is computed, and
+    its answer so far.
+    """
 
     id: int
     request: Request
@@ -112,18 +123,18 @@ class Sequence:
     start_time: float  # time.perf_counter() of the user's call
 
     # Slots (llama.cpp sequence ids)
-    slot: int = -1  # -1 while it waits
+    slot: int = -1  # -1 while the sequence waits
     branch_slots: list[int] = field(default_factory=list)  # further slots of a beam search
 
     # Text
-    # Prompt and answer; the last token of an unfinished answer is computed with the next pass. The
+    # Prompt and answer. The last token of an unfinished answer is computed in the next pass. The
     # list is replaced when tokens are dropped from a full context.
     tokens: list[int] = field(default_factory=list)
-    # guessed tokens after `tokens`; as many as fit are computed with the next pass
+    # drafted tokens that may follow `tokens`; as many as fit are computed in the next pass
     draft: list[int] = field(default_factory=list)
     n_computed: int = 0  # tokens in the KV cache
-    n_prompt: int = 0  # tokens of the prompt, without dropped ones
-    overflow_stats: OverflowStats = NO_OVERFLOW  # what was dropped from the full context
+    n_prompt: int = 0  # tokens of the prompt that were not dropped
+    overflow_stats: OverflowStats = NO_OVERFLOW  # counts of dropped tokens
 
     # Scheduling
     prefix: SharedPrefix | None = None  # a prefix that another sequence computes for this one
@@ -133,10 +144,10 @@ class Sequence:
     is_cancelled: bool = False
 
     # Answer
-    replayed: ReplayedAnswer = NO_REPLAY  # what another process has already sent of the answer
+    replayed: ReplayedAnswer = NO_REPLAY  # the start that another process has already sent
     # number of answer tokens at which the next check for repetition is due
     repetition_check_at: float = math.inf
-    # text of each answer token, and at last the text that was held back
+    # text of each answer token; after the end also the text that `DecodingStrategy.finish` returned
     text: list[str] = field(default_factory=list)
     times: list[TokenTime] = field(default_factory=list)  # one entry per answer token
     last_token_time: float = 0.0  # time.perf_counter() of the last token
@@ -153,11 +164,13 @@ class Sequence:
 
     @property
     def is_prefilling(self) -> bool:
-        """Return whether prompt tokens are still to be computed."""
+        """Return whether some prompt tokens are not computed yet."""
         return self.n_computed < self.n_prompt
 
     def shorten(self, shortened: ShortenedText) -> None:
-        """Replace the tokens by the shortened text, and update `overflow_stats`."""
+        """Replace the tokens by a shortened text, after the context was full, and update
+        `overflow_stats`.
+        """
         stats, n_dropped = self.overflow_stats, len(self.tokens) - len(shortened.tokens)
         self.overflow_stats = replace(
             stats,
@@ -168,14 +181,16 @@ class Sequence:
         self.tokens, self.n_prompt = shortened.tokens, shortened.n_prompt
 
     def count_recomputed(self, count: int) -> None:
-        """Count tokens that stayed in the context but had to be recomputed."""
+        """Add `count` to the tokens that stayed in the context but had to be recomputed after
+        others were dropped.
+        """
         self.overflow_stats = replace(
             self.overflow_stats, recomputed=self.overflow_stats.recomputed + count
         )
 
     def restart(self) -> None:
-        """Reset the sequence to its prompt. The check for repetition starts again from the
-        beginning.
+        """Reset the sequence to its prompt, without any dropped tokens. The next check for
+        repetition is due as at the start.
         """
         self.tokens, self.n_prompt = list(self.request.tokens), len(self.request.tokens)
         self.overflow_stats = NO_OVERFLOW
@@ -184,7 +199,9 @@ class Sequence:
 
     @property
     def waits_for_prefix(self) -> bool:
-        """Return whether another sequence is computing a prefix that this one needs."""
+        """Return whether the sequence must wait because another one is still computing the prefix
+        that both will share.
+        """
         if self.prefix is None:
             return False
         source = self.prefix.source
@@ -202,42 +219,46 @@ class Sequence:
         constraint: float = 0.0,
         forced: bool = False,
     ) -> TokenTime:
-        """Record one generated token and the time since the previous one. `decode`, `sample` and
-        `constraint` are seconds; the result is in milliseconds.
+        """Record one generated token with its text and times, and return the record, whose times
+        are in milliseconds. `decode`, `sample` and `constraint` are seconds. The time since the
+        previous token is measured here.
         """
         now = time.perf_counter()
         if not self.times:
             decode = self.accounting.prompt_seconds
         gap = (now - self.last_token_time) * 1e3
-        row = TokenTime(
+        entry = TokenTime(
             token, text, gap, decode * 1e3, sample * 1e3, logprob, constraint * 1e3, forced
         )
         self.last_token_time = now
-        self.times.append(row)
+        self.times.append(entry)
         self.text.append(text)
-        return row
+        return entry
 
     def record_top_logprobs(self, logits: NDArray[np.float32], log_sum: float) -> None:
         """Record the likeliest tokens of the step that generates the next token. Earlier steps
-        without a record get an empty entry.
+        without a record get an empty one.
+
+        Shapes: logits `[n_vocab]`. `log_sum`: log of the sum of exp(logits).
         """
         self.top_logprobs += [()] * (len(self.times) - len(self.top_logprobs))
         self.top_logprobs.append(top_logprobs(logits, self.request.top_logprobs, log_sum))
 
     def positions_to_score(self, start: int, end: int) -> range:
-        """Return the positions from `start` to `end` at which the next token is a prompt token to
-        be scored. Empty unless the request scores its prompt.
+        """Return the positions from `start` to `end` whose logits give the log-probability of the
+        next prompt token. The range is empty unless the request scores its prompt, and leaves out
+        positions that are scored already.
         """
         if not self.request.score_prompt:
             return range(0)
         return range(max(start, len(self.prompt_scores)), min(end, self.n_prompt - 1))
 
     def record_scores(self, rows: Iterator[RowLogits], start: int, end: int) -> None:
-        """Record the log-probabilities of prompt tokens. `rows`: the logits of the positions from
-        `start` to `end` that `positions_to_score` returns.
+        """Record the log-probabilities of prompt tokens. `rows`: the logits of the positions that
+        `positions_to_score(start, end)` returns.
         """
-        for at in self.positions_to_score(start, end):
-            row, token = next(rows), self.tokens[at + 1]
+        for position in self.positions_to_score(start, end):
+            row, token = next(rows), self.tokens[position + 1]
             log_sum = row.log_sum(row.logits.item(token))
             ranked = (
                 top_logprobs(row.logits, self.request.top_logprobs, log_sum)

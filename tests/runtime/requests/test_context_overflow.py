@@ -1,4 +1,6 @@
-"""A full context on real caches: the kept cells equal those computed alone or shifted."""
+"""A full context with real caches: cells that stay equal those computed alone, or are moved as the
+ledger records.
+"""
 
 from pathlib import Path
 
@@ -23,8 +25,8 @@ from tests.fixtures.drafts import CHEAP, Steady
 from tests.fixtures.fakes import TEMPLATE, FakeContext, FakeModel
 from tests.quant import tiny_gguf
 
-# With these a row of logits does not depend on the batch it was computed in (notes/runtime.md,
-# 6.3).
+# With these options a row of logits does not depend on the other rows of its batch
+# (notes/runtime.md, 6.3).
 EXACT = RunOptions(
     ctx_size=256,
     threads=1,
@@ -45,16 +47,19 @@ QUESTIONS = (
 
 
 @pytest.fixture(scope="module")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("exact")
+def exact_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exact_model")
     floats = tiny_gguf.llama(folder / "f32.gguf", hidden=256, layers=2)
     out = folder / "q8_0.gguf"
     write.write_model(plan.plan_quantization(write.open_gguf(floats), "Q8_0"), out, threads=1)
     return out
 
 
-def talk(runner: Runner, mode: str, predict: int) -> ChatSession:
-    made = ChatSession(
+def open_chat(runner: Runner, mode: str, predict: int) -> ChatSession:
+    """Return a chat that handles a full context by `mode` and generates at most `predict` tokens
+    per answer.
+    """
+    chat = ChatSession(
         "tiny",
         runner,
         Conversation(GREEDY, "be kind", predict),
@@ -62,98 +67,105 @@ def talk(runner: Runner, mode: str, predict: int) -> ChatSession:
         UI(color=False),
         ignore_eos=True,
     )
-    find_setting("on_full").set_value(made, mode)
-    return made
+    find_setting("on_full").set_value(chat, mode)
+    return chat
 
 
-def ask(one: ChatSession, text: str) -> Answer:
-    answer = one.ask(text, StreamWriter(silent=True))
-    one.runner.engine.ledger.check()
+def ask(chat: ChatSession, text: str) -> Answer:
+    """Return the answer to one message, after checking the ledger."""
+    answer = chat.ask(text, StreamWriter(silent=True))
+    chat.runner.engine.ledger.check()
     return answer
 
 
-def ids(answer: Answer) -> list[int]:
+def token_ids(answer: Answer) -> list[int]:
     return [token.id for token in answer.tokens]
 
 
-def test_where_turns_are_computed_anew_the_text_is_that_of_a_chat_without_them(exact: Path) -> None:
-    with open_runner(exact, EXACT, template=TEMPLATE) as runner:
+def test_a_chat_that_recomputes_after_dropping_turns_answers_like_one_without_these_turns(
+    exact_model: Path,
+) -> None:
+    with open_runner(exact_model, EXACT, template=TEMPLATE) as runner:
         runner.context.can_shift = False
-        one = talk(runner, "shift", 12)
-        said = [ask(one, question) for question in QUESTIONS]
-        left = one.conversation.tree.dropped
-        assert left and left < {1, 2, 3, 4}
+        chat = open_chat(runner, "shift", 12)
+        answers = [ask(chat, question) for question in QUESTIONS]
+        dropped = chat.conversation.tree.dropped
+        assert dropped and dropped < {1, 2, 3, 4}
         runner.engine.ledger.evict_idle()
-        other = talk(runner, "stop", 12)
-        for number in one.conversation.tree.sent_turns()[:-1]:
+        other = open_chat(runner, "stop", 12)
+        for number in chat.conversation.tree.sent_turns()[:-1]:
             other.conversation.add_turn(
-                one.conversation.tree[number].question,
-                one.conversation.tree[number].answer,
+                chat.conversation.tree[number].question,
+                chat.conversation.tree[number].answer,
                 "length",
             )
-        assert ids(ask(other, QUESTIONS[3])) == ids(said[3])
+        assert token_ids(ask(other, QUESTIONS[3])) == token_ids(answers[3])
 
 
-def test_an_answer_goes_on_as_from_the_shorter_prompt(exact: Path) -> None:
-    with open_runner(exact, EXACT, template=TEMPLATE) as runner:
+def test_an_answer_continues_as_if_its_prompt_had_been_the_shorter_one(exact_model: Path) -> None:
+    with open_runner(exact_model, EXACT, template=TEMPLATE) as runner:
         runner.context.can_shift = False
-        one = talk(runner, "shift", 8)
-        ask(one, QUESTIONS[0])
-        one.conversation.predict = 170
-        whole = one.prompt_tokens(QUESTIONS[1])
-        answer = ask(one, QUESTIONS[1])
+        chat = open_chat(runner, "shift", 8)
+        ask(chat, QUESTIONS[0])
+        chat.conversation.predict = 170
+        prompt = chat.prompt_tokens(QUESTIONS[1])
+        answer = ask(chat, QUESTIONS[1])
         assert (answer.finish, answer.overflow_stats.times, answer.overflow_stats.turns) == (
             "length",
             1,
             1,
         )
-        before = runner.n_ctx + 1 - len(whole)
-        one.conversation.undo_turn()
-        shorter = one.prompt_tokens(QUESTIONS[1])
+        n_before = runner.n_ctx + 1 - len(prompt)  # answer tokens before turns were dropped
+        chat.conversation.undo_turn()
+        shorter = chat.prompt_tokens(QUESTIONS[1])
         runner.engine.ledger.evict_idle()
-        tokens = (*shorter, *ids(answer)[:before])
-        reply = runner.reply(Request(tokens, GREEDY, 170 - before, ignore_eos=True))
-        assert len(list(reply)) > 0
-        assert ids(reply.answer) == ids(answer)[before:]
+        tokens = (*shorter, *token_ids(answer)[:n_before])
+        reply = runner.reply(Request(tokens, GREEDY, 170 - n_before, ignore_eos=True))
+        assert list(reply)
+        assert token_ids(reply.answer) == token_ids(answer)[n_before:]
 
 
 @pytest.mark.parametrize("mode", ["shift", "sinks"])
-def test_cells_that_move_leave_a_cache_that_the_ledger_knows(mode: str, exact: Path) -> None:
-    with open_runner(exact, EXACT, template=TEMPLATE, slots=2) as runner:
-        one = talk(runner, mode, 60)
-        answers = [ask(one, question) for question in (*QUESTIONS, *QUESTIONS)]
+def test_the_ledger_agrees_with_the_cache_after_cells_were_moved(
+    mode: str, exact_model: Path
+) -> None:
+    with open_runner(exact_model, EXACT, template=TEMPLATE, slots=2) as runner:
+        chat = open_chat(runner, mode, 60)
+        answers = [ask(chat, question) for question in (*QUESTIONS, *QUESTIONS)]
         assert {answer.finish for answer in answers} == {"length"}
         assert sum(answer.overflow_stats.recomputed for answer in answers) == 0
         assert runner.engine.ledger.used_cells == len(runner.engine.ledger.tokens[0]) <= 256
-        assert bool(one.conversation.tree.dropped) is (mode == "shift")
+        assert bool(chat.conversation.tree.dropped) is (mode == "shift")
 
 
-def test_a_window_model_shifts_and_streams(tmp_path: Path) -> None:
+def test_a_model_with_a_sliding_window_can_drop_turns_and_use_sinks(tmp_path: Path) -> None:
     path = tiny_gguf.gemma3(tmp_path / "m.gguf", hidden=128, layers=6)
     with open_runner(path, PLAIN, template=TEMPLATE) as runner:
         for mode in ("shift", "sinks"):
-            one = talk(runner, mode, 60)
-            assert {ask(one, question).finish for question in (*QUESTIONS, *QUESTIONS)} == {
+            chat = open_chat(runner, mode, 60)
+            assert {ask(chat, question).finish for question in (*QUESTIONS, *QUESTIONS)} == {
                 "length"
             }
-        one.conversation.predict = 700
-        assert ask(one, "and then?").overflow_stats.times > 3
+        chat.conversation.predict = 700
+        assert ask(chat, "and then?").overflow_stats.times > 3
 
 
-def test_recurrent_state_is_computed_anew_and_takes_no_sinks(tmp_path: Path) -> None:
+def test_recurrent_state_is_recomputed_and_refuses_sinks(tmp_path: Path) -> None:
     path = tiny_gguf.mamba(tmp_path / "m.gguf")
     with open_runner(path, PLAIN, template=TEMPLATE) as runner:
-        one = talk(runner, "shift", 30)
-        answers = [ask(one, question) for question in (*QUESTIONS, *QUESTIONS)]
+        chat = open_chat(runner, "shift", 30)
+        answers = [ask(chat, question) for question in (*QUESTIONS, *QUESTIONS)]
         assert {answer.finish for answer in answers} == {"length"}
-        assert one.conversation.tree.dropped
+        assert chat.conversation.tree.dropped
         with pytest.raises(UserError, match="recurrent"):
-            find_setting("on_full").set_value(one, "sinks")
+            find_setting("on_full").set_value(chat, "sinks")
 
 
-def test_as_few_turns_leave_as_give_room_and_all_of_the_answer_stays() -> None:
+def test_drop_turns_drops_as_few_turns_as_needed_and_keeps_the_answer() -> None:
     turns = [[1] * 10, [2] * 20, [3] * 30, [4] * 5]
-    shift = DropTurns(3, lambda gone: [0] * 4 + [t for turn in turns[gone:] for t in turn])
+    shift = DropTurns(
+        3, lambda n_dropped: [0] * 4 + [t for turn in turns[n_dropped:] for t in turn]
+    )
     prompt = [0] * 4 + [t for turn in turns for t in turn]
     shorter = shift.shorten(prompt + [9] * 12, len(prompt), 0, 80)
     assert shorter is not None
@@ -165,7 +177,7 @@ def test_as_few_turns_leave_as_give_room_and_all_of_the_answer_stays() -> None:
     assert shift.shorten([0] * 100, 100, 0, 9) is None  # the message alone is too long
 
 
-def test_half_of_the_window_leaves_and_the_sinks_stay() -> None:
+def test_attention_sinks_drops_half_of_the_tokens_after_the_sinks() -> None:
     shorter = AttentionSinks(4).shorten(list(range(101)), 30, 0, 100)
     assert shorter is not None
     assert shorter.tokens == [*range(4), *range(53, 101)]
@@ -173,15 +185,17 @@ def test_half_of_the_window_leaves_and_the_sinks_stay() -> None:
     assert AttentionSinks(4).shorten(list(range(20)), 20, 0, 100) is None
 
 
-def test_guesses_go_on_where_the_window_moves() -> None:
-    """Text that turns in circles is guessed; what is guessed never depends on what has left."""
-    said = []
+def test_drafting_continues_after_tokens_were_dropped() -> None:
+    """The model repeats a cycle of tokens, which prompt lookup drafts. The text must not depend on
+    drafting.
+    """
+    answers = []
     for strategy in ("plain", "speculative"):
         context = FakeContext(
             n_ctx=64, reply=lambda tokens: ord("a") + (tokens[-1] - ord("a") + 1) % 12
         )
-        model, means = FakeModel(), Speculation((PromptLookup(),), Steady(CHEAP), 16)
-        engine = Engine(context, model, None, means)
+        model, speculation = FakeModel(), Speculation((PromptLookup(),), Steady(CHEAP), 16)
+        engine = Engine(context, model, None, speculation)
         number = engine.submit(
             Request(
                 tuple(b"sing: a"),
@@ -202,6 +216,6 @@ def test_guesses_go_on_where_the_window_moves() -> None:
             500,
             0,
         )
-        said.append((answer.text, len(context.batches)))
-    assert said[0][0] == said[1][0]
-    assert said[1][1] < said[0][1] / 2
+        answers.append((answer.text, len(context.batches)))
+    assert answers[0][0] == answers[1][0]
+    assert answers[1][1] < answers[0][1] / 2
