@@ -1,14 +1,14 @@
-"""The gRPC service (llmcli.proto). It uses the engine bridge, limits, keys and errors of the HTTP
-application.
+"""The gRPC service of llmcli.proto. It shares the engine bridge, the limits, the API keys and the
+errors with the HTTP application.
 
-The compiled .proto file is stored as a descriptor set, and the message classes are created from it
+The compiled .proto file is stored as a descriptor set, from which the message classes are created
 when the server starts. Generated Python code would depend on one version of protobuf, and compiling
 during installation would need grpcio-tools. A test compares the descriptor set with the .proto
 file.
 
-A request is one message, but each call is received as a stream of messages, because only then the
-service decides when to read it. Until then, gRPC's flow control keeps all of a request except
-SMALL_BODY_BYTES at the client.
+Each call is declared as a stream of request messages, although it has only one, because only then
+the service decides when the message is read. Until then, gRPC's flow control leaves all of it
+except SMALL_BODY_BYTES at the client.
 """
 
 import asyncio
@@ -34,8 +34,7 @@ from llmcli.serve.http.service import Service
 PROTO_FOLDER = Path(__file__).parent
 SERVICE_NAME = "llmcli.v1.Llmcli"
 MAX_CALLS = 1024  # running and waiting calls
-# calls that read their request or reserve memory at the same time; each request may have the
-# largest size
+# calls whose requests are read at the same time; only after that, memory is reserved for them
 MAX_READING_CALLS = 16
 REQUEST_SECONDS = 60.0  # time within which a request must arrive
 PLAIN_FIELDS = ("model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
@@ -54,7 +53,9 @@ GRPC_CODES = {
 
 
 def require_grpc() -> None:
-    """Raise UserError if grpcio is not installed. Called before a model is loaded."""
+    """Raise UserError if grpcio is not installed. Called before a model is loaded, because loading
+    can take minutes.
+    """
     for name in ("grpc", "google.protobuf"):
         try:
             importlib.import_module(name)
@@ -66,7 +67,7 @@ def require_grpc() -> None:
 
 @functools.cache
 def message_classes() -> Mapping[str, Any]:
-    """Return the message classes by name."""
+    """Return the protobuf message classes by the names in llmcli.proto."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2
 
     pool = descriptor_pool.DescriptorPool()
@@ -76,14 +77,16 @@ def message_classes() -> Mapping[str, Any]:
     ).file:
         pool.Add(file)
     types = pool.FindFileByName("llmcli.proto").message_types_by_name
-    return {name: message_factory.GetMessageClass(kind) for name, kind in types.items()}
+    return {
+        name: message_factory.GetMessageClass(message_type) for name, message_type in types.items()
+    }
 
 
 async def start_server(service: Service) -> Any:
-    """Start a gRPC server on the current event loop. It listens on the settings' `host` and
-    `grpc_port`. Return the server and its port.
+    """Start a gRPC server on the current event loop, at the settings' `host` and `grpc_port`.
+    Return the server and its port, which differs from `grpc_port` if that is 0.
 
-    Raises UserError if it cannot listen.
+    Raises UserError if the server cannot listen.
     """
     import grpc
 
@@ -101,46 +104,46 @@ async def start_server(service: Service) -> Any:
         (grpc.method_handlers_generic_handler(SERVICE_NAME, GrpcService(service).handlers()),)
     )
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    where = f"{host}:{settings.grpc_port}"
+    address = f"{host}:{settings.grpc_port}"
     try:
         if settings.ssl_cert and settings.ssl_key:
             pair = settings.ssl_key.read_bytes(), settings.ssl_cert.read_bytes()
-            port = server.add_secure_port(where, grpc.ssl_server_credentials([pair]))
+            port = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
         else:
-            port = server.add_insecure_port(where)
+            port = server.add_insecure_port(address)
     except RuntimeError as error:
         raise UserError(
-            f"gRPC cannot listen on {where}: {error}", hint="choose another --grpc-port"
+            f"gRPC cannot listen on {address}: {error}", hint="choose another --grpc-port"
         ) from None
     await server.start()
     return server, port
 
 
 class GrpcService:
-    """The methods that the gRPC service offers."""
+    """The methods of the gRPC service."""
 
     def __init__(self, service: Service) -> None:
-        self._service, self._kinds = service, message_classes()
-        self._readers = asyncio.Semaphore(MAX_READING_CALLS)
+        self._service, self._message_classes = service, message_classes()
+        self._reading_slots = asyncio.Semaphore(MAX_READING_CALLS)
 
     def handlers(self) -> dict[str, Any]:
-        """Return the handlers of the methods. They decode requests themselves, because gRPC would
-        report undecodable bytes as a server error with a traceback.
+        """Return gRPC's handlers of the methods. They receive a request as bytes and decode it
+        themselves, because gRPC would report undecodable bytes as a server error with a traceback.
         """
         import grpc
 
         def single(name: str, function: Callable[..., Awaitable[Any]]) -> Any:
             return grpc.stream_unary_rpc_method_handler(
-                functools.partial(self._single, name, function),
+                functools.partial(self._answer_unary, name, function),
                 None,
-                self._kinds[f"{name}Response"].SerializeToString,
+                self._message_classes[f"{name}Response"].SerializeToString,
             )
 
         return {
             "Generate": grpc.stream_stream_rpc_method_handler(
-                self._stream,
+                self._answer_stream,
                 None,
-                self._kinds["GenerateResponse"].SerializeToString,
+                self._message_classes["GenerateResponse"].SerializeToString,
             ),
             **{
                 name: single(name, function)
@@ -152,23 +155,27 @@ class GrpcService:
             },
         }
 
-    async def _single(
+    async def _answer_unary(
         self, name: str, function: Callable[..., Awaitable[Any]], _: object, context: Any
     ) -> Any:
+        """Handle a call of a method that returns one message. `function`: takes the decoded request
+        and returns the response.
+        """
         try:
             if name == "Health":  # a Health request has no fields and needs no key
                 return await function()
             self._require_key(context)
-            raw, reservation = await self._whole(context)
+            raw, reservation = await self._read_request(context)
             with reservation:
                 return await function(self._decode(name, raw))
         except UserError as error:
             await _refuse(context, error)
 
-    async def _stream(self, _: object, context: Any) -> AsyncIterator[Any]:
+    async def _answer_stream(self, _: object, context: Any) -> AsyncIterator[Any]:
+        """Handle a call of Generate."""
         try:
             self._require_key(context)
-            raw, reservation = await self._whole(context)
+            raw, reservation = await self._read_request(context)
             with reservation:
                 request = self._decode("Generate", raw)
                 async with aclosing(self._generate(request, self._client(context))) as answers:
@@ -178,15 +185,15 @@ class GrpcService:
         except UserError as error:
             await _refuse(context, error)
 
-    async def _whole(self, context: Any) -> tuple[bytes, BodyReservation]:
-        """Return the bytes of a call's request and their memory reservation. Raises ApiError if no
-        request arrives or if it arrives too slowly.
+    async def _read_request(self, context: Any) -> tuple[bytes, BodyReservation]:
+        """Read a call's request. Return its bytes and their memory reservation. Raises ApiError if
+        there is no request or if it arrives too slowly.
         """
         import grpc
 
         try:
             async with asyncio.timeout(body_budget.RESERVE_SECONDS):
-                await self._readers.acquire()
+                await self._reading_slots.acquire()
         except TimeoutError:
             raise ApiError(
                 "too many requests are being read at once; retry later", 503, code="busy"
@@ -204,17 +211,23 @@ class GrpcService:
                 f"the request did not arrive within {REQUEST_SECONDS:.0f} s", 408
             ) from None
         finally:
-            self._readers.release()
+            self._reading_slots.release()
 
     def _decode(self, name: str, raw: bytes) -> Any:
+        """Parse the bytes of a request of the method `name`. Raises ApiError if they are
+        invalid.
+        """
         from google.protobuf.message import DecodeError
 
         try:
-            return self._kinds[f"{name}Request"].FromString(raw)
+            return self._message_classes[f"{name}Request"].FromString(raw)
         except DecodeError as error:
             raise ApiError(f"the bytes are not a valid {name}Request: {error}") from None
 
     def _require_key(self, context: Any) -> None:
+        """Raise ApiError if the server needs an API key and the call's metadata has none of its
+        keys.
+        """
         metadata = dict(context.invocation_metadata() or ())
         if not api_keys.is_allowed(metadata, self._service.settings.keys):
             raise ApiError(
@@ -222,27 +235,29 @@ class GrpcService:
             )
 
     def _client(self, context: Any) -> str:
-        # gRPC writes the client's address as ipv4:127.0.0.1:50000
+        """Return the id of the client, for fair scheduling."""
+        # the peer is written as ipv4:127.0.0.1:50000
         address = context.peer().partition(":")[2].rpartition(":")[0]
         return api_keys.client_id(
             dict(context.invocation_metadata() or ()), address, self._service.settings.keys
         )
 
     async def _generate(self, request: Any, client: str) -> AsyncGenerator[Any, None]:
+        """Yield the response messages for a Generate request."""
         service = self._service
-        path, body = _body(request)
+        path, body = _http_request(request)
         form = await build_form(service.bridge, path, body, service.settings)
         async with aclosing(stream_documents(service.bridge, form, client)) as documents:
             async for chunk in documents:
-                for piece in self._pieces(chunk):
-                    yield piece
+                for message in self._response_messages(chunk):
+                    yield message
 
-    def _pieces(self, chunk: dict[str, Any]) -> list[Any]:
-        """Return the chunk of a stream as messages: one for each choice, and one for the token
-        counts.
+    def _response_messages(self, chunk: dict[str, Any]) -> list[Any]:
+        """Convert a chunk of the HTTP API's stream to response messages: one for each choice that
+        adds something, and one for the token counts.
         """
-        response_class = self._kinds["GenerateResponse"]
-        pieces = []
+        response_class = self._message_classes["GenerateResponse"]
+        messages = []
         for choice in chunk["choices"]:
             delta = dict(choice.get("delta") or {"content": choice.get("text")})
             text, reasoning = (
@@ -257,24 +272,24 @@ class GrpcService:
             finish = choice.get("finish_reason") or ""
             if text or reasoning or finish or extra:
                 extra_json = json.dumps(extra, ensure_ascii=False) if extra else ""
-                pieces.append(
+                messages.append(
                     response_class(
                         index=choice["index"],
-                        text=_whole(text),
-                        reasoning=_whole(reasoning),
+                        text=_encodable(text),
+                        reasoning=_encodable(reasoning),
                         finish_reason=finish,
-                        more_json=_whole(extra_json),
+                        more_json=_encodable(extra_json),
                     )
                 )
         if usage := chunk.get("usage"):
             cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-            counts = self._kinds["Usage"](
+            counts = self._message_classes["Usage"](
                 prompt_tokens=usage["prompt_tokens"],
                 cached_tokens=cached,
                 completion_tokens=usage["completion_tokens"],
             )
-            pieces.append(response_class(usage=counts))
-        return pieces
+            messages.append(response_class(usage=counts))
+        return messages
 
     async def _tokenize(self, request: Any) -> Any:
         bridge = self._service.bridge
@@ -287,7 +302,7 @@ class GrpcService:
             False,
             kind="texts",
         )
-        return self._kinds["TokenizeResponse"](tokens=ids)
+        return self._message_classes["TokenizeResponse"](tokens=ids)
 
     async def _embed(self, request: Any) -> Any:
         body: dict[str, Any] = {
@@ -297,15 +312,17 @@ class GrpcService:
             body["model"] = request.model
         if request.HasField("dimensions"):
             body["dimensions"] = request.dimensions
-        document_ = await answer_embeddings(self._service, body)
-        vectors = [self._kinds["Vector"](values=item["embedding"]) for item in document_["data"]]
-        return self._kinds["EmbedResponse"](
-            vectors=vectors, tokens=document_["usage"]["prompt_tokens"]
+        document = await answer_embeddings(self._service, body)
+        vectors = [
+            self._message_classes["Vector"](values=item["embedding"]) for item in document["data"]
+        ]
+        return self._message_classes["EmbedResponse"](
+            vectors=vectors, tokens=document["usage"]["prompt_tokens"]
         )
 
     async def _health(self) -> Any:
         bridge, age = self._service.bridge, self._service.bridge.metrics.last_token_age
-        response = self._kinds["HealthResponse"](
+        response = self._message_classes["HealthResponse"](
             serving=not bridge.is_stopping,
             model=self._service.settings.model_name,
             open=bridge.n_open,
@@ -315,15 +332,17 @@ class GrpcService:
         return response
 
 
-def _body(request: Any) -> tuple[str, dict[str, Any]]:
-    """Return the path and the body of the equivalent HTTP request."""
+def _http_request(request: Any) -> tuple[str, dict[str, Any]]:
+    """Return the path and the JSON body of the HTTP request that is equivalent to a
+    GenerateRequest. Raises ApiError for values that JSON does not have.
+    """
     from google.protobuf import json_format
 
     try:
         body = (
             _integers(json_format.MessageToDict(request.more)) if request.HasField("more") else {}
         )
-    # the request contains numbers that JSON does not have
+    # raised for NaN and infinity, which JSON does not have
     except (json_format.Error, ValueError) as error:
         raise ApiError(f"more is not valid JSON: {error}", param="more") from None
     for name in PLAIN_FIELDS:
@@ -345,8 +364,8 @@ def _body(request: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _integers(value: Any) -> Any:
-    """Convert the whole numbers of a Struct's value to int, because a Struct stores all numbers as
-    float.
+    """Return a value with all whole numbers as int. A protobuf Struct stores every number as a
+    float, but many fields of the API accept only whole numbers.
     """
     if isinstance(value, dict):
         return {name: _integers(item) for name, item in value.items()}
@@ -355,14 +374,15 @@ def _integers(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _whole(text: str) -> str:
-    """Return a text that can be encoded as UTF-8: surrogate code points, which only a client's own
-    text can contain, become question marks.
+def _encodable(text: str) -> str:
+    """Return a text that can be encoded as UTF-8. Surrogate code points, which can only be in a
+    text of the client, become question marks.
     """
     return text.encode("utf-8", "replace").decode()
 
 
 async def _refuse(context: Any, error: UserError) -> None:
+    """End a call with the gRPC status, the message, and the HTTP API's error object of an error."""
     import grpc
 
     api_error = as_api_error(error)
