@@ -1,5 +1,5 @@
-"""Identifies clients: by the API key of a request, as OpenAI's clients send it, or by the address
-if the server needs no keys.
+"""Checks the API key of a request, and identifies its client. If the server needs no keys, a client
+is identified by its address.
 """
 
 import hmac
@@ -7,14 +7,16 @@ from collections.abc import Mapping
 
 
 def read_key(headers: Mapping[str, str]) -> str:
-    """Return the API key of a request, or "" if it has none."""
+    """Return the API key in a request's headers: `Authorization: Bearer KEY` (OpenAI) or
+    `x-api-key: KEY` (Anthropic); "" if there is none.
+    """
     kind, _, value = headers.get("authorization", "").partition(" ")
     return value.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def is_allowed(headers: Mapping[str, str], keys: tuple[str, ...]) -> bool:
-    """Return whether a request has one of the keys, or whether the server needs no key. The key is
-    compared with all keys in constant time.
+    """Return whether a request has one of the keys, or whether the server needs no key. Keys are
+    compared in constant time, so that response times tell nothing about them.
     """
     key_of_request = read_key(headers).encode()
     matches = [hmac.compare_digest(key_of_request, key.encode()) for key in keys]
@@ -22,7 +24,7 @@ def is_allowed(headers: Mapping[str, str], keys: tuple[str, ...]) -> bool:
 
 
 def client_id(headers: Mapping[str, str], address: str, keys: tuple[str, ...]) -> str:
-    """Return the id of the client, for fair scheduling and for private prefixes in the cache: its
-    key, or its address if the server needs no keys.
+    """Return the id of the client: its key, or its address if the server needs no keys. The engine
+    uses it for fair scheduling and for private prefixes in the cache.
     """
     return read_key(headers) if keys else address

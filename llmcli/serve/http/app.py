@@ -1,5 +1,5 @@
-"""The ASGI application: the routes, the origin guard and the key check in front of them, and the
-error handlers.
+"""The ASGI application: its routes, the middleware in front of them (origin guard, memory limit,
+CORS), the key check, and the error handlers.
 """
 
 from collections.abc import Awaitable
@@ -30,7 +30,9 @@ CLIENT_CLOSED_STATUS = 499  # nginx's status for a closed connection; it is neve
 
 
 def make_app(bridge: EngineBridge, settings: ServerSettings) -> Starlette:
-    """Return the application that answers requests with this bridge. The caller closes the bridge."""
+    """Return the application that answers requests with this bridge. The caller closes the
+    bridge.
+    """
     service = Service(bridge, settings, EmbeddingQueue(bridge), BodyBudget(settings.max_body))
     middleware = [
         Middleware(OriginGuard, settings=settings),
@@ -53,6 +55,9 @@ def make_app(bridge: EngineBridge, settings: ServerSettings) -> Starlette:
 
 
 def _paths(route: Route, service: Service) -> list[BaseRoute]:
+    """Return Starlette's routes for the paths of a route. Their handlers first check the API
+    key.
+    """
     handle: Any = route.handle
     if route.is_websocket:
 
@@ -79,7 +84,7 @@ def _paths(route: Route, service: Service) -> list[BaseRoute]:
 
 
 async def respond_to_user_error(request: Request, error: UserError) -> Response:
-    """Respond to an error of the request, or to a state of the server (busy, stopping)."""
+    """Respond to an error that the request caused, or to a server that is busy or stopping."""
     api_error = as_api_error(error)
     retry_after = error.retry_after if isinstance(error, ServerBusy) else RETRY_AFTER_SECONDS
     headers = {"retry-after": str(retry_after)} if api_error.code == "busy" else None
@@ -89,7 +94,7 @@ async def respond_to_user_error(request: Request, error: UserError) -> Response:
 
 
 async def respond_to_http_error(request: Request, error: HTTPException) -> Response:
-    """Respond to an unknown path or a wrong method."""
+    """Respond to Starlette's own errors: an unknown path or a wrong method."""
     request_line = f"{request.method} {request.url.path[:200]}"
     if error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
@@ -104,13 +109,15 @@ async def respond_to_http_error(request: Request, error: HTTPException) -> Respo
 
 
 async def respond_to_bug(request: Request, error: Exception) -> Response:
-    """Respond to an unexpected error. Starlette raises the error again, so that its traceback is
-    printed on stderr.
+    """Respond with status 500 to an unexpected error. Starlette then raises the error again, so
+    that its traceback is printed on stderr.
     """
     api_error = ApiError("internal error; see the server's log", 500)
     return json_response(error_document(api_error, request.url.path), api_error.status)
 
 
 async def respond_to_disconnect(request: Request, error: ClientDisconnected) -> Response:
-    """Return the response to a client that has disconnected; it is never sent."""
+    """Return a response for a client that has disconnected. It is never sent, but Starlette needs
+    one.
+    """
     return Response(status_code=CLIENT_CLOSED_STATUS)

@@ -1,4 +1,6 @@
-"""Extracts the JSON documents of an HTTP response from its ASGI messages."""
+"""Extracts the JSON objects from an HTTP response that an ASGI application sends: the chunks of its
+stream, or the whole body.
+"""
 
 import asyncio
 import json
@@ -12,9 +14,9 @@ SEPARATORS = {"text/event-stream": b"\n\n", "application/x-ndjson": b"\n"}
 
 
 class AnswerDocuments:
-    """Collects the documents of one response. Pass `send` to the application as its send function.
-    `queue` receives each document, and None after close(). Call raise_error() at the end: it raises
-    the error that the response contains, if there is one.
+    """Collects the JSON objects of one response. Pass the method `send` to the application as its
+    send function. `queue` receives each object, and None after close(). Then call raise_error(),
+    which raises the error that the response contains, if any.
     """
 
     def __init__(self) -> None:
@@ -24,31 +26,33 @@ class AnswerDocuments:
         self._ended = False
 
     async def send(self, message: Message) -> None:
-        """Process an ASGI message of the application."""
+        """Process an ASGI message of the response."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            kinds = [
+            content_types = [
                 value.decode("latin-1")
                 for name, value in message["headers"]
                 if name.lower() == b"content-type"
             ]
-            self._separator = SEPARATORS.get("".join(kinds).partition(";")[0], b"")
+            self._separator = SEPARATORS.get("".join(content_types).partition(";")[0], b"")
         elif message["type"] == "http.response.body":
             self._buffer += message.get("body", b"")
             if self._separator:
                 *complete, self._buffer = self._buffer.split(self._separator)
                 for piece in complete:
-                    self._take(piece)
+                    self._add_document(piece)
             elif not message.get("more_body") and self._buffer:
-                self._take(self._buffer)
+                self._add_document(self._buffer)
             self._ended = not message.get("more_body")
 
     def close(self, _: object) -> None:
-        """End the queue with None."""
+        """Put None into the queue, as its end. The parameter allows this method to be a task's done
+        callback.
+        """
         self.queue.put_nowait(None)
 
     def raise_error(self) -> None:
-        """Raise ApiError if the response was an error, ended with one, or was cut off."""
+        """Raise ApiError if the response was an error, ended with an error, or is incomplete."""
         if self._error is None:
             if not self._ended:
                 raise ApiError(
@@ -58,25 +62,28 @@ class AnswerDocuments:
                 )
             return
         fields = dict(self._error)
-        message, kind = str(fields.pop("message", "")), fields.pop("type", None)
+        message, error_type = str(fields.pop("message", "")), fields.pop("type", None)
         status = self._status if self._status >= 400 else 503
         raise ApiError(
             message,
             status,
-            type=kind or "server_error",
+            type=error_type or "server_error",
             param=fields.pop("param", None),
             code=fields.pop("code", None),
             **fields,
         )
 
-    def _take(self, piece: bytes) -> None:
+    def _add_document(self, piece: bytes) -> None:
+        """Parse a JSON object, or the Server-Sent Event that contains one, and put it into the
+        queue.
+        """
         if self._separator == SEPARATORS["text/event-stream"]:
             piece = b"".join(line[6:] for line in piece.split(b"\n") if line.startswith(b"data: "))
         if not piece or piece == b"[DONE]":
             return
         document = json.loads(piece)
-        # Several answers of /completion are a list, which has no field `error`. A complete response
-        # of /v1/responses has a field `error` that is null.
+        # /completion returns a list if there are several answers. /v1/responses returns objects
+        # whose `error` is null.
         error = document.get("error") if isinstance(document, dict) else None
         if error and (self._status >= 400 or document.keys() <= {"error", "type"}):
             self._error = error if isinstance(error, dict) else {"message": error}

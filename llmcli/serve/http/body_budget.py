@@ -1,14 +1,14 @@
 """Limits the memory that all request bodies occupy together, in all protocols.
 
-The size of each body is limited, but a thousand connections that each send most of a large body and
-then wait would occupy gigabytes, and parsed JSON takes up to thirty times its bytes. So a body of
-more than SMALL_BODY_BYTES must reserve memory for its whole size before the rest is read, and frees
-the memory when its answer begins. Smaller bodies need no reservation. While a connection waits for
-a reservation, nothing is read from it, and TCP's flow control makes its client wait.
+The size of each body is limited. Still, a thousand connections that each send most of a large body
+and then wait would occupy gigabytes, and parsed JSON takes up to thirty times its bytes. So a body
+of more than SMALL_BODY_BYTES must reserve memory for its whole size before the rest of it is read.
+The memory is freed when its answer begins. While a connection waits for a reservation, nothing is
+read from it, and TCP's flow control stops its client.
 
 WebSocket messages follow the same rule (websocket_connection.py). The length of a gRPC request is
-unknown until the request is complete, so only a few are read at once, and memory is reserved
-afterwards (grpc/service.py).
+unknown until it has arrived, so only a few are read at once, and memory is reserved afterwards
+(grpc/service.py).
 """
 
 import asyncio
@@ -25,8 +25,8 @@ RETRY_AFTER_SECONDS = 5  # seconds of Retry-After
 
 
 class BodyReservation:
-    """Memory that is reserved for one body. release() or the end of a `with` block frees it; later
-    calls do nothing.
+    """Memory that is reserved for one body. release(), or the end of a `with` block, frees it;
+    calling release() again does nothing.
     """
 
     def __init__(self, budget: "BodyBudget", size: int) -> None:
@@ -40,37 +40,37 @@ class BodyReservation:
 
     @property
     def size(self) -> int:
-        """Reserved bytes; 0 if nothing was reserved or the memory was freed."""
+        """Reserved bytes; 0 if the body is small or the memory was freed."""
         return self._size
 
     def shrink(self, size: int) -> None:
-        """Reduce the reservation to `size`, the actual size of the body in bytes."""
+        """Reduce the reservation to `size` bytes, once the actual size of the body is known."""
         excess = max(0, self._size - size)
         self._size -= excess
         self._budget.free(excess)
 
     def release(self) -> None:
-        """Free the memory, because the body is parsed or its answer is not needed any more."""
+        """Free the memory: the answer has begun, so the body is not needed any more."""
         size, self._size = self._size, 0
         self._budget.free(size)
 
 
 class BodyBudget:
-    """The memory budget for all bodies. It fits MAX_LARGEST_BODIES bodies of the largest size,
-    which is `max_body` bytes.
+    """The memory for large bodies on one server: MAX_LARGEST_BODIES times `max_body`, the size of
+    the largest body in bytes.
     """
 
     def __init__(self, max_body: int) -> None:
-        self._most, self._free = max_body, MAX_LARGEST_BODIES * max_body
+        self._max_body, self._free = max_body, MAX_LARGEST_BODIES * max_body
         self._changed = asyncio.Event()
 
     async def reserve(self, size: int) -> BodyReservation:
-        """Reserve `size` bytes, or the largest size of a body if that is smaller. Raises ApiError
-        (503) if the memory is not available within RESERVE_SECONDS.
+        """Reserve `size` bytes, at most the size of the largest body; nothing for a small body.
+        Wait if less memory is free. Raises ApiError (503) after RESERVE_SECONDS.
         """
         if size <= SMALL_BODY_BYTES:
             return BodyReservation(self, 0)
-        size = min(size, self._most)
+        size = min(size, self._max_body)
         try:
             async with asyncio.timeout(RESERVE_SECONDS):
                 while size > self._free:
@@ -84,32 +84,35 @@ class BodyBudget:
         return BodyReservation(self, size)
 
     def free(self, size: int) -> None:
-        """Add freed bytes to the budget again."""
+        """Return bytes to the budget. Called by BodyReservation."""
         self._free += size
         self._changed.set()
 
 
 class BodyBudgetMiddleware:
-    """Middleware that reserves memory for the bodies of HTTP requests."""
+    """ASGI middleware that reserves memory for large bodies of HTTP requests while they are
+    received.
+    """
 
     def __init__(self, app: ASGIApp, budget: BodyBudget) -> None:
         self.app, self._budget = app, budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application for a request, and reserve memory when its body is large."""
+        """Run the application for a request. Memory is reserved when its body exceeds
+        SMALL_BODY_BYTES, and freed when the response begins.
+        """
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        read, reservation, reserved = 0, BodyReservation(self._budget, 0), False
+        n_received, reservation, reserved = 0, BodyReservation(self._budget, 0), False
 
         async def counted_receive() -> Message:
-            nonlocal read, reservation, reserved
+            nonlocal n_received, reservation, reserved
             message = await receive()
             chunk = message.get("body", b"")
-            read += len(chunk)
-            # After the client disconnects from a stream, an empty message arrives, which needs no
-            # reservation.
-            if chunk and read > SMALL_BODY_BYTES and not reserved:
+            n_received += len(chunk)
+            # `chunk` is empty in the message that reports the client's disconnect
+            if chunk and n_received > SMALL_BODY_BYTES and not reserved:
                 reservation, reserved = await self._budget.reserve(_content_length(scope)), True
             return message
 
@@ -127,8 +130,8 @@ class BodyBudgetMiddleware:
 
 
 def _content_length(scope: Scope) -> int:
-    """Return the largest possible length of a body: its Content-Length, or the maximum for a
-    chunked body.
+    """Return the Content-Length of a request; without one (a chunked body), a number larger than
+    any limit.
     """
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     return int(length) if length.isdigit() and len(length) < 20 else 1 << 62

@@ -1,6 +1,7 @@
-"""Reads request bodies, and writes the answers of a form as HTTP responses.
+"""Reads the bodies of HTTP requests, and sends the responses of API forms (api/forms/base.py).
 
-A client's disconnect is detected even while nothing is sent to the client.
+A client's disconnect is detected even while nothing is sent to the client, so that its answers are
+canceled at once.
 """
 
 import asyncio
@@ -34,9 +35,7 @@ from quant.errors import UserError
 
 T = TypeVar("T")
 TOO_DEEP = "the body is nested too deeply"
-CLIENT_SECONDS = (
-    60  # seconds that a client may take to send its body, or to read a piece of its answer
-)
+CLIENT_SECONDS = 60  # time for a client to send a body, or to read one piece of a stream
 PING_SECONDS = 15.0  # seconds of silence after which a stream sends a ping
 SHORT_BODY_BYTES = 4096  # up to this size of a body, its prompt is built on the event loop
 MAX_READ_FACTOR = 8  # a body that is too large is read up to this many times the limit
@@ -47,15 +46,15 @@ class ClientDisconnected(Exception):
 
 
 async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
-    """Return the JSON object in a request's body. Raises ApiError if the body is not a JSON object
-    or is too large.
+    """Return the JSON object in a request's body. Raises ApiError if the body is not a JSON object,
+    and the errors of read_all().
     """
     return parse_json(await read_all(request, max_bytes))
 
 
 async def read_all(request: Request, max_bytes: int) -> bytes:
     """Return the bytes of a request's body. Raises ApiError if the body is too large or arrives too
-    slowly, ClientDisconnected if the client disconnects.
+    slowly, and ClientDisconnected.
     """
     if (coding := request.headers.get("content-encoding", "identity")) != "identity":
         raise ApiError(f"the body has the encoding {coding[:60]!r}; send it without one", 415)
@@ -72,15 +71,15 @@ async def read_all(request: Request, max_bytes: int) -> bytes:
         raise ApiError(f"the body did not arrive within {CLIENT_SECONDS} s", 408) from None
     except ClientDisconnect:
         raise ClientDisconnected from None
-    # A body that is too large is still read up to a multiple of the limit, because many clients
-    # read the response only after they have sent everything.
+    # A body that is too large is read further, because many clients read the response only after
+    # they have sent everything.
     if count > max_bytes:
         raise ApiError(f"the body is larger than this server's limit of {max_bytes:,} bytes", 413)
     return bytes(raw)
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
-    """Parse bytes as a JSON object. Raises ApiError if they are not one."""
+    """Parse the bytes of a body as a JSON object. Raises ApiError if they are not one."""
     try:
         document = parse_strict_json(raw)
     except UnicodeDecodeError as error:
@@ -101,8 +100,10 @@ async def build_form(
     settings: ServerSettings,
     is_short: bool = False,
 ) -> ApiForm:
-    """Build the form of a path from a request's document and compile its constraint. This happens
-    in worker threads; if the request `is_short`, its form may be built on the event loop.
+    """Build the API form with this path for a request's JSON object, and compile its constraint.
+    Both run in worker threads. If the request `is_short`, the form may be built on the event loop
+    instead, because switching threads takes longer. Raises ApiError or UserError for an invalid
+    request.
     """
     form: ApiForm = await bridge.run_in_worker(
         FORMS[path], document, bridge.runner, settings, is_short=is_short
@@ -113,8 +114,9 @@ async def build_form(
 
 
 async def respond(service: Service, request: Request, form: ApiForm) -> Response:
-    """Submit the requests of a form and respond: with one document at the end, or with a stream
-    that begins at the first event.
+    """Submit the requests of a form to the engine. Return a response with one JSON object, sent at
+    the end, or a streaming response, which begins with the first event. If the request continues an
+    interrupted stream, the stream is resumed at its position (stream_resume.py).
     """
     address = request.client.host if request.client else ""
     client = api_keys.client_id(request.headers, address, service.settings.keys)
@@ -122,31 +124,35 @@ async def respond(service: Service, request: Request, form: ApiForm) -> Response
     if position:
         form.resume(position)
     requests = [replace(form_request, client=client) for form_request in form.requests]
-    answering = service.bridge.answer(*requests, samples=form.n_samples)
+    pending = service.bridge.answer(*requests, samples=form.n_samples)
     if form.is_stream:
-        return EventStreamResponse(answering, form, position)
-    async with aclosing(answering):
-        await cancel_on_disconnect(request.receive, _read_to_end(answering))
-    return json_response(form.document(answering.answers))
+        return EventStreamResponse(pending, form, position)
+    async with aclosing(pending):
+        await cancel_on_disconnect(request.receive, _read_to_end(pending))
+    return json_response(form.document(pending.answers))
 
 
-async def _read_to_end(answering: PendingAnswers) -> None:
-    async for _ in answering:
+async def _read_to_end(pending: PendingAnswers) -> None:
+    """Read all events of the answers, so that `pending.answers` is available."""
+    async for _ in pending:
         pass
 
 
 async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine and return its result. If the client disconnects first, cancel the coroutine
-    and raise ClientDisconnected.
+    and raise ClientDisconnected. `receive`: the request's ASGI receive function.
     """
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(receive))
+    task, disconnect = (
+        asyncio.ensure_future(work),
+        asyncio.ensure_future(_wait_for_disconnect(receive)),
+    )
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise ClientDisconnected
     finally:
-        for future in (task, gone):
+        for future in (task, disconnect):
             future.cancel()
         with suppress(asyncio.CancelledError):
             await task if not task.done() else None
@@ -160,13 +166,15 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 def json_response(
     document: Any, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    """Return a document as a JSON response."""
+    """Return a response with a value as JSON."""
     return Response(encode_json(document), status, headers, "application/json")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPiece:
-    """Bytes of a stream, the marks of the events in them, and whether more bytes follow."""
+    """Bytes of a stream that are sent together. `marks`: which events they contain
+    (stream_resume.py). `more`: whether more bytes follow.
+    """
 
     raw: bytes
     marks: tuple[StreamMark, ...] = ()
@@ -174,41 +182,47 @@ class StreamPiece:
 
 
 class EventStreamResponse(Response):
-    """A stream of Server-Sent Events. The response head is sent with the first event, so that an
-    error before it can have its own status.
+    """A stream of Server-Sent Events with the answers of a form. The response's head is sent with
+    the first event, so that an error before it can still have a different status.
 
-    If the request continues a stream at a `position`, events that were already sent are skipped,
-    and each piece carries the marks of its events (stream_resume.py).
+    If the request continues a stream (`position` is not None), the events that the client already
+    has are skipped, and each ASGI message lists its events under MARKS_KEY.
     """
 
     def __init__(
-        self, answering: PendingAnswers, form: ApiForm, position: StreamPosition | None = None
+        self, pending: PendingAnswers, form: ApiForm, position: StreamPosition | None = None
     ) -> None:
-        self.answering, self.form, self.position = answering, form, position
+        self.pending, self.form, self.position = pending, form, position
         self.media_type = form.media_type
         self.status_code, self.background = 200, None
         self._has_started, self._sent_at = False, 0.0
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events as they arrive. If the client disconnects, cancel the answers."""
-        async with aclosing(self.answering):
+        """Send the events as they arrive. If the client disconnects, cancel the answers."""
+        async with aclosing(self.pending):
             with suppress(ClientDisconnected):
                 await cancel_on_disconnect(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
-        pinging = asyncio.ensure_future(self._ping(send))
+        """Send the stream, and pings while it is silent. Raises ClientDisconnected if the client
+        does not read.
+        """
+        ping_task = asyncio.ensure_future(self._ping(send))
         try:
             async for piece in self._chunks():
                 if not piece.more:
-                    pinging.cancel()
+                    ping_task.cancel()
                 await self._send_chunk(send, piece)
         except TimeoutError:  # the client does not read
             raise ClientDisconnected from None
         finally:
-            pinging.cancel()
+            ping_task.cancel()
 
     async def _send_chunk(self, send: Send, piece: StreamPiece) -> None:
+        """Send a piece of the stream, after the response's head if it is the first. Raises
+        TimeoutError if the client does not read it in time.
+        """
         self._sent_at = asyncio.get_running_loop().time()
         if not self._has_started:
             self._has_started = True
@@ -235,27 +249,32 @@ class EventStreamResponse(Response):
                     await self._send_chunk(send, StreamPiece(self.form.ping))
 
     async def _chunks(self) -> AsyncIterator[StreamPiece]:
-        """Yield the events as bytes. Events that arrive together are sent as one piece. For a
-        single answer, the last event is sent together with the end of the stream.
+        """Yield the stream in pieces. Events that arrive together are in one piece. If there is a
+        single answer, its last event is in one piece with the end of the stream.
         """
-        form, held, events, past = self.form, bytearray(), list[Event](), PastAnswer(self.position)
+        form, buffer, events, past_answer = (
+            self.form,
+            bytearray(),
+            list[Event](),
+            PastAnswer(self.position),
+        )
         try:
-            async for event in self.answering:
+            async for event in self.pending:
                 if not form.has_started:
                     head = form.encode_chunks(form.stream_start())
-                    held += b"" if past.has_started else head
+                    buffer += b"" if past_answer.has_started else head
                 raw = form.encode_event(event)
-                if past.includes(event):
+                if past_answer.includes(event):
                     continue
-                held += raw
+                buffer += raw
                 events.append(event)
-                last = event.finish is not None and self.answering.n_answers == 1
-                if held and not self.answering.has_unread_events and not last:
-                    yield StreamPiece(bytes(held), stream_marks(events))
-                    held.clear()
+                is_last_event = event.finish is not None and self.pending.n_answers == 1
+                if buffer and not self.pending.has_unread_events and not is_last_event:
+                    yield StreamPiece(bytes(buffer), stream_marks(events))
+                    buffer.clear()
                     events.clear()
-            held += form.encode_chunks(form.stream_end(self.answering.answers)) + form.end_marker
-            yield StreamPiece(bytes(held), stream_marks(events), more=False)
+            buffer += form.encode_chunks(form.stream_end(self.pending.answers)) + form.end_marker
+            yield StreamPiece(bytes(buffer), stream_marks(events), more=False)
         except UserError as error:
             if not self._has_started and not form.has_started:
                 raise

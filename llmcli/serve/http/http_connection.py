@@ -1,12 +1,12 @@
-"""uvicorn's HTTP connection with additional limits: on an unfinished head, on a body that is not
-read, on a response that the client does not read, and on the data that a client sends while its
-previous request is being answered.
+"""uvicorn's HTTP connection with four more limits: on an incomplete request head, on a body that
+the application does not read, on a response that the client does not read, and on data that a
+client sends while its previous request is being answered.
 
-uvicorn waits without limit for a first request and for the rest of a head. httptools, which parses
-heads where it is installed (Ray installs it), accepts heads of any size. So a single connection
-could fill the memory, and silent connections could use up all file descriptors. If bytes that are
-not HTTP followed a running request, h11 caused a traceback, and httptools a second response inside
-the first one.
+uvicorn waits without limit for the first request of a connection and for the end of a head.
+httptools, which parses heads if it is installed (Ray installs it), accepts heads of any size. So a
+single connection could fill the memory, and silent connections could use up all file descriptors.
+If bytes that are not HTTP follow a running request, h11 causes a traceback, and httptools a second
+response inside the first.
 """
 
 import asyncio
@@ -14,7 +14,8 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-# Time for a request's head, from its first byte or from the start of the connection.
+# Time for a request's head, from its first byte or from the start of the connection; and time in
+# which a client must read some bytes of a response.
 TIMEOUT_SECONDS = 60.0
 MAX_HEAD_BYTES = 1 << 16  # as in h11; a single read may exceed it a little
 # Bytes of a body that may arrive after its response: many clients read only after they have sent
@@ -24,8 +25,8 @@ BaseConnection: Any = AutoHTTPProtocol
 
 
 class HttpConnection(BaseConnection):  # type: ignore[misc]  # uvicorn chooses the class
-    """One connection. It closes itself if no request arrives in time or if the client does not read
-    the response.
+    """One HTTP connection. It closes itself if no request arrives in time, or if the client does
+    not read the response.
     """
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -35,40 +36,44 @@ class HttpConnection(BaseConnection):  # type: ignore[misc]  # uvicorn chooses t
         self._read_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Start the timer for the first head."""
+        """Start the timer for the first request head."""
         super().connection_made(transport)
         self._start_head_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Parse the data. Then count its bytes: as part of a head, or as part of a body whose
-        response was sent before the body was read.
+        """Parse the data. Then count its bytes, either as part of a head, or as part of a body that
+        nobody reads because its response was already sent.
         """
-        before = self.cycle
-        is_idle = before is None or before.response_complete
-        in_unread_body = before is not None and before.response_complete and before.more_body
-        in_head = not in_unread_body and (is_idle or not before.more_body)
+        previous_cycle = self.cycle
+        is_idle = previous_cycle is None or previous_cycle.response_complete
+        in_unread_body = (
+            previous_cycle is not None
+            and previous_cycle.response_complete
+            and previous_cycle.more_body
+        )
+        in_head = not in_unread_body and (is_idle or not previous_cycle.more_body)
         super().data_received(data)
-        # True if a request was parsed, or if the connection has become a WebSocket.
-        if self.cycle is not before or self.transport.get_protocol() is not self:
+        # a request was parsed, or the connection has become a WebSocket
+        if self.cycle is not previous_cycle or self.transport.get_protocol() is not self:
             self._head = self._unread_body = 0
             self._stop_head_timer()
         elif in_unread_body:
             self._unread_body += len(data)
-            self._limit(self._unread_body, MAX_UNREAD_BODY_BYTES)
+            self._enforce_limit(self._unread_body, MAX_UNREAD_BODY_BYTES)
         # If reading is paused, uvicorn stores the data until the running request has ended.
         elif in_head and self.transport.is_reading():
             self._head += len(data)
-            self._limit(self._head, MAX_HEAD_BYTES, wait=is_idle)
+            self._enforce_limit(self._head, MAX_HEAD_BYTES, wait=is_idle)
 
     def send_400_response(self, msg: str) -> None:
-        """Respond to bytes that are not HTTP. If another response is running, the connection is
-        closed after it instead.
+        """Respond to bytes that are not HTTP. While another response is being sent, close the
+        connection after that response instead.
         """
         cycle = self.cycle
         is_complete = cycle is None or cycle.response_complete
         if is_complete and (cycle is None or not cycle.more_body):
             super().send_400_response(msg)
-        elif is_complete:  # the rest of a body whose response was sent before the body was read
+        elif is_complete:  # the bytes belong to a body whose response was already sent
             self.transport.close()
         elif cycle.more_body and not (cycle.response_started or getattr(self, "pipeline", None)):
             super().send_400_response(msg)
@@ -77,7 +82,7 @@ class HttpConnection(BaseConnection):  # type: ignore[misc]  # uvicorn chooses t
             self.flow.pause_reading()
 
     def pause_writing(self) -> None:
-        """Start a timer: the client reads more slowly than the server writes."""
+        """Start a timer, because the client reads more slowly than the server writes."""
         super().pause_writing()
         self._unsent = self.transport.get_write_buffer_size()
         self._read_timer = self.loop.call_later(TIMEOUT_SECONDS, self._check_reader)
@@ -106,8 +111,11 @@ class HttpConnection(BaseConnection):  # type: ignore[misc]  # uvicorn chooses t
             self._unsent = unread
             self._read_timer = self.loop.call_later(TIMEOUT_SECONDS, self._check_reader)
 
-    def _limit(self, count: int, most: int, wait: bool = True) -> None:
-        if count > most:
+    def _enforce_limit(self, count: int, limit: int, wait: bool = True) -> None:
+        """Close the connection if `count` exceeds `limit`. Otherwise start the timer for a request
+        head, if `wait`.
+        """
+        if count > limit:
             self.transport.close()
         elif wait:
             self._start_head_timer()

@@ -1,18 +1,18 @@
-"""Refuses requests that a web page of another origin may have sent.
+"""Refuses requests that a web page of a foreign origin may have sent.
 
-A server without keys trusts all programs of its machine, and thus every page that is open in a
+A server without keys trusts all programs on its machine, and so every web page that is open in a
 browser there. A foreign page can abuse this in two ways:
 
-- It sends requests to 127.0.0.1. The page cannot read the answers, but the server does the work.
+- It sends requests to 127.0.0.1. The page cannot read the responses, but the server does the work.
   Browsers add an Origin header to every request except plain reads, so a request with a foreign
   Origin that is not allowed is refused.
 - It makes its own host name resolve to 127.0.0.1 after it was loaded (DNS rebinding). Then it can
-  read the answers, too. The Host header contains that name, so foreign names are refused. IP
+  read the responses, too. The Host header contains that name, so foreign names are refused. IP
   addresses cannot be rebound and are accepted.
 
 A wrong content type alone is no reason to refuse a request, because `curl -d` sends the content
-type of a form. Programs send no Origin. A request with an Origin comes from a page and must be
-JSON, which an HTML form cannot send.
+type of an HTML form. But a request with an Origin comes from a page and must be JSON, which an HTML
+form cannot send.
 """
 
 import ipaddress
@@ -36,7 +36,9 @@ DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # ports that browsers leave ou
 
 
 class OriginGuard:
-    """Middleware that must be the outermost one."""
+    """ASGI middleware that refuses requests of foreign web pages. It must be the outermost
+    middleware, so that a refused request causes no work.
+    """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self.app, self._settings = app, settings
@@ -64,7 +66,9 @@ class OriginGuard:
         await self.app(scope, receive, send)
 
     def check_request(self, kind: str, method: str, headers: Mapping[str, str]) -> None:
-        """Raise ApiError if a foreign page has sent or may have sent the request."""
+        """Raise ApiError if a foreign page may have sent the request. `kind`: "http" or
+        "websocket".
+        """
         host, origin = headers.get("host"), headers.get("origin")
         if host is not None and not self._any_host and not self._is_own_host(host):
             name = _host_name(host)
@@ -95,15 +99,16 @@ class OriginGuard:
             raise ApiError(f"a web page must send application/json, not {content_type[:60]}", 415)
 
     def _is_own_host(self, host: str) -> bool:
+        """Return whether a Host header names this server."""
         name = _host_name(host)
         return name in self._hosts or name.endswith(".localhost") or _is_ip_address(name)
 
 
 def parse_origin(text: str) -> str:
-    """Return an origin of --cors in the form that browsers send. `*` allows any page, `null` allows
-    pages without an address.
+    """Return an origin of `--cors` as browsers write it in the Origin header. `*` stands for any
+    page, `null` for pages without an address, such as files.
 
-    Raises UserError for a text that is not an origin, because it would allow no page.
+    Raises UserError for any other text, because it would silently allow no page.
     """
     if text in (ANY_ORIGIN, "null"):
         return text
@@ -115,7 +120,7 @@ def parse_origin(text: str) -> str:
 
 
 def parse_host(text: str) -> str:
-    """Return a host name of --allow-host. Raises UserError for a text that is not a host name."""
+    """Return a host name of `--allow-host`. Raises UserError for a text that is not a host name."""
     name = ANY_ORIGIN if text == ANY_ORIGIN else _host_name(text)
     if not name or set(name) & set("/ @?#"):
         raise UserError(
@@ -126,7 +131,7 @@ def parse_host(text: str) -> str:
 
 
 def _netloc(origin: str) -> str:
-    """Return the host and port of an origin; "" if the origin is not an address."""
+    """Return the host and the port of an origin in lower case; "" if the origin is invalid."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:
@@ -134,7 +139,9 @@ def _netloc(origin: str) -> str:
 
 
 def _host_name(host: str) -> str:
-    """Return a Host header's name in lower case, without the port and without a dot at the end."""
+    """Return the host name of a Host header in lower case, without the port and without a final
+    dot.
+    """
     name, _, port = host.rpartition(":")
     host_name = name if name and port.isdigit() else host
     return host_name.strip("[]").rstrip(".").lower()[:255]

@@ -1,5 +1,5 @@
-"""The objects that all routes share (Service), and the definition of a route: paths, and a function
-from a request to a response. A new route is a new file in routes/.
+"""Service: the objects that all routes share. Route: some paths and the function that handles their
+requests. A new route is a new file in routes/.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from llmcli.serve.http.body_budget import BodyBudget
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The objects that every route's handler uses."""
+    """The objects that every handler of a route receives."""
 
     bridge: EngineBridge
     settings: ServerSettings
@@ -34,9 +34,12 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One or more paths and their handler. `further_paths`: additional paths of the route;
-    `is_public`: requests need no key; `is_websocket`: the handler receives a WebSocket whose key
-    was checked, must accept it, and returns nothing.
+    """One or more paths and their handler.
+
+    - `further_paths`: additional paths of the route.
+    - `is_public`: requests need no API key.
+    - `is_websocket`: the handler receives a WebSocket instead of a request. It must accept the
+      WebSocket and returns nothing.
     """
 
     path: str

@@ -3,9 +3,9 @@
 // textContent or drawn on a canvas, never used as markup.
 const byId = (id) => document.getElementById(id);
 const FIELDS = ["temperature", "top_p", "min_p", "top_k", "max_tokens", "seed"];
-const RATE_WINDOW_MS = 2000; // over which the live rate is measured
+const RATE_WINDOW_MS = 2000; // the live rate is measured over this time
 const RATES_SHOWN = 120; // points of the rate's curve
-let conversation = []; // messages, as the API takes them
+let conversation = []; // messages in the format of the API
 let isChat = true; // false: a base model, which continues a text
 let controller = null; // AbortController of the running answer
 let key = sessionStorage.getItem("key") || "";

@@ -1,4 +1,4 @@
-"""ROUTES: a dictionary of the routes by their main path."""
+"""ROUTES: the routes by their main path."""
 
 from llmcli.serve.http.service import Route
 from quant.registry import collect

@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: vectors of texts or of token ids, as in OpenAI's API."""
+"""`/v1/embeddings`: vectors of texts or of token ids, in OpenAI's format."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,8 +12,8 @@ from llmcli.serve.http.service import Route, Service
 
 
 async def embeddings(service: Service, request: Request) -> Response:
-    """Respond with the embeddings for a request. If the client disconnects, the computation stops
-    after the current pass.
+    """Respond with the embeddings of the texts in a request. If the client disconnects, the
+    computation stops after the current batch.
     """
     document = await read_body(request, service.settings.max_body)
     return json_response(
@@ -22,8 +22,8 @@ async def embeddings(service: Service, request: Request) -> Response:
 
 
 async def answer_embeddings(service: Service, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the response document in OpenAI's format. Raises ApiError, ServerBusy or
-    ServerStopping.
+    """Return the response as a JSON object in OpenAI's format. `document`: the request's JSON
+    object. Raises ApiError, ServerBusy or ServerStopping.
     """
     request = EmbeddingsRequest(document, service.settings)
     embedder = await service.embedding_queue.embedder()

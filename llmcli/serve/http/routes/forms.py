@@ -1,5 +1,5 @@
-"""The routes of all API forms. The response is one document, or Server-Sent Events while tokens are
-drawn.
+"""The routes of all API forms (api/forms/base.py): chat completions, completions and so on. A
+response is a JSON object, or Server-Sent Events while tokens are generated.
 """
 
 from starlette.requests import Request
@@ -11,18 +11,21 @@ from llmcli.serve.http.service import Route, Service
 
 
 async def answer_request(service: Service, request: Request) -> Response:
-    """Parse the body with the path's form, submit its requests, and respond in the form's format."""
+    """Parse the body with the form of the request's path, submit the form's requests to the engine,
+    and respond.
+    """
     requested = find_form(request.url.path)
     assert requested is not None  # every path of this route has a form
     path = requested.path
     document = await read_body(request, service.settings.max_body)
-    # the length is a number, because uvicorn has checked it
-    short = int(request.headers.get("content-length", SHORT_BODY_BYTES + 1)) <= SHORT_BODY_BYTES
-    form = await build_form(service.bridge, path, document, service.settings, short)
+    # uvicorn has checked that the length is a number
+    is_short = int(request.headers.get("content-length", SHORT_BODY_BYTES + 1)) <= SHORT_BODY_BYTES
+    form = await build_form(service.bridge, path, document, service.settings, is_short)
     return await respond(service, request, form)
 
 
 def _short_paths(path: str) -> tuple[str, ...]:
+    """Return the path without the prefix /v1, which llama-server's clients also use."""
     return (path.removeprefix("/v1"),) if path.startswith("/v1") else ()
 
 

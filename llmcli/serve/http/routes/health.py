@@ -1,4 +1,4 @@
-"""`/health`: whether the server accepts requests, and the age of the last token."""
+"""`/health`: whether the server accepts requests and makes progress."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from llmcli.serve.http.service import Route, Service
 
 
 async def show_health(service: Service, request: Request) -> Response:
-    """Respond with ok, or with 503 while the server is stopping. The response contains the number
-    of open answers and the age of the last token, so that a router can avoid a server that no
-    longer makes progress.
+    """Respond with status 200, or with 503 while the server is stopping. The response also has the
+    number of unfinished answers and the age of the last token, so that a router can avoid a server
+    that no longer makes progress.
     """
     bridge = service.bridge
     age = bridge.metrics.last_token_age

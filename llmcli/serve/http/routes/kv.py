@@ -1,5 +1,5 @@
-"""`/v1/kv`: the state of the KV cache: bytes, cells, sequences, and their common prefixes. The
-response contains no text.
+"""`/v1/kv`: the state of the KV cache: bytes, cells, sequences and their common prefixes. The
+response contains no text of requests.
 """
 
 from dataclasses import asdict
@@ -15,8 +15,8 @@ from llmcli.serve.http.service import Route, Service
 
 
 async def show_cache(service: Service, request: Request) -> Response:
-    """Respond with a cache report that is built between two steps of the engine. With
-    `?check=true`, the ledger is first compared with llama.cpp's state.
+    """Respond with a report on the cache, made between two steps of the engine. With `?check=true`,
+    the engine's ledger of cells is first compared with llama.cpp's state.
     """
     runner, check = service.bridge.runner, request.query_params.get("check") == "true"
     return json_response(
@@ -25,8 +25,9 @@ async def show_cache(service: Service, request: Request) -> Response:
 
 
 def build_cache_report(runner: Runner, check: bool = False) -> dict[str, Any]:
-    """Return the cache report. Runs on the engine's thread. `check`: compare the ledger with
-    llama.cpp's state; a difference is a bug and ends the engine.
+    """Return the report on the cache as a JSON object. Runs on the engine's thread. `check`:
+    compare the engine's ledger of cells with llama.cpp's state; a difference is a bug and ends the
+    engine.
     """
     engine = runner.engine
     if check:
@@ -61,6 +62,7 @@ def build_cache_report(runner: Runner, check: bool = False) -> dict[str, Any]:
 
 
 def _prefix_document(node: PrefixNode) -> dict[str, Any]:
+    """Return a prefix and its continuations as JSON objects, without texts."""
     return {
         "tokens": node.tokens,
         "slots": sorted(node.slots),

@@ -1,5 +1,5 @@
-"""llama-server's `/props`, `/slots` and `/apply-template`. The responses contain no texts of other
-clients.
+"""llama-server's endpoints `/props`, `/slots` and `/apply-template`. The responses contain no texts
+of other clients' requests.
 """
 
 from typing import Any
@@ -16,8 +16,8 @@ from llmcli.serve.http.service import Route, Service
 
 
 async def show_props(service: Service, request: Request) -> Response:
-    """Respond with the model's properties, the defaults of requests, and the number of parallel
-    answers.
+    """Respond with the properties of the model, the defaults of requests, and the number of answers
+    that run at once.
     """
     runner, settings = service.bridge.runner, service.settings
     template = runner.template
@@ -52,14 +52,14 @@ async def show_props(service: Service, request: Request) -> Response:
 
 
 async def show_slots(service: Service, request: Request) -> Response:
-    """Respond with the cache's sequences that are in use, in the format of llama-server's slots."""
+    """Respond with the sequences in the KV cache, in the format of llama-server's slots."""
     return json_response(
         await service.bridge.run_on_engine_thread(lambda: _slot_documents(service.bridge.runner))
     )
 
 
 async def apply_template(service: Service, request: Request) -> Response:
-    """Respond with the prompt text that the template makes from a conversation."""
+    """Respond with the prompt text that the chat template makes from a conversation."""
     document = await read_body(request, service.settings.max_body)
     form: Any = await build_form(service.bridge, ChatForm.path, document, service.settings)
     model = service.bridge.runner.model
@@ -78,7 +78,7 @@ def _slot_documents(runner: Runner) -> list[dict[str, Any]]:
             "n_prompt_tokens": sequence.tokens,
         }
         for sequence in sorted(
-            measure_cache_usage(runner.engine.ledger).sequences, key=lambda held: held.slot
+            measure_cache_usage(runner.engine.ledger).sequences, key=lambda sequence: sequence.slot
         )
     ]
 

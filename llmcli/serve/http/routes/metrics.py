@@ -1,4 +1,4 @@
-"""`/metrics`: the server's counters as Prometheus text."""
+"""`/metrics`: the metrics of the server as Prometheus text."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,7 +10,7 @@ from llmcli.serve.http.service import Route, Service
 
 
 async def show_metrics(service: Service, request: Request) -> Response:
-    """Respond with the metrics, read from the engine between two steps."""
+    """Respond with the metrics. The values of the engine are read between two steps."""
     bridge = service.bridge
     gauges = await bridge.run_on_engine_thread(lambda: _read_gauges(bridge.runner))
     return Response(

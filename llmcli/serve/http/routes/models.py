@@ -1,4 +1,4 @@
-"""`/v1/models`: a list with an entry for each name of the served model."""
+"""`/v1/models`: the served model, in OpenAI's format, with an entry for each of its names."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def _model_document(service: Service, name: str) -> dict[str, Any]:
 
 
 async def list_models(service: Service, request: Request) -> Response:
-    """Respond with a list of the model's names."""
+    """Respond with a list that has an entry for each name of the model."""
     return JSONResponse(
         {
             "object": "list",
@@ -41,7 +41,7 @@ async def list_models(service: Service, request: Request) -> Response:
 
 
 async def show_model(service: Service, request: Request) -> Response:
-    """Respond with the description of one served model, or with 404 if the name is unknown."""
+    """Respond with the entry of one name, or with 404 if the model does not have this name."""
     name = request.path_params["name"]
     if name not in service.settings.names:
         raise unknown_model(name, service.settings.names)

@@ -1,7 +1,7 @@
-"""ollama's `/api/tags`, `/api/show`, `/api/ps`, `/api/version` and `/api/embed`.
+"""ollama's endpoints `/api/tags`, `/api/ps`, `/api/show`, `/api/version` and `/api/embed`.
 
 ollama's chat endpoints are in api/forms/ollama.py. There are no endpoints to pull, create or remove
-models; llmcli's commands do that.
+models, because llmcli's commands do that.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from llmcli.serve.http.service import Route, Service
 
 # The version of ollama that has this API. Some clients (such as VS Code) refuse an older version.
 OLLAMA_VERSION = "0.12.6"
-INPUT_FIELDS = "input", "prompt"
+INPUT_FIELD_NAMES = "input", "prompt"  # in /api/embed, in the older /api/embeddings
 
 
 def _details(service: Service) -> dict[str, Any]:
@@ -40,8 +40,7 @@ def _details(service: Service) -> dict[str, Any]:
 def _model_document(service: Service, name: str) -> dict[str, Any]:
     size = sum(tensor.nbytes for tensor in service.bridge.runner.header.tensors)
     changed = datetime.fromtimestamp(service.settings.created, UTC).isoformat()
-    # A hash of the name and the size. ollama uses the hash of a manifest, which a GGUF file does
-    # not have.
+    # ollama uses the hash of a manifest, which a GGUF file does not have
     digest = hashlib.sha256(f"{name} {size}".encode()).hexdigest()
     return {
         "name": name,
@@ -54,14 +53,14 @@ def _model_document(service: Service, name: str) -> dict[str, Any]:
 
 
 async def list_models(service: Service, request: Request) -> Response:
-    """Respond with a list of the model's names."""
+    """Respond with an entry for each name of the model."""
     return json_response(
         {"models": [_model_document(service, name) for name in service.settings.names]}
     )
 
 
 async def list_running(service: Service, request: Request) -> Response:
-    """Respond with the list of loaded models: every name of the served model."""
+    """Respond with the loaded models: an entry for each name of the served model."""
     size = service.settings.max_context or service.bridge.runner.n_ctx
     models = [
         {
@@ -81,7 +80,7 @@ async def show_version(service: Service, request: Request) -> Response:
 
 
 async def show_model(service: Service, request: Request) -> Response:
-    """Respond with one model's details, metadata, capabilities and template."""
+    """Respond with the details, metadata, capabilities and template of one model."""
     fields = Fields(await read_body(request, service.settings.max_body))
     requested = fields.text("model") or fields.required_text("name")
     name, runner, settings = (
@@ -116,17 +115,19 @@ async def show_model(service: Service, request: Request) -> Response:
 
 
 async def embed(service: Service, request: Request) -> Response:
-    """Respond with the vectors of one or several texts. The path of the older API takes one text as
-    `prompt` and returns one vector.
+    """Respond with the vectors of one or several texts. ollama's older path `/api/embeddings` takes
+    one text in `prompt` and returns one vector.
     """
     started, fields = (
         time.perf_counter_ns(),
         Fields(await read_body(request, service.settings.max_body)),
     )
     is_old_path = request.url.path.endswith("/embeddings")
-    texts = fields.values.get(INPUT_FIELDS[is_old_path])
+    texts = fields.values.get(INPUT_FIELD_NAMES[is_old_path])
     if texts is None:
-        raise ApiError(f"{INPUT_FIELDS[is_old_path]} is missing", param=INPUT_FIELDS[is_old_path])
+        raise ApiError(
+            f"{INPUT_FIELD_NAMES[is_old_path]} is missing", param=INPUT_FIELD_NAMES[is_old_path]
+        )
     document = {"input": texts, "model": find_served_name(fields.text("model"), service.settings)}
     document |= {} if is_old_path else {"dimensions": fields.values.get("dimensions")}
     answer = await cancel_on_disconnect(request.receive, answer_embeddings(service, document))

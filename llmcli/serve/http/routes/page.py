@@ -1,5 +1,5 @@
-"""`/`: the chat page. It is one document without external resources. Its script and its style are
-allowed by their hashes.
+"""`/`: the chat page. It is a single HTML document without external resources. Browsers run its
+script and apply its style because the Content-Security-Policy lists their hashes.
 """
 
 import base64
@@ -17,7 +17,7 @@ PAGE_FOLDER = Path(__file__).parents[1] / "page"
 
 @functools.cache
 def build_page() -> tuple[str, dict[str, str]]:
-    """Return the document and its HTTP headers. The headers allow the page to run only its own
+    """Return the HTML document and its HTTP headers. The headers allow the page to run only its own
     script and to connect only to this server.
     """
     parts = {
@@ -50,13 +50,14 @@ def build_page() -> tuple[str, dict[str, str]]:
 
 
 def _hash(text: str) -> str:
+    """Return the hash of a script or style as it is written in a Content-Security-Policy."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 async def show_page(service: Service, request: Request) -> Response:
-    """Respond with the page. It contains no secret, so it needs no key; the page asks for a key if
-    the API needs one.
+    """Respond with the page. It needs no API key, because it contains no secret; the page asks for
+    a key if the API needs one.
     """
     document, headers = build_page()
     return Response(document, headers=headers, media_type="text/html; charset=utf-8")

@@ -1,10 +1,10 @@
 """`/v1/rerank`: ranks documents by how well they answer a query, best first, as in the APIs of Jina
 and Cohere.
 
-It needs a model with a head that scores pairs of texts. A score is the output of the head (a logit,
-or a probability if the model file says so), as in llama-server; only the order of scores is
-meaningful. If the request has `texts` instead of `documents`, the response has the format of
-text-embeddings-inference.
+The model must be a reranker: a model whose head scores a pair of texts. A score is the output of
+the head (a logit, or a probability if the model file says so), as in llama-server; only the order
+of scores is meaningful. If the request has `texts` instead of `documents`, the response has the
+format of text-embeddings-inference.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ MAX_DOCUMENTS = 1000  # Cohere's limit
 
 async def rerank(service: Service, request: Request) -> Response:
     """Respond with the ranking. If the client disconnects, the computation stops after the current
-    pass.
+    batch.
     """
     document = await read_body(request, service.settings.max_body)
     return json_response(
@@ -34,8 +34,8 @@ async def rerank(service: Service, request: Request) -> Response:
 
 
 async def answer_rerank(service: Service, document: Mapping[str, Any]) -> Any:
-    """Return the response document for a request's document. Raises ApiError, ServerBusy or
-    ServerStopping.
+    """Return the response as JSON. `document`: the request's JSON object. Raises ApiError,
+    ServerBusy or ServerStopping.
     """
     fields, settings = Fields(document), service.settings
     model = fields.text("model") or settings.model_name
@@ -78,8 +78,8 @@ async def answer_rerank(service: Service, document: Mapping[str, Any]) -> Any:
 
 
 def read_documents(fields: Fields, name: str) -> list[str]:
-    """Return the documents in the field `name`, which are texts or objects with a `text`. Raises
-    ApiError for anything else.
+    """Return the documents to rank from the field `name`. Each is a text or an object with a
+    `text`. Raises ApiError for anything else.
     """
     value = fields.list(name, MAX_DOCUMENTS)
     if not value:
@@ -95,13 +95,15 @@ def read_documents(fields: Fields, name: str) -> list[str]:
 
 def encode_pairs(embedder: Embedder, query: str, texts: list[str]) -> list[list[int]]:
     """Return the token ids of each pair of the query and a text. Raises ApiError for a pair that is
-    too long.
+    too long, or for too many tokens in total.
     """
     tokens, count = [], 0
     for index, text in enumerate(texts):
-        least = embedder.min_tokens(query, text)
-        if least > embedder.max_tokens:  # too long even by the smallest possible number of tokens
-            raise _too_long(index, f"{least} tokens or more", least, embedder)
+        min_tokens = embedder.min_tokens(query, text)
+        if (
+            min_tokens > embedder.max_tokens
+        ):  # too long even by the smallest possible number of tokens
+            raise _too_long(index, f"{min_tokens} tokens or more", min_tokens, embedder)
         ids = embedder.encode_pair(query, text)
         if len(ids) > embedder.max_tokens:
             raise _too_long(index, f"{len(ids)} tokens", len(ids), embedder)

@@ -1,5 +1,5 @@
-"""Counts the prompt tokens of a request: Anthropic's `/v1/messages/count_tokens` and OpenAI's
-`…/input_tokens`.
+"""Counts the prompt tokens of a request without answering it: Anthropic's
+`/v1/messages/count_tokens` and OpenAI's `/v1/…/input_tokens`.
 """
 
 from functools import partial
@@ -15,8 +15,8 @@ MESSAGES_PATH = "/v1/messages"
 
 
 async def count_tokens(path: str, service: Service, request: Request) -> Response:
-    """Respond with the number of prompt tokens. The request is built with its template, but not
-    submitted. `path`: the path of the request's form.
+    """Respond with the number of prompt tokens. The prompt is rendered and tokenized, but not
+    submitted to the engine. `path`: the path of the API whose requests are counted.
     """
     document = await read_body(request, service.settings.max_body)
     form = await build_form(service.bridge, path, document, service.settings)

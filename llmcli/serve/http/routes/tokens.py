@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as in llama-server."""
+"""llama-server's endpoints `/tokenize` and `/detokenize`."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,21 +10,21 @@ from llmcli.serve.http.service import Route, Service
 
 
 async def tokenize(service: Service, request: Request) -> Response:
-    """Respond with the token ids of a text. With `with_pieces`, the response also has the text of
-    each token, or its bytes if they are not valid UTF-8.
+    """Respond with the token ids of a text. With `with_pieces`, respond with objects that also have
+    the text of each token, or its bytes if they are not valid UTF-8.
     """
     fields = Fields(await read_body(request, service.settings.max_body))
-    text, around = fields.text("content") or "", fields.flag("add_special")
-    special, pieces = fields.flag("parse_special", True), fields.flag("with_pieces")
+    text, add_special = fields.text("content") or "", fields.flag("add_special")
+    parse_special, with_pieces = fields.flag("parse_special", True), fields.flag("with_pieces")
     model = service.bridge.runner.model
     tokens = await service.bridge.run_in_worker(
-        encode_text, model, text, around, special, pieces, kind="texts"
+        encode_text, model, text, add_special, parse_special, with_pieces, kind="texts"
     )
     return json_response({"tokens": tokens})
 
 
 async def detokenize(service: Service, request: Request) -> Response:
-    """Respond with the text for a list of token ids."""
+    """Respond with the text of a list of token ids."""
     fields = Fields(await read_body(request, service.settings.max_body))
     model = service.bridge.runner.model
     return json_response(

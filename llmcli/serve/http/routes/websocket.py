@@ -1,9 +1,9 @@
 """`/v1/ws`: requests of the HTTP API over a WebSocket, several at once.
 
-A request is {"id": "a", "path": "/v1/chat/completions", "body": {…}}. The path is that of a form,
-or /v1/embeddings. All messages of its answer have the same id:
+A request is {"id": "a", "path": "/v1/chat/completions", "body": {…}}. The path is that of an API
+form (api/forms/base.py) or /v1/embeddings. All messages of its answer have the same id:
 
-- {"id": "a", "data": {…}} for each chunk of a stream, or once with the complete document,
+- {"id": "a", "data": {…}} for each chunk of a stream, or once with the complete response,
 - {"id": "a", "done": true} at the end,
 - {"id": "a", "error": {…}} instead of the end if the request fails.
 
@@ -33,18 +33,19 @@ from llmcli.serve.http.websocket_connection import RESERVATION_KEY
 from quant.errors import UserError
 
 MAX_REQUESTS = 64  # running requests of one socket
-MAX_ID_CHARACTERS = 100  # characters
+MAX_ID_CHARACTERS = 100
 SOCKET_PATH, EMBEDDINGS_PATH = "/v1/ws", "/v1/embeddings"
 
 
-# Takes a path and a body, and yields the documents of the answer; raises UserError. Closing the
-# generator ends the answer.
+# Takes the path and the body of a request, and yields the JSON objects of its answer. Raises
+# UserError. Closing the generator cancels the answer.
 AnswerFunction = Callable[[str, Mapping[str, Any]], AsyncGenerator[dict[str, Any], None]]
 
 
 class SocketSession:
-    """One socket and the tasks of its running requests. The tasks are also in the server's set
-    `all_tasks`.
+    """One WebSocket, and the tasks that answer its requests. `ask`: answers one request.
+    `all_tasks`: the server's set of such tasks, to which this session adds its own. `budget`: the
+    memory for large messages.
     """
 
     def __init__(
@@ -61,7 +62,9 @@ class SocketSession:
         self.is_closed = False
 
     async def run(self) -> None:
-        """Handle messages until the socket closes. A bug in one request closes the socket."""
+        """Handle messages until the socket closes, then cancel its running requests. An unexpected
+        error in one request closes the socket.
+        """
         async with self._group:
             with suppress(WebSocketDisconnect):
                 while message := await self._next_message():
@@ -71,7 +74,7 @@ class SocketSession:
                 task.cancel()
 
     async def _next_message(self) -> tuple[str, BodyReservation] | None:
-        """Return the next message and its memory reservation. Return None if the socket has closed
+        """Return the next message and its memory reservation. Return None if the socket has closed,
         or after a binary message.
         """
         message = await self._socket.receive()
@@ -85,8 +88,11 @@ class SocketSession:
         return text, reservation
 
     async def _handle(self, text: str, reservation: BodyReservation) -> None:
+        """Parse a message, and start or cancel a request. Send an error if the message is
+        invalid.
+        """
         name: str | None = None
-        begun = False
+        started = False
         try:
             raw = text.encode("utf-8", "surrogatepass")
             reservation = reservation if reservation.size else await self._budget.reserve(len(raw))
@@ -108,17 +114,18 @@ class SocketSession:
                 )
             else:
                 self._start_request(name, fields, reservation)
-                begun = True
+                started = True
                 # Let the task begin: a task that is cancelled before it begins would not send its
                 # last message.
                 await asyncio.sleep(0)
         except UserError as error:
             await self._send({"id": name, **error_document(as_api_error(error))})
         finally:
-            if not begun:
+            if not started:
                 reservation.release()
 
     def _start_request(self, name: str, fields: Fields, reservation: BodyReservation) -> None:
+        """Start a task that answers a request. Raises ApiError if the request is invalid."""
         path, body = fields.required_text("path"), fields.table("body")
         if path != EMBEDDINGS_PATH and path not in FORMS:
             available = ", ".join(sorted([*FORMS, EMBEDDINGS_PATH]))
@@ -135,7 +142,8 @@ class SocketSession:
     async def _answer(
         self, name: str, path: str, body: Mapping[str, Any], reservation: BodyReservation
     ) -> None:
-        last: dict[str, Any] = {"done": True}
+        """Send the messages of a request's answer."""
+        last_fields: dict[str, Any] = {"done": True}
         try:
             async with aclosing(self._ask(path, body)) as documents:
                 async for data in documents:
@@ -144,12 +152,12 @@ class SocketSession:
         except asyncio.CancelledError:
             if self.is_closed:
                 raise
-            last = {"done": True, "cancelled": True}
+            last_fields = {"done": True, "cancelled": True}
         except UserError as error:
-            last = error_document(as_api_error(error))
+            last_fields = error_document(as_api_error(error))
         finally:
             del self._tasks[name]
-        await self._send({"id": name, **last})
+        await self._send({"id": name, **last_fields})
 
     async def _send(self, message: dict[str, Any]) -> None:
         # A client that reads slowly delays its own answers, but never the engine.
@@ -159,7 +167,7 @@ class SocketSession:
 
 
 async def serve_socket(service: Service, socket: WebSocket) -> None:
-    """Accept a socket and handle its requests until it closes."""
+    """Accept a WebSocket and handle its requests until it closes."""
     address = socket.client.host if socket.client else ""
     client = api_keys.client_id(socket.headers, address, service.settings.keys)
     await socket.accept()
@@ -174,8 +182,8 @@ async def serve_socket(service: Service, socket: WebSocket) -> None:
 async def answer_documents(
     service: Service, client: str, path: str, body: Mapping[str, Any]
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the documents of the answer to a request. The answer is computed by the model of this
-    process.
+    """Yield the JSON objects of the answer to a request: the chunks of a stream, or the complete
+    response. The answer is computed by the model in this process.
     """
     if path == EMBEDDINGS_PATH:
         yield await answer_embeddings(service, body)
