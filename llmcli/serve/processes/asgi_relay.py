@@ -1,10 +1,10 @@
-"""Runs the application in one process and its HTTP connections in another one. ASGI messages are
-sent between them as frames over a socket.
+"""Runs the application with the model in one process, and its HTTP connections in another process.
+ASGI messages are sent between the processes as frames over a socket.
 
-If a worker of `--rpc` is lost, llama.cpp ends its process. With the model in a separate process,
-only the running answers are lost. supervised_process.py is the other end of the socket and restarts
-the process. A frame is a length and a marshalled tuple; this is safe because both processes run the
-same version of the program.
+If a worker of `--rpc` is lost, llama.cpp aborts its process. With the model in a process of its
+own, only the running answers are lost. supervised_process.py has the other end of the socket and
+restarts the process. A frame is a length and a marshalled tuple; this is safe because both
+processes run the same version of the program.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ SCOPE_KEYS = (
 
 
 def encode_frame(frame: RelayFrame) -> bytes:
-    """Encode a frame."""
+    """Return a frame as bytes: its length, then the marshalled tuple."""
     raw = marshal.dumps(frame)
     return LENGTH_PREFIX.pack(len(raw)) + raw
 
@@ -75,8 +75,8 @@ def read_frame_blocking(link: socket.socket) -> RelayFrame | None:
 
 
 def portable_scope(scope: Any) -> dict[str, Any]:
-    """Return the part of an ASGI scope that the application needs, as plain values that can be sent
-    to another process.
+    """Return the fields of an ASGI scope that the application needs, as plain values that can be
+    sent to another process.
     """
     values = {name: scope[name] for name in SCOPE_KEYS if name in scope}
     values["headers"] = [(bytes(name), bytes(value)) for name, value in scope.get("headers", ())]
@@ -86,8 +86,9 @@ def portable_scope(scope: Any) -> dict[str, Any]:
 
 
 def run_model_process(open_model: OpenModel, link: socket.socket) -> None:
-    """The main function of a model process: open the model, report that it is open, and answer the
-    requests that arrive over `link` until the other process closes it.
+    """The main function of a model process. It opens the model, reports this over `link`, and
+    answers the requests that arrive over `link` until the other process closes it. If the model
+    cannot be opened, it reports the error and exits.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # the front server handles these signals
         signal.signal(number, signal.SIG_IGN)
@@ -103,12 +104,13 @@ def run_model_process(open_model: OpenModel, link: socket.socket) -> None:
 
 
 async def _serve(app: ASGIApp, bridge: EngineBridge, link: socket.socket) -> None:
+    """Answer requests until the other process closes the socket."""
     reader, writer = await asyncio.open_connection(sock=link)
     calls: dict[int, tuple[asyncio.Task[None], asyncio.Queue[Any]]] = {}
-    beating = asyncio.create_task(_send_heartbeats(bridge, writer))
-    # If the engine's thread has died, the heartbeats end. Closing the link makes the front server's
-    # process restart this one.
-    beating.add_done_callback(lambda _: writer.close())
+    heartbeats = asyncio.create_task(_send_heartbeats(bridge, writer))
+    # If the engine's thread has died, the heartbeats end. Closing the link makes the other process
+    # restart this one.
+    heartbeats.add_done_callback(lambda _: writer.close())
     try:
         while frame := await read_frame(reader):
             kind, number, content = frame
@@ -120,7 +122,7 @@ async def _serve(app: ASGIApp, bridge: EngineBridge, link: socket.socket) -> Non
             elif number in calls:
                 calls[number][1].put_nowait(content)
     finally:
-        beating.cancel()
+        heartbeats.cancel()
         for task, _ in tuple(calls.values()):
             task.cancel()
         writer.close()
@@ -133,6 +135,10 @@ def _forget(calls: dict[int, Any], number: int, task: object) -> None:
 async def _run_request(
     app: ASGIApp, number: int, scope: Any, queue: "asyncio.Queue[Any]", writer: Any
 ) -> None:
+    """Run the application for one request. `number`: identifies the request in frames. `queue`: the
+    ASGI messages for the application.
+    """
+
     async def send(message: Any) -> None:
         if "headers" in message:
             message = {
@@ -152,7 +158,7 @@ async def _run_request(
 
 
 async def _send_heartbeats(bridge: EngineBridge, writer: Any) -> None:
-    """Send heartbeats as long as the engine's thread completes its steps."""
+    """Send a heartbeat every second as long as the engine's thread completes its steps."""
     while True:
         await bridge.run_on_engine_thread(lambda: None)
         writer.write(encode_frame(("beat", 0, None)))
@@ -160,6 +166,7 @@ async def _send_heartbeats(bridge: EngineBridge, writer: Any) -> None:
 
 
 def _read_exactly(link: socket.socket, size: int) -> bytes:
+    """Return `size` bytes from the socket, or b"" if it was closed."""
     data = b""
     while len(data) < size:
         chunk = link.recv(size - len(data))

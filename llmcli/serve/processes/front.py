@@ -1,13 +1,13 @@
 """The front server: the HTTP side of a server whose models run in other processes. It reads
-requests, forwards them, and survives the loss of a model.
+requests, forwards them to a model, and survives the loss of a model.
 
-If the model is lost before the first byte of an answer, the request is sent again, up to MAX_TRIES
-times. The same applies to a stream that can be continued (stream_resume.py). Such a stream also
-waits while the remaining models are busy, because all requests of a lost model are sent to them at
-once. In all other cases the answer is broken: a stream ends with an error event, any other response
-with a closed connection.
+If the model is lost before the first byte of a response, the request is sent again, up to MAX_TRIES
+times. So is a stream that can be continued (stream_resume.py). Such a stream also waits while the
+remaining models are busy, because they receive all requests of the lost model at once. In all other
+cases the response is broken: a stream ends with an error event, any other response with a closed
+connection.
 
-The application, which runs with the model, checks keys, model names and limits.
+The application, which runs in the process of the model, checks keys, model names and limits.
 """
 
 import asyncio
@@ -40,16 +40,13 @@ from llmcli.serve.http.routes.websocket import SOCKET_PATH, SocketSession
 from llmcli.serve.processes.asgi_relay import portable_scope
 from llmcli.serve.processes.prefix_affinity import prefix_key
 
-MAX_TRIES = 3
+MAX_TRIES = 3  # how often a request is sent to a model
 RESTART_WAIT_SECONDS = 30.0  # seconds that a request waits for a model that is restarting
 RETRY_AFTER_SECONDS = 5  # value of Retry-After
 BUSY_PAUSE_SECONDS = 0.5  # pause before a stream is sent again because the models were busy
 RESTART_CLOSE_CODE = 1012  # WebSocket close code for a service that restarts
-INHERITED_HEADERS = (
-    b"host",
-    b"authorization",
-    b"x-api-key",
-)  # headers of a WebSocket that its requests inherit
+# headers of a WebSocket that are copied to the requests in its messages
+INHERITED_HEADERS = (b"host", b"authorization", b"x-api-key")
 
 
 class UpstreamLost(Exception):
@@ -61,19 +58,20 @@ class UpstreamBusy(UpstreamLost):
 
 
 class Upstream(Protocol):
-    """The interface to the models: a single process (supervised_process.py) or replicas
-    (ray_replicas.py).
+    """What the front server needs from the models: a single process (supervised_process.py) or
+    replicas (ray_replicas.py).
     """
 
     def ask(self, scope: dict[str, Any], body: bytes, key: bytes) -> AsyncGenerator[Message, None]:
-        """Yield the ASGI messages of the application's response to one request. Raises
+        """Send a request to a model, and yield the ASGI messages of the response. `body`: the
+        request's body. `key`: the hash of the prompt's beginning (prefix_affinity.py). Raises
         UpstreamLost. Closing the generator cancels the request.
         """
         ...
 
     async def wait(self, seconds: float) -> str:
-        """Wait until the models can answer requests. Return "", or after `seconds` the reason why
-        they cannot.
+        """Wait until a model can answer requests. Return "", or after `seconds` the reason why none
+        can.
         """
         ...
 
@@ -83,8 +81,8 @@ class Upstream(Protocol):
 
 
 class FrontServer:
-    """The ASGI application of the front server. HttpServer stops it in the same way as an
-    EngineBridge: `drain` waits for running answers.
+    """The ASGI application of the front server. Like an EngineBridge, it has `drain` and `stop`,
+    with which HttpServer ends the running answers.
     """
 
     def __init__(self, upstream: Upstream, settings: ServerSettings) -> None:
@@ -115,7 +113,9 @@ class FrontServer:
                 self._idle.set()
 
     async def drain(self, seconds: float) -> None:
-        """Accept no more requests, and wait at most `seconds` for the running ones."""
+        """Accept no more requests, and wait at most `seconds` for the running ones. Then cancel the
+        rest.
+        """
         self.is_stopping = True
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
@@ -123,11 +123,12 @@ class FrontServer:
             self.upstream.stop()
 
     def stop(self) -> None:
-        """Cancel every answer now."""
+        """Accept no more requests, and cancel every answer now."""
         self.is_stopping = True
         self.upstream.stop()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read a request's body and forward the request. Respond with an error if this fails."""
         try:
             if self.is_stopping:
                 raise ApiError("the server is stopping", 503)
@@ -146,14 +147,16 @@ class FrontServer:
             await with_cors(response, self.settings)(scope, receive, send)
 
     async def _forward(self, scope: dict[str, Any], raw: bytes, send: Send) -> None:
-        """Send a request to the models until one has answered it. Raises ApiError if none does."""
-        key, why = prefix_key(raw), ""
+        """Send a request to the models until one has answered it; see the beginning of this file
+        for the cases. Raises ApiError if no response has begun.
+        """
+        key, reason = prefix_key(raw), ""
         # A health check must report the current state, so it does not wait.
-        patience = 0.0 if scope["path"].endswith("/health") else RESTART_WAIT_SECONDS
+        wait_seconds = 0.0 if scope["path"].endswith("/health") else RESTART_WAIT_SECONDS
         sent = _SentAnswer(send, find_form(scope["path"]))
-        tries, pauses = MAX_TRIES, round(RESTART_WAIT_SECONDS / BUSY_PAUSE_SECONDS)
-        while tries and pauses:
-            if why := await self.upstream.wait(patience):
+        tries_left, pauses_left = MAX_TRIES, round(RESTART_WAIT_SECONDS / BUSY_PAUSE_SECONDS)
+        while tries_left and pauses_left:
+            if reason := await self.upstream.wait(wait_seconds):
                 break
             try:
                 await self._forward_once(
@@ -161,21 +164,21 @@ class FrontServer:
                 )
                 return
             except UpstreamBusy:
-                pauses -= 1
+                pauses_left -= 1
                 await asyncio.sleep(BUSY_PAUSE_SECONDS)
             except UpstreamLost:
-                tries -= 1
-            if sent.over or not sent.position:
+                tries_left -= 1
+            if sent.is_complete or not sent.position:
                 break
             if self.is_stopping:
-                why = "the server is stopping"
+                reason = "the server is stopping"
                 break
-        if sent.begun:
-            await sent.broken()
+        if sent.has_begun:
+            await sent.send_break()
             return
         message = (
-            f"the model is not available: {why}"
-            if why
+            f"the model is not available: {reason}"
+            if reason
             else f"the model was lost {MAX_TRIES} times during this request"
         )
         raise ApiError(message, 503, code="model_unavailable")
@@ -183,18 +186,19 @@ class FrontServer:
     async def _forward_once(
         self, scope: dict[str, Any], raw: bytes, key: bytes, sent: "_SentAnswer"
     ) -> None:
-        """Send the request to the models once and forward the response. Raises ApiError before the
-        first byte of the response, UpstreamLost after it.
+        """Send the request to a model once and forward the response. An ApiError of the model is
+        raised unchanged before the first byte of the response; after it, as UpstreamBusy (status
+        429) or UpstreamLost.
         """
         try:
             async with aclosing(self.upstream.ask(scope, raw, key)) as messages:
                 async for message in messages:
                     await sent.send(message)
         except ApiError as error:
-            if not sent.begun:
+            if not sent.has_begun:
                 raise
             raise (UpstreamBusy if error.status == 429 else UpstreamLost) from None
-        if not sent.begun:
+        if not sent.has_begun:
             raise ApiError(
                 "the request could not be answered because of a bug; see the server's log", 500
             )
@@ -239,6 +243,9 @@ class FrontServer:
     async def _socket_documents(
         self, scope: dict[str, Any], path: str, body: Mapping[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
+        """Forward a request of a WebSocket, and yield the JSON objects of its answer. `scope`: the
+        WebSocket's.
+        """
         headers = [
             (name, value) for name, value in scope["headers"] if name.lower() in INHERITED_HEADERS
         ]
@@ -256,8 +263,8 @@ class FrontServer:
         task = asyncio.ensure_future(self._forward(http, encode_json(body), documents.send))
         task.add_done_callback(documents.close)
         try:
-            while (document_ := await documents.queue.get()) is not None:
-                yield document_
+            while (document := await documents.queue.get()) is not None:
+                yield document
             await task
             documents.raise_error()
         finally:
@@ -265,23 +272,26 @@ class FrontServer:
 
 
 class _SentAnswer:
-    """The part of a response that was sent to the client, and its stream position. The position is
-    None once the response cannot be continued.
+    """The response that the client has received so far. `send`: the ASGI send function to the
+    client. `form`: the class of the API form; None if the path has none.
+
+    `has_begun`: the head was sent. `is_complete`: the last byte was sent. `position`: from where
+    another model can continue the response (stream_resume.py); None if it cannot be continued.
     """
 
     def __init__(self, send: Send, form: type[ApiForm] | None) -> None:
         self._send, self._form = send, form
-        self.begun = self.over = False
+        self.has_begun = self.is_complete = False
         self.position: StreamPosition | None = new_position()
 
     async def send(self, message: Message) -> None:
-        """Forward an ASGI message of the model to the client. If the model should continue a stream
-        but sends a new response, raise UpstreamBusy (status 429) or UpstreamLost.
+        """Forward an ASGI message of a model to the client. If the model should continue a stream
+        but sends a new response instead, raise UpstreamBusy (status 429) or UpstreamLost.
         """
         marks = message.get(MARKS_KEY)
         message = {name: value for name, value in message.items() if name != MARKS_KEY}
-        head = message["type"] == "http.response.start"
-        if head and self.begun:
+        is_head = message["type"] == "http.response.start"
+        if is_head and self.has_begun:
             if marks is None:
                 raise UpstreamBusy if message["status"] == 429 else UpstreamLost
             return
@@ -289,23 +299,25 @@ class _SentAnswer:
             self.position = None
         elif self.position:
             self.position.advance(marks)
-        if head:
-            kinds = [value for name, value in message["headers"] if name.lower() == b"content-type"]
+        if is_head:
+            content_types = [
+                value for name, value in message["headers"] if name.lower() == b"content-type"
+            ]
             # Only a stream can end with an error event.
             if self._form and not any(
-                kind.startswith(self._form.media_type.encode()) for kind in kinds
+                kind.startswith(self._form.media_type.encode()) for kind in content_types
             ):
                 self._form = None
         elif message["type"] == "http.response.body":
-            self.over = not message.get("more_body")
-        self.begun = True
+            self.is_complete = not message.get("more_body")
+        self.has_begun = True
         await self._send(message)
 
-    async def broken(self) -> None:
-        """Send an error event that ends the stream. Any other response just ends early, which the
-        client detects by its length.
+    async def send_break(self) -> None:
+        """Send an error event that ends the stream. Any other response ends without its last bytes,
+        which the client detects by its length.
         """
-        if self.over or self._form is None:
+        if self.is_complete or self._form is None:
             return
         error = ApiError("the model was lost during this answer; try again", 503, code="model_lost")
         await self._send(

@@ -1,7 +1,8 @@
 """Merges the metrics and the cache reports of several replicas.
 
-Sums have the same name as the metric of a single server. The values of each replica are under
-`llmcli_replica_…{replica="…"}`, so that the sum over all samples of a name counts nothing twice.
+The sum over all replicas has the name that the metric has on a single server. The values of each
+replica are under `llmcli_replica_…{replica="…"}`, so that a query that adds up all samples of one
+name counts nothing twice.
 """
 
 import json
@@ -39,18 +40,18 @@ SUMMED_KV_FIELDS = (
 
 
 def merge_metrics(texts: Mapping[str, str]) -> str:
-    """Return the merged Prometheus text of all replicas. `texts`: the text of each replica by its
-    name.
+    """Return one Prometheus text for all replicas. `texts`: the Prometheus text of each replica by
+    its name.
     """
     heads: dict[str, list[str]] = {}
     samples: dict[str, dict[str, float]] = {}  # sample name with labels -> value by replica
     for replica, text in texts.items():
         for line in text.splitlines():
             if line.startswith("#"):
-                kind = line.split()[2]
-                heads.setdefault(kind, [])
-                if line not in heads[kind]:
-                    heads[kind].append(line)
+                metric = line.split()[2]
+                heads.setdefault(metric, [])
+                if line not in heads[metric]:
+                    heads[metric].append(line)
             elif line:
                 sample, value_text = line.rsplit(" ", 1)
                 samples.setdefault(sample, {})[replica] = float(value_text)
@@ -74,7 +75,9 @@ def merge_metrics(texts: Mapping[str, str]) -> str:
 
 
 def merge_kv(documents: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the merged `/v1/kv` document: the sums, and the document of each replica."""
+    """Return the `/v1/kv` report for all replicas: the sums of the fields, and the report of each
+    replica.
+    """
     sums = {
         name: sum(report[name] for report in documents.values())
         for name in SUMMED_KV_FIELDS
@@ -84,8 +87,8 @@ def merge_kv(documents: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge_bodies(path: str, bodies: Mapping[str, bytes]) -> bytes:
-    """Return the merged response body for one of the MERGED_PATHS. `bodies`: the body of each
-    replica by its name.
+    """Return the merged response body for one of MERGED_PATHS. `bodies`: the body of each replica
+    by its name.
     """
     if path == "/metrics":
         return merge_metrics({name: raw.decode() for name, raw in bodies.items()}).encode()
@@ -96,6 +99,7 @@ MERGED_PATHS = ("/metrics", "/v1/kv")
 
 
 def _merge_values(sample: str, values: list[float]) -> float:
+    """Return the value of a sample for all replicas: the sum, the smallest or the first value."""
     name = sample.partition("{")[0]
     return (
         min(values)
@@ -107,12 +111,16 @@ def _merge_values(sample: str, values: list[float]) -> float:
 
 
 def _metric_name(sample: str, heads: Mapping[str, Any]) -> str:
-    """Return the name of the metric that a sample belongs to. The samples of a histogram have three
-    names with different endings.
+    """Return the name of the metric that a sample belongs to. A histogram's samples have three
+    names: the metric's name with different endings.
     """
     name = sample.partition("{")[0]
-    bare = next(
-        (name.removesuffix(end) for end in ("_bucket", "_sum", "_count") if name.endswith(end)),
+    stem = next(
+        (
+            name.removesuffix(ending)
+            for ending in ("_bucket", "_sum", "_count")
+            if name.endswith(ending)
+        ),
         name,
     )
-    return name if name in heads else bare
+    return name if name in heads else stem

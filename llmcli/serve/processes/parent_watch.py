@@ -1,7 +1,7 @@
-"""Ends a server when the process that started it ends. The starting process has the other end of
+"""Ends a server when the process that started it ends. The starting process holds the other end of
 the server's standard input, which is a pipe.
 
-The pipe is better than Linux's PR_SET_PDEATHSIG, which depends on the thread that forked instead of
+A pipe is better than Linux's PR_SET_PDEATHSIG, which depends on the thread that forked instead of
 its process, and which other systems do not have. The kernel closes the pipe even if the starting
 process is killed with SIGKILL.
 """
@@ -14,8 +14,8 @@ READ_BYTES = 1 << 16
 
 
 def exit_with_parent(descriptor: int) -> None:
-    """Send this process SIGTERM when a descriptor reaches its end, that is, when the other end is
-    closed. Data that is written to it is ignored.
+    """Start a thread that sends this process SIGTERM when the other end of the pipe is closed.
+    `descriptor`: the file descriptor of this end, from which all data is read and ignored.
     """
     threading.Thread(target=_wait, args=(descriptor,), name="tether", daemon=True).start()
 

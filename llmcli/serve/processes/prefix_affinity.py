@@ -1,9 +1,9 @@
-"""Chooses replicas by prompt prefix: prompts with the same beginning go to the same replica,
-because its cache contains that beginning.
+"""Chooses a replica by the beginning of the prompt: prompts with the same beginning go to the same
+replica, because its KV cache contains that beginning.
 
-Uses rendezvous hashing (Thaler and Ravishankar 1998): each replica's name is hashed together with
-the key, and the replica with the highest hash is chosen. When a replica is added or removed, only
-its own share of the keys moves.
+It uses rendezvous hashing (Thaler and Ravishankar 1998): each replica's name is hashed together
+with the key of the prompt, and the replica with the highest hash is chosen. When a replica is added
+or removed, only the keys of that replica move.
 """
 
 import hashlib
@@ -12,15 +12,12 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-PREFIX_CHARACTERS = (
-    # length of the hashed beginning of a prompt; with a system text, only that text is hashed
-    1024
-)
+PREFIX_CHARACTERS = 1024  # length of the beginning of a prompt that is hashed
 
 
 def prefix_key(body: bytes) -> bytes:
-    """Return the key of a request. Prompts with the same beginning have the same key; a body
-    without a prompt has an empty key.
+    """Return a hash of the beginning of the prompt in a request's body; b"" if the body has no
+    prompt.
     """
     try:
         document = json.loads(body)
@@ -39,15 +36,19 @@ def prefix_key(body: bytes) -> bytes:
 
 
 def rank_replicas(key: bytes, names: Iterable[T]) -> list[T]:
-    """Return the names in the order of preference for this key."""
+    """Return the names of the replicas, the best for this key first."""
 
     def weight(name: T) -> bytes:
+        """Return the hash of a name together with the key."""
         return hashlib.blake2b(key + str(name).encode(), digest_size=8).digest()
 
     return sorted(names, key=weight, reverse=True)
 
 
 def _beginning(document: dict[str, Any]) -> str:
+    """Return the text that the prompt begins with: the system text, or else the first message or
+    the prompt itself. `document`: the request's JSON object.
+    """
     messages = document.get("messages") or document.get("input")
     # Anthropic's and ollama's requests have the system text in `system`.
     if system := document.get("instructions") or document.get("system"):
@@ -58,6 +59,7 @@ def _beginning(document: dict[str, Any]) -> str:
 
 
 def _text(content: Any) -> str:
+    """Return a message's content as text; a list of parts is encoded as JSON."""
     if isinstance(content, str):
         return content
     return json.dumps(content) if content else ""

@@ -1,9 +1,10 @@
-"""Runs several models that answer together, through Ray Serve, on one machine or a cluster.
+"""Runs several copies of the model behind one front server, with Ray Serve, on one machine or a
+cluster.
 
-Each replica runs the application with its own model (asgi_relay.py does the same over a socket).
-Ray Serve starts and restarts the replicas. Ray's HTTP proxy is not used; clients connect to our
-front server. PrefixRouter chooses the replica for a request: the replica whose cache contains the
-beginning of the prompt, unless it is full.
+Each replica runs the application with a model (asgi_relay.py does the same over a socket). Ray
+Serve starts and restarts the replicas. Ray's HTTP proxy is not used; clients connect to llmcli's
+front server. PrefixRouter sends a request to the replica whose cache contains the beginning of its
+prompt, unless that replica is full.
 """
 
 import asyncio
@@ -32,17 +33,19 @@ from llmcli.serve.processes.prefix_affinity import rank_replicas
 APPLICATION_NAME = "llmcli"
 ENGINE_TIMEOUT_SECONDS = 120.0  # seconds within which the engine's thread must complete a step
 HEALTH_CHECK_SECONDS = 2.0  # seconds between two health checks of a replica
-# requests that a replica accepts for each answer that it computes at once; then another replica is
-# chosen
+# A replica accepts this many requests for each answer that it can run at once. Requests after that
+# go to other replicas.
 REQUESTS_PER_ANSWER = 2
 MAX_START_TRIES = 3  # attempts of a replica to open the model
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
-    """The number of replicas, the address of the Ray cluster (None: this machine), and for each
-    replica the number of answers that run at once, `parallel`, and of CPUs. `waiting`: requests
-    that may wait in addition.
+    """How many replicas to run and where.
+
+    `address`: the address of the Ray cluster; None: this machine. `parallel`: the number of answers
+    that run at once in each replica. `waiting`: the number of further requests that may wait in
+    Ray. `cpus`: the number of CPUs that Ray reserves for each replica.
     """
 
     n_replicas: int
@@ -53,10 +56,10 @@ class ReplicaSettings:
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is an extra
-    """Chooses the replica whose cache contains the beginning of the prompt. If it is full, chooses
-    the least busy of the other replicas.
+    """Chooses the replica whose cache contains the beginning of the prompt, or the least busy of
+    the others if that replica is full.
 
-    A replica is full if it has `max_ongoing_requests`; Ray measures the queue lengths.
+    A replica is full if it is processing `max_ongoing_requests` requests; Ray measures this.
     """
 
     async def choose_replicas(
@@ -64,7 +67,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is an extra
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Return groups of replicas in the order of preference, as Ray expects them."""
+        """Return groups of replicas, the preferred group first, as Ray expects them."""
         key = pending_request.kwargs.get("key") if pending_request else None
         if not key:
             return [candidate_replicas]
@@ -83,23 +86,27 @@ class Replica:
         self._facts = {"names": settings.names, "n_ctx": self._bridge.runner.n_ctx}
 
     async def facts(self) -> dict[str, Any]:
-        """Return the properties of the model that the front server needs."""
+        """Return what the front server needs to know about the model: its names and context
+        size.
+        """
         return self._facts
 
     async def ask(
         self, scope: dict[str, Any], body: bytes, key: bytes = b""
     ) -> AsyncGenerator[Message, None]:
-        """Yield the ASGI messages of the application's response to one request. Only the router
-        uses `key`.
+        """Run the application for a request, and yield the ASGI messages of the response. `key` is
+        only used by PrefixRouter.
         """
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
-        gone = asyncio.Event()
-        parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        disconnected = asyncio.Event()
+        unread_messages: list[Message] = [
+            {"type": "http.request", "body": body, "more_body": False}
+        ]
 
         async def receive() -> Message:
-            if parts:
-                return parts.pop()
-            await gone.wait()
+            if unread_messages:
+                return unread_messages.pop()
+            await disconnected.wait()
             return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
@@ -111,13 +118,13 @@ class Replica:
             while (message := await messages.get()) is not None:
                 yield message
         finally:
-            gone.set()
+            disconnected.set()
             with suppress(asyncio.CancelledError):
                 await work
 
     async def answer_whole(self, scope: dict[str, Any], body: bytes) -> tuple[str, list[Message]]:
-        """Return this replica's name and its complete response to a request. Such a request is sent
-        to all replicas.
+        """Return this replica's name, and all ASGI messages of its response. It is called on all
+        replicas at once, to merge their responses.
         """
         messages = [message async for message in self.ask(scope, body)]
         return serve.get_replica_context().replica_id.unique_id, messages
@@ -137,7 +144,9 @@ class Replica:
 
 
 class Replicas:
-    """The front server's Upstream, which calls the replicas through a Ray Serve handle."""
+    """All replicas as the front server's Upstream. `handle`: the Ray Serve handle that calls
+    them.
+    """
 
     def __init__(self, handle: Any) -> None:
         self._streaming_handle, self._handle = (
@@ -147,14 +156,16 @@ class Replicas:
         self._running: set[Any] = set()
 
     def facts(self) -> dict[str, Any]:
-        """Return the properties of the model, as one replica reports them."""
+        """Return what one of the replicas reports about its model."""
         facts: dict[str, Any] = self._handle.facts.remote().result(timeout_s=ENGINE_TIMEOUT_SECONDS)
         return facts
 
     async def ask(
         self, scope: dict[str, Any], body: bytes, key: bytes
     ) -> AsyncGenerator[Message, None]:
-        """Implements Upstream.ask. Requests for merged documents are sent to all replicas."""
+        """Send a request to one replica, as Upstream.ask. Requests for MERGED_PATHS are sent to all
+        replicas.
+        """
         if scope["path"] in MERGED_PATHS and scope["method"] == "GET":
             for message in await self._ask_all(scope, body):
                 yield message
@@ -173,11 +184,12 @@ class Replicas:
             response.cancel()
 
     async def _ask_all(self, scope: dict[str, Any], body: bytes) -> list[Message]:
-        """Return the merged response of all replicas. If any replica responds with an error (such
-        as a missing key), return the first error.
+        """Return the ASGI messages of the merged response of all replicas. If a replica responds
+        with an error (such as a missing key), return its response instead.
         """
 
         def broadcast() -> list[tuple[str, list[Message]]]:
+            """Call all replicas, and return each one's name and response."""
             response: Any = self._handle.broadcast("answer_whole", scope, body)
             return list(response.results(timeout_s=ENGINE_TIMEOUT_SECONDS))
 
@@ -205,7 +217,7 @@ class Replicas:
         ]
 
     async def wait(self, seconds: float) -> str:
-        """Implements Upstream.wait. Returns at once, because Ray itself waits for a replica."""
+        """Return "" at once, because Ray itself waits for a replica."""
         return ""
 
     def stop(self) -> None:
@@ -216,8 +228,8 @@ class Replicas:
 
 @contextmanager
 def open_replicas(open_model: OpenModel, settings: ReplicaSettings) -> Iterator[Replicas]:
-    """Start the replicas and stop them at the end of the block. Raises UserError if Ray or a model
-    does not start.
+    """Start the replicas for the `with` block, and stop them at its end. Raises UserError if Ray or
+    a model does not start.
     """
     with open_cluster(settings.address, max(1.0, settings.n_replicas * settings.cpus)):
         serve.start(
@@ -253,6 +265,5 @@ def open_replicas(open_model: OpenModel, settings: ReplicaSettings) -> Iterator[
                 ) from None
             yield Replicas(handle)
         finally:
-            # otherwise this process's own Ray instance is shut down completely
-            if settings.address:
+            if settings.address:  # without an address, open_cluster shuts Ray down completely
                 serve.delete(APPLICATION_NAME)
