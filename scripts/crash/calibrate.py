@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Kill commands that measure a model at random moments, and compare with an uninterrupted run.
+"""Kill calibration and quantization commands at random moments, resume them, and compare the
+results with uninterrupted runs.
 
 usage: .venv/bin/python scripts/crash/calibrate.py MODEL.gguf --text FILE [--rounds 10]
        [--threads N] [--bpw 5] [--seed 0] [--work FOLDER]
        [--only calibrate,sensitivity,sequential,verify]
 
-The commands are calibrate, --target-bpw with --sensitivity, gptq --sequential, and --verify. MODEL
-has float weights. A round starts the command, kills it with SIGKILL after a random time of at most
-the uninterrupted duration, and repeats it until a run ends by itself. The result must equal the
-uninterrupted one: byte for byte for calibrate's importance matrix and moments, by sha256, types and
-figures (without times) for the others. Every round has its own home folder. A round that finishes
-before it is killed starts again. The script prints a line per round and exits with 1 if one
-differs.
+The four commands are `llmcli calibrate`, and `llmcli quantize` with --target-bpw --sensitivity,
+with --method gptq --sequential, and with --verify. MODEL.gguf must have float weights. A round
+starts a command, kills it with SIGKILL after a random time of at most the uninterrupted duration,
+and repeats it until a run ends before its kill. A round without any kill starts again. Every round
+has its own LLMCLI_HOME. The result must equal the uninterrupted one: byte for byte for calibrate's
+importance matrix and moments; by sha256, types and figures (without times) for the others. The
+script prints a line per round and exits with 1 if a result differs.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from typing import Any
 
 # Keys that differ between runs: times, paths, and figures of tensors that only an unbroken run
 # quantizes itself.
-TIMES = {
+VARYING_KEYS = {
     "elapsed_ms",
     "seconds",
     "speed",
@@ -48,7 +49,7 @@ TIMES = {
 
 
 def main() -> None:
-    """Run, kill, resume and compare each command."""
+    """Parse the flags; run, kill, resume and compare each command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -62,11 +63,11 @@ def main() -> None:
         "--work", type=Path, help="folder for the files; default: a temporary folder"
     )
     parser.add_argument("--only", default="calibrate,sensitivity,sequential,verify")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     model, text, threads = (
-        str(asked.model.absolute()),
-        str(asked.text.absolute()),
-        ["--threads", str(asked.threads)],
+        str(args.model.absolute()),
+        str(args.text.absolute()),
+        ["--threads", str(args.threads)],
     )
     quantize = ["quantize", model, "-o", "out.gguf", *threads]
     gptq = ["-t", "Q4_K_M", "--method", "gptq", "--sequential", "--calibration", text]
@@ -82,92 +83,98 @@ def main() -> None:
             text,
             *threads,
         ],
-        "sensitivity": [*quantize, "--target-bpw", asked.bpw, "--sensitivity", "--text", text],
+        "sensitivity": [*quantize, "--target-bpw", args.bpw, "--sensitivity", "--text", text],
         "sequential": [*quantize, *gptq, "--imatrix", "../../sums.gguf"],
         "verify": [*quantize, "-t", "Q4_K_M", "--verify", "--verify-text", text],
     }
-    chance, wrong = random.Random(asked.seed), 0
-    with tempfile.TemporaryDirectory(dir=asked.work) as place:
-        # one importance matrix for all rounds, because files contain its path
-        made = Path(place, "made")
+    rng, n_differing = random.Random(args.seed), 0
+    with tempfile.TemporaryDirectory(dir=args.work) as temporary:
+        # All rounds use one importance matrix, because the quantized files contain its path.
+        imatrix_folder = Path(temporary, "made")
         until_finished(
-            ["calibrate", model, "-o", "../sums.gguf", "--text", text, *threads], made, None, chance
+            ["calibrate", model, "-o", "../sums.gguf", "--text", text, *threads],
+            imatrix_folder,
+            None,
+            rng,
         )
-        for name in asked.only.split(","):
+        for name in args.only.split(","):
             began = time.monotonic()
-            expected = until_finished(commands[name], Path(place, name, "whole"), None, chance)[1]
+            expected = until_finished(commands[name], Path(temporary, name, "whole"), None, rng)[1]
             longest = time.monotonic() - began
             print(f"{name}: uninterrupted {longest:.1f} s", flush=True)
-            for number in range(1, asked.rounds + 1):
-                kills, found = until_finished(
-                    commands[name], Path(place, name, str(number)), longest, chance
+            for number in range(1, args.rounds + 1):
+                kills, result = until_finished(
+                    commands[name], Path(temporary, name, str(number)), longest, rng
                 )
-                other = sorted(
+                differing_keys = sorted(
                     key
-                    for key in expected.keys() | found.keys()
-                    if expected.get(key) != found.get(key)
+                    for key in expected.keys() | result.keys()
+                    if expected.get(key) != result.get(key)
                 )
-                wrong += bool(other)
-                verdict = f"DIFFERS: {', '.join(other)}" if other else "same"
+                n_differing += bool(differing_keys)
+                verdict = f"DIFFERS: {', '.join(differing_keys)}" if differing_keys else "same"
                 print(f"{number:3}  killed {kills} times  {verdict}", flush=True)
-    print(f"{wrong} differ" if wrong else "all are the same")
-    raise SystemExit(bool(wrong))
+    print(f"{n_differing} differ" if n_differing else "all are the same")
+    raise SystemExit(bool(n_differing))
 
 
 def until_finished(
-    words: list[str], place: Path, longest: float | None, chance: random.Random
+    words: list[str], folder: Path, longest: float | None, rng: random.Random
 ) -> tuple[int, dict[str, object]]:
-    """Run a command in a folder until it ends; return the number of kills and the result.
+    """Run a command in `folder` until it ends; return the number of kills and the result.
 
-    With `longest`, kill it after random times of at most that many seconds; a run that was never
-    killed is repeated from scratch.
+    With `longest`, kill each run after a random time of at most that many seconds. If the first run
+    ends before its kill, empty the folder and start again.
     """
-    place.mkdir(parents=True)
-    env = os.environ | {"LLMCLI_HOME": str(place / "home")}
+    folder.mkdir(parents=True)
+    env = os.environ | {"LLMCLI_HOME": str(folder / "home")}
     command, kills = [sys.executable, "-m", "llmcli.app", *words, "--json"], 0
     while True:
-        with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complained:
-            child = subprocess.Popen(command, cwd=place, env=env, stdout=said, stderr=complained)
+        with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+            child = subprocess.Popen(command, cwd=folder, env=env, stdout=stdout, stderr=stderr)
             try:
-                child.wait(chance.uniform(0, longest) if longest and kills < 100 else None)
+                child.wait(rng.uniform(0, longest) if longest and kills < 100 else None)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
                 kills += 1
                 continue
-            said.seek(0)
-            complained.seek(0)
+            stdout.seek(0)
+            stderr.seek(0)
             if child.returncode:
                 raise SystemExit(
-                    f"the run ended with {child.returncode}: {complained.read().decode()[-2000:]}"
+                    f"the run ended with {child.returncode}: {stderr.read().decode()[-2000:]}"
                 )
             if kills or longest is None:
-                return kills, left(place, json.loads(said.read()))
-        shutil.rmtree(place)  # It ended before its kill time: start again with an empty folder.
-        place.mkdir()
+                return kills, describe_result(folder, json.loads(stdout.read()))
+        shutil.rmtree(folder)  # the first run ended before its kill: start again
+        folder.mkdir()
 
 
-def left(place: Path, document: dict[str, Any]) -> dict[str, object]:
-    """Return a run's files and document without times.
+def describe_result(folder: Path, document: dict[str, Any]) -> dict[str, object]:
+    """Return what must be equal in every run: the files' names and sha256 values, and the JSON
+    document without VARYING_KEYS.
 
-    A certificate contains times, and so does the file that embeds it; its tensors' sha256 values
-    are compared instead.
+    A certificate contains times, and so does the model file that embeds it. Such a run is compared
+    by the certificate's figures and the tensors' sha256 values instead.
     """
-    files = sorted(file for file in place.iterdir() if file.is_file())
-    found: dict[str, object] = {"files": [file.name for file in files]}
-    # a file that was finished before the run says nothing about types
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    result: dict[str, object] = {"files": [file.name for file in files]}
+    # A resumed run whose file was already finished prints no types, but the certificate has them.
     if "certificate" in document:
         document = document["certificate"]
     else:
-        found |= {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-    return found | timeless(document)
+        result |= {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return result | without_times(document)
 
 
-def timeless(value: Any) -> Any:
-    """Return a document without the values that differ between runs."""
+def without_times(value: Any) -> Any:
+    """Return a JSON value without VARYING_KEYS at any depth."""
     if isinstance(value, dict):
-        return {key: timeless(inner) for key, inner in value.items() if key not in TIMES}
-    return [timeless(inner) for inner in value] if isinstance(value, list) else value
+        return {
+            key: without_times(inner) for key, inner in value.items() if key not in VARYING_KEYS
+        }
+    return [without_times(inner) for inner in value] if isinstance(value, list) else value
 
 
 if __name__ == "__main__":

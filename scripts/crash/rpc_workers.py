@@ -1,19 +1,20 @@
-"""Compare a model over two RPC workers with the same model in this process: tokens, logits, speed.
+"""Compare a model that is spread over two RPC workers with the same model in one process, and kill
+a worker under load.
 
-    .venv/bin/python scripts/crash/rpc_workers.py MODEL.gguf [--tokens 64] [--prompt 128] [--rounds
-    3]
+usage: .venv/bin/python scripts/crash/rpc_workers.py MODEL.gguf [--tokens 64] [--prompt 128]
+       [--rounds 3]
 
-Two worker processes run on loopback; then, as root and with `ip`, one runs in each of two network
-namespaces behind a veth pair. Greedy tokens follow a fixed prompt, with a q8_0 cache and one thread
-everywhere. There are three ways to compute them. "here" is `run`, where llama.cpp repacks matrices
-for this CPU. "plain" keeps the matrices as the file has them, which is what a worker does. The
-third way is over the workers. Tokens and the bits of all logits over the workers must equal
-"plain", because the same kernels run. "here" may round differently, and is reported. The ways run
-in turn, and the median of the rounds counts.
+The two worker processes run on loopback; then, as root and with `ip`, in two network namespaces
+behind veth pairs. Greedy tokens after a fixed prompt are computed in three ways, with a q8_0 cache
+and one thread everywhere: "here" in one process as in `run`, where llama.cpp repacks matrices for
+this CPU; "plain" in one process without repacking; and "workers", which do not repack either. The
+tokens of "workers" and the bits of all their logits must equal those of "plain", because the same
+kernels run. "here" may round differently, and is only reported. The ways run in turn, and the
+median speed of the rounds counts.
 
 Then a worker of `serve --rpc` is killed under load and restarted. Each request must be answered
-completely, also streams that had begun, or get an error status ("failed"). A stream that ends in an
-error event ("told") or without one ("lost") is a failure.
+completely, also in streams that had begun, or get an error status ("failed" in the printed counts).
+A stream that ends in an error event ("told") or breaks off without one ("lost") fails the test.
 """
 
 import argparse
@@ -33,72 +34,85 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from scripts.crash.under_load import load, told
+from scripts.crash.under_load import load, print_counts
 
 SUBNET = "10.213"
 NAMES = ("llmcli-rpc-a", "llmcli-rpc-b")
 
 
 def main() -> int:
-    """Run the tests that this machine allows; return 1 if anything differs."""
+    """Parse the flags and run the tests that this machine allows; return 1 if a test fails. With
+    --inside, compute one way in this process and print the result instead.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--inside", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.inside is not None:
-        print(json.dumps(inside(given)))
+    args = parser.parse_args()
+    if args.inside is not None:
+        print(json.dumps(compute_one_way(args)))
         return 0
-    good = compare("loopback, two processes", loopback, given)
-    good &= lost(given)
+    passed = compare("loopback, two processes", loopback_workers, args)
+    passed &= kill_worker_under_load(args)
     if os.geteuid() or not shutil.which("ip"):
         print("two network namespaces: skipped, they need root and `ip`")
     else:
-        good &= compare("two network namespaces", namespaces, given)
-    return 0 if good else 1
+        passed &= compare("two network namespaces", namespace_workers, args)
+    return 0 if passed else 1
 
 
-def compare(title: str, place: Any, given: argparse.Namespace) -> bool:
-    """Run all ways in turn; return whether the workers gave the bits of "plain"."""
-    with place() as endpoints:
+def compare(title: str, start_workers: Any, args: argparse.Namespace) -> bool:
+    """Run the three ways in turn and print a comparison. Return whether the workers gave the same
+    tokens and the same bits of the logits as "plain".
+
+    `start_workers`: a context manager that yields the workers' endpoints.
+    """
+    with start_workers() as endpoints:
         ways = {"here": "here", "plain": "plain", "workers": ",".join(endpoints)}
         rounds: dict[str, list[Any]] = {name: [] for name in ways}
-        for _ in range(given.rounds):
-            for name, how in ways.items():
-                words = [sys.executable, __file__, str(given.model), "--inside", how]
-                words += ["--tokens", str(given.tokens), "--prompt", str(given.prompt)]
+        for _ in range(args.rounds):
+            for name, way in ways.items():
+                words = [sys.executable, __file__, str(args.model), "--inside", way]
+                words += ["--tokens", str(args.tokens), "--prompt", str(args.prompt)]
                 done = subprocess.run(words, capture_output=True, text=True, check=True)
                 rounds[name].append(json.loads(done.stdout))
-    first = {name: found[0] for name, found in rounds.items()}
-    for name, found in rounds.items():
+    first_results = {name: results[0] for name, results in rounds.items()}
+    for name, results in rounds.items():
         rates = [
-            statistics.median(one[part] for one in found)
-            for part in ("prompt_per_second", "tokens_per_second")
+            statistics.median(result[figure] for result in results)
+            for figure in ("prompt_per_second", "tokens_per_second")
         ]
         print(f"{title}: {name:8} prompt {rates[0]:8.1f} tok/s, tokens {rates[1]:8.1f} tok/s")
-        first[name]["rates"] = rates
-    same = first["workers"]["tokens"] == first["plain"]["tokens"]
-    bits = first["workers"]["logits"] == first["plain"]["logits"]
-    agree = first["workers"]["tokens"] == first["here"]["tokens"]
-    print(f"{title}: tokens as plain: {same}; logits to the bit: {bits}; tokens as here: {agree}")
-    for other in ("plain", "here"):
+        first_results[name]["rates"] = rates
+    same = first_results["workers"]["tokens"] == first_results["plain"]["tokens"]
+    same_bits = first_results["workers"]["logits"] == first_results["plain"]["logits"]
+    same_as_here = first_results["workers"]["tokens"] == first_results["here"]["tokens"]
+    print(
+        f"{title}: tokens as plain: {same}; logits to the bit: {same_bits}; tokens as here: {same_as_here}"
+    )
+    for baseline in ("plain", "here"):
         ratios = [
-            a / b for a, b in zip(first["workers"]["rates"], first[other]["rates"], strict=True)
+            a / b
+            for a, b in zip(
+                first_results["workers"]["rates"], first_results[baseline]["rates"], strict=True
+            )
         ]
-        print(f"{title}: speed against {other}: prompt {ratios[0]:.2f}, tokens {ratios[1]:.2f}")
-    return same and bits
+        print(f"{title}: speed against {baseline}: prompt {ratios[0]:.2f}, tokens {ratios[1]:.2f}")
+    return same and same_bits
 
 
-def lost(given: argparse.Namespace) -> bool:
-    """Kill and restart a worker of `serve --rpc` under load; return whether no request was lost."""
-    held = ExitStack()
-    with held, ExitStack() as server:
-        endpoint = held.enter_context(worker("127.0.0.1", 52903))
+def kill_worker_under_load(args: argparse.Namespace) -> bool:
+    """Kill and restart a worker of `serve --rpc` under load. Return whether no request was lost and
+    no stream ended in an error event.
+    """
+    worker_stack = ExitStack()
+    with worker_stack, ExitStack() as server_stack:
+        endpoint = worker_stack.enter_context(worker("127.0.0.1", 52903))
         words = (
             "serve",
-            str(given.model),
+            str(args.model),
             "--port",
             "0",
             "-t",
@@ -109,86 +123,95 @@ def lost(given: argparse.Namespace) -> bool:
             endpoint,
             "--json",
         )
-        process = server.enter_context(
+        process = server_stack.enter_context(
             subprocess.Popen(
                 (sys.executable, "-m", "llmcli.app", *words), stdout=subprocess.PIPE, text=True
             )
         )
-        server.callback(process.terminate)
+        server_stack.callback(process.terminate)
         assert process.stdout
         url = json.loads(process.stdout.readline())["url"]
 
         async def kill() -> None:
             print("killed the worker")
-            held.close()
-            held.enter_context(worker("127.0.0.1", 52903))
+            worker_stack.close()
+            worker_stack.enter_context(worker("127.0.0.1", 52903))
 
-        counted = asyncio.run(load(url, 40, 4, 16, kill))
-    good = told(counted) and not counted["told"]
+        counts = asyncio.run(load(url, 40, 4, 16, kill))
+    nothing_lost = print_counts(counts) and not counts["told"]
     print(
         "the worker killed under load: no request was lost"
-        if good
+        if nothing_lost
         else "requests were LOST or broken"
     )
-    return good
+    return nothing_lost
 
 
-def inside(given: argparse.Namespace) -> dict[str, Any]:
-    """Compute one way in this process."""
+def compute_one_way(args: argparse.Namespace) -> dict[str, Any]:
+    """Compute the tokens by the way `args.inside`: "here", "plain", or over the workers at these
+    comma-separated endpoints. Return the tokens, the sha256 of all logits, and the speeds.
+    """
     from llmcli.hardware import rpc_workers
     from llmcli.runtime.binding.batch import BatchRows
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.runtime.binding.model import open_model
     from llmcli.runtime.binding.open_context import open_context
 
-    far = given.inside not in ("here", "plain")
-    if far:
-        rpc_workers.add_workers(rpc_workers.parse_endpoints(given.inside))
+    on_workers = args.inside not in ("here", "plain")
+    if on_workers:
+        rpc_workers.add_workers(rpc_workers.parse_endpoints(args.inside))
     options = ContextOptions(1024, 512, 512, 1, 1, 1, "q8_0", "q8_0", "on")
-    layers = -1 if far else 0
+    layers = -1 if on_workers else 0
     with (
-        open_model(given.model, gpu_layers=layers, repack=given.inside == "here") as model,
+        open_model(args.model, gpu_layers=layers, repack=args.inside == "here") as model,
         open_context(model, options) as context,
     ):
-        tokens = [(7 + 101 * at) % model.n_vocab for at in range(given.prompt)]
-        wants = [False] * (given.prompt - 1) + [True]
+        tokens = [(7 + 101 * index) % model.n_vocab for index in range(args.prompt)]
+        with_logits = [False] * (args.prompt - 1) + [True]
         began = time.perf_counter()
-        (row,) = context.decode(BatchRows(tokens, range(given.prompt), [0] * given.prompt, wants))
-        digest, found, middle = (
+        (row,) = context.decode(
+            BatchRows(tokens, range(args.prompt), [0] * args.prompt, with_logits)
+        )
+        digest, new_tokens, prompt_end = (
             hashlib.sha256(row.logits.tobytes()),
             [int(row.logits.argmax())],
             time.perf_counter(),
         )
-        for at in range(given.tokens - 1):
-            (row,) = context.decode(BatchRows([found[-1]], [given.prompt + at], [0], [True]))
+        for index in range(args.tokens - 1):
+            (row,) = context.decode(BatchRows([new_tokens[-1]], [args.prompt + index], [0], [True]))
             digest.update(row.logits.tobytes())
-            found.append(int(row.logits.argmax()))
-        seconds = time.perf_counter() - middle
+            new_tokens.append(int(row.logits.argmax()))
+        seconds = time.perf_counter() - prompt_end
     return {
-        "tokens": found,
+        "tokens": new_tokens,
         "logits": digest.hexdigest(),
-        "prompt_per_second": given.prompt / (middle - began),
-        "tokens_per_second": (given.tokens - 1) / seconds,
+        "prompt_per_second": args.prompt / (prompt_end - began),
+        "tokens_per_second": (args.tokens - 1) / seconds,
     }
 
 
 @contextmanager
-def loopback() -> Iterator[list[str]]:
-    """Start two workers on loopback."""
+def loopback_workers() -> Iterator[list[str]]:
+    """Start two workers on loopback; yield their endpoints."""
     with ExitStack() as stack:
         yield [stack.enter_context(worker("127.0.0.1", port)) for port in (52901, 52902)]
 
 
 @contextmanager
-def namespaces() -> Iterator[list[str]]:
-    """Start two workers in network namespaces."""
+def namespace_workers() -> Iterator[list[str]]:
+    """Start two workers in network namespaces; yield their endpoints."""
     with ExitStack() as stack:
-        yield [stack.enter_context(apart(name, number)) for number, name in enumerate(NAMES, 1)]
+        yield [
+            stack.enter_context(worker_in_namespace(name, number))
+            for number, name in enumerate(NAMES, 1)
+        ]
 
 
 @contextmanager
-def apart(name: str, number: int) -> Iterator[str]:
-    """Start a worker in a network namespace."""
+def worker_in_namespace(name: str, number: int) -> Iterator[str]:
+    """Start a worker in a new network namespace behind a veth pair; yield its endpoint. `number`
+    distinguishes the subnets. The namespace is deleted at the end.
+    """
     ours, theirs = f"{SUBNET}.{number}.1", f"{SUBNET}.{number}.2"
     subprocess.run(["ip", "netns", "delete", name], capture_output=True)
     ip(f"netns add {name}")
@@ -205,15 +228,17 @@ def apart(name: str, number: int) -> Iterator[str]:
 
 
 def ip(words: str) -> None:
-    """Run one iproute2 command."""
+    """Run one command of iproute2. Raises CalledProcessError if it fails."""
     subprocess.run(["ip", *words.split()], check=True)
 
 
 @contextmanager
-def worker(host: str, port: int, *where: str) -> Iterator[str]:
-    """Start a worker that listens."""
+def worker(host: str, port: int, *prefix: str) -> Iterator[str]:
+    """Start a worker, wait until it listens, and yield its endpoint; kill it at the end. `prefix`:
+    a command that runs the worker, such as `ip netns exec NAME`.
+    """
     words = (
-        *where,
+        *prefix,
         sys.executable,
         "-m",
         "llmcli.app",

@@ -1,7 +1,7 @@
-"""A slow model of the KV cache for fuzz/context.py, kept cell by cell.
+"""A slow reference implementation of llama.cpp's KV cache, for fuzz/context.py.
 
-It is written from the documentation of llama_memory_* in llama.h, without the ledger and the
-binding.
+It stores each cell as an object and follows the documentation of llama_memory_* in llama.h. It
+shares no code with llmcli's ledger and binding, whose errors it must find.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,9 @@ from llmcli.runtime.binding.batch import BatchRows
 
 @dataclass
 class Cell:
-    """A cell of the cache. `pure`: no removed token precedes it."""
+    """A used cell of the cache. `owners`: the sequences that contain it. `pure`: no token before it
+    was removed, so its keys and values equal those of a fresh pass.
+    """
 
     position: int
     token: int
@@ -21,8 +23,8 @@ class Cell:
 
 @dataclass
 class Reference:
-    """The expected content of the cache. `streams`: sequences share no cells, and each has `size`
-    cells.
+    """The expected content of a cache with `size` cells. `streams`: sequences share no cells, and
+    each has `size` cells. `shifts` counts the calls of `shift`.
     """
 
     size: int
@@ -30,45 +32,53 @@ class Reference:
     cells: list[Cell] = field(default_factory=list)
     shifts: int = 0
 
-    def held(self, sequence: int) -> list[int]:
-        """Return the tokens of a sequence in order of position."""
-        mine = sorted((cell.position, cell.token) for cell in self.cells if sequence in cell.owners)
-        assert [position for position, _ in mine] == list(range(len(mine))), (
+    def tokens_of(self, sequence: int) -> list[int]:
+        """Return the tokens of a sequence in order of position. Raises AssertionError if a position
+        is missing.
+        """
+        cells = sorted(
+            (cell.position, cell.token) for cell in self.cells if sequence in cell.owners
+        )
+        assert [position for position, _ in cells] == list(range(len(cells))), (
             "the reference itself has a gap"
         )
-        return [token for _, token in mine]
+        return [token for _, token in cells]
 
     def pure(self, sequence: int, end: int) -> bool:
-        """Return whether the first `end` tokens equal those of one pass over them alone."""
+        """Return whether the cells of the first `end` tokens are pure, so that their logits must
+        equal those of a fresh pass.
+        """
         return all(
             cell.pure for cell in self.cells if sequence in cell.owners and cell.position < end
         )
 
     def fits(self, rows: BatchRows) -> bool:
-        """Return whether there are cells for every row."""
+        """Return whether there are enough free cells for every row of a batch."""
         if not self.streams:
             return len(self.cells) + len(rows) <= self.size
         return all(
-            len(self.held(one)) + rows.sequences.count(one) <= self.size
-            for one in set(rows.sequences)
+            len(self.tokens_of(sequence)) + rows.sequences.count(sequence) <= self.size
+            for sequence in set(rows.sequences)
         )
 
-    def put(self, rows: BatchRows) -> None:
-        """Record a computed pass."""
+    def append_rows(self, rows: BatchRows) -> None:
+        """Add a cell for every row of a batch that the context has computed."""
         for token, position, sequence in zip(
             rows.tokens, rows.positions, rows.sequences, strict=True
         ):
             self.cells.append(Cell(position, token, {sequence}, self.pure(sequence, position)))
 
     def trim(self, sequence: int, keep: int) -> None:
-        """Remove positions from `keep` on; cells without an owner become free."""
+        """Remove a sequence's positions from `keep` on. Cells without an owner become free."""
         for cell in self.cells:
             if cell.position >= keep:
                 cell.owners.discard(sequence)
         self.cells = [cell for cell in self.cells if cell.owners]
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Share cells within a pool, or copy them between streams."""
+        """Add the positions from `start` to `end` of one sequence to another one. In a pool the
+        sequences share the cells; with streams the cells are copied.
+        """
         for cell in [
             cell for cell in self.cells if source in cell.owners and start <= cell.position < end
         ]:
@@ -78,12 +88,16 @@ class Reference:
                 cell.owners.add(target)
 
     def fill(self, sequence: int, tokens: list[int], pure: list[bool]) -> None:
-        """Fill an empty sequence with tokens in its own cells."""
-        for at, (token, mark) in enumerate(zip(tokens, pure, strict=True)):
-            self.cells.append(Cell(at, token, {sequence}, mark))
+        """Fill an empty sequence with tokens in its own cells, as restoring a state does. `pure` is
+        the flag of each cell.
+        """
+        for at, (token, is_pure) in enumerate(zip(tokens, pure, strict=True)):
+            self.cells.append(Cell(at, token, {sequence}, is_pure))
 
-    def movable(self, sequence: int, end: int) -> bool:
-        """Return whether no other sequence shares the cells from `end` on."""
+    def can_shift(self, sequence: int, end: int) -> bool:
+        """Return whether a sequence shares none of its cells from `end` on with another one. Only
+        then can these cells be moved.
+        """
         return all(
             cell.owners == {sequence}
             for cell in self.cells
@@ -91,10 +105,12 @@ class Reference:
         )
 
     def shift(self, sequence: int, start: int, end: int) -> None:
-        """Remove a range and move the following cells down; they keep what they computed from it."""
+        """Remove the positions from `start` to `end`, and move the following cells down. They still
+        depend on the removed tokens, so they are no longer pure.
+        """
         self.shifts += 1
-        mine = [cell for cell in self.cells if sequence in cell.owners]
-        for cell in mine:
+        own_cells = [cell for cell in self.cells if sequence in cell.owners]
+        for cell in own_cells:
             if start <= cell.position < end:
                 cell.owners.discard(sequence)
             elif cell.position >= end:

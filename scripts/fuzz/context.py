@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Run random batches and sequence operations, most of them invalid, on a real context.
+"""Run random batches and sequence operations, many of them invalid, on a real llama.cpp context.
 
 usage: .venv/bin/python scripts/fuzz/context.py MODEL.gguf [--operations 10000] [--seed 0]
        [--streams]
 
-Half of the operations go to the context and half through the ledger, alternating every 100. A slow
-reference keeps every cell with its position, token and owners, and says in advance which operations
-are legal. Illegal ones must be refused and change nothing. After legal ones, the positions of every
-sequence, the tokens and the number of cells must equal the reference's. Tokens are compared through
-the logits of some rows against a fresh pass over the reference's tokens. The number of cells is
-right if the pool takes exactly as many rows as the reference has free. An abort of llama.cpp ends
-this process. The script prints one JSON line of figures. With --streams each sequence has its own
-cells, and the ledger, which supports only one pool, is left out.
+Groups of 100 operations go to the context directly and through the ledger in turn. A slow reference
+implementation (cache_reference.py) predicts which operations are legal. Illegal ones must be
+refused and change nothing. After legal ones, the positions of every sequence, the tokens and the
+number of cells must equal the reference's. Tokens are checked by logits: those of some rows must
+equal the logits of a fresh pass over the reference's tokens. The number of cells is checked by
+filling the pool: it must take exactly as many rows as the reference has free cells. An abort of
+llama.cpp ends this process. The script prints one JSON line of figures. With --streams each
+sequence has its own cells, and the ledger, which supports only one pool, is left out.
 """
 
 import argparse
@@ -37,12 +37,16 @@ from scripts.fuzz import states
 from scripts.fuzz.cache_reference import Reference
 
 SEQUENCES, BATCH, UBATCH, CELLS = 4, 32, 8, 256
-TURN = 100  # operations before the other half has its turn
-CLOSE = 1e-3  # logits of one row in batches of different shapes, all in float32
+OPERATIONS_PER_TURN = 100
+MAX_LOGIT_DIFFERENCE = (
+    1e-3  # between logits of one token in batches of different shapes, in float32
+)
 
 
-class Watched:
-    """The context as the ledger's memory; its operations are repeated on the reference."""
+class MirroredContext:
+    """The context in the form that the ledger uses. It repeats every operation of the ledger on the
+    reference, so that both have the same content.
+    """
 
     def __init__(self, context: Context, reference: Reference) -> None:
         self.context, self.reference = context, reference
@@ -72,29 +76,38 @@ class Watched:
 
 
 class Fuzz:
-    """One run: the tested context, a second one for fresh passes, the reference, and the counts."""
+    """The state of one run, and its operations.
+
+    `context` is tested, and `fresh` computes the expected logits. `counts`: operations by outcome.
+    `compared`: number of rows whose logits were compared. `widest`: largest difference of a logit.
+    `active_slots`: slots of the ledger with an unfinished answer.
+    """
 
     def __init__(self, context: Context, fresh: Context, seed: int) -> None:
         self.context, self.fresh, self.rng = context, fresh, random.Random(seed)
         self.reference = Reference(context.n_ctx if context.unified else CELLS, not context.unified)
         self.counts: Counter[str] = Counter()
         self.compared, self.widest = 0, 0.0
-        self.ledger = Ledger(Watched(context, self.reference))
-        self.busy: list[int] = []
+        self.ledger = Ledger(MirroredContext(context, self.reference))
+        self.active_slots: list[int] = []
 
     # Operations on the context itself.
 
     def decode(self) -> None:
-        """Decode rows that continue their sequences, sometimes with one error."""
-        rows = self._legal_rows()
+        """Decode rows that continue their sequences. Sometimes the batch has an error and must be
+        refused.
+        """
+        rows = self._random_rows()
         if self.rng.random() < 0.45:
-            self._refused(lambda: self.context.decode(self._spoiled(rows)))
+            self._expect_refusal(lambda: self.context.decode(self._with_error(rows)))
         else:
-            self._pass(rows)
+            self._decode_rows(rows)
 
     def interrupt(self) -> None:
-        """Interrupt a pass before it begins; nothing remains, or only rows that can be trimmed."""
-        rows = self._legal_rows()
+        """Interrupt a pass before it begins. Rows that it nevertheless left in the cache must be
+        removable by `trim`.
+        """
+        rows = self._random_rows()
         if not self.reference.fits(rows):
             return
         self.context.interrupt()
@@ -103,24 +116,24 @@ class Fuzz:
             raise SystemExit("an interrupted pass was computed")
         except Aborted:
             for sequence in set(rows.sequences):
-                assert self.context.trim(sequence, len(self.reference.held(sequence)))
-        self._legal()
+                assert self.context.trim(sequence, len(self.reference.tokens_of(sequence)))
+        self._count_legal()
 
-    def brim(self) -> None:
-        """Decode as many rows as there are free cells; one more must not fit."""
+    def fill_pool(self) -> None:
+        """Decode as many rows as the reference has free cells; then one more must not fit."""
         sequence = self._sequence()
-        before = len(self.reference.held(sequence))
+        before = len(self.reference.tokens_of(sequence))
         used = before if self.reference.streams else len(self.reference.cells)
-        for count in (*self._pieces(self.reference.size - used), 1):
-            self._pass(self._run(sequence, count))
+        for count in (*self._batch_sizes(self.reference.size - used), 1):
+            self._decode_rows(self._consecutive_rows(sequence, count))
         self.context.trim(sequence, before)
         self.reference.trim(sequence, before)
 
     def trim(self) -> None:
-        """Trim at a random or an invalid position."""
+        """Trim a sequence at a random position, or call `trim` with invalid arguments."""
         sequence, keep = self._sequence(), self.rng.randrange(40)
         if self.rng.random() < 0.3:
-            self._refused(
+            self._expect_refusal(
                 lambda: self.context.trim(
                     *self.rng.choice(((-1, 0), (SEQUENCES, 0), (300, 1), (0, -1)))
                 )
@@ -128,234 +141,280 @@ class Fuzz:
             return
         assert self.context.trim(sequence, keep)
         self.reference.trim(sequence, keep)
-        self._legal()
+        self._count_legal()
 
     def copy(self) -> None:
-        """Copy a prefix to an empty sequence, or the continuation to a sequence with the same
-        beginning.
+        """Copy the beginning of a sequence to an empty one, or its continuation to a sequence with
+        the same beginning. Sometimes the arguments are invalid.
         """
         source, target = self.rng.sample(range(SEQUENCES), 2)
-        have, start = len(self.reference.held(source)), len(self.reference.held(target))
-        if self.rng.random() < 0.3 or start >= have or (start and self.reference.streams):
-            wrong = (
+        source_length, start = (
+            len(self.reference.tokens_of(source)),
+            len(self.reference.tokens_of(target)),
+        )
+        if self.rng.random() < 0.3 or start >= source_length or (start and self.reference.streams):
+            invalid = (
                 (source, source, 0, 1),
                 (-1, 0, 0, 1),
                 (0, SEQUENCES, 0, 1),
                 (source, target, 0, 0),
             )
-            shifted = (
-                (source, target, start + delta, have + beyond)
-                for delta, beyond in ((1, 0), (-1, 0), (0, 1))
+            misplaced = (
+                (source, target, start + delta, source_length + extra)
+                for delta, extra in ((1, 0), (-1, 0), (0, 1))
             )
-            self._refused(lambda: self.context.copy(*self.rng.choice((*wrong, *shifted))))
+            self._expect_refusal(
+                lambda: self.context.copy(*self.rng.choice((*invalid, *misplaced)))
+            )
             return
-        # A cell depends on all tokens before it: a continuation fits only after the same beginning.
-        pairs = zip(self.reference.held(source), self.reference.held(target), strict=False)
-        start = next((at for at, (one, other) in enumerate(pairs) if one != other), start)
+        # A cell depends on all tokens before it, so a continuation fits only after the same tokens.
+        pairs = zip(
+            self.reference.tokens_of(source), self.reference.tokens_of(target), strict=False
+        )
+        start = next((index for index, (a, b) in enumerate(pairs) if a != b), start)
         assert self.context.trim(target, start)
         self.reference.trim(target, start)
-        end = have if self.reference.streams else self.rng.randint(start + 1, have)
+        end = (
+            source_length if self.reference.streams else self.rng.randint(start + 1, source_length)
+        )
         self.context.copy(source, target, start, end)
         self.reference.copy(source, target, start, end)
-        self._legal()
+        self._count_legal()
 
     def shift(self) -> None:
-        """Remove a range and move the rest down, which is legal only for cells that are not shared."""
+        """Remove a range of positions and move the following cells down, or try that where it is
+        illegal, such as for shared cells.
+        """
         sequence = self._sequence()
-        held = self.reference.held(sequence)
-        start, end = sorted(self.rng.sample(range(max(4, len(held) + 2)), 2))
-        last = held[-1] if held else 5
-        if self.rng.random() < 0.3 or end >= len(held) or not self.reference.movable(sequence, end):
-            wrong = [
+        tokens = self.reference.tokens_of(sequence)
+        start, end = sorted(self.rng.sample(range(max(4, len(tokens) + 2)), 2))
+        last = tokens[-1] if tokens else 5
+        if (
+            self.rng.random() < 0.3
+            or end >= len(tokens)
+            or not self.reference.can_shift(sequence, end)
+        ):
+            invalid = [
                 (-1, 0, 1, last),
                 (SEQUENCES, 0, 1, last),
                 (sequence, 3, 3, last),
                 (sequence, -1, 2, last),
             ]
-            wrong += [(sequence, 0, len(held), last), (sequence, 0, max(1, len(held) - 1), -1)]
-            if end >= len(held) or not self.reference.movable(sequence, end):
-                wrong = [(sequence, start, end, last)]
-            self._refused(lambda: self.context.shift(*self.rng.choice(wrong)))
+            invalid += [
+                (sequence, 0, len(tokens), last),
+                (sequence, 0, max(1, len(tokens) - 1), -1),
+            ]
+            if end >= len(tokens) or not self.reference.can_shift(sequence, end):
+                invalid = [(sequence, start, end, last)]
+            self._expect_refusal(lambda: self.context.shift(*self.rng.choice(invalid)))
             return
         self.context.shift(sequence, start, end, last)
         self.reference.shift(sequence, start, end)
-        self._legal()
+        self._count_legal()
 
-    def ask(self) -> None:
-        """Read first and last positions of valid and invalid sequences."""
-        ask = self.rng.choice((self.context.first_position, self.context.last_position))
+    def read_positions(self) -> None:
+        """Read the first or the last position of a valid or an invalid sequence."""
+        read = self.rng.choice((self.context.first_position, self.context.last_position))
         if self.rng.random() < 0.5:
-            self._refused(lambda: ask(self.rng.choice((-1, SEQUENCES, 255, 256, 1 << 20))))
+            self._expect_refusal(lambda: read(self.rng.choice((-1, SEQUENCES, 255, 256, 1 << 20))))
         else:
-            ask(self._sequence())
-            self._legal()
+            read(self._sequence())
+            self._count_legal()
 
     def clear(self) -> None:
-        """Clear the cache."""
+        """Clear the cache of the context and of the reference."""
         self.context.clear()
         self.reference.cells.clear()
-        self._legal()
+        self._count_legal()
 
-    # Operations through the ledger, as the engine uses it.
+    # Operations of the ledger in the ways in which the engine uses it.
 
-    def place(self) -> None:
-        """Start a prompt that shares a prefix with others, and compute the missing part."""
+    def start_prompt(self) -> None:
+        """Claim a slot for a prompt that shares a prefix with others, and compute the tokens that
+        are not in the cache. If there is no room, release a slot instead.
+        """
         start = self.rng.choice(([5, 6, 7, 8, 9, 10], [5, 6, 40], [70]))
         prompt = (*start, *(self.rng.randrange(3, 6) for _ in range(self.rng.randint(1, 30))))
-        placed = self.ledger.claim_slot_for(prompt) if self.ledger.make_room(len(prompt)) else None
-        if placed is None:
+        claim = self.ledger.claim_slot_for(prompt) if self.ledger.make_room(len(prompt)) else None
+        if claim is None:
             self.release()
             return
-        slot, reused = placed
-        self.busy.append(slot)
-        rest = list(prompt[reused:])
-        for at in range(0, len(rest), BATCH):
-            piece = rest[at : at + BATCH]
-            self._pass(self._run(slot, len(piece), piece))
+        slot, reused = claim
+        self.active_slots.append(slot)
+        missing = list(prompt[reused:])
+        for start_of_piece in range(0, len(missing), BATCH):
+            piece = missing[start_of_piece : start_of_piece + BATCH]
+            self._decode_rows(self._consecutive_rows(slot, len(piece), piece))
             self.ledger.append(slot, piece)
 
-    def shorten(self) -> None:
-        """Trim a slot, as for a regenerated answer."""
-        if self.busy:
-            slot = self.rng.choice(self.busy)
+    def trim_slot(self) -> None:
+        """Trim an active slot at a random position, as for a regenerated answer."""
+        if self.active_slots:
+            slot = self.rng.choice(self.active_slots)
             self.ledger.trim(slot, self.rng.randint(0, len(self.ledger.tokens[slot])))
-            self._legal()
+            self._count_legal()
 
     def fork(self) -> None:
-        """Fork a beam into another beam's slot or an idle slot."""
-        if not self.busy:
+        """Fork the sequence of an active slot into another active slot or into an idle one, as beam
+        search does.
+        """
+        if not self.active_slots:
             return
-        source = self.rng.choice(self.busy)
-        others = [slot for slot in self.busy if slot != source]
+        source = self.rng.choice(self.active_slots)
+        others = [slot for slot in self.active_slots if slot != source]
         if self.ledger.n_idle and (not others or self.rng.random() < 0.5):
             target = self.ledger.claim_slot()
-            self.busy.append(target)
+            self.active_slots.append(target)
         elif others:
             target = self.rng.choice(others)
         else:
             return
         self.ledger.fork(source, target)
-        self._legal()
+        self._count_legal()
 
-    def settle(self) -> None:
-        """End a search: one slot stays, trimmed to the prefix that it shares with the answer."""
-        if len(self.busy) < 2:
+    def keep_best_branch(self) -> None:
+        """End a beam search over some active slots. One slot remains, trimmed to the prefix that it
+        shares with the answer.
+        """
+        if len(self.active_slots) < 2:
             return
-        some = self.rng.sample(self.busy, self.rng.randint(2, len(self.busy)))
-        tokens = [*self.ledger.tokens[self.rng.choice(some)], 7]
-        kept = self.ledger.keep_best_branch(
-            some, tokens[self.rng.randint(0, 3) :] if self.rng.random() < 0.2 else tokens
+        slots = self.rng.sample(self.active_slots, self.rng.randint(2, len(self.active_slots)))
+        tokens = [*self.ledger.tokens[self.rng.choice(slots)], 7]
+        remaining_slot = self.ledger.keep_best_branch(
+            slots, tokens[self.rng.randint(0, 3) :] if self.rng.random() < 0.2 else tokens
         )
-        self.busy = [slot for slot in self.busy if slot == kept or slot not in some]
-        self._legal()
+        self.active_slots = [
+            slot for slot in self.active_slots if slot == remaining_slot or slot not in slots
+        ]
+        self._count_legal()
 
-    def adapt(self) -> None:
-        """Drop the oldest turn and move the rest up where its cells are not shared."""
-        if not self.busy:
+    def apply_overflow(self) -> None:
+        """Remove a random range of a slot's tokens, as the overflow policy does with the oldest
+        turn of a chat. The following cells move down where they are not shared.
+        """
+        if not self.active_slots:
             return
-        slot = self.rng.choice(self.busy)
-        held = self.ledger.tokens[slot]
-        start, end = sorted(self.rng.choices(range(len(held) + 1), k=2))
-        wanted = [*held[:start], *held[end:]]
-        kept = self.ledger.apply_overflow(slot, wanted, can_move=self.rng.random() < 0.8)
-        assert wanted[:kept] == self.ledger.tokens[slot], "the slot holds no prefix of the prompt"
-        self._legal()
+        slot = self.rng.choice(self.active_slots)
+        tokens = self.ledger.tokens[slot]
+        start, end = sorted(self.rng.choices(range(len(tokens) + 1), k=2))
+        new_tokens = [*tokens[:start], *tokens[end:]]
+        n_kept = self.ledger.apply_overflow(slot, new_tokens, can_move=self.rng.random() < 0.8)
+        assert new_tokens[:n_kept] == self.ledger.tokens[slot], (
+            "the slot holds no prefix of the prompt"
+        )
+        self._count_legal()
 
     def release(self) -> None:
-        """Finish an answer."""
-        if self.busy:
-            self.ledger.release(self.busy.pop(self.rng.randrange(len(self.busy))))
-            self._legal()
+        """Release a random active slot, as for a finished answer."""
+        if self.active_slots:
+            self.ledger.release(self.active_slots.pop(self.rng.randrange(len(self.active_slots))))
+            self._count_legal()
 
-    def forget(self) -> None:
-        """Evict idle cells."""
+    def evict(self) -> None:
+        """Evict idle cells to make room for a random number of tokens."""
         self.ledger.make_room(self.rng.randint(0, CELLS))
-        self._legal()
+        self._count_legal()
 
-    def stop(self) -> None:
-        """Interrupt a pass of one slot, as Ctrl-C does."""
-        if self.busy and len(self.reference.cells) + 5 <= CELLS:
-            slot = self.rng.choice(self.busy)
+    def interrupt_slot(self) -> None:
+        """Interrupt a pass of one slot, as Ctrl-C does, and let the ledger restore the slot."""
+        if self.active_slots and len(self.reference.cells) + 5 <= CELLS:
+            slot = self.rng.choice(self.active_slots)
             self.context.interrupt()
             try:
-                self.context.decode(self._run(slot, 5))
+                self.context.decode(self._consecutive_rows(slot, 5))
                 raise SystemExit("an interrupted pass was computed")
             except Aborted:
                 self.ledger.restore(slot)
-            self._legal()
+            self._count_legal()
 
     # Helpers.
 
-    def turn(self, work: list[Callable[[], None]], weights: list[int], count: int) -> None:
-        """Run `count` operations of one half, from an empty cache."""
+    def run_operations(
+        self, operations: list[Callable[[], None]], weights: list[int], count: int
+    ) -> None:
+        """Run `count` random operations from an empty cache, and compare the context with the
+        reference after each. `operations` are either those of the context or those of the ledger.
+        """
         self.context.clear()
         self.reference.cells.clear()
-        self.ledger, self.busy = Ledger(Watched(self.context, self.reference)), []
-        through_ledger = self.place in work
+        self.ledger, self.active_slots = Ledger(MirroredContext(self.context, self.reference)), []
+        through_ledger = self.start_prompt in operations
         goal = self.counts.total() + count
         while self.counts.total() < goal:
-            self.rng.choices(work, weights)[0]()
+            self.rng.choices(operations, weights)[0]()
             for sequence in range(SEQUENCES):
-                held = self.reference.held(sequence)
-                assert self.context.last_position(sequence) == len(held) - 1, (sequence, len(held))
-                assert self.context.first_position(sequence) == (0 if held else -1), sequence
-                assert not through_ledger or self.ledger.tokens[sequence] == held, sequence
+                tokens = self.reference.tokens_of(sequence)
+                assert self.context.last_position(sequence) == len(tokens) - 1, (
+                    sequence,
+                    len(tokens),
+                )
+                assert self.context.first_position(sequence) == (0 if tokens else -1), sequence
+                assert not through_ledger or self.ledger.tokens[sequence] == tokens, sequence
             if through_ledger:
                 self.ledger.check()
                 assert self.ledger.used_cells == len(self.reference.cells)
 
-    def _pass(self, rows: BatchRows) -> None:
+    def _decode_rows(self, rows: BatchRows) -> None:
         fits = self.reference.fits(rows)
         try:
-            found = self.context.decode(rows)
+            outputs = self.context.decode(rows)
         except NoSlot:
             assert not fits, "llama.cpp found no cells where the reference has some"
             self.counts["no room"] += 1
             return
         assert fits, "llama.cpp found cells where the reference has none"
-        self.reference.put(rows)
-        self._legal()
-        wanted = [index for index, want in enumerate(rows.wants_logits) if want]
-        if wanted and self.rng.random() < 0.15:
-            at = self.rng.randrange(len(wanted))
-            self._compare(found[at].logits, rows.sequences[wanted[at]], rows.positions[wanted[at]])
+        self.reference.append_rows(rows)
+        self._count_legal()
+        rows_with_logits = [index for index, wants in enumerate(rows.wants_logits) if wants]
+        if rows_with_logits and self.rng.random() < 0.15:
+            chosen = self.rng.randrange(len(rows_with_logits))
+            self._compare(
+                outputs[chosen].logits,
+                rows.sequences[rows_with_logits[chosen]],
+                rows.positions[rows_with_logits[chosen]],
+            )
 
     def _compare(self, logits: np.ndarray, sequence: int, position: int) -> None:
-        tokens = self.reference.held(sequence)[: position + 1]
+        tokens = self.reference.tokens_of(sequence)[: position + 1]
         if not self.reference.pure(sequence, position + 1):
             return
         self.fresh.clear()
         for at in range(0, len(tokens), BATCH):
             piece = tokens[at : at + BATCH]
-            places = range(at, at + len(piece))
+            positions = range(at, at + len(piece))
             last = self.fresh.decode(
                 BatchRows(
-                    piece, places, [0] * len(piece), [place == places[-1] for place in places]
+                    piece,
+                    positions,
+                    [0] * len(piece),
+                    [index == positions[-1] for index in positions],
                 )
             )
         self.widest = max(self.widest, float(np.abs(last[0].logits - logits).max()))
-        assert self.widest < CLOSE, (sequence, position, self.widest)
+        assert self.widest < MAX_LOGIT_DIFFERENCE, (sequence, position, self.widest)
         self.compared += 1
 
-    def _refused(self, work: Callable[[], object]) -> None:
+    def _expect_refusal(self, operation: Callable[[], object]) -> None:
         try:
-            work()
+            operation()
         except AssertionError:
             self.counts["refused"] += 1
             return
         raise SystemExit("an illegal operation was accepted")
 
-    def _legal(self) -> None:
+    def _count_legal(self) -> None:
         self.counts["legal"] += 1
 
     def _sequence(self) -> int:
         return self.rng.randrange(SEQUENCES)
 
-    def _pieces(self, count: int) -> list[int]:
+    def _batch_sizes(self, count: int) -> list[int]:
         return [min(BATCH, count - at) for at in range(0, count, BATCH)]
 
-    def _run(self, sequence: int, count: int, tokens: list[int] | None = None) -> BatchRows:
-        start = len(self.reference.held(sequence))
+    def _consecutive_rows(
+        self, sequence: int, count: int, tokens: list[int] | None = None
+    ) -> BatchRows:
+        start = len(self.reference.tokens_of(sequence))
         tokens = tokens or [self.rng.randrange(self.context.n_vocab) for _ in range(count)]
         return BatchRows(
             tokens,
@@ -364,90 +423,107 @@ class Fuzz:
             [False] * (count - 1) + [True],
         )
 
-    def _legal_rows(self) -> BatchRows:
+    def _random_rows(self) -> BatchRows:
         count = self.rng.choice((1, 1, 2, 3, 5, 8, 9, 17, BATCH))
-        some = self.rng.sample(range(SEQUENCES), self.rng.randint(1, SEQUENCES))
-        lengths = {sequence: len(self.reference.held(sequence)) for sequence in some}
-        sequences, positions = [self.rng.choice(some) for _ in range(count)], []
+        used_sequences = self.rng.sample(range(SEQUENCES), self.rng.randint(1, SEQUENCES))
+        lengths = {sequence: len(self.reference.tokens_of(sequence)) for sequence in used_sequences}
+        sequences, positions = [self.rng.choice(used_sequences) for _ in range(count)], []
         for sequence in sequences:
             positions.append(lengths[sequence])
             lengths[sequence] += 1
-        wanted = set(self.rng.sample(range(count), min(count, self.rng.randint(0, SEQUENCES))))
+        with_logits = set(self.rng.sample(range(count), min(count, self.rng.randint(0, SEQUENCES))))
         tokens = [self.rng.randrange(self.context.n_vocab) for _ in range(count)]
-        return BatchRows(tokens, positions, sequences, [index in wanted for index in range(count)])
+        return BatchRows(
+            tokens, positions, sequences, [index in with_logits for index in range(count)]
+        )
 
-    def _spoiled(self, rows: BatchRows) -> BatchRows:
-        """Return the rows with one error."""
-        at, many = self.rng.randrange(len(rows)), self.context.n_vocab
+    def _with_error(self, rows: BatchRows) -> BatchRows:
+        """Return a copy of a valid batch with one error, for which the context must refuse it."""
+        at, n_vocab = self.rng.randrange(len(rows)), self.context.n_vocab
         tokens, positions = list(rows.tokens), list(rows.positions)
         sequences, wants = list(rows.sequences), list(rows.wants_logits)
         match self.rng.randrange(9):
             case 0:
-                tokens[at] = self.rng.choice((-1, many, 1 << 30))
+                tokens[at] = self.rng.choice((-1, n_vocab, 1 << 30))
             case 1:
                 sequences[at] = self.rng.choice((-1, SEQUENCES, 255, 256))
             case 2:
                 positions[at] += self.rng.choice((-1, 1, 1000, -1000))
             case 3:  # two rows of a sequence in the wrong order, or a position that is too high
-                same = [index for index, one in enumerate(sequences) if one == sequences[at]]
-                one, other = same[0], same[-1]
-                positions[one], positions[other] = positions[other] + (one == other), positions[one]
-                if one == other:
-                    positions[one] += 1
+                rows_of_sequence = [
+                    index
+                    for index, row_sequence in enumerate(sequences)
+                    if row_sequence == sequences[at]
+                ]
+                first, last = rows_of_sequence[0], rows_of_sequence[-1]
+                if first == last:
+                    positions[first] += 1
+                else:
+                    positions[first], positions[last] = positions[last], positions[first]
             case 4:  # a duplicate position
                 for column in (tokens, positions, sequences, wants):
                     column.append(column[at])
             case 5:
                 tokens, positions, sequences, wants = [], [], [], []
             case 6:
-                return self._run(sequences[0], self.rng.choice((BATCH + 1, 4 * BATCH)))
+                return self._consecutive_rows(sequences[0], self.rng.choice((BATCH + 1, 4 * BATCH)))
             case 7:
-                more = self._run(sequences[0], SEQUENCES + 1)
-                return BatchRows(more.tokens, more.positions, more.sequences, [True] * len(more))
+                too_many = self._consecutive_rows(sequences[0], SEQUENCES + 1)
+                return BatchRows(
+                    too_many.tokens, too_many.positions, too_many.sequences, [True] * len(too_many)
+                )
             case _:
                 positions.pop()
         return BatchRows(tokens, positions, sequences, wants)
 
 
 def run(path: Path, operations: int, seed: int, streams: bool) -> dict[str, object]:
-    """Return the figures of one run. Raises if the context and the reference differ."""
+    """Run `operations` operations; return the figures of the run. Raises AssertionError or
+    SystemExit if the context and the reference differ.
+    """
     cells = CELLS * (SEQUENCES if streams else 1)
-    tested = ContextOptions(
+    tested_options = ContextOptions(
         cells, BATCH, UBATCH, SEQUENCES, 1, 1, "f32", "f32", "off", unified=not streams
     )
-    alone = ContextOptions(CELLS, BATCH, UBATCH, 1, 1, 1, "f32", "f32", "off")
+    fresh_options = ContextOptions(CELLS, BATCH, UBATCH, 1, 1, 1, "f32", "f32", "off")
     with (
         open_model(path) as model,
-        open_context(model, tested) as context,
-        open_context(model, alone) as fresh,
+        open_context(model, tested_options) as context,
+        open_context(model, fresh_options) as fresh,
     ):
         fuzz = Fuzz(context, fresh, seed)
         swap, adopt = partial(states.swap, fuzz), partial(states.adopt, fuzz)
-        door = [
+        context_operations = [
             fuzz.decode,
             fuzz.interrupt,
-            fuzz.brim,
+            fuzz.fill_pool,
             fuzz.trim,
             fuzz.copy,
             fuzz.shift,
-            fuzz.ask,
+            fuzz.read_positions,
             fuzz.clear,
             swap,
         ]
-        through = [
-            fuzz.place,
-            fuzz.shorten,
+        ledger_operations = [
+            fuzz.start_prompt,
+            fuzz.trim_slot,
             fuzz.fork,
-            fuzz.settle,
-            fuzz.adapt,
+            fuzz.keep_best_branch,
+            fuzz.apply_overflow,
             fuzz.release,
-            fuzz.forget,
-            fuzz.stop,
+            fuzz.evict,
+            fuzz.interrupt_slot,
         ]
         while (left := operations - fuzz.counts.total()) > 0:
-            fuzz.turn(door, [60, 5, 1, 16, 16, 14, 10, 2, 6], min(TURN, left))
+            fuzz.run_operations(
+                context_operations, [60, 5, 1, 16, 16, 14, 10, 2, 6], min(OPERATIONS_PER_TURN, left)
+            )
             if not streams and (left := operations - fuzz.counts.total()) > 0:
-                fuzz.turn([*through, adopt], [30, 10, 20, 6, 12, 15, 3, 8, 6], min(TURN, left))
+                fuzz.run_operations(
+                    [*ledger_operations, adopt],
+                    [30, 10, 20, 6, 12, 15, 3, 8, 6],
+                    min(OPERATIONS_PER_TURN, left),
+                )
         total = fuzz.counts.total()
         return {
             "operations": total,
@@ -460,7 +536,7 @@ def run(path: Path, operations: int, seed: int, streams: bool) -> dict[str, obje
 
 
 def main() -> None:
-    """Run and print the figures."""
+    """Parse the flags, run and print the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -468,8 +544,8 @@ def main() -> None:
     parser.add_argument("--operations", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--streams", action="store_true")
-    asked = parser.parse_args()
-    print(json.dumps(run(asked.model, asked.operations, asked.seed, asked.streams)))
+    args = parser.parse_args()
+    print(json.dumps(run(args.model, args.operations, args.seed, args.streams)))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""Mutate GGUF and safetensors files and read them in a process with limited memory and time.
+"""Mutate GGUF and safetensors files, and read them in a process with limited memory and time.
 
-    .venv/bin/python scripts/fuzz/files.py [--gguf MODEL.gguf] [--safetensors FILE] [--count 2000]
-        [--seed 0]
+usage: .venv/bin/python scripts/fuzz/files.py [--gguf MODEL.gguf] [--safetensors FILE]
+       [--count 2000] [--seed 0]
 
-Mutations are bit flips, cuts, wrong lengths, huge counts, and JSON values of a wrong kind. Reading
-covers the header, its checks, every array and every tensor's bytes. Each file must be read
-correctly or refused in one line. A crash, more than 5 seconds, or 2 GiB more than at the start are
-failures. So is a refusal of a file that the formats' own readers accept (gguf_init_from_file of
-libggml, the safetensors library); those must give the same names, shapes and bytes.
+Mutations are bit flips, cuts, wrong lengths, huge counts, and JSON values of a wrong type. Reading
+includes the header, its checks, every array and every tensor's bytes. Each file must be read
+correctly or refused with a message of one line. It is a failure if the reader crashes, needs more
+than 5 seconds, or needs 2 GiB more memory than at its start. It is also a failure if the formats'
+own readers (gguf_init_from_file of libggml, the safetensors library) accept a file that is refused
+here, or read other names, shapes or bytes.
 """
 
 import argparse
@@ -36,8 +37,21 @@ from quant.native import ggml
 from scripts.fuzz.header import mutate
 
 STORIES = Path(__file__).parents[2] / "tests" / "data" / "stories260K"
-HUGE = [0, 1, 7, 255, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1]
-ODD: list[Any] = [
+HUGE_NUMBERS = [
+    0,
+    1,
+    7,
+    255,
+    65536,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**40,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+]
+ODD_VALUES: list[Any] = [
     None,
     True,
     -1,
@@ -62,17 +76,19 @@ SECONDS, MEMORY = 5.0, 2 << 30
 
 @dataclass(frozen=True)
 class Outcome:
-    """One mutated file: the mutation and the verdict."""
+    """One mutated file. `mutation`: format, number and description. `verdict`: see `verdict_of`."""
 
-    how: str
+    mutation: str
     verdict: str
 
 
-# The worker: one line in, one line out.
+# The worker process reads one path per line of stdin and prints one line of JSON for it.
 
 
-def work() -> None:
-    """Read the files named on stdin; print one JSON verdict per line."""
+def run_worker() -> None:
+    """Read the files whose paths come on stdin. For each, print {"read": content}, {"refused":
+    message} or {"died": reason}. The memory of the process is limited.
+    """
     ggml.open_library()
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
@@ -80,12 +96,12 @@ def work() -> None:
     for line in sys.stdin:
         path = Path(line.strip())
         try:
-            found = read_gguf(path) if path.suffix == ".gguf" else read_safetensors(path)
-            verdict = {"read": found}
+            content = read_gguf(path) if path.suffix == ".gguf" else read_safetensors(path)
+            verdict = {"read": content}
         except UserError as refusal:
-            told = str(refusal)
-            clear = told and "\n" not in told and refusal.hint
-            verdict = {"refused": told} if clear else {"died": f"unclear: {told!r}"}
+            message = str(refusal)
+            is_clear = message and "\n" not in message and refusal.hint
+            verdict = {"refused": message} if is_clear else {"died": f"unclear: {message!r}"}
         except MemoryError:
             verdict = {"died": "more than 2 GiB"}
         except Exception as error:  # noqa: BLE001 - any exception is a failure to report
@@ -94,37 +110,41 @@ def work() -> None:
 
 
 def read_gguf(path: Path) -> dict[str, Any]:
-    """Return the content of a GGUF: name -> [shape, type, digest]."""
+    """Return the tensors of a GGUF file: name -> [shape, type, digest of the bytes]. Raises
+    UserError if the file is refused.
+    """
     header = read_header.read_header(path)
     load_checks.check_loadable(header)
     for value in header.metadata.values():
         if isinstance(value, GgufArray):
             value.read_values()
-    found = {}
+    tensors = {}
     with path.open("rb") as stream:
         for tensor in header.tensors:
             stream.seek(tensor.offset)
-            found[tensor.name] = [
+            tensors[tensor.name] = [
                 list(tensor.shape),
                 tensor.type,
                 _digest(stream.read(tensor.nbytes)),
             ]
-    return found
+    return tensors
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:
-    """Return the content of a safetensors file: name -> [shape, dtype, digest]."""
-    found = {}
+    """Return the tensors of a safetensors file: name -> [shape, dtype, digest of the bytes]. Raises
+    UserError if the file is refused.
+    """
+    tensors = {}
     for tensor in safetensors_reader.read_safetensors(path):
         rows = 1
         for side in tensor.shape[:-1]:
             rows *= side
-        found[tensor.name] = [
+        tensors[tensor.name] = [
             list(tensor.shape),
             tensor.dtype,
             _digest(tensor.read(0, rows).tobytes()),
         ]
-    return found
+    return tensors
 
 
 def _digest(data: bytes) -> str:
@@ -134,8 +154,10 @@ def _digest(data: bytes) -> str:
 # The reference readers.
 
 
-def oracle_gguf(path: Path) -> bool:
-    """Return whether ggml's reader accepts the header and every tensor is inside the file."""
+def ggml_accepts(path: Path) -> bool:
+    """Return whether ggml's reader accepts the header, and every tensor is inside the file. The
+    reader runs in a process, because it may crash.
+    """
     code = (
         "import sys, ctypes\n"
         "from quant.native import ggml\n"
@@ -164,12 +186,14 @@ def oracle_gguf(path: Path) -> bool:
     )
 
 
-def reader_gguf(path: Path) -> dict[str, Any] | None:
-    """Return what the gguf package reads, or None if it fails; it trusts its input."""
+def read_with_gguf_package(path: Path) -> dict[str, Any] | None:
+    """Return the tensors that the gguf package reads, in the form of `read_gguf`; None if it fails.
+    The package does not check its input, so a failure means nothing.
+    """
     import gguf
 
     try:
-        found = gguf.GGUFReader(path).tensors
+        tensors = gguf.GGUFReader(path).tensors
     except Exception:  # noqa: BLE001 - any exception is a refusal
         return None
     return {
@@ -178,21 +202,23 @@ def reader_gguf(path: Path) -> dict[str, Any] | None:
             item.tensor_type.name,
             _digest(item.data.tobytes()),
         ]
-        for item in found
+        for item in tensors
     }
 
 
-def oracle_safetensors(path: Path) -> dict[str, Any] | None:
-    """Return what the safetensors library reads, or None if it refuses the file."""
+def read_with_safetensors_library(path: Path) -> dict[str, Any] | None:
+    """Return the tensors that the safetensors library reads, in the form of `read_safetensors`;
+    None if it refuses the file.
+    """
     import safetensors
 
     try:
-        found = safetensors.deserialize(path.read_bytes())
+        tensors = safetensors.deserialize(path.read_bytes())
     except Exception:  # noqa: BLE001 - any exception is a refusal
         return None
     return {
         name: [list(item["shape"]), item["dtype"], _digest(bytes(item["data"]))]
-        for name, item in found
+        for name, item in tensors
     }
 
 
@@ -200,50 +226,52 @@ def oracle_safetensors(path: Path) -> dict[str, Any] | None:
 
 
 def mutate_safetensors(data: bytes, rng: random.Random) -> tuple[bytes, str]:
-    """Return a safetensors file with one mutation of its bytes or of its JSON, and its name."""
+    """Return the bytes of a safetensors file with one mutation of its bytes or of its JSON header,
+    and a description of the mutation.
+    """
     length = int.from_bytes(data[:8], "little")
-    how = rng.randrange(8)
-    if how == 0:
-        out, at = bytearray(data), rng.randrange(8 + length)
-        out[at] ^= 1 << rng.randrange(8)
-        return bytes(out), f"bit of byte {at}"
-    if how == 1:
+    kind = rng.randrange(8)
+    if kind == 0:
+        mutated, at = bytearray(data), rng.randrange(8 + length)
+        mutated[at] ^= 1 << rng.randrange(8)
+        return bytes(mutated), f"bit of byte {at}"
+    if kind == 1:
         cut = rng.randrange(len(data))
         return data[:cut], f"cut at {cut}"
-    if how == 2:
-        claimed = rng.choice([*HUGE, length - 1, length + 1, len(data)])
+    if kind == 2:
+        claimed = rng.choice([*HUGE_NUMBERS, length - 1, length + 1, len(data)])
         return struct.pack("<Q", claimed & (2**64 - 1)) + data[8:], f"length = {claimed}"
     header = json.loads(data[8 : 8 + length])
     name = rng.choice([key for key in header if key != "__metadata__"])
     entry = header[name]
-    if how == 3:
+    if kind == 3:
         items = list(header.items())
         rng.shuffle(items)
-        header, told = dict(items), "keys in another order"
-    elif how == 4:
+        header, name_of_mutation = dict(items), "keys in another order"
+    elif kind == 4:
         key = rng.choice(["dtype", "shape", "data_offsets"])
-        entry[key] = rng.choice(ODD)
-        told = f"{name}.{key} = {entry[key]!r}"
-    elif how == 5:
+        entry[key] = rng.choice(ODD_VALUES)
+        name_of_mutation = f"{name}.{key} = {entry[key]!r}"
+    elif kind == 5:
         key, at = rng.choice(["shape", "data_offsets"]), rng.randrange(len(entry["shape"]))
-        entry[key][at] = rng.choice([*HUGE, -1, 1.5, None, "7"])
-        told = f"{name}.{key}[{at}] = {entry[key][at]!r}"
-    elif how == 6:
+        entry[key][at] = rng.choice([*HUGE_NUMBERS, -1, 1.5, None, "7"])
+        name_of_mutation = f"{name}.{key}[{at}] = {entry[key][at]!r}"
+    elif kind == 6:
         header["__metadata__"] = rng.choice([{}, {"format": "pt"}, {"a": "b" * 1000}])
-        told = "other metadata"
+        name_of_mutation = "other metadata"
     else:
         header[rng.choice(["", "a" * 5000, "../x", "x\x00y", name + ".2"])] = header.pop(name)
-        told = f"{name} renamed"
+        name_of_mutation = f"{name} renamed"
     blob = json.dumps(header).encode()
     blob += b" " * rng.choice([0, -len(blob) % 8])
-    return struct.pack("<Q", len(blob)) + blob + data[8 + length :], told
+    return struct.pack("<Q", len(blob)) + blob + data[8 + length :], name_of_mutation
 
 
 # The run.
 
 
 class Worker:
-    """A process that reads files; it is replaced when it dies or is too slow."""
+    """The process that reads files. It is started again when it dies or is too slow."""
 
     def __init__(self) -> None:
         self._start()
@@ -259,82 +287,85 @@ class Worker:
         )
 
     def verdict(self, file: Path) -> dict[str, Any]:
-        """Return the verdict for one file."""
+        """Let the process read one file; return its line of JSON, or {"died": reason}."""
         assert self.process.stdin
         assert self.process.stdout
         self.process.stdin.write(f"{file}\n")
-        began, told = time.monotonic(), ""
+        began, answer = time.monotonic(), ""
         if select.select([self.process.stdout], [], [], SECONDS + 20)[0]:
-            told = self.process.stdout.readline()
-        spent = time.monotonic() - began
-        if told and spent <= SECONDS:
-            return dict(json.loads(told))
+            answer = self.process.stdout.readline()
+        seconds = time.monotonic() - began
+        if answer and seconds <= SECONDS:
+            return dict(json.loads(answer))
         self.process.kill()
         code = self.process.wait()
         self._start()
-        return {"died": f"{spent:.1f} s" if spent > SECONDS else f"the process, code {code}"}
+        return {"died": f"{seconds:.1f} s" if seconds > SECONDS else f"the process, code {code}"}
 
     def close(self) -> None:
-        """End the process."""
+        """End the process by closing its stdin."""
         assert self.process.stdin
         self.process.stdin.close()
         self.process.wait()
 
 
-def judge(file: Path, found: dict[str, Any]) -> str:
-    """Return "read", "refused", or a description of the failure."""
-    if "died" in found:
-        return f"died: {found['died']}"
+def verdict_of(file: Path, result: dict[str, Any]) -> str:
+    """Compare the worker's result with the formats' own readers. Return "read", "refused" (with a
+    reason), or a description of the failure.
+    """
+    if "died" in result:
+        return f"died: {result['died']}"
     if file.suffix == ".gguf":
-        if "read" in found:
-            theirs = reader_gguf(file)
+        if "read" in result:
+            theirs = read_with_gguf_package(file)
             return (
                 "read"
-                if theirs in (None, found["read"])
+                if theirs in (None, result["read"])
                 else "wrong: other names, shapes or bytes than gguf's"
             )
-        # Files on which llama.cpp would abort later are refused although the container is valid
-        # (load_checks).
+        # load_checks also refuses valid GGUF files on which llama.cpp would abort later.
         try:
             read_header.read_header(file)
         except UserError:
             return (
-                f"wrong: ggml reads it, llmcli says {found['refused']}"
-                if oracle_gguf(file)
+                f"wrong: ggml reads it, llmcli says {result['refused']}"
+                if ggml_accepts(file)
                 else "refused"
             )
         return "refused by load_checks"
-    theirs = oracle_safetensors(file)
+    theirs = read_with_safetensors_library(file)
     if theirs is None:
-        return "refused" if "refused" in found else "read although the library refuses it"
-    if "read" in found:
-        same = found["read"].keys() == theirs.keys() and all(
-            found["read"][k] == theirs[k] for k in theirs
+        return "refused" if "refused" in result else "read although the library refuses it"
+    if "read" in result:
+        same = result["read"].keys() == theirs.keys() and all(
+            result["read"][k] == theirs[k] for k in theirs
         )
         return "read" if same else "wrong: other names, shapes or bytes than the library's"
-    unread = "is stored as" in found["refused"]
+    unsupported_dtype = "is stored as" in result["refused"]
     return (
         "refused by dtype"
-        if unread
-        else f"wrong: the library reads it, llmcli says {found['refused']}"
+        if unsupported_dtype
+        else f"wrong: the library reads it, llmcli says {result['refused']}"
     )
 
 
-def run(gguf: Path, plain: Path, count: int, seed: int) -> list[Outcome]:
-    """Mutate both files, `count` times in all."""
+def run(gguf: Path, safetensors: Path, count: int, seed: int) -> list[Outcome]:
+    """Mutate the two files in turn, `count` times in total, and read each mutated file."""
     rng, outcomes, worker = random.Random(seed), [], Worker()
-    part, data, weights = read_file_header(gguf), gguf.read_bytes(), plain.read_bytes()
-    fields = [(field.key, *field.raw, field.kind) for field in part.fields]
+    header, data, weights = read_file_header(gguf), gguf.read_bytes(), safetensors.read_bytes()
+    fields = [(field.key, *field.raw, field.kind) for field in header.fields]
     with tempfile.TemporaryDirectory() as folder:
         for index in range(count):
             if index % 2:
-                mutated, how = mutate(data, fields, part.data_offset, rng)
+                mutated, mutation = mutate(data, fields, header.data_offset, rng)
             else:
-                mutated, how = mutate_safetensors(weights, rng)
+                mutated, mutation = mutate_safetensors(weights, rng)
             file = Path(folder) / f"{index}.{'gguf' if index % 2 else 'safetensors'}"
             file.write_bytes(mutated)
             outcomes.append(
-                Outcome(f"{file.suffix[1:]} {index}: {how}", judge(file, worker.verdict(file)))
+                Outcome(
+                    f"{file.suffix[1:]} {index}: {mutation}", verdict_of(file, worker.verdict(file))
+                )
             )
             file.unlink()
     worker.close()
@@ -342,36 +373,36 @@ def run(gguf: Path, plain: Path, count: int, seed: int) -> list[Outcome]:
 
 
 def main() -> None:
-    """Run and print the failures."""
+    """Parse the flags, run, and print the failures and the counts; exit with 1 on a failure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gguf", type=Path, help="a small model; default: stories260K in Q8_0")
     parser.add_argument("--safetensors", type=Path, default=STORIES / "model.safetensors")
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.worker:
-        work()
+    args = parser.parse_args()
+    if args.worker:
+        run_worker()
         return
     with tempfile.TemporaryDirectory() as folder:
-        gguf = asked.gguf or converted(Path(folder) / "stories.gguf")
-        outcomes = run(gguf, asked.safetensors, asked.count, asked.seed)
-    wrong = [
+        gguf = args.gguf or convert_stories(Path(folder) / "stories.gguf")
+        outcomes = run(gguf, args.safetensors, args.count, args.seed)
+    failures = [
         outcome
         for outcome in outcomes
         if outcome.verdict.startswith(("died", "wrong", "read although"))
     ]
-    for outcome in wrong:
-        print(outcome.how, "|", outcome.verdict)
+    for outcome in failures:
+        print(outcome.mutation, "|", outcome.verdict)
     for verdict, number in Counter(
         outcome.verdict.split(":")[0] for outcome in outcomes
     ).most_common():
         print(f"{number:6} {verdict}")
-    raise SystemExit(bool(wrong))
+    raise SystemExit(bool(failures))
 
 
-def converted(out: Path) -> Path:
-    """Convert stories260K to a GGUF."""
+def convert_stories(out: Path) -> Path:
+    """Convert the test model stories260K to a Q8_0 GGUF file, and return its path."""
     from quant.convert import checkpoint_source
     from quant.quantize import plan, write
 

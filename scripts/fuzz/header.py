@@ -1,10 +1,12 @@
-"""Mutate the header of a GGUF and load accepted files with llama.cpp in processes that may crash.
+"""Mutate the header of a GGUF file, and check that files that pass our checks do not crash
+llama.cpp.
 
-    .venv/bin/python scripts/fuzz/header.py MODEL.gguf [--count 500] [--seed 0]
+usage: .venv/bin/python scripts/fuzz/header.py MODEL.gguf [--count 500] [--seed 0]
 
-If a file ends a process by a signal although read_header and check_loadable (quant/model_file)
-accepted it, a check is missing. The script prints each such mutation and a summary. Mutations are
-bit flips, numbers at random offsets, cuts, and changed fields within the header.
+Mutations are bit flips, numbers at random offsets, cuts, and changed fields within the header. The
+files that read_header and check_loadable (quant/model_file) accept are loaded by llama.cpp in a
+separate process. If one ends the process, a check is missing. The script prints each such mutation
+and a summary, and exits with 1 if there is one.
 """
 
 import argparse
@@ -85,7 +87,9 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The verdict on one mutated file: refused, survived, or the signal that ended the process."""
+    """One mutated file. `verdict`: "refused" by our checks, "survived" in llama.cpp, or "died" with
+    the exit code of the process.
+    """
 
     mutation: str
     verdict: str
@@ -94,26 +98,27 @@ class Outcome:
 def mutate(
     data: bytes, fields: list[tuple[str, int, int, str]], end: int, rng: random.Random
 ) -> tuple[bytes, str]:
-    """Return the data with one mutation of the header, and its name.
+    """Return the bytes of a GGUF file with one mutation of the header, and a description of it.
 
-    `fields`: (key, first byte, last byte, kind) of scalar values.
+    `fields`: (key, offset after the key, offset after the value, type name) of the metadata. `end`:
+    offset after the header.
     """
-    out, how = bytearray(data), rng.randrange(8)
-    if how == 0:
+    mutated, kind_of_mutation = bytearray(data), rng.randrange(8)
+    if kind_of_mutation == 0:
         at = rng.randrange(end)
-        out[at] ^= 1 << rng.randrange(8)
-        return bytes(out), f"bit of byte {at}"
-    if how == 1:
+        mutated[at] ^= 1 << rng.randrange(8)
+        return bytes(mutated), f"bit of byte {at}"
+    if kind_of_mutation == 1:
         at = rng.randrange(end)
-        out[at] = rng.randrange(256)
-        return bytes(out), f"byte {at} = {out[at]}"
-    if how == 2:
+        mutated[at] = rng.randrange(256)
+        return bytes(mutated), f"byte {at} = {mutated[at]}"
+    if kind_of_mutation == 2:
         cut = rng.randrange(len(data))
-        return bytes(out[:cut]), f"cut at {cut}"
-    if how == 3:
+        return bytes(mutated[:cut]), f"cut at {cut}"
+    if kind_of_mutation == 3:
         at = rng.randrange(0, end - 8)
-        struct.pack_into("<I", out, at, rng.choice(NUMBERS))
-        return bytes(out), f"u32 at {at}"
+        struct.pack_into("<I", mutated, at, rng.choice(NUMBERS))
+        return bytes(mutated), f"u32 at {at}"
     key, first, last, kind = rng.choice(fields)
     code = next(
         (SCALAR_CODES[n] for n, name in TYPE_NAMES.items() if name == kind and n in SCALAR_CODES),
@@ -121,74 +126,76 @@ def mutate(
     )
     if code and code in "BbHhIiQq":
         value = rng.choice(NUMBERS) & ((1 << (8 * struct.calcsize(code) - code.islower())) - 1)
-        struct.pack_into("<" + code, out, last - struct.calcsize("<" + code), value)
-        return bytes(out), f"{key} = {value}"
+        struct.pack_into("<" + code, mutated, last - struct.calcsize("<" + code), value)
+        return bytes(mutated), f"{key} = {value}"
     if code and code in "fd":
         value = rng.choice([0.0, -1.0, 1e30, float("nan"), float("inf"), 1e-30])
-        struct.pack_into("<" + code, out, last - struct.calcsize("<" + code), value)
-        return bytes(out), f"{key} = {value}"
-    if how < 6:  # rename the key, keeping its length
+        struct.pack_into("<" + code, mutated, last - struct.calcsize("<" + code), value)
+        return bytes(mutated), f"{key} = {value}"
+    if kind_of_mutation < 6:  # rename the key, keeping its length
         at = first - 1
-        out[at] ^= 1
-        return bytes(out), f"{key} renamed"
+        mutated[at] ^= 1
+        return bytes(mutated), f"{key} renamed"
     at = rng.randrange(first, last)
-    out[at] = rng.randrange(256)
-    return bytes(out), f"{key}: byte {at - first} = {out[at]}"
+    mutated[at] = rng.randrange(256)
+    return bytes(mutated), f"{key}: byte {at - first} = {mutated[at]}"
 
 
 def run(model: Path, count: int, seed: int) -> list[Outcome]:
-    """Mutate `count` times; load every accepted file with llama.cpp."""
-    part, data = read_file_header(model), model.read_bytes()
-    fields = [(field.key, *field.raw, field.kind) for field in part.fields]
+    """Mutate the file `count` times, and load every file that our checks accept with llama.cpp."""
+    header, data = read_file_header(model), model.read_bytes()
+    fields = [(field.key, *field.raw, field.kind) for field in header.fields]
     rng, outcomes = random.Random(seed), []
     with tempfile.TemporaryDirectory() as folder:
-        passed = []
+        accepted = []
         for index in range(count):
-            mutated, how = mutate(data, fields, part.data_offset, rng)
+            mutated, mutation = mutate(data, fields, header.data_offset, rng)
             file = Path(folder) / f"{index}.gguf"
             file.write_bytes(mutated)
             try:
                 load_checks.check_loadable(read_header.read_header(file))
             except UserError:
-                outcomes.append(Outcome(how, "refused"))
+                outcomes.append(Outcome(mutation, "refused"))
                 file.unlink()
             else:
-                passed.append((file, how))
-        outcomes += list(_load(passed))
+                accepted.append((file, mutation))
+        outcomes += list(_load_all(accepted))
     return outcomes
 
 
-def _load(files: list[tuple[Path, str]]) -> list[Outcome]:
-    """Load files one after another in a process; after a crash continue with the next file in a new
-    one.
+def _load_all(files: list[tuple[Path, str]]) -> list[Outcome]:
+    """Load (path, mutation) pairs with llama.cpp in one process. After a crash, continue with the
+    next file in a new process.
     """
-    outcomes, at = [], 0
-    while at < len(files):
-        text = "".join(f"{file}\n" for file, _ in files[at:])
-        survived, how = _worker(text, seconds=120 + len(files))
-        outcomes += [Outcome(name, "survived") for _, name in files[at : at + survived]]
-        at += survived
-        if at < len(files):
-            outcomes.append(Outcome(files[at][1], f"died {how}"))
-            at += 1
+    outcomes, index = [], 0
+    while index < len(files):
+        text = "".join(f"{file}\n" for file, _ in files[index:])
+        survived, ending = _load_in_process(text, seconds=120 + len(files))
+        outcomes += [Outcome(name, "survived") for _, name in files[index : index + survived]]
+        index += survived
+        if index < len(files):
+            outcomes.append(Outcome(files[index][1], f"died {ending}"))
+            index += 1
     return outcomes
 
 
-def _worker(text: str, seconds: float) -> tuple[int, str]:
-    """Return the number of files that a process loaded, and how it ended."""
+def _load_in_process(text: str, seconds: float) -> tuple[int, str]:
+    """Let a process load the files whose paths are the lines of `text`. Return the number of files
+    that it survived, and a description of its end. `seconds` is its time limit.
+    """
     command = [sys.executable, "-c", WORKER]
     try:
         done = subprocess.run(
             command, input=text.encode(), capture_output=True, timeout=seconds, check=False
         )
-    except subprocess.TimeoutExpired as late:
-        return (late.stdout or b"").count(b"done"), "it hangs"
+    except subprocess.TimeoutExpired as timeout:
+        return (timeout.stdout or b"").count(b"done"), "it hangs"
     last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [""]
     return done.stdout.count(b"done"), f"{done.returncode}: {last[0][-150:]}"
 
 
 def main() -> None:
-    """Run on one file and print the crashes."""
+    """Parse the flags, run, and print the crashes and the counts; exit with 1 on a crash."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--count", type=int, default=500)

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Send requests with one error each: every field of a valid request with every kind of value.
+"""Send HTTP requests with one unexpected value each, and check that none is answered with an error
+of the server.
 
 usage: .venv/bin/python scripts/fuzz/http_requests.py FILE.gguf [--requests 0] [--at-once 8]
        [--seed 0] [-- FLAGS of serve]
 
 The script starts its own server. The valid requests below have every field that their path accepts.
-Each place in them, however deep, is set to every odd value (null, other types, huge, negative,
-invalid JSON numbers, empty, nested, half surrogate pairs), removed, or duplicated. `--requests N`
-takes N of these at random (0: all). An answer is right if it is 200 with a strict JSON document (or
-a stream of them), or a 4xx with OpenAI's error object. A 500, a broken connection, a dead server,
-or a wrong cell count when the server is idle are failures. The script prints the failures and exits
-with 1 if there are any.
+Each field and list item in them, at any depth, is set to each of VALUES (null, other types, huge,
+negative, invalid JSON numbers, empty, nested, half surrogate pairs), removed, or duplicated.
+`--requests N` sends N of these requests at random (0: all). An answer is right if it is 200 with a
+strict JSON document (or a stream of them), or a 4xx with the error object of the API. Failures are
+a 500, a broken connection, a dead server, and a wrong cell count when the server is idle. The
+script prints the failures and exits with 1 if there are any.
 """
 
 import argparse
@@ -29,11 +30,11 @@ from typing import Any
 import httpx2
 
 ROOT = Path(__file__).resolve().parents[2]
-RAW = "\u2400"  # the rest of such a text is put into the body verbatim, without quotes
-DEEP = 300
+RAW = "\u2400"  # a string that begins with this is put into the body without it and without quotes
+DEPTH = 300
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["yes", "no"]}}, "required": ["a"]}
 TOOL = {"name": "look", "description": "Looks.", "parameters": SCHEMA}
-# Values for any place. 1e999 is valid JSON, but no double.
+# Values for every field. 1e999 is valid JSON, but too large for a double.
 VALUES: list[Any] = [
     None,
     True,
@@ -93,13 +94,13 @@ VALUES: list[Any] = [
     {"a": {"a": {"a": []}}},
     {"x": 10**400},
     {"\ud800": "\0"},
-    RAW + "[" * DEEP + "]" * DEEP,
-    RAW + '{"a":' * DEEP + "0" + "}" * DEEP,
+    RAW + "[" * DEPTH + "]" * DEPTH,
+    RAW + '{"a":' * DEPTH + "0" + "}" * DEPTH,
     RAW + "[" * 20_000 + "]" * 20_000,
 ]
-GONE, TWICE = object(), object()
-# The fields of an error object; Anthropic's and ollama's have fewer.
-ERROR, THEIRS = (
+REMOVED, DUPLICATED = object(), object()
+# The fields of an error object of OpenAI's API, and the fewer fields of Anthropic's and ollama's.
+ERROR_FIELDS, OTHER_ERROR_FIELDS = (
     {"message", "type", "param", "code"},
     {"/v1/messages": {"message", "type"}, "/api/": {"message"}},
 )
@@ -128,7 +129,7 @@ SETTINGS = {
     "metadata": {"a": "b"},
     "store": False,
 }
-SAID = [
+MESSAGES = [
     {"role": "system", "content": "Be short."},
     {"role": "user", "content": [{"type": "text", "text": "Look."}], "name": "me"},
     {
@@ -146,7 +147,7 @@ SAID = [
     {"role": "tool", "tool_call_id": "c", "content": "dark"},
 ]
 CHAT = {
-    "messages": SAID,
+    "messages": MESSAGES,
     "tools": [{"type": "function", "function": TOOL}],
     "tool_choice": "auto",
     "n": 2,
@@ -163,20 +164,25 @@ CHAT = {
     **SETTINGS,
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": SCHEMA}}
-GOOD: list[tuple[str, dict[str, Any]]] = [
+VALID: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", CHAT),
     (
         "/v1/chat/completions",
-        {"messages": SAID[:1], "response_format": FORMAT, "max_tokens": 3, "stream": True},
-    ),
-    (
-        "/v1/chat/completions",
-        {"messages": SAID[:1], "json_schema": SCHEMA, "grammar": 'root ::= "a"', "max_tokens": 3},
+        {"messages": MESSAGES[:1], "response_format": FORMAT, "max_tokens": 3, "stream": True},
     ),
     (
         "/v1/chat/completions",
         {
-            "messages": SAID[:1],
+            "messages": MESSAGES[:1],
+            "json_schema": SCHEMA,
+            "grammar": 'root ::= "a"',
+            "max_tokens": 3,
+        },
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": MESSAGES[:1],
             "beams": 2,
             "length_penalty": 1.0,
             "early_stopping": True,
@@ -281,7 +287,7 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     ),
     (
         "/v1/chat/completions/input_tokens",
-        {"messages": SAID, "tools": [{"type": "function", "function": TOOL}]},
+        {"messages": MESSAGES, "tools": [{"type": "function", "function": TOOL}]},
     ),
     ("/v1/completions/input_tokens", {"prompt": ["Once", [5, 6]]}),
     ("/v1/responses/input_tokens", {"input": "Look.", "instructions": "Be short."}),
@@ -330,7 +336,7 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     ("/api/embed", {"input": ["Once", "upon"], "truncate": True, "dimensions": 8}),
     ("/api/embeddings", {"prompt": "Once", "model": "tiny"}),
     ("/api/show", {"model": "tiny", "verbose": True}),
-    ("/apply-template", {"messages": SAID}),
+    ("/apply-template", {"messages": MESSAGES}),
     (
         "/v1/embeddings",
         {"input": ["Once", "upon"], "encoding_format": "float", "dimensions": 8, "model": None},
@@ -341,7 +347,8 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     ),
     ("/detokenize", {"tokens": [5, 6]}),
 ]
-# A generating model can neither rank nor infill: refused, but only after all fields were read.
+# A generating model can neither rank nor infill. The server refuses these, but only after it has
+# read all fields.
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     (
         "/v1/rerank",
@@ -369,83 +376,98 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def places(document: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the places of a document as tuples of keys."""
+def key_paths(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of every field and list item in a JSON document, as a tuple of keys and
+    indexes.
+    """
     if not isinstance(document, dict | list):
         return
     for key, value in document.items() if isinstance(document, dict) else enumerate(document):
-        yield (*at, key)
-        yield from places(value, (*at, key))
+        yield (*path, key)
+        yield from key_paths(value, (*path, key))
 
 
-def changed(document: Any, at: tuple[Any, ...], value: Any) -> bytes:
-    """Return the document as JSON with another value at one place."""
-    made = deepcopy(document)
-    holder = made
-    for key in at[:-1]:
-        holder = holder[key]
-    if value is GONE:
-        del holder[at[-1]]
-    elif value is TWICE:
-        text = json.dumps(holder)
-        return spelled(document).replace(
-            text.encode(), f'{text[:-1]}, "{at[-1]}": "again"}}'.encode(), 1
+def with_value(document: Any, path: tuple[Any, ...], value: Any) -> bytes:
+    """Return the document as JSON with `value` at `path`. REMOVED removes the field, and DUPLICATED
+    writes it twice.
+    """
+    changed = deepcopy(document)
+    container = changed
+    for key in path[:-1]:
+        container = container[key]
+    if value is REMOVED:
+        del container[path[-1]]
+    elif value is DUPLICATED:
+        text = json.dumps(container)
+        return encode(document).replace(
+            text.encode(), f'{text[:-1]}, "{path[-1]}": "again"}}'.encode(), 1
         )
     else:
-        holder[at[-1]] = value
-    return spelled(made)
+        container[path[-1]] = value
+    return encode(changed)
 
 
-def spelled(document: Any) -> bytes:
-    """Return JSON with raw parts verbatim."""
+def encode(document: Any) -> bytes:
+    """Return a document as JSON, with strings that begin with RAW written without quotes."""
     parts = json.dumps(document).split(json.dumps(RAW)[:-1])
     return (parts[0] + "".join(part.replace('"', "", 1) for part in parts[1:])).encode()
 
 
 def cases() -> list[tuple[str, bytes]]:
-    """Return all requests."""
-    found = []
-    for path, body in GOOD + REFUSED:
-        for at in places(body):
-            odd = [GONE, *VALUES] if isinstance(at[-1], int) else [GONE, TWICE, *VALUES]
-            found += [(path, changed(body, at, value)) for value in odd]
-    return found
+    """Return every path with every changed body."""
+    requests = []
+    for path, body in VALID + REFUSED:
+        for key_path in key_paths(body):
+            values = (
+                [REMOVED, *VALUES]
+                if isinstance(key_path[-1], int)
+                else [REMOVED, DUPLICATED, *VALUES]
+            )
+            requests += [(path, with_value(body, key_path, value)) for value in values]
+    return requests
 
 
-def wrong(path: str, status: int, raw: bytes) -> str:
-    """Return what is wrong with an answer, or ""."""
+def find_problem(path: str, status: int, raw: bytes) -> str:
+    """Return a description of what is wrong with an answer, or "" if it is right. `raw` is the
+    body.
+    """
     try:
         if status == 200:
-            for document in answered(raw):
+            for document in documents(raw):
                 if isinstance(document, dict) and document.get("error"):
                     return f"a stream ended with {document['error']}"
             return ""
-        about = strict(raw)["error"]
-        fields = next((fields for begin, fields in THEIRS.items() if path.startswith(begin)), ERROR)
-        about = {"message": about} if isinstance(about, str) else about
+        error_object = parse_strict(raw)["error"]
+        fields = next(
+            (fields for prefix, fields in OTHER_ERROR_FIELDS.items() if path.startswith(prefix)),
+            ERROR_FIELDS,
+        )
+        error_object = {"message": error_object} if isinstance(error_object, str) else error_object
         if (
             (not 400 <= status < 500 and status != 501)
-            or not about["message"]
-            or not set(about) >= fields
+            or not error_object["message"]
+            or not set(error_object) >= fields
         ):
-            return f"{status} {about}"
+            return f"{status} {error_object}"
     except (ValueError, KeyError, TypeError) as error:
         return f"{status} with {raw[:200]!r}: {error}"
     return ""
 
 
-def answered(raw: bytes) -> Iterator[Any]:
-    """Yield the document of an answer, or each document of a stream."""
+def documents(raw: bytes) -> Iterator[Any]:
+    """Yield the JSON document of an answer, or each document of a stream. Raises ValueError for
+    invalid JSON.
+    """
     if not raw.startswith((b"data:", b"event:", b":")):
-        yield from map(strict, raw.splitlines() if raw.startswith(b"{") else [raw])
+        yield from map(parse_strict, raw.splitlines() if raw.startswith(b"{") else [raw])
         return
     for line in raw.split(b"\n"):
         if line.startswith(b"data: ") and line != b"data: [DONE]":
-            yield strict(line.removeprefix(b"data: "))
+            yield parse_strict(line.removeprefix(b"data: "))
 
 
-def strict(raw: bytes) -> Any:
-    """Parse JSON without Python's extensions. Raises ValueError."""
+def parse_strict(raw: bytes) -> Any:
+    """Parse JSON without Python's extensions (NaN, Infinity), for which it raises ValueError."""
     return json.loads(raw, parse_constant=_no_number)
 
 
@@ -454,13 +476,15 @@ def _no_number(name: str) -> None:
 
 
 async def fuzz(
-    url: str, asked: list[tuple[str, bytes]], at_once: int
+    url: str, requests: list[tuple[str, bytes]], at_once: int
 ) -> tuple[Counter[str], list[str]]:
-    """Send all requests; return the counts by status and the failures. Checks the cells at the end."""
+    """Send all (path, body) requests, `at_once` at the same time. Return the counts by path and
+    status, and the failures. At the end, wait until the server is idle and check its cells.
+    """
     counts: Counter[str] = Counter()
-    found: list[str] = []
-    numbers = iter(asked)
-    # A request of low priority waits as long as there are others.
+    failures: list[str] = []
+    numbers = iter(requests)
+    # The time limit is long because a request of low priority waits for all others.
     async with httpx2.AsyncClient(base_url=url, timeout=1800) as client:
 
         async def worker() -> None:
@@ -470,33 +494,37 @@ async def fuzz(
                         path, content=body, headers={"content-type": "application/json"}
                     )
                 except httpx2.HTTPError as error:
-                    found.append(f"{path} {_short(body)}: {error!r}")
+                    failures.append(f"{path} {_shortened(body)}: {error!r}")
                     continue
                 counts[f"{path} {answer.status_code}"] += 1
-                if what := wrong(path, answer.status_code, answer.content):
-                    found.append(f"{path} {_short(body)}: {what}")
+                if problem := find_problem(path, answer.status_code, answer.content):
+                    failures.append(f"{path} {_shortened(body)}: {problem}")
 
         await asyncio.gather(*(worker() for _ in range(at_once)))
-        return counts, found + await idle(client)
+        return counts, failures + await wait_until_idle(client)
 
 
-async def idle(client: httpx2.AsyncClient) -> list[str]:
-    """Wait until nothing runs or waits, check the cells, and return what was left behind."""
+async def wait_until_idle(client: httpx2.AsyncClient) -> list[str]:
+    """Wait until no request runs or waits and let the server check its cells. Return a message for
+    each sequence that is still running, which is a leak.
+    """
     while True:
         report = (await client.get("/v1/kv?check=true")).raise_for_status().json()
         if not report["running"] and not report["waiting"]:
             return [
-                f"left behind: {one}" for one in report["sequences"] if one["state"] == "running"
+                f"left behind: {sequence}"
+                for sequence in report["sequences"]
+                if sequence["state"] == "running"
             ]
 
 
-def _short(body: bytes) -> str:
+def _shortened(body: bytes) -> str:
     return body.decode() if len(body) < 1500 else f"{body[:700].decode()} … {body[-700:].decode()}"
 
 
 @contextmanager
-def served(ref: str, flags: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
-    """Start a server; yield its address and a list that gets its exit status."""
+def run_server(ref: str, flags: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
+    """Start `llmcli serve`. Yield its URL, and a list that gets the exit status after its end."""
     words = [
         sys.executable,
         "-m",
@@ -510,28 +538,30 @@ def served(ref: str, flags: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
         "--json",
     ]
     words += ["--max-tokens", "8", *flags]
-    ended: list[int] = []
+    exit_status: list[int] = []
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         try:
-            yield json.loads(process.stdout.readline())["url"], ended
+            yield json.loads(process.stdout.readline())["url"], exit_status
         finally:
             process.terminate()
-            ended.append(process.wait(60))
+            exit_status.append(process.wait(60))
 
 
-def told(counts: Counter[str], found: list[str], code: int) -> int:
-    """Print the result; return 1 if anything is wrong."""
-    for words, count in sorted(counts.items()):
-        print(f"{count:>7,}  {words}")
-    for what in found[:50]:
-        print(what)
-    print(f"{counts.total():,} requests, {len(found)} answered wrongly; SIGTERM: exit {code}")
-    return int(bool(found or code))
+def print_result(counts: Counter[str], failures: list[str], code: int) -> int:
+    """Print the counts and the failures; return 1 if there is a failure or the exit status `code`
+    is not 0.
+    """
+    for label, count in sorted(counts.items()):
+        print(f"{count:>7,}  {label}")
+    for failure in failures[:50]:
+        print(failure)
+    print(f"{counts.total():,} requests, {len(failures)} answered wrongly; SIGTERM: exit {code}")
+    return int(bool(failures or code))
 
 
 def main() -> int:
-    """Serve, send and report."""
+    """Parse the flags, start the server, send and print; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -539,12 +569,12 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    asked, flags = parser.parse_known_args()
-    wanted = cases()
-    random.Random(asked.seed).shuffle(wanted)
-    with served(asked.ref, [word for word in flags if word != "--"]) as (url, ended):
-        counts, found = asyncio.run(fuzz(url, wanted[: asked.requests or None], asked.at_once))
-    return told(counts, found, ended[0])
+    args, flags = parser.parse_known_args()
+    requests = cases()
+    random.Random(args.seed).shuffle(requests)
+    with run_server(args.ref, [word for word in flags if word != "--"]) as (url, exit_status):
+        counts, failures = asyncio.run(fuzz(url, requests[: args.requests or None], args.at_once))
+    return print_result(counts, failures, exit_status[0])
 
 
 if __name__ == "__main__":

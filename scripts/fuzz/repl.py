@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Type random keys and commands at the REPL, with Ctrl-C, resizes and pastes at random moments.
+"""Type random keys and commands in the chat, with Ctrl-C, resizes and pastes at random moments.
 
 usage: .venv/bin/python scripts/fuzz/repl.py MODEL.gguf [--count 200] [--seed 0] [--first 0]
        [--keys 40] [--verbose]
 
-The REPL runs in this process on prompt_toolkit's pipe input, so that the ledger can be checked
-after each sequence of keys: no exception, no unfinished answer, every cell as llama.cpp counts it,
-and questions and answers in turn. A small model is best (tests/data/stories260K converted). The
-script stops at the first sequence that fails and prints its keys; otherwise it prints one JSON line
-of figures.
+The REPL runs in this process on prompt_toolkit's pipe input, so that its state can be checked.
+After each sequence of keys there must be no exception and no unfinished answer, the ledger's cell
+count must equal llama.cpp's, and user and assistant messages must alternate. Use a small model, such
+as tests/data/stories260K converted to GGUF. The script stops at the first sequence that fails and
+prints its keys; otherwise it prints one JSON line of figures.
 """
 
 import argparse
@@ -56,7 +56,7 @@ TEMPLATE = (
 CONTROL = [
     chr(code) for code in (1, 2, 3, *range(5, 26), 27, 29, 30, 31, 127)
 ]  # Ctrl-D is in LEAVING
-LEAVING = ("exit", "bye", "quit", "\x04")
+EXIT_WORDS = ("exit", "bye", "quit", "\x04")
 SPECIAL = [
     "\x1b[A",
     "\x1b[B",
@@ -127,7 +127,7 @@ WORDS = [
 
 
 class Screen(io.StringIO):
-    """A stand-in for a terminal with a changing size; it accepts all output."""
+    """The output of the REPL: a text buffer that acts as a terminal whose size can change."""
 
     size = Size(rows=24, columns=80)
     pipe: PipeInput | None = None  # answers cursor queries, so that the bottom line is drawn
@@ -135,26 +135,28 @@ class Screen(io.StringIO):
     def write(self, text: str) -> int:
         if "\x1b[6n" in text and self.pipe:
             threading.Thread(
-                target=self._tell, args=(self.pipe,), daemon=True
+                target=self._answer_cursor_query, args=(self.pipe,), daemon=True
             ).start()  # the pipe may be full
         return super().write(text)
 
     def isatty(self) -> bool:
         return True
 
-    def _tell(self, pipe: PipeInput) -> None:
+    def _answer_cursor_query(self, pipe: PipeInput) -> None:
         with suppress(OSError):  # it was closed in the meantime
             pipe.send_bytes(b"\x1b[1;1R")
 
 
 class Typist(threading.Thread):
-    """A thread that sends keys, with pauses, until the REPL ends."""
+    """A thread that sends keys to the REPL's input, with random pauses. `repl_ended` is set by the
+    main thread.
+    """
 
     def __init__(
         self, keys: list[str], pipe: PipeInput, screen: Screen, rng: random.Random
     ) -> None:
         super().__init__(daemon=True)
-        self.keys, self.pipe, self.screen, self.rng, self.left = (
+        self.keys, self.pipe, self.screen, self.rng, self.repl_ended = (
             keys,
             pipe,
             screen,
@@ -163,15 +165,15 @@ class Typist(threading.Thread):
         )
 
     def run(self) -> None:
-        """Send all keys, then Ctrl-C and Ctrl-D until the REPL ends."""
+        """Send all keys, then the end of a paste, Ctrl-C and Ctrl-D until the REPL ends."""
         with suppress(OSError):  # the REPL ended in the middle of a paste
             for key in self.keys:
-                if self.left.is_set():
+                if self.repl_ended.is_set():
                     return
                 self._press(key)
                 if self.rng.random() < 0.4:
                     time.sleep(self.rng.random() ** 3 * 0.2)
-            while not self.left.wait(0.1):
+            while not self.repl_ended.wait(0.1):
                 self.pipe.send_bytes(
                     b"\x1b[201~\x03\x04"
                 )  # a paste that was begun swallows all until its end
@@ -191,15 +193,15 @@ class Typist(threading.Thread):
 
 
 class Fuzz:
-    """One run: the open model, the random numbers and the counts."""
+    """The state of one run: the open model, the words and completions to type, and the counts."""
 
     def __init__(self, model: Path, seed: int, folder: Path) -> None:
         self.model, self.seed, self.folder, self.counts = model, seed, folder, Counter[str]()
         self.config = replace(config.load_config(), offline=True)
         self.ui = UI()
         options = RunOptions(ctx_size=512, threads=1, batch_size=64, ubatch_size=32)
-        given = RunFlags(options, {}, BeamSettings(), chat_template=TEMPLATE)
-        self.models = ModelSwitcher(given, self.config, self.ui, True)
+        flags = RunFlags(options, {}, BeamSettings(), chat_template=TEMPLATE)
+        self.models = ModelSwitcher(flags, self.config, self.ui, True)
         self.opened = self.models.open(str(model))
         self.words = [
             *WORDS,
@@ -208,24 +210,26 @@ class Fuzz:
             str(folder),
             *commands.commands_by_word(),
         ]
-        talk = self._talk(0, 0)
-        self.known = {
-            word: self._offered(talk, word)
+        session = self._new_session(0, 0)
+        self.completions = {
+            word: self._completions(session, word)
             for word in commands.commands_by_word()
-            if word not in LEAVING
+            if word not in EXIT_WORDS
         }
 
-    def _offered(self, talk: ChatSession, word: str) -> list[str]:
-        """Return the completions of a command's argument; for /model only the given model."""
-        found = [f"{first}" for _, first in complete_line(talk, f"/{word} ")]
-        more = [
-            f"{first} {then}"
-            for first in found
-            for _, then in complete_line(talk, f"/{word} {first} ")
+    def _completions(self, session: ChatSession, word: str) -> list[str]:
+        """Return the completions of a command's arguments. /model gets only the model of this run,
+        so that no other one is loaded.
+        """
+        first_words = [f"{first}" for _, first in complete_line(session, f"/{word} ")]
+        two_words = [
+            f"{first} {second}"
+            for first in first_words
+            for _, second in complete_line(session, f"/{word} {first} ")
         ]
-        return [str(self.model)] if word == "model" else [*found, *more]
+        return [str(self.model)] if word == "model" else [*first_words, *two_words]
 
-    def _talk(self, temp: int, seed: int) -> ChatSession:
+    def _new_session(self, temp: int, seed: int) -> ChatSession:
         sampling = default_sampling().with_values({"temp": temp, "seed": seed})
         return ChatSession(
             self.opened.name,
@@ -239,7 +243,9 @@ class Fuzz:
         )
 
     def keys(self, rng: random.Random, count: int) -> list[str]:
-        """Return the keys to type; INTERRUPT, RESIZE and TERMINATE are events between them."""
+        """Return a random sequence of at most `count` inputs (one may be added). An input is a key,
+        a line, a paste, or one of the events "INTERRUPT", "RESIZE" and "TERMINATE".
+        """
         kinds = {
             self._command: 10,
             self._message: 6,
@@ -252,23 +258,23 @@ class Fuzz:
             lambda rng: "INTERRUPT": 4,
             lambda rng: "RESIZE": 2,
         }
-        made = [
+        keys = [
             rng.choices(list(kinds), list(kinds.values()))[0](rng)
             for _ in range(rng.randint(1, count))
         ]
         if rng.random() < 0.05:
-            whole = "word and " * (1 << 17)  # more than 1 MB
-            made.insert(rng.randrange(len(made) + 1), f"\x1b[200~{whole}\x1b[201~\r")
-        return [*made, "TERMINATE"] if rng.random() < 0.05 else made
+            long_text = "word and " * (1 << 17)  # more than 1 MB
+            keys.insert(rng.randrange(len(keys) + 1), f"\x1b[200~{long_text}\x1b[201~\r")
+        return [*keys, "TERMINATE"] if rng.random() < 0.05 else keys
 
     def _command(self, rng: random.Random) -> str:
-        """Return a command, mostly with a valid argument."""
-        word = rng.choice([*self.known, "nonsense"])
+        """Return a command line, in most cases with a valid argument."""
+        word = rng.choice([*self.completions, "nonsense"])
         arguments = [rng.choice(self.words) for _ in range(rng.choice((0, 0, 1, 1, 2, 3)))]
-        if word in self.known and (offered := self.known[word]) and rng.random() < 0.6:
-            arguments[:1] = [rng.choice(offered)]
+        if word in self.completions and (choices := self.completions[word]) and rng.random() < 0.6:
+            arguments[:1] = [rng.choice(choices)]
         if rng.random() < 0.1:
-            word = rng.choice(LEAVING)
+            word = rng.choice(EXIT_WORDS)
         line = f"/{word} {' '.join(arguments)}".replace("\x00", "")
         return (
             rng.choice(("\x05\x15", "\x05\x15", "")) + line + rng.choice(("\r", "\r", "\r", "\t"))
@@ -295,50 +301,50 @@ class Fuzz:
         return "\x1b[200~" + text + "\n" + text + rng.choice(("\x1b[201~", "\x1b[201~\r", ""))
 
     def sequence(self, number: int, count: int) -> list[str]:
-        """Type one sequence at a new session and check the result; return the keys. Raises on any
-        failure.
+        """Type one sequence of keys in a new session and check the state afterwards; return the
+        keys. Any failure raises an exception.
         """
         rng = random.Random(f"{self.seed}/{number}")
         keys, screen = self.keys(rng, count), Screen()
         self.screen, self.typed = screen, keys
-        talk = self._talk(rng.choice((0, 1)), number)
+        session = self._new_session(rng.choice((0, 1)), number)
         output = Vt100_Output(screen, lambda: screen.size, term="xterm")
         try:
             with create_pipe_input() as pipe, create_app_session(input=pipe, output=output):
                 screen.pipe = pipe
                 typist = Typist(keys, pipe, screen, rng)
                 with redirect_stdout(screen), redirect_stderr(screen):
-                    self._converse(talk, typist)
+                    self._converse(session, typist)
             typist.join()
         finally:
             self.opened = replace(
-                self.opened, name=talk.name, runner=talk.runner, file_bytes=talk.file_bytes
+                self.opened, name=session.name, runner=session.runner, file_bytes=session.file_bytes
             )
-        self._look(talk)
+        self._check_state(session)
         return keys
 
-    def _converse(self, talk: ChatSession, typist: Typist) -> None:
-        def early(number: int, frame: FrameType | None) -> None:
-            """Handle signals before the REPL starts and after it ends."""
+    def _converse(self, session: ChatSession, typist: Typist) -> None:
+        def ignore_signal(number: int, frame: FrameType | None) -> None:
+            """Ignore Ctrl-C before the REPL starts and after it ends."""
 
-        signal.signal(signal.SIGINT, early)
+        signal.signal(signal.SIGINT, ignore_signal)
         typist.start()
         try:
-            repl.run_repl(talk)
+            repl.run_repl(session)
             self.counts["left"] += 1
         except SystemExit as error:
             if error.code != 128 + signal.SIGTERM:
                 raise
             self.counts["terminated"] += 1
         finally:
-            typist.left.set()
+            typist.repl_ended.set()
 
-    def _look(self, talk: ChatSession) -> None:
-        engine = talk.runner.engine
+    def _check_state(self, session: ChatSession) -> None:
+        engine = session.runner.engine
         assert not engine.is_busy, "an answer is unfinished"
-        assert engine.ledger.n_idle == talk.runner.context.n_seq_max, "a slot is still taken"
+        assert engine.ledger.n_idle == session.runner.context.n_seq_max, "a slot is still taken"
         engine.ledger.check()
-        roles = [message.role for message in talk.conversation.messages]
+        roles = [message.role for message in session.conversation.messages]
         assert roles == ["user", "assistant"] * (len(roles) // 2), roles
         self.counts["turns"] += len(roles) // 2
         self.counts["errors told"] += self.screen.getvalue().count("error: ")
@@ -346,7 +352,7 @@ class Fuzz:
 
 
 def main() -> None:
-    """Parse the arguments, type, print the figures."""
+    """Parse the flags, type all sequences and print the figures; exit with 1 on a failure."""
     parser = argparse.ArgumentParser(usage=(__doc__ or "").split("usage: ")[1].split("\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--count", type=int, default=200)
@@ -358,38 +364,45 @@ def main() -> None:
         "--first", type=int, default=0, help="number of the first sequence, to resume or repeat"
     )
     parser.add_argument("--verbose", action="store_true", help="print each sequence")
-    asked = parser.parse_args()
-    model = asked.model.resolve()
+    args = parser.parse_args()
+    model = args.model.resolve()
     clipboard.PROGRAMS = ()  # keep the user's clipboard
-    begun, pressed = time.monotonic(), 0
+    began, n_keys = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LLMCLI_HOME"], home = str(Path(folder) / "home"), Path(folder) / "here"
         home.mkdir()
         os.chdir(home)
         (home / "notes.txt").write_text("A file of words.\n" * 3)
-        fuzz = Fuzz(model, asked.seed, home)
-        for number in range(asked.first, asked.first + asked.count):
+        fuzz = Fuzz(model, args.seed, home)
+        for number in range(args.first, args.first + args.count):
             try:
-                pressed += len(fuzz.sequence(number, asked.keys))
+                n_keys += len(fuzz.sequence(number, args.keys))
             except BaseException:  # noqa: BLE001 - reported below, then the run ends
-                shown = escape_controls(fuzz.screen.getvalue())
-                at = shown.find("Traceback")
-                print(shown[-2000:] if at < 0 else shown[at : at + 4000], file=sys.stderr)
-                cut = [key if len(key) < 80 else f"{key[:60]}… ({len(key)})" for key in fuzz.typed]
-                print(f"sequence {number} of seed {asked.seed}: {cut!r}", file=sys.stderr)
+                screen_text = escape_controls(fuzz.screen.getvalue())
+                traceback_start = screen_text.find("Traceback")
+                print(
+                    screen_text[-2000:]
+                    if traceback_start < 0
+                    else screen_text[traceback_start : traceback_start + 4000],
+                    file=sys.stderr,
+                )
+                shortened = [
+                    key if len(key) < 80 else f"{key[:60]}… ({len(key)})" for key in fuzz.typed
+                ]
+                print(f"sequence {number} of seed {args.seed}: {shortened!r}", file=sys.stderr)
                 traceback.print_exc()
                 raise SystemExit(1) from None
-            if asked.verbose:
+            if args.verbose:
                 print(
                     number,
-                    f"{time.monotonic() - begun:.0f} s",
+                    f"{time.monotonic() - began:.0f} s",
                     dict(fuzz.counts),
                     file=sys.stderr,
                     flush=True,
                 )
         fuzz.models.close()
-    figures = {"sequences": asked.count, "seed": asked.seed, "keys": pressed, **fuzz.counts}
-    print(json.dumps({**figures, "seconds": round(time.monotonic() - begun, 1)}))
+    figures = {"sequences": args.count, "seed": args.seed, "keys": n_keys, **fuzz.counts}
+    print(json.dumps({**figures, "seconds": round(time.monotonic() - began, 1)}))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Send wrong requests over the WebSocket, gRPC, and to the read-only paths of a server.
+"""Send wrong requests to a server over WebSocket and gRPC, and to its read-only HTTP paths.
 
 usage: .venv/bin/python scripts/fuzz/websocket_grpc.py FILE.gguf [--requests 500] [--seed 0]
        [-- FLAGS of serve]
 
-The cases are those of fuzz/http_requests.py. Over the WebSocket each is one message, several in
-turn on one socket: each must get an end or an error, and the socket must stay open. Over gRPC a
-request's fields get the odd values that a message can carry, its `more` those of the HTTP form, and
-some requests are random bytes: the status must blame the caller, never the server. Every path is
-requested with every method and odd query strings. The script prints the failures and exits with 1
-if there are any.
+The requests are those of fuzz/http_requests.py. On the WebSocket each request is one message,
+several in turn on one socket. Each must get an end or an error, and the socket must stay open. In
+gRPC messages, the number fields get the unusual values that they can hold, the field `more` gets
+the values of the HTTP requests, and some messages are random bytes. The status must name an error
+of the caller, never of the server. Every read-only path is requested with every method and with
+unusual query strings. The script prints the failures and exits with 1 if there are any.
 """
 
 import argparse
@@ -28,9 +28,19 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import httpx2
 
-from scripts.fuzz.http_requests import CHAT, GOOD, TOOL, VALUES, cases, idle, served, told, wrong
+from scripts.fuzz.http_requests import (
+    CHAT,
+    TOOL,
+    VALID,
+    VALUES,
+    cases,
+    find_problem,
+    print_result,
+    run_server,
+    wait_until_idle,
+)
 
-NO_FORMS = (
+NOT_OVER_WEBSOCKET = (
     "/api/embed",
     "/api/embeddings",
     "/api/show",
@@ -38,8 +48,8 @@ NO_FORMS = (
     "/detokenize",
     "/apply-template",
 )
-FORMS = {path for path, _ in GOOD if not path.endswith("_tokens")} - set(NO_FORMS)
-READ = (
+FORMS = {path for path, _ in VALID if not path.endswith("_tokens")} - set(NOT_OVER_WEBSOCKET)
+READ_ONLY_PATHS = (
     "/",
     "/health",
     "/metrics",
@@ -88,7 +98,7 @@ MESSAGES = (
     '{"id": 1e999}',
     '{"id": "a", "path": "/v1/completions", "body": 1}',
 )
-PLAIN = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
+NUMBER_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
 NUMBERS = (
     0,
     1,
@@ -102,47 +112,53 @@ NUMBERS = (
     float("nan"),
     2**64 - 1,
 )
-RIGHT = {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "UNIMPLEMENTED"}
+EXPECTED_STATUS = {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "UNIMPLEMENTED"}
 PATIENCE = 120
 
 
-async def sockets(
-    url: str, asked: list[tuple[str, bytes]], at_once: int = 4
+async def send_over_websockets(
+    url: str, requests: list[tuple[str, bytes]], at_once: int = 4
 ) -> tuple[Counter[str], list[str]]:
-    """Send over `at_once` WebSockets; return counts by outcome, and the failures."""
+    """Send all requests over `at_once` WebSockets at the same time. Return the counts by outcome,
+    and the failures.
+    """
     from websockets.asyncio.client import connect
     from websockets.exceptions import ConnectionClosed
 
     texts = [
         f'{{"id": "a", "path": "{path}", "body": {body.decode()}}}'
-        for path, body in asked
+        for path, body in requests
         if path in FORMS
     ]
-    numbers, counts, found = iter([*MESSAGES, *texts]), Counter[str](), list[str]()
+    texts_to_send, counts, failures = iter([*MESSAGES, *texts]), Counter[str](), list[str]()
 
-    async def talked(link: Any) -> bool:
-        """Return whether all messages were sent on this socket; else it is unusable."""
-        for text in numbers:
+    async def send_all(link: Any) -> bool:
+        """Send messages on one socket until all are sent. Return False if the socket failed before
+        that.
+        """
+        for text in texts_to_send:
             try:
                 await link.send(text)
-                counts[await _ended(link)] += 1
+                counts[await _outcome(link)] += 1
             except (ConnectionClosed, TimeoutError, ValueError) as error:
-                found.append(f"socket: {text[:700]}: {error!r}")
+                failures.append(f"socket: {text[:700]}: {error!r}")
                 return False
         return True
 
     async def worker() -> None:
-        over = False
-        while not over:
+        all_sent = False
+        while not all_sent:
             async with connect(f"{url.replace('http', 'ws', 1)}/v1/ws", max_size=None) as link:
-                over = await talked(link)
+                all_sent = await send_all(link)
 
     await asyncio.gather(*(worker() for _ in range(at_once)))
-    return counts, found
+    return counts, failures
 
 
-async def _ended(link: Any) -> str:
-    """Return "done", or the status of the error that answered a message."""
+async def _outcome(link: Any) -> str:
+    """Read the documents that answer a message. Return "socket done", or "socket" and the type of
+    the error. Raises ValueError for an error of the server.
+    """
     async with asyncio.timeout(PATIENCE):
         while True:
             document = json.loads(await link.recv())
@@ -154,54 +170,58 @@ async def _ended(link: Any) -> str:
                 return f"socket {error['type']}"
 
 
-async def reads(url: str) -> tuple[Counter[str], list[str]]:
-    """Request every path with every method."""
-    counts, found = Counter[str](), list[str]()
+async def request_paths(url: str) -> tuple[Counter[str], list[str]]:
+    """Request every read-only path with every method, and GET with every query. Return the counts
+    by method and status, and the failures.
+    """
+    counts, failures = Counter[str](), list[str]()
     async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
-        for path in READ:
+        for path in READ_ONLY_PATHS:
             for method in METHODS:
                 for query in QUERIES if method == "GET" else QUERIES[:1]:
-                    where = f"{method} {path}{query[:20]}"
+                    label = f"{method} {path}{query[:20]}"
                     answer = await client.request(method, path + query)
                     counts[f"{method} {answer.status_code}"] += 1
-                    plain = answer.status_code == 200 and not answer.content.startswith(
+                    is_text = answer.status_code == 200 and not answer.content.startswith(
                         (b"{", b"[")
                     )
                     if (
                         method != "HEAD"
-                        and not plain
-                        and (what := wrong(path, answer.status_code, answer.content))
+                        and not is_text
+                        and (problem := find_problem(path, answer.status_code, answer.content))
                     ):
-                        found.append(f"{where}: {what}")
-    return counts, found
+                        failures.append(f"{label}: {problem}")
+    return counts, failures
 
 
-def messages(dice: random.Random, count: int) -> Iterator[tuple[str, bytes]]:
-    """Yield methods and serialized requests: odd fields, odd `more`, and random byte changes."""
+def grpc_messages(rng: random.Random, count: int) -> Iterator[tuple[str, bytes]]:
+    """Yield gRPC method names with serialized messages: unusual numbers in each number field, then
+    `count` times an unusual value in `more`, an embedding request, and a random byte change.
+    """
     from google.protobuf import json_format
 
     from llmcli.serve.grpc.service import message_classes
 
-    kind = message_classes()
-    good = kind["GenerateRequest"](prompt="Once", max_tokens=2)
-    for name in PLAIN:
+    classes = message_classes()
+    valid = classes["GenerateRequest"](prompt="Once", max_tokens=2)
+    for name in NUMBER_FIELDS:
         for number in NUMBERS:
-            made = kind["GenerateRequest"](prompt="Once", max_tokens=2)
-            with suppress(ValueError, TypeError):  # a message cannot carry it
-                setattr(made, name, number)
-                yield "Generate", made.SerializeToString()
+            message = classes["GenerateRequest"](prompt="Once", max_tokens=2)
+            with suppress(ValueError, TypeError):  # the field cannot hold this number
+                setattr(message, name, number)
+                yield "Generate", message.SerializeToString()
     for number in range(count):
-        made = kind["GenerateRequest"](max_tokens=2)
+        message = classes["GenerateRequest"](max_tokens=2)
         if number % 2:
-            made.prompt = "Once"
+            message.prompt = "Once"
         else:
-            made.messages.add(role=dice.choice(("user", "", "tool", "x")), content="Look.")
+            message.messages.add(role=rng.choice(("user", "", "tool", "x")), content="Look.")
         name, value = (
-            dice.choice([*CHAT, "tools", "response_format", "json_schema", "grammar"]),
-            dice.choice(VALUES),
+            rng.choice([*CHAT, "tools", "response_format", "json_schema", "grammar"]),
+            rng.choice(VALUES),
         )
         if isinstance(value, float):
-            made.more.fields[name].number_value = dice.choice(NUMBERS)
+            message.more.fields[name].number_value = rng.choice(NUMBERS)
         else:
             with suppress(
                 json_format.ParseError, ValueError, TypeError, OverflowError, RecursionError
@@ -212,25 +232,31 @@ def messages(dice: random.Random, count: int) -> Iterator[tuple[str, bytes]]:
                         if number % 3
                         else [{"type": "function", "function": TOOL}, value]
                     },
-                    made.more,
+                    message.more,
                 )
-        yield "Generate", made.SerializeToString()
-        many = kind["EmbedRequest"](texts=["", "a"][: number % 3], dimensions=number * 7919 % 2**32)
-        yield "Embed", many.SerializeToString()
-        raw = bytearray(good.SerializeToString())
-        raw[dice.randrange(len(raw))] = dice.randrange(256)
-        yield dice.choice(("Generate", "Tokenize", "Embed", "Health")), bytes(raw)
+        yield "Generate", message.SerializeToString()
+        embedding = classes["EmbedRequest"](
+            texts=["", "a"][: number % 3], dimensions=number * 7919 % 2**32
+        )
+        yield "Embed", embedding.SerializeToString()
+        raw = bytearray(valid.SerializeToString())
+        raw[rng.randrange(len(raw))] = rng.randrange(256)
+        yield rng.choice(("Generate", "Tokenize", "Embed", "Health")), bytes(raw)
 
 
-async def calls(port: int, asked: list[tuple[str, bytes]]) -> tuple[Counter[str], list[str]]:
-    """Send over gRPC, with raw bytes in both directions."""
+async def send_over_grpc(
+    port: int, messages: list[tuple[str, bytes]]
+) -> tuple[Counter[str], list[str]]:
+    """Send serialized messages over gRPC as raw bytes. Return the counts by method and status, and
+    the failures.
+    """
     import grpc
 
     from llmcli.serve.grpc.service import SERVICE_NAME
 
-    counts, found = Counter[str](), list[str]()
+    counts, failures = Counter[str](), list[str]()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        for method, raw in asked:
+        for method, raw in messages:
             try:
                 if method == "Generate":
                     async for _ in channel.unary_stream(f"/{SERVICE_NAME}/{method}")(
@@ -239,56 +265,65 @@ async def calls(port: int, asked: list[tuple[str, bytes]]) -> tuple[Counter[str]
                         pass
                 else:
                     await channel.unary_unary(f"/{SERVICE_NAME}/{method}")(raw, timeout=PATIENCE)
-                status, words = "OK", ""
+                status, details = "OK", ""
             except grpc.aio.AioRpcError as error:
-                status, words = error.code().name, str(error.details())
+                status, details = error.code().name, str(error.details())
             counts[f"{method} {status}"] += 1
-            if status not in RIGHT:
-                found.append(f"{method} {raw[:300]!r}: {status} {words}")
-    return counts, found
+            if status not in EXPECTED_STATUS:
+                failures.append(f"{method} {raw[:300]!r}: {status} {details}")
+    return counts, failures
 
 
 def free_port() -> int:
-    """Return a free port."""
-    with socket.create_server(("127.0.0.1", 0)) as made:
-        port: int = made.getsockname()[1]
+    """Return a TCP port that is free on the loopback interface."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
         return port
 
 
-async def all_doors(
-    url: str, port: int | None, wanted: list[tuple[str, bytes]], seed: int
+async def fuzz_all_interfaces(
+    url: str, port: int | None, requests: list[tuple[str, bytes]], seed: int
 ) -> tuple[Counter[str], list[str]]:
-    """Test sockets, paths and, if it is served, gRPC; then check the cells."""
-    counts, found = await sockets(url, wanted)
-    parts = [await reads(url)]
+    """Send wrong requests to WebSockets, read-only paths and, unless `port` is None, gRPC; then
+    wait until the server is idle and check its cells. Return the counts and the failures.
+    """
+    counts, failures = await send_over_websockets(url, requests)
+    results = [await request_paths(url)]
     if port is not None:
-        parts.append(await calls(port, list(messages(random.Random(seed), len(wanted) // 3))))
-    for more, wrongs in parts:
-        counts, found = counts + more, found + wrongs
+        results.append(
+            await send_over_grpc(port, list(grpc_messages(random.Random(seed), len(requests) // 3)))
+        )
+    for more_counts, more_failures in results:
+        counts, failures = counts + more_counts, failures + more_failures
     async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE) as client:
-        return counts, found + await idle(client)
+        return counts, failures + await wait_until_idle(client)
 
 
 def main() -> int:
-    """Serve, send and report."""
+    """Parse the flags, start the server, send and print; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("ref")
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    asked, flags = parser.parse_known_args()
-    wanted = cases()
-    random.Random(asked.seed).shuffle(wanted)
+    args, flags = parser.parse_known_args()
+    requests = cases()
+    random.Random(args.seed).shuffle(requests)
     port = None
     with suppress(ImportError):
         import grpc  # noqa: F401
 
         port = free_port()
-    more = [] if port is None else ["--grpc-port", str(port)]
-    with served(asked.ref, [*more, *(word for word in flags if word != "--")]) as (url, ended):
-        counts, found = asyncio.run(all_doors(url, port, wanted[: asked.requests], asked.seed))
-    return told(counts, found, ended[0])
+    grpc_flags = [] if port is None else ["--grpc-port", str(port)]
+    with run_server(args.ref, [*grpc_flags, *(word for word in flags if word != "--")]) as (
+        url,
+        exit_status,
+    ):
+        counts, failures = asyncio.run(
+            fuzz_all_interfaces(url, port, requests[: args.requests], args.seed)
+        )
+    return print_result(counts, failures, exit_status[0])
 
 
 if __name__ == "__main__":

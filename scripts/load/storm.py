@@ -1,14 +1,14 @@
-"""Run many random requests over a small cell pool, and compare the cells with llama.cpp after each
-step.
+"""Run many random requests in an engine with a small KV pool, and check the cells after each step.
 
 usage: .venv/bin/python scripts/load/storm.py MODEL.gguf [--requests 300] [--cells 512]
        [--slots 8] [--running 6] [--seed 0] [--threads 1] [--swap BYTES] [--alike]
 
 Some prompts share beginnings; priorities and clients differ. Some requests are cancelled or
-dropped, some search with beams. The pool must be empty after idle cells are evicted. With `--alike`
-the reproducible mode is on, nothing is cancelled, and each answer must equal the one that the
-request gets alone: the same tokens, and the same bits of their log-probabilities. Models with any
-memory work, also recurrent ones and sliding windows.
+dropped, and some use beam search. After each step, the ledger's cell count must equal llama.cpp's.
+At the end, after idle cells are evicted, the pool must be empty. With `--alike` the reproducible
+mode is on, no request is cancelled, and each answer must equal the answer to the same request
+alone: the same tokens, and the same bits of their log-probabilities. Models with any kind of memory
+work, also recurrent ones and those with sliding windows.
 """
 
 import argparse
@@ -31,50 +31,52 @@ from tests.fixtures.full_pool import storm
 CHANCE = default_sampling().with_values({"temp": 1.1})
 
 
-def requests(runner: Runner, given: argparse.Namespace, rng: random.Random) -> list[Request]:
-    """Return requests of at most a third of the pool each, so that three fill it."""
-    words, most = range(3, min(20_000, runner.model.n_vocab)), given.cells // 6
-    stems = [rng.choices(words, k=length) for length in (most, most // 2, 0)]
-    beams = runner.engine.ledger.can_fork and not given.alike
-    made = []
-    for number in range(given.requests):
-        prompt = (*rng.choice(stems), *rng.choices(words, k=rng.randint(1, most)))
-        more = (
+def requests(runner: Runner, args: argparse.Namespace, rng: random.Random) -> list[Request]:
+    """Return random requests. Each needs at most a third of the pool, so that three can fill it."""
+    ordinary_tokens, max_tokens = range(3, min(20_000, runner.model.n_vocab)), args.cells // 6
+    stems = [rng.choices(ordinary_tokens, k=length) for length in (max_tokens, max_tokens // 2, 0)]
+    beams = runner.engine.ledger.can_fork and not args.alike
+    requests = []
+    for number in range(args.requests):
+        prompt = (*rng.choice(stems), *rng.choices(ordinary_tokens, k=rng.randint(1, max_tokens)))
+        search = (
             {"strategy": "beam", "search": BeamSettings(beams=3)}
             if beams and rng.random() < 0.05
             else {}
         )
         sampling = CHANCE.with_values({"seed": number})
-        made.append(
+        requests.append(
             Request(
                 prompt,
                 sampling,
-                rng.randint(1, most),
+                rng.randint(1, max_tokens),
                 ignore_eos=True,
                 logprobs=True,
                 client=rng.choice("abc"),
                 priority=rng.choice((0, 0, 0, 1, 2)),
-                **more,
+                **search,
             )
         )
-    return made
+    return requests
 
 
-def said(answer: Answer | None) -> list[tuple[int, float | None]]:
-    """Return the tokens of an answer and their log-probabilities."""
+def token_logprobs(answer: Answer | None) -> list[tuple[int, float | None]]:
+    """Return the token ids of an answer with their log-probabilities, or [] for None."""
     return [(token.id, token.logprob) for token in answer.tokens] if answer else []
 
 
-def alone(runner: Runner, request: Request) -> list[tuple[int, float | None]]:
-    """Return the tokens that a request gets alone."""
+def tokens_alone(runner: Runner, request: Request) -> list[tuple[int, float | None]]:
+    """Run a request without any other; return the token ids with their log-probabilities."""
     reply = runner.reply(request)
     for _ in reply:
         pass
-    return said(reply.answer)
+    return token_logprobs(reply.answer)
 
 
 def main() -> None:
-    """Run once; an AssertionError names the failure, and the seed is printed first."""
+    """Parse the flags, run the requests and print. Raises AssertionError if a check fails; the seed
+    is printed before the run.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -90,26 +92,28 @@ def main() -> None:
         ("swap", 1 << 28),
     ):
         parser.add_argument(f"--{name}", type=int, default=value)
-    given = parser.parse_args()
-    rng = random.Random(given.seed)
-    options = RunOptions(ctx_size=given.cells, threads=given.threads)
-    options = reproducible.with_required_options(options) if given.alike else options
-    with open_runner(given.model, options, slots=given.slots) as runner:
-        asked = requests(runner, given, rng)
-        idle = rng.choice((None, given.cells // 8))
+    args = parser.parse_args()
+    rng = random.Random(args.seed)
+    options = RunOptions(ctx_size=args.cells, threads=args.threads)
+    options = reproducible.with_required_options(options) if args.alike else options
+    with open_runner(args.model, options, slots=args.slots) as runner:
+        all_requests = requests(runner, args, rng)
+        idle = rng.choice((None, args.cells // 8))
         runner.engine.schedule = Schedule(
-            max_running=given.running,
+            max_running=args.running,
             max_gap_seconds=0.1,
-            swap_bytes=given.swap,
+            swap_bytes=args.swap,
             max_idle_cells=idle,
         )
         print(
-            f"seed {given.seed}: {given.requests} requests, {runner.n_ctx} cells, idle at most {idle}",
+            f"seed {args.seed}: {args.requests} requests, {runner.n_ctx} cells, idle at most {idle}",
             flush=True,
         )
-        begun, cuts = time.perf_counter(), 0.0 if given.alike else 0.002
-        made = storm(runner.engine, asked, rng, cancelled=cuts, dropped=cuts / 3)
-        spent = time.perf_counter() - begun
+        began, end_chance = time.perf_counter(), 0.0 if args.alike else 0.002
+        result = storm(
+            runner.engine, all_requests, rng, cancelled=end_chance, dropped=end_chance / 3
+        )
+        seconds = time.perf_counter() - began
         runner.engine.ledger.evict_idle()
         runner.engine.check()
         load = runner.engine.stats
@@ -120,24 +124,24 @@ def main() -> None:
             == runner.engine.scheduler.swap.nbytes
             == 0
         ), load
-    ends = [answer.finish for answer in made.answers.values() if answer]
-    assert set(ends) <= {"length", "cancelled"}, set(ends)
+    finishes = [answer.finish for answer in result.answers.values() if answer]
+    assert set(finishes) <= {"length", "cancelled"}, set(finishes)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    told = {name: ends.count(name) for name in sorted(set(ends))}
+    finish_counts = {name: finishes.count(name) for name in sorted(set(finishes))}
     print(
-        f"{made.steps} steps in {spent:.1f} s; {told}; {load.n_preemptions} preempted and resumed; {peak} MiB at most"
+        f"{result.steps} steps in {seconds:.1f} s; {finish_counts}; {load.n_preemptions} preempted and resumed; {peak} MiB at most"
     )
-    if given.alike:
-        with open_runner(given.model, options) as runner:
-            wrong = [
+    if args.alike:
+        with open_runner(args.model, options) as runner:
+            differing = [
                 number
-                for number, one in enumerate(asked)
-                if alone(runner, one) != said(made.answers[number])
+                for number, request in enumerate(all_requests)
+                if tokens_alone(runner, request) != token_logprobs(result.answers[number])
             ]
         print(
-            f"{len(asked) - len(wrong)} of {len(asked)} answers equal those of the requests alone"
+            f"{len(all_requests) - len(differing)} of {len(all_requests)} answers equal those of the requests alone"
         )
-        assert not wrong, wrong
+        assert not differing, differing
 
 
 if __name__ == "__main__":

@@ -26,35 +26,35 @@ def tiny(stories_gguf: Path) -> Iterator[Served]:
 
 
 def test_every_path_with_a_body_has_a_request() -> None:
-    taken = {route.path for route in ROUTES.values() if "POST" in route.methods}
-    assert taken - {path for path, _ in http_requests.GOOD + http_requests.REFUSED} == set()
+    post_paths = {route.path for route in ROUTES.values() if "POST" in route.methods}
+    assert post_paths - {path for path, _ in http_requests.VALID + http_requests.REFUSED} == set()
 
 
 def test_unchanged_requests_are_answered(tiny: Served) -> None:
-    asked = [(path, http_requests.spelled(body)) for path, body in http_requests.GOOD]
-    counts, found = asyncio.run(http_requests.fuzz(tiny.url, asked, 4))
-    assert found == []
-    assert {words.split()[1] for words in counts} == {"200"}, counts
+    requests = [(path, http_requests.encode(body)) for path, body in http_requests.VALID]
+    counts, failures = asyncio.run(http_requests.fuzz(tiny.url, requests, 4))
+    assert failures == []
+    assert {label.split()[1] for label in counts} == {"200"}, counts
 
 
 def test_a_wrong_value_anywhere_is_answered_or_refused(tiny: Served) -> None:
-    asked = http_requests.cases()
-    random.Random(5).shuffle(asked)
-    counts, found = asyncio.run(http_requests.fuzz(tiny.url, asked[:150], 8))
-    assert found == []
+    requests = http_requests.cases()
+    random.Random(5).shuffle(requests)
+    counts, failures = asyncio.run(http_requests.fuzz(tiny.url, requests[:150], 8))
+    assert failures == []
     assert sum(counts.values()) == 150
 
 
 def test_wrong_answers_are_reported() -> None:
     error = {"message": "m", "type": "t", "param": None, "code": None}
-    assert http_requests.wrong("/", 400, json.dumps({"error": error}).encode()) == ""
+    assert http_requests.find_problem("/", 400, json.dumps({"error": error}).encode()) == ""
     for status, raw in (
         (500, json.dumps({"error": error}).encode()),
         (200, b'{"a": NaN}'),
         (400, b"no"),
         (200, b'data: {"error": {"message": "x"}}\n\n'),
     ):
-        assert http_requests.wrong("/", status, raw), (status, raw)
+        assert http_requests.find_problem("/", status, raw), (status, raw)
 
 
 HUGE = "1" + "0" * 400
@@ -70,7 +70,7 @@ HUGE = "1" + "0" * 400
     ],
 )
 def test_too_large_numbers_in_a_schema_are_refused(tiny: Served, schema: str) -> None:
-    status, _, found = post(
+    status, _, document = post(
         tiny, f'{{"prompt": "x", "json_schema": {schema}}}'.encode(), "/v1/completions"
     )
-    assert (status, found["error"]["param"]) == (400, "json_schema"), found
+    assert (status, document["error"]["param"]) == (400, "json_schema"), document

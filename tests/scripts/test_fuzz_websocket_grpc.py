@@ -24,12 +24,12 @@ def tiny(stories_gguf: Path) -> Iterator[Served]:
 
 
 def test_wrong_requests_are_answered_or_refused(tiny: Served) -> None:
-    asked = websocket_grpc.cases()
-    random.Random(3).shuffle(asked)
-    counts, found = asyncio.run(
-        websocket_grpc.all_doors(tiny.url, tiny.server.grpc_port, asked[:30], 3)
+    requests = websocket_grpc.cases()
+    random.Random(3).shuffle(requests)
+    counts, failures = asyncio.run(
+        websocket_grpc.fuzz_all_interfaces(tiny.url, tiny.server.grpc_port, requests[:30], 3)
     )
-    assert found == []
+    assert failures == []
     assert {"socket done", "socket invalid_request_error", "GET 200", "GET 404", "FROB 405"} <= set(
         counts
     ), counts
@@ -41,4 +41,4 @@ def test_wrong_requests_are_answered_or_refused(tiny: Served) -> None:
 def test_what_a_message_cannot_carry_is_left_out() -> None:
     pytest.importorskip("grpc")
     for seed in range(4):  # 10**400, which is no double, among the values
-        assert len(list(websocket_grpc.messages(random.Random(seed), 200))) >= 600
+        assert len(list(websocket_grpc.grpc_messages(random.Random(seed), 200))) >= 600

@@ -8,13 +8,13 @@ from tests.fixtures.server import Served
 
 def test_growth_is_distinguished_from_a_heap_that_fills() -> None:
     noise = [0.1 * (number % 3) for number in range(100)]
-    leak = [100 + 0.2 * number + more for number, more in enumerate(noise)]
-    step = [100 + 10 * (number > 60) + more for number, more in enumerate(noise)]
-    warm = [100 - 20 * 0.9**number + more for number, more in enumerate(noise)]
+    leak = [100 + 0.2 * number + offset for number, offset in enumerate(noise)]
+    step = [100 + 10 * (number > 60) + offset for number, offset in enumerate(noise)]
+    warm = [100 - 20 * 0.9**number + offset for number, offset in enumerate(noise)]
     for memory, requests, verdict in (
         (leak, 10_000, soak.GROWS),
-        (leak, 300, soak.SHORT),
-        (step, 10_000, soak.SHORT),
+        (leak, 300, soak.TOO_SHORT),
+        (step, 10_000, soak.TOO_SHORT),
         (warm, 10_000, "flat"),
         (noise, 300, "flat"),
     ):
@@ -22,8 +22,10 @@ def test_growth_is_distinguished_from_a_heap_that_fills() -> None:
 
 
 def test_a_mixed_load_is_answered_rightly_and_leaves_nothing(tiny: Served) -> None:
-    tally = asyncio.run(soak.storm(tiny.url, soak.kinds(True, 1), 30, 0.3, 0.1, 8, 1))
+    tally = asyncio.run(
+        soak.send_load(tiny.url, soak.requests_of_every_kind(True, 1), 30, 0.3, 0.1, 8, 1)
+    )
     assert tally.wrong == []
-    assert tally.right + tally.left + tally.refused + sum(tally.differing.values()) == 30
-    report = asyncio.run(soak.settled(tiny.url))
-    assert [one for one in report["sequences"] if one["state"] == "running"] == []
+    assert tally.right + tally.cancelled + tally.refused + sum(tally.differing.values()) == 30
+    report = asyncio.run(soak.wait_until_idle(tiny.url))
+    assert [sequence for sequence in report["sequences"] if sequence["state"] == "running"] == []
