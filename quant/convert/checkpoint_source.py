@@ -1,8 +1,8 @@
-"""Converts a Hugging Face checkpoint folder to a Source: config, vocabulary, and tensors under
-their GGUF names.
+"""Converts a Hugging Face checkpoint folder to a Source: its settings, its vocabulary, and its
+tensors under their GGUF names.
 
-Every tensor of the checkpoint is converted or deliberately dropped; all tensors that do not fit are
-reported in one error.
+Every tensor of the checkpoint is either converted or dropped for a known reason. All other tensors
+are reported in one error.
 """
 
 import difflib
@@ -35,8 +35,7 @@ from quant.tokenizer.vocabulary import load_vocabulary
 if TYPE_CHECKING:
     from quant.native.ggml import F32
 
-# Most misfits that one error lists: more than any real checkpoint has, but a limit for hostile
-# ones.
+# Maximum number of tensors that one error lists. No real checkpoint has more; a hostile one may.
 MAX_LISTED_MISFITS = 2000
 HEAD_NAME, EMBEDDING_NAME = tensor_types.HEAD_NAME, tensor_types.EMBEDDING_NAMES[0]
 TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json")
@@ -52,18 +51,19 @@ def open_checkpoint(
     allow_pickle: bool = False,
     blobs: Mapping[str, Blob] | None = None,
 ) -> Source:
-    """Open a checkpoint folder with config.json, weights and a tokenizer as a Source.
+    """Open a checkpoint folder with config.json, weights and a tokenizer as a Source. The weights
+    are converted later, row by row, when they are read from the Source.
 
-    `tokenizer` is another folder to read the tokenizer from. `pre` overrides the name of the
+    `tokenizer` is another folder from which the tokenizer is read. `pre` overrides the name of the
     pre-tokenizer. `allow_pickle` permits pickled weights if there are no safetensors. `blobs` are
-    the safetensors files by name if they are not in the folder. Raises UserError for anything that
+    the safetensors files by name, if they are not in the folder. Raises UserError for anything that
     cannot be converted.
     """
     folder = CheckpointFolder(path)
     arch, config = read_family(folder)
     notes = arch.check(config)
     blobs = safetensors.find_safetensors(path) if blobs is None else blobs
-    stored = _stored(folder, blobs, allow_pickle)
+    stored = _load_tensors(folder, blobs, allow_pickle)
     language_part = extract_language_part(path, stored)
     restored = dequantize.restore_floats(folder, config, language_part.tensors)
     vocabulary = load_vocabulary(
@@ -75,13 +75,13 @@ def open_checkpoint(
     config = CheckpointConfig({**config.values, "vocab_size": vocabulary.size}, config.location)
     weights, dropped_notes = _convert_weights(path, arch, config, restored.tensors)
     keys = arch.keys(config)
-    dtype = _dtype(language_part.tensors)
+    dtype = _float_dtype(language_part.tensors)
     entries = [
         *general_metadata.general_entries(folder, arch.name, weights, restored.method),
         *((f"{arch.name}.{key.name}", encode_entry(key.kind, key.value)) for key in keys),
         *general_metadata.type_entries(dtype),
     ]
-    facts = _facts(arch, keys)
+    facts = _model_facts(arch, keys)
     files = tuple(sorted({tensor.file for tensor in stored.values()}))
     return Source(
         path,
@@ -97,10 +97,13 @@ def open_checkpoint(
     )
 
 
-def _stored(folder: CheckpointFolder, blobs: Mapping[str, Blob], allow_pickle: bool) -> Tensors:
-    """Return the checkpoint's tensors as they are stored.
+def _load_tensors(
+    folder: CheckpointFolder, blobs: Mapping[str, Blob], allow_pickle: bool
+) -> Tensors:
+    """Return the checkpoint's tensors as they are stored, by name.
 
-    Safetensors are preferred; pickles are read only with `allow_pickle`.
+    Safetensors take precedence over pickled weights. Raises UserError if there are only pickled
+    weights and `allow_pickle` is not set.
     """
     if any(name.startswith("model") for name in blobs) or not (
         pickles := find_pickles(folder.path)
@@ -114,11 +117,11 @@ def _stored(folder: CheckpointFolder, blobs: Mapping[str, Blob], allow_pickle: b
 def _tokenizer_folder(
     checkpoint: CheckpointFolder, override: Path | None, config: CheckpointConfig
 ) -> CheckpointFolder:
-    """Return the folder to read the tokenizer from: `override` if it is given, else the
-    checkpoint's.
+    """Return the folder from which the tokenizer is read: `override` if it is given, else the
+    checkpoint's folder.
 
-    Raises UserError if that folder has no tokenizer; the error names the parent model, whose
-    tokenizer fits.
+    Raises UserError if the folder contains no tokenizer. The error then names the checkpoint's
+    parent model, because its tokenizer fits.
     """
     if override is not None and not override.is_dir():
         raise UserError(
@@ -135,9 +138,9 @@ def _tokenizer_folder(
     return folder
 
 
-def _dtype(stored: Tensors) -> str:
-    """Return the dtype of the checkpoint's first float matrix. It is not read from torch_dtype in
-    config.json, which can be wrong.
+def _float_dtype(stored: Tensors) -> str:
+    """Return the dtype of the checkpoint's first float matrix, or "BF16" if there is none.
+    torch_dtype in config.json is not used, because it can be wrong.
     """
     return next(
         (
@@ -149,8 +152,10 @@ def _dtype(stored: Tensors) -> str:
     )
 
 
-def _facts(arch: Arch, keys: list[ArchKey]) -> ModelFacts:
-    """Return the properties of the model that the type recipes need, read from its metadata keys."""
+def _model_facts(arch: Arch, keys: list[ArchKey]) -> ModelFacts:
+    """Return the properties of the model that the rules for tensor types need. They are read from
+    the metadata keys of the converted file.
+    """
     numbers = {key.name: key.value for key in keys if isinstance(key.value, int)}
     heads = numbers["attention.head_count"]
     return ModelFacts(
@@ -163,10 +168,10 @@ def _facts(arch: Arch, keys: list[ArchKey]) -> ModelFacts:
 
 
 def read_family(folder: CheckpointFolder) -> tuple[Arch, CheckpointConfig]:
-    """Return the model family of a checkpoint folder, and its config.
+    """Return the model family of a checkpoint folder, and the checkpoint's settings.
 
-    The config has the text model's settings at the root, and the family's defaults for settings
-    that config.json omits. Raises UserError for families that are not supported.
+    The settings have the text model's settings at the root, and the family's defaults for
+    everything that config.json omits. Raises UserError for families that are not supported.
     """
     config = _config(folder)
     arch = _arch(folder.path, config)
@@ -174,6 +179,9 @@ def read_family(folder: CheckpointFolder) -> tuple[Arch, CheckpointConfig]:
 
 
 def _config(folder: CheckpointFolder) -> CheckpointConfig:
+    """Return the settings in config.json. For a multimodal model, those in text_config are moved to
+    the root, and the class names of both levels are merged, supported ones first.
+    """
     path = folder.path
     if not path.is_dir():
         raise UserError(f"there is no folder {path}", hint="check the path")
@@ -184,30 +192,36 @@ def _config(folder: CheckpointFolder) -> CheckpointConfig:
     values = folder.read_json("config.json")
     if isinstance(text := values.get("text_config"), dict):
         # the class of the whole model takes precedence over that of its text part
-        classes = [*_classes(values), *_classes(text)]
+        classes = [*_class_names(values), *_class_names(text)]
         classes.sort(key=lambda name: name not in ARCHS)
         values = values | text | {"architectures": classes, "model_type": values.get("model_type")}
     return CheckpointConfig(values, str(path / "config.json"))
 
 
-def _classes(values: Mapping[str, Any]) -> list[str]:
-    named = values.get("architectures")
-    return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+def _class_names(values: Mapping[str, Any]) -> list[str]:
+    """Return the model's class names in config.json ("architectures"); an empty list if there are
+    none.
+    """
+    names = values.get("architectures")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def _class_of_type(kind: object) -> list[str]:
-    """Return the class name that transformers uses for a model_type, in a list; this is for configs
-    that do not name a class.
+    """Return the supported class name for a model_type, as a list with one name or none. It is used
+    for a config.json without class names.
 
-    Example: "qwen2_moe" -> Qwen2MoeForCausalLM.
+    Example: "qwen2_moe" -> ["Qwen2MoeForCausalLM"].
     """
-    plain = str(kind).removesuffix("_text").replace("_", "")
-    return [name for name in ARCHS if name.lower() == f"{plain}forcausallm"]
+    stem = str(kind).removesuffix("_text").replace("_", "")
+    return [name for name in ARCHS if name.lower() == f"{stem}forcausallm"]
 
 
 def _arch(path: Path, config: CheckpointConfig) -> Arch:
-    named = _classes(config.values) or _class_of_type(config.values.get("model_type"))
-    name = named[0] if named else "unknown"
+    """Return the model family that the first class name selects. Raises UserError if it is not
+    supported.
+    """
+    class_names = _class_names(config.values) or _class_of_type(config.values.get("model_type"))
+    name = class_names[0] if class_names else "unknown"
     if name not in ARCHS:
         nearest = difflib.get_close_matches(name, ARCHS, n=1)
         like = f"; the nearest is {nearest[0]}" if nearest else ""
@@ -221,16 +235,17 @@ def _arch(path: Path, config: CheckpointConfig) -> Arch:
 def _convert_weights(
     path: Path, arch: Arch, config: CheckpointConfig, stored: Tensors
 ) -> tuple[list[Weight], list[str]]:
-    """Return every tensor under its GGUF name, in llama.cpp's order, and notes for the user.
+    """Return all tensors of the converted file, under their GGUF names and in llama.cpp's order,
+    and notes for the user. `stored` are the checkpoint's tensors as floats.
 
-    Raises one UserError that lists all tensors that do not fit.
+    Raises one UserError that lists all tensors that do not fit the family and config.json.
     """
     shapes = _FamilyShapes(arch.required_shapes(config), arch.optional_shapes(config))
     named = _name_tensors(arch, config, stored)
-    placed = _drop_surplus(path, named, shapes)
-    _check_placement(path, placed, shapes)
-    weights = _transform(arch, config, placed.tensors)
-    zero_biases = len(named.tensors.keys() - placed.tensors.keys() - {HEAD_NAME})
+    reduced = _drop_surplus(path, named, shapes)
+    _check_tensors(path, reduced, shapes)
+    weights = _transform(arch, config, reduced.tensors)
+    zero_biases = len(named.tensors.keys() - reduced.tensors.keys() - {HEAD_NAME})
     notes = [
         f"{zero_biases} biases are left out: this family has none, and they are all zero"
     ] * bool(zero_biases)
@@ -239,7 +254,7 @@ def _convert_weights(
 
 @dataclass(frozen=True, slots=True)
 class _FamilyShapes:
-    """The shapes of a family's required and optional tensors, by GGUF name."""
+    """The shapes, rows first, of a family's required and optional tensors, by GGUF name."""
 
     required: dict[str, tuple[int, ...]]
     optional: dict[str, tuple[int, ...]]
@@ -251,8 +266,8 @@ class _FamilyShapes:
 
 @dataclass(frozen=True, slots=True)
 class _NamedTensors:
-    """A checkpoint's tensors by GGUF name, and the tensors without a GGUF name in this family
-    (`unknown`).
+    """A checkpoint's tensors by GGUF name. `unknown` are the tensors for which this family has no
+    GGUF name.
     """
 
     tensors: Tensors
@@ -260,42 +275,48 @@ class _NamedTensors:
 
 
 def _name_tensors(arch: Arch, config: CheckpointConfig, stored: Tensors) -> _NamedTensors:
+    """Return the checkpoint's tensors under their GGUF names, after the family's own preparation. A
+    tensor whose GGUF name is taken already counts as unknown.
+    """
     import gguf
 
     used = {name: item for name, item in stored.items() if not name.endswith(arch.dropped_endings)}
     names = gguf.get_tensor_name_map(
         gguf.MODEL_ARCH[arch.kind], config.get_int("num_hidden_layers")
     )
-    placed: Tensors = {}
+    named: Tensors = {}
     unknown = []
     for key, tensor in arch.prepare(config, used).items():
         name = _family_name(arch, key) or names.get_name(key, try_suffixes=(".weight", ".bias"))
-        if name is None or name in placed:
+        if name is None or name in named:
             unknown.append(tensor)
         else:
-            placed[name] = tensor
-    return _NamedTensors(placed, tuple(unknown))
+            named[name] = tensor
+    return _NamedTensors(named, tuple(unknown))
 
 
 def _drop_surplus(path: Path, named: _NamedTensors, shapes: _FamilyShapes) -> _NamedTensors:
-    """Return the tensors without a head that is tied to the embedding, and without biases of zeros
-    that the family does not have.
+    """Return the tensors without two kinds that the file does not need: a head that is tied to the
+    embedding, and biases that the family does not have and that are all zero. Raises UserError if a
+    tied head differs from the embedding.
     """
     allowed, tensors = shapes.allowed, dict(named.tensors)
     if HEAD_NAME in tensors and HEAD_NAME not in allowed:
         _check_tied_head(path, tensors.pop(HEAD_NAME), tensors.get(EMBEDDING_NAME))
-    kept = {
+    remaining = {
         name: tensor
         for name, tensor in tensors.items()
         if name in allowed or not _is_zero_bias(name, tensor)
     }
-    return _NamedTensors(kept, named.unknown)
+    return _NamedTensors(remaining, named.unknown)
 
 
-def _check_placement(path: Path, placed: _NamedTensors, shapes: _FamilyShapes) -> None:
-    """Raise one UserError that lists all tensors that do not fit the config, if there are any."""
-    tensors, allowed = placed.tensors, shapes.allowed
-    misfits = [f"{tensor.name} is unknown" for tensor in placed.unknown]
+def _check_tensors(path: Path, named: _NamedTensors, shapes: _FamilyShapes) -> None:
+    """Raise one UserError that lists all tensors that are unknown, missing, of the wrong shape or
+    of an unreadable dtype. Return if there are none.
+    """
+    tensors, allowed = named.tensors, shapes.allowed
+    misfits = [f"{tensor.name} is unknown" for tensor in named.unknown]
     misfits += [
         f"{tensor.name} ({name}) does not belong to this family"
         for name, tensor in tensors.items()
@@ -326,7 +347,9 @@ def _is_readable_dtype(dtype: str) -> bool:
 
 
 def _transform(arch: Arch, config: CheckpointConfig, tensors: Tensors) -> list[Weight]:
-    """Return the tensors as llama.cpp stores them, including computed ones, in llama.cpp's order."""
+    """Return the tensors of the converted file as llama.cpp stores them, in llama.cpp's order. They
+    include the tensors that the family computes from the settings.
+    """
     if arch.needs_head and HEAD_NAME not in tensors:
         tensors = {**tensors, HEAD_NAME: tensors[EMBEDDING_NAME]}
     weights = [
@@ -339,8 +362,8 @@ def _transform(arch: Arch, config: CheckpointConfig, tensors: Tensors) -> list[W
 
 
 def _is_zero_bias(name: str, tensor: LazyTensor) -> bool:
-    """Return whether a tensor is a bias of zeros, which some quantization tools add in families
-    that have no biases.
+    """Return whether a tensor is a bias whose values are all zero. Some quantization tools add such
+    biases to families without biases.
     """
     vector = (
         name.endswith(".bias")
@@ -351,7 +374,8 @@ def _is_zero_bias(name: str, tensor: LazyTensor) -> bool:
 
 
 def _family_name(arch: Arch, name: str) -> str | None:
-    """Return the GGUF name that the family itself assigns, or None.
+    """Return the GGUF name of a checkpoint tensor according to the family's own table `Arch.names`,
+    or None if the tensor is not in it.
 
     Example: "model.layers.3.mlp.router.weight" -> "blk.3.ffn_gate_inp.weight".
     """
@@ -362,8 +386,8 @@ def _family_name(arch: Arch, name: str) -> str | None:
 
 
 def _check_tied_head(path: Path, head: LazyTensor, embedding: LazyTensor | None) -> None:
-    """Raise UserError if the head of a model that ties it to the embedding is not a copy of the
-    embedding.
+    """Raise UserError if `head` is not a copy of `embedding`, although config.json ties the head to
+    the embedding. About 256 rows are compared.
     """
     rows = range(0, head.shape[0], max(1, head.shape[0] // 256))
     if (
@@ -378,8 +402,8 @@ def _check_tied_head(path: Path, head: LazyTensor, embedding: LazyTensor | None)
 
 
 def _weight(name: str, tensor: LazyTensor) -> Weight:
-    """Return a tensor as a Weight: matrices in their dtype; norms, biases, routers and other
-    vectors as F32, which llama.cpp expects.
+    """Return a tensor as a Weight of the converted file. Matrices keep their dtype. Norms, biases,
+    routers and other vectors become F32, as llama.cpp expects.
     """
     shape = tuple(reversed(tensor.shape))
     if len(shape) > 1 and name.endswith(".weight") and tensor_role(name) not in F32_ROLES:
@@ -388,7 +412,7 @@ def _weight(name: str, tensor: LazyTensor) -> Weight:
 
 
 def _computed_weight(name: str, values: "F32") -> Weight:
-    """Return a computed vector as a Weight."""
+    """Return a vector that was computed from the settings as an F32 Weight."""
     import numpy as np
 
     data = np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(1, -1)

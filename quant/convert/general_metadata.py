@@ -1,8 +1,8 @@
 """The `general.*` keys of a converted file, in llama.cpp's order.
 
-The gguf package's heuristics read the model card and the name. As in llama.cpp's converter,
-sampling settings come from generation_config.json, because llama.cpp's tools read them from the
-file.
+They come from the gguf package's heuristics, which read the model card and the folder's name.
+Sampling settings come from generation_config.json. As in llama.cpp's converter, they are written
+into the file, because llama.cpp's programs read them there.
 """
 
 import re
@@ -20,12 +20,12 @@ from quant.source.source import Weight
 if TYPE_CHECKING:
     import gguf
 
-# version of the conversion of a checkpoint, which a converted file records
+# Version of the conversion, which is recorded in converted files.
 CONVERSION_VERSION = "1"
 HUB_URL = "https://huggingface.co"
 COMMIT_NAME = re.compile(r"[0-9a-f]{40}")
-# Keys of a model card that llama.cpp's heuristics read: keys with a single text, and keys that may
-# have several texts.
+# Keys of a model card that llama.cpp's heuristics read. A value of TEXT_KEYS must be a string, a
+# value of LIST_KEYS may also be a list of strings.
 TEXT_KEYS = frozenset(
     {
         f"{prefix}{key}"
@@ -77,8 +77,9 @@ REAL_SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOrigin:
-    """The origin of a checkpoint folder: its name, and the repository and commit if the folder is
-    in the Hugging Face Hub's cache.
+    """The origin of a checkpoint folder. `name` is the model's name. If the folder is in the
+    Hugging Face Hub's cache, `repo` is its repository and `revision` its commit, else both are
+    None.
     """
 
     name: str
@@ -87,8 +88,8 @@ class CheckpointOrigin:
 
 
 def find_origin(folder: Path) -> CheckpointOrigin:
-    """Return the origin of a folder by its path: .../models--ORG--NAME/snapshots/COMMIT is a folder
-    in the Hub's cache.
+    """Return the origin of a checkpoint folder, which follows from its path: the Hub's cache has
+    folders .../models--ORG--NAME/snapshots/COMMIT.
     """
     folder = folder.absolute().resolve()
     if folder.parent.name != "snapshots":
@@ -103,9 +104,11 @@ def find_origin(folder: Path) -> CheckpointOrigin:
 def general_entries(
     folder: CheckpointFolder, architecture: str, weights: Iterable[Weight], method: str
 ) -> list[tuple[str, bytes]]:
-    """Return the file's general keys and llmcli's own keys as (key, stored value).
+    """Return the general keys and llmcli's own keys of a converted file, as (key, encoded value)
+    pairs in the order of the file.
 
-    `method` is the quantization of the checkpoint, "" for none.
+    `weights` are the converted tensors, from which the number of parameters is computed. `method`
+    is the quantization in which the checkpoint is stored, "" for none.
     """
     import gguf
 
@@ -113,23 +116,25 @@ def general_entries(
     writer = gguf.GGUFWriter(None, architecture)
     described = _describe(folder, source, writer, weights)
     described.set_gguf_meta_model(writer)
-    gguf_entries = [(key, _entry(value)) for key, value in writer.kv_data[0].items()]
+    gguf_entries = [(key, _encode_value(value)) for key, value in writer.kv_data[0].items()]
     head = [
         ("general.architecture", encode_entry("string", architecture)),
         ("general.type", encode_entry("string", "model")),
     ]
-    ours = {
+    own_values = {
         "llmcli.convert.version": CONVERSION_VERSION,
         "llmcli.convert.revision": source.revision,
         "llmcli.convert.source_method": method,
     }
-    own_entries = [(key, encode_entry("string", value)) for key, value in ours.items() if value]
+    own_entries = [
+        (key, encode_entry("string", value)) for key, value in own_values.items() if value
+    ]
     return [*head, *(item for item in gguf_entries if item[0] != head[0][0]), *own_entries]
 
 
 def type_entries(dtype: str) -> list[tuple[str, bytes]]:
-    """Return the keys for the type of the file's matrices; quantization replaces their values in
-    place.
+    """Return the metadata keys that record the type of the file's matrices, as (key, encoded value)
+    pairs. A later quantization replaces their values.
     """
     return [
         ("general.file_type", encode_entry("uint32", file_types.FILE_TYPES[dtype].number)),
@@ -143,7 +148,10 @@ def _describe(
     writer: "gguf.GGUFWriter",
     weights: Iterable[Weight],
 ) -> "gguf.Metadata":
-    """Return metadata derived from the model card, the name and the number of parameters."""
+    """Return the metadata that the gguf package derives from the model card, the name and the
+    number of parameters, with the missing fields filled in. The tensors are registered with
+    `writer`, which counts the parameters.
+    """
     import gguf
     import numpy as np
 
@@ -164,7 +172,9 @@ def _describe(
     described.size_label = described.size_label or gguf.size_label(total, shared, expert, experts)
     if origin.repo and not described.source_repo_url:
         described.source_repo_url = f"{HUB_URL}/{origin.repo}"
-    for name, value in _sampling(folder.read_optional_json("generation_config.json")).items():
+    for name, value in _sampling_settings(
+        folder.read_optional_json("generation_config.json")
+    ).items():
         setattr(described, f"sampling_{name}", value)
     return described
 
@@ -173,8 +183,10 @@ def _is_text(value: str | list[str]) -> bool:
     return isinstance(value, str)
 
 
-def _sampling(values: Mapping[str, Any]) -> dict[str, int | float]:
-    """Return the sampling settings that the model's makers recommend; invalid numbers are left out."""
+def _sampling_settings(values: Mapping[str, Any]) -> dict[str, int | float]:
+    """Return the sampling settings in `values`, the content of generation_config.json, by the gguf
+    package's field names. Invalid numbers are left out.
+    """
     settings: dict[str, int | float] = {}
     for key, name in INTEGER_SETTINGS.items():
         value = values.get(key)
@@ -188,9 +200,9 @@ def _sampling(values: Mapping[str, Any]) -> dict[str, int | float]:
     return settings
 
 
-def _entry(value: "gguf.gguf_writer.GGUFValue") -> bytes:
-    """Return a value of the gguf package's writer as a file stores it. The general keys have only
-    arrays of strings.
+def _encode_value(value: "gguf.gguf_writer.GGUFValue") -> bytes:
+    """Return a value of the gguf package's writer, encoded as in a file. Among the general keys,
+    all arrays are arrays of strings.
     """
     kind = value.type.name.lower()
     plain: Any = value.value

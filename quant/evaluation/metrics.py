@@ -42,14 +42,14 @@ class BaseComparison:
     - `base`: the base's perplexity.
     - `log_ratio`, `ratio`, `difference`: the model's perplexity relative to the base's: ln(model /
       base), model / base and model − base.
-    - `correlation`: correlation of the two models' mean log-likelihoods; None if one of them has no
+    - `correlation`: correlation of the two models' mean log-likelihoods; None if either has no
       variance.
     - `kld`, `klds`: mean and distribution of the divergence from the base.
     - `kld_draw_error`: the part of the standard error of `kld` that is due to drawn tokens in
       stored base logits.
     - `delta`, `deltas`, `delta_rms`: mean, distribution and RMS of Δp, the model's probability of
       the next token minus the base's.
-    - `same_top`: the share of positions at which both have the same likeliest token.
+    - `same_top`: the share of positions at which model and base have the same likeliest token.
     """
 
     base: Estimate

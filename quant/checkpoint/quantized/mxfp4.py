@@ -1,5 +1,5 @@
-"""MXFP4 weights, which a checkpoint stores as a tensor of codes and a tensor of scales, as ggml's
-MXFP4 blocks.
+"""Converts a checkpoint's MXFP4 weights, each stored as a tensor of codes and a tensor of scales,
+to ggml's MXFP4 blocks.
 
 The layout of the checkpoint is that of gpt-oss: 32 values share a scale, which is a power of two,
 and one byte contains the codes of two neighboring values. A ggml block begins with the scale byte,

@@ -1,4 +1,4 @@
-"""ARCHS: the model families that can be converted, by the class name in config.json."""
+"""ARCHS: the model families that can be converted, by the model's class name in config.json."""
 
 from quant.convert.archs.base import Arch
 from quant.registry import collect

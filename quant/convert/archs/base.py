@@ -1,8 +1,8 @@
 """The description of a model family for the converter: class names, metadata keys, tensors and
 their transformations.
 
-A family consists of data and small pure functions. A close relative of a family is written as
-`replace(LLAMA, ...)`. Tensor names come from the gguf package.
+A family consists of data and small pure functions. A family that differs little from another is
+written as `replace(LLAMA, ...)`. Most GGUF tensor names come from the gguf package.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ArchKey:
-    """One metadata key of the architecture: its name without the architecture's prefix, its GGUF
+    """One metadata key of a converted file: its name without the architecture's prefix, its GGUF
     type and its value.
 
     The GGUF type of an array is written "array:int32".
@@ -37,12 +37,12 @@ TensorOp = Callable[[CheckpointConfig, LazyTensor], LazyTensor]
 
 
 def no_tensors(config: CheckpointConfig) -> dict[str, Any]:
-    """Return no tensors: the default for families without extra tensors."""
+    """Return an empty dictionary. This is the default for families without such tensors."""
     return {}
 
 
 def keep_tensors(config: CheckpointConfig, tensors: Tensors) -> Tensors:
-    """Return the tensors unchanged: the default for families that need no preparation."""
+    """Return the tensors unchanged. This is the default for families that need no preparation."""
     return tensors
 
 
@@ -50,30 +50,31 @@ def keep_tensors(config: CheckpointConfig, tensors: Tensors) -> Tensors:
 class Arch:
     """A model family.
 
-    `kind` is the gguf package's MODEL_ARCH of the family, `hf` its class names in config.json.
-    `defaults` are the values that transformers' config class has for settings that config.json
-    omits. With `vocab_size_from_tokenizer`, a config without vocab_size takes the tokenizer's size,
-    and added tokens beyond it are left out.
+    `name` is llama.cpp's name of the architecture, `kind` the name of its MODEL_ARCH in the gguf
+    package, and `hf` the class names in config.json. `defaults` are the values that transformers'
+    config class has for settings that config.json omits. With `vocab_size_from_tokenizer`, a
+    config.json without vocab_size gets the size of the tokenizer's vocabulary, and added tokens
+    beyond that size are left out.
 
     A checkpoint's tensors pass through these fields in this order:
 
-    - `dropped_endings`: tensors whose names have these endings are left out (buffers that can be
-      computed).
-    - `prepare`: a function that returns tensors under the names in the gguf package's tables, one
-      tensor for each name; it stacks experts and splits fused matrices. The keys of its result are
-      looked up in the tables; a tensor's own `name` is only shown in messages. Tensors that it does
-      not recognize stay unchanged and are listed in the error.
-    - `names`: ending of the Hugging Face name -> GGUF role, for tensors that
+    - `dropped_endings`: tensors whose names have these endings are left out, because they are
+      buffers that can be computed.
+    - `prepare`: a function that stacks experts and splits fused matrices, so that each tensor has a
+      name that the gguf package knows. The keys of the returned dictionary are these names; a
+      tensor's own `name` is only shown in messages. Tensors that the function does not recognize
+      stay unchanged and are reported as unknown.
+    - `names`: ending of a checkpoint tensor's name -> GGUF role, for tensors that
       `gguf.get_tensor_name_map` does not know.
     - `required_shapes` and `optional_shapes`: the GGUF tensors with their shapes, rows first. Any
       other tensor or shape is an error.
-    - `ops`: role ("attn_q") -> a transformation of its weights and biases. It keeps the shape,
-      except that a vocabulary may lose rows.
-    - `extra_tensors`: tensors computed from the config alone.
+    - `ops`: role ("attn_q") -> a function that transforms the weights and biases of this role. It
+      must keep the shape, except that a vocabulary may lose rows.
+    - `extra_tensors`: a function that returns tensors computed from the settings alone.
 
-    With `needs_head`, a tied embedding is written a second time as the head, because llama.cpp
-    loads the head by its name. `keys` returns the architecture's metadata keys. `check` raises
-    UserError for settings that llama.cpp computes differently, and returns notes for the user.
+    With `needs_head`, a tied embedding is also written as the head, because llama.cpp loads the
+    head by its own name. `keys` returns the architecture's metadata keys. `check` raises UserError
+    for settings that llama.cpp computes differently, and returns notes for the user.
     """
 
     name: str
@@ -98,9 +99,10 @@ class Arch:
 
 
 def rope_row_order(heads: int, head_dim: int) -> list[int]:
-    """Return the row order that turns half-split rotary heads into interleaved pairs.
+    """Return the row order that turns rotary heads whose two halves are stored one after the other
+    into heads of interleaved pairs.
 
-    In each head, row 2i of the result is row i of the source, and row 2i+1 is row i + head_dim/2.
+    In each head, row 2i of the result is row i of the source, and row 2i + 1 is row i + head_dim/2.
     """
     half = head_dim // 2
     return [

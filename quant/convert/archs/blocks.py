@@ -1,7 +1,9 @@
-"""Parts that most families share: head counts, rotary settings, common metadata keys and tensor
-shapes.
+"""What most model families share: head counts, rotary settings, common metadata keys, tensor
+shapes, and checks of settings.
 
-Follows TextModel.set_gguf_parameters of llama.cpp (conversion/base.py).
+Follows TextModel.set_gguf_parameters of llama.cpp (conversion/base.py). Functions that return
+"problems" return (condition, text) pairs: if a condition is true, the model cannot be converted,
+and the text says why (see raise_problems).
 """
 
 import math
@@ -18,19 +20,19 @@ if TYPE_CHECKING:
 
 ORIGINAL_LENGTH_KEY = "original_max_position_embeddings"
 ROPE_TYPES = ("default", "linear", "yarn")
-ROPE_TYPES_WITH_FACTORS = (
-    *ROPE_TYPES,
-    "llama3",
-)  # families whose graph in llama.cpp also reads rope_freqs.weight
+# for families whose graph in llama.cpp also reads rope_freqs.weight
+ROPE_TYPES_WITH_FACTORS = (*ROPE_TYPES, "llama3")
 
 
 def layer_count(config: CheckpointConfig) -> int:
-    """Return the number of blocks."""
+    """Return the number of layers (blocks)."""
     return config.get_int("num_hidden_layers")
 
 
 def head_counts(config: CheckpointConfig) -> tuple[int, int, int]:
-    """Return the numbers of query heads and key-value heads, and the width of a head."""
+    """Return the numbers of query heads and of key-value heads, and the width of a head
+    in values.
+    """
     count = config.get_int("num_attention_heads")
     return (
         count,
@@ -40,11 +42,11 @@ def head_counts(config: CheckpointConfig) -> tuple[int, int, int]:
 
 
 def rope_settings(config: CheckpointConfig, layer_type: str = "full_attention") -> CheckpointConfig:
-    """Return the rotary settings (rope_type, rope_theta, factor, ...) as one config, whether
-    config.json has them in rope_scaling or in rope_parameters.
+    """Return the rotary settings (rope_type, rope_theta, factor, ...) as one config. config.json
+    has them either in rope_scaling or in rope_parameters.
 
-    If config.json has settings for each layer type, those of `layer_type` are returned. As in
-    transformers, original_max_position_embeddings defaults to max_position_embeddings, and its
+    If config.json has separate settings for each layer type, those of `layer_type` are returned. As
+    in transformers, original_max_position_embeddings defaults to max_position_embeddings, and its
     value at the root of config.json takes precedence.
     """
     settings: dict[str, Any] = {
@@ -67,9 +69,9 @@ def rope_settings(config: CheckpointConfig, layer_type: str = "full_attention") 
 
 
 def rotary_width(config: CheckpointConfig) -> int:
-    """Return how many values of a head are rotary: partial_rotary_factor of the head's width.
+    """Return how many values of a head are rotary: the head's width times partial_rotary_factor.
 
-    Raises UserError unless that is an even number of at least two values.
+    Raises UserError unless this is an even number of at least two values.
     """
     head_dim, factor = (
         head_counts(config)[2],
@@ -86,10 +88,11 @@ def rotary_width(config: CheckpointConfig) -> int:
 
 
 def sliding_layers(config: CheckpointConfig, period: int) -> list[bool]:
-    """Return for each layer whether it attends to a sliding window only.
+    """Return a list with one entry for each layer: whether the layer attends only to a sliding
+    window.
 
-    Follows layer_types if the config has them. Otherwise every layer has a window except each
-    `period`-th one. Raises UserError if layer_types is malformed.
+    The entries follow layer_types in the config. Without layer_types, all layers have a window
+    except each `period`-th one. Raises UserError if layer_types is malformed.
     """
     types = config.values.get("layer_types")
     if types is None:
@@ -109,10 +112,11 @@ def sliding_layers(config: CheckpointConfig, period: int) -> list[bool]:
 
 
 def sliding_window_keys(config: CheckpointConfig, layers: list[bool], period: int) -> list[ArchKey]:
-    """Return the keys of a sliding window; `layers` says for each layer whether it has the window.
+    """Return the metadata keys of a sliding window. `layers` says for each layer whether it has the
+    window.
 
-    `period` is the pattern that llama.cpp assumes for the family. A key for the pattern is added
-    only if `layers` differs from it.
+    llama.cpp assumes that all layers of the family have a window except each `period`-th one. If
+    `layers` differs from this pattern, a key with the pattern is added.
     """
     keys = [ArchKey("attention.sliding_window", "uint32", config.get_int("sliding_window"))]
     if layers != [bool((layer + 1) % period) for layer in range(len(layers))]:
@@ -121,10 +125,10 @@ def sliding_window_keys(config: CheckpointConfig, layers: list[bool], period: in
 
 
 def raise_problems(config: CheckpointConfig, problems: Sequence[tuple[object, str]]) -> None:
-    """Raise one UserError that lists the texts of all (condition, text) `problems` whose condition
-    is true.
+    """Raise one UserError with the texts of all `problems` whose condition is true. Return if there
+    are none.
     """
-    reasons = [text for wrong, text in problems if wrong]
+    reasons = [text for condition, text in problems if condition]
     if reasons:
         raise UserError(
             f"{config.location} cannot be converted: {'; '.join(reasons)}",
@@ -141,18 +145,19 @@ def common_problems(
     allow_partial_rotary: bool = False,
     allow_rounded_ramp: bool = False,
 ) -> list[tuple[object, str]]:
-    """Return (condition, text) pairs for settings that llama.cpp does not compute in families with
-    rotary heads and a gated feed-forward.
+    """Return the problems of settings that llama.cpp does not support in families with rotary heads
+    and a gated feed-forward.
 
-    - `rope_types`: the rope types that the family supports.
-    - `activations`: the activations that it supports; `activation_key` is the setting that names
-      one.
-    - `allow_partial_rotary`: whether only a part of a head may be rotary.
-    - `allow_rounded_ramp`: whether llama.cpp may round the ends of a yarn ramp (`yarn_ramp_notes`).
+    - `rope_types`: the rope types that llama.cpp supports for the family.
+    - `activations`: the activations that llama.cpp supports for the family; `activation_key` is the
+      setting that names the activation.
+    - `allow_partial_rotary`: whether only a part of each head may be rotary.
+    - `allow_rounded_ramp`: whether llama.cpp may round the ends of a yarn ramp, which the family
+      then reports with yarn_ramp_notes().
     """
     count, kv_heads, head_dim = head_counts(config)
     settings, activation = rope_settings(config), config.values.get(activation_key, activations[0])
-    rope_type, full = (
+    rope_type, all_rotary = (
         settings.values["rope_type"],
         settings.values.get("partial_rotary_factor") in (None, 1),
     )
@@ -167,7 +172,7 @@ def common_problems(
             rope_type not in rope_types,
             f"its rope type is {rope_type!r}; supported are {', '.join(rope_types)}",
         ),
-        (not allow_partial_rotary and not full, "only a part of each head is rotary"),
+        (not allow_partial_rotary and not all_rotary, "only a part of each head is rotary"),
         ("mrope_section" in settings.values, "its rotary positions have sections (mrope)"),
         (
             rope_type == "yarn" and _has_other_ramp(settings, allow_rounded_ramp),
@@ -179,8 +184,8 @@ def common_problems(
 
 
 def common_keys(config: CheckpointConfig) -> list[ArchKey]:
-    """Return the keys shared by families with rotary heads and a gated feed-forward, in llama.cpp's
-    order.
+    """Return the metadata keys of families with rotary heads and a gated feed-forward, in
+    llama.cpp's order.
     """
     (count, kv_heads, head_dim), settings = head_counts(config), rope_settings(config)
     entries = [
@@ -205,7 +210,9 @@ def common_keys(config: CheckpointConfig) -> list[ArchKey]:
 
 
 def rope_scaling_keys(settings: CheckpointConfig) -> list[ArchKey]:
-    """Return the keys of linear or yarn rope scaling; no keys for other rope types."""
+    """Return the metadata keys of linear or yarn rope scaling. For other rope types there are no
+    keys.
+    """
     if settings.values["rope_type"] == "linear":
         factor = settings.get_float("factor")
         return [
@@ -218,10 +225,10 @@ def rope_scaling_keys(settings: CheckpointConfig) -> list[ArchKey]:
 
 
 def _yarn(settings: CheckpointConfig) -> list[ArchKey]:
-    """Return the keys of yarn scaling.
+    """Return the metadata keys of yarn scaling.
 
-    llama.cpp itself multiplies sines and cosines by 1 + ln(factor) / 10 (rope_yarn in ggml-cpu), so
-    the key attn_factor gets the checkpoint's factor divided by that.
+    llama.cpp itself multiplies sines and cosines by 1 + ln(factor) / 10 (rope_yarn in ggml-cpu).
+    Therefore the key attn_factor is the checkpoint's attention factor divided by this number.
     """
     return [
         ArchKey("rope.scaling.type", "string", "yarn"),
@@ -238,7 +245,9 @@ def _yarn(settings: CheckpointConfig) -> list[ArchKey]:
 
 
 def yarn_scale(settings: CheckpointConfig, weight: float = 1.0) -> float:
-    """Return 1 + weight * ln(factor) / 10, the form of all of yarn's factors."""
+    """Return 1 + weight * ln(factor) / 10. All of yarn's scaling factors have this form. `weight`
+    is a setting such as mscale.
+    """
     return 0.1 * weight * math.log(max(1.0, settings.get_float("factor"))) + 1
 
 
@@ -255,18 +264,19 @@ def yarn_attention_factor(settings: CheckpointConfig) -> float:
     return yarn_scale(settings)
 
 
-def _has_other_ramp(settings: CheckpointConfig, rough: bool) -> bool:
-    """Return whether the ramp of a yarn model differs from llama.cpp's fixed ramp (beta_fast 32,
-    beta_slow 1, truncated).
+def _has_other_ramp(settings: CheckpointConfig, allow_rounded_ramp: bool) -> bool:
+    """Return whether a yarn model's ramp, between scaled and unscaled dimensions, differs from
+    llama.cpp's fixed ramp (beta_fast 32, beta_slow 1, truncated). With `allow_rounded_ramp`, the
+    setting truncate is not compared.
     """
     values = settings.values
-    truncated = rough or values.get("truncate", True)
+    truncated = allow_rounded_ramp or values.get("truncate", True)
     return (values.get("beta_fast") or 32, values.get("beta_slow") or 1, truncated) != (32, 1, True)
 
 
 def yarn_ramp_notes(config: CheckpointConfig) -> list[str]:
-    """Return a note if a yarn model does not round the ends of its ramp to whole dimensions,
-    because llama.cpp always does.
+    """Return a note if a yarn model does not round the ends of its ramp to whole dimensions.
+    llama.cpp always rounds them.
     """
     settings = rope_settings(config).values
     if settings["rope_type"] != "yarn" or settings.get("truncate", True):
@@ -277,12 +287,12 @@ def yarn_ramp_notes(config: CheckpointConfig) -> list[str]:
     ]
 
 
-def has_sliding_window(config: CheckpointConfig, slides: Callable[[int, int], bool]) -> bool:
-    """Return whether some layer attends to a sliding window only, by layer_types if the config has
-    them, else by `slides`.
+def has_sliding_window(config: CheckpointConfig, is_sliding: Callable[[int, int], bool]) -> bool:
+    """Return whether some layer attends only to a sliding window. If the config has layer_types,
+    they decide, else the function `is_sliding` does.
 
-    `slides(layer, max_window_layers)` is a function because some families give the first layers a
-    window and others the last layers.
+    `is_sliding(layer, max_window_layers)` is called for each layer, because some families give the
+    first layers a window and others the last layers.
     """
     if not config.get_bool("use_sliding_window") or config.values.get("sliding_window") in (
         None,
@@ -298,27 +308,29 @@ def has_sliding_window(config: CheckpointConfig, slides: Callable[[int, int], bo
         if config.values.get("max_window_layers") == 0
         else config.get_int("max_window_layers", default=28)
     )
-    return any(slides(layer, bound) for layer in range(min(layer_count(config), MAX_LAYERS)))
+    return any(is_sliding(layer, bound) for layer in range(min(layer_count(config), MAX_LAYERS)))
 
 
 def problem_head_width(config: CheckpointConfig) -> tuple[object, str]:
-    """Return the problem (condition, text) of heads whose widths do not add up to hidden_size."""
+    """Return the problem (condition, text) that the widths of all heads do not add up to
+    hidden_size.
+    """
     count, _, head_dim = head_counts(config)
-    wide = count * head_dim != config.get_int("hidden_size")
-    return wide, f"its heads have {head_dim} values, not hidden_size / heads"
+    differs = count * head_dim != config.get_int("hidden_size")
+    return differs, f"its heads have {head_dim} values, not hidden_size / heads"
 
 
 def problem_biases(config: CheckpointConfig, *settings: str) -> tuple[object, str]:
-    """Return the problem (condition, text) of biases that llama.cpp's graph does not add;
-    `settings` are the flags in the config that say whether the model has them.
+    """Return the problem (condition, text) that the model has biases that llama.cpp does not add.
+    `settings` are the names of the flags in the config that say whether the model has such biases.
     """
     names = [name for name in settings if config.get_bool(name)]
     return names, f"{' and '.join(names)}: llama.cpp does not add these biases"
 
 
 def embedding_and_head(config: CheckpointConfig) -> Shapes:
-    """Return the shapes of the embedding, the last norm and, unless it is tied to the embedding,
-    the head.
+    """Return the shapes of the embedding, the norm after the last layer, and the head. A head that
+    is tied to the embedding is left out.
     """
     hidden, vocab = config.get_int("hidden_size"), config.get_int("vocab_size")
     shapes: Shapes = {"token_embd.weight": (vocab, hidden), "output_norm.weight": (hidden,)}
@@ -341,14 +353,14 @@ def attention_shapes(config: CheckpointConfig) -> Shapes:
 
 
 def qkv_bias_shapes(config: CheckpointConfig) -> Shapes:
-    """Return the shapes of one block's query, key and value biases, by role."""
+    """Return the shapes of one block's biases of queries, keys and values, by role."""
     count, kv_heads, head_dim = head_counts(config)
     wide, narrow = count * head_dim, kv_heads * head_dim
     return {"attn_q.bias": (wide,), "attn_k.bias": (narrow,), "attn_v.bias": (narrow,)}
 
 
 def head_norm_shapes(config: CheckpointConfig) -> Shapes:
-    """Return the shapes of one block's norms of query heads and key heads, by role."""
+    """Return the shapes of one block's norms of each query head and each key head, by role."""
     head_dim = head_counts(config)[2]
     return {"attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)}
 
@@ -365,7 +377,7 @@ def feed_forward_shapes(config: CheckpointConfig) -> Shapes:
 
 
 def fused_feed_forward_shapes(config: CheckpointConfig) -> Shapes:
-    """Return the shapes of one block's gated feed-forward with gate and up in one matrix, and the
+    """Return the shapes of one block's gated feed-forward, with gate and up in one matrix, and the
     norm before it, by role.
     """
     hidden, ff = config.get_int("hidden_size"), config.get_int("intermediate_size")
@@ -377,14 +389,14 @@ def fused_feed_forward_shapes(config: CheckpointConfig) -> Shapes:
 
 
 def post_norm_shapes(config: CheckpointConfig) -> Shapes:
-    """Return the shapes of one block's norms after attention and feed-forward, by role."""
+    """Return the shapes of one block's norms after attention and after feed-forward, by role."""
     hidden = config.get_int("hidden_size")
     return {"post_attention_norm.weight": (hidden,), "post_ffw_norm.weight": (hidden,)}
 
 
 def repeat_for_blocks(config: CheckpointConfig, *parts: Shapes) -> Shapes:
-    """Return the shapes of the tensors of all blocks by GGUF name, given those of one block by
-    role.
+    """Return the shapes of the tensors of all blocks by GGUF name ("blk.0.attn_q.weight"). `parts`
+    are the shapes of one block's tensors by role ("attn_q.weight").
     """
     roles = {role: shape for shapes in parts for role, shape in shapes.items()}
     return {
@@ -395,10 +407,10 @@ def repeat_for_blocks(config: CheckpointConfig, *parts: Shapes) -> Shapes:
 
 
 def llama3_rope_factors(config: CheckpointConfig) -> "dict[str, F32]":
-    """Return Llama 3's frequency factors as rope_freqs.weight `[head_dim / 2]`; no tensor for other
-    rope types.
+    """Return Llama 3's frequency factors as the tensor rope_freqs.weight `[head_dim / 2]`. For
+    other rope types, return no tensors.
 
-    Raises UserError if the factors contradict each other.
+    Raises UserError if the settings contradict each other.
     """
     import numpy as np
 
@@ -430,8 +442,8 @@ def llama3_rope_factors(config: CheckpointConfig) -> "dict[str, F32]":
     return {"rope_freqs.weight": np.array(factors, np.float32)}
 
 
-# For families whose checkpoints store the two halves of rotary heads one after the other, while
-# llama.cpp rotates interleaved pairs (llama_model_rope_type, src/llama-model.cpp). Biases are
+# For families whose checkpoints store the two halves of a rotary head one after the other, but for
+# which llama.cpp rotates interleaved pairs (llama_model_rope_type, src/llama-model.cpp). Biases are
 # reordered like their weights.
 INTERLEAVE_OPS: dict[str, TensorOp] = {
     "attn_q": lambda config, tensor: tensor_views.pick_rows(

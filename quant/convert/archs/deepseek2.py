@@ -1,9 +1,10 @@
 """DeepSeek V2 and V3: attention with compressed keys and values (MLA), a few dense layers, then
 layers with routed and shared experts.
 
-Follows conversion/deepseek.py and src/models/deepseek2.cpp of llama.cpp. llama.cpp's cache contains
-the compressed keys, so kv_b is split in two: attn_k_b, transposed, is applied to the queries, and
-attn_v_b makes the values.
+Follows conversion/deepseek.py and src/models/deepseek2.cpp of llama.cpp. llama.cpp's KV cache
+contains the compressed keys. Therefore the matrix kv_b, which decompresses keys and values, is
+split in two: attn_k_b, which is transposed, is applied to the queries, and attn_v_b computes the
+values.
 """
 
 import re
@@ -17,18 +18,18 @@ from quant.convert.archs import blocks, experts
 from quant.convert.archs.base import Arch, ArchKey, Shapes, TensorOp, rope_row_order
 
 SOFTMAX, SIGMOID = 1, 2  # llama_expert_gating_func_type
-# of the two norms inside the attention, where transformers ignores the config
+# The two norms inside the attention have this eps in transformers, whatever config.json says.
 INNER_NORM_EPS = 1e-6
 ATTN_FACTOR_KEY = "rope.scaling.attn_factor"
 
 
 @dataclass(frozen=True, slots=True)
 class MlaWidths:
-    """Widths of the compressed attention, in values.
+    """Widths of the compressed attention (MLA), in values.
 
-    `query_rank` is the width of compressed queries, 0 if queries are not compressed; `kv_rank` is
-    the width of compressed keys and values. A key's head has `plain_width` values without a rotary
-    position, then `rope_width` values with one.
+    `query_rank` is the width of compressed queries, 0 if queries are not compressed. `kv_rank` is
+    the width of compressed keys and values. The head of a key has `plain_width` values without
+    rotary positions, then `rope_width` values with rotary positions.
     """
 
     heads: int
@@ -40,7 +41,7 @@ class MlaWidths:
 
     @property
     def key_width(self) -> int:
-        """Return the width of a key's head."""
+        """The width of a key's head."""
         return self.plain_width + self.rope_width
 
 
@@ -58,7 +59,7 @@ def mla_widths(config: CheckpointConfig) -> MlaWidths:
 
 
 def dense_layer_count(config: CheckpointConfig) -> int:
-    """Return the number of layers without experts; they come first."""
+    """Return the number of layers without experts. These are the first layers."""
     first = (
         config.get_int("first_k_dense_replace") if config.values.get("first_k_dense_replace") else 0
     )
@@ -66,8 +67,8 @@ def dense_layer_count(config: CheckpointConfig) -> int:
 
 
 def expert_groups(config: CheckpointConfig) -> tuple[int, int]:
-    """Return the number of expert groups and the number of groups that a token may use; (1, 1) if a
-    token may use all groups.
+    """Return the number of groups into which the experts are divided, and the number of groups
+    whose experts a token may use. Return (1, 1) if a token may use all groups.
     """
     count, used = config.get_int("n_group", default=1), config.get_int("topk_group", default=1)
     return (
@@ -76,7 +77,9 @@ def expert_groups(config: CheckpointConfig) -> tuple[int, int]:
 
 
 def mtp_layer_count(config: CheckpointConfig) -> int:
-    """Return the number of extra layers after the last layer that predict further tokens (MTP)."""
+    """Return the number of extra layers, after the last normal layer, that predict further tokens
+    (MTP).
+    """
     return (
         config.get_int("num_nextn_predict_layers")
         if config.values.get("num_nextn_predict_layers")
@@ -118,23 +121,23 @@ def check_v3(config: CheckpointConfig) -> list[str]:
 
 
 def _problems(config: CheckpointConfig, scoring: str) -> list[tuple[object, str]]:
-    """Return the problems that V2 and V3 share. `scoring` is the scoring_func that the version must
-    have.
+    """Return the problems (see blocks.py) that are the same for V2 and V3. `scoring` is the
+    scoring_func that the version must have.
     """
     sizes, layers, count = (
         mla_widths(config),
         blocks.layer_count(config),
         experts.expert_count(config),
     )
-    (split, chosen), values = expert_groups(config), config.values
+    (group_count, used_groups), values = expert_groups(config), config.values
     lite = layers in (26, 27) or (layers == 48 and config.get_int("vocab_size") == 128256)
     settings = blocks.rope_settings(config)
     config.get_int("n_shared_experts")
-    flat = settings.values["rope_type"] == "yarn" and settings.get_float("factor") <= 1
+    unscaled_yarn = settings.values["rope_type"] == "yarn" and settings.get_float("factor") <= 1
     return [
         *blocks.common_problems(_rotary_part(config), rope_types=("default", "yarn")),
         *experts.expert_problems(config),
-        (flat, "its yarn has a factor of 1 or less"),
+        (unscaled_yarn, "its yarn has a factor of 1 or less"),
         (
             config.get_int("num_key_value_heads", default=sizes.heads) != sizes.heads,
             "its query heads share keys and values",
@@ -153,15 +156,21 @@ def _problems(config: CheckpointConfig, scoring: str) -> list[tuple[object, str]
             f"its scoring_func is {values.get('scoring_func')}",
         ),
         (count < 2, "it has only one expert"),
-        (count % split or split >= count, f"{count} experts cannot be split into {split} groups"),
         (
-            experts.used_expert_count(config) > count // split * chosen,
-            f"it uses more experts than {chosen} groups have",
+            count % group_count or group_count >= count,
+            f"{count} experts cannot be split into {group_count} groups",
+        ),
+        (
+            experts.used_expert_count(config) > count // group_count * used_groups,
+            f"it uses more experts than {used_groups} groups have",
         ),
     ]
 
 
 def _notes(config: CheckpointConfig) -> list[str]:
+    """Return notes about the layers that are not converted, and about norms that llama.cpp computes
+    with a different eps.
+    """
     eps, notes = config.get_float("rms_norm_eps", INNER_NORM_EPS), []
     if mtp_layer_count(config):
         notes.append(
@@ -177,8 +186,9 @@ def _notes(config: CheckpointConfig) -> list[str]:
 
 
 def _rotary_part(config: CheckpointConfig, **changes: Any) -> CheckpointConfig:
-    """Return the config with the rotary part's width as `head_dim`, then with `changes`, which may set
-    `head_dim` again.
+    """Return the config with `changes`, and with `head_dim` set to the width of the rotary part of
+    a head unless `changes` sets it. The functions in blocks.py need this, because they assume that
+    a whole head is rotary.
     """
     return replace(
         config, values={**config.values, "head_dim": mla_widths(config).rope_width, **changes}
@@ -186,10 +196,13 @@ def _rotary_part(config: CheckpointConfig, **changes: Any) -> CheckpointConfig:
 
 
 def keys(config: CheckpointConfig, gating: int) -> list[ArchKey]:
-    """Return the common keys of a model with one key-value head, then the keys of the attention's
-    widths and of the experts. `gating` is llama.cpp's number of the scoring function.
+    """Return the common metadata keys, then the keys of the attention's widths and of the experts.
+    `gating` is llama.cpp's number of the function that scores the experts.
+
+    The common keys are those of a model with one key-value head, because in llama.cpp all heads
+    share the compressed keys.
     """
-    sizes, (split, chosen) = mla_widths(config), expert_groups(config)
+    sizes, (group_count, used_groups) = mla_widths(config), expert_groups(config)
     rotary = _rotary_part(config, num_key_value_heads=1, head_dim=None)
     return [
         *_with_yarn_factors(config, blocks.common_keys(rotary)),
@@ -207,20 +220,21 @@ def keys(config: CheckpointConfig, gating: int) -> list[ArchKey]:
         ArchKey("expert_weights_scale", "float32", config.get_float("routed_scaling_factor")),
         ArchKey("expert_weights_norm", "bool", config.get_bool("norm_topk_prob")),
         ArchKey("expert_gating_func", "uint32", gating),
-        ArchKey("expert_group_count", "uint32", split),
-        ArchKey("expert_group_used_count", "uint32", chosen),
+        ArchKey("expert_group_count", "uint32", group_count),
+        ArchKey("expert_group_used_count", "uint32", used_groups),
     ]
 
 
 def _with_yarn_factors(config: CheckpointConfig, keys: list[ArchKey]) -> list[ArchKey]:
-    """Return the keys with yarn's factors set so that llama.cpp's deepseek2 computes what
-    transformers computes.
+    """Return the metadata keys with yarn's factors changed, so that llama.cpp's deepseek2 computes
+    what transformers computes.
 
-    transformers multiplies rotated values by `rotated_factor` and scores by the square of
-    `score_factor`. With m(w) = 1 + w ln(factor) / 10, llama.cpp multiplies rotated values by
-    attn_factor and all scores by the square of attn_factor * m(w); the key yarn_log_multiplier is a
-    tenth of w. llama.cpp reads w = 0 as "not set" and then multiplies attn_factor by m(1)
-    (llama_context; graph of deepseek2.cpp).
+    transformers multiplies rotated values by `rotated_factor`, and scores by the square of
+    `score_factor`. Let m(w) be 1 + w ln(factor) / 10. llama.cpp multiplies rotated values by
+    attn_factor, and all scores by the square of attn_factor * m(w), where w is ten times the key
+    yarn_log_multiplier. llama.cpp reads w = 0 as "not set" and then multiplies attn_factor by m(1)
+    (llama_context; graph of deepseek2.cpp). The keys that _yarn() in blocks.py wrote are right for
+    that case.
     """
     settings = blocks.rope_settings(config)
     if settings.values["rope_type"] != "yarn":
@@ -246,7 +260,7 @@ def _with_yarn_factors(config: CheckpointConfig, keys: list[ArchKey]) -> list[Ar
 def required_shapes(config: CheckpointConfig, has_expert_bias: bool) -> Shapes:
     """Return the required tensors with their shapes, rows first.
 
-    With `has_expert_bias` (V3), each router has a bias.
+    With `has_expert_bias`, each router has a bias, as in V3.
     """
     hidden, shared = config.get_int("hidden_size"), config.get_int("n_shared_experts")
     width, first = config.get_int("moe_intermediate_size"), dense_layer_count(config)
@@ -260,7 +274,7 @@ def required_shapes(config: CheckpointConfig, has_expert_bias: bool) -> Shapes:
     if has_expert_bias:
         sparse["exp_probs_b.bias"] = (experts.expert_count(config),)
     dense_shapes = blocks.feed_forward_shapes(config)
-    forward = {
+    feed_forward = {
         f"blk.{layer}.{role}": shape
         for layer in range(blocks.layer_count(config))
         for role, shape in (dense_shapes if layer < first else sparse).items()
@@ -268,13 +282,13 @@ def required_shapes(config: CheckpointConfig, has_expert_bias: bool) -> Shapes:
     return (
         blocks.embedding_and_head(config)
         | blocks.repeat_for_blocks(config, _attention(config))
-        | forward
+        | feed_forward
     )
 
 
 def _attention(config: CheckpointConfig) -> Shapes:
-    """Return the shapes of one block's attention with its inner norms and the norm before it, by
-    role.
+    """Return the shapes of one block's attention, of the norms inside it and of the norm before it,
+    by role.
     """
     hidden, sizes = config.get_int("hidden_size"), mla_widths(config)
     wide = sizes.heads * sizes.key_width
@@ -296,8 +310,8 @@ def _attention(config: CheckpointConfig) -> Shapes:
 
 
 def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
-    """Return the tensors with experts stacked, kv_b split and the router's bias renamed, without
-    the MTP layers.
+    """Return the tensors with experts stacked, kv_b split and the router's bias renamed. The MTP
+    layers are left out.
     """
     result: Tensors = {}
     mtp_layers = range(
@@ -308,14 +322,15 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
         if match and int(match[1]) in mtp_layers:
             continue
         if name.endswith(".kv_b_proj.weight"):
-            result |= _split(config, name, tensor)
+            result |= _split_kv_b(config, name, tensor)
         else:
             result[name.replace("e_score_correction_bias", "e_score_correction.bias")] = tensor
     return result
 
 
-def _split(config: CheckpointConfig, name: str, tensor: LazyTensor) -> Tensors:
-    """Split kv_b [heads * (plain + value), compressed] into its key part and its value part.
+def _split_kv_b(config: CheckpointConfig, name: str, tensor: LazyTensor) -> Tensors:
+    """Split kv_b [heads * (plain + value), compressed] into its key part, transposed, and its value
+    part.
 
     A kv_b of any other shape is not split. It is renamed to a name that contains its shape, so that
     the error about unknown tensors shows the shape.
@@ -339,16 +354,17 @@ def _split(config: CheckpointConfig, name: str, tensor: LazyTensor) -> Tensors:
 def _interleave_rotary(
     config: CheckpointConfig, tensor: LazyTensor, heads: int, plain: int
 ) -> LazyTensor:
-    """Reorder the rotary rows, which follow the `plain` rows of each head, into interleaved pairs.
+    """Reorder the rotary rows of each head, which follow its `plain` rows, into interleaved pairs.
 
-    Checkpoints with rope_interleave (most of them) store pairs already and stay unchanged.
+    Checkpoints with rope_interleave, which is usual, store interleaved pairs already. Their tensors
+    stay unchanged.
     """
-    turned = mla_widths(config).rope_width
+    rope_width = mla_widths(config).rope_width
     if config.get_bool("rope_interleave", default=True):
         return tensor
-    order = [*range(plain), *(plain + row for row in rope_row_order(1, turned))]
+    order = [*range(plain), *(plain + row for row in rope_row_order(1, rope_width))]
     return tensor_views.pick_rows(
-        tensor, [head * (plain + turned) + row for head in range(heads) for row in order]
+        tensor, [head * (plain + rope_width) + row for head in range(heads) for row in order]
     )
 
 

@@ -1,8 +1,9 @@
-"""Mixtures of experts: stacks a block's experts into one tensor for each projection.
+"""Mixtures of experts: stacks the experts of a block into one tensor for each projection (gate, up,
+down).
 
-Checkpoints contain either `...experts.7.up_proj.weight` and the like for each expert, or
-`...experts.gate_up_proj` and `...experts.down_proj` for all experts (transformers 5). Follows
-Qwen2MoeModel.modify_tensors of llama.cpp (conversion/qwen.py).
+A checkpoint contains either one tensor for each expert, such as `...experts.7.up_proj.weight`, or
+fused tensors for all experts, `...experts.gate_up_proj` and `...experts.down_proj` (transformers
+5). Follows Qwen2MoeModel.modify_tensors of llama.cpp (conversion/qwen.py).
 """
 
 import re
@@ -26,12 +27,12 @@ def expert_count(config: CheckpointConfig) -> int:
 
 
 def used_expert_count(config: CheckpointConfig) -> int:
-    """Return the number of experts that a token is routed to."""
+    """Return the number of experts to which each token is routed."""
     return config.get_int("num_experts_per_tok")
 
 
 def expert_problems(config: CheckpointConfig) -> list[tuple[object, str]]:
-    """Return (condition, text) pairs for expert counts that llama.cpp does not support."""
+    """Return the problems (see blocks.py) of expert counts that llama.cpp does not support."""
     return [
         (
             expert_count(config) > MAX_EXPERTS,
@@ -45,7 +46,9 @@ def expert_problems(config: CheckpointConfig) -> list[tuple[object, str]]:
 
 
 def expert_keys(config: CheckpointConfig) -> list[ArchKey]:
-    """Return the keys for the number of experts and for the number that a token uses."""
+    """Return the metadata keys for the number of experts, and for the number of experts that a
+    token uses.
+    """
     return [
         ArchKey("expert_count", "uint32", expert_count(config)),
         ArchKey("expert_used_count", "uint32", used_expert_count(config)),
@@ -53,7 +56,9 @@ def expert_keys(config: CheckpointConfig) -> list[ArchKey]:
 
 
 def expert_shapes(config: CheckpointConfig, ff: int) -> Shapes:
-    """Return the shapes of one block's router and stacked experts of width `ff`, by role."""
+    """Return the shapes of one block's router and stacked experts, by role. The feed-forward of an
+    expert has the width `ff`.
+    """
     hidden, n = config.get_int("hidden_size"), expert_count(config)
     return {
         "ffn_gate_inp.weight": (n, hidden),
@@ -64,12 +69,13 @@ def expert_shapes(config: CheckpointConfig, ff: int) -> Shapes:
 
 
 def stack_experts(config: CheckpointConfig, tensors: Tensors) -> Tensors:
-    """Return the tensors with every block's experts stacked under the names that the gguf package
+    """Return the tensors with the experts of each block stacked, under names that the gguf package
     knows.
 
-    Faulty experts raise no error here, because a later error lists all of them as unknown tensors.
-    The name of an incomplete stack says which experts are missing. Experts with too high a number
-    or another shape, and experts that the checkpoint contains in both forms, keep their names.
+    Faulty experts raise no error here. They get names under which the converter later reports them
+    together as unknown tensors: the name of an incomplete stack lists the missing experts. Experts
+    with too high a number or a different shape, and experts that the checkpoint contains in both
+    forms, keep their own names.
     """
     result: Tensors = {}
     fused: Tensors = {}
@@ -81,7 +87,7 @@ def stack_experts(config: CheckpointConfig, tensors: Tensors) -> Tensors:
             fused[name] = tensor
         else:
             result[name] = tensor
-    pieces = [({name: tensor}, _split(name, tensor)) for name, tensor in fused.items()]
+    pieces = [({name: tensor}, _split_fused(name, tensor)) for name, tensor in fused.items()]
     pieces += [
         (experts, _stack(name, experts, expert_count(config))) for name, experts in single.items()
     ]
@@ -90,9 +96,10 @@ def stack_experts(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     return result
 
 
-def _split(name: str, tensor: LazyTensor) -> Tensors:
-    """Split a tensor of fused gates and ups [experts, 2 * ff, hidden] into two tensors. A fused
-    down tensor only gets its complete name.
+def _split_fused(name: str, tensor: LazyTensor) -> Tensors:
+    """Split a fused tensor of all gates and ups [experts, 2 * ff, hidden] into two tensors. A
+    tensor of all downs is not split and only gets its full name. A tensor of another shape keeps
+    its name.
     """
     if match := FUSED_DOWN_NAME.fullmatch(name):
         return {f"{match[1]}.weight": tensor}
@@ -105,20 +112,22 @@ def _split(name: str, tensor: LazyTensor) -> Tensors:
     }
 
 
-def _stack(name: str, experts: Tensors, wanted: int) -> Tensors:
-    """Stack the experts 0 .. `wanted` - 1 of one projection into one tensor `name`.
+def _stack(name: str, experts: Tensors, count: int) -> Tensors:
+    """Stack experts 0 .. `count` - 1 of one projection into one tensor called `name`. `experts` are
+    their tensors by checkpoint name.
 
-    Experts with other numbers or of another shape than most are not stacked and keep their names.
-    If the dtypes differ, the stack is F32. If experts are missing, the tensor's name lists them.
+    Experts with other numbers, or with a different shape than most, are not stacked and keep their
+    names. If the dtypes differ, the stack is F32. If experts are missing, the tensor's own name
+    lists them.
     """
     shape = Counter(tensor.shape for tensor in experts.values()).most_common(1)[0][0]
     mixed = len({tensor.dtype for tensor in experts.values()}) > 1
     fitting: dict[int, LazyTensor] = {}
     unknown: Tensors = {}
     for expert, tensor in experts.items():
-        number = _number(expert)
+        number = _expert_number(expert)
         if (
-            number < wanted
+            number < count
             and number not in fitting
             and tensor.shape == shape
             and (not mixed or tensor.dtype in FLOAT_DTYPES)
@@ -131,13 +140,14 @@ def _stack(name: str, experts: Tensors, wanted: int) -> Tensors:
     if not fitting:
         return unknown
     stack = tensor_views.stack(name, [fitting[number] for number in sorted(fitting)])
-    if missing := [str(number) for number in range(wanted) if number not in fitting]:
+    if missing := [str(number) for number in range(count) if number not in fitting]:
         listed = ", ".join(missing[:8]) + (", …" if len(missing) > 8 else "")
         stack = replace(stack, name=f"{name} without expert {listed}")
     return {name: stack, **unknown}
 
 
-def _number(name: str) -> int:
+def _expert_number(name: str) -> int:
+    """Return the number of an expert in the name of its tensor."""
     match = EXPERT_NAME.fullmatch(name)
     assert match
     return int(match[2])

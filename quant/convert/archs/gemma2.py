@@ -1,8 +1,8 @@
-"""Gemma 2: norms before and after attention and feed-forward, soft caps on attention scores and
-logits, and a sliding window on every other layer.
+"""Gemma 2: norms before and after attention and feed-forward, soft caps on attention scores and on
+logits, and a sliding window on every second layer.
 
 Follows conversion/gemma.py and src/models/gemma2.cpp of llama.cpp. llama.cpp always applies the
-caps, ties the head to the embedding, and derives the scale of the queries itself.
+caps, ties the head to the embedding, and computes the scale of the queries itself.
 """
 
 from quant.checkpoint import tensor_views
@@ -26,8 +26,8 @@ LARGE_MODEL_LAYERS = 46  # layers of the 27B model, which scales queries differe
 
 
 def query_scalar(config: CheckpointConfig, large_model_layers: int) -> int:
-    """Return the query_pre_attn_scalar that llama.cpp computes with. llama.cpp recognizes the
-    largest model, which has its own value, by `large_model_layers`.
+    """Return the query_pre_attn_scalar that llama.cpp uses, instead of the one in config.json. It
+    differs for the largest model, which llama.cpp recognizes by its `large_model_layers` layers.
     """
     heads, _, head_dim = blocks.head_counts(config)
     return (
@@ -38,8 +38,8 @@ def query_scalar(config: CheckpointConfig, large_model_layers: int) -> int:
 
 
 def gemma_problems(config: CheckpointConfig, large_model_layers: int) -> list[tuple[object, str]]:
-    """Return (condition, text) pairs for settings that llama.cpp computes differently for Gemma 2
-    and 3.
+    """Return the problems (see blocks.py) of settings that llama.cpp computes differently for both
+    Gemma 2 and Gemma 3.
     """
     scalar_setting, computed = (
         config.values["query_pre_attn_scalar"],
@@ -80,7 +80,7 @@ def check(config: CheckpointConfig) -> list[str]:
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
-    """Return the common keys, both soft caps and the sliding window."""
+    """Return the common metadata keys, then those of both soft caps and of the sliding window."""
     return [
         *blocks.common_keys(config),
         ArchKey("attn_logit_softcapping", "float32", config.get_float("attn_logit_softcapping")),

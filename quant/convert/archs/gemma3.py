@@ -1,9 +1,10 @@
-"""Gemma 3, text only: Gemma 2 with norms of queries and keys and two rotary bases, without a cap on
-attention scores.
+"""Gemma 3, text only: Gemma 2 with norms of queries and keys and with two rotary bases, but without
+a cap on attention scores.
 
 Follows conversion/gemma.py and src/models/gemma3.cpp of llama.cpp. The rotary settings of global
-layers are in rope_theta and rope_scaling, or in rope_parameters' full_attention. Those of sliding
-layers are in rope_local_base_freq, or in rope_parameters' sliding_attention; they are never scaled.
+layers are in rope_theta and rope_scaling, or in full_attention of rope_parameters. Those of sliding
+layers are in rope_local_base_freq, or in sliding_attention of rope_parameters. Sliding layers never
+have scaled positions.
 """
 
 from typing import Any
@@ -32,7 +33,7 @@ LARGE_MODEL_LAYERS = 62  # layers of the 27B model, which scales queries differe
 
 
 def local_rope_settings(config: CheckpointConfig) -> CheckpointConfig:
-    """Return the rotary settings of the sliding layers."""
+    """Return the rotary settings of the layers with a sliding window."""
     base, parts = config.values.get("rope_local_base_freq"), config.values.get("rope_parameters")
     settings = parts.get("sliding_attention") if isinstance(parts, dict) else None
     values: dict[str, Any] = {"rope_theta": 10000.0 if base is None else base}
@@ -42,7 +43,7 @@ def local_rope_settings(config: CheckpointConfig) -> CheckpointConfig:
 
 
 def sliding_layers(config: CheckpointConfig) -> list[bool]:
-    """Return for each layer whether it has a sliding window."""
+    """Return a list with one entry for each layer: whether the layer has a sliding window."""
     return blocks.sliding_layers(
         config,
         config.get_int("sliding_window_pattern", "_sliding_window_pattern", default=PERIOD_LAYERS),
@@ -71,8 +72,8 @@ def check(config: CheckpointConfig) -> list[str]:
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
-    """Return the common keys, the cap on the logits if there is one, and the sliding window with
-    its rotary base.
+    """Return the common metadata keys, then those of the cap on logits, if there is one, and of the
+    sliding window with its rotary base.
     """
     entries, layers = blocks.common_keys(config), sliding_layers(config)
     if config.values.get("final_logit_softcapping") is not None:
@@ -99,7 +100,7 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
 
 
 def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
-    """Return the tensors without rows of the embedding and the head that have no token, because the
+    """Return the tensors without the rows of embedding and head for which there is no token. The
     tokenizer may have fewer tokens than these tensors have rows.
     """
     size, result = config.get_int("vocab_size"), dict(tensors)

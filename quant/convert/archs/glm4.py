@@ -1,8 +1,8 @@
 """GLM 4 (0414): rotary pairs in a part of each head, norms before and after attention and
-feed-forward, gate and up in one matrix.
+feed-forward, and gate and up in one matrix.
 
-Follows conversion/glm.py and src/models/glm4.cpp of llama.cpp. The checkpoint stores interleaved
-pairs, as llama.cpp does, so the rows of queries and keys keep their order.
+Follows conversion/glm.py and src/models/glm4.cpp of llama.cpp. The rows of queries and keys keep
+their order, because checkpoint and llama.cpp both use interleaved pairs.
 """
 
 from quant.checkpoint.config import CheckpointConfig
@@ -34,7 +34,7 @@ def check(config: CheckpointConfig) -> list[str]:
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
-    """Return the common keys and the rotary width of a head."""
+    """Return the common metadata keys and the rotary width of a head."""
     return [
         *blocks.common_keys(config),
         ArchKey("rope.dimension_count", "uint32", blocks.rotary_width(config)),

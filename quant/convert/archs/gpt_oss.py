@@ -1,9 +1,9 @@
 """gpt-oss: a mixture of experts with biases everywhere, attention sinks, and a sliding window on
-every other layer.
+every second layer.
 
 Follows conversion/gpt_oss.py and src/models/openai-moe.cpp of llama.cpp. Experts are stored either
 as MXFP4, whose blocks are copied, or as transposed floats. In both forms the rows of gate and up
-alternate.
+alternate in one matrix.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's gpt-oss computes differently; return notes for
     the user.
     """
-    (experts, used), values = _experts(config), config.values
+    (experts, used), values = _expert_counts(config), config.values
     without_rope = not any(
         isinstance(values.get(key), dict) for key in ("rope_scaling", "rope_parameters")
     )
@@ -53,8 +53,8 @@ def check(config: CheckpointConfig) -> list[str]:
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
-    """Return the common keys, the sliding window and the experts' keys."""
-    experts, used = _experts(config)
+    """Return the common metadata keys, then those of the sliding window and of the experts."""
+    experts, used = _expert_counts(config)
     return [
         *blocks.common_keys(config),
         *blocks.sliding_window_keys(
@@ -73,7 +73,7 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
         config.get_int("intermediate_size"),
         blocks.head_counts(config)[0],
     )
-    experts, _ = _experts(config)
+    experts, _ = _expert_counts(config)
     block: Shapes = {
         "attn_output.bias": (hidden,),
         "attn_sinks.weight": (count,),
@@ -93,16 +93,16 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
 
 
 def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
-    """Return the tensors under the names that the gguf package knows, with gate and up split and
-    float experts transposed.
+    """Return the tensors under names that the gguf package knows. Gate and up are split, and
+    experts that are stored as floats are transposed.
     """
-    parts = [part for tensor in tensors.values() for part in _parts(tensor)]
-    return {part.name: part for part in parts}
+    prepared = [result for tensor in tensors.values() for result in _split_tensor(tensor)]
+    return {tensor.name: tensor for tensor in prepared}
 
 
-def _parts(tensor: LazyTensor) -> Iterator[LazyTensor]:
-    """Yield the tensors that one checkpoint tensor becomes: several for a fused tensor of experts,
-    else the tensor itself.
+def _split_tensor(tensor: LazyTensor) -> Iterator[LazyTensor]:
+    """Yield the tensors into which one checkpoint tensor is converted: several for a fused tensor
+    of experts, else a single one.
     """
     stem, _, last = tensor.name.rpartition(".")
     if last == "sinks":
@@ -126,8 +126,8 @@ def _parts(tensor: LazyTensor) -> Iterator[LazyTensor]:
         yield tensor
 
 
-def _experts(config: CheckpointConfig) -> tuple[int, int]:
-    """Return the number of experts in a layer and how many a token is routed to."""
+def _expert_counts(config: CheckpointConfig) -> tuple[int, int]:
+    """Return the number of experts in a layer, and the number that each token is routed to."""
     return config.get_int("num_local_experts"), config.get_int(
         "num_experts_per_tok", "experts_per_token"
     )

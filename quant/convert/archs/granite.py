@@ -1,7 +1,8 @@
-"""Granite (dense): Llama with multipliers for embedding, attention, residual and logits.
+"""Granite (dense): Llama with multipliers for the embedding, the attention scores, the residuals
+and the logits.
 
 Follows GraniteModel of llama.cpp (conversion/granite.py, src/models/granite.cpp), except that
-head_dim is read from the config if it has one, as in transformers.
+head_dim is read from config.json if it is there, as in transformers.
 """
 
 from dataclasses import replace
@@ -20,9 +21,9 @@ def check(config: CheckpointConfig) -> list[str]:
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
-    """Return Llama's keys and the multipliers.
+    """Return Llama's metadata keys, then those of the multipliers.
 
-    The attention scale is always written, because llama.cpp's default is 1 / sqrt(head_dim).
+    The attention scale is always written, because llama.cpp would otherwise use 1 / sqrt(head_dim).
     """
     return [
         *llama.keys(config),

@@ -1,8 +1,8 @@
-"""Llama and Mistral: grouped-query attention, rotary heads in halves, SiLU-gated feed-forward, RMS
-norms.
+"""Llama and Mistral: grouped-query attention, rotary heads stored in two halves, a feed-forward
+gated by SiLU, and RMS norms.
 
-Follows conversion/llama.py of llama.cpp. Rotary settings are read from rope_theta with
-rope_scaling, or from rope_parameters.
+Follows conversion/llama.py of llama.cpp. Rotary settings are read from rope_theta and rope_scaling,
+or from rope_parameters.
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ def check(config: CheckpointConfig) -> list[str]:
 
 
 def window_notes(config: CheckpointConfig) -> list[str]:
-    """Return a note if the model has a sliding window, which llama.cpp's llama ignores."""
+    """Return a note if the model has a sliding window, because llama.cpp's llama ignores it."""
     width = config.values.get("sliding_window")
     if isinstance(width, int) and width < config.get_int("max_position_embeddings"):
         return [
@@ -36,7 +36,7 @@ def window_notes(config: CheckpointConfig) -> list[str]:
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
-    """Return the common keys and the rotary width of a head, which is its whole width."""
+    """Return the common metadata keys and the rotary width of a head, which is the whole head."""
     return [
         *blocks.common_keys(config),
         ArchKey("rope.dimension_count", "uint32", blocks.head_counts(config)[2]),
@@ -51,8 +51,8 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
 
 
 def optional_biases(config: CheckpointConfig) -> Shapes:
-    """Return the shapes of biases that some fine-tuned models have; llama.cpp loads them if they
-    are present.
+    """Return the shapes of the biases that some fine-tuned models have. llama.cpp loads them if
+    they are in the file.
     """
     hidden, ff = config.get_int("hidden_size"), config.get_int("intermediate_size")
     output_biases: Shapes = {

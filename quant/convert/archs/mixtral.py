@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with experts as its feed-forward; llama.cpp runs it as llama.
+"""Mixtral: Mistral with experts as its feed-forward. Its llama.cpp architecture is llama.
 
 Follows MixtralModel of llama.cpp (conversion/llama.py, src/models/llama.cpp).
 """
@@ -25,7 +25,7 @@ def check(config: CheckpointConfig) -> list[str]:
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
-    """Return Llama's keys and the experts' keys."""
+    """Return Llama's metadata keys, then those of the experts."""
     return [*llama.keys(config), *experts.expert_keys(config)]
 
 

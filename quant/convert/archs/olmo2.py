@@ -1,5 +1,5 @@
-"""OLMo 2: no norms before attention and feed-forward but after them, one norm over all query heads
-and one over all key heads.
+"""OLMo 2: norms after attention and feed-forward instead of before them, one norm over all query
+heads together, and one norm over all key heads together.
 
 Follows Olmo2Model of llama.cpp (conversion/olmo.py, src/models/olmo2.cpp).
 """

@@ -1,9 +1,9 @@
-"""Phi 3, 3.5 and 4: query, key and value in one matrix, gate and up in another, and rotary factors
-for long contexts (LongRoPE).
+"""Phi 3, 3.5 and 4: queries, keys and values in one matrix, gate and up in another, and rotary
+factors for long contexts (LongRoPE).
 
 Follows conversion/phi.py and src/models/phi3.cpp of llama.cpp. llama.cpp ignores the sliding
-window, and uses the factors for long contexts whenever its context is larger than the original
-length.
+window. Whenever its context is larger than the original length, it uses the factors for long
+contexts.
 """
 
 import math
@@ -26,7 +26,7 @@ LONGROPE_TYPES = ("longrope", "su")
 
 
 def longrope_settings(config: CheckpointConfig) -> CheckpointConfig | None:
-    """Return the rotary settings if they are LongRoPE's, else None."""
+    """Return the rotary settings if the model uses LongRoPE, else None."""
     settings = blocks.rope_settings(config)
     return settings if settings.values["rope_type"] in LONGROPE_TYPES else None
 
@@ -66,9 +66,10 @@ def check(config: CheckpointConfig) -> list[str]:
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
-    """Return the common keys, the rotary width of a head, and the sliding window.
+    """Return the common metadata keys, the rotary width of a head, the sliding window, and
+    LongRoPE's keys.
 
-    A window of 0 means that there is none; llama.cpp recognizes Phi 4 by it.
+    A window of 0 means that the model has no window. llama.cpp recognizes Phi 4 by this value.
     """
     window = config.values.get("sliding_window")
     return [
@@ -84,7 +85,9 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
 
 
 def longrope_keys(config: CheckpointConfig) -> list[ArchKey]:
-    """Return the keys of the original context length and of LongRoPE's attention factor."""
+    """Return the metadata keys of the original context length, and of LongRoPE's type and attention
+    factor.
+    """
     original = config.get_int("original_max_position_embeddings")
     keys = [ArchKey("rope.scaling.original_context_length", "uint32", original)]
     if settings := longrope_settings(config):
@@ -107,8 +110,8 @@ def longrope_keys(config: CheckpointConfig) -> list[ArchKey]:
 
 
 def longrope_factors(config: CheckpointConfig) -> "dict[str, F32]":
-    """Return LongRoPE's two tensors of factors, for long and for short contexts, each with one
-    factor for each rotary pair `[pairs]`; no tensors for other rotary settings.
+    """Return LongRoPE's two tensors of frequency factors `[pairs]`, for long and for short
+    contexts, with one factor for each rotary pair. For other rotary settings, return no tensors.
 
     Raises UserError for malformed factors.
     """

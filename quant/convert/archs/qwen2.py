@@ -1,5 +1,5 @@
-"""Qwen2 and Qwen2.5: Llama with biases of query, key and value. The halves of rotary heads keep
-their order.
+"""Qwen2 and Qwen2.5: Llama with biases of queries, keys and values. The rows of rotary heads keep
+their order, because llama.cpp also rotates two halves here.
 
 Follows Qwen2Model of llama.cpp (conversion/qwen.py, src/models/qwen2.cpp).
 """
@@ -23,8 +23,8 @@ def check(config: CheckpointConfig) -> list[str]:
 
 
 def problem_window(config: CheckpointConfig) -> tuple[object, str]:
-    """Return the problem (condition, text) of a sliding window on the last layers, for Qwen2 and
-    Qwen3.
+    """Return the problem (condition, text) that the last layers have a sliding window. Used for
+    Qwen2 and Qwen3.
     """
     return blocks.has_sliding_window(
         config, lambda layer, first: layer >= first

@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-MoE: experts in every block, and one shared expert with its own gate.
+"""Qwen1.5-MoE and Qwen2-MoE: experts in every block, and one shared expert with a gate.
 
 Follows Qwen2MoeModel of llama.cpp (conversion/qwen.py, src/models/qwen2moe.cpp).
 """
@@ -16,8 +16,8 @@ DEFAULTS = {
 
 
 def check(config: CheckpointConfig) -> list[str]:
-    """Raise UserError for settings that llama.cpp's qwen2moe computes differently. One of them is
-    norm_topk_prob, because llama.cpp never normalizes the weights of the chosen experts.
+    """Raise UserError for settings that llama.cpp's qwen2moe computes differently. A true
+    norm_topk_prob is refused because llama.cpp never normalizes the weights of the chosen experts.
     """
     blocks.raise_problems(
         config,
@@ -29,7 +29,7 @@ def check(config: CheckpointConfig) -> list[str]:
             (config.get_bool("norm_topk_prob"), "norm_topk_prob is true"),
             (
                 blocks.has_sliding_window(
-                    config, lambda layer, most: layer % 2 == 0 and layer < most
+                    config, lambda layer, end: layer % 2 == 0 and layer < end
                 ),
                 "some of its layers have a sliding window",
             ),
@@ -39,8 +39,8 @@ def check(config: CheckpointConfig) -> list[str]:
 
 
 def problem_dense_blocks(config: CheckpointConfig) -> list[tuple[object, str]]:
-    """Return the problems (condition, text) of blocks without experts, which llama.cpp does not
-    support.
+    """Return the problems (condition, text) that some blocks have no experts, which llama.cpp does
+    not support.
     """
     return [
         (config.values.get("mlp_only_layers"), "the layers in mlp_only_layers have no experts"),
@@ -52,7 +52,7 @@ def problem_dense_blocks(config: CheckpointConfig) -> list[tuple[object, str]]:
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
-    """Return the common keys and the experts' keys."""
+    """Return the common metadata keys, then those of the experts."""
     return [
         *blocks.common_keys(config),
         *experts.expert_keys(config),

@@ -1,8 +1,8 @@
-"""Qwen3: Qwen2 without biases of query, key and value, with a norm of every query and key head, and
-with heads of any width.
+"""Qwen3: Qwen2 without biases of queries, keys and values, with a norm of each query head and each
+key head, and with heads of any width.
 
-Follows Qwen3Model of llama.cpp (conversion/qwen.py, src/models/qwen3.cpp). Rerankers, whose head is
-different, have another class name and are therefore refused.
+Follows Qwen3Model of llama.cpp (conversion/qwen.py, src/models/qwen3.cpp). Rerankers have a
+different head. They are refused, because their class name is not in ARCHS.
 """
 
 from dataclasses import replace
@@ -14,8 +14,8 @@ from quant.convert.archs.qwen2 import QWEN2, problem_window
 
 
 def check(config: CheckpointConfig) -> list[str]:
-    """Raise UserError for settings that llama.cpp's qwen3 computes differently. One of them is a
-    bias of the attention's output, which llama.cpp does not add.
+    """Raise UserError for settings that llama.cpp's qwen3 computes differently. attention_bias is
+    refused because llama.cpp does not add a bias to the attention's output.
     """
     blocks.raise_problems(
         config,

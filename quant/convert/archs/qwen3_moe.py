@@ -1,4 +1,4 @@
-"""Qwen3-MoE: Qwen3's attention, experts in every block, no shared expert.
+"""Qwen3-MoE: Qwen3's attention with experts in every block and no shared expert.
 
 Follows Qwen3MoeModel of llama.cpp (conversion/qwen.py, src/models/qwen3moe.cpp).
 """
@@ -10,8 +10,8 @@ from quant.convert.archs.qwen2_moe import problem_dense_blocks
 
 
 def check(config: CheckpointConfig) -> list[str]:
-    """Raise UserError for settings that llama.cpp's qwen3moe computes differently. One of them is
-    norm_topk_prob, because llama.cpp always normalizes the weights of the chosen experts.
+    """Raise UserError for settings that llama.cpp's qwen3moe computes differently. A false
+    norm_topk_prob is refused because llama.cpp always normalizes the weights of the chosen experts.
     """
     blocks.raise_problems(
         config,
@@ -31,7 +31,7 @@ def check(config: CheckpointConfig) -> list[str]:
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
-    """Return the common keys and the experts' keys."""
+    """Return the common metadata keys, then those of the experts."""
     width = config.get_int("moe_intermediate_size")
     return [
         *blocks.common_keys(config),

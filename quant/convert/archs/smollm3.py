@@ -1,4 +1,5 @@
-"""SmolLM3: Llama with every fourth layer without rotary positions, as llama.cpp requires.
+"""SmolLM3: Llama without rotary positions in every fourth layer. llama.cpp supports no other
+pattern of layers.
 
 Follows SmolLM3Model of llama.cpp (conversion/llama.py, src/models/smollm3.cpp).
 """
@@ -9,13 +10,14 @@ from quant.checkpoint.config import CheckpointConfig
 from quant.convert.archs import blocks, llama
 from quant.convert.archs.base import MAX_LAYERS, no_tensors
 
-# every such layer has no rotary positions; n_no_rope_layer_step in llama.cpp
+# Every layer whose number from 1 is a multiple of this has no rotary positions
+# (n_no_rope_layer_step in llama.cpp).
 NO_ROPE_STEP_LAYERS = 4
 
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's smollm3 computes differently."""
-    fixed = [
+    expected_layers = [
         (layer + 1) % NO_ROPE_STEP_LAYERS != 0
         for layer in range(min(blocks.layer_count(config), MAX_LAYERS))
     ]
@@ -25,11 +27,11 @@ def check(config: CheckpointConfig) -> list[str]:
             *blocks.common_problems(config),
             blocks.problem_biases(config, "attention_bias", "mlp_bias"),
             (
-                _rotary_layers(config, len(fixed)) != fixed,
+                _rotary_layers(config, len(expected_layers)) != expected_layers,
                 f"no_rope_layers does not leave out exactly every {NO_ROPE_STEP_LAYERS}th layer",
             ),
             (
-                blocks.has_sliding_window(config, lambda layer, _: not fixed[layer]),
+                blocks.has_sliding_window(config, lambda layer, _: not expected_layers[layer]),
                 "some of its layers have a sliding window",
             ),
         ],
@@ -38,7 +40,9 @@ def check(config: CheckpointConfig) -> list[str]:
 
 
 def _rotary_layers(config: CheckpointConfig, count: int) -> list[bool]:
-    """Return for each layer whether it is rotary."""
+    """Return a list with one entry for each layer: whether the layer has rotary positions. Without
+    no_rope_layers in the config, the list has `count` entries.
+    """
     marks = config.values.get("no_rope_layers")
     if marks is not None:
         return [bool(layer) for layer in marks] if isinstance(marks, list) else []
