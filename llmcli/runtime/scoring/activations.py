@@ -1,5 +1,5 @@
-"""Runs text through a model and passes the inputs of its products with weights to a function, for
-calibration.
+"""Run text through a model and collect the activations that enter its weight matrices, for the
+calibration of quantization.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,28 +20,34 @@ from llmcli.runtime.scoring.chunk_scorer import max_logit_rows
 
 
 class Activations:
-    """An open context that reads chunks of text, made by `open_activations`."""
+    """A context that computes chunks of text and passes the input of each weight matrix to a sink
+    function. Made by `open_activations`.
+    """
 
     def __init__(self, model: Model, context: Context, watcher: ProductWatcher) -> None:
         self.context, self._watcher = context, watcher
         self.bos = model.bos if model.add_bos else None
 
     def narrow(self, is_wanted: Callable[[str], bool], last_weight: str) -> None:
-        """From now on pass only the products with these weights to the sink, and end every pass at
-        the product with `last_weight`.
+        """Change which weights the next passes watch. `is_wanted`: returns whether the weight of
+        this name is watched. `last_weight`: every pass ends after the product with this weight,
+        because later products are not needed; empty to compute all.
         """
         self._watcher.narrow(is_wanted, last_weight)
 
     @property
     def latest_weight(self) -> str:
-        """Return the name of the weight whose product was passed to the sink last."""
+        """Return the name of the weight whose input the sink received last."""
         return self._watcher.latest_weight
 
     def read(self, ids: NDArray[np.int32]) -> None:
-        """Read one chunk. Every row asks for logits, because otherwise the last block and the head
-        would be computed for some rows only.
+        """Compute one chunk of text. The sink receives the inputs of the watched weights. If the
+        model uses a BOS token, it replaces the first token.
 
-        Shapes: ids `[n_ctx]`. Raises what the sink raises, and KeyboardInterrupt at Ctrl-C.
+        Logits of every position are requested, because llama.cpp otherwise computes the last layer
+        and the output head only for some positions.
+
+        Shapes: ids `[n_ctx]`. Raises the exceptions of the sink, and KeyboardInterrupt at Ctrl-C.
         """
         tokens = ids.tolist()
         if self.bos is not None:
@@ -65,14 +71,17 @@ def open_activations(
     is_wanted: Callable[[str], bool],
     sink: Callable[[ProductInput | AttentionMix], None],
 ) -> Iterator[Activations]:
-    """Open a context whose wanted products with weights are passed to `sink`. `options`: those of a
-    context for one chunk. Attention weights are passed only without flash attention.
+    """Open a context that passes the inputs of watched weights to `sink`, and close it after the
+    `with` block.
+
+    `options`: the options of a context for one chunk. `is_wanted`: returns whether the weight of
+    this name is watched. Attention weights, also watched by name, are passed only without flash
+    attention.
     """
     from dataclasses import replace
 
-    most = min(max_logit_rows(model.n_vocab), options.n_ubatch, options.n_ctx)
+    n_rows = min(max_logit_rows(model.n_vocab), options.n_ubatch, options.n_ctx)
+    n_outputs = n_rows // TILE_ROWS * TILE_ROWS or n_rows
     watcher = ProductWatcher(is_wanted, sink)
-    with open_context(
-        model, replace(options, n_outputs=most // TILE_ROWS * TILE_ROWS or most), watcher.callback
-    ) as context:
+    with open_context(model, replace(options, n_outputs=n_outputs), watcher.callback) as context:
         yield Activations(model, context, watcher)

@@ -1,8 +1,9 @@
-"""Computes the logits of the scored positions of text chunks, some rows at a time.
+"""Compute the logits of chunks of text, for perplexity and KL divergence. As in llama-perplexity,
+only the positions in the second half of a chunk are scored.
 
-It fits quant's Scorer protocol without importing it. A pass reads several chunks, each in a
-separate sequence, as in llama-perplexity. Only scored rows ask for logits, and at most
-`max_logit_rows` rows in one pass.
+`ChunkScorer` fits the protocol Scorer of quant/evaluation without importing it. A pass reads
+several chunks, each in its own sequence. Logits are computed only for scored positions, and for at
+most `max_logit_rows` of them in one pass, because a row of logits is as long as the vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,9 +25,11 @@ LOGITS_BYTES = 128 << 20  # bytes of logits in memory at once
 
 
 def chunks_per_pass(n_ctx: int, n_batch: int, n_vocab: int, count: int) -> int:
-    """Return how many chunks one pass reads, at most `count`. This is as many as fit into a batch,
-    as in llama-perplexity, but only as many as LOGITS_BYTES allow for the logits of the scored
-    halves.
+    """Return how many chunks to read in one pass, at least 1 and at most `count`.
+
+    As in llama-perplexity, this is the number of chunks of `n_ctx` tokens that fit into a batch of
+    `n_batch` tokens. It is lower when the logits of the chunks' scored halves would take more than
+    LOGITS_BYTES.
     """
     return max(
         1,
@@ -37,13 +40,15 @@ def chunks_per_pass(n_ctx: int, n_batch: int, n_vocab: int, count: int) -> int:
 
 
 def max_logit_rows(n_vocab: int) -> int:
-    """Return the maximum rows of logits that are in memory at once."""
+    """Return how many rows of logits, each of `n_vocab` float32 values, fit into LOGITS_BYTES. At
+    least 1.
+    """
     return max(1, LOGITS_BYTES // (4 * n_vocab))
 
 
 def chunk_context_options(base: ContextOptions, n_vocab: int, chunks: int) -> ContextOptions:
-    """Return options for `chunks` chunks at once, each with a separate stream of cells. `base`: the
-    options for one chunk.
+    """Return the options of a context that reads `chunks` chunks in one pass, each in its own
+    sequence with its own KV cells. `base`: the options of a context for a single chunk.
     """
     return replace(
         base,
@@ -55,18 +60,24 @@ def chunk_context_options(base: ContextOptions, n_vocab: int, chunks: int) -> Co
 
 
 class ChunkScorer:
-    """A scorer of text chunks over one context. Ctrl-C during a pass raises KeyboardInterrupt."""
+    """Computes the logits of chunks of text in one llama.cpp context. Ctrl-C during a pass raises
+    KeyboardInterrupt.
+    """
 
     def __init__(self, model: Model, context: Context) -> None:
         self.context, self.n_vocab = context, model.n_vocab
         self.bos = model.bos if model.add_bos else None
 
     def blocks(self, ids: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
-        """Yield the logits of the second half of each chunk, some positions of all chunks at a
-        time. The last position of a chunk is left out, because its next token is unknown.
+        """Yield the logits of the second half of all chunks. Each block has the next few positions
+        of every chunk. The last position of a chunk is left out, because the token after it is
+        unknown.
+
+        `ids`: the tokens of the chunks. If the model uses a BOS token, it replaces the first token
+        of each chunk.
 
         Shapes: ids `[chunks, n_ctx]`, blocks float32 `[chunks, positions, n_vocab]`. A block is a
-        view that is valid until the next one is requested.
+        view that is valid until the next block is requested.
         """
         count, n_ctx = ids.shape
         tokens = ids.copy()
@@ -75,23 +86,29 @@ class ChunkScorer:
         self.context.clear()
         step = max(1, self.context.n_batch // count)
         for start in range(0, n_ctx // 2, step):
-            self._pass(tokens, start, min(start + step, n_ctx // 2), wanted=False)
+            self._run_pass(tokens, start, min(start + step, n_ctx // 2), gives_logits=False)
         step = max(1, min(step, self.context.n_outputs // count))
         step = step // TILE_ROWS * TILE_ROWS or step
         for start in range(n_ctx // 2, n_ctx - 1, step):
-            rows = self._pass(tokens, start, min(start + step, n_ctx), wanted=True)
+            rows = self._run_pass(tokens, start, min(start + step, n_ctx), gives_logits=True)
             yield logits_matrix(rows, self.n_vocab).reshape(count, -1, self.n_vocab)
 
-    def _pass(
-        self, tokens: NDArray[np.int32], start: int, end: int, wanted: bool
+    def _run_pass(
+        self, tokens: NDArray[np.int32], start: int, end: int, gives_logits: bool
     ) -> Sequence[LogitsRow]:
+        """Compute the positions from `start` to `end` of every chunk. Return their rows of logits,
+        chunk by chunk. Empty if `gives_logits` is False.
+
+        Shapes: tokens `[chunks, n_ctx]`.
+        """
         count, width = len(tokens), end - start
+        # the last position of a chunk gives no logits
+        chunk_outputs = [gives_logits] * (width - 1) + [gives_logits and end < tokens.shape[1]]
         rows = BatchRows(
             tokens[:, start:end].ravel().tolist(),
             list(range(start, end)) * count,
             [sequence for sequence in range(count) for _ in range(width)],
-            ([wanted] * (width - 1) + [wanted and end < tokens.shape[1]])
-            * count,  # the token after the last position is unknown
+            chunk_outputs * count,
         )
         with interruptible(self.context):
             return self.context.decode(rows)

@@ -1,15 +1,17 @@
-"""Turns texts into vectors, or pairs of texts into scores. Vectors are pooled as the model's file
-says and normalized like those of llama-server.
+"""Embeddings and reranking: turn texts into vectors, or pairs of texts into scores. Vectors are
+pooled as the model's file says, and normalized like those of llama-server.
 
-The context is created with the first text, and replaced by a larger one for a longer text. Texts
-are read pass by pass, so that answers can continue between the passes.
+The llama.cpp context for embeddings is created with the first text, and replaced by a larger one
+for a longer text. Texts are read in several short forward passes, so that running answers can
+continue between them.
 
-A file without a pooling type is usually that of a generating model. Its last token has seen the
-whole text, so its vector is used, and only this token asks for output, because llama.cpp computes
-logits for every row that gives a vector. llama-server refuses such a file for /v1/embeddings.
+A file without a pooling type is usually that of a text-generating model. The vector of the last
+token is used, because only this token has seen the whole text. Output is requested only for this
+token, because llama.cpp also computes logits for every token that gives a vector. (llama-server
+refuses such a file for /v1/embeddings.)
 
-A reranking model must have the matrix `cls.output.weight`. Without it llama.cpp would read the
-scores of all texts but the first from the wrong position of the head's output.
+A reranking model must have the matrix `cls.output.weight`. Without it, llama.cpp would read the
+scores of all texts except the first from the wrong position of the output.
 """
 
 import math
@@ -35,36 +37,37 @@ from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.scoring.chunk_scorer import max_logit_rows
 from quant.model_file.model_header import ModelHeader
 
-PASS_TOKENS = 512  # maximum tokens of a pass
-# maximum tokens of a pass while answers are generated, because their next tokens wait for the pass
+PASS_TOKENS = 512  # maximum number of tokens of a pass
+# the same while answers are generated, whose next tokens have to wait for the pass
 SHORT_PASS_TOKENS = 64
-MAX_TEXTS = 16  # texts in one group
-MIN_CELLS = 512  # cells of the smallest context
-RERANK_HEAD = "cls.output.weight"  # a reranking model's head
+MAX_TEXTS = 16  # maximum number of texts that are read together
+MIN_CELLS = 512  # KV cells of the smallest context
+RERANK_HEAD = "cls.output.weight"  # the weights that compute the score
 POOLING_CHOICES = "mean", "cls", "last"  # pooling types that a user may request
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingPass:
-    """A forward pass over pieces of texts. `pieces`: for each piece the number of the text, the
-    first token and the end token. `gives_vectors`: whether the pass gives vectors.
-    """
+    """A forward pass over pieces of several texts."""
 
+    # for each piece: the index of the text, and the range of the text's tokens as start and end
     pieces: tuple[tuple[int, int, int], ...]
-    gives_vectors: bool
+    gives_vectors: bool  # whether the tokens of the pass give vectors
 
     def rows(self, texts: Sequence[Sequence[int]]) -> BatchRows:
-        """Return the rows of the pass. `texts`: the texts of the group, which the pieces number
-        from 0.
+        """Return the batch for llama.cpp, with each text in its own sequence. `texts`: the tokens
+        of each text of the group.
         """
         tokens = [token for text, start, end in self.pieces for token in texts[text][start:end]]
-        positions = [at for _, start, end in self.pieces for at in range(start, end)]
+        positions = [position for _, start, end in self.pieces for position in range(start, end)]
         sequences = [text for text, start, end in self.pieces for _ in range(start, end)]
         return BatchRows(tokens, positions, sequences, [self.gives_vectors] * len(tokens))
 
 
 class Embedder:
-    """Owns the embedding context of one model. All calls come from the engine's thread."""
+    """Computes embeddings or reranking scores with one model, in a context that it creates. All
+    methods must be called on the engine's thread, which shares the model.
+    """
 
     def __init__(
         self,
@@ -74,54 +77,56 @@ class Embedder:
         options: RunOptions,
         wanted_pooling: str | None = None,
     ) -> None:
-        """`context`: the context that generates answers. `wanted_pooling`: a pooling type that
-        replaces that of the file.
+        """`context`: the context in which the model generates answers, which tells its size and
+        kind of attention. `wanted_pooling`: a pooling type to use instead of that in the file.
 
-        Raises UserError for a model without embeddings.
+        Raises UserError under the conditions of `resolve_pooling`.
         """
         self._model, self._options = model, options
         self.vector_size, self.n_vocab = model.n_embd, model.n_vocab
         self.is_causal = is_causal(model, context)
         self.pooling = resolve_pooling(header, self.is_causal, wanted_pooling)
         template = header.metadata.get("tokenizer.chat_template.rerank")
-        self._paired = template if isinstance(template, str) else ""
+        self._rerank_template = template if isinstance(template, str) else ""
         self.max_tokens = context.n_ctx if self.is_causal else min(context.n_ctx, model.n_ctx_train)
-        self._held = ExitStack()
+        self._exit_stack = ExitStack()
         self._pooled: PooledContext | None = None
-        self._room = self._rows = 0
+        self._n_cells = self._pass_tokens = 0  # of the present context
         self.uses_short_passes = False  # True while answers are generated
 
     def encode(self, text: str) -> list[int]:
-        """Return a text as token ids with the file's special tokens around it. Names of control
-        tokens in the text become control tokens, as in llama-server.
+        """Return the token ids of a text, with the special tokens around it that the file asks for.
+        The names of control tokens in the text become control tokens, as in llama-server.
         """
         return self._model.tokenize(text, special=True, add_special=True)
 
     def min_tokens(self, *texts: str) -> int:
-        """Return a lower bound of the number of tokens of these texts, without tokenizing them."""
+        """Return a lower bound of the total number of tokens of these texts, without tokenizing."""
         return sum(map(self._model.min_tokens, texts))
 
     @property
     def is_reranker(self) -> bool:
-        """Return whether the model scores pairs of texts instead of giving vectors."""
+        """Return whether the model gives scores for pairs of texts instead of vectors."""
         return self.pooling == "rank"
 
     def encode_pair(self, query: str, text: str) -> list[int]:
-        """Return a query and a text as the token ids of one pair to be scored. The file's rerank
-        template is used if there is one; otherwise the pair is written as llama-server does.
+        """Return the token ids of the prompt for which a reranking model scores how well `text`
+        fits `query`. It is written with the file's rerank template, or without one as llama-server
+        does.
         """
-        if not self._paired:
+        if not self._rerank_template:
             return self._model.tokenize_pair(query, text)
         # The template is filled in around "{document}", so that a placeholder inside the query is
         # not replaced.
-        prefix, _, suffix = self._paired.partition("{document}")
-        words = prefix.replace("{query}", query) + text + suffix.replace("{query}", query)
-        return self._model.tokenize(words, special=True)
+        prefix, _, suffix = self._rerank_template.partition("{document}")
+        prompt = prefix.replace("{query}", query) + text + suffix.replace("{query}", query)
+        return self._model.tokenize(prompt, special=True)
 
     def start_job(self, texts: Sequence[Sequence[int]]) -> "EmbeddingJob":
-        """Return a job that turns these texts into vectors. Only one job may run at a time.
+        """Return a job that computes the vectors or scores of these texts, given as token ids. Only
+        one job may run at a time, because all use the same context.
 
-        Raises UserError when a text is too long.
+        Raises UserError when a text has more than `max_tokens` tokens.
         """
         longest = max(map(len, texts))
         if longest > self.max_tokens:
@@ -134,40 +139,44 @@ class Embedder:
         return EmbeddingJob(self, texts)
 
     def ensure_context(self, tokens: int) -> PooledContext:
-        """Return the context. It is created again, larger, if a text of this many tokens does not
-        fit.
+        """Return a context that can read a text of `tokens` tokens. If the present context is too
+        small, it is closed and a larger one is created.
         """
-        if self._pooled is None or tokens > self._room:
+        if self._pooled is None or tokens > self._n_cells:
             self.close()
-            cells = self.needed_cells(tokens)
-            context_options = self._made_with(cells)
-            self._pooled = self._held.enter_context(
-                open_pooled_context(self._model, context_options)
-            )
-            self._room, self._rows = cells, context_options.pass_tokens
+            n_cells = self.needed_cells(tokens)
+            options = self._context_options(n_cells)
+            self._pooled = self._exit_stack.enter_context(open_pooled_context(self._model, options))
+            self._n_cells, self._pass_tokens = n_cells, options.pass_tokens
         return self._pooled
 
     def needed_cells(self, tokens: int) -> int:
-        """Return the cells that the context needs for a text of this many tokens, which is its
-        present size when that is enough.
+        """Return the number of cells that the context will have after `ensure_context(tokens)`: the
+        present number if it is enough, otherwise the next power of two.
         """
-        if self._pooled is not None and tokens <= self._room:
-            return self._room
+        if self._pooled is not None and tokens <= self._n_cells:
+            return self._n_cells
         return min(self.max_tokens, max(MIN_CELLS, 1 << (tokens - 1).bit_length()))
 
     @property
     def n_cells(self) -> int:
-        """Return the cells of the present context; 0 when there is none."""
-        return self._room
+        """Return the number of KV cells of the present context; 0 when there is no context."""
+        return self._n_cells
 
-    def _now(self) -> int:
-        """Return the maximum tokens of the next pass."""
-        return min(SHORT_PASS_TOKENS, self._rows) if self.uses_short_passes else self._rows
+    def _max_pass_tokens(self) -> int:
+        """Return the maximum number of tokens of the next pass. It is lower while answers are
+        generated.
+        """
+        return (
+            min(SHORT_PASS_TOKENS, self._pass_tokens)
+            if self.uses_short_passes
+            else self._pass_tokens
+        )
 
     @property
     def nbytes(self) -> int | None:
-        """Return the bytes of the context's cache and compute buffers: 0 before the first text,
-        None when this build of llama.cpp cannot be queried.
+        """Return the bytes of the context's KV cache and compute buffers. It is 0 before the first
+        text, and None when this build of llama.cpp does not report memory.
         """
         if self._pooled is None:
             return 0
@@ -175,53 +184,60 @@ class Embedder:
         return breakdown.context_bytes + breakdown.compute_bytes if breakdown else None
 
     def close(self) -> None:
-        """Free the context."""
-        self._held.close()
-        self._pooled, self._room, self._rows = None, 0, 0
+        """Free the context. The next text creates a new one."""
+        self._exit_stack.close()
+        self._pooled, self._n_cells, self._pass_tokens = None, 0, 0
 
     def groups(self, texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        """Yield lists of text numbers. Each list is a group of texts that fit into the context
-        together.
+        """Divide the texts into groups that fit into the context together. Yield the indices of the
+        texts of each group.
         """
         group: list[int] = []
-        for number, text in enumerate(texts):
+        for index, text in enumerate(texts):
             if group and (
                 len(group) == MAX_TEXTS
-                or sum(len(texts[member]) for member in group) + len(text) > self._room
+                or sum(len(texts[member]) for member in group) + len(text) > self._n_cells
             ):
                 yield group
                 group = []
-            group.append(number)
+            group.append(index)
         yield group
 
     def passes(self, texts: Sequence[Sequence[int]]) -> Iterator[EmbeddingPass]:
-        """Yield the passes that read one group of texts."""
+        """Yield the forward passes that read one group of texts. A model that is not causal must
+        read all tokens in a single pass. With pooling "last" or "rank", only the final pass, over
+        the last token of each text, gives vectors.
+        """
         if not self.is_causal:
             yield EmbeddingPass(
                 tuple((number, 0, len(text)) for number, text in enumerate(texts)), True
             )
             return
-        last = self.pooling in ("last", "rank")
-        ends = [len(text) - last for text in texts]
-        for pieces in split_into_passes(ends, self._now):
-            yield EmbeddingPass(pieces, not last)
-        if last:
+        uses_last_token = self.pooling in ("last", "rank")
+        ends = [len(text) - uses_last_token for text in texts]
+        for pieces in split_into_passes(ends, self._max_pass_tokens):
+            yield EmbeddingPass(pieces, not uses_last_token)
+        if uses_last_token:
             yield EmbeddingPass(
                 tuple((number, end, end + 1) for number, end in enumerate(ends)), True
             )
 
-    def _made_with(self, n_cells: int) -> PooledOptions:
-        options, rows, vectors = self._options, max(n_cells, MAX_TEXTS), max(n_cells, MAX_TEXTS)
+    def _context_options(self, n_cells: int) -> PooledOptions:
+        """Return the options of an embedding context with `n_cells` KV cells."""
+        options = self._options
+        pass_tokens = max_vector_rows = max(n_cells, MAX_TEXTS)
         if self.is_causal and self.pooling in ("last", "rank"):
-            rows, vectors = PASS_TOKENS, MAX_TEXTS
+            pass_tokens, max_vector_rows = PASS_TOKENS, MAX_TEXTS
         elif self.is_causal:
-            rows = vectors = max(MAX_TEXTS, min(PASS_TOKENS, max_logit_rows(self._model.n_vocab)))
+            pass_tokens = max_vector_rows = max(
+                MAX_TEXTS, min(PASS_TOKENS, max_logit_rows(self._model.n_vocab))
+            )
         assert options.threads
         return PooledOptions(
             n_cells,
-            rows,
+            pass_tokens,
             MAX_TEXTS,
-            vectors,
+            max_vector_rows,
             self.pooling,
             options.threads,
             options.threads_batch or options.threads,
@@ -232,18 +248,25 @@ class Embedder:
 
 
 class EmbeddingJob:
-    """Texts that are turned into vectors, one forward pass per step."""
+    """The computation of the vectors of several texts, one forward pass per step. When `step` has
+    returned False, `vectors` contains the normalized vector of each text, or its scores for a
+    reranking model.
+    """
 
     def __init__(self, embedder: Embedder, texts: Sequence[Sequence[int]]) -> None:
         self.vectors: list[Vector] = []
-        self.tokens = sum(map(len, texts))
+        self.tokens = sum(map(len, texts))  # total number of tokens
         self._steps = self._run(embedder, texts)
 
     def step(self) -> bool:
-        """Compute one forward pass. Return False when there was nothing left to compute."""
+        """Compute one forward pass and return True. Return False when all passes are computed."""
         return next(self._steps, False)
 
     def _run(self, embedder: Embedder, texts: Sequence[Sequence[int]]) -> Iterator[bool]:
+        """Compute the vectors of all texts, and yield True after each forward pass. Where a text
+        needs several passes, its vectors are averaged with the number of tokens as weights (mean),
+        or the vector of the first (cls) or the last pass is used.
+        """
         pooled = embedder.ensure_context(max(map(len, texts)))
         for group in embedder.groups(texts):
             group_texts = [texts[number] for number in group]
@@ -267,11 +290,13 @@ class EmbeddingJob:
 
 
 def resolve_pooling(header: ModelHeader, is_causal: bool, wanted: str | None = None) -> str:
-    """Return the pooling type: "rank" for a reranking model, otherwise `wanted`, or that of the
-    file. A file without one gets "last" for a causal model and "mean" for others.
+    """Return how the vectors of a text's tokens become the vector of the text: "mean", "cls" (the
+    first token), "last", or "rank" for a reranking model.
 
-    Raises UserError when llama.cpp cannot read the file's reranking head, and when `wanted` is
-    given for a reranking model.
+    `wanted` is the user's choice and precedes that of the file. Without either, a causal model gets
+    "last" and other models get "mean".
+
+    Raises UserError for a reranking model if `wanted` is given, or if the file lacks RERANK_HEAD.
     """
     kind = header.metadata.get(f"{header.architecture}.pooling_type")
     names = {number: name for name, number in POOLING.items()}
@@ -291,8 +316,8 @@ def resolve_pooling(header: ModelHeader, is_causal: bool, wanted: str | None = N
 
 
 def normalize(vector: Vector | np.ndarray) -> Vector:
-    """Return the vector scaled to length 1; zeros stay zeros (llama.cpp's common_embd_normalize
-    with norm 2).
+    """Return the vector divided by its Euclidean length. A vector of zeros is not changed
+    (llama.cpp's common_embd_normalize with norm 2).
     """
     wide = np.asarray(vector, np.float64)
     length = math.sqrt(float(wide @ wide))
@@ -302,8 +327,11 @@ def normalize(vector: Vector | np.ndarray) -> Vector:
 def split_into_passes(
     lengths: Sequence[int], max_tokens: Callable[[], int]
 ) -> Iterator[tuple[tuple[int, int, int], ...]]:
-    """Split texts of these lengths into passes. `max_tokens()` returns the maximum tokens of a pass
-    and is called before each pass. A piece is (text number, first token, end token).
+    """Divide texts of these lengths into passes, and yield the pieces of each pass. A piece is the
+    index of a text and a range of its tokens, as start and end.
+
+    `max_tokens`: returns the maximum number of tokens of the next pass. It is called before each
+    pass, because the maximum depends on whether answers are being generated.
     """
     pieces: list[tuple[int, int, int]] = []
     n_free = max_tokens()

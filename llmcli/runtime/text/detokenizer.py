@@ -1,61 +1,66 @@
-"""Turns the bytes of tokens into text for display. Incomplete characters and possible stop strings
-are held back.
+"""Turn the bytes of tokens into text while an answer is generated. Text that cannot be shown yet is
+held back: an incomplete UTF-8 character, or the possible start of a stop string.
 """
 
 import codecs
 
 
 class Detokenizer:
-    """Decodes the bytes of one answer. `is_stopped`: True after a stop string has appeared."""
+    """Decodes the bytes of one answer, and ends the text before the first stop string."""
 
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
+        """`stops`: the stop strings."""
         self.stops = tuple(stop for stop in stops if stop)
-        self.is_stopped = False
-        self._half = b""  # the first bytes of an incomplete character
-        self._held = ""
+        self.is_stopped = False  # whether a stop string has appeared
+        self._incomplete_bytes = b""  # the first bytes of an incomplete character
+        self._held_text = ""  # text that may be the start of a stop string
 
     def feed(self, piece: bytes) -> str:
-        """Return the text that can be shown after this piece. It is empty while the end of the text
-        may be an incomplete character or the start of a stop string.
+        """Add the bytes of the next token. Return the text that can now be shown; it may be empty.
+        Once a stop string has appeared, it is always empty.
         """
-        if not self._half and piece.isascii():  # most pieces are ASCII, and this path is faster
+        if (
+            not self._incomplete_bytes and piece.isascii()
+        ):  # most pieces are ASCII, and this path is faster
             text = piece.decode()
         else:
-            raw = self._half + piece
-            text, used = codecs.utf_8_decode(raw, "replace")
-            self._half = raw[used:]
+            raw = self._incomplete_bytes + piece
+            text, n_decoded = codecs.utf_8_decode(raw, "replace")
+            self._incomplete_bytes = raw[n_decoded:]
         return self._release(text) if self.stops else text
 
     def finish(self) -> str:
-        """Return the text that was held back, at the end of the answer. An incomplete character
-        becomes U+FFFD.
+        """Return the text that was held back. Called at the end of the answer. An incomplete
+        character becomes U+FFFD.
         """
-        text = self._release(self._half.decode("utf-8", "replace"))
-        self._half = b""
+        text = self._release(self._incomplete_bytes.decode("utf-8", "replace"))
+        self._incomplete_bytes = b""
         if not self.is_stopped:
-            text, self._held = text + self._held, ""
+            text, self._held_text = text + self._held_text, ""
         return text
 
     def _release(self, text: str) -> str:
+        """Add decoded text. Return the text before the first stop string, or before a possible
+        start of one, which is held back.
+        """
         if self.is_stopped:
             return ""
-        self._held += text
-        cut = min(
-            (at for at in (self._held.find(stop) for stop in self.stops) if at >= 0), default=-1
-        )
-        if cut >= 0:
+        self._held_text += text
+        positions = (self._held_text.find(stop) for stop in self.stops)
+        stop_start = min((position for position in positions if position >= 0), default=-1)
+        if stop_start >= 0:
             self.is_stopped = True
-            shown, self._held = self._held[:cut], ""
+            released, self._held_text = self._held_text[:stop_start], ""
         else:
-            keep = max((overlap_length(self._held, stop) for stop in self.stops), default=0)
-            shown = self._held[: len(self._held) - keep]
-            self._held = self._held[len(shown) :]
-        return shown
+            n_held = max((overlap_length(self._held_text, stop) for stop in self.stops), default=0)
+            released = self._held_text[: len(self._held_text) - n_held]
+            self._held_text = self._held_text[len(released) :]
+        return released
 
 
 def overlap_length(text: str, word: str) -> int:
-    """Return the length of the longest suffix of `text` with which `word` begins. A suffix that is
-    the whole word does not count.
+    """Return the length of the longest suffix of `text` that is a prefix of `word` but not the
+    whole word. Example: 2 for the text "a <t" and the word "<think>".
     """
     return next(
         (

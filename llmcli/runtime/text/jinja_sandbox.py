@@ -1,8 +1,9 @@
-"""Jinja with limits, for the chat templates of downloaded model files.
+"""A Jinja environment with limits of time and memory, for the chat templates of downloaded model
+files.
 
-Jinja's own sandbox protects the interpreter but does not limit time and memory. Here loops and
-calls check the time, every operation that builds texts or lists first charges a budget, and only
-the filters and methods that chat templates use are available.
+Jinja's own sandbox protects the Python interpreter, but a template could still run forever or fill
+the memory. Here loops and calls check the time. Every operation that builds texts or lists first
+charges a budget. Only the filters and methods that chat templates use are available.
 """
 
 import json
@@ -12,11 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+# limits of one rendering: its time, and its output in addition to the length of the conversation
 MAX_SECONDS, MAX_CHARACTERS = 2.0, 1 << 20
-# characters of the budget per character that a template may write; templates build texts piece by
-# piece
+# The budget is this many times the maximum output, because templates join texts repeatedly while
+# they build the output.
 BUDGET_FACTOR = 64
-RANGE_NUMBER_COST = 64  # how many characters of the budget one number of a range costs
+RANGE_NUMBER_COST = 64  # characters that each number of a range() is charged as
 ALLOWED_FILTERS = frozenset(
     {
         "abs",
@@ -98,41 +100,47 @@ ALLOWED_METHODS = frozenset(
         "upper",
     }
 )
-# a format with `*` or a number of three digits as width or precision
+# A printf format with `*`, or a number of three digits, as its width or precision. It could build a
+# text of any length.
 PADDED_FORMAT = re.compile(r"[*]|\d{3}")
 
 
 class TemplateError(Exception):
-    """The error for a template that calls raise_exception()."""
+    """Raised when a template calls raise_exception(), by which it refuses a conversation."""
 
 
 class TemplateBudgetExceeded(Exception):
-    """The error for a template that takes too long or builds too much."""
+    """Raised when a template takes too long or builds too much text."""
 
 
 class TemplateBudget:
-    """What a rendering may still use: time, and characters (or list items) that it builds."""
+    """The remaining budget of a rendering: its deadline, and how many characters it may still
+    build. An item of a list counts as one character.
+    """
 
     def start_rendering(self, characters: int) -> None:
-        """Start the rendering of a conversation that has this many characters."""
+        """Reset the budget for the rendering of a conversation of `characters` characters."""
         self.deadline = time.monotonic() + MAX_SECONDS
         self.characters_left = BUDGET_FACTOR * (MAX_CHARACTERS + characters)
 
     def check_time(self) -> None:
-        """Raise TemplateBudgetExceeded when the time is over."""
+        """Raise TemplateBudgetExceeded after the deadline."""
         if time.monotonic() > self.deadline:
             raise TemplateBudgetExceeded(f"it runs for more than {MAX_SECONDS:g} s")
 
     def charge(self, amount: int) -> None:
-        """Charge `amount` characters. Called before the characters are built."""
+        """Take `amount` characters from the budget, before they are built. Raises
+        TemplateBudgetExceeded when the budget or the time is used up.
+        """
         self.characters_left -= amount
         if self.characters_left < 0:
             raise TemplateBudgetExceeded("a loop, list or text is too large")
         self.check_time()
 
     def charge_text_of(self, *values: Any) -> None:
-        """Charge the characters of `values`. Nested lists are included, because their text may be
-        much longer than the lists.
+        """Charge the characters that `values` have as text, and one for each item of a list or
+        dictionary. Nested lists are followed, because a short list may contain the same long text
+        many times.
         """
         from jinja2.utils import Namespace
 
@@ -152,19 +160,23 @@ class TemplateBudget:
 
 
 def make_environment(budget: TemplateBudget) -> Any:
-    """Return a Jinja environment like transformers', limited by `budget`."""
+    """Return a Jinja environment for chat templates with the functions that transformers offers.
+    Everything that its templates do is charged to `budget`.
+    """
     from jinja2 import sandbox
 
-    class Bounded(sandbox.ImmutableSandboxedEnvironment):
+    class LimitedEnvironment(sandbox.ImmutableSandboxedEnvironment):
         code_generator_class = _code_generator()
         intercepted_binops = frozenset(("*", "**", "+", "%"))
 
-        def ticking(self, items: Iterable[Any]) -> Iterator[Any]:
+        def check_each(self, items: Iterable[Any]) -> Iterator[Any]:
+            """Yield the items of a `for` loop, and check the time before each."""
             for item in items:
                 budget.check_time()
                 yield item
 
-        def joined(self, *items: Any) -> str:
+        def join_charged(self, *items: Any) -> str:
+            """Return the operands of `~`, joined as text."""
             budget.charge_text_of(*items)
             return "".join(map(str, items))
 
@@ -174,7 +186,7 @@ def make_environment(budget: TemplateBudget) -> Any:
             return "".join(parts)
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            _pay_for(budget, operator, left, right)
+            _charge_operator(budget, operator, left, right)
             return super().call_binop(context, operator, left, right)
 
         def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -194,42 +206,48 @@ def make_environment(budget: TemplateBudget) -> Any:
                 return False
             return super().is_safe_attribute(obj, attr, value)
 
-    def shown(value: Any) -> Any:
+    def charge_output(value: Any) -> Any:
+        """Charge the value of an expression {{ … }} before it becomes text."""
         budget.charge_text_of(value)
         return value
 
-    extensions = ["jinja2.ext.loopcontrols", _generation()]
-    jinja = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=shown)
+    extensions = ["jinja2.ext.loopcontrols", _generation_extension()]
+    jinja = LimitedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=charge_output
+    )
     jinja.globals = _globals(budget, jinja.globals)
     jinja.filters = _filters(budget, jinja.filters)
     return jinja
 
 
 def _code_generator() -> Any:
-    """Return Jinja's code generator with two changes: loops call the environment's ticking(), and
-    the operator `~` calls joined().
+    """Return a subclass of Jinja's code generator. In the code that it generates, `for` loops call
+    the environment's check_each(), and the operator `~` calls join_charged().
     """
     from jinja2 import nodes
     from jinja2.compiler import CodeGenerator
 
-    class Bounding(CodeGenerator):
+    class LimitedCodeGenerator(CodeGenerator):
         def visit_For(self, node: nodes.For, frame: Any) -> None:
-            node.iter = _call("ticking", [node.iter], node)
+            node.iter = _call_environment("check_each", [node.iter], node)
             super().visit_For(node, frame)
 
         def visit_Concat(self, node: nodes.Concat, frame: Any) -> None:
-            self.visit(_call("joined", node.nodes, node), frame)
+            self.visit(_call_environment("join_charged", node.nodes, node), frame)
 
-    def _call(name: str, arguments: list[Any], node: Any) -> Any:
+    def _call_environment(name: str, arguments: list[Any], node: Any) -> Any:
+        """Return a syntax node that calls the environment's method `name`. The line number in error
+        messages is that of `node`.
+        """
         call = nodes.Call(nodes.EnvironmentAttribute(name), arguments, [], None, None)
         return call.set_environment(node.environment).set_lineno(node.lineno)
 
-    return Bounding
+    return LimitedCodeGenerator
 
 
-def _generation() -> Any:
-    """Return an extension for the block `{% generation %}` of transformers, which marks answers for
-    training (AssistantTracker). Here the content of the block is only rendered.
+def _generation_extension() -> Any:
+    """Return a Jinja extension for the block `{% generation %}`, with which transformers marks the
+    answers for training (AssistantTracker). Here the contents of the block are simply rendered.
     """
     from jinja2 import nodes
     from jinja2.ext import Extension
@@ -246,7 +264,10 @@ def _generation() -> Any:
     return GenerationBlock
 
 
-def _pay_for(budget: TemplateBudget, operator: str, left: Any, right: Any) -> None:
+def _charge_operator(budget: TemplateBudget, operator: str, left: Any, right: Any) -> None:
+    """Charge the text or list that `left operator right` builds. Raises TemplateBudgetExceeded when
+    the result could be too large.
+    """
     if operator == "**" and (abs(left) > 1024 or abs(right) > 64):
         raise TemplateBudgetExceeded("a power is too large")
     if operator == "*":
@@ -259,33 +280,38 @@ def _pay_for(budget: TemplateBudget, operator: str, left: Any, right: Any) -> No
         budget.charge_text_of(left, right)
 
 
-def _globals(budget: TemplateBudget, table: Mapping[str, Any]) -> dict[str, Any]:
-    def bounded_range(*bounds: int) -> Iterator[int]:
+def _globals(budget: TemplateBudget, jinja_globals: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the functions that templates may call, by name: some of Jinja's, a range() that
+    charges the budget, and those that transformers adds.
+    """
+
+    def limited_range(*bounds: int) -> Iterator[int]:
         for number in range(*bounds):
             budget.charge(RANGE_NUMBER_COST)
             yield number
 
-    def refuse(message: str) -> None:
+    def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
     return {
-        **{name: table[name] for name in ("namespace", "dict", "cycler", "joiner")},
-        "range": bounded_range,
-        "raise_exception": refuse,
+        **{name: jinja_globals[name] for name in ("namespace", "dict", "cycler", "joiner")},
+        "range": limited_range,
+        "raise_exception": raise_exception,
         "strftime_now": lambda form: datetime.now().astimezone().strftime(form),
     }
 
 
-def _filters(budget: TemplateBudget, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of Jinja's filters that are in ALLOWED_FILTERS. Filters whose output may be
-    larger than their input charge the budget first.
+def _filters(budget: TemplateBudget, jinja_filters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the filters that templates may use, by name: those of Jinja that are in
+    ALLOWED_FILTERS. Filters whose output may be longer than their input are replaced by versions
+    that charge the budget first.
     """
     from jinja2 import filters, pass_eval_context
     from markupsafe import soft_str
 
-    def indent(text: str, width: int = 4, *rest: Any, **more: Any) -> str:
+    def indent(text: str, width: int = 4, *args: Any, **kwargs: Any) -> str:
         budget.charge(len(text) + 64 * text.count("\n"))
-        return filters.do_indent(text, min(width, 64), *rest, **more)
+        return filters.do_indent(text, min(width, 64), *args, **kwargs)
 
     @pass_eval_context
     def join(context: Any, items: Iterable[Any], d: str = "", attribute: Any = None) -> str:
@@ -310,8 +336,7 @@ def _filters(budget: TemplateBudget, table: Mapping[str, Any]) -> dict[str, Any]
         separators: Any = None,
         sort_keys: bool = False,
     ) -> str:
-        # Jinja's own filter would escape < > & ' for HTML, but models were not trained on such
-        # text.
+        # Jinja's own filter escapes < > & ' for HTML, but models were not trained on such text.
         encoder = json.JSONEncoder(
             ensure_ascii=ensure_ascii,
             indent=min(indent or 0, 8) or None,
@@ -331,12 +356,16 @@ def _filters(budget: TemplateBudget, table: Mapping[str, Any]) -> dict[str, Any]
         "string": string,
         "tojson": tojson,
     }
-    return {name: table[name] for name in ALLOWED_FILTERS} | limited
+    return {name: jinja_filters[name] for name in ALLOWED_FILTERS} | limited
 
 
 def _length(value: Any) -> int:
+    """Return the length of a text or list, and 1 for any other value."""
     return len(value) if isinstance(value, (str, list, tuple)) else 1
 
 
 def _count(value: Any) -> int:
+    """Return how often `value` as a factor repeats a text: the absolute value of an integer, and 1
+    for any other value.
+    """
     return abs(value) if isinstance(value, int) and not isinstance(value, bool) else 1

@@ -1,7 +1,8 @@
-"""Checks a model's chat template against its vocabulary.
+"""Check the chat template of a GGUF file against the vocabulary of the file.
 
-Finds the two most frequent faults of published GGUF files: a BOS token that would appear twice, and
-a turn that ends with a token at which generation would not stop.
+The check finds the two most frequent faults of published files. The template and the tokenizer both
+write the BOS token. Or the template ends an assistant's message with a token at which llama.cpp
+would not stop.
 """
 
 from dataclasses import dataclass
@@ -30,18 +31,17 @@ PROBE_CONVERSATIONS: dict[str, tuple[Message, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class TemplateReport:
-    """The rendered probe conversations by name, and warnings about the template."""
+    """The result of a template check."""
 
-    probes: dict[str, str]
+    probes: dict[str, str]  # by the names in PROBE_CONVERSATIONS, the prompt of the conversation
     warnings: tuple[str, ...]
 
 
 def template_report(path: Path) -> TemplateReport:
-    """Render the probe conversations with the file's own template, and check it. Only the
-    vocabulary of the model is loaded.
+    """Render PROBE_CONVERSATIONS with the chat template of the GGUF file at `path`, and check the
+    template. No weights are loaded.
 
-    Raises UserError for a file without a template, and when the template fails on a single
-    question.
+    Raises UserError when the file has no template, or when the template fails on a single question.
     """
     header = read_header.read_header(path)
     load_checks.check_loadable(header)
@@ -63,11 +63,14 @@ def template_report(path: Path) -> TemplateReport:
                 if name == "one question":
                     raise
                 warnings.append(f"{name}: {error}")
-        warnings += _doubled_bos(model, template, probes) + _endless(model, template)
+        warnings += _check_bos(model, template, probes) + _check_answer_end(model, template)
     return TemplateReport(probes, tuple(warnings))
 
 
-def _doubled_bos(model: Model, template: ChatTemplate, probes: dict[str, str]) -> list[str]:
+def _check_bos(model: Model, template: ChatTemplate, probes: dict[str, str]) -> list[str]:
+    """Return a warning, in a list, if the template and the tokenizer both write the BOS token.
+    `probes`: the rendered conversations by name.
+    """
     if not (template.bos and model.add_bos) or not any(
         text.startswith(template.bos) for text in probes.values()
     ):
@@ -79,24 +82,27 @@ def _doubled_bos(model: Model, template: ChatTemplate, probes: dict[str, str]) -
 
 
 def check_turn_end(model: Model, source: str) -> list[str]:
-    """Return warnings about how a chat template ends an assistant's turn: none or one."""
-    return _endless(
+    """Return a warning, in a list, if llama.cpp does not stop where a chat template ends an
+    assistant's message; otherwise an empty list. `source`: the Jinja text of the template.
+    """
+    return _check_answer_end(
         model,
         ChatTemplate(source, bos=model.token_text(model.bos), eos=model.token_text(model.eos)),
     )
 
 
-def _endless(model: Model, template: ChatTemplate) -> list[str]:
-    """Return a warning, in a list, if llama.cpp does not stop at the token that follows an
-    assistant's answer.
+def _check_answer_end(model: Model, template: ChatTemplate) -> list[str]:
+    """Return a warning, in a list, if the token that the template writes after an assistant's
+    message is no token at which llama.cpp stops; otherwise an empty list.
     """
     question, *_ = PROBE_CONVERSATIONS["one question"]
-    for turns in (
+    # some templates write the end of a message only when another message follows
+    for messages in (
         [question, Message("assistant", PROBE_ANSWER)],
         PROBE_CONVERSATIONS["a second turn"],
-    ):  # some templates write the end of a turn only when another turn follows
+    ):
         try:
-            text = template.render(turns, add_generation_prompt=False)
+            text = template.render(messages, add_generation_prompt=False)
         except UserError:
             return ["the template refuses a conversation that ends with an answer"]
         _, answer, tail = text.rpartition(PROBE_ANSWER)
