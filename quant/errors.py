@@ -24,7 +24,9 @@ class DamagedSourceError(UserError):
 
 
 class PickleNotAllowedError(UserError):
-    """A checkpoint has only pickled weights, and reading pickles was not allowed."""
+    """An error raised when a checkpoint has only pickled weights and the user has not
+    allowed them.
+    """
 
 
 def list_first(items: Sequence[str], limit: int) -> str:

@@ -95,7 +95,7 @@ class Allocation:
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The types in use, the one with the most bytes first."""
+        """The types of this mix, the type with the most bytes first."""
         type_bytes: dict[str, int] = {}
         for pick in self.options.values():
             type_bytes[pick.type] = type_bytes.get(pick.type, 0) + pick.nbytes

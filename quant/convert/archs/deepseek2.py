@@ -46,7 +46,7 @@ class MlaWidths:
 
 
 def mla_widths(config: CheckpointConfig) -> MlaWidths:
-    """Return the widths that config.json describes."""
+    """Return the widths of the compressed attention that config.json describes."""
     query = config.get_int("q_lora_rank") if config.values.get("q_lora_rank") is not None else 0
     return MlaWidths(
         config.get_int("num_attention_heads"),
@@ -258,7 +258,7 @@ def _with_yarn_factors(config: CheckpointConfig, keys: list[ArchKey]) -> list[Ar
 
 
 def required_shapes(config: CheckpointConfig, has_expert_bias: bool) -> Shapes:
-    """Return the required tensors with their shapes, rows first.
+    """Return the shapes of all tensors that a converted model must have, rows first, by GGUF name.
 
     With `has_expert_bias`, each router has a bias, as in V3.
     """

@@ -62,7 +62,9 @@ def gemma_problems(config: CheckpointConfig, large_model_layers: int) -> list[tu
 
 
 def check(config: CheckpointConfig) -> list[str]:
-    """Raise UserError for settings that llama.cpp's gemma2 computes differently."""
+    """Raise UserError for settings that llama.cpp's gemma2 computes differently. Return
+    no notes.
+    """
     missing = [
         (config.values[key] is None, f"its {key} is null")
         for key in ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")
@@ -92,7 +94,9 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
 
 
 def required_shapes(config: CheckpointConfig) -> Shapes:
-    """Return the required tensors with their shapes, rows first."""
+    """Return the shapes of all tensors that a converted model must have, rows first, by
+    GGUF name.
+    """
     parts = (
         blocks.attention_shapes(config),
         blocks.feed_forward_shapes(config),

@@ -51,7 +51,9 @@ def sliding_layers(config: CheckpointConfig) -> list[bool]:
 
 
 def check(config: CheckpointConfig) -> list[str]:
-    """Raise UserError for settings that llama.cpp's gemma3 computes differently."""
+    """Raise UserError for settings that llama.cpp's gemma3 computes differently. Return
+    no notes.
+    """
     parts, local_settings = config.values.get("rope_parameters"), local_rope_settings(config).values
     unlabeled = (
         isinstance(parts, dict)
@@ -93,7 +95,9 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
 
 
 def required_shapes(config: CheckpointConfig) -> Shapes:
-    """Return the required tensors with their shapes, rows first."""
+    """Return the shapes of all tensors that a converted model must have, rows first, by
+    GGUF name.
+    """
     head_dim = blocks.head_counts(config)[2]
     norms: Shapes = {"attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)}
     return gemma2.required_shapes(config) | blocks.repeat_for_blocks(config, norms)

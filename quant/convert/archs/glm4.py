@@ -20,7 +20,7 @@ DEFAULTS = {  # defaults of transformers' Glm4Config
 
 
 def check(config: CheckpointConfig) -> list[str]:
-    """Raise UserError for settings that llama.cpp's glm4 computes differently."""
+    """Raise UserError for settings that llama.cpp's glm4 computes differently. Return no notes."""
     blocks.raise_problems(
         config,
         [
@@ -42,7 +42,9 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
 
 
 def required_shapes(config: CheckpointConfig) -> Shapes:
-    """Return the required tensors with their shapes, rows first."""
+    """Return the shapes of all tensors that a converted model must have, rows first, by
+    GGUF name.
+    """
     biases = blocks.qkv_bias_shapes(config) if config.get_bool("attention_bias") else {}
     parts = (
         blocks.attention_shapes(config),

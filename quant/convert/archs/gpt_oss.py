@@ -67,7 +67,9 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
 
 
 def required_shapes(config: CheckpointConfig) -> Shapes:
-    """Return the required tensors with their shapes, rows first."""
+    """Return the shapes of all tensors that a converted model must have, rows first, by
+    GGUF name.
+    """
     hidden, ff, count = (
         config.get_int("hidden_size"),
         config.get_int("intermediate_size"),

@@ -13,7 +13,9 @@ from quant.convert.archs.base import ArchKey
 
 
 def check(config: CheckpointConfig) -> list[str]:
-    """Raise UserError for settings that llama.cpp's granite computes differently."""
+    """Raise UserError for settings that llama.cpp's granite computes differently. Return
+    no notes.
+    """
     blocks.raise_problems(
         config, blocks.common_problems(config, rope_types=blocks.ROPE_TYPES_WITH_FACTORS)
     )

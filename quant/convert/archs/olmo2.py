@@ -10,7 +10,7 @@ from quant.convert.archs.base import Arch, Shapes
 
 
 def check(config: CheckpointConfig) -> list[str]:
-    """Raise UserError for settings that llama.cpp's olmo2 computes differently."""
+    """Raise UserError for settings that llama.cpp's olmo2 computes differently. Return no notes."""
     blocks.raise_problems(
         config,
         [
@@ -24,7 +24,9 @@ def check(config: CheckpointConfig) -> list[str]:
 
 
 def required_shapes(config: CheckpointConfig) -> Shapes:
-    """Return the required tensors with their shapes, rows first."""
+    """Return the shapes of all tensors that a converted model must have, rows first, by
+    GGUF name.
+    """
     hidden, (count, kv_heads, head_dim) = config.get_int("hidden_size"), blocks.head_counts(config)
     norms: Shapes = {
         "attn_q_norm.weight": (count * head_dim,),

@@ -135,7 +135,9 @@ def longrope_factors(config: CheckpointConfig) -> "dict[str, F32]":
 
 
 def required_shapes(config: CheckpointConfig) -> Shapes:
-    """Return the required tensors with their shapes, rows first."""
+    """Return the shapes of all tensors that a converted model must have, rows first, by
+    GGUF name.
+    """
     hidden, (count, kv_heads, head_dim) = config.get_int("hidden_size"), blocks.head_counts(config)
     wide, narrow = count * head_dim, kv_heads * head_dim
     attention: Shapes = {

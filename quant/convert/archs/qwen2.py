@@ -10,7 +10,7 @@ from quant.convert.archs.base import Arch, Shapes
 
 
 def check(config: CheckpointConfig) -> list[str]:
-    """Raise UserError for settings that llama.cpp's qwen2 computes differently."""
+    """Raise UserError for settings that llama.cpp's qwen2 computes differently. Return no notes."""
     blocks.raise_problems(
         config,
         [
@@ -32,7 +32,9 @@ def problem_window(config: CheckpointConfig) -> tuple[object, str]:
 
 
 def required_shapes(config: CheckpointConfig) -> Shapes:
-    """Return the required tensors with their shapes, rows first."""
+    """Return the shapes of all tensors that a converted model must have, rows first, by
+    GGUF name.
+    """
     return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
         config,
         blocks.attention_shapes(config),

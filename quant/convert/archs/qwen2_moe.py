@@ -18,6 +18,7 @@ DEFAULTS = {
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's qwen2moe computes differently. A true
     norm_topk_prob is refused because llama.cpp never normalizes the weights of the chosen experts.
+    Return no notes.
     """
     blocks.raise_problems(
         config,
@@ -66,7 +67,9 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
 
 
 def required_shapes(config: CheckpointConfig) -> Shapes:
-    """Return the required tensors with their shapes, rows first."""
+    """Return the shapes of all tensors that a converted model must have, rows first, by
+    GGUF name.
+    """
     hidden, ff = config.get_int("hidden_size"), config.get_int("shared_expert_intermediate_size")
     shared: Shapes = {
         "ffn_norm.weight": (hidden,),

@@ -15,7 +15,7 @@ from quant.convert.archs.qwen2 import QWEN2, problem_window
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's qwen3 computes differently. attention_bias is
-    refused because llama.cpp does not add a bias to the attention's output.
+    refused because llama.cpp does not add a bias to the attention's output. Return no notes.
     """
     blocks.raise_problems(
         config,
@@ -29,7 +29,9 @@ def check(config: CheckpointConfig) -> list[str]:
 
 
 def required_shapes(config: CheckpointConfig) -> Shapes:
-    """Return the required tensors with their shapes, rows first."""
+    """Return the shapes of all tensors that a converted model must have, rows first, by
+    GGUF name.
+    """
     return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
         config,
         blocks.attention_shapes(config),

@@ -12,6 +12,7 @@ from quant.convert.archs.qwen2_moe import problem_dense_blocks
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's qwen3moe computes differently. A false
     norm_topk_prob is refused because llama.cpp always normalizes the weights of the chosen experts.
+    Return no notes.
     """
     blocks.raise_problems(
         config,
@@ -41,7 +42,9 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
 
 
 def required_shapes(config: CheckpointConfig) -> Shapes:
-    """Return the required tensors with their shapes, rows first."""
+    """Return the shapes of all tensors that a converted model must have, rows first, by
+    GGUF name.
+    """
     return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
         config,
         blocks.attention_shapes(config),

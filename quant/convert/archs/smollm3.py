@@ -16,7 +16,9 @@ NO_ROPE_STEP_LAYERS = 4
 
 
 def check(config: CheckpointConfig) -> list[str]:
-    """Raise UserError for settings that llama.cpp's smollm3 computes differently."""
+    """Raise UserError for settings that llama.cpp's smollm3 computes differently. Return
+    no notes.
+    """
     expected_layers = [
         (layer + 1) % NO_ROPE_STEP_LAYERS != 0
         for layer in range(min(blocks.layer_count(config), MAX_LAYERS))
