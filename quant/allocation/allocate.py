@@ -133,10 +133,10 @@ def is_reachable(menu: TypeMenu, budget: Budget) -> bool:
     """Return whether some mix has about the size of the budget: the smallest mix fits, and the
     largest mix fills the budget up to SIZE_TOLERANCE.
     """
-    least, most = size_range(menu)
+    smallest, largest = size_range(menu)
     return (
-        least <= budget.tensor_bytes
-        and budget.max_bytes * (1 - SIZE_TOLERANCE) <= most + budget.fixed_bytes
+        smallest <= budget.tensor_bytes
+        and budget.max_bytes * (1 - SIZE_TOLERANCE) <= largest + budget.fixed_bytes
     )
 
 
@@ -144,10 +144,10 @@ def unreachable_error(menu: TypeMenu, budget: Budget) -> UserError:
     """Return the error that no mix has the size of the budget. It names the smallest and the
     largest possible file.
     """
-    least, most = size_range(menu)
+    smallest, largest = size_range(menu)
     return UserError(
         f"no mix of these types makes a file of {budget.max_bytes:,} bytes: "
-        f"the smallest has {least + budget.fixed_bytes:,}, the largest {most + budget.fixed_bytes:,}",
+        f"the smallest has {smallest + budget.fixed_bytes:,}, the largest {largest + budget.fixed_bytes:,}",
         hint="choose a size between them, or other types with --types",
     )
 
@@ -185,17 +185,18 @@ def _large_choices(
     better.
     """
     large = _large_tensors(hulls)
-    others = {name: points for name, points in hulls.items() if name not in large}
-    steps = _steps(others)
+    other_hulls = {name: points for name, points in hulls.items() if name not in large}
+    steps = _steps(other_hulls)
     used_bytes = list(
         accumulate(
             (step.nbytes for step in steps),
-            initial=sum(points[0].nbytes for points in others.values()),
+            initial=sum(points[0].nbytes for points in other_hulls.values()),
         )
     )
     losses = list(
         accumulate(
-            (step.loss for step in steps), initial=sum(points[0].loss for points in others.values())
+            (step.loss for step in steps),
+            initial=sum(points[0].loss for points in other_hulls.values()),
         )
     )
     choices = []
@@ -260,15 +261,15 @@ def _fill(
     """
     filled = dict(picks)
     while True:
-        better = [
+        improvements = [
             (filled[name].loss - option.loss, name, option)
             for name, options in menu.items()
             for option in options
             if option.loss < filled[name].loss and option.nbytes - filled[name].nbytes <= free_bytes
         ]
-        if not better:
+        if not improvements:
             return filled
-        _, name, option = max(better, key=lambda candidate: candidate[:2])
+        _, name, option = max(improvements, key=lambda candidate: candidate[:2])
         free_bytes -= option.nbytes - filled[name].nbytes
         filled[name] = option
 

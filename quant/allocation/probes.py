@@ -151,11 +151,11 @@ def probe_type(weight: Weight) -> str:
     )
 
 
-def nearest_type(kinds: Sequence[str], wanted: float = PROBE_BITS) -> str:
-    """Return the type of `kinds` whose bits per value are nearest to `wanted`, or "F16" if `kinds`
-    is empty.
+def nearest_type(kinds: Sequence[str], target_bits: float = PROBE_BITS) -> str:
+    """Return the type of `kinds` whose bits per value are nearest to `target_bits`, or "F16" if
+    `kinds` is empty.
     """
-    return min(kinds, key=lambda kind: abs(bits_per_value(kind) - wanted), default="F16")
+    return min(kinds, key=lambda kind: abs(bits_per_value(kind) - target_bits), default="F16")
 
 
 def bits_per_value(kind: str) -> float:

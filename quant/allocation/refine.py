@@ -62,23 +62,23 @@ class MixRefinement:
         self.trials.append(RefinementTrial("", 1.0, float(best_klds.mean()), True))
         yield best
         factors: dict[str, float] = dict.fromkeys(self.menu, 1.0)
-        seen = {_mix_key(best)}
+        tried = {_mix_key(best)}
         for role, names in self._roles(start):
             for factor in ROLE_FACTORS:
                 changed = factors | {name: factors[name] * factor for name in names}
                 candidate = self._with_measured_losses(
                     reduce_types(scale_losses(self.menu, changed), self.budget)
                 )
-                if len(self.trials) > self.max_trials or _mix_key(candidate) in seen:
+                if len(self.trials) > self.max_trials or _mix_key(candidate) in tried:
                     continue
-                seen.add(_mix_key(candidate))
+                tried.add(_mix_key(candidate))
                 klds = self.measure(candidate.mix)
-                better = _is_better(klds, best_klds)
-                self.trials.append(RefinementTrial(role, factor, float(klds.mean()), better))
-                if better:
+                is_better = _is_better(klds, best_klds)
+                self.trials.append(RefinementTrial(role, factor, float(klds.mean()), is_better))
+                if is_better:
                     best, best_klds, factors = candidate, klds, changed
                 yield best
-                if better:
+                if is_better:
                     break
 
     def _roles(self, start: Allocation) -> list[tuple[str, list[str]]]:

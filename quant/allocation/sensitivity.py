@@ -152,11 +152,13 @@ def type_options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[s
         if kind in tensor_types.TRAINED_TYPES:
             choices[name] = (kind,)
             continue
-        wanted = types or (
+        candidates = types or (
             LEGACY_TYPES if shape[0] % ggml.block_size("Q4_K").values else K_QUANT_TYPES
         )
         possible = tuple(
-            kind_name for kind_name in wanted if shape[0] % ggml.block_size(kind_name).values == 0
+            kind_name
+            for kind_name in candidates
+            if shape[0] % ggml.block_size(kind_name).values == 0
         )
         if not possible and types:
             raise UserError(

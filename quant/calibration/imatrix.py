@@ -306,11 +306,11 @@ def _entry(
         or not _shapes_match(sums, counts)
     ):
         raise UserError(f"{path}: the sums and counts of {name} do not match", hint=REMAKE_HINT)
-    stored = np.fromfile(path, "<f4", counts.elements, offset=counts.offset).astype("f8")
-    if not np.isfinite(stored).all():
+    stored_counts = np.fromfile(path, "<f4", counts.elements, offset=counts.offset).astype("f8")
+    if not np.isfinite(stored_counts).all():
         raise UserError(f"{path}: the counts of {name} are not finite", hint=REMAKE_HINT)
     # rounds as lround does for non-negative values
-    divisors = np.maximum(np.floor(stored + 0.5), 0)
+    divisors = np.maximum(np.floor(stored_counts + 0.5), 0)
     return ImatrixEntry(path, sums.offset, sums.elements, tuple(divisors.tolist()))
 
 
@@ -334,12 +334,12 @@ class _DatReader:
         """
         (count,) = self._numbers("<i")
         if not 1 <= count <= self.size // 17:
-            raise self._bad(
+            raise self._invalid(
                 f"it is neither a GGUF file nor the older form (it claims {count} entries)"
             )
         entries = dict(self._entries(count))
         if len(entries) != count:
-            raise self._bad("a name occurs twice")
+            raise self._invalid("a name occurs twice")
         if self.stream.tell() == self.size:  # the oldest files end before the number of chunks
             return entries, (), 0, 0
         (chunks,) = self._numbers("<i")
@@ -352,21 +352,21 @@ class _DatReader:
             calls, values = self._numbers("<ii")
             offset = self.stream.tell()
             if not name or not 1 <= values <= (self.size - offset) // 4:
-                raise self._bad(f"entry {name!r} claims {values} values")
+                raise self._invalid(f"entry {name!r} claims {values} values")
             self.stream.seek(4 * values, 1)
             yield name, ImatrixEntry(self.path, offset, values, (float(calls if calls > 0 else 1),))
 
     def _text(self, max_bytes: int) -> str:
         (length,) = self._numbers("<i")
         if not 0 <= length <= min(max_bytes, self.size - self.stream.tell()):
-            raise self._bad(f"a text claims {length} bytes")
+            raise self._invalid(f"a text claims {length} bytes")
         return self.stream.read(length).split(b"\0")[0].decode("utf-8", "replace")
 
     def _numbers(self, code: str) -> tuple[int, ...]:
         data = self.stream.read(struct.calcsize(code))
         if len(data) != struct.calcsize(code):
-            raise self._bad("it ends too early")
+            raise self._invalid("it ends too early")
         return struct.unpack(code, data)
 
-    def _bad(self, why: str) -> UserError:
+    def _invalid(self, why: str) -> UserError:
         return UserError(f"{self.path} is no importance matrix: {why}", hint=REMAKE_HINT)

@@ -144,12 +144,12 @@ def _squares(product: WeightProduct) -> F64:
     """Return the sums of squares [i3, i2, columns] over the rows of an input. Blocks of F32_ROWS
     rows are added in float32, and the sums of the blocks in float64.
     """
-    parts = (
+    blocks = (
         product.rows[:, :, first : first + F32_ROWS]
         for first in range(0, product.rows.shape[2], F32_ROWS)
     )
     squares = sum(
-        (np.einsum("abij,abij->abj", rows, rows).astype(np.float64) for rows in parts), np.zeros(1)
+        (np.einsum("abij,abij->abj", rows, rows).astype(np.float64) for rows in blocks), np.zeros(1)
     )
     return _require_finite(squares, product.name)
 

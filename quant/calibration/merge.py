@@ -219,9 +219,9 @@ def _add_up(moments_of_files: Sequence[StoredMoments]) -> MomentSums:
 
 def _model_notes(files: Sequence[Imatrix]) -> Iterator[str]:
     """Yield a note if the files were collected from different model files."""
-    if other := next((file for file in files if file.model != files[0].model), None):
+    if differing := next((file for file in files if file.model != files[0].model), None):
         yield (
-            f"{other.path} was collected from another file than {files[0].path}: useful if both are"
+            f"{differing.path} was collected from another file than {files[0].path}: useful if both are"
             " the same or nearly the same model, misleading otherwise"
         )
 

@@ -108,11 +108,11 @@ class StoredMoments:
         )
         step = max(1, self.columns // CHECKED_ROWS)
         if not np.isfinite(products).all():
-            raise self._bad("contain values that are not finite")
+            raise self._damaged("contain values that are not finite")
         if not np.array_equal(products[::step], products.T[::step]):
-            raise self._bad("contain a matrix that is not symmetric")
+            raise self._damaged("contain a matrix that is not symmetric")
         if not np.array_equal(products.diagonal(), self._squares(matrix)):
-            raise self._bad("contain a matrix whose diagonal is not its sums of squares")
+            raise self._damaged("contain a matrix whose diagonal is not its sums of squares")
         return products
 
     def mean(self, matrix: int = 0) -> "F32":
@@ -150,7 +150,7 @@ class StoredMoments:
 
         sums = self._read(self.first_offset + 4 * self.columns * matrix, self.columns)
         if not np.isfinite(sums).all():
-            raise self._bad("contain values that are not finite")
+            raise self._damaged("contain values that are not finite")
         return sums
 
     @property
@@ -183,7 +183,7 @@ class StoredMoments:
             raise UserError(f"{self.file} became shorter while it was read", hint=REMAKE_HINT)
         return values
 
-    def _bad(self, why: str) -> UserError:
+    def _damaged(self, why: str) -> UserError:
         return UserError(
             f"{self.file} is damaged: the second moments of {self.names[0]} {why}", hint=REMAKE_HINT
         )
@@ -332,13 +332,13 @@ def _stored_input(
     """
     import numpy as np
 
-    parts = [
-        tensors.get(f"{number}{end}")
-        for end in (SECOND_SUFFIX, SQUARES_SUFFIX, FIRST_SUFFIX, COUNTS_SUFFIX)
+    moment_tensors = [
+        tensors.get(f"{number}{suffix}")
+        for suffix in (SECOND_SUFFIX, SQUARES_SUFFIX, FIRST_SUFFIX, COUNTS_SUFFIX)
     ]
-    if not all(parts):
+    if not all(moment_tensors):
         raise _invalid(path, f"some of the moments of {names[0]} are missing")
-    second, squares, first, counts = (part for part in parts if part)
+    second, squares, first, counts = (tensor for tensor in moment_tensors if tensor)
     columns, matrices = second.columns, counts.elements
     if (
         not 1 <= matrices <= MAX_MATRICES
@@ -349,13 +349,13 @@ def _stored_input(
         or {squares.elements, first.elements} != {columns * matrices}
     ):
         raise _invalid(path, f"the moments of {names[0]} do not match")
-    rows = np.fromfile(path, "<f8", matrices, offset=counts.offset)
+    row_counts = np.fromfile(path, "<f8", matrices, offset=counts.offset)
     sums = np.fromfile(path, "<f4", columns * matrices, offset=squares.offset)
-    if rows.size != matrices or not (np.isfinite(rows) & (rows >= 0)).all():
+    if row_counts.size != matrices or not (np.isfinite(row_counts) & (row_counts >= 0)).all():
         raise _invalid(path, f"the counts of {names[0]} are invalid")
     if sums.size != columns * matrices or not (np.isfinite(sums) & (sums >= 0)).all():
         raise _invalid(path, f"{names[0]} contains values that are no sums of squares")
-    entry = ImatrixEntry(path, squares.offset, squares.elements, tuple(rows.tolist()))
+    entry = ImatrixEntry(path, squares.offset, squares.elements, tuple(row_counts.tolist()))
     return StoredMoments(
         path, names, columns, matrices, entry.divisors, second.offset, entry, first.offset
     )

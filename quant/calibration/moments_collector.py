@@ -378,23 +378,23 @@ class _InputRows:
                 )
             return
         inner, outer = self.matrices
-        entered: dict[int, list[F32]] = {}
+        rows_by_matrix: dict[int, list[F32]] = {}
         for i3, i2 in np.ndindex(rows.shape[:2]):
-            entered.setdefault((i3 % outer) * inner + i2 % inner, []).append(rows[i3, i2])
-        for matrix, parts in entered.items():
-            plain = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            right_rows = np.concatenate([mix.rows for mix in mixes]) if mixes else plain
-            yield plain.size, partial(_add_first, into, matrix, plain, mixes)
+            rows_by_matrix.setdefault((i3 % outer) * inner + i2 % inner, []).append(rows[i3, i2])
+        for matrix, parts in rows_by_matrix.items():
+            left_rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            right_rows = np.concatenate([mix.rows for mix in mixes]) if mixes else left_rows
+            yield left_rows.size, partial(_add_first, into, matrix, left_rows, mixes)
             if array_backends.device():
                 yield (
-                    plain.size * plain.shape[1],
-                    partial(_triangle, into.second[matrix], plain, right_rows),
+                    left_rows.size * left_rows.shape[1],
+                    partial(_triangle, into.second[matrix], left_rows, right_rows),
                 )
                 continue
-            for part in _parts(0, plain.shape[1]):
+            for part in _parts(0, left_rows.shape[1]):
                 yield (
-                    len(plain) * _area(part),
-                    partial(_product, into.second[matrix], part, plain, right_rows),
+                    len(left_rows) * _area(part),
+                    partial(_product, into.second[matrix], part, left_rows, right_rows),
                 )
 
 

@@ -127,7 +127,7 @@ def _input_format(
     if isinstance(method, str) and method in INPUTS:
         return INPUTS[method]
     title = TITLES.get(method, method) if isinstance(method, str) else "unknown"
-    titles = ", ".join(dict.fromkeys(kind.title for kind in INPUTS.values()))
+    titles = ", ".join(dict.fromkeys(input_format.title for input_format in INPUTS.values()))
     parent = model_card.find_parent(folder, config.values)
     raise UserError(
         f"{folder} is quantized ({title}), which is not supported; supported are {titles}",

@@ -41,10 +41,10 @@ def extract_language_part(folder: Path, stored: Mapping[str, LazyTensor]) -> Lan
     if not any(OTHER_PART_NAMES.match(name) or "language_model." in name for name in stored):
         return LanguagePart(dict(stored), ())
     tensors: dict[str, LazyTensor] = {}
-    dropped: list[str] = []
+    omitted: list[str] = []
     for name, tensor in stored.items():
         if OTHER_PART_NAMES.match(name):
-            dropped.append(name)
+            omitted.append(name)
             continue
         inner = _text_model_name(name)
         if inner in tensors:
@@ -53,12 +53,12 @@ def extract_language_part(folder: Path, stored: Mapping[str, LazyTensor]) -> Lan
                 hint="fetch the whole model again",
             )
         tensors[inner] = replace(tensor, name=inner)
-    kinds = sorted({name.removeprefix("model.").split(".")[0] for name in dropped})
+    omitted_parts = sorted({name.removeprefix("model.").split(".")[0] for name in omitted})
     note = (
-        f"only the language part is converted: {len(dropped)} tensors of {', '.join(kinds)} "
+        f"only the language part is converted: {len(omitted)} tensors of {', '.join(omitted_parts)} "
         "are left out"
     )
-    return LanguagePart(tensors, (note,) if dropped else ())
+    return LanguagePart(tensors, (note,) if omitted else ())
 
 
 def _text_model_name(name: str) -> str:

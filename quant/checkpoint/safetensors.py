@@ -88,12 +88,12 @@ def load_tensors(
         )
     if SINGLE_FILE in blobs:
         return {tensor.name: tensor for tensor in read_safetensors(blobs[SINGLE_FILE])}
-    others = sorted(
+    other_files = sorted(
         path.name
         for path in folder.path.iterdir()
         if path.suffix in (".bin", ".pt", ".pth", ".safetensors")
     )
-    listed = f"; it has {', '.join(others[:3])}" if others else ""
+    listed = f"; it has {', '.join(other_files[:3])}" if other_files else ""
     raise UserError(
         f"{folder.path} has neither {SINGLE_FILE} nor {INDEX_FILE}{listed}",
         hint="fetch the safetensors of this model",

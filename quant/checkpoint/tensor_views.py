@@ -79,14 +79,14 @@ def pick_range(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> Lazy
     """Return a tensor with rows start, start + step, ... before `stop` of every matrix in a tensor
     `[..., rows, columns]`. The values of a vector are treated like rows.
     """
-    chosen = range(start, stop, step)
+    picked = range(start, stop, step)
     if len(tensor.shape) == 1:
-        return pick_rows(tensor, chosen)
-    height, count = tensor.shape[-2], len(chosen)
+        return pick_rows(tensor, picked)
+    height, count = tensor.shape[-2], len(picked)
 
     def read(first: int, last: int) -> "U8":
-        wanted = [row // count * height + chosen[row % count] for row in range(first, last)]
-        return _read_rows(tensor, wanted)
+        row_numbers = [row // count * height + picked[row % count] for row in range(first, last)]
+        return _read_rows(tensor, row_numbers)
 
     return replace(tensor, shape=(*tensor.shape[:-2], count, tensor.shape[-1]), read=read)
 
@@ -163,16 +163,16 @@ def transpose(tensor: LazyTensor) -> LazyTensor:
     return replace(tensor, shape=(*tensor.shape[:-2], width, height), read=read)
 
 
-def _read_rows(tensor: LazyTensor, wanted: list[int]) -> "U8":
-    """Return the rows with the numbers in `wanted`, in this order. Rows at most four apart are read
-    in one call, and the rows between them are discarded.
+def _read_rows(tensor: LazyTensor, row_numbers: list[int]) -> "U8":
+    """Return the rows with these numbers, in this order. Rows at most four apart are read in one
+    call, and the rows between them are discarded.
     """
     import numpy as np
 
     pieces, start = [], 0
-    for index in range(1, len(wanted) + 1):
-        if index == len(wanted) or not 0 < wanted[index] - wanted[index - 1] <= 4:
-            span = wanted[start:index]
+    for index in range(1, len(row_numbers) + 1):
+        if index == len(row_numbers) or not 0 < row_numbers[index] - row_numbers[index - 1] <= 4:
+            span = row_numbers[start:index]
             data = tensor.read(span[0], span[-1] + 1)
             pieces.append(data if len(data) == len(span) else data[[row - span[0] for row in span]])
             start = index

@@ -280,13 +280,15 @@ def _name_tensors(arch: Arch, config: CheckpointConfig, stored: Tensors) -> _Nam
     """
     import gguf
 
-    used = {name: item for name, item in stored.items() if not name.endswith(arch.dropped_endings)}
+    remaining = {
+        name: item for name, item in stored.items() if not name.endswith(arch.dropped_endings)
+    }
     names = gguf.get_tensor_name_map(
         gguf.MODEL_ARCH[arch.kind], config.get_int("num_hidden_layers")
     )
     named: Tensors = {}
     unknown = []
-    for key, tensor in arch.prepare(config, used).items():
+    for key, tensor in arch.prepare(config, remaining).items():
         name = _family_name(arch, key) or names.get_name(key, try_suffixes=(".weight", ".bias"))
         if name is None or name in named:
             unknown.append(tensor)

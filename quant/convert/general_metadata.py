@@ -164,9 +164,9 @@ def _describe(
         for key, value in model_card.load_card(folder.path).items()
         if key in LIST_KEYS or (key in TEXT_KEYS and _is_text(value))
     }
-    named = {"_name_or_path": origin.repo} if origin.repo else {}
+    hub_name = {"_name_or_path": origin.repo} if origin.repo else {}
     described = gguf.Metadata.apply_metadata_heuristic(
-        gguf.Metadata(), card_values, named, Path(origin.name), total
+        gguf.Metadata(), card_values, hub_name, Path(origin.name), total
     )
     described.name = described.name or origin.name
     described.size_label = described.size_label or gguf.size_label(total, shared, expert, experts)
@@ -205,9 +205,9 @@ def _encode_value(value: "gguf.gguf_writer.GGUFValue") -> bytes:
     all arrays are arrays of strings.
     """
     kind = value.type.name.lower()
-    plain: Any = value.value
+    python_value: Any = value.value
     return (
-        encode_entry("array:string", [str(item) for item in plain])
+        encode_entry("array:string", [str(item) for item in python_value])
         if kind == "array"
-        else encode_entry(kind, plain)
+        else encode_entry(kind, python_value)
     )

@@ -53,11 +53,11 @@ class PositionScores:
         return len(self.base_nll) > 0
 
     @classmethod
-    def join(cls, parts: "list[PositionScores]") -> Self:
+    def join(cls, scores: "list[PositionScores]") -> Self:
         """Return the scores of several texts or chunks as one, with the positions in order."""
         return cls(
             *(
-                np.concatenate([getattr(part, field.name) for part in parts])
+                np.concatenate([getattr(score, field.name) for score in scores])
                 for field in fields(cls)
             )
         )

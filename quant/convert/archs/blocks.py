@@ -342,21 +342,21 @@ def embedding_and_head(config: CheckpointConfig) -> Shapes:
 def attention_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of one block's grouped-query attention and the norm before it, by role."""
     hidden, (count, kv_heads, head_dim) = config.get_int("hidden_size"), head_counts(config)
-    wide, narrow = count * head_dim, kv_heads * head_dim
+    query_width, kv_width = count * head_dim, kv_heads * head_dim
     return {
         "attn_norm.weight": (hidden,),
-        "attn_q.weight": (wide, hidden),
-        "attn_k.weight": (narrow, hidden),
-        "attn_v.weight": (narrow, hidden),
-        "attn_output.weight": (hidden, wide),
+        "attn_q.weight": (query_width, hidden),
+        "attn_k.weight": (kv_width, hidden),
+        "attn_v.weight": (kv_width, hidden),
+        "attn_output.weight": (hidden, query_width),
     }
 
 
 def qkv_bias_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of one block's biases of queries, keys and values, by role."""
     count, kv_heads, head_dim = head_counts(config)
-    wide, narrow = count * head_dim, kv_heads * head_dim
-    return {"attn_q.bias": (wide,), "attn_k.bias": (narrow,), "attn_v.bias": (narrow,)}
+    query_width, kv_width = count * head_dim, kv_heads * head_dim
+    return {"attn_q.bias": (query_width,), "attn_k.bias": (kv_width,), "attn_v.bias": (kv_width,)}
 
 
 def head_norm_shapes(config: CheckpointConfig) -> Shapes:
@@ -394,11 +394,11 @@ def post_norm_shapes(config: CheckpointConfig) -> Shapes:
     return {"post_attention_norm.weight": (hidden,), "post_ffw_norm.weight": (hidden,)}
 
 
-def repeat_for_blocks(config: CheckpointConfig, *parts: Shapes) -> Shapes:
-    """Return the shapes of the tensors of all blocks by GGUF name ("blk.0.attn_q.weight"). `parts`
-    are the shapes of one block's tensors by role ("attn_q.weight").
+def repeat_for_blocks(config: CheckpointConfig, *block_shapes: Shapes) -> Shapes:
+    """Return the shapes of the tensors of all blocks by GGUF name ("blk.0.attn_q.weight"), given
+    the shapes of one block's tensors by role ("attn_q.weight").
     """
-    roles = {role: shape for shapes in parts for role, shape in shapes.items()}
+    roles = {role: shape for shapes in block_shapes for role, shape in shapes.items()}
     return {
         f"blk.{i}.{role}": shape
         for i in range(layer_count(config))

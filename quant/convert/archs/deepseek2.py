@@ -291,13 +291,13 @@ def _attention(config: CheckpointConfig) -> Shapes:
     by role.
     """
     hidden, sizes = config.get_int("hidden_size"), mla_widths(config)
-    wide = sizes.heads * sizes.key_width
-    queries: Shapes = {"attn_q.weight": (wide, hidden)}
+    query_width = sizes.heads * sizes.key_width
+    queries: Shapes = {"attn_q.weight": (query_width, hidden)}
     if sizes.query_rank:
         queries = {
             "attn_q_a.weight": (sizes.query_rank, hidden),
             "attn_q_a_norm.weight": (sizes.query_rank,),
-            "attn_q_b.weight": (wide, sizes.query_rank),
+            "attn_q_b.weight": (query_width, sizes.query_rank),
         }
     return queries | {
         "attn_norm.weight": (hidden,),

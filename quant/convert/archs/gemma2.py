@@ -97,12 +97,12 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    parts = (
+    block_shapes = (
         blocks.attention_shapes(config),
         blocks.feed_forward_shapes(config),
         blocks.post_norm_shapes(config),
     )
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(config, *parts)
+    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(config, *block_shapes)
 
 
 NORMS = (

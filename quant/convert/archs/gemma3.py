@@ -34,8 +34,13 @@ LARGE_MODEL_LAYERS = 62  # layers of the 27B model, which scales queries differe
 
 def local_rope_settings(config: CheckpointConfig) -> CheckpointConfig:
     """Return the rotary settings of the layers with a sliding window."""
-    base, parts = config.values.get("rope_local_base_freq"), config.values.get("rope_parameters")
-    settings = parts.get("sliding_attention") if isinstance(parts, dict) else None
+    base, rope_parameters = (
+        config.values.get("rope_local_base_freq"),
+        config.values.get("rope_parameters"),
+    )
+    settings = (
+        rope_parameters.get("sliding_attention") if isinstance(rope_parameters, dict) else None
+    )
     values: dict[str, Any] = {"rope_theta": 10000.0 if base is None else base}
     return blocks.rope_settings(
         CheckpointConfig(values | {"rope_parameters": settings}, config.location)
@@ -54,11 +59,14 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's gemma3 computes differently. Return
     no notes.
     """
-    parts, local_settings = config.values.get("rope_parameters"), local_rope_settings(config).values
+    rope_parameters, local_settings = (
+        config.values.get("rope_parameters"),
+        local_rope_settings(config).values,
+    )
     unlabeled = (
-        isinstance(parts, dict)
-        and bool(parts)
-        and not parts.keys() & {"full_attention", "sliding_attention"}
+        isinstance(rope_parameters, dict)
+        and bool(rope_parameters)
+        and not rope_parameters.keys() & {"full_attention", "sliding_attention"}
     )
     blocks.raise_problems(
         config,

@@ -46,13 +46,13 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     GGUF name.
     """
     biases = blocks.qkv_bias_shapes(config) if config.get_bool("attention_bias") else {}
-    parts = (
+    block_shapes = (
         blocks.attention_shapes(config),
         biases,
         blocks.fused_feed_forward_shapes(config),
         blocks.post_norm_shapes(config),
     )
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(config, *parts)
+    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(config, *block_shapes)
 
 
 GLM4 = Arch(

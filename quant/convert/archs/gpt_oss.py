@@ -31,7 +31,7 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's gpt-oss computes differently; return notes for
     the user.
     """
-    (experts, used), values = _expert_counts(config), config.values
+    (experts, used_experts), values = _expert_counts(config), config.values
     without_rope = not any(
         isinstance(values.get(key), dict) for key in ("rope_scaling", "rope_parameters")
     )
@@ -46,7 +46,7 @@ def check(config: CheckpointConfig) -> list[str]:
             (not config.get_bool("attention_bias"), "its attention has no biases"),
             (limit != SWIGLU_LIMIT, f"its swiglu_limit is {limit}; llama.cpp has {SWIGLU_LIMIT}"),
             (alpha != SWIGLU_ALPHA, f"its swiglu_alpha is {alpha}; llama.cpp has {SWIGLU_ALPHA}"),
-            (used > experts, f"it uses {used} of {experts} experts"),
+            (used_experts > experts, f"it uses {used_experts} of {experts} experts"),
         ],
     )
     return blocks.yarn_ramp_notes(config)
@@ -54,14 +54,14 @@ def check(config: CheckpointConfig) -> list[str]:
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys, then those of the sliding window and of the experts."""
-    experts, used = _expert_counts(config)
+    experts, used_experts = _expert_counts(config)
     return [
         *blocks.common_keys(config),
         *blocks.sliding_window_keys(
             config, blocks.sliding_layers(config, PERIOD_LAYERS), PERIOD_LAYERS
         ),
         ArchKey("expert_count", "uint32", experts),
-        ArchKey("expert_used_count", "uint32", used),
+        ArchKey("expert_used_count", "uint32", used_experts),
         ArchKey("expert_feed_forward_length", "uint32", config.get_int("intermediate_size")),
     ]
 

@@ -139,11 +139,11 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     GGUF name.
     """
     hidden, (count, kv_heads, head_dim) = config.get_int("hidden_size"), blocks.head_counts(config)
-    wide, narrow = count * head_dim, kv_heads * head_dim
+    query_width, kv_width = count * head_dim, kv_heads * head_dim
     attention: Shapes = {
         "attn_norm.weight": (hidden,),
-        "attn_qkv.weight": (wide + 2 * narrow, hidden),
-        "attn_output.weight": (hidden, wide),
+        "attn_qkv.weight": (query_width + 2 * kv_width, hidden),
+        "attn_output.weight": (hidden, query_width),
     }
     return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
         config, attention, blocks.fused_feed_forward_shapes(config)

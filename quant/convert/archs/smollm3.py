@@ -45,9 +45,9 @@ def _rotary_layers(config: CheckpointConfig, count: int) -> list[bool]:
     """Return a list with one entry for each layer: whether the layer has rotary positions. Without
     no_rope_layers in the config, the list has `count` entries.
     """
-    marks = config.values.get("no_rope_layers")
-    if marks is not None:
-        return [bool(layer) for layer in marks] if isinstance(marks, list) else []
+    flags = config.values.get("no_rope_layers")
+    if flags is not None:
+        return [bool(layer) for layer in flags] if isinstance(flags, list) else []
     step = config.get_int("no_rope_layer_interval", default=NO_ROPE_STEP_LAYERS)
     return [(layer + 1) % step != 0 for layer in range(count)]
 
