@@ -1,4 +1,5 @@
-"""A checkpoint's chat templates: the main one, and others by name.
+"""Reads a checkpoint's chat templates: the main one, and named ones for special purposes
+("tool_use").
 
 As in transformers, templates in separate files take precedence over those in tokenizer_config.json.
 Templates are read but never run.
@@ -12,13 +13,15 @@ from quant.checkpoint.folder import CheckpointFolder
 from quant.errors import UserError
 
 MAIN_NAME, TEMPLATES_FOLDER = "default", "additional_chat_templates"
-MAX_TEMPLATE_BYTES, MAX_TEMPLATES = 1 << 20, 32  # most bytes of a template; most templates
+MAX_TEMPLATE_BYTES = 1 << 20  # limit of the bytes of a template
+MAX_TEMPLATES = 32  # limit of the number of named templates
 
 
 def load_templates(
     folder: CheckpointFolder, settings: dict[str, Any]
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the templates by name, the main one as "default", and notes for the user.
+    """Return the templates by name, the main one as "default", and notes for the user. `settings`
+    is the content of tokenizer_config.json.
 
     Raises UserError for template files that are too large or cannot be read.
     """
@@ -47,8 +50,8 @@ def load_templates(
 
 
 def template_entries(templates: dict[str, str]) -> list[tuple[str, str, Any]]:
-    """Return the keys of the file as (name, kind, value), with the names that the gguf package's
-    writer uses.
+    """Return the metadata entries of the templates as (key below "tokenizer.", type, value). The
+    keys are those that the gguf package's writer uses.
     """
     main = templates.get(MAIN_NAME) or next(iter(templates.values()), None)
     named = {
@@ -65,8 +68,8 @@ def template_entries(templates: dict[str, str]) -> list[tuple[str, str, Any]]:
 
 
 def _from_settings(value: Any) -> dict[str, str]:
-    """Return the templates in tokenizer_config.json: a single text, or a list of templates with
-    names.
+    """Return the templates in tokenizer_config.json by name. `value` is its "chat_template": a
+    single text, or a list of templates with names.
     """
     if isinstance(value, str) and value:
         return {MAIN_NAME: value}
@@ -80,6 +83,7 @@ def _from_settings(value: Any) -> dict[str, str]:
 
 
 def _read(folder: CheckpointFolder, path: Path) -> str:
+    """Return the text of a template file. Raises UserError if it cannot be read."""
     try:
         if path.stat().st_size > MAX_TEMPLATE_BYTES:
             raise UserError(

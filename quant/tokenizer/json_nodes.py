@@ -1,35 +1,37 @@
-"""Helpers for the nested nodes of tokenizer.json; vocabulary.py reads the file.
+"""Reads the nested nodes of a tokenizer.json. A node is a JSON object that describes one step of a
+tokenizer: a normalizer, a pre-tokenizer or a post-processor.
 
-The files are untrusted: sequences may be nested as deep as a JSON reader allows, so no function
-here is recursive.
+The files are untrusted: nodes may be nested as deep as a JSON reader allows, so no function here is
+recursive.
 """
 
 from typing import Any
 
 
 def flatten_sequence(node: Any, key: str) -> list[Any]:
-    """Return the parts of a node in order, with nested sequences replaced by their parts.
+    """Return the steps of a node in order, with each nested Sequence replaced by its steps. A node
+    that is not a Sequence is returned as the only step, even if it is None.
 
-    `key` is the field in which this kind of Sequence has its parts ("normalizers", ...). If a node
-    is not a Sequence, it is its own only part, even if it is None.
+    `key` is the field in which this kind of Sequence lists its steps: "normalizers",
+    "pretokenizers" or "processors".
     """
-    parts, waiting = [], [node]
-    while waiting:
-        part = waiting.pop()
+    steps, pending = [], [node]
+    while pending:
+        step = pending.pop()
         if (
-            isinstance(part, dict)
-            and part.get("type") == "Sequence"
-            and isinstance(part.get(key), list)
+            isinstance(step, dict)
+            and step.get("type") == "Sequence"
+            and isinstance(step.get(key), list)
         ):
-            waiting.extend(reversed(part[key]))
+            pending.extend(reversed(step[key]))
         else:
-            parts.append(part)
-    return parts
+            steps.append(step)
+    return steps
 
 
 def prepends_space(metaspace: dict[str, Any]) -> bool:
-    """Return whether a Metaspace step adds a space in front of a text. The setting has an older and
-    a newer form; if both are missing, the answer is yes.
+    """Return whether a Metaspace node adds a space in front of a text. The setting has an older
+    form (add_prefix_space) and a newer one (prepend_scheme). If both are missing, a space is added.
     """
     scheme = metaspace.get(
         "prepend_scheme", "never" if metaspace.get("add_prefix_space") is False else "always"

@@ -1,9 +1,9 @@
-"""Recognizes by its structure which of llama.cpp's pre-tokenizers a byte-level BPE tokenizer.json
-needs.
+"""Finds out which of llama.cpp's pre-tokenizers a byte-level BPE tokenizer.json needs, by the
+structure of its pre_tokenizer.
 
 llama.cpp's converter instead hashes the ids of a probe text, which change with every added token
-and every release of transformers. An unknown structure raises UserError; the choice for a known one
-is verified afterwards (quant/tokenizer/verify).
+and every release of transformers. An unknown structure raises UserError. The choice for a known
+structure is verified afterwards (quant/tokenizer/verify).
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from typing import Any
 from quant.errors import UserError
 from quant.tokenizer.json_nodes import flatten_sequence
 
+# The steps by which text is split: names of steps ("digits", "gpt2") or regular expressions.
 SplitSteps = tuple[str, ...]
 
 # Regular expressions as they are written in tokenizer.json.
@@ -31,15 +32,18 @@ POSSESSIVE = (
 )
 UPPER_LETTERS, LOWER_LETTERS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 BY_CASE = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER_LETTERS}*{LOWER_LETTERS}+%s|[^\r\n\p{{L}}\p{{N}}]?{UPPER_LETTERS}+{LOWER_LETTERS}*%s|\p{{N}}%s"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER_LETTERS}*{LOWER_LETTERS}+%s"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{UPPER_LETTERS}+{LOWER_LETTERS}*%s|\p{{N}}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 TEKKEN = BY_CASE % ("", "", "")
 GPT4O = BY_CASE % (f"{CONTRACTIONS}?", f"{CONTRACTIONS}?", "{1,3}")
 NOT_HAN = r"[^\p{Han}]"
 KIMI = (
-    rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{UPPER_LETTERS[:-1]}&&{NOT_HAN}]*{LOWER_LETTERS[:-1]}&&{NOT_HAN}]+{CONTRACTIONS}?"
-    rf"|[^\r\n\p{{L}}\p{{N}}]?{UPPER_LETTERS[:-1]}&&{NOT_HAN}]+{LOWER_LETTERS[:-1]}&&{NOT_HAN}]*{CONTRACTIONS}?"
+    rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{UPPER_LETTERS[:-1]}&&{NOT_HAN}]*"
+    rf"{LOWER_LETTERS[:-1]}&&{NOT_HAN}]+{CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{UPPER_LETTERS[:-1]}&&{NOT_HAN}]+"
+    rf"{LOWER_LETTERS[:-1]}&&{NOT_HAN}]*{CONTRACTIONS}?"
     rf"|\p{{N}}{{1,3}}{SYMBOLS_AND_SPACES}"
 )
 KANA, CJK = "[一-龥぀-ゟ゠-ヿ]+", "[一-龥ࠀ-一가-퟿]+"
@@ -79,7 +83,8 @@ DIGIT_TRIPLES = r"\d{1,3}(?=(?:\d{3})*\b)"
 class PreTokenizer:
     """A pre-tokenizer of llama.cpp.
 
-    `whole_words_first` means that a word that is a token is used as it is, before any merges.
+    `whole_words_first` means that a word that is a token becomes this token directly, without
+    merges (ignore_merges in tokenizer.json).
     """
 
     name: str
@@ -88,12 +93,12 @@ class PreTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizerMatch:
-    """The choice of a pre-tokenizer, whose `name` becomes `tokenizer.ggml.pre`.
+    """The choice of a pre-tokenizer. `name` becomes `tokenizer.ggml.pre`.
 
     If llama.cpp's own expression splits text differently from tokenizer.json, `dialect` has the
     steps that llama.cpp takes, and `difference` describes the difference to the user. With
-    `is_certain`, llama.cpp is known to treat whole words as tokenizer.json does; otherwise every
-    word of the vocabulary must be compared.
+    `is_certain`, llama.cpp is known to treat words that are tokens as tokenizer.json does;
+    otherwise every word of the vocabulary must be compared.
     """
 
     name: str
@@ -103,8 +108,8 @@ class PreTokenizerMatch:
 
 
 LLAMA3_PRE_TOKENIZERS = (PreTokenizer("llama-bpe", True), PreTokenizer("smaug-bpe"))
-# Steps of tokenizer.json before its byte-level step -> the pre-tokenizers of llama.cpp that take
-# these steps.
+# The steps of a tokenizer.json before its byte-level step -> the pre-tokenizers of llama.cpp that
+# take the same steps.
 PRE_TOKENIZERS: dict[SplitSteps, tuple[PreTokenizer, ...]] = {
     ("gpt2",): (PreTokenizer("gpt-2"),),
     ("digits", "gpt2"): (PreTokenizer("smollm"),),
@@ -129,19 +134,23 @@ PRE_TOKENIZERS: dict[SplitSteps, tuple[PreTokenizer, ...]] = {
     (JAIS2,): (PreTokenizer("jais-2"),),
     (DIGIT_TRIPLES, GPT4O): (PreTokenizer("tiny_aya"),),
 }
-# In these expressions llama.cpp does not recognize the case of all letters. Either it uses "not a
-# to z" for uppercase letters and leaves out combining marks, or it does not distinguish case at
-# all.
+# Expressions of llama.cpp that do not recognize the case of all letters. The first ones use "not a
+# to z" for uppercase letters and leave out combining marks; the others do not distinguish case.
 ASCII_UPPER, ASCII_LOWER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
 BY_ASCII_CASE = BY_CASE.replace(UPPER_LETTERS, ASCII_UPPER).replace(LOWER_LETTERS, ASCII_LOWER)
 SYMBOLS_WITH_SLASH = SYMBOLS_AND_SPACES.replace(r"[\r\n]*", r"[\r\n/]*")
 WITHOUT_CASE = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{CONTRACTIONS}?|\p{{N}}{{1,3}}{SYMBOLS_WITH_SLASH}"
 )
-KIMI_WITHOUT_CASE = rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}&&{NOT_HAN}]+{CONTRACTIONS}?|\p{{N}}{{1,3}}{SYMBOLS_AND_SPACES}"
+KIMI_WITHOUT_CASE = (
+    rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}&&{NOT_HAN}]+{CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}{SYMBOLS_AND_SPACES}"
+)
 DIGIT_GROUPS = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 ASCII_CASE_NOTE = "recognizes case by ASCII letters only, and no combining marks"
 NO_CASE_NOTE = "ignores case, and treats combining marks differently"
+# The steps of a tokenizer.json -> the names of pre-tokenizers for which llama.cpp takes other
+# steps, these other steps, and the difference in words.
 DIALECTS: dict[SplitSteps, tuple[frozenset[str], SplitSteps, str]] = {
     (TEKKEN,): (frozenset({"tekken"}), (BY_ASCII_CASE % ("", "", ""),), ASCII_CASE_NOTE),
     (GPT4O,): (
@@ -156,7 +165,8 @@ DIALECTS: dict[SplitSteps, tuple[frozenset[str], SplitSteps, str]] = {
         NO_CASE_NOTE,
     ),
 }
-# Name -> another name of the same expression, with which llama.cpp adds no BOS by default.
+# Name of a pre-tokenizer -> another name of the same expression, with which llama.cpp adds no BOS
+# by default.
 NAMES_WITHOUT_BOS = {"llama-bpe": "glm4", "smaug-bpe": "chatglm-bpe"}
 # Names of byte-level pre-tokenizers in src/llama-vocab.cpp.
 BYTE_LEVEL_NAMES = frozenset(
@@ -246,10 +256,11 @@ BYTE_LEVEL_NAMES = frozenset(
 def find_pre_tokenizer(
     tokenizer: dict[str, Any], location: str, pre: str | None = None
 ) -> PreTokenizerMatch:
-    """Return the choice of a pre-tokenizer: `pre` if it is given, else by the structure of
-    tokenizer.json.
+    """Return the choice of a pre-tokenizer for the content of a tokenizer.json: `pre` if the user
+    named it, else by the structure.
 
-    Raises UserError if llama.cpp does not know the name `pre`, or if the structure is unknown.
+    Raises UserError if llama.cpp does not know the name `pre`, or if the structure is unknown; the
+    message names `location`.
     """
     if pre is not None and pre not in BYTE_LEVEL_NAMES:
         raise UserError(
@@ -259,17 +270,19 @@ def find_pre_tokenizer(
     steps = _split_steps(tokenizer.get("pre_tokenizer"))
     candidates = PRE_TOKENIZERS.get(steps, ())
     whole_words = bool(tokenizer["model"].get("ignore_merges"))
-    is_supported = _normalizer(tokenizer.get("normalizer")) in ((), ("NFC",))
+    is_supported = _normalizer_types(tokenizer.get("normalizer")) in ((), ("NFC",))
     if pre is None and not (candidates and is_supported):
-        names = sorted({item.name for several in PRE_TOKENIZERS.values() for item in several})
+        names = sorted(
+            {item.name for pre_tokenizers in PRE_TOKENIZERS.values() for item in pre_tokenizers}
+        )
         raise UserError(
             f"{location} splits text in an unknown way (known: {', '.join(names)})",
             hint="choose one with --pre NAME; it is verified before anything is written",
         )
-    fitting = [item for item in candidates if item.whole_words_first == whole_words]
-    name = pre or (fitting or candidates)[0].name
+    matching = [item for item in candidates if item.whole_words_first == whole_words]
+    name = pre or (matching or candidates)[0].name
     names_with_dialect, dialect, difference = DIALECTS.get(steps, (frozenset(), (), ""))
-    is_certain = any(item.name == name for item in fitting) if pre is None else False
+    is_certain = any(item.name == name for item in matching) if pre is None else False
     return (
         PreTokenizerMatch(name, dialect, difference, is_certain)
         if name in names_with_dialect
@@ -278,8 +291,8 @@ def find_pre_tokenizer(
 
 
 def build_node(steps: SplitSteps) -> dict[str, Any]:
-    """Return the pre-tokenizer part of a tokenizer.json that takes these steps."""
-    nodes = [_node(step) for step in steps]
+    """Return the pre_tokenizer node of a tokenizer.json that takes these steps."""
+    nodes = [_step_node(step) for step in steps]
     if "gpt2" not in steps:
         nodes.append(
             {
@@ -292,7 +305,8 @@ def build_node(steps: SplitSteps) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": nodes}
 
 
-def _node(step: str) -> dict[str, Any]:
+def _step_node(step: str) -> dict[str, Any]:
+    """Return the node of one step."""
     match step:
         case "gpt2":
             return {
@@ -309,38 +323,39 @@ def _node(step: str) -> dict[str, Any]:
 
 
 def uses_nfc(tokenizer: dict[str, Any]) -> bool:
-    """Return whether the tokenizer normalizes text to NFC; llama.cpp never does."""
-    return _normalizer(tokenizer.get("normalizer")) == ("NFC",)
+    """Return whether the tokenizer normalizes text to NFC. llama.cpp never does."""
+    return _normalizer_types(tokenizer.get("normalizer")) == ("NFC",)
 
 
-def _normalizer(node: Any) -> tuple[str, ...]:
-    parts = [part for part in flatten_sequence(node, "normalizers") if part is not None]
-    return tuple(str(part.get("type")) if isinstance(part, dict) else "?" for part in parts)
+def _normalizer_types(node: Any) -> tuple[str, ...]:
+    """Return the types of the normalizers in a normalizer node, "?" for an unknown one."""
+    steps = [step for step in flatten_sequence(node, "normalizers") if step is not None]
+    return tuple(str(step.get("type")) if isinstance(step, dict) else "?" for step in steps)
 
 
 def _split_steps(node: Any) -> SplitSteps:
-    """Return the steps before the byte-level step. If there is no byte-level step, the last step is
-    an unknown one.
+    """Return the steps before the byte-level step of a pre_tokenizer node. If there is no
+    byte-level step, "?" is appended, which no known structure contains.
     """
-    steps = tuple(_step(part) for part in flatten_sequence(node, "pretokenizers"))
+    steps = tuple(_parse_step(step) for step in flatten_sequence(node, "pretokenizers"))
     if steps[-1:] == ("bytes",):
         return steps[:-1]
     return steps if "gpt2" in steps else (*steps, "?")
 
 
-def _step(part: Any) -> str:
-    """Return one step as a name or a regular expression, or "?" if llama.cpp does not have such a
-    step.
+def _parse_step(node: Any) -> str:
+    """Return one step of a pre_tokenizer node as a name ("digits") or a regular expression. Return
+    "?" if llama.cpp does not have such a step.
     """
-    match part:
+    match node:
         case {"type": "ByteLevel", "add_prefix_space": False}:
-            return "gpt2" if part.get("use_regex", True) else "bytes"
-        case {"type": "Digits", "individual_digits": bool(single)}:
-            return "digits" if single else "numbers"
+            return "gpt2" if node.get("use_regex", True) else "bytes"
+        case {"type": "Digits", "individual_digits": bool(is_single)}:
+            return "digits" if is_single else "numbers"
         case {"type": "Punctuation", "behavior": "Contiguous"}:
             return "punctuation"
         case {"type": "Split", "pattern": {"Regex": str(regex)}, "behavior": "Isolated"} if (
-            not part.get("invert")
+            not node.get("invert")
         ):
             return regex
         case {
@@ -349,7 +364,7 @@ def _step(part: Any) -> str:
             "behavior": "Removed",
             "invert": True,
         }:
-            # This step loses the text between matches, which makes no difference because the known
+            # This step drops the text between matches. There is no such text, because the known
             # expressions match all text.
             return regex
     return "?"

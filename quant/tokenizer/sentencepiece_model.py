@@ -1,8 +1,8 @@
-"""SentencePiece model files (tokenizer.model): reads pieces and settings with a minimal protobuf
-reader.
+"""Reads the pieces and settings of a SentencePiece model file (tokenizer.model) with a minimal
+protobuf reader.
 
 Few fields are needed (sentencepiece_model.proto: ModelProto, SentencePiece, TrainerSpec,
-NormalizerSpec), so a dependency on the sentencepiece package is not justified.
+NormalizerSpec), so that a dependency on the sentencepiece package is not justified.
 """
 
 import math
@@ -23,7 +23,9 @@ MAX_FILE_BYTES = 1 << 27  # limit of the file's size in bytes
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceToken:
-    """One piece; `type` is one of the piece types."""
+    """One piece of the vocabulary. `type` is NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED or
+    BYTE.
+    """
 
     text: str
     score: float
@@ -32,9 +34,10 @@ class SentencePieceToken:
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceModel:
-    """A SentencePiece model; the settings have the names and defaults of the protobuf messages.
+    """The pieces and settings of a SentencePiece model. The settings have the names and defaults of
+    the protobuf messages.
 
-    `charsmap` (precompiled_charsmap) is empty if the model has no character rules.
+    `charsmap` is precompiled_charsmap; it is empty if the model has no character rules.
     """
 
     pieces: tuple[SentencePieceToken, ...]
@@ -60,6 +63,9 @@ def load_sentencepiece(file: Path) -> SentencePieceModel:
 
 
 def _parse_model(data: bytes) -> SentencePieceModel:
+    """Parse a ModelProto message. Raises ValueError, struct.error, IndexError or TypeError if it is
+    damaged.
+    """
     pieces: list[SentencePieceToken] = []
     trainer: dict[int, int | bytes] = {}
     normalizer: dict[int, int | bytes] = {}
@@ -87,6 +93,9 @@ def _parse_model(data: bytes) -> SentencePieceModel:
 
 
 def _parse_piece(data: bytes) -> SentencePieceToken:
+    """Parse a SentencePiece message. Raises ValueError for an unknown type or a score that is not
+    finite.
+    """
     text, score, kind = b"", 0.0, NORMAL
     for number, value in _fields(data):
         if number == 1:
@@ -101,47 +110,50 @@ def _parse_piece(data: bytes) -> SentencePieceToken:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield (number, value) for each field of a protobuf message: a varint as int, other values as
-    bytes.
+    """Yield (field number, value) for each field of a protobuf message: a varint as int, all other
+    values as bytes.
     """
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        wire = tag & 7
-        if wire == 0:
-            value, at = _varint(data, at)
+    position = 0
+    while position < len(data):
+        tag, position = _read_varint(data, position)
+        wire_type = tag & 7
+        if wire_type == 0:
+            value, position = _read_varint(data, position)
             yield tag >> 3, value
             continue
-        if wire == 2:
-            length, at = _varint(data, at)
-        elif wire in (1, 5):
-            length = 8 if wire == 1 else 4
+        if wire_type == 2:
+            length, position = _read_varint(data, position)
+        elif wire_type in (1, 5):
+            length = 8 if wire_type == 1 else 4
         else:
-            raise ValueError(f"wire type {wire}")
-        if at + length > len(data):
+            raise ValueError(f"wire type {wire_type}")
+        if position + length > len(data):
             raise ValueError("cut short")
-        yield tag >> 3, data[at : at + length]
-        at += length
+        yield tag >> 3, data[position : position + length]
+        position += length
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Read the varint at byte `position`. Return its value and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
-        byte = data[at]
-        at += 1
+        byte = data[position]
+        position += 1
         value |= (byte & 127) << shift
         if byte < 128:
-            return value, at
+            return value, position
     raise ValueError("a number without an end")
 
 
 def _as_bytes(value: int | bytes) -> bytes:
+    """Return the value. Raises ValueError if it is not bytes."""
     if not isinstance(value, bytes):
         raise ValueError("a number where bytes belong")
     return value
 
 
 def _as_int(value: int | bytes) -> int:
+    """Return the value. Raises ValueError if it is not an int."""
     if not isinstance(value, int):
         raise ValueError("bytes where a number belongs")
     return value

@@ -1,8 +1,8 @@
 """Special tokens from a checkpoint's settings: their ids, which tokens end an answer, and which
 tokens are added before and after a text.
 
-A GGUF file can name three tokens that end generation; llama.cpp recognizes further ones by their
-text.
+A GGUF file can name three tokens that end an answer (eos, eot and eom). llama.cpp recognizes
+further ones by their text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,10 +55,13 @@ Json = Mapping[str, Any]
 def find_special_ids(
     texts: Sequence[str], settings: Json, generation: Json, config: Json, location: str
 ) -> dict[str, int]:
-    """Return key name -> id for every special token that the settings name.
+    """Return key name ("bos", "eos", "unknown", ...) -> id for every special token that the
+    settings name. Tokens that end an answer and that llama.cpp does not recognize by their text are
+    returned as "eot" and "eom".
 
-    `texts` are the texts of the vocabulary's rows. Raises UserError if more tokens end an answer
-    than a file can name.
+    `texts` are the texts of the vocabulary's rows. `settings`, `generation` and `config` are the
+    contents of tokenizer_config.json, generation_config.json and config.json. Raises UserError if
+    more tokens end an answer than a file can name.
     """
     by_text = {text: index for index, text in reversed(list(enumerate(texts)))}
     special_ids: dict[str, int] = {}
@@ -91,11 +94,11 @@ def find_special_ids(
 
 
 def _is_recognized(texts: Sequence[str], index: int) -> bool:
-    """Return whether llama.cpp recognizes by its text that a token ends an answer, including
-    llama.cpp's exceptions.
+    """Return whether llama.cpp recognizes by its text that token `index` ends an answer. llama.cpp
+    makes exceptions for some vocabularies.
     """
     text = texts[index]
-    # <|end|> ends a message, not the answer, in a vocabulary with the tokens below
+    # In a vocabulary with the tokens below, <|end|> ends a message but not the answer.
     if text == "<|end|>":
         companions = {"<|return|>", "<|call|>", "<|calls|>", "<|flush|>"}.intersection(texts)
         return not (
@@ -108,7 +111,9 @@ def _is_recognized(texts: Sequence[str], index: int) -> bool:
 
 
 def _end_ids(generation: Json, config: Json, size: int) -> list[int]:
-    """Return the ids that end generation, from generation_config.json or else from config.json."""
+    """Return the ids of the tokens that end an answer, from generation_config.json or else from
+    config.json. `size` is the number of rows in the vocabulary.
+    """
     for values in (generation, config):
         value = values.get("eos_token_id")
         listed = value if isinstance(value, list) else [value]
@@ -122,7 +127,8 @@ def find_surrounding_tokens(
     tokenizer: Json, settings: Json, is_sentencepiece: bool
 ) -> tuple[bool, bool, list[str]]:
     """Return whether a BOS is added before a text, whether an EOS is added after it, and notes for
-    the user.
+    the user. `tokenizer` and `settings` are the contents of tokenizer.json and
+    tokenizer_config.json.
 
     As in transformers, tokenizer.json decides if there is one. Without it, the settings decide, and
     SentencePiece models get a BOS unless the settings say no. There is an exception: if
@@ -132,7 +138,7 @@ def find_surrounding_tokens(
     flags = [settings.get(f"add_{name}_token") for name in ("bos", "eos")]
     if not tokenizer:
         return (is_sentencepiece if flags[0] is None else bool(flags[0])), bool(flags[1]), []
-    first, last = _template_ends(tokenizer.get("post_processor"))
+    adds_bos, adds_eos = _template_ends(tokenizer.get("post_processor"))
     if (
         settings.get("tokenizer_class") in LLAMA_CLASSES
         and _adds_nothing(tokenizer.get("post_processor"))
@@ -143,29 +149,32 @@ def find_surrounding_tokens(
             "transformers 4; transformers 5 adds none"
         )
         return flags[0] is True, flags[1] is True, [note]
-    decisions = zip(("bos", "eos"), flags, (first, last), strict=True)
+    decisions = zip(("bos", "eos"), flags, (adds_bos, adds_eos), strict=True)
     notes = [
-        f"tokenizer_config.json has add_{name}_token {str(says).lower()}, but tokenizer.json "
+        f"tokenizer_config.json has add_{name}_token {str(setting).lower()}, but tokenizer.json "
         "does otherwise: the file follows tokenizer.json, as transformers does"
-        for name, says, does in decisions
-        if says not in (None, does)
+        for name, setting, is_added in decisions
+        if setting not in (None, is_added)
     ]
-    return first, last, notes
+    return adds_bos, adds_eos, notes
 
 
 def _adds_nothing(node: Any) -> bool:
-    """Return whether a post-processor adds no special tokens."""
-    parts = (part for part in flatten_sequence(node, "processors") if part is not None)
-    return all(isinstance(part, dict) and part.get("type") == "ByteLevel" for part in parts)
+    """Return whether a post-processor node of tokenizer.json adds no special tokens."""
+    steps = (step for step in flatten_sequence(node, "processors") if step is not None)
+    return all(isinstance(step, dict) and step.get("type") == "ByteLevel" for step in steps)
 
 
 def _template_ends(node: Any) -> tuple[bool, bool]:
-    """Return whether a post-processor adds a special token before a single text, and whether it
-    adds one after it.
+    """Return whether a post-processor node of tokenizer.json adds a special token before a single
+    text, and whether it adds one after it.
     """
-    first = last = False
-    for part in flatten_sequence(node, "processors"):
-        match part:
+    adds_first = adds_last = False
+    for step in flatten_sequence(node, "processors"):
+        match step:
             case {"type": "TemplateProcessing", "single": [{**head}, *_, {**tail}]}:
-                first, last = first or "SpecialToken" in head, last or "SpecialToken" in tail
-    return first, last
+                adds_first, adds_last = (
+                    adds_first or "SpecialToken" in head,
+                    adds_last or "SpecialToken" in tail,
+                )
+    return adds_first, adds_last

@@ -1,5 +1,5 @@
-"""The rows of a GGUF vocabulary: ordinary tokens, added tokens that replace some of them, and
-padding if the model has more rows than tokens.
+"""Builds the rows of a GGUF vocabulary: ordinary tokens, added tokens that replace some of them,
+and padding if the model has more rows than tokens.
 """
 
 from collections.abc import Mapping
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from quant.errors import UserError
 from quant.tokenizer.sentencepiece_model import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
 
-SPACE_MARK = "\u2581"
+SPACE_MARK = "\u2581"  # stands for a space in the pieces of SentencePiece and Unigram
 UNUSED_SCORE = -10000.0  # the score of a token that must never be chosen
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyToken:
-    """One row of the vocabulary; `type` is a GGUF token type."""
+    """One row of the vocabulary. `type` is a GGUF token type (sentencepiece_model.NORMAL, ...)."""
 
     text: str
     score: float
@@ -25,7 +25,7 @@ class VocabularyToken:
 class AddedToken:
     """A token that is added to the pieces of the tokenizer's model.
 
-    The flags are those of the tokenizers library, and say how the token is matched in a text.
+    The flags are those of the tokenizers library. They say how the token is matched in a text.
     """
 
     text: str
@@ -43,25 +43,26 @@ def build_token_table(
     location: str,
     has_scores: bool,
 ) -> list[VocabularyToken]:
-    """Return the table of `size` rows: added tokens replace ordinary ones, and rows without a token
-    get padding.
+    """Return the `size` rows of the vocabulary: `added` tokens replace ordinary ones, and rows
+    without a token get padding. `tokens` and `added` are by row.
 
-    Unknown and byte tokens are never replaced. Raises UserError for a token in a row beyond `size`.
+    Unknown and byte tokens are never replaced. Raises UserError for a token in a row beyond `size`;
+    the message begins with `location`.
     """
     rows = dict(tokens)
     for index, token in added.items():
-        old = rows.get(index)
-        if old and old.type in (UNKNOWN, BYTE):
+        replaced = rows.get(index)
+        if replaced and replaced.type in (UNKNOWN, BYTE):
             continue
-        control = token.special or looks_special(token.text)
-        plain = token.text if control else token.text.replace(SPACE_MARK, " ")
+        is_control = token.special or looks_special(token.text)
+        text = token.text if is_control else token.text.replace(SPACE_MARK, " ")
         rows[index] = VocabularyToken(
-            plain, -1000.0 if has_scores else 0.0, CONTROL if control else USER_DEFINED
+            text, -1000.0 if has_scores else 0.0, CONTROL if is_control else USER_DEFINED
         )
-    if rows and (last := max(rows)) >= size:
+    if rows and (last_row := max(rows)) >= size:
         raise UserError(
-            f"{location}: token {last} ({rows[last].text[:100]!r}) is outside of the vocab_size "
-            f"{size} in config.json",
+            f"{location}: token {last_row} ({rows[last_row].text[:100]!r}) is outside of the "
+            f"vocab_size {size} in config.json",
             hint="use the config.json and the tokenizer of the same model",
         )
     return [
@@ -71,7 +72,7 @@ def build_token_table(
 
 
 def looks_special(text: str) -> bool:
-    """Return whether llama.cpp's converter makes a token a control token because of its text
+    """Return whether llama.cpp's converter makes an added token a control token because of its text
     (TextModel.does_token_look_special).
     """
     return (

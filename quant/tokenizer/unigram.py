@@ -1,5 +1,5 @@
-"""A Unigram tokenizer as llama.cpp runs it (tokenizer model "t5", llm_tokenizer_ugm in
-src/llama-vocab.cpp).
+"""Converts a Unigram tokenizer to the form in which llama.cpp runs it (tokenizer model "t5",
+llm_tokenizer_ugm in src/llama-vocab.cpp).
 
 A GGUF file can record a Unigram's scores, types and character rules, whether runs of spaces become
 one space, and whether a space is added in front of a text. A tokenizer that needs any other setting
@@ -24,8 +24,6 @@ from quant.tokenizer.sentencepiece_model import NORMAL, UNKNOWN, UNUSED, Sentenc
 from quant.tokenizer.token_table import SPACE_MARK, UNUSED_SCORE, VocabularyToken
 
 MAX_PIECE_BYTES = 4096  # limit of the bytes of a Unigram's piece
-
-
 TOKENIZER_MODEL = "t5"  # the value of tokenizer.ggml.model
 Json = Mapping[str, Any]
 Entries = list[tuple[str, str, Any]]
@@ -33,11 +31,12 @@ Entries = list[tuple[str, str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class UnigramNormalization:
-    """The normalization of a text before it is split, as far as a GGUF file can represent it.
+    """The changes to a text before it is split into pieces, as far as a GGUF file can record them.
 
-    `add_prefix` puts a space in front of a text. `merge_runs` replaces runs of spaces by one space
-    and removes spaces at both ends. `charsmap` has character rules. With `split_words`, the
-    tokenizer splits a text into words first, so that no piece contains a space inside.
+    `add_prefix` puts a space in front of the text. `merge_runs` replaces runs of spaces by one
+    space and removes spaces at both ends. `charsmap` has compiled character rules, or is empty.
+    With `split_words`, the tokenizer splits the text into words first, so that no piece contains an
+    inner space.
     """
 
     add_prefix: bool
@@ -46,7 +45,7 @@ class UnigramNormalization:
     split_words: bool = False
 
     def entries(self) -> Entries:
-        """Return the keys below tokenizer.ggml as (name, kind, value)."""
+        """Return the metadata entries as (key below "tokenizer.ggml.", type, value)."""
         keys: Entries = [
             ("add_space_prefix", "bool", self.add_prefix),
             ("remove_extra_whitespaces", "bool", self.merge_runs),
@@ -60,7 +59,7 @@ class UnigramNormalization:
 
 @dataclass(frozen=True, slots=True)
 class UnigramModel:
-    """The pieces by row, the row of the unknown token, and the normalization."""
+    """A Unigram model: its pieces by row, the row of the unknown token, and the normalization."""
 
     tokens: dict[int, VocabularyToken]
     unknown_row: int
@@ -68,8 +67,10 @@ class UnigramModel:
 
 
 def read_unigram_json(tokenizer: Json, location: str) -> UnigramModel:
-    """Read a tokenizer.json with a Unigram model. Raises UserError if llama.cpp cannot run it."""
-    model, spelling = tokenizer["model"], _read_normalization(tokenizer, location)
+    """Read the content of a tokenizer.json with a Unigram model. Raises UserError, which names
+    `location`, if llama.cpp cannot run it.
+    """
+    model, normalization = tokenizer["model"], _read_normalization(tokenizer, location)
     pieces, unknown = model.get("vocab"), model.get("unk_id")
     if not isinstance(pieces, list) or not all(map(_is_piece, pieces)):
         raise UserError(
@@ -77,10 +78,10 @@ def read_unigram_json(tokenizer: Json, location: str) -> UnigramModel:
         )
     texts = [text for text, _ in pieces]
     if len(set(texts)) < len(texts):
-        twice = next(text for text, count in Counter(texts).items() if count > 1)
+        duplicate = next(text for text, count in Counter(texts).items() if count > 1)
         hint = "such a tokenizer was trained on texts with its special tokens in them"
         raise UserError(
-            f"{location} has the piece {twice[:60]!r} twice; a GGUF file needs distinct pieces",
+            f"{location} has the piece {duplicate[:60]!r} twice; a GGUF file needs distinct pieces",
             hint=hint,
         )
     if model.get("byte_fallback"):
@@ -91,18 +92,24 @@ def read_unigram_json(tokenizer: Json, location: str) -> UnigramModel:
         index: VocabularyToken(text, float(score), NORMAL)
         for index, (text, score) in enumerate(pieces)
     }
-    # llama.cpp does not split words first, so it must not find pieces with inner spaces
-    if spelling.split_words:
-        over = [index for index, (text, _) in enumerate(pieces) if SPACE_MARK in text[1:]]
+    # llama.cpp does not split a text into words first, so that it must not use pieces with inner
+    # spaces.
+    if normalization.split_words:
+        rows_with_inner_space = [
+            index for index, (text, _) in enumerate(pieces) if SPACE_MARK in text[1:]
+        ]
         tokens |= {
-            index: VocabularyToken(tokens[index].text, UNUSED_SCORE, UNUSED) for index in over
+            index: VocabularyToken(tokens[index].text, UNUSED_SCORE, UNUSED)
+            for index in rows_with_inner_space
         }
     tokens[unknown] = VocabularyToken(tokens[unknown].text, tokens[unknown].score, UNKNOWN)
-    return UnigramModel(tokens, unknown, spelling)
+    return UnigramModel(tokens, unknown, normalization)
 
 
 def convert_unigram(model: SentencePieceModel, location: str) -> UnigramModel:
-    """Convert a SentencePiece Unigram model. Raises UserError if llama.cpp cannot run it."""
+    """Convert a SentencePiece Unigram model. Raises UserError, which names `location`, if llama.cpp
+    cannot run it.
+    """
     unknown = next(
         (index for index, piece in enumerate(model.pieces) if piece.type == UNKNOWN), None
     )
@@ -116,7 +123,7 @@ def convert_unigram(model: SentencePieceModel, location: str) -> UnigramModel:
         if is_used:
             raise _unsupported(location, reason)
     assert unknown is not None
-    # llama.cpp matches unused pieces as well, so they get a score that is too low to be chosen
+    # llama.cpp also matches unused pieces, so they get a score that is too low to be chosen.
     tokens = {
         index: VocabularyToken(
             piece.text, UNUSED_SCORE if piece.type == UNUSED else piece.score, piece.type
@@ -135,6 +142,9 @@ def convert_unigram(model: SentencePieceModel, location: str) -> UnigramModel:
 
 
 def _space_problem(prefix: bool, merge: bool) -> tuple[tuple[bool, str], ...]:
+    """Return (whether it occurs, text) for a combination of space settings that llama.cpp does not
+    support.
+    """
     reason = (
         "merges runs of spaces (remove_extra_whitespaces) and adds none in front of a text "
         "(add_dummy_prefix)"
@@ -142,12 +152,14 @@ def _space_problem(prefix: bool, merge: bool) -> tuple[tuple[bool, str], ...]:
     return ((merge and not prefix, reason),)
 
 
-def _unsupported(where: str, reason: str) -> UserError:
+def _unsupported(location: str, reason: str) -> UserError:
+    """Return the error for a setting that llama.cpp does not support."""
     hint = "run this model with the library it was made for"
-    return UserError(f"{where} {reason}: llama.cpp's Unigram tokenizer does not", hint=hint)
+    return UserError(f"{location} {reason}: llama.cpp's Unigram tokenizer does not", hint=hint)
 
 
 def _is_piece(piece: Any) -> bool:
+    """Return whether a JSON value is a piece: a list of a text and a finite score."""
     match piece:
         case [str(), int(score) | float(score)]:
             return not isinstance(score, bool) and abs(score) < 3e38 and math.isfinite(score)
@@ -170,19 +182,25 @@ Step = Callable[[str], str]
 
 
 def _nmt(text: str) -> str:
+    """Do what the Nmt normalizer does: remove control characters, and replace special spaces by
+    spaces.
+    """
     return "".join(" " if char in NMT_SPACES else char for char in text if char not in NMT_REMOVED)
 
 
 def _lower(text: str) -> str:
     # One character at a time: in a whole text, lower() writes Greek's final sigma differently.
+    """Return the text in lower case."""
     return "".join(map(str.lower, text))
 
 
 def _unaccented(text: str) -> str:
+    """Return the text without combining marks."""
     return "".join(char for char in text if not unicodedata.category(char).startswith("M"))
 
 
 def _form(name: Any) -> Step:
+    """Return the step that converts text to a Unicode normal form."""
     return lambda text: unicodedata.normalize(name, text)
 
 
@@ -191,21 +209,25 @@ STEPS_BY_NAME |= {name: _form(name) for name in NORMAL_FORMS}
 
 
 def find_normal_form(tokenizer: Json) -> NormalForm | None:
-    """Return the Unicode normal form of a tokenizer.json, or None if it has none.
+    """Return the Unicode normal form that the normalizers of a tokenizer.json apply last, or None
+    if they apply none.
 
-    It composes characters, which character rules cannot always express.
+    A normal form composes several characters to one, which character rules cannot always express.
     """
     names = [
-        part.get("type")
-        for part in flatten_sequence(tokenizer.get("normalizer"), "normalizers")
-        if isinstance(part, dict)
+        step.get("type")
+        for step in flatten_sequence(tokenizer.get("normalizer"), "normalizers")
+        if isinstance(step, dict)
     ]
     return next((form for name in reversed(names) for form in NORMAL_FORMS if form == name), None)
 
 
-def _read_normalization(tokenizer: Json, where: str) -> UnigramNormalization:
-    rules = _Rules(where)
-    add_prefix = merge_runs = strips = escapes = split_words = False
+def _read_normalization(tokenizer: Json, location: str) -> UnigramNormalization:
+    """Read the normalizers and pre-tokenizers of a tokenizer.json. Raises UserError if llama.cpp
+    cannot do the same.
+    """
+    rules = _Rules(location)
+    add_prefix = merge_runs = strips_ends = escapes_spaces = split_words = False
     for step in flatten_sequence(tokenizer.get("normalizer"), "normalizers"):
         match step:
             case None:
@@ -213,11 +235,11 @@ def _read_normalization(tokenizer: Json, where: str) -> UnigramNormalization:
             case {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": (" " | "\u2581")}:
                 merge_runs = True
             case {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}:
-                escapes = True
+                escapes_spaces = True
             case {"type": "Prepend", "prepend": "\u2581"}:
                 add_prefix = True
             case {"type": "Strip"}:
-                strips = True
+                strips_ends = True
             case _:
                 rules.add(step)
     for step in flatten_sequence(tokenizer.get("pre_tokenizer"), "pretokenizers"):
@@ -226,36 +248,39 @@ def _read_normalization(tokenizer: Json, where: str) -> UnigramNormalization:
                 pass
             case {"type": "WhitespaceSplit"}:
                 merge_runs = split_words = True
-                rules.blank()
+                rules.add_whitespace_step()
             case {"type": "Metaspace", "replacement": "\u2581"}:
-                escapes = True
+                escapes_spaces = True
                 add_prefix = add_prefix or prepends_space(step)
                 split_words = split_words or step.get("split") is not False
             case _:
-                raise _unsupported(where, f"splits text by {_step_name(step)}")
+                raise _unsupported(location, f"splits text by {_step_name(step)}")
     for is_used, reason in (
-        (not escapes, "leaves spaces as they are (it has no Metaspace)"),
-        (strips and not merge_runs, "removes spaces at the ends of a text (Strip)"),
+        (not escapes_spaces, "leaves spaces as they are (it has no Metaspace)"),
+        (strips_ends and not merge_runs, "removes spaces at the ends of a text (Strip)"),
         *_space_problem(add_prefix, merge_runs),
     ):
         if is_used:
-            raise _unsupported(where, reason)
-    return UnigramNormalization(add_prefix, merge_runs, rules.packed(), split_words)
+            raise _unsupported(location, reason)
+    return UnigramNormalization(add_prefix, merge_runs, rules.compile(), split_words)
 
 
 class _Rules:
-    """The character rules that have the same effect as a chain of normalizers: on every character,
-    and on the sequences that the normalizers name.
+    """Converts a chain of normalizers to character rules that have the same effect on every
+    character, and on the sequences that the normalizers name.
     """
 
-    def __init__(self, where: str) -> None:
-        self.where = where
+    def __init__(self, location: str) -> None:
+        self.location = location
         self.steps: list[Step] = []
         self.sequences: list[str] = []
         self.compiled = b""
 
-    def add(self, part: Any) -> None:
-        match part:
+    def add(self, node: Any) -> None:
+        """Add a normalizer node of tokenizer.json to the chain. Raises UserError if it cannot be
+        converted.
+        """
+        match node:
             case {"type": "Precompiled", "precompiled_charsmap": (None | "")}:
                 pass
             case {"type": "Precompiled", "precompiled_charsmap": str(text)}:
@@ -263,7 +288,7 @@ class _Rules:
                     data = base64.b64decode(text, validate=True)
                 except (binascii.Error, ValueError):
                     data = b""
-                self.steps.append(_parse_charsmap(data, self.where).apply)
+                self.steps.append(_parse_charsmap(data, self.location).apply)
                 if len(self.steps) == 1:
                     self.compiled = data
             case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if (
@@ -274,25 +299,26 @@ class _Rules:
             case {"type": str(name)} if name in STEPS_BY_NAME:
                 self.steps.append(STEPS_BY_NAME[name])
             case _:
-                raise _unsupported(self.where, f"changes text by {_step_name(part)}")
+                raise _unsupported(self.location, f"changes text by {_step_name(node)}")
 
-    def blank(self) -> None:
-        """Replace every whitespace character by a space, for tokenizers that split a text at all
-        whitespace.
+    def add_whitespace_step(self) -> None:
+        """Add a step that replaces every whitespace character by a space, for tokenizers that split
+        a text at all whitespace.
         """
         if any(self._apply(char).strip(" ") for char in WHITESPACE):
             self.steps.append(lambda text: text.translate(WHITESPACE_TO_SPACE))
 
     def _apply(self, text: str) -> str:
+        """Return a text after all steps of the chain."""
         for step in self.steps:
             text = step(text)
         return text
 
-    def packed(self) -> bytes:
-        """Return the rules that apply all steps to every character.
+    def compile(self) -> bytes:
+        """Return compiled rules that apply all steps to every character.
 
-        Sequences that the steps name get rules as well, even if the first step is a compiled map of
-        rules.
+        Sequences that the steps name get rules, too. If the first step is a compiled charsmap, its
+        rules are extended instead of computed again.
         """
         chars = [*self.sequences, *map(chr, itertools.chain(*CHANGEABLE_RANGES))]
         if not self.compiled:
@@ -300,32 +326,33 @@ class _Rules:
             return charsmap.build_charsmap(
                 {text: result for text, result in results.items() if result != text}
             )
-        after = _Rules(self.where)
-        after.steps = self.steps[1:]
+        later_rules = _Rules(self.location)
+        later_rules.steps = self.steps[1:]
         return (
-            charsmap.append_step(self.compiled, after._apply, chars)
-            if after.steps
+            charsmap.append_step(self.compiled, later_rules._apply, chars)
+            if later_rules.steps
             else self.compiled
         )
 
 
-def _step_name(part: Any) -> str:
-    """Return a step's name, with its pattern if it has one."""
-    if not isinstance(part, dict):
-        return repr(part)[:60]
-    pattern = part.get("pattern")
+def _step_name(node: Any) -> str:
+    """Return the name of a node of tokenizer.json for an error, with its pattern if it has one."""
+    if not isinstance(node, dict):
+        return repr(node)[:60]
+    pattern = node.get("pattern")
     return (
-        f"{part.get('type')!s} {pattern}"[:80]
+        f"{node.get('type')!s} {pattern}"[:80]
         if pattern is not None
-        else f"{part.get('type')!s}"[:60]
+        else f"{node.get('type')!s}"[:60]
     )
 
 
-def _parse_charsmap(data: bytes, where: str) -> Charsmap:
+def _parse_charsmap(data: bytes, location: str) -> Charsmap:
+    """Parse compiled character rules. Raises UserError if they are damaged."""
     try:
         rules = charsmap.parse_charsmap(data)
     except ValueError as error:
         raise UserError(
-            f"{where}: its precompiled_charsmap is damaged: {error}", hint="fetch the file again"
+            f"{location}: its precompiled_charsmap is damaged: {error}", hint="fetch the file again"
         ) from None
     return rules

@@ -1,7 +1,8 @@
-"""Converts a checkpoint folder's tokenizer to the entries of a GGUF vocabulary.
+"""Converts a checkpoint folder's tokenizer to the metadata entries of a GGUF vocabulary.
 
-Reads SentencePiece (tokenizer.model, or a tokenizer.json made from one), Unigram and byte-level BPE
-(tokenizer.json), with added tokens, special ids, end-of-turn tokens and the chat template.
+Three kinds of tokenizers are read: SentencePiece (tokenizer.model, or a tokenizer.json made from
+one), Unigram and byte-level BPE (tokenizer.json). Added tokens, special ids, end-of-turn tokens and
+the chat template are included.
 """
 
 import re
@@ -36,7 +37,9 @@ BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
 @dataclass(frozen=True, slots=True)
 class GgufVocabulary:
-    """The vocabulary's metadata entries, notes for the user, and the number of rows."""
+    """A finished vocabulary: its metadata entries (key, stored type number and value), notes for
+    the user, and the number of rows.
+    """
 
     entries: tuple[tuple[str, bytes], ...]
     notes: tuple[str, ...]
@@ -45,7 +48,9 @@ class GgufVocabulary:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The contents of the tokenizer's JSON files; {} for a missing file."""
+    """The contents of the tokenizer's JSON files in a folder: tokenizer.json, tokenizer_config.json
+    (`settings`), generation_config.json and added_tokens.json. The content of a missing file is {}.
+    """
 
     folder: Path
     tokenizer: dict[str, Any]
@@ -54,18 +59,20 @@ class TokenizerFiles:
     added_tokens: dict[str, Any]
 
 
-ExtraKeys = list[tuple[str, str, Any]]
+ExtraEntries = list[tuple[str, str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedTokenizer:
-    """A parsed tokenizer: llama.cpp's name for the kind of its model, its tokens by row, the keys
-    that only this kind of model has, and the row of its unknown token.
+    """A parsed tokenizer. `model_name` is llama.cpp's name for the kind of tokenizer ("llama",
+    "gpt2", "t5"). `tokens` are its tokens by row. `entries` are the metadata that only this kind
+    has, as (key, type, value). `unknown_row` is the row of the unknown token, None if the kind has
+    none.
     """
 
     model_name: str
     tokens: dict[int, VocabularyToken]
-    entries: ExtraKeys
+    entries: ExtraEntries
     unknown_row: int | None = None
 
 
@@ -76,71 +83,80 @@ def load_vocabulary(
     *,
     size_from_tokenizer: bool = False,
 ) -> GgufVocabulary:
-    """Read a folder's tokenizer; the vocabulary gets padding up to the config's vocab_size.
+    """Read a folder's tokenizer and convert it. The vocabulary is padded to the config's
+    vocab_size.
 
     `pre` overrides the pre-tokenizer of a byte-level BPE. With `size_from_tokenizer`, a config
-    without vocab_size takes the tokenizer's size, and added tokens beyond it are left out: Gemma 3
-    has one for images. Raises UserError for tokenizers that llama.cpp cannot run the same way.
+    without vocab_size takes the tokenizer's size, and added tokens beyond the size are left out
+    (Gemma 3 has one for images). Raises UserError for tokenizers that llama.cpp cannot run in the
+    same way.
     """
     files = _read_files(folder)
-    read = _parse(files)
+    parsed = _parse(files)
     size = config.get_int(
-        "vocab_size", default=max(read.tokens, default=0) + 1 if size_from_tokenizer else None
+        "vocab_size", default=max(parsed.tokens, default=0) + 1 if size_from_tokenizer else None
     )
     if size > MAX_PIECES:
         raise UserError(
             f"{folder.path}: a vocabulary of {size:,} rows; the limit is {MAX_PIECES:,}",
             hint="fetch config.json and the tokenizer again",
         )
-    added = _added(files)
-    outside = [
+    added = _added_tokens(files)
+    left_out_texts = [
         token.text for index, token in added.items() if index >= size and size_from_tokenizer
     ]
     added = {
         index: token for index, token in added.items() if index < size or not size_from_tokenizer
     }
     token_rows = token_table.build_token_table(
-        read.tokens, added, size, str(folder.path), has_scores=read.model_name != "gpt2"
+        parsed.tokens, added, size, str(folder.path), has_scores=parsed.model_name != "gpt2"
     )
-    ids, notes = _special(files, config, token_rows, read)
+    ids, notes = _special_entries(files, config, token_rows, parsed)
     templates, template_notes = chat_templates.load_templates(folder, files.settings)
-    table = [
-        ("model", "string", read.model_name),
+    ggml_entries = [
+        ("model", "string", parsed.model_name),
         (
             "pre",
             "string",
             _pre_tokenizer_name(
-                files, read.model_name, pre, bos=any(name == "bos_token_id" for name, *_ in ids)
+                files, parsed.model_name, pre, bos=any(name == "bos_token_id" for name, *_ in ids)
             ),
         ),
-        ("tokens", "array:string", [word.text for word in token_rows]),
+        ("tokens", "array:string", [row.text for row in token_rows]),
         *(
-            [("scores", "array:float32", [word.score for word in token_rows])]
-            if read.model_name != "gpt2"
+            [("scores", "array:float32", [row.score for row in token_rows])]
+            if parsed.model_name != "gpt2"
             else []
         ),
-        ("token_type", "array:int32", [word.type for word in token_rows]),
-        *read.entries,
+        ("token_type", "array:int32", [row.type for row in token_rows]),
+        *parsed.entries,
         *ids,
     ]
-    entries = [(f"tokenizer.ggml.{name}", encode_entry(form, value)) for name, form, value in table]
+    entries = [
+        (f"tokenizer.ggml.{name}", encode_entry(form, value)) for name, form, value in ggml_entries
+    ]
     entries += [
         (f"tokenizer.{name}", encode_entry(form, value))
         for name, form, value in chat_templates.template_entries(templates)
     ]
-    left_out = [f"token {text!r} is left out: the model has no row for it" for text in outside]
-    return GgufVocabulary(tuple(entries), (*left_out, *notes, *template_notes), len(token_rows))
+    left_out_notes = [
+        f"token {text!r} is left out: the model has no row for it" for text in left_out_texts
+    ]
+    return GgufVocabulary(
+        tuple(entries), (*left_out_notes, *notes, *template_notes), len(token_rows)
+    )
 
 
 def load_pieces(folder: CheckpointFolder) -> tuple[SentencePieceModel, dict[int, AddedToken]]:
-    """Return a folder's tokenizer.model, changed as its settings say, and its added tokens. The
-    verification uses them.
+    """Return a folder's tokenizer.model, with the changes that its settings make, and its added
+    tokens by row. The verification uses them.
     """
     files = _read_files(folder)
-    return _model(files), _added(files)
+    return _load_sentencepiece_model(files), _added_tokens(files)
 
 
 def _read_files(folder: CheckpointFolder) -> TokenizerFiles:
+    """Read the tokenizer's JSON files of a folder."""
     return TokenizerFiles(
         folder.path,
         tokenizer=folder.read_optional_json("tokenizer.json"),
@@ -151,24 +167,29 @@ def _read_files(folder: CheckpointFolder) -> TokenizerFiles:
 
 
 def _parse(files: TokenizerFiles) -> ParsedTokenizer:
+    """Parse the tokenizer's model. Raises UserError if there is none or if llama.cpp does not
+    support it.
+    """
     model = files.tokenizer.get("model")
     if (files.folder / "tokenizer.model").is_file():
-        return _sentencepiece(files)
+        return _parse_sentencepiece(files)
     match model:
         case {"type": "BPE", "vocab": {}, **rest}:
             return (
-                _sentencepiece_from_json(files) if rest.get("byte_fallback") else _byte_level(files)
+                _parse_sentencepiece_json(files)
+                if rest.get("byte_fallback")
+                else _parse_byte_level(files)
             )
         case {"type": "Unigram"}:
-            return _unigram(
+            return _parsed_unigram(
                 unigram.read_unigram_json(files.tokenizer, str(files.folder / "tokenizer.json"))
             )
-    raise _no_vocabulary(files.folder, model)
+    raise _unsupported_model_error(files.folder, model)
 
 
-def _no_vocabulary(folder: Path, model: Any) -> UserError:
+def _unsupported_model_error(folder: Path, model: Any) -> UserError:
     """Return the error for a tokenizer that is missing, or of a kind that llama.cpp does not
-    support.
+    support. `model` is the "model" of tokenizer.json.
     """
     kind = model.get("type") if isinstance(model, dict) else None
     if kind in ("WordPiece", "WordLevel"):
@@ -185,10 +206,11 @@ def _no_vocabulary(folder: Path, model: Any) -> UserError:
 
 
 def _pre_tokenizer_name(files: TokenizerFiles, kind: str, pre: str | None, bos: bool) -> str:
-    """Return the name of the pre-tokenizer for the file. Only byte-level BPE has a choice of
-    pre-tokenizers.
+    """Return the value of tokenizer.ggml.pre. Only byte-level BPE has a choice of pre-tokenizers;
+    all other kinds get "default".
 
-    If `bos` is false, a name is chosen with which llama.cpp adds no BOS by default.
+    `pre` is the user's choice. If `bos` is false, the model has no BOS, and a name is chosen with
+    which llama.cpp adds no BOS by default.
     """
     if kind == "gpt2":
         name = pre_tokenizer.find_pre_tokenizer(
@@ -203,16 +225,18 @@ def _pre_tokenizer_name(files: TokenizerFiles, kind: str, pre: str | None, bos: 
     return "default"
 
 
-def _model(files: TokenizerFiles) -> SentencePieceModel:
+def _load_sentencepiece_model(files: TokenizerFiles) -> SentencePieceModel:
+    """Read tokenizer.model, and change its add_dummy_prefix if tokenizer_config.json says so."""
     model = sentencepiece_model.load_sentencepiece(files.folder / "tokenizer.model")
     prefix = files.settings.get("add_prefix_space")
     return model if prefix is None else replace(model, add_dummy_prefix=bool(prefix))
 
 
-def _sentencepiece(files: TokenizerFiles) -> ParsedTokenizer:
-    file, model = files.folder / "tokenizer.model", _model(files)
+def _parse_sentencepiece(files: TokenizerFiles) -> ParsedTokenizer:
+    """Parse tokenizer.model. Raises UserError for settings that llama.cpp does not support."""
+    file, model = files.folder / "tokenizer.model", _load_sentencepiece_model(files)
     if model.model_type == sentencepiece_model.UNIGRAM:
-        return _unigram(unigram.convert_unigram(model, str(file)))
+        return _parsed_unigram(unigram.convert_unigram(model, str(file)))
     if model.model_type != sentencepiece_model.BPE:
         raise UserError(
             f"{file} splits text into words or characters, as llama.cpp does not",
@@ -234,46 +258,50 @@ def _sentencepiece(files: TokenizerFiles) -> ParsedTokenizer:
         i: VocabularyToken(piece.text, piece.score, piece.type)
         for i, piece in enumerate(model.pieces)
     }
-    return ParsedTokenizer("llama", tokens, _prefix(model.add_dummy_prefix))
+    return ParsedTokenizer("llama", tokens, _prefix_entries(model.add_dummy_prefix))
 
 
-def _unigram(model: unigram.UnigramModel) -> ParsedTokenizer:
+def _parsed_unigram(model: unigram.UnigramModel) -> ParsedTokenizer:
+    """Return a Unigram model as a ParsedTokenizer."""
     return ParsedTokenizer(
         unigram.TOKENIZER_MODEL, model.tokens, model.normalization.entries(), model.unknown_row
     )
 
 
-def _prefix(prefix: bool) -> ExtraKeys:
+def _prefix_entries(prefix: bool) -> ExtraEntries:
+    """Return the metadata entry that says that no space is added in front of a text. llama.cpp adds
+    one by default.
+    """
     return [] if prefix else [("add_space_prefix", "bool", False)]
 
 
-def _sentencepiece_from_json(files: TokenizerFiles) -> ParsedTokenizer:
-    """Read a SentencePiece model from tokenizer.json. A piece's score is the negative rank of the
-    first merge that makes it.
+def _parse_sentencepiece_json(files: TokenizerFiles) -> ParsedTokenizer:
+    """Parse a SentencePiece BPE model in tokenizer.json. A piece's score is the negative rank of
+    the first merge that makes it.
 
-    llama.cpp merges in the order of the scores of the resulting pieces, the tokenizers library in
-    the order of the ranks of the pairs. Both orders agree if all merges that make a piece are
+    llama.cpp merges in the order of the scores of the resulting pieces, but the tokenizers library
+    in the order of the ranks of the pairs. Both orders agree if all merges that make a piece are
     neighbors in the list, as in every tokenizer.json made from a tokenizer.model. Raises UserError
     otherwise.
     """
-    words, last = _words(files), ""
+    piece_ids, previous = _piece_ids(files), ""
     ranks: dict[str, int] = {}
     for rank, (left, right) in enumerate(_merges(files)):
         merged = left + right
-        if merged != last and merged in ranks:
+        if merged != previous and merged in ranks:
             raise UserError(
                 f"{files.folder / 'tokenizer.json'} orders its merges by pairs, which llama.cpp "
                 "cannot follow",
                 hint="add the model's tokenizer.model to the folder",
             )
         ranks.setdefault(merged, rank)
-        last = merged
+        previous = merged
     unknown = files.tokenizer["model"].get("unk_token")
     tokens = {}
-    for text, index in words.items():
+    for text, index in piece_ids.items():
         kind = UNKNOWN if text == unknown else BYTE if BYTE_PIECE.fullmatch(text) else NORMAL
         tokens[index] = VocabularyToken(text, -float(ranks.get(text, len(ranks))), kind)
-    return ParsedTokenizer("llama", tokens, _prefix(_adds_prefix(files)))
+    return ParsedTokenizer("llama", tokens, _prefix_entries(_adds_prefix(files)))
 
 
 def _adds_prefix(files: TokenizerFiles) -> bool:
@@ -299,17 +327,24 @@ def _adds_prefix(files: TokenizerFiles) -> bool:
     return prefix
 
 
-def _byte_level(files: TokenizerFiles) -> ParsedTokenizer:
-    tokens = {index: VocabularyToken(text, 0.0, NORMAL) for text, index in _words(files).items()}
+def _parse_byte_level(files: TokenizerFiles) -> ParsedTokenizer:
+    """Parse a byte-level BPE model in tokenizer.json."""
+    tokens = {
+        index: VocabularyToken(text, 0.0, NORMAL) for text, index in _piece_ids(files).items()
+    }
     merges = [" ".join(part.replace(" ", "\u0120") for part in pair) for pair in _merges(files)]
     return ParsedTokenizer("gpt2", tokens, [("merges", "array:string", merges)])
 
 
-def _list(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
+    """Return a JSON value if it is a list, else []."""
     return value if isinstance(value, list) else []
 
 
-def _words(files: TokenizerFiles) -> dict[str, int]:
+def _piece_ids(files: TokenizerFiles) -> dict[str, int]:
+    """Return the ids of the model's pieces by text. Raises UserError if an id is not a valid
+    number.
+    """
     words: dict[str, int] = files.tokenizer["model"]["vocab"]
     if not all(type(index) is int and index >= 0 for index in words.values()):
         raise UserError(
@@ -320,9 +355,9 @@ def _words(files: TokenizerFiles) -> dict[str, int]:
 
 
 def _merges(files: TokenizerFiles) -> list[tuple[str, str]]:
-    """Return the merges as pairs; tokenizer.json has them as pairs or as texts "a b"."""
+    """Return the merges as pairs. tokenizer.json has them as pairs or as texts "a b"."""
     pairs = []
-    for merge in _list(files.tokenizer["model"].get("merges")):
+    for merge in _as_list(files.tokenizer["model"].get("merges")):
         parts = merge.split(" ") if isinstance(merge, str) else merge
         if (
             not isinstance(parts, list)
@@ -338,8 +373,8 @@ def _merges(files: TokenizerFiles) -> list[tuple[str, str]]:
     return pairs
 
 
-def _added(files: TokenizerFiles) -> dict[int, AddedToken]:
-    """Return the added tokens by row, from all files that may list them."""
+def _added_tokens(files: TokenizerFiles) -> dict[int, AddedToken]:
+    """Return the added tokens by row, collected from all files that may list them."""
     listed: list[tuple[Any, Any]] = [
         (index, {"content": text}) for text, index in files.added_tokens.items()
     ]
@@ -347,7 +382,7 @@ def _added(files: TokenizerFiles) -> dict[int, AddedToken]:
     listed += decoder.items() if isinstance(decoder, dict) else ()
     listed += [
         (item.get("id"), item)
-        for item in _list(files.tokenizer.get("added_tokens"))
+        for item in _as_list(files.tokenizer.get("added_tokens"))
         if isinstance(item, dict)
     ]
     added: dict[int, AddedToken] = {}
@@ -364,30 +399,31 @@ def _added(files: TokenizerFiles) -> dict[int, AddedToken]:
 TOKEN_FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
 
 
-def _special(
+def _special_entries(
     files: TokenizerFiles,
     config: CheckpointConfig,
-    words: list[VocabularyToken],
-    read: ParsedTokenizer,
-) -> tuple[ExtraKeys, list[str]]:
-    """Return the keys for special tokens and for the tokens that llama.cpp adds around a text, and
-    notes for the user.
+    tokens: list[VocabularyToken],
+    parsed: ParsedTokenizer,
+) -> tuple[ExtraEntries, list[str]]:
+    """Return the metadata entries for special tokens and for the tokens that llama.cpp adds around
+    a text, and notes for the user.
 
-    A BOS or EOS that the model does not have is not added.
+    `tokens` are the vocabulary's rows. A BOS or EOS that the model does not have is not added to
+    texts.
     """
-    texts = [word.text for word in words]
+    texts = [token.text for token in tokens]
     ids = special_tokens.find_special_ids(
         texts, files.settings, files.generation, config.values, str(files.folder)
     )
-    if read.unknown_row is not None:
-        ids["unknown"] = read.unknown_row
-    first, last, notes = special_tokens.find_surrounding_tokens(
-        files.tokenizer, files.settings, read.model_name != "gpt2"
+    if parsed.unknown_row is not None:
+        ids["unknown"] = parsed.unknown_row
+    adds_bos, adds_eos, notes = special_tokens.find_surrounding_tokens(
+        files.tokenizer, files.settings, parsed.model_name != "gpt2"
     )
-    keys: ExtraKeys = [(f"{name}_token_id", "uint32", index) for name, index in ids.items()]
+    keys: ExtraEntries = [(f"{name}_token_id", "uint32", index) for name, index in ids.items()]
     keys += [
-        ("add_bos_token", "bool", first and "bos" in ids),
-        ("add_eos_token", "bool", last and "eos" in ids),
+        ("add_bos_token", "bool", adds_bos and "bos" in ids),
+        ("add_eos_token", "bool", adds_eos and "eos" in ids),
     ]
     if "eos" not in ids:
         notes.append("no token ends an answer in this model: generation stops only at its limit")

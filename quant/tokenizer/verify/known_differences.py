@@ -1,7 +1,14 @@
 """Known ways in which llama.cpp tokenizes differently from the model's own tokenizer.
 
-A difference in the ids of a text is explained if the model's tokenizer, after it is changed to do
-some of these things as llama.cpp does, gives exactly llama.cpp's ids.
+A text with different ids is explained by known differences if a variant of the model's tokenizer,
+changed to do these things as llama.cpp does, gives exactly llama.cpp's ids. The known differences
+have names:
+
+- types: which tokens are matched only as special tokens
+- flags: spaces around added tokens are not stripped
+- dialect: llama.cpp's own expression splits text differently
+- spaces: where a space is added or removed
+- rules: character rules are applied to bytes, not to graphemes
 """
 
 import json
@@ -32,17 +39,20 @@ TextSteps = tuple[
 
 
 class KnownDifferences:
-    """The known differences that may affect one model, and variants of the model's tokenizer that
-    have them.
+    """The known differences that may affect one model (`names`), and variants of the model's
+    tokenizer that have them (`variants`).
+
+    `implicit_specials` are ordinary tokens that llama.cpp treats as special tokens because of their
+    text.
     """
 
     def __init__(
         self,
         reference: ReferenceTokenizer,
         metadata: Mapping[str, MetadataValue],
-        control: Callable[[int], bool],
+        is_control: Callable[[int], bool],
     ) -> None:
-        self.reference, self.is_control = reference, control
+        self.reference, self.is_control = reference, is_control
         kind, merge = (
             metadata.get("tokenizer.ggml.model"),
             metadata.get("tokenizer.ggml.remove_extra_whitespaces"),
@@ -79,78 +89,87 @@ class KnownDifferences:
             if word[:2].strip("_" + SPACE_MARK)[:1] in ("<", "[") and word not in added
         ]
         self.implicit_specials = [
-            word for word in token_like if control(reference.row_tokenizer.rows[word])
+            word for word in token_like if is_control(reference.row_tokenizer.rows[word])
         ]
-        self.matched = [*added, *self.implicit_specials]
-        self.readers: dict[tuple[str, ...], RowTokenizer] = {}
+        self.matched_tokens = [*added, *self.implicit_specials]
+        self.variants: dict[tuple[str, ...], RowTokenizer] = {}
 
     def explain(self, text: str, llama_cpp_ids: list[int], special: bool) -> str | None:
         """Return the name of the known difference that makes the model's tokenizer give llama.cpp's
-        ids.
+        ids for a text.
 
-        Returns "several" if more than one difference is needed, and None if no combination gives
-        the same ids.
+        Return "several" if more than one difference is needed, and None if no combination gives the
+        same ids.
         """
         several = tuple(
             name for name in self.names if name != "spaces" or self._has_special_spaces(text)
         )
-        if not self._gives(several, text, llama_cpp_ids, special):
+        if not self._variant_gives(several, text, llama_cpp_ids, special):
             return None
         return next(
-            (name for name in several if self._gives((name,), text, llama_cpp_ids, special)),
+            (
+                name
+                for name in several
+                if self._variant_gives((name,), text, llama_cpp_ids, special)
+            ),
             "several",
         )
 
     def _has_special_spaces(self, text: str) -> bool:
-        """Return whether a text has spaces at its ends or contains added tokens, because llama.cpp
-        treats spaces differently there.
+        """Return whether a text has spaces at its ends or contains added tokens. llama.cpp treats
+        spaces differently there.
         """
-        mapped = self.characters.apply(text) if self.characters else text
-        return mapped.strip().strip(SPACE_MARK) != mapped or any(
-            token in text for token in self.matched
+        normalized = self.characters.apply(text) if self.characters else text
+        return normalized.strip().strip(SPACE_MARK) != normalized or any(
+            token in text for token in self.matched_tokens
         )
 
-    def _gives(self, names: tuple[str, ...], text: str, ours: list[int], special: bool) -> bool:
-        if names not in self.readers:
-            self.readers[names] = self._changed_reader(names)
-        ids = self.readers[names].encode(text, special=special)
-        return ids == ours or self.reference.is_tied(ids, ours)
+    def _variant_gives(
+        self, names: tuple[str, ...], text: str, llama_cpp_ids: list[int], special: bool
+    ) -> bool:
+        """Return whether the variant with the differences `names` gives llama.cpp's ids."""
+        if names not in self.variants:
+            self.variants[names] = self._make_variant(names)
+        ids = self.variants[names].encode(text, special=special)
+        return ids == llama_cpp_ids or self.reference.is_tied(ids, llama_cpp_ids)
 
-    def _changed_reader(self, names: tuple[str, ...]) -> RowTokenizer:
+    def _make_variant(self, names: tuple[str, ...]) -> RowTokenizer:
         """Return the model's tokenizer with the differences `names`, on the same pieces."""
-        exact = self.reference.row_tokenizer
-        changed = tokenizers.Tokenizer(exact.tokenizer.model)
-        changed.normalizer, changed.pre_tokenizer = self._parts(names)
-        for _, token in sorted(exact.tokenizer.get_added_tokens_decoder().items()):
+        original = self.reference.row_tokenizer
+        variant = tokenizers.Tokenizer(original.tokenizer.model)
+        variant.normalizer, variant.pre_tokenizer = self._text_steps(names)
+        for _, token in sorted(original.tokenizer.get_added_tokens_decoder().items()):
             if "flags" in names:
                 token = tokenizers.AddedToken(
                     token.content, special=token.special, normalized=False
                 )
             if "types" in names:
-                row = exact.rows[token.content]
+                row = original.rows[token.content]
                 token.special = self.is_control(row) or row in self.unknown
-            changed.add_tokens([token])
+            variant.add_tokens([token])
         if "types" in names:
-            changed.add_special_tokens(self.implicit_specials)
-        return RowTokenizer(exact.file, changed, exact.rows)
+            variant.add_special_tokens(self.implicit_specials)
+        return RowTokenizer(original.file, variant, original.rows)
 
-    def _parts(self, names: tuple[str, ...]) -> TextSteps:
-        exact = self.reference.row_tokenizer.tokenizer
+    def _text_steps(self, names: tuple[str, ...]) -> TextSteps:
+        """Return the normalizer and the pre-tokenizer of the variant with the differences
+        `names`.
+        """
+        original = self.reference.row_tokenizer.tokenizer
         if "dialect" in names:
-            return exact.normalizer, _component(
+            return original.normalizer, _component(
                 "pre_tokenizer", pre_tokenizer.build_node(self.reference.pre_tokenizer.dialect)
             )
         if not {"spaces", "rules"} & set(names):
-            return exact.normalizer, exact.pre_tokenizer
+            return original.normalizer, original.pre_tokenizer
         steps = []
         rules = (
             [make_normalizer(CharsmapNormalizer(self.reference.charsmap))]
             if self.reference.charsmap
             else []
         )
-        if (
-            not self.reference.normalizers
-        ):  # a SentencePiece model has no normalizers from a tokenizer.json
+        # a SentencePiece model has no normalizers from a tokenizer.json
+        if not self.reference.normalizers:
             steps += rules
         for node in self.reference.normalizers:
             if _type(node) == "Precompiled" and "rules" in names:
@@ -158,16 +177,17 @@ class KnownDifferences:
             elif not ("spaces" in names and _only_spaces(node)):
                 steps.append(_component("normalizer", node))
         if "spaces" not in names:
-            return tokenizers.normalizers.Sequence(steps), exact.pre_tokenizer
+            return tokenizers.normalizers.Sequence(steps), original.pre_tokenizer
         return tokenizers.normalizers.Sequence([*steps, make_normalizer(self.spaces)]), None
 
 
 def _type(node: Any) -> Any:
+    """Return the type of a node of tokenizer.json, or None if it is no object."""
     return node.get("type") if isinstance(node, dict) else None
 
 
 def _only_spaces(node: Any) -> bool:
-    """Return whether a normalizer only changes spaces."""
+    """Return whether a normalizer node only changes spaces."""
     match node:
         case {"type": "Prepend" | "Strip"}:
             return True
@@ -177,4 +197,7 @@ def _only_spaces(node: Any) -> bool:
 
 
 def _component(key: str, node: Any) -> Any:
+    """Return a node of tokenizer.json as an object of the tokenizers library. `key` is "normalizer"
+    or "pre_tokenizer".
+    """
     return getattr(tokenizers.Tokenizer.from_str(json.dumps(EMPTY_TOKENIZER | {key: node})), key)

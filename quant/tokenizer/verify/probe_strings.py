@@ -1,5 +1,5 @@
-"""Fixed strings for verifying a tokenizer: more than 500, each of a kind that some pre-tokenizers
-have split differently.
+"""Fixed strings for verifying a tokenizer. There are more than 500, each of a kind that some
+pre-tokenizers split differently.
 
 `model_strings` adds strings that are specific to a model: its added tokens and its words.
 """
@@ -249,7 +249,7 @@ def probe_strings() -> tuple[str, ...]:
 
 def model_strings(added: Sequence[str], words: Sequence[str]) -> list[str]:
     """Return probe strings for one model: its added tokens in running text, and its words in groups
-    of twelve.
+    of twelve. Random choices have a fixed seed.
     """
     rng = random.Random(1)
     tokens = (
@@ -267,6 +267,7 @@ def model_strings(added: Sequence[str], words: Sequence[str]) -> list[str]:
 
 
 def _digits() -> list[str]:
+    """Return numbers of many lengths and in several scripts."""
     numbers = ["1234567890123456789012345"[:length] for length in range(1, 26)]
     strings = [
         *numbers,
@@ -288,6 +289,7 @@ def _digits() -> list[str]:
 
 
 def _spaces() -> list[str]:
+    """Return runs and pairs of spaces, tabs and line ends."""
     runs = [
         kind * count
         for kind in (" ", "\n", "\t", "\r\n")
@@ -307,6 +309,7 @@ def _spaces() -> list[str]:
 
 
 def _marks() -> list[str]:
+    """Return punctuation marks, alone, repeated and between words."""
     strings = [
         mark * count for mark in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~" for count in (1, 3, 17)
     ]
@@ -322,6 +325,7 @@ def _marks() -> list[str]:
 
 
 def _contractions() -> list[str]:
+    """Return English contractions such as "we'll" in upper and lower case."""
     strings = []
     for suffix in SUFFIXES:
         for form in {suffix, suffix.upper(), suffix.capitalize(), suffix[0] + suffix[1:].upper()}:
@@ -344,6 +348,7 @@ def _contractions() -> list[str]:
 
 
 def _cases() -> list[str]:
+    """Return three-letter combinations of upper and lower case letters of several scripts."""
     parts = ("a", "B", "é", "É", "ж", "Ж", "中", "1", "ʰ", "ǅ", "ا", "\u0301")
     return [
         first + second + third
@@ -352,6 +357,7 @@ def _cases() -> list[str]:
 
 
 def _long() -> list[str]:
+    """Return long words and long runs of one character."""
     rng = random.Random(0)
     letters = "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(1000))
     return [

@@ -1,9 +1,9 @@
 """Builds a tokenizer.json from a model's pieces, so that the tokenizers library can run it as the
-reference.
+reference for llama.cpp.
 
-It is used for SentencePiece BPE models, whose merges are derived from scores as transformers does,
-and for Unigram models, because with their own tokenizer.json the library would match unknown and
-control pieces in a text.
+It is used in two cases. SentencePiece BPE models have no tokenizer.json; their merges are derived
+from scores as transformers does. Unigram models have one, but with it the library would match
+unknown and control pieces in a text.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,14 +20,14 @@ from quant.tokenizer.sentencepiece_model import (
 )
 from quant.tokenizer.token_table import AddedToken
 
-MAX_MERGED_CHARS = 256  # longest piece in characters that gets merges
+MAX_MERGED_CHARS = 256  # longer pieces get no merges
 HIDDEN_UNKNOWN = "\0"  # the text of the unknown token, which no probe string contains
 Json = dict[str, Any]
 
 
 def build_tokenizer_json(model: Json, added: Mapping[int, AddedToken]) -> Json:
-    """Return a tokenizer.json of a `model` and added tokens, without a normalizer and without a
-    pre-tokenizer.
+    """Return a tokenizer.json with the given "model" and added tokens (by row), without a
+    normalizer and without a pre-tokenizer.
     """
     flags = ("special", "lstrip", "rstrip", "normalized", "single_word")
     added_tokens = [
@@ -45,7 +45,7 @@ def build_tokenizer_json(model: Json, added: Mapping[int, AddedToken]) -> Json:
 
 
 def added_from_pieces(pieces: Mapping[int, SentencePieceToken]) -> dict[int, AddedToken]:
-    """Return the pieces that are matched in a text before it is split: unknown, control and
+    """Return the pieces that are matched in a text before it is split, by row: unknown, control and
     user-defined pieces.
     """
     matched_types = (UNKNOWN, CONTROL, USER_DEFINED)
@@ -57,8 +57,8 @@ def added_from_pieces(pieces: Mapping[int, SentencePieceToken]) -> dict[int, Add
 
 
 def build_bpe(pieces: Mapping[int, SentencePieceToken]) -> Json:
-    """Return the model part of a tokenizer.json for SentencePiece's BPE, which merges the pair that
-    makes the piece with the highest score first.
+    """Return the "model" of a tokenizer.json for SentencePiece's BPE, given its pieces by row. The
+    first merge is that of the pair that makes the piece with the highest score.
     """
     ids = {piece.text: index for index, piece in pieces.items()}
     merges = sorted(_merges(pieces.values(), ids), key=lambda merge: merge[0], reverse=True)
@@ -81,6 +81,7 @@ def build_bpe(pieces: Mapping[int, SentencePieceToken]) -> Json:
 def _merges(
     pieces: Iterable[SentencePieceToken], ids: Mapping[str, int]
 ) -> Iterator[tuple[tuple[float, int], str, str]]:
+    """Yield (sort key, left text, right text) for every pair of pieces that makes a piece."""
     for piece in pieces:
         text = piece.text
         if (
@@ -94,8 +95,8 @@ def _merges(
 
 
 def build_unigram(pieces: Mapping[int, tuple[str, float]], unknown: int) -> Json:
-    """Return the model part of a tokenizer.json for a Unigram of these pieces (row -> text, score),
-    without the unknown token.
+    """Return the "model" of a tokenizer.json for a Unigram of these pieces (row -> text, score),
+    without the unknown token, whose row is `unknown`.
 
     Ids in the result differ from rows; pieces are identified by their texts.
     """

@@ -1,4 +1,5 @@
-"""The model's own tokenizer, run by the tokenizers library. It is the reference for llama.cpp.
+"""The model's own tokenizer, run by the tokenizers library. It is the reference with which
+llama.cpp is compared.
 
 It is read from tokenizer.json, or built from the pieces of tokenizer.model if there is no
 tokenizer.json.
@@ -30,7 +31,8 @@ from quant.tokenizer.verify.normalizer import CharsmapNormalizer, SpaceNormalize
 from quant.tokenizer.vocabulary import load_pieces
 
 SAMPLE_TEXT = "Hello world"
-# two scores of a text are equal if they differ by less than this part, which float32 can lose
+# Two scores of a text count as equal if they differ by less than this fraction, which float32 can
+# lose.
 SCORE_TOLERANCE = 1e-6
 DEFAULT_PRE_TOKENIZER = PreTokenizerMatch("default")  # for tokenizers that are not byte-level BPE
 T = TypeVar("T")
@@ -42,7 +44,7 @@ class RowTokenizer:
     """A tokenizer of the tokenizers library that returns rows of the model's vocabulary instead of
     the library's ids.
 
-    `rows` gives the row of each token's text.
+    `rows` gives the row of each token by its text. `file` is named in errors.
     """
 
     file: Path
@@ -50,7 +52,7 @@ class RowTokenizer:
     rows: Mapping[str, int]
 
     def encode(self, text: str, *, special: bool, add_special: bool = False) -> list[int]:
-        """Return the rows of a text's tokens, -1 for tokens without a row.
+        """Return the rows of a text's tokens, -1 for a token without a row.
 
         `special` matches special tokens in the text; `add_special` adds special tokens around it.
         """
@@ -70,10 +72,10 @@ class ReferenceTokenizer:
     - `words`: the texts of its pieces.
     - `added`: its added tokens by row.
     - `texts`: the texts of all tokens by row.
-    - `sample_ids`: the ids of SAMPLE_TEXT without and with the special tokens around it, if they
-      are known.
+    - `sample_ids`: the rows of SAMPLE_TEXT without and with the special tokens around it, or None
+      if they are unknown.
     - `pre_tokenizer`: the pre-tokenizer that llama.cpp uses for the model.
-    - `normalizers`: the normalizers of tokenizer.json.
+    - `normalizers`: the normalizer nodes of tokenizer.json.
     - `normal_form`: the Unicode normal form that the normalizers apply.
     - `charsmap`: SentencePiece's character rules.
     - `scores`: the scores of a Unigram's pieces by row.
@@ -91,25 +93,27 @@ class ReferenceTokenizer:
     scores: Mapping[int, float] = field(default_factory=dict)
 
     def text_for_llama_cpp(self, text: str) -> str:
-        """Return the text in the model's normal form. llama.cpp never normalizes, so it must get
-        the text in this form.
+        """Return the text in the model's normal form. llama.cpp never normalizes, so that it must
+        get the text in this form.
 
-        A Unigram's vocabulary has rules for single characters, so for a Unigram only text with
-        combining characters is changed.
+        A Unigram's vocabulary has rules for single characters, so that for a Unigram only a text
+        with combining characters is changed.
         """
         if not self.normal_form or (self.scores and not any(map(_combines, text))):
             return text
         return unicodedata.normalize(self.normal_form, text)
 
     def is_tied(self, ids: list[int], other_ids: list[int]) -> bool:
-        """Return whether a Unigram gives two splits of one text the same score, within the
-        precision of float32.
+        """Return whether two splits of one text into a Unigram's pieces have the same score, within
+        the precision of float32. Then both are correct.
         """
         if not self.scores or self.join_texts(ids) != self.join_texts(other_ids):
             return False
-        first, second = ([self.scores.get(row, 0.0) for row in rows] for rows in (ids, other_ids))
-        return abs(math.fsum(first) - math.fsum(second)) <= SCORE_TOLERANCE * math.fsum(
-            map(abs, first)
+        scores, other_scores = (
+            [self.scores.get(row, 0.0) for row in rows] for rows in (ids, other_ids)
+        )
+        return abs(math.fsum(scores) - math.fsum(other_scores)) <= SCORE_TOLERANCE * math.fsum(
+            map(abs, scores)
         )
 
     def join_texts(self, rows: Iterable[int], separator: str = "") -> str:
@@ -118,8 +122,8 @@ class ReferenceTokenizer:
 
 
 def _combines(char: str) -> bool:
-    """Return whether a character can combine with the one before it: a mark, or a part of a Hangul
-    syllable.
+    """Return whether a character can combine with the character before it: a mark, or a part of a
+    Hangul syllable.
     """
     return unicodedata.category(char).startswith("M") or "\u1100" <= char <= "\u11ff"
 
@@ -127,7 +131,7 @@ def _combines(char: str) -> bool:
 def load_reference(
     folder: CheckpointFolder, metadata: Mapping[str, MetadataValue], pre: str | None = None
 ) -> ReferenceTokenizer:
-    """Open a folder's tokenizer with the tokenizers library.
+    """Open the tokenizer of a checkpoint folder with the tokenizers library.
 
     `metadata` is that of the finished GGUF vocabulary; `pre` is the pre-tokenizer that the user
     named. Raises UserError if the library cannot read the files.
@@ -140,71 +144,83 @@ def load_reference(
 def _from_json(
     folder: CheckpointFolder, metadata: Mapping[str, MetadataValue], pre: str | None
 ) -> ReferenceTokenizer:
+    """Open a tokenizer.json."""
     file, values = folder.path / "tokenizer.json", folder.read_json("tokenizer.json")
     kind, size = metadata.get("tokenizer.ggml.model"), _size(metadata)
     _check_piece_lengths(file, values.get("model"))
-    opened = _call(file, lambda: tokenizers.Tokenizer.from_file(str(file)))
-    listed = values.get("added_tokens") or []
+    tokenizer = _call(file, lambda: tokenizers.Tokenizer.from_file(str(file)))
+    added_nodes = values.get("added_tokens") or []
     # tokens without a row were left out of the vocabulary
-    if any(item["id"] >= size for item in listed):
-        listed = [item for item in listed if item["id"] < size]
-        values = values | {"added_tokens": listed}
-        opened = _open(file, values)
-    opened.no_truncation()
-    opened.no_padding()
-    if isinstance(opened.model, tokenizers.models.BPE):
-        opened.model.dropout = None  # a training feature that skips merges at random
+    if any(node["id"] >= size for node in added_nodes):
+        added_nodes = [node for node in added_nodes if node["id"] < size]
+        values = values | {"added_tokens": added_nodes}
+        tokenizer = _open(file, values)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if isinstance(tokenizer.model, tokenizers.models.BPE):
+        tokenizer.model.dropout = None  # a training feature that skips merges at random
     rows, words = (
-        opened.get_vocab(with_added_tokens=True),
-        list(opened.get_vocab(with_added_tokens=False)),
+        tokenizer.get_vocab(with_added_tokens=True),
+        list(tokenizer.get_vocab(with_added_tokens=False)),
     )
     flags = ("special", "lstrip", "rstrip", "normalized", "single_word")
     added = {
-        item["id"]: AddedToken(item["content"], **{flag: bool(item.get(flag)) for flag in flags})
-        for item in listed
+        node["id"]: AddedToken(node["content"], **{flag: bool(node.get(flag)) for flag in flags})
+        for node in added_nodes
     }
     nodes = tuple(
-        part
-        for part in flatten_sequence(values.get("normalizer"), "normalizers")
-        if part is not None
+        node
+        for node in flatten_sequence(values.get("normalizer"), "normalizers")
+        if node is not None
     )
-    reader, model = RowTokenizer(file, opened, rows), values["model"]
-    around = (
-        reader.encode(SAMPLE_TEXT, special=True),
-        reader.encode(SAMPLE_TEXT, special=True, add_special=True),
+    row_tokenizer, model = RowTokenizer(file, tokenizer, rows), values["model"]
+    sample_ids = (
+        row_tokenizer.encode(SAMPLE_TEXT, special=True),
+        row_tokenizer.encode(SAMPLE_TEXT, special=True, add_special=True),
     )
     if kind == "gpt2":
-        form: NormalForm | None = "NFC" if uses_nfc(values) else None
-        found = find_pre_tokenizer(values, str(file), pre)
-        return ReferenceTokenizer(reader, words, added, _by_row(rows), around, found, nodes, form)
+        normal_form: NormalForm | None = "NFC" if uses_nfc(values) else None
+        pre_tokenizer = find_pre_tokenizer(values, str(file), pre)
+        return ReferenceTokenizer(
+            row_tokenizer,
+            words,
+            added,
+            _by_row(rows),
+            sample_ids,
+            pre_tokenizer,
+            nodes,
+            normal_form,
+        )
     if (
         kind != unigram.TOKENIZER_MODEL
         or model.get("type") != "Unigram"
         or model.get("unk_id") is None
     ):
-        return ReferenceTokenizer(reader, words, added, _by_row(rows), around, normalizers=nodes)
-    # frees a copy of the vocabulary, which may be large, before the next one is built
-    del opened, reader
-    tokenizer, added, scores = _unigram_without_specials(values, added)
-    reader = RowTokenizer(
-        file, _open(file, tokenizer), {**rows, reference_json.HIDDEN_UNKNOWN: model["unk_id"]}
+        return ReferenceTokenizer(
+            row_tokenizer, words, added, _by_row(rows), sample_ids, normalizers=nodes
+        )
+    # Frees a copy of the vocabulary, which may be large, before another copy is made.
+    del tokenizer, row_tokenizer
+    plain_tokenizer, added, scores = _unigram_without_specials(values, added)
+    row_tokenizer = RowTokenizer(
+        file, _open(file, plain_tokenizer), {**rows, reference_json.HIDDEN_UNKNOWN: model["unk_id"]}
     )
     compiled = (
-        part.get("precompiled_charsmap") for part in nodes if part.get("type") == "Precompiled"
+        node.get("precompiled_charsmap") for node in nodes if node.get("type") == "Precompiled"
     )
-    rules, form = (
+    rules, normal_form = (
         _parse_rules(base64.b64decode(next(compiled, None) or "")),
         unigram.find_normal_form(values),
     )
     return ReferenceTokenizer(
-        reader,
+        row_tokenizer,
         words,
         added,
         _by_row(rows),
-        around,
+        sample_ids,
         DEFAULT_PRE_TOKENIZER,
         nodes,
-        form,
+        normal_form,
         rules,
         scores,
     )
@@ -214,9 +230,10 @@ def _unigram_without_specials(
     values: Json, added: Mapping[int, AddedToken]
 ) -> tuple[Json, dict[int, AddedToken], dict[int, float]]:
     """Return three things: a Unigram's tokenizer.json without its unknown and special pieces, its
-    added tokens, and its scores by row.
+    added tokens by row, and its scores by row.
 
-    The library would match these pieces in plain text; SentencePiece and llama.cpp do not.
+    The library would match these pieces in plain text; SentencePiece and llama.cpp do not. `values`
+    is the content of the model's tokenizer.json.
     """
     unknown = values["model"]["unk_id"]
     pieces = {row: (text, score) for row, (text, score) in enumerate(values["model"]["vocab"])}
@@ -232,7 +249,7 @@ def _unigram_without_specials(
 
 
 def _check_piece_lengths(file: Path, model: Any) -> None:
-    """Raise UserError for pieces that are so long that the library would crash, because it stores a
+    """Raise UserError for very long pieces. The library would crash on them, because it stores a
     Unigram in a tree as deep as its longest piece.
     """
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
@@ -247,25 +264,28 @@ def _check_piece_lengths(file: Path, model: Any) -> None:
 
 
 def _texts(item: Any) -> list[str]:
+    """Return the texts in a JSON list."""
     return [text for text in item if isinstance(text, str)] if isinstance(item, list) else []
 
 
 def _from_pieces(
     folder: CheckpointFolder, metadata: Mapping[str, MetadataValue]
 ) -> ReferenceTokenizer:
-    """Return the tokenizer of a SentencePiece model as transformers converts it: control and
-    user-defined pieces are matched in a text before it is split.
+    """Open a tokenizer.model as transformers converts it: control and user-defined pieces are
+    matched in a text before it is split.
     """
     file, size = folder.path / "tokenizer.model", _size(metadata)
-    model, more = load_pieces(folder)
-    fixed = {row for row, piece in enumerate(model.pieces) if piece.type in (UNKNOWN, BYTE)}
-    more = {row: token for row, token in more.items() if row < size and row not in fixed}
+    model, added_tokens = load_pieces(folder)
+    fixed_rows = {row for row, piece in enumerate(model.pieces) if piece.type in (UNKNOWN, BYTE)}
+    added_tokens = {
+        row: token for row, token in added_tokens.items() if row < size and row not in fixed_rows
+    }
     pieces = {
         row: piece
         for row, piece in enumerate(model.pieces)
-        if row not in more or more[row].text == piece.text
+        if row not in added_tokens or added_tokens[row].text == piece.text
     }
-    added = reference_json.added_from_pieces(pieces) | more
+    added = reference_json.added_from_pieces(pieces) | added_tokens
     rows = {piece.text: row for row, piece in pieces.items()} | {
         token.text: row for row, token in added.items()
     }
@@ -279,7 +299,7 @@ def _from_pieces(
         rows[reference_json.HIDDEN_UNKNOWN] = unknown
     else:
         tokenizer_model = reference_json.build_bpe(pieces)
-    opened = _open(file, reference_json.build_tokenizer_json(tokenizer_model, added))
+    tokenizer = _open(file, reference_json.build_tokenizer_json(tokenizer_model, added))
     rules = _parse_rules(model.charsmap)
     spaces = SpaceNormalizer(
         model.add_dummy_prefix, model.remove_extra_whitespaces, prefix_blank=True
@@ -287,21 +307,26 @@ def _from_pieces(
     steps: list[CharsmapNormalizer | SpaceNormalizer] = (
         [CharsmapNormalizer(rules), spaces] if rules else [spaces]
     )
-    opened.normalizer = tokenizers.normalizers.Sequence([make_normalizer(step) for step in steps])
-    reader = RowTokenizer(file, opened, rows)
+    tokenizer.normalizer = tokenizers.normalizers.Sequence(
+        [make_normalizer(step) for step in steps]
+    )
+    row_tokenizer = RowTokenizer(file, tokenizer, rows)
     words = [piece.text for piece in pieces.values()]
-    return ReferenceTokenizer(reader, words, added, _by_row(rows), charsmap=rules, scores=scores)
+    return ReferenceTokenizer(
+        row_tokenizer, words, added, _by_row(rows), charsmap=rules, scores=scores
+    )
 
 
 def make_normalizer(
     step: CharsmapNormalizer | SpaceNormalizer,
 ) -> tokenizers.normalizers.Normalizer:
-    """Return one of the steps in normalizer.py as a normalizer of the library."""
+    """Return a normalizer of normalizer.py as a normalizer of the library."""
     normalizer: tokenizers.normalizers.Normalizer = tokenizers.normalizers.Normalizer.custom(step)
     return normalizer
 
 
 def _size(metadata: Mapping[str, MetadataValue]) -> int:
+    """Return the number of rows of the finished vocabulary."""
     words = metadata["tokenizer.ggml.tokens"]
     assert isinstance(words, GgufArray), words
     return words.count
@@ -316,21 +341,23 @@ def _parse_rules(data: bytes) -> Charsmap | None:
 
 
 def _by_row(rows: Mapping[str, int]) -> dict[int, str]:
+    """Return the texts by row, given the rows by text."""
     return {row: text for text, row in rows.items()}
 
 
 def _open(file: Path, values: Json) -> tokenizers.Tokenizer:
+    """Open the content of a tokenizer.json. `file` is named in errors."""
     return _call(file, lambda: tokenizers.Tokenizer.from_str(json.dumps(values)))
 
 
-def _call(file: Path, question: Callable[[], T]) -> T:
-    """Return the result of a call of the library.
+def _call(file: Path, function: Callable[[], T]) -> T:
+    """Return the result of `function`, which calls the tokenizers library.
 
-    The library raises errors or panics on faulty files; both become a UserError that names the
+    The library raises errors or panics on faulty files. Both become a UserError that names the
     file.
     """
     try:
-        return question()
+        return function()
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise

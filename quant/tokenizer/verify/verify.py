@@ -1,9 +1,9 @@
 """Verifies a vocabulary: llama.cpp and the model's own tokenizer must give the same ids for the
 same strings.
 
-Where llama.cpp is known to compute differently, the model's tokenizer is changed to compute the
-same way, and must then give exactly the same ids. Such differences become notes; any other
-difference is an error that ends the conversion.
+Where llama.cpp is known to compute differently (known_differences.py), the model's tokenizer is
+changed to compute in the same way, and must then give exactly llama.cpp's ids. Such differences
+become notes for the user. Any other difference is an error that ends the conversion.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ from quant.tokenizer.token_table import SPACE_MARK
 from quant.tokenizer.verify import probe_strings, reference_tokenizer
 from quant.tokenizer.verify.known_differences import KnownDifferences
 
-MAX_SHOWN = 10  # most differences in a message
-MAX_SHOWN_CHARS = 200  # most characters of a string in a message
+MAX_SHOWN = 10  # limit of the number of differences in a message
+MAX_SHOWN_CHARS = 200  # limit of the characters of a string in a message
 SAMPLE_WORDS = 3000  # number of the vocabulary's words that are compared, unless all must be
 MAX_WORD_CHARS = 1024  # longer words are not compared
 # The characters that stand for bytes in byte-level vocabularies: printable bytes stand for
@@ -34,7 +34,9 @@ BYTE_BY_CHAR = {chr(byte): byte for byte in PRINTABLE_BYTES} | {
 
 
 class LlamaCppTokenizer(Protocol):
-    """The finished vocabulary as llama.cpp runs it."""
+    """The finished vocabulary, run by llama.cpp. A caller provides it, because this package does
+    not open models.
+    """
 
     def tokenize(self, text: str, *, special: bool, add_special: bool = False) -> list[int]:
         """Return the ids of a text.
@@ -44,13 +46,13 @@ class LlamaCppTokenizer(Protocol):
         """
 
     def is_control(self, token: int) -> bool:
-        """Return whether a token is matched in a text only if `special` is set."""
+        """Return whether token `token` is matched in a text only if `special` is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyVerification:
-    """The result of a verification: the number of strings that were compared, and notes for the
-    user.
+    """The result of a successful verification: the number of strings that were compared, and notes
+    for the user.
     """
 
     string_count: int
@@ -59,7 +61,7 @@ class VocabularyVerification:
 
 @dataclass(frozen=True, slots=True)
 class EncodingDifference:
-    """One string for which llama.cpp and the model's tokenizer give different ids."""
+    """A string for which llama.cpp and the model's tokenizer give different ids."""
 
     text: str
     llama_cpp_ids: list[int]
@@ -72,32 +74,36 @@ def verify_vocabulary(
     llama_cpp: LlamaCppTokenizer,
     pre: str | None = None,
 ) -> VocabularyVerification:
-    """Compare a folder's tokenizer with the finished vocabulary, run by llama.cpp.
+    """Compare the tokenizer of a checkpoint folder with the finished vocabulary, run by llama.cpp.
+    `metadata` is that of the vocabulary.
 
-    `pre` is the pre-tokenizer that the user named. Raises UserError with the first differences.
+    `pre` is the pre-tokenizer that the user named. Raises UserError, which lists the first
+    differences, if a difference cannot be explained.
     """
     return _Comparison(folder, metadata, llama_cpp, pre).run()
 
 
 class _Comparison:
-    """The comparison of a checkpoint's tokenizer with llama.cpp's."""
+    """The comparison of a checkpoint's tokenizer (the reference) with llama.cpp's. `explained` has
+    the strings with a known difference, by the name of the difference.
+    """
 
     def __init__(
         self,
         folder: Path,
         metadata: Mapping[str, MetadataValue],
-        ours: LlamaCppTokenizer,
+        llama_cpp: LlamaCppTokenizer,
         pre: str | None,
     ) -> None:
-        self.ours = ours
+        self.llama_cpp = llama_cpp
         self.reference = reference_tokenizer.load_reference(CheckpointFolder(folder), metadata, pre)
-        self.bytewise = metadata.get("tokenizer.ggml.model") == "gpt2"
-        self.habits = KnownDifferences(self.reference, metadata, ours.is_control)
+        self.is_byte_level = metadata.get("tokenizer.ggml.model") == "gpt2"
+        self.known_differences = KnownDifferences(self.reference, metadata, llama_cpp.is_control)
         self.explained: dict[str, list[str]] = {}
 
     def run(self) -> VocabularyVerification:
         """Compare every string twice: once with special tokens matched in it, and once as plain
-        text.
+        text. Raises UserError for differences that cannot be explained.
         """
         is_certain = self.reference.pre_tokenizer.is_certain
         words = list(self._words(SAMPLE_WORDS if is_certain else None))
@@ -111,37 +117,49 @@ class _Comparison:
         if not is_certain:
             differences += self._compare(words, special=True)
         if differences:
-            raise self._refusal(differences)
+            raise self._difference_error(differences)
         return VocabularyVerification(len(texts), tuple(self._notes(len(texts))))
 
     def _compare(self, texts: list[str], special: bool) -> Iterator[EncodingDifference]:
+        """Yield the differences that cannot be explained. Add all other strings with different ids
+        to `explained`.
+        """
         for text in texts:
-            ours = self.ours.tokenize(self.reference.text_for_llama_cpp(text), special=special)
-            theirs = self.reference.row_tokenizer.encode(text, special=special)
-            if ours == theirs:
-                continue
-            habit = (
-                "ties"
-                if self.reference.is_tied(ours, theirs)
-                else self.habits.explain(text, ours, special)
+            llama_cpp_ids = self.llama_cpp.tokenize(
+                self.reference.text_for_llama_cpp(text), special=special
             )
-            if habit is None:
-                yield EncodingDifference(text, ours, theirs)
-            elif habit != "types" or special:
-                self.explained.setdefault(habit, []).append(text)
+            reference_ids = self.reference.row_tokenizer.encode(text, special=special)
+            if llama_cpp_ids == reference_ids:
+                continue
+            difference = (
+                "ties"
+                if self.reference.is_tied(llama_cpp_ids, reference_ids)
+                else self.known_differences.explain(text, llama_cpp_ids, special)
+            )
+            if difference is None:
+                yield EncodingDifference(text, llama_cpp_ids, reference_ids)
+            elif difference != "types" or special:
+                self.explained.setdefault(difference, []).append(text)
 
     def _notes(self, count: int) -> Iterator[str]:
+        """Yield notes for the user about known differences. `count` is the number of test
+        strings.
+        """
         if self.reference.normal_form:
             form = self.reference.normal_form
             yield f"the model's tokenizer normalizes text to {form}; llama.cpp does not"
         stripped = [
             token.text for token in self.reference.added.values() if token.lstrip or token.rstrip
         ]
+        pre_tokenizer = self.reference.pre_tokenizer
+        implicit_specials = _first_five(self.known_differences.implicit_specials)
         explanations = {
-            "dialect": f"llama.cpp's {self.reference.pre_tokenizer.name} {self.reference.pre_tokenizer.difference}",
+            "dialect": f"llama.cpp's {pre_tokenizer.name} {pre_tokenizer.difference}",
             "spaces": (
                 "llama.cpp puts a space before text that starts with one or follows a special "
-                "token" + ", and removes spaces at its end" * self.habits.spaces.merge_runs
+                "token"
+                + ", and removes spaces at its end"
+                * self.known_differences.spaces.merge_runs
             ),
             "rules": (
                 "llama.cpp applies character rules as SentencePiece does, the tokenizers library "
@@ -152,60 +170,66 @@ class _Comparison:
                 "llama.cpp matches added tokens exactly, and strips no spaces around them "
                 f"({_first_five(stripped)})"
             ),
-            "types": f"llama.cpp treats {_first_five(self.habits.implicit_specials)} as special tokens",
+            "types": f"llama.cpp treats {implicit_specials} as special tokens",
             "several": (
                 "llama.cpp matches added tokens exactly, and splits or spaces text differently"
             ),
         }
-        for habit, texts in self.explained.items():
+        for difference, texts in self.explained.items():
             yield (
-                f"{explanations[habit]}: {len(set(texts))} of {count} test strings get different "
-                "ids than from the model's own tokenizer, as in every GGUF of this model; the "
+                f"{explanations[difference]}: {len(set(texts))} of {count} test strings get "
+                "different ids than from the model's own tokenizer, as in every GGUF of this model; the "
                 f"first is {_shorten(texts[0])}"
             )
         yield from self._surrounding_note()
 
     def _surrounding_note(self) -> Iterator[str]:
         """Yield a note if the model's tokenizer puts other special tokens around a text than
-        llama.cpp, because a GGUF can only name BOS and EOS.
+        llama.cpp does. This happens because a GGUF can only name BOS and EOS.
         """
         if not self.reference.sample_ids:
             return
-        body, theirs = self.reference.sample_ids
-        ours = self.ours.tokenize(reference_tokenizer.SAMPLE_TEXT, special=True, add_special=True)
-        if len(theirs) > len(body) and ours != theirs:
-            extra = self._pieces([index for index in theirs if index not in body])
+        plain_ids, reference_ids = self.reference.sample_ids
+        llama_cpp_ids = self.llama_cpp.tokenize(
+            reference_tokenizer.SAMPLE_TEXT, special=True, add_special=True
+        )
+        if len(reference_ids) > len(plain_ids) and llama_cpp_ids != reference_ids:
+            extra_texts = self._join_pieces(
+                [index for index in reference_ids if index not in plain_ids]
+            )
             yield (
-                f"the model's tokenizer puts {extra} around a text, llama.cpp puts "
-                f"{self._pieces(ours)!r}"
+                f"the model's tokenizer puts {extra_texts} around a text, llama.cpp puts "
+                f"{self._join_pieces(llama_cpp_ids)!r}"
             )
 
-    def _refusal(self, differences: list[EncodingDifference]) -> UserError:
+    def _difference_error(self, differences: list[EncodingDifference]) -> UserError:
+        """Return the error for differences that cannot be explained."""
         shown = "".join(
-            f"\n  {_shorten(item.text)}"
-            f"\n    llama.cpp: {self._pieces(item.llama_cpp_ids)}"
-            f"\n    the model: {self._pieces(item.reference_ids)}"
-            for item in differences[:MAX_SHOWN]
+            f"\n  {_shorten(difference.text)}"
+            f"\n    llama.cpp: {self._join_pieces(difference.llama_cpp_ids)}"
+            f"\n    the model: {self._join_pieces(difference.reference_ids)}"
+            for difference in differences[:MAX_SHOWN]
         )
         first = f"; the first {MAX_SHOWN}:" if len(differences) > MAX_SHOWN else ":"
-        where = self.reference.row_tokenizer.file
+        file = self.reference.row_tokenizer.file
         return UserError(
             f"llama.cpp would encode {len(differences)} test strings differently from "
-            f"{where}{first}{shown}",
+            f"{file}{first}{shown}",
             hint="try another --pre, or use a GGUF of this model"
-            if self.bytewise
+            if self.is_byte_level
             else "use a GGUF of this model",
         )
 
-    def _pieces(self, ids: list[int]) -> str:
+    def _join_pieces(self, ids: list[int]) -> str:
+        """Return the texts of the first ids for a message."""
         return self.reference.join_texts(ids[:24], " ")[: 2 * MAX_SHOWN_CHARS] + " …" * (
             len(ids) > 24
         )
 
     def _words(self, count: int | None) -> Iterator[str]:
-        """Yield the vocabulary's words as text, all of them or a random sample of `count` words.
+        """Yield the vocabulary's words as text: all of them, or a random sample of `count` words.
 
-        Pieces that do not consist of whole characters are left out.
+        Pieces that do not consist of complete characters are left out.
         """
         special = {token.text for token in self.reference.added.values()}
         pieces = [
@@ -216,7 +240,7 @@ class _Comparison:
         if count is not None and len(pieces) > count:
             pieces = random.Random(3).sample(pieces, count)
         for piece in pieces:
-            if self.bytewise:
+            if self.is_byte_level:
                 with contextlib.suppress(KeyError, UnicodeDecodeError):
                     yield bytes(BYTE_BY_CHAR[char] for char in piece).decode()
             elif not (piece.startswith("<0x") and len(piece) == 6):
@@ -224,8 +248,10 @@ class _Comparison:
 
 
 def _shorten(text: str) -> str:
+    """Return a string for a message, in quotes and cut to MAX_SHOWN_CHARS characters."""
     return repr(text) if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]!r}…"
 
 
 def _first_five(texts: list[str]) -> str:
+    """Return the first five texts for a message."""
     return ", ".join(text[:MAX_SHOWN_CHARS] for text in texts[:5]) + " …" * (len(texts) > 5)
