@@ -1,7 +1,10 @@
-"""Calibration: runs a text through a model and collects statistics of the inputs of its weights.
+"""Calibration: runs a text through a model, and collects statistics about the inputs of its weight
+matrices.
 
-Each pass over the text collects the second moments of one group of inputs; the group is as large as
-the memory allows. The statistics are saved at intervals, so that an interrupted run can resume.
+The imatrix contains the mean squares of the inputs, and the moments file their second moments.
+Second moments take much memory, so each pass over the text collects them only for one group of
+inputs, which is as large as the memory allows. Unfinished statistics are saved at intervals, so
+that an interrupted run can resume.
 """
 
 import hashlib
@@ -40,17 +43,19 @@ if TYPE_CHECKING:
     from llmcli.types import ProgressBar
     from llmcli.ui import UI
 
-USABLE_FRACTION = 0.8  # of the memory that is free after the model was opened
-DEFAULT_MEMORY_BYTES = 4 << 30  # on systems that do not report their free memory
+USABLE_FRACTION = 0.8  # fraction of the free memory that second moments may take
+DEFAULT_MEMORY_BYTES = 4 << 30  # memory for second moments if the free memory is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRequest:
     """A request to calibrate a model.
 
-    `model`: the model that reads `text`; `out`: the file for the mean squares; `moments`: the file
-    for the second moments, None to collect none. `memory_bytes`: largest memory for second moments;
-    `weights`: the weights to collect for, None for all.
+    `model`: the model that reads `text`. `fingerprint`: the source's fingerprint, which the files
+    record. `datasets`: names of the texts. `out`: the imatrix file. `moments`: the file for second
+    moments; None: collect none. `memory_bytes`: maximum memory for second moments; None: a fraction
+    of the free memory. `fresh`: ignore the state of an interrupted run. `weights`: the weights for
+    which statistics are collected; None: all.
     """
 
     model: EvaluationSide
@@ -66,10 +71,10 @@ class CalibrationRequest:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationResult:
-    """The result of a calibration.
+    """The result of a calibration. `sums`: the sums of squares of the imatrix.
 
-    `resumed_chunks`: number of chunks that an earlier run had read, summed over the passes;
-    `peak_bytes`: largest memory that the second moments occupied.
+    `passes`: number of passes over the text. `resumed_chunks`: number of chunks that an earlier run
+    had read, summed over the passes. `peak_bytes`: maximum memory of the second moments.
     """
 
     sums: ImatrixCollector
@@ -81,10 +86,11 @@ class CalibrationResult:
 def run_calibration(
     request: CalibrationRequest, config: "Config", ui: "UI", bar: "ProgressBar | None" = None
 ) -> CalibrationResult:
-    """Collect the statistics and write the files. An interrupted run resumes from its last save.
+    """Collect the statistics and write the files. An interrupted run resumes from its last saved
+    state.
 
-    If `bar` is given, progress is only shown in it, and no notes are printed. If the text reaches
-    none of the requested `weights`, nothing is written. Raises UserError.
+    If `bar` is given, only this progress bar is shown, and no notes are printed. If no matrix
+    product uses the requested `weights`, nothing is written. Raises UserError.
     """
     for path in (request.out, request.moments):
         if path:
@@ -95,10 +101,8 @@ def run_calibration(
     with file_lock.hold_lock(
         config.cache / "calibrations" / f"{out_key}.lock", ui, str(request.out)
     ):
-        with (
-            blas_threads.limit_threads(1),
-            _open_run(request) as calibration,
-        ):  # the pool below has its own threads
+        # the BLAS library gets one thread, because a thread pool calls it in parallel
+        with blas_threads.limit_threads(1), _open_run(request) as calibration:
             try:
                 return calibration.run(ui, bar)
             except OSError as error:
@@ -107,7 +111,9 @@ def run_calibration(
 
 @contextmanager
 def _open_run(request: CalibrationRequest) -> Iterator["_CalibrationRun"]:
-    """Open the model, and pass the inputs of its weights to a calibration run. Yield the run."""
+    """Open the model for the block, and yield a calibration run that receives the inputs of its
+    weights.
+    """
     side, header = request.model, request.model.header
     weight_names = frozenset(tensor.name for tensor in header.tensors if len(tensor.shape) > 1)
     weight_names = weight_names if request.weights is None else weight_names & request.weights
@@ -118,8 +124,8 @@ def _open_run(request: CalibrationRequest) -> Iterator["_CalibrationRun"]:
         header.path, gpu_layers=side.gpu_layers, latent=header.has_latent_attention
     ) as model:
         sink = _StatisticsSink()
-        # The second moments need the keys of attention, so each layer must process the whole chunk
-        # in order.
+        # Second moments of attn_v need the attention weights over the whole chunk, so
+        # sliding-window layers must keep all keys.
         options = replace(
             side.context_options(1, model.n_vocab), swa_full=request.moments is not None
         )
@@ -128,42 +134,46 @@ def _open_run(request: CalibrationRequest) -> Iterator["_CalibrationRun"]:
 
 
 class _StatisticsSink:
-    """Passes each matrix product of the model to the current listeners."""
+    """A callback that receives each matrix product of the model, and passes it to the current
+    listeners.
+    """
 
     def __init__(self) -> None:
         self.listeners: list[ImatrixCollector | MomentsCollector | InputSurvey] = []
 
-    def __call__(self, seen: ProductInput | AttentionMix) -> None:
-        if isinstance(seen, AttentionMix):
+    def __call__(self, event: ProductInput | AttentionMix) -> None:
+        if isinstance(event, AttentionMix):
             for listener in self.listeners:
                 if not isinstance(listener, ImatrixCollector):
-                    listener.add_mixture(AttentionMixture(seen.name, seen.shares))
+                    listener.add_mixture(AttentionMixture(event.name, event.shares))
             return
-        product = WeightProduct(seen.name, seen.rows, seen.matrices, seen.experts, seen.key)
+        product = WeightProduct(event.name, event.rows, event.matrices, event.experts, event.key)
         for listener in self.listeners:
             listener.add(product)
 
 
 class _CalibrationRun:
-    """One calibration in progress."""
+    """One calibration in progress: the open model, the state so far, and the passes over
+    the text.
+    """
 
     def __init__(
         self,
         request: CalibrationRequest,
         activations: Activations,
         sink: _StatisticsSink,
-        named: frozenset[str],
+        weight_names: frozenset[str],
     ) -> None:
-        self.request, self.activations, self.sink, self.named = request, activations, sink, named
+        self.request, self.activations, self.sink = request, activations, sink
+        self.weight_names = weight_names
         self.survey = InputSurvey(request.text.n_ctx, request.model.options.threads or 1)
         if request.moments:
-            # one chunk shows which weights have the same input, and in which order they are
-            # computed
+            # the first chunk shows which weights share an input, and the order of computation
             sink.listeners = [self.survey]
             activations.read(request.text.ids[0])
         self.inputs = self.survey.inputs
         free = host.available_memory()
-        self.saves = True  # whether an unfinished pass is saved
+        self.saves = True  # whether the state of an unfinished pass is saved
         self.memory = request.memory_bytes or (
             DEFAULT_MEMORY_BYTES if free is None else int(free * USABLE_FRACTION)
         )
@@ -214,8 +224,8 @@ class _CalibrationRun:
         return CalibrationResult(progress.sums, len(groups), resumed, self._peak_bytes(groups))
 
     def _head(self) -> dict[str, Any]:
-        """Return everything that the statistics depend on. A saved state with another head is not
-        resumed.
+        """Return everything that the statistics depend on, as a JSON object. A saved state is
+        resumed only if its head is equal.
         """
         options, text = self.request.model.options, self.request.text
         return {
@@ -252,14 +262,15 @@ class _CalibrationRun:
 
     @property
     def _transform(self) -> str:
-        """The folds that were applied to the model, as text."""
+        """The folds that were applied to the model, as text; "" without folds."""
         return read_transform(self.request.model.header.metadata.get(SETTINGS_KEY))
 
     def _resume_point(
         self, saved_progress: CalibrationProgress | None, file: MomentsWriter | None
     ) -> CalibrationProgress:
-        """Return the progress from which the run resumes: the inputs whose moments are in the file,
-        and the state of the unfinished pass.
+        """Return the progress from which the run resumes: the inputs whose second moments are
+        already in `file`, and the state of the unfinished pass. Without a saved state, return empty
+        progress.
         """
         if saved_progress is None:
             return CalibrationProgress(ImatrixCollector(), None, set())
@@ -280,8 +291,8 @@ class _CalibrationRun:
         return saved_progress
 
     def _groups(self, progress: CalibrationProgress) -> list[tuple[int, ...]]:
-        """Return a group of inputs for each remaining pass. Without moments there is one pass
-        without inputs.
+        """Return the inputs of each remaining pass, as numbers. Without second moments, there is
+        one pass with an empty group.
         """
         if not self.request.moments:
             return [()]
@@ -303,8 +314,9 @@ class _CalibrationRun:
         file: MomentsWriter | None,
         bar: Any,
     ) -> None:
-        """Run the text through the model once and collect the moments of one group of inputs.
-        Chunks that an earlier run has read are skipped.
+        """Run the text through the model once, and collect the second moments of one group of
+        inputs. Without second moments, collect the sums of squares. Chunks that an earlier run has
+        read are skipped.
         """
         if file:
             if progress.moments is None:
@@ -316,8 +328,8 @@ class _CalibrationRun:
             ]
             self.activations.narrow(frozenset(product_names).__contains__, product_names[-1])
         else:
-            self.activations.narrow(self.named.__contains__, "")
-        # the mean squares are computed from the moments
+            self.activations.narrow(self.weight_names.__contains__, "")
+        # with second moments, the sums of squares are their diagonals
         self.sink.listeners = [progress.moments or progress.sums]
         with ThreadPoolExecutor(self.request.model.options.threads) as pool:
             for ids in self.request.text.ids[progress.chunks :]:
@@ -325,14 +337,16 @@ class _CalibrationRun:
                 progress.chunks += 1
                 bar.advance(1)
                 if not progress.moments:
-                    self.activations.narrow(self.named.__contains__, self.activations.latest_weight)
+                    self.activations.narrow(
+                        self.weight_names.__contains__, self.activations.latest_weight
+                    )
                 elif not self._flush_chunk(progress.moments, progress.sums, progress.chunks, pool):
                     continue
                 if self.saves and self.interim.is_due():
                     self.interim.save(progress)
         if file and progress.moments:
-            for number, gathered in progress.moments.sums.items():
-                file.write_input(number, gathered)
+            for number, second_moments in progress.moments.sums.items():
+                file.write_input(number, second_moments)
             progress.finished |= set(group)
             progress.moments, progress.chunks, self.sink.listeners = None, 0, []
             self.interim.save(progress)
@@ -344,8 +358,8 @@ class _CalibrationRun:
         chunks: int,
         pool: ThreadPoolExecutor,
     ) -> bool:
-        """End a chunk and add its moments to the sums if it is time to do so. Return whether the
-        sums include every chunk so far.
+        """End a chunk. If enough chunks are buffered, or it is the last chunk, add the buffered
+        inputs to the sums. Return whether the sums now include every chunk so far.
         """
         seconds.end_chunk(pool.map)
         if (
@@ -361,9 +375,9 @@ class _CalibrationRun:
         )
 
     def _print_forecast(self, groups: list[tuple[int, ...]], file: MomentsWriter, ui: "UI") -> None:
-        """Print the disk space, the passes and the memory that the calibration needs.
+        """Print the disk space, the number of passes and the memory that the calibration needs.
 
-        If the disk has too little space to save unfinished passes, turn that saving off.
+        If the disk has too little space for the state of unfinished passes, do not save this state.
         """
         moment_bytes = self._peak_bytes(groups)
         peak_bytes = moment_bytes + (host.resident_memory() or 0)

@@ -1,7 +1,7 @@
-"""Collects the statistics that a quantization method needs and the user has not provided.
+"""Collects the statistics that a quantization method or fold needs and the user has not provided.
 
-They are collected once, from the built-in text or the user's text. The result is cached by source
-and text. An interrupted run resumes.
+They are collected from the built-in text or the user's text, and cached by source and text. An
+interrupted run resumes.
 """
 
 import hashlib
@@ -36,11 +36,12 @@ UBATCH_SIZE = 512
 
 @dataclass(frozen=True, slots=True)
 class StatisticsRequest:
-    """The statistics that are needed of a source: second moments if `needs_moments`, otherwise only
-    mean squares.
+    """The statistics that are needed for a source: second moments if `needs_moments`, otherwise an
+    imatrix.
 
-    `reason`: the flag that needs them, for messages. `text_files`: the files to read, empty for the
-    built-in text; `max_chunks`: number of chunks to read, None for all.
+    `reason`: the option that needs the statistics, for messages. `dry_run`: collect nothing.
+    `text_files`: the texts to read; empty: the built-in text. `max_chunks`: maximum number of
+    chunks to read; None: all.
     """
 
     source: "Source"
@@ -55,15 +56,13 @@ class StatisticsRequest:
 def ensure_statistics(
     request: StatisticsRequest, imatrix_given: Imatrix | None, config: "Config", ui: "UI"
 ) -> tuple[Imatrix | None, MomentsFile | None]:
-    """Collect the needed statistics, unless they are cached. Return `imatrix_given` and the second
-    moments, or the collected imatrix and None if no moments are needed.
+    """Return the needed statistics: from the cache if possible, otherwise collect them.
 
-    With `dry_run` nothing is collected, and the result is `imatrix_given` and None. Raises
-    UserError.
+    With `needs_moments`, return `imatrix_given` and the second moments; otherwise, the collected
+    imatrix and None. With `dry_run`, nothing is collected, and the result is `imatrix_given` and
+    None. Raises UserError.
     """
-    texts.read_user_texts(
-        request.text_files
-    )  # reports a mistake in the texts before a model is run
+    texts.read_user_texts(request.text_files)  # report an unreadable text before a model is run
     if request.dry_run:
         ui.note(
             f"{request.reason} would first collect statistics of each weight's inputs; "
@@ -79,8 +78,8 @@ def ensure_statistics(
 
 
 def expected_statistics(request: StatisticsRequest, sums: Imatrix | None) -> ExpectedMoments:
-    """Return a description of the moments that will be collected. `sums`: the imatrix, which may be
-    from the same text.
+    """Return a description of the second moments that will be collected during quantization.
+    `sums`: the imatrix; if it was collected from the same text, its number of chunks is known.
     """
     text_names = tuple(str(path) for path in request.text_files) or (texts.BUILTIN_NAME,)
     same_text_sums = sums if sums and sums.datasets == text_names else None
@@ -95,10 +94,8 @@ def expected_statistics(request: StatisticsRequest, sums: Imatrix | None) -> Exp
 def prepare_text(
     path: Path, request: StatisticsRequest, ui: "UI"
 ) -> "tuple[EvaluationSide, TextChunks, tuple[str, ...]]":
-    """Return the model with its run options, the chunks of the requested text, and the names of the
-    text's files.
-
-    Raises UserError.
+    """Return three values: the model with its run options, the chunks of the requested text, and
+    the names of the text's files. Raises UserError if the text is too short.
     """
     n_ctx, flash_attn = (
         min(DEFAULT_CTX, read_header.read_header(path).context_length or DEFAULT_CTX),
@@ -116,14 +113,14 @@ def prepare_text(
             model_side,
             *texts.calibration_chunks(model_side, request.text_files, request.max_chunks, None, ui),
         )
-    except UserError as error:  # the length was not checked before
+    except UserError as error:  # the text is too short
         hint = "use a longer --calibration text; without one, the built-in text is read"
         raise UserError(str(error), hint=hint if request.text_files else error.hint) from None
 
 
 def require_long_text(request: StatisticsRequest, ui: "UI") -> None:
-    """Raise UserError if the user's text is too short. This only needs the tokenizer, so it can be
-    called before a float copy of the source is made.
+    """Raise UserError if the user's text is too short. This needs only the tokenizer, so it can be
+    called before a slow float copy of the source is written.
     """
     if request.text_files:
         with float_copy.vocabulary_only_gguf(request.source.origin or request.source) as file:
@@ -131,9 +128,12 @@ def require_long_text(request: StatisticsRequest, ui: "UI") -> None:
 
 
 def _statistics_file(request: StatisticsRequest, config: "Config", ui: "UI") -> Path:
+    """Return the cached file with the needed statistics. If it does not exist, collect the
+    statistics.
+    """
     source = request.source.origin or request.source
-    # The fingerprint only samples the source and may miss a small edit, but the time stamp shows
-    # it. Plans do not contain the time stamp.
+    # The fingerprint only samples the source and may miss a small edit. The time stamp shows such
+    # an edit; it is only part of the file name, because plans must not depend on it.
     folder, key = config.cache / "calibrations", f"{_cache_key(request)}-{source.newest_mtime_ns:x}"
     imatrix_file, moments_file = folder / f"{key}.imatrix.gguf", folder / f"{key}.moments.gguf"
     target_file, description = (
@@ -175,7 +175,7 @@ def _statistics_file(request: StatisticsRequest, config: "Config", ui: "UI") -> 
 
 def _cache_key(request: StatisticsRequest) -> str:
     """Return a hash of everything that the statistics depend on: the source's fingerprint, the
-    text, the chunk length and the llama.cpp version.
+    text, the chunk length and the version of llama.cpp.
     """
     content = (
         b"".join(text.content.encode() for text in texts.read_user_texts(request.text_files))

@@ -1,9 +1,9 @@
-"""The texts for calibration: the user's files, or the built-in text, whose chats are formatted by
-the model's template.
+"""The texts for calibration: the user's files, or the built-in text. The chats in the built-in text
+are formatted with the model's template.
 
-The built-in text (quant/texts/calibration) has about 67,000 tokens of SmolLM2: prose and code of
-this project, essays, chats, mathematics, twenty-one languages, and parts of five plays by
-Shakespeare that are not in the text of `eval`.
+The built-in text (quant/texts/calibration) consists of prose and code of this project, essays,
+chats, mathematics, twenty-one languages, and parts of five plays by Shakespeare that are not in the
+text of `eval`.
 """
 
 import json
@@ -34,8 +34,8 @@ CHATS_FILE = "talks.json"
 
 @dataclass(frozen=True, slots=True)
 class CalibrationText:
-    """A text for calibration. `name`: the text's name in the statistics file; `parses_special`:
-    whether names of control tokens in it are parsed as control tokens.
+    """A text for calibration. `name`: the name that statistics files record. `parses_special`:
+    whether the names of control tokens in the text become control tokens.
     """
 
     name: str
@@ -44,7 +44,7 @@ class CalibrationText:
 
 
 def read_user_texts(paths: Sequence[Path]) -> list[CalibrationText]:
-    """Return the user's files. Names of control tokens in them are read as plain text.
+    """Return the user's files. The names of control tokens in them are plain text.
 
     Raises UserError for the built-in text of `eval`, because a model must not be evaluated on its
     calibration text.
@@ -62,8 +62,8 @@ def read_user_texts(paths: Sequence[Path]) -> list[CalibrationText]:
 
 
 def builtin_texts(side: EvaluationSide, model: "Model", ui: "UI") -> list[CalibrationText]:
-    """Return the built-in text: prose, code, languages, mathematics, and chats in the model's
-    template.
+    """Return the built-in text in parts: prose, code, languages, mathematics, and chats that are
+    formatted with the model's template.
     """
     folder = resources.files("quant") / "texts" / "calibration"
     files = sorted(file.name for file in folder.iterdir() if file.name.endswith(".txt"))
@@ -83,17 +83,17 @@ def builtin_texts(side: EvaluationSide, model: "Model", ui: "UI") -> list[Calibr
 
 
 def builtin_bytes() -> bytes:
-    """Return all bytes of the built-in text. Their hash identifies the version of the text."""
+    """Return all bytes of the built-in text. A hash of them identifies the text's version."""
     folder = resources.files("quant") / "texts" / "calibration"
     files = sorted(folder.iterdir(), key=lambda file: file.name)
     return b"".join(file.read_bytes() for file in files if file.is_file())
 
 
 def _render_chats(
-    talks: list[list[list[str]]], side: EvaluationSide, model: "Model", ui: "UI"
+    chats: list[list[list[str]]], side: EvaluationSide, model: "Model", ui: "UI"
 ) -> Iterator[str]:
-    """Yield each chat, formatted by the model's template. If the model has no template or the
-    template fails, yield the chat as plain text.
+    """Yield the text of each chat, formatted with the model's template. Without a template, or
+    after the template has failed, yield plain text. Each chat is a list of (role, content) pairs.
     """
     source = side.header.metadata.get("tokenizer.chat_template")
     template = (
@@ -101,12 +101,14 @@ def _render_chats(
         if source
         else None
     )
-    system = template is not None and template.accepts_system()
-    for number, chat in enumerate(talks):
+    accepts_system = template is not None and template.accepts_system()
+    for number, chat in enumerate(chats):
         messages = [Message(role, content) for role, content in chat]
         if template is not None:
             try:
-                accepted = [message for message in messages if system or message.role != "system"]
+                accepted = [
+                    message for message in messages if accepts_system or message.role != "system"
+                ]
                 yield template.render(accepted, add_generation_prompt=False)
                 continue
             except UserError as error:
@@ -118,12 +120,13 @@ def _render_chats(
 def calibration_chunks(
     side: EvaluationSide, paths: Sequence[Path], max_chunks: int | None, seed: int | None, ui: "UI"
 ) -> tuple[TextChunks, tuple[str, ...]]:
-    """Return the chunks to read, shaped `[chunks, ctx_size]`, and the names of the texts.
+    """Return the chunks to read, as token ids of shape `[chunks, ctx_size]`, and the names of the
+    texts.
 
-    The tokens of all texts are concatenated and cut into chunks, as in llama-imatrix. `max_chunks`:
-    number of chunks, None for all; `seed`: shuffles the chunks first if it is set. Chunks of the
-    built-in text are always shuffled, so that a few chunks contain every kind of text. Raises
-    UserError.
+    The tokens of all texts are concatenated and cut into chunks, as in llama-imatrix. `paths`: the
+    user's texts; empty: the built-in text. `max_chunks`: the number of chunks; None: all. `seed`:
+    seed of a shuffle of the chunks; None: no shuffle. Chunks of the built-in text are always
+    shuffled, so that a few chunks already contain every kind of text. Raises UserError.
     """
     n_ctx = side.options.ctx_size
     assert n_ctx
@@ -137,8 +140,8 @@ def calibration_chunks(
 
 
 def _tokens(side: EvaluationSide, model: "Model", text: CalibrationText) -> list[int]:
-    """Return the tokens of a text as llama-imatrix does: BOS is added if the model file asks for
-    it, EOS is never added. If a template has already written BOS, it is not added a second time.
+    """Return the tokens of a text as llama-imatrix does: BOS is added if the model file requests
+    it, and EOS is never added. BOS is not added if the chat template has already written it.
     """
     bos = model.token_text(model.bos)
     has_bos = text.parses_special and bos and text.content.startswith(bos)

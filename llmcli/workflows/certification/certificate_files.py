@@ -1,4 +1,4 @@
-"""The files of a certificate (JSON, Markdown and HTML) in the folder of the model."""
+"""The certificate files (JSON, Markdown and HTML) next to a model file."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,9 @@ SIDECAR_EXTENSIONS = ("json", "md", "html")
 
 
 def sidecar_path(out: Path, extension: str) -> Path:
-    """Return the path of a certificate file for the model file `out`: OUT.certificate.EXTENSION."""
+    """Return the path of a certificate file next to the model file `out`:
+    OUT.certificate.EXTENSION.
+    """
     return out.with_name(f"{out.name.removesuffix('.gguf')}.certificate.{extension}")
 
 
@@ -26,13 +28,13 @@ def write_sidecars(verified: Certificate, out: Path) -> list[Path]:
         "md": format_markdown(verified),
         "html": render_html(build_page(verified)),
     }
-    for end in SIDECAR_EXTENSIONS:
-        write_atomically(sidecar_path(out, end), texts[end].encode())
-    return [sidecar_path(out, end) for end in SIDECAR_EXTENSIONS]
+    for extension in SIDECAR_EXTENSIONS:
+        write_atomically(sidecar_path(out, extension), texts[extension].encode())
+    return [sidecar_path(out, extension) for extension in SIDECAR_EXTENSIONS]
 
 
 def has_stale_certificate(out: Path) -> bool:
-    """Return whether there is a certificate next to `out`. After `out` was written without --verify,
-    such a certificate belongs to an earlier file.
+    """Return whether a certificate file already exists next to `out`. If `out` was just written
+    without --verify, this certificate describes an earlier file.
     """
     return sidecar_path(out, "json").exists()

@@ -1,5 +1,5 @@
-"""The web page of a certificate: summary, divergence, bytes and errors by kind of tensor, and a
-table of all tensors.
+"""The HTML page of a certificate: a summary, charts of the divergence, the speed and the tensors'
+bytes and errors, and a table of all tensors.
 """
 
 from llmcli.charts.chart import Axis, Chart, ChartRow, NamedValue, RowChart, Table
@@ -11,11 +11,11 @@ from quant.certificate.certificate import Certificate, TensorRecord
 from quant.model_file.model_header import tensor_role
 
 MIB = 2**20
-MAX_CHARTED_ROLES = 24  # kinds of tensors in the charts; the table contains all
+MAX_CHARTED_ROLES = 24  # maximum number of kinds of tensors (such as ffn_down) in a chart
 
 
 def build_page(certificate: Certificate) -> ReportPage:
-    """Return the page. It contains only data of the certificate."""
+    """Return the page. It contains only data from the certificate."""
     answers, ratio = certificate.answers, certificate.answers.perplexity_ratio
     lead = (
         f"The mean KL divergence from {certificate.source.name} is {answers.kld.value:.6f} ± "
@@ -39,7 +39,9 @@ def build_page(certificate: Certificate) -> ReportPage:
 
 
 def build_charts(certificate: Certificate) -> list[Chart]:
-    """Return the charts: divergence by rank, speed, and bytes and errors by kind of tensor."""
+    """Return the charts: divergence by percentile, speed, and bytes and errors by kind of
+    tensor.
+    """
     groups: dict[str, list[TensorRecord]] = {}
     for tensor in certificate.tensors:
         groups.setdefault(tensor_role(tensor.name), []).append(tensor)
@@ -65,7 +67,7 @@ def _rank_charts(certificate: Certificate) -> list[Chart]:
         ("maximum", answers.kld_most),
     ]
     positive_marks = sorted(
-        ((name, value) for name, value in marks if value > 0), key=lambda one: one[1]
+        ((name, value) for name, value in marks if value > 0), key=lambda mark: mark[1]
     )
     if not positive_marks:
         return []
@@ -110,7 +112,9 @@ def _speed_charts(certificate: Certificate) -> list[Chart]:
 
 
 def _byte_charts(groups: dict[str, list[TensorRecord]]) -> list[Chart]:
-    """Return a chart with a bar for each kind of tensor, divided by tensor type."""
+    """Return a chart with a bar for each kind of tensor. The bar is divided by tensor type.
+    `groups`: the tensors of each kind.
+    """
     chart_rows = []
     for name, tensors in groups.items():
         mib_by_type: dict[str, float] = {}
@@ -137,7 +141,9 @@ def _byte_charts(groups: dict[str, list[TensorRecord]]) -> list[Chart]:
 
 
 def _error_charts(groups: dict[str, list[TensorRecord]]) -> list[Chart]:
-    """Return charts of the smallest, median and largest error of each kind of tensor."""
+    """Return a chart of the smallest, median and largest error of each kind of tensor. `groups`:
+    the tensors of each kind. Both chart functions return an empty list if there is nothing to draw.
+    """
     chart_rows = []
     for name, tensors in groups.items():
         errors = sorted(tensor.error for tensor in tensors if tensor.error)

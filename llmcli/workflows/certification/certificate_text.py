@@ -1,4 +1,4 @@
-"""Formats a certificate for the terminal, for JSON, and as Markdown."""
+"""Formats a certificate as text for the terminal, as JSON and as Markdown."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
     from quant.model_file.model_header import ModelHeader
 
-MAX_LISTED_ERRORS = 5  # number of tensors that are listed on the terminal
+MAX_LISTED_ERRORS = 5  # number of tensors with the largest errors that the terminal output lists
 
 
 def certificate_rows(verified: Certificate) -> list[tuple[str, str]]:
-    """Return the rows of the certificate's table as pairs of a label and a text."""
+    """Return the contents of the certificate as (label, text) pairs."""
     answers, source, content = verified.answers, verified.source, verified.content
     ranks = answers.kld_ranks
     return [
@@ -79,12 +79,12 @@ def certificate_rows(verified: Certificate) -> list[tuple[str, str]]:
 def print_certificate(
     verified: Certificate, header: "ModelHeader", problems: tuple[str, ...], checked: bool, ui: "UI"
 ) -> None:
-    """Print the certificate. If it does not match the file, the mismatches are printed first.
-    `problems`: the mismatches; `checked`: whether all bytes of the file were compared.
+    """Print the certificate. `problems`: differences between the certificate and the file, which
+    are printed first. `checked`: whether all bytes of the file were compared.
     """
     ui.text("Certificate")
-    for why in problems:
-        ui.warn(f"the certificate does not match {header.path.name}: {why}")
+    for problem in problems:
+        ui.warn(f"the certificate does not match {header.path.name}: {problem}")
     if not problems:
         scope = "all bytes were checked" if checked else "--check reads all bytes"
         ui.text(
@@ -99,23 +99,25 @@ def print_certificate(
 
 
 def print_summary(verified: Certificate, files: "Sequence[Path]", ui: "UI") -> None:
-    """Print the summary of the certificate that `quantize` shows below its table."""
+    """Print the summary of the certificate that `quantize` shows below its table. `files`: the
+    certificate files next to the model.
+    """
     answers = verified.answers
     ui.text(
         f"against {verified.source.name}: mean KLD {_format_figure(answers.kld, 6)}, "
         f"same top {_format_percent(answers.same_top)}, perplexity {answers.perplexity.value:.4f} "
         f"({answers.perplexity_ratio.value:.4f} times the source's)"
     )
-    for one in verified.speed:
-        ui.text(f"speed {one.test}: {_format_speed(one)}")
+    for speed_test in verified.speed:
+        ui.text(f"speed {speed_test.test}: {_format_speed(speed_test)}")
     ui.text(f"certificate: in the file, and in {', '.join(file.name for file in files)}")
 
 
 def build_document(
     verified: Certificate, problems: tuple[str, ...], checked: bool
 ) -> dict[str, Any]:
-    """Return the certificate for `--json`, with the mismatches with the file. `problems`: the
-    mismatches; `checked`: whether all bytes of the file were compared.
+    """Return the certificate as a JSON object. `problems`: differences between the certificate and
+    the file. `checked`: whether all bytes of the file were compared.
     """
     return {
         **encode_value(verified),
@@ -148,15 +150,15 @@ def format_markdown(verified: Certificate) -> str:
 
 
 def format_error(value: float | None) -> str:
-    """Return a relative error as text; empty if the error is unknown."""
+    """Format a relative error as a percentage; "" if the error is unknown."""
     return "" if value is None else f"{value:.3%}"
 
 
 def mismatches(
     header: "ModelHeader", verified: Certificate, all_bytes: bool, ui: "UI"
 ) -> tuple[str, ...]:
-    """Return the mismatches between a file and its certificate. `all_bytes`: whether all bytes of
-    the file are read and compared, with a progress bar.
+    """Return the differences between a file and its certificate, as sentences. `all_bytes`: read
+    and compare all bytes of the file, with a progress bar, instead of a sample.
     """
     if not all_bytes:
         return certificate.find_mismatches(header, verified)
@@ -165,7 +167,9 @@ def mismatches(
 
 
 def _other_methods(verified: Certificate) -> str:
-    """Return the methods that quantized some tensors although another method was requested."""
+    """Return a note about tensors that were quantized with another method than the requested one;
+    "" if there are none.
+    """
     others = [
         f"{format_count(count, 'tensor')} by {name}"
         for name, count in verified.methods.items()
@@ -215,7 +219,7 @@ def _format_percent(figure: CertifiedEstimate) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escape file metadata for a Markdown table."""
+    """Escape text from a file's metadata for a Markdown table."""
     from llmcli.ui import escape_controls
 
     escaped = " ".join(escape_controls(text).split()).replace("&", "&amp;").replace("<", "&lt;")

@@ -1,5 +1,5 @@
-"""The optional verification of a quantized model file: its settings, the checks before the file is
-written, and the verification itself.
+"""The optional verification of a quantized file: its settings, the checks before the file is
+written, and the call of the verification.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VerifySettings:
-    """Whether the written file is compared with its source, and the text for it."""
+    """Whether the written file is compared with its source (`verify`), and on which text."""
 
     verify: bool = False
     verify_text: Path | None = None
     verify_chunks: int | None = None
 
     def build_request(self, threads: int) -> "VerifyRequest | None":
-        """Return the verification request; None if --verify is not set. Raises UsageError if other
-        verification options are set without --verify.
+        """Return the verification request; None without --verify. Raises UsageError if another
+        verification option is set without --verify.
         """
         from llmcli.errors import UsageError
 
@@ -45,8 +45,8 @@ class VerifySettings:
         return None
 
     def reserved_bytes(self, source: "Source", texts: Sequence[str]) -> int:
-        """Return the number of bytes to reserve for the certificate in the file; 0 without
-        --verify. `texts`: names of the texts that were used for quantization.
+        """Return the number of bytes to reserve in the file for its certificate; 0 without
+        --verify. `texts`: names of the texts that the quantization used.
         """
         from quant.certificate import certificate
 
@@ -59,15 +59,15 @@ class VerifySettings:
 
 @dataclass(frozen=True, slots=True)
 class CertifiedFile:
-    """A certificate, and the certificate files next to the model file."""
+    """A certificate, and the paths of the certificate files next to the model file."""
 
     certificate: "Certificate"
     sidecars: tuple[Path, ...]
 
 
 def check_text(source: "Source", request: "VerifyRequest | None") -> None:
-    """Raise UserError if the source or the text makes the requested verification impossible. Called
-    before any slow step. Without a request, nothing is checked.
+    """Raise UserError if the source or the text makes the verification impossible. Call it before
+    any slow step. `request`: None if no verification is requested; then nothing is checked.
     """
     if request is not None:
         from llmcli.workflows.certification import verify
@@ -78,8 +78,8 @@ def check_text(source: "Source", request: "VerifyRequest | None") -> None:
 def require_disk_space(
     plan: "Plan", out: Path, request: "VerifyRequest | None", config: "Config"
 ) -> None:
-    """Raise UserError if the disk has too little space for the requested verification. Called
-    before anything is written. Without a request, nothing is checked.
+    """Raise UserError if the disk has too little space for the verification. Call it before
+    anything is written. `request`: None if no verification is requested; then nothing is checked.
     """
     if request is not None:
         from llmcli.workflows.certification import verify
@@ -96,10 +96,11 @@ def certify(
     config: "Config",
     ui: "UI",
 ) -> CertifiedFile | None:
-    """Verify the written file and write its certificate into it. Without a request, return None.
+    """Verify the written file, and write its certificate into it. Returns None if no verification
+    is requested (`request` is None).
 
-    `mix_fields`: the JSON fields of the mix of types; they name the text by which the types were
-    chosen, if there was one. Raises UserError.
+    `mix_fields`: the JSON fields of a mix of tensor types, which contain the text that was used to
+    choose the types. Raises UserError.
     """
     from llmcli.workflows.certification import certificate_files
 

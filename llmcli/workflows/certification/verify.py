@@ -1,5 +1,5 @@
-"""`quantize --verify`: compares the finished file with its source and writes a certificate into
-it.
+"""`quantize --verify`: compares a quantized file with its source, and writes a certificate into the
+file.
 """
 
 import hashlib
@@ -55,21 +55,19 @@ if TYPE_CHECKING:
     from quant.quantize.plan import Plan
     from quant.source.source import Source
 
-# chunks of 512 tokens; with 8 chunks, the mean divergence of SmolLM2 135M in Q4_K_M is accurate to
-# 2.2 %
-DEFAULT_CHUNKS = 32
+DEFAULT_CHUNKS = 32  # default number of chunks of 512 tokens on which the models are compared
 SPEED_TESTS = ((256, 0), (0, 32))  # (tokens of a prompt, generated tokens)
 TEST_SECONDS = 4.0  # duration of each speed test
 MAX_HASHED_TEXT_BYTES = 1 << 28  # a larger calibration text is not read again for its hash
-# tokens that do not use a byte of the text: BOS, EOS, a leading space
+# maximum number of tokens that are not in the text: BOS, EOS, a leading space
 BYTELESS_TOKENS = 3
 SIDECAR_BYTES = 1 << 20  # upper limit for the certificate files next to the model file
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationText:
-    """The digest of the text by which tensor types were chosen, and the number of its chunks that
-    were read.
+    """The text on which tensor types were chosen: the digest of the text, and the number of chunks
+    that were read.
     """
 
     digest: str
@@ -78,10 +76,10 @@ class AllocationText:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """A request to verify a file. `text`: the text to compare on, None for the built-in text;
-    `chunks`: number of its chunks; `threads`: number of threads, 0 for all cores.
+    """A request to verify a file. `text`: the text on which the models are compared; None: the
+    built-in text. `chunks`: the number of its chunks. `threads`: 0: all cores.
 
-    `allocation_text`: the text by which the tensor types were chosen, if any.
+    `allocation_text`: the text on which the tensor types were chosen; None: there is none.
     """
 
     text: Path | None = None
@@ -91,13 +89,13 @@ class VerifyRequest:
 
     @property
     def options(self) -> RunOptions:
-        """The run options of both models, the same as those of llama-perplexity."""
+        """The run options of both models. They are those of llama-perplexity."""
         return RunOptions(DEFAULT_CTX, self.threads or None)
 
 
 def check_text(source: "Source", request: VerifyRequest) -> None:
-    """Raise UserError if the source has no vocabulary, or if the text has too few bytes to have
-    enough tokens in any vocabulary.
+    """Raise UserError if the source has no vocabulary, or if the text has so few bytes that it is
+    too short with any vocabulary.
     """
     float_copy.require_vocabulary(source, "leave --verify out")
     text = read_evaluation_text(request.text)
@@ -108,8 +106,8 @@ def check_text(source: "Source", request: VerifyRequest) -> None:
 
 
 def require_disk_space(plan: "Plan", out: Path, config: "Config") -> None:
-    """Raise UserError if the disks have too little space for the file, its certificate and the
-    float copy.
+    """Raise UserError if there is too little disk space for the file, its certificate and the float
+    copy of the source.
     """
     copy_plan = float_copy.float_copy_plan(plan.source.origin or plan.source)
     # while the certificate is embedded, there are two copies of the first file
@@ -128,16 +126,14 @@ def require_disk_space(plan: "Plan", out: Path, config: "Config") -> None:
 def verify(
     plan: "Plan", out: Path, request: VerifyRequest, config: "Config", ui: "UI"
 ) -> Certificate:
-    """Compare the finished file of a plan with its source and embed the certificate in its first
-    shard.
-
-    Raises UserError.
+    """Compare the finished file of a plan with its source. Embed the certificate in the first shard
+    of the file, and return it. Raises UserError.
     """
     file = plan.files(out)[0]
     header = read_header.read_header(file)
     with ui.bar(f"hash {file.name}", header.tensor_bytes) as bar:
         content = certificate.digest_content(header, bar.advance)
-    tensors = _tensors(plan, header, request.threads or host.core_count(), ui)
+    tensors = _tensor_records(plan, header, request.threads or host.core_count(), ui)
     with float_copy.open_runnable(
         plan.source.origin or plan.source, config, ui, request.threads
     ) as base:
@@ -147,9 +143,9 @@ def verify(
         )
         text = read_evaluation_text(request.text)
         _require_long_text(model_side, text)
-        steered = (
+        records = (
             *used_statistics(plan),
-            *_allocation_text(
+            *_allocation_record(
                 plan, request, min(PROBE_CHUNK_TOKENS, header.context_length or PROBE_CHUNK_TOKENS)
             ),
         )
@@ -160,7 +156,7 @@ def verify(
             config,
             ui,
         )
-        answers = answer_metrics(outcome, text, base_side.header.file_type, steered)
+        answers = answer_metrics(outcome, text, base_side.header.file_type, records)
         if answers.calibrated:
             ui.warn(
                 f"{text.name} was also used to quantize the file, so its results look too good; "
@@ -177,7 +173,7 @@ def verify(
         content,
         environment(request.threads or host.core_count()),
         answers,
-        steered,
+        records,
         _folds(plan, header),
         _types_by_count(plan),
         tensors,
@@ -198,14 +194,16 @@ def answer_metrics(
     base: str,
     statistics_used: tuple[CalibrationRecord, ...],
 ) -> AnswerMetrics:
-    """Return measures of how closely the answers of both models agree.
+    """Return metrics of how closely the answers of the quantized model agree with those of the
+    source.
 
-    `base`: the type in which the source was run; `statistics_used`: the statistics that the
-    quantization used, with their texts.
+    `outcome`: the result of the evaluation on `text`. `base`: the tensor type with which the source
+    ran. `statistics_used`: the statistics that the quantization used; if they come from the same
+    text, the metrics look too good and are marked.
     """
-    text_hash, name = _sha256(text.content), _name(text.name)
-    against = outcome.quality.comparison
-    assert against is not None
+    text_hash, name = _sha256(text.content), _public_name(text.name)
+    comparison = outcome.quality.comparison
+    assert comparison is not None
     return AnswerMetrics(
         text=name,
         text_sha256=text_hash,
@@ -213,22 +211,22 @@ def answer_metrics(
         chunks=outcome.chunks,
         positions=outcome.quality.positions,
         base=base,
-        perplexity=_figure(outcome.quality.perplexity),
-        base_perplexity=_figure(against.base),
-        perplexity_ratio=_figure(against.ratio),
-        kld=_figure(against.kld),
-        kld_median=against.klds.median,
-        kld_ranks={f"{rank:g}": value for rank, value in against.klds.percentiles.items()},
-        kld_most=against.klds.maximum,
-        same_top=_figure(against.same_top),
-        rms_delta_p=_figure(against.delta_rms),
+        perplexity=_certified_estimate(outcome.quality.perplexity),
+        base_perplexity=_certified_estimate(comparison.base),
+        perplexity_ratio=_certified_estimate(comparison.ratio),
+        kld=_certified_estimate(comparison.kld),
+        kld_median=comparison.klds.median,
+        kld_ranks={f"{rank:g}": value for rank, value in comparison.klds.percentiles.items()},
+        kld_most=comparison.klds.maximum,
+        same_top=_certified_estimate(comparison.same_top),
+        rms_delta_p=_certified_estimate(comparison.delta_rms),
         calibrated=any(_is_among(text_hash, name, record) for record in statistics_used),
     )
 
 
 def _is_among(text_hash: str, name: str, statistics_used: CalibrationRecord) -> bool:
     """Return whether the evaluation text is one of the texts of these statistics. Texts are
-    compared by hash, or by name if the hash is not known.
+    compared by hash, or by name if the hash is unknown.
     """
     recorded_texts = zip(statistics_used.hashes, statistics_used.texts, strict=True)
     return any(
@@ -244,7 +242,9 @@ def measure_speed(
     ui: "UI",
     seconds: float | None = None,
 ) -> tuple[SpeedComparison, ...]:
-    """Measure the speed of both models in pairs of tests, in random order. Unit: tokens per second."""
+    """Compare the speed of a model with the speed of the base, in tokens per second. Pairs of
+    measurements are made in random order. `seconds`: the duration of each test; None: the default.
+    """
     tests = [
         SpeedTest(prompt, gen, 0, 2048, 512, "f16", "f16", threads, -1, "auto")
         for prompt, gen in SPEED_TESTS
@@ -268,7 +268,7 @@ def measure_speed(
 
 
 def environment(threads: int) -> Environment:
-    """Return the machine, the versions and the time of the verification."""
+    """Return a record of this machine, the versions and the current time."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     count = len(rpc.joined_workers())  # only the number, because worker addresses are private
     machine = host.machine_identity() + (f" and {format_count(count, 'worker')}" if count else "")
@@ -291,10 +291,10 @@ def _speed_record(name: str, comparison: Comparison) -> SpeedComparison:
     )
 
 
-def _tensors(
+def _tensor_records(
     plan: "Plan", header: model_header.ModelHeader, threads: int, ui: "UI"
 ) -> tuple[TensorRecord, ...]:
-    """Return the records of all tensors: type, size and relative error."""
+    """Return a record of each tensor in the file: its type, size and relative error."""
     originals = {
         step.weight.name: OriginalTensor(step.weight, step.statistics.importance)
         for step in plan.steps
@@ -324,24 +324,28 @@ def _describe_source(plan: "Plan") -> CertifiedSource:
     )
     types = tuple(dict.fromkeys(weight.type for weight in source.weights))
     return CertifiedSource(
-        _name(source.path.absolute()), source.fingerprint, types, nbytes, nbytes * 8 / elements
+        _public_name(source.path.absolute()),
+        source.fingerprint,
+        types,
+        nbytes,
+        nbytes * 8 / elements,
     )
 
 
 def used_statistics(plan: "Plan") -> tuple[CalibrationRecord, ...]:
-    """Return the statistics that the quantization used, with their texts.
+    """Return records of the statistics that the quantization used, with their texts.
 
-    A text gets a hash only if its file still exists and is older than the statistics.
+    A text file gets a hash only if it still exists and is older than the statistics.
     """
-    diagonal = (
+    is_from_moments = (
         plan.imatrix is not None
         and plan.moments is not None
         and plan.imatrix.digest == plan.moments.digest
     )
-    # an imatrix that is the diagonal of the moments is not listed separately
-    files = {} if plan.imatrix is None or diagonal else {"imatrix": plan.imatrix}
+    # an imatrix that was computed from the same moments is not listed separately
+    files = {} if plan.imatrix is None or is_from_moments else {"imatrix": plan.imatrix}
     if plan.moments is not None and (
-        diagonal or plan.method.needs == "moments" or plan.source.fold_digest
+        is_from_moments or plan.method.needs == "moments" or plan.source.fold_digest
     ):  # moments also choose the folds
         files["moments"] = plan.moments.imatrix
     return (
@@ -350,8 +354,11 @@ def used_statistics(plan: "Plan") -> tuple[CalibrationRecord, ...]:
             CalibrationRecord(
                 kind,
                 statistics.digest,
-                tuple(map(_name, statistics.datasets)),
-                tuple(_hash(name, statistics.path.stat().st_mtime) for name in statistics.datasets),
+                tuple(map(_public_name, statistics.datasets)),
+                tuple(
+                    _hash_text_file(name, statistics.path.stat().st_mtime)
+                    for name in statistics.datasets
+                ),
                 statistics.chunks or None,
                 statistics.chunks * statistics.chunk_size or None,
             )
@@ -361,13 +368,16 @@ def used_statistics(plan: "Plan") -> tuple[CalibrationRecord, ...]:
 
 
 def _blockwise_statistics(plan: "Plan") -> tuple[CalibrationRecord, ...]:
-    """Return the record of the texts for moments that were collected block by block
-    (`--sequential`).
+    """Return the record of the second moments that were collected block by block (`--sequential`);
+    empty without --sequential.
     """
     pending = plan.expected_moments
     if pending is None or not pending.digest:
         return ()
-    names, hashes = tuple(map(_name, pending.texts)), tuple(map(_hash, pending.texts))
+    names, hashes = (
+        tuple(map(_public_name, pending.texts)),
+        tuple(map(_hash_text_file, pending.texts)),
+    )
     return (
         CalibrationRecord(
             "sequential",
@@ -380,10 +390,10 @@ def _blockwise_statistics(plan: "Plan") -> tuple[CalibrationRecord, ...]:
     )
 
 
-def _allocation_text(
+def _allocation_record(
     plan: "Plan", request: VerifyRequest, n_ctx: int
 ) -> tuple[CalibrationRecord, ...]:
-    """Return the record of the text by which the tensor types were chosen; empty if there was none.
+    """Return the record of the text on which the tensor types were chosen; empty if there is none.
     `n_ctx`: tokens of a chunk.
     """
     if request.allocation_text is None:
@@ -396,12 +406,12 @@ def _allocation_text(
     )
 
 
-def _hash(name: str, newest_mtime: float = inf) -> str:
-    """Return the hash of a text file that a statistics file names, or "" if the file cannot be
-    trusted to be that text.
+def _hash_text_file(name: str, newest_mtime: float = inf) -> str:
+    """Return the hash of a text file that a statistics file names; "" if the file may contain
+    another text.
 
-    The file must exist and must not be younger than `newest_mtime`, because a statistics file may
-    come from another machine, and the text may have been replaced since.
+    The file must exist and must not be newer than `newest_mtime`. Otherwise the statistics may come
+    from another machine, or the text was replaced later.
     """
     path = Path(name)
     try:
@@ -416,8 +426,8 @@ def _hash(name: str, newest_mtime: float = inf) -> str:
 
 
 def _folds(plan: "Plan", header: model_header.ModelHeader) -> tuple[str, ...]:
-    """Return the folds that were applied to the source, with their digest, as the written file
-    records them.
+    """Return the folds that were applied to the source and their digest, as the written file
+    records them. Empty without folds.
     """
     fold_json = header.metadata.get(FOLD_KEY)
     if not (plan.source.fold_digest and isinstance(fold_json, str)):
@@ -427,8 +437,9 @@ def _folds(plan: "Plan", header: model_header.ModelHeader) -> tuple[str, ...]:
 
 
 def _methods(plan: "Plan") -> dict[str, int]:
-    """Return the number of tensors that each method quantized. Empty if moments were collected
-    after planning, because the moments of some tensors may be missing.
+    """Return the number of tensors that each method quantized. Returns an empty dictionary if
+    second moments were collected after planning, because some tensors may then have had no moments
+    and another method.
     """
     return (
         {} if plan.expected_moments else {name: len(steps) for name, steps in plan.methods.items()}
@@ -452,14 +463,16 @@ def _too_short(message: str) -> UserError:
     return UserError(message, hint="use a longer --verify-text")
 
 
-def _figure(estimate: Estimate) -> CertifiedEstimate:
+def _certified_estimate(estimate: Estimate) -> CertifiedEstimate:
     return CertifiedEstimate(estimate.value, estimate.error)
 
 
-def _name(path: Path | str) -> str:
-    """Return a file's name without its folder, because certificates are published."""
+def _public_name(path: Path | str) -> str:
+    """Return a file's name without its folder, because certificates are published and folders are
+    private.
+    """
     return Path(path).name.encode("utf-8", "replace").decode()
 
 
-def _sha256(words: str) -> str:
-    return hashlib.sha256(words.encode()).hexdigest()
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,6 @@
-"""Evaluation: scores a text in groups of chunks, and saves the scores of each finished group."""
+"""Evaluation of a model on a text, alone or against a base. The scores of each group of chunks are
+saved as soon as they are computed, so that an interrupted run can resume.
+"""
 
 import hashlib
 import json
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.ui import UI
 
+# options that the cached scores depend on, by their names in the record file's head
 KEY_LABELS = {
     "base": "--base",
     "written": "time of its file",
@@ -57,11 +60,12 @@ KEY_LABELS = {
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
     """A request to evaluate a model, alone or against a base. The base is another model (`base`) or
-    a file of saved logits (`base_logits`).
+    a file of saved logits (`base_logits`); at most one is set.
 
-    `text`: None if the file of base logits contains the text. `save_base`: the file for the logits
-    of the base, or of the model if there is no base; None to save none. `fresh`: ignore the saved
-    scores of an earlier run. `quiet`: print no note about other evaluations of the model.
+    `text`: None if the base-logits file contains the text. `max_chunks`: maximum number of chunks;
+    None: all. `save_base`: the file for the logits of the base, or of the model if there is no
+    base; None: save none. `fresh`: ignore the saved scores of an earlier run. `quiet`: print no
+    note about other evaluations of the model.
     """
 
     model: EvaluationSide
@@ -78,9 +82,9 @@ class EvaluationRequest:
 class EvaluationResult:
     """The result of an evaluation.
 
-    `tokens`: number of tokens in the text; `chunks`: number of scored chunks, each of `n_ctx`
-    tokens; `resumed_chunks`: number of chunks that an earlier run had scored; `chunk_klds`: mean
-    divergence of each chunk, for paired comparisons of two files.
+    `tokens`: number of tokens in the text. `chunks`: number of scored chunks, each of `n_ctx`
+    tokens. `resumed_chunks`: number of chunks that an earlier run had scored. `chunk_klds`: mean KL
+    divergence of each chunk, for paired comparisons of two files; empty without a base.
     """
 
     quality: TextMetrics
@@ -93,10 +97,8 @@ class EvaluationResult:
 
 
 def run_evaluation(request: EvaluationRequest, config: "Config", ui: "UI") -> EvaluationResult:
-    """Evaluate a model. Finished chunks are saved, so that the same request resumes after an
-    interruption.
-
-    Raises UserError.
+    """Evaluate a model. Finished chunks are saved, so that an interrupted run with the same request
+    resumes. Raises UserError.
     """
     started_at = time.perf_counter()
     text, n_tokens = _read_text(request)
@@ -112,10 +114,11 @@ def run_evaluation(request: EvaluationRequest, config: "Config", ui: "UI") -> Ev
             journal = RecordLog.create(path, head)
         try:
             selected = TextChunks(text.ids[:n_chunks])
-            with _saving(request, selected, head, ui) as saved_logits:
+            with _open_logits_file(request, selected, head, ui) as saved_logits:
                 resumed = _score_missing(request, selected, journal, saved_logits, ui)
             chunk_scores = [
-                _scores(journal.read(number), text.scored_count) for number in range(n_chunks)
+                _unpack_scores(journal.read(number), text.scored_count)
+                for number in range(n_chunks)
             ]
         finally:
             journal.close()
@@ -138,76 +141,83 @@ def _score_missing(
     saved_logits: RecordLog | None,
     ui: "UI",
 ) -> int:
-    """Score the chunks that are not in the journal. Return the number of chunks that were in it."""
-    present = (
+    """Score the chunks that are not in the journal, and append them. Return the number of chunks
+    that were already in the journal.
+
+    `saved_logits`: the file for base logits, to which the logits of the same chunks are appended;
+    None: save none.
+    """
+    finished = (
         journal.numbers if saved_logits is None else journal.numbers & saved_logits.numbers
     ) & set(range(text.count))
     step = journal.head["at_once"]
     groups = [
-        [number for number in range(start, min(start + step, text.count)) if number not in present]
+        [number for number in range(start, min(start + step, text.count)) if number not in finished]
         for start in range(0, text.count, step)
     ]
     groups = [group for group in groups if group]
-    if present:
+    if finished:
         ui.note(
-            f"{len(present)} of {text.count} chunks were computed before (--fresh recomputes them)"
+            f"{len(finished)} of {text.count} chunks were computed before (--fresh recomputes them)"
         )
     if not groups:
-        return len(present)
-    scores = [_scores(journal.read(number), text.scored_count) for number in sorted(present)]
-    lanes = ThreadedScorer(journal.head["n_vocab"], request.model.options.threads or 1)
+        return len(finished)
+    scores = [
+        _unpack_scores(journal.read(number), text.scored_count) for number in sorted(finished)
+    ]
+    scorer = ThreadedScorer(journal.head["n_vocab"], request.model.options.threads or 1)
     label = f"eval {request.model.header.path.name}"
     try:
-        with ui.bar(label, text.count, "chunks", len(present)) as bar:
-            for group, (group_scores, tops) in _score_groups(
-                request, text, groups, lanes, keep=saved_logits is not None
+        with ui.bar(label, text.count, "chunks", len(finished)) as bar:
+            for group, (group_scores, top_logits) in _score_groups(
+                request, text, groups, scorer, keep=saved_logits is not None
             ):
                 # written before the journal, because chunks in the journal are not computed again
                 if saved_logits is not None:
                     saved_logits.append(
                         {
                             number: base_logits.pack_rows(rows)
-                            for number, rows in zip(group, tops, strict=True)
+                            for number, rows in zip(group, top_logits, strict=True)
                         }
                     )
                 journal.append(
                     {
-                        number: _bytes(chunk)
+                        number: _pack_scores(chunk)
                         for number, chunk in zip(group, group_scores, strict=True)
                     }
                 )
                 scores += group_scores
                 bar.advance(len(group))
-                bar.describe(f"{label}: {_so_far(PositionScores.join(scores))}")
+                bar.describe(f"{label}: {_format_estimate(PositionScores.join(scores))}")
     finally:
-        lanes.close()
-    return len(present)
+        scorer.close()
+    return len(finished)
 
 
 def _score_groups(
     request: EvaluationRequest,
     text: TextChunks,
     groups: list[list[int]],
-    lanes: ThreadedScorer,
+    threaded_scorer: ThreadedScorer,
     *,
     keep: bool,
 ) -> Iterator[tuple[list[int], tuple[list[PositionScores], list[list[TopLogits]]]]]:
-    """Yield groups of chunks with their scores. Both models are open at the same time if the memory
-    allows it, otherwise one after the other.
+    """Yield each group of chunks with its scores and, if `keep` is set, its top logits. Both models
+    are open at the same time if the memory allows it; otherwise, they are opened in turn.
     """
     if request.base is None or both_fit(request.model, request.base):
         with open_scorers(request.model, request.base, max(map(len, groups))) as (model, base):
-            evaluation = Evaluation(model, base, request.base_logits, text, lanes, keep)
+            evaluation = Evaluation(model, base, request.base_logits, text, threaded_scorer, keep)
             for group in groups:
                 yield group, evaluation.score(group)
         return
-    for group, scorer, held in open_one_by_one(request.model, request.base, text, groups):
-        yield group, Evaluation(scorer, held, None, text, lanes, keep).score(group)
+    for group, scorer, base_buffer in open_one_by_one(request.model, request.base, text, groups):
+        yield group, Evaluation(scorer, base_buffer, None, text, threaded_scorer, keep).score(group)
 
 
 def _read_text(request: EvaluationRequest) -> tuple[TextChunks, int]:
-    """Return the chunks of the text and the number of its tokens. Raises UserError if the base
-    has another vocabulary than the model or tokenizes the text differently.
+    """Return the chunks of the text, and the number of its tokens. Raises UserError if the base has
+    another vocabulary than the model, or splits the text into other tokens.
     """
     if request.text is not None:
         token_ids = tokenize_text(request.model, request.text)
@@ -230,7 +240,7 @@ def _read_text(request: EvaluationRequest) -> tuple[TextChunks, int]:
 
 
 def _cache_key(request: EvaluationRequest, text: TextChunks) -> dict[str, Any]:
-    """Return everything that the scores of a chunk depend on."""
+    """Return everything that the scores of a chunk depend on, as a JSON object."""
     options, sides = request.model.options, [side for side in (request.model, request.base) if side]
     n_vocab = request.model.n_vocab
     base = (
@@ -266,14 +276,14 @@ def _cache_key(request: EvaluationRequest, text: TextChunks) -> dict[str, Any]:
 
 
 def _time_stamps(base_logits: BaseLogitsFile | None) -> list[int]:
-    """Return a list with the time stamp of the base logits, or an empty list without base logits.
-    The time stamp shows a small edit of the base, which the file's head may miss.
+    """Return the time stamp of the base-logits file, in a list; empty without such a file. The time
+    stamp reveals a small edit of the file, which the hash of its head may not show.
     """
     return [base_logits.path.stat().st_mtime_ns] if base_logits else []
 
 
 def _note_other_evaluations(folder: Path, head: dict[str, Any], ui: "UI") -> None:
-    """Print a note if the same model was evaluated with other options before, because those results
+    """Print a note if the same model was evaluated with other options before, because those scores
     cannot be used.
     """
     for path in sorted(folder.glob("*.records"), key=lambda path: -path.stat().st_mtime):
@@ -281,12 +291,12 @@ def _note_other_evaluations(folder: Path, head: dict[str, Any], ui: "UI") -> Non
         if records is None:
             continue
         records.close()
-        differ = [key for key in KEY_LABELS if records.head.get(key) != head.get(key)]
+        different_keys = [key for key in KEY_LABELS if records.head.get(key) != head.get(key)]
         # with another chunk length the tokens differ anyway
-        if "n_ctx" in differ and "text" in differ:
-            differ.remove("text")
-        if records.head.get("model") == head["model"] and differ:
-            labels = ", ".join(KEY_LABELS[key] for key in differ)
+        if "n_ctx" in different_keys and "text" in different_keys:
+            different_keys.remove("text")
+        if records.head.get("model") == head["model"] and different_keys:
+            labels = ", ".join(KEY_LABELS[key] for key in different_keys)
             ui.note(
                 f"starting again: the last evaluation of this model had other values of: {labels}"
             )
@@ -294,11 +304,12 @@ def _note_other_evaluations(folder: Path, head: dict[str, Any], ui: "UI") -> Non
 
 
 @contextmanager
-def _saving(
+def _open_logits_file(
     request: EvaluationRequest, text: TextChunks, head: dict[str, Any], ui: "UI"
 ) -> Iterator[RecordLog | None]:
-    """Yield the file in which base logits are saved, or None if they are not saved. An unfinished
-    file is resumed if possible. The file gets its final name when it is complete.
+    """Yield the file in which base logits are saved; None if they are not saved or already
+    complete. An unfinished file is resumed if possible. The file has a temporary name until it is
+    complete.
 
     Raises UserError.
     """
@@ -345,8 +356,8 @@ def _saving(
 
 
 def _is_complete(path: Path, head: dict[str, Any], written: int) -> bool:
-    """Return whether a file of base logits has this head, has all chunks, and is not older than the
-    model. `written`: time stamp of the model in nanoseconds.
+    """Return whether the base-logits file has the expected head and all chunks, and is not older
+    than the model. `written`: time stamp of the model in nanoseconds.
     """
     records = RecordLog.resume(path, write=False)
     if records is None:
@@ -359,7 +370,7 @@ def _is_complete(path: Path, head: dict[str, Any], written: int) -> bool:
     )
 
 
-def _bytes(scores: PositionScores) -> bytes:
+def _pack_scores(scores: PositionScores) -> bytes:
     columns = (
         [scores.nll, scores.base_nll, scores.kld, scores.same_top, scores.kld_error]
         if scores.has_base
@@ -368,13 +379,13 @@ def _bytes(scores: PositionScores) -> bytes:
     return np.stack(columns).astype("<f8").tobytes()
 
 
-def _scores(raw: bytes, scored: int) -> PositionScores:
+def _unpack_scores(raw: bytes, scored: int) -> PositionScores:
     columns = np.frombuffer(raw, "<f8").reshape(-1, scored)
     return PositionScores(*columns, *[evaluate.EMPTY_SCORES] * (5 - len(columns)))
 
 
-def _so_far(scores: PositionScores) -> str:
-    """Return the estimate from the chunks so far as text."""
+def _format_estimate(scores: PositionScores) -> str:
+    """Return the perplexity and divergence of the chunks so far as text, for the progress bar."""
     estimate = f"PPL {np.exp(mean_with_error(scores.nll).value):.4f}"
     return estimate + (f", KLD {mean_with_error(scores.kld).value:.5f}" if scores.has_base else "")
 

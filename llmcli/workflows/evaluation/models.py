@@ -1,5 +1,5 @@
-"""The models of an evaluation. Both are open at the same time, or one after the other if they do
-not fit into memory together.
+"""The models of an evaluation. The model and its base are open at the same time, or in turn if they
+do not fit into memory together.
 """
 
 from collections.abc import Iterator
@@ -23,14 +23,14 @@ from quant.evaluation.evaluate import I32, TextChunks
 from quant.gguf.header import GgufArray
 from quant.model_file.model_header import ModelHeader
 
-# upper limit of base logits that are stored while the other model is open
+# maximum bytes of base logits that are buffered while the model is open instead of the base
 MAX_BUFFERED_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSide:
-    """A model file with the options to run it: one of the two sides of an evaluation. `options` are
-    resolved; their `ctx_size` is the length of a chunk.
+    """A model file with its run options: the evaluated model, or the base. `options` are resolved;
+    their `ctx_size` is the length of a chunk.
     """
 
     header: ModelHeader
@@ -39,12 +39,12 @@ class EvaluationSide:
 
     @property
     def n_vocab(self) -> int:
-        """The size of the vocabulary according to the file; 0 if the file has no vocabulary."""
+        """The size of the vocabulary; 0 if the file has no vocabulary."""
         token_array = self.header.metadata.get("tokenizer.ggml.tokens")
         return token_array.count if isinstance(token_array, GgufArray) else 0
 
     def context_options(self, chunks: int, n_vocab: int) -> ContextOptions:
-        """Return the options of a context that processes `chunks` chunks at once."""
+        """Return the options of a llama.cpp context that processes `chunks` chunks in one pass."""
         options = self.options
         assert options.ctx_size and options.threads, options
         single_chunk = ContextOptions(
@@ -62,10 +62,10 @@ class EvaluationSide:
 
 
 def both_fit(model: EvaluationSide, base: EvaluationSide) -> bool:
-    """Return whether the weights of both models fit into the free memory.
+    """Return whether the weights of both models fit into the free memory together.
 
-    On a CPU, the weights of each model are counted twice, because llama.cpp may store a repacked
-    copy of them.
+    On a CPU, the weights of each model count twice, because llama.cpp may store a repacked copy of
+    them.
     """
     if model.header.path == base.header.path:
         return True
@@ -84,8 +84,8 @@ def both_fit(model: EvaluationSide, base: EvaluationSide) -> bool:
 def open_scorers(
     model: EvaluationSide, base: EvaluationSide | None, chunks: int
 ) -> Iterator[tuple[ChunkScorer, ChunkScorer | None]]:
-    """Open the models and yield their scorers. If the base is the same file as the model, it is
-    loaded once; without a base, its scorer is None.
+    """Open the models for the block, and yield a scorer of the model and a scorer of the base.
+    Without a base, the second scorer is None. If both are the same file, it is loaded only once.
     """
     with ExitStack() as stack:
         model_weights = stack.enter_context(_open_side(model))
@@ -109,12 +109,11 @@ def open_scorers(
 def open_one_by_one(
     model: EvaluationSide, base: EvaluationSide, text: TextChunks, groups: list[list[int]]
 ) -> Iterator[tuple[list[int], ChunkScorer, "BufferedLogits"]]:
-    """Yield each group of chunks with the scorer of the open model and the base's logits. The two
-    models are opened one after the other.
+    """Yield each group of chunks with a scorer of the model and the buffered logits of the base.
+    The two models are opened in turn.
 
-    The base computes the logits of as many groups as fit into `MAX_BUFFERED_BYTES` and half of the
-    free memory. Then the model is opened for these groups. This repeats until all groups were
-    yielded.
+    First, the base computes the logits of as many groups as fit into `MAX_BUFFERED_BYTES` and half
+    of the free memory. Then the model is opened for these groups. This repeats for all groups.
     """
     group_size = max(map(len, groups))
     remaining = list(groups)
@@ -138,19 +137,19 @@ def open_one_by_one(
 
 
 class BufferedLogits:
-    """The stored base logits of one group of chunks, as blocks of shape `[rows, vocabulary]`."""
+    """The base logits of one group of chunks in memory, as blocks of shape `[rows, vocabulary]`."""
 
     def __init__(self, blocks: list[NDArray[np.float32]]) -> None:
         self._blocks = blocks
 
     def blocks(self, ids: I32) -> Iterator[NDArray[np.float32]]:
-        """Yield the stored blocks. `ids` is not used; other sources of logits need it."""
+        """Yield the blocks. `ids` is not used; it is part of the interface of a scorer."""
         yield from self._blocks
 
 
 def tokenize_text(side: EvaluationSide, text: str) -> list[int]:
-    """Return the tokens of a text as llama-perplexity does: names of control tokens are read as
-    plain text, and BOS is added if the model file asks for it.
+    """Return the tokens of a text as llama-perplexity does: the names of control tokens are plain
+    text, and BOS is added if the model file requests it.
     """
     with open_model(side.header.path, gpu_layers=0, vocab_only=True) as model:
         token_ids = model.tokenize(text, special=False, add_special=True)
@@ -166,10 +165,8 @@ def tokenize_text(side: EvaluationSide, text: str) -> list[int]:
 def require_same_vocabulary(
     model: EvaluationSide, base: EvaluationSide, token_ids: list[int], text: str
 ) -> None:
-    """Raise UserError if the base has another vocabulary than the model, or splits the text into
-    other tokens.
-
-    `token_ids`: the tokens of `text` by the model's tokenizer.
+    """Raise UserError if the base has another vocabulary than the model, or splits `text` into
+    other tokens. `token_ids`: the tokens of `text` by the model's tokenizer.
     """
     model_header, base_header = model.header, base.header
     difference = vocabulary_match.describe_difference(model_header, base_header)
@@ -198,8 +195,8 @@ def _open_side(side: EvaluationSide) -> Iterator[Model]:
 
 
 def _tokenizer_metadata(header: ModelHeader) -> dict[str, object]:
-    """Return all metadata in the file that affects tokenization: merges, scores, pre-tokenizer,
-    flags.
+    """Return all metadata of the file that affects tokenization, such as merges, scores and the
+    pre-tokenizer.
     """
     return {
         key: value.read_bytes() if isinstance(value, GgufArray) else value

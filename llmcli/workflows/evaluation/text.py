@@ -1,4 +1,4 @@
-"""The text for an evaluation, and the preparation of a model file for it."""
+"""The text for an evaluation, and the checks of a model file before an evaluation."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +11,14 @@ if TYPE_CHECKING:
 
 
 DEFAULT_CTX = 512
-PROBE_CHUNK_TOKENS = 512  # chunk length of the text by which a mix of types is chosen
+PROBE_CHUNK_TOKENS = 512  # chunk length of the text on which a mix of tensor types is chosen
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationText:
-    """A text to evaluate on. `name`: the path of the text, or a description of the built-in text."""
+    """A text to evaluate on. `name`: the path of its file, or a description of the built-in
+    text.
+    """
 
     content: str
     name: str
@@ -25,7 +27,7 @@ class EvaluationText:
 def read_evaluation_text(path: Path | None) -> EvaluationText:
     """Return the text of a file, or the built-in text if `path` is None.
 
-    A line break at the end is removed, as llama.cpp's -f does. Raises UserError.
+    One line break at the end is removed, as by llama.cpp's -f. Raises UserError.
     """
     from importlib import resources
 
@@ -48,10 +50,8 @@ def read_evaluation_text(path: Path | None) -> EvaluationText:
 
 
 def prepare_side(path: Path, options: "RunOptions", ui: "UI") -> "EvaluationSide":
-    """Check a model file and resolve its options. Called at the start, so that an error is not
-    reported after minutes of work.
-
-    Raises UserError.
+    """Check a model file, resolve its run options, and return both. Call it at the start, so that
+    an error is reported before any slow step. Raises UserError.
     """
     from llmcli.errors import UserError
     from llmcli.planning import resolve_options

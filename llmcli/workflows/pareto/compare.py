@@ -1,11 +1,10 @@
-"""Compares several quantizations of one model. Each is written, evaluated against the same base
-logits, and timed against the base.
+"""Compares several quantizations of one model, called settings. Each setting is written to a file,
+evaluated against the same base logits, and its speed is compared with the base.
 
-Each finished setting is saved in a file, so that an interrupted comparison resumes. The base reads
-the text once. For each position, only 256 of its logits and 64 random others are stored (2.6 KB per
-position, as in `eval --save-base`), because the logits of 32 complete chunks with a vocabulary of
-49,152 would take 1.6 GB. All settings use the same sample of logits, and the sampling error is
-reported.
+The result of each setting is saved when it is complete, so that an interrupted comparison resumes.
+The base reads the text only once. Its complete logits would be too large to store. Therefore only
+the 256 largest logits and 64 random others are stored per position, as in `eval --save-base`. All
+settings use the same sample, and the sampling error is reported.
 """
 
 import hashlib
@@ -45,16 +44,16 @@ if TYPE_CHECKING:
     from quant.source.source import Source
 
 MAX_RECORD_CHARACTERS = 1 << 20  # longest JSON text of a saved result that is read
-POSITION_BYTES = 2700  # of base logits for each position
+POSITION_BYTES = 2700  # bytes of the base logits of one position, for the forecast
 
 
 @dataclass(frozen=True, slots=True)
 class ParetoPoint:
-    """The result of one finished setting.
+    """The result of one setting.
 
-    `doubt`: the part of the divergence's error that is caused by storing only a sample of the
-    base's logits. `seconds`: duration of the quantization, 0 if an earlier run did a part of it.
-    `klds`: mean divergence of each chunk.
+    `doubt`: the part of the divergence's error that comes from storing only a sample of the base's
+    logits. `seconds`: duration of the quantization; 0 if an earlier run did a part of it. `klds`:
+    mean KL divergence of each chunk.
     """
 
     name: str
@@ -80,10 +79,11 @@ class ParetoPoint:
 
 @dataclass(frozen=True, slots=True)
 class ParetoRequest:
-    """A request to compare the plans of one source.
+    """A request to compare several quantizations of one source. `plans`: the plan of each setting,
+    by the setting's name.
 
-    `seconds`: duration of each speed test, 0 for no tests. `keep_folder`: the folder in which the
-    model files stay, None to remove them.
+    `seconds`: duration of each speed test; 0: no tests. `keep_folder`: the folder in which the
+    model files stay; None: delete them.
     """
 
     source: "Source"
@@ -98,12 +98,14 @@ class ParetoRequest:
 
     @property
     def options(self) -> RunOptions:
-        """The run options, which are the same for every model."""
+        """The run options, which are equal for all models."""
         return RunOptions(self.n_ctx, self.threads or None)
 
     @property
     def cache_key(self) -> str:
-        """A hash of everything that a saved result depends on, except the setting itself."""
+        """A hash of everything that the saved results depend on, except for the settings
+        themselves.
+        """
         key_parts = [
             self.source.fingerprint,
             hashlib.sha256(self.text.content.encode()).hexdigest(),
@@ -120,10 +122,8 @@ class ParetoRequest:
 
 
 def compare(request: ParetoRequest, config: "Config", ui: "UI") -> list[ParetoPoint]:
-    """Return the results of all settings, in the order of the plans. Finished settings are saved,
-    so that the same request resumes after an interruption.
-
-    Raises UserError.
+    """Return the results of all settings, in the order of the plans. Finished results are saved, so
+    that an interrupted run with the same request resumes. Raises UserError.
     """
     folder = config.cache / "pareto" / request.cache_key
     make_folder(folder)
@@ -151,13 +151,13 @@ def compare(request: ParetoRequest, config: "Config", ui: "UI") -> list[ParetoPo
 
 
 def dominated_by(points: Sequence[ParetoPoint]) -> dict[str, str]:
-    """Return the dominated settings. The value is the setting that dominates the key; if there are
-    several, the one nearest to the base.
+    """Return, for each dominated setting, the name of a setting that dominates it. If there are
+    several, it is the one with the smallest divergence from the base.
 
-    A setting dominates another one if it is no larger, no farther from the base and not slower, and
-    is better in size or in distance. At equal size, it counts as nearer only if the mean difference
-    over paired chunks exceeds two standard errors. It counts as slower only if the confidence
-    intervals do not overlap.
+    Setting A dominates setting B if A is no larger, has no larger divergence and is not slower, and
+    is better in size or in divergence. At equal size, A's divergence counts as smaller only if the
+    mean difference over paired chunks exceeds two standard errors. A counts as slower only if the
+    confidence intervals of the speeds do not overlap.
     """
     winners = {}
     for point in points:
@@ -170,24 +170,37 @@ def dominated_by(points: Sequence[ParetoPoint]) -> dict[str, str]:
 
 
 def _dominates(first: ParetoPoint, second: ParetoPoint) -> bool:
-    """Return whether `first` dominates `second`."""
-    nearer, error = _advantage(first, second)
+    """Return whether `first` dominates `second` (see `dominated_by`)."""
+    gain, error = _divergence_gain(first, second)
     if (
         first.nbytes > second.nbytes
-        or nearer < 0
-        or (first.nbytes == second.nbytes and nearer <= 2 * error)
+        or gain < 0
+        or (first.nbytes == second.nbytes and gain <= 2 * error)
     ):
         return False
-    fast, slow = second.generation, first.generation
-    is_known = fast and slow and fast.low is not None and slow.high is not None
-    return not (is_known and fast and slow and (fast.low or 0) > (slow.high or 0))
+    second_speed, first_speed = second.generation, first.generation
+    is_known = (
+        second_speed
+        and first_speed
+        and second_speed.low is not None
+        and first_speed.high is not None
+    )
+    return not (
+        is_known
+        and second_speed
+        and first_speed
+        and (second_speed.low or 0) > (first_speed.high or 0)
+    )
 
 
-def _advantage(first: ParetoPoint, second: ParetoPoint) -> tuple[float, float]:
-    """Return how much nearer to the base `first` is than `second`, and the standard error of this
-    difference over the chunks that both have.
+def _divergence_gain(first: ParetoPoint, second: ParetoPoint) -> tuple[float, float]:
+    """Return how much smaller the mean divergence of `first` is than that of `second`, and the
+    standard error of this difference over paired chunks.
     """
-    differences = [theirs - mine for mine, theirs in zip(first.klds, second.klds, strict=True)]
+    differences = [
+        second_kld - first_kld
+        for first_kld, second_kld in zip(first.klds, second.klds, strict=True)
+    ]
     mean_difference = fmean(differences)
     variance = sum((value - mean_difference) ** 2 for value in differences) / max(
         1, len(differences) - 1
@@ -198,7 +211,9 @@ def _advantage(first: ParetoPoint, second: ParetoPoint) -> tuple[float, float]:
 def _measure_settings(
     request: ParetoRequest, remaining: Sequence[str], folder: Path, config: "Config", ui: "UI"
 ) -> dict[str, ParetoPoint]:
-    """Measure the remaining settings one after the other."""
+    """Compute the base logits, and measure the remaining settings one after the other. Each result
+    is saved when it is complete.
+    """
     points = {}
     with ExitStack() as stack:
         path = stack.enter_context(open_runnable(request.source, config, ui, request.threads))
@@ -232,8 +247,8 @@ def _measure_setting(
     config: "Config",
     ui: "UI",
 ) -> ParetoPoint:
-    """Write, evaluate and time one setting. The file is removed afterwards unless the request keeps
-    it.
+    """Write, evaluate and time one setting. Afterwards, delete its file unless
+    `request.keep_folder` is set.
     """
     plan = request.plans[name]
     out = (request.keep_folder or folder) / _file_name(request, name)
@@ -283,7 +298,9 @@ def _measure_setting(
 def _print_forecast(
     request: ParetoRequest, base: "EvaluationSide", count: int, logits: Path, ui: "UI"
 ) -> None:
-    """Print the expected duration of the comparison, estimated from one chunk of the base."""
+    """Print the expected duration of the comparison. It is estimated by timing one chunk of the
+    base.
+    """
     token_ids = models.tokenize_text(base, request.text.content)
     text = evaluate.split_text(token_ids, request.n_ctx, request.chunks)
     with models.open_scorers(base, None, 1) as (scorer, _):
@@ -307,7 +324,7 @@ def _print_forecast(
 def _require_disk_space(
     request: ParetoRequest, remaining: Sequence[str], folder: Path, config: "Config", ui: "UI"
 ) -> None:
-    """Print the disk space that the comparison needs. Raise UserError if the disk has too little."""
+    """Print the disk space that the comparison needs. Raises UserError if there is too little."""
     sizes = [request.plans[name].nbytes for name in remaining]
     file_bytes = sum(sizes) if request.keep_folder else max(sizes)
     float_copy, logit_bytes = (
@@ -337,15 +354,17 @@ def _require_disk_space(
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove the files that only an unfinished comparison needs: model files and the base's logits."""
+    """Delete the files that only an unfinished comparison needs: model files and the base's
+    logits.
+    """
     for path in folder.iterdir():
         if path.suffix != ".json" and path.name != "lock":
             path.unlink()
 
 
 def _load_result(request: ParetoRequest, name: str, folder: Path) -> ParetoPoint | None:
-    """Return the saved result of a setting, with its current name. Return None if there is none, if
-    it belongs to another plan, or if its model file should be kept but is missing.
+    """Return the saved result of a setting, under the setting's current name. Return None if there
+    is no result, if it belongs to another plan, or if its model file should be kept but is missing.
     """
     try:
         point = parse_json(

@@ -1,8 +1,8 @@
-"""Builds the plans that `llmcli pareto` compares: one for each combination of a type or size, a
-method and a fold.
+"""Builds the plans that `llmcli pareto` compares: one for each combination of a file type or size,
+a method and a fold.
 
-Before any file is written, this module also collects missing statistics, allocates types for the
-sizes, and chooses the folds.
+This happens before any file is written. It includes collecting missing statistics, choosing tensor
+types for the sizes, and choosing the folds.
 """
 
 from collections.abc import Sequence
@@ -35,9 +35,8 @@ MeasuredStatistics = tuple[Imatrix | None, MomentsFile | None]
 def build_plans(
     source: "Source", settings: ParetoSettings, threads: int, config: "Config", ui: "UI"
 ) -> dict[str, "Plan"]:
-    """Return the plan of each setting by the setting's name.
-
-    Raises UserError or UsageError if any setting is impossible.
+    """Return the plan of each setting, by the setting's name. Raises UserError or UsageError if any
+    setting is impossible.
     """
     float_copy.require_vocabulary(source)
     sizes = _split_list(settings.target_size)
@@ -56,7 +55,7 @@ def build_plans(
     if not (types or sizes) or not methods:
         raise UsageError("nothing to compare", hint=f"--types {DEFAULT_TYPES} --methods ggml")
     ggml_builder = _make_builder(source, "ggml", "none", (None, None), threads)
-    for size in sizes:  # check all sizes before minutes are spent to measure the first
+    for size in sizes:  # check all sizes before the slow measurements for the first one
         allocate.target_budget(source, ggml_builder.mix_plan, SizeRequest(target_size=size))
     measured = _load_statistics(source, settings, methods, folds, threads, config, ui)
     plans = {}
@@ -76,7 +75,7 @@ def build_plans(
 
 
 def _split_list(text: str | None) -> list[str]:
-    return list(dict.fromkeys(word for part in (text or "").split(",") if (word := part.strip())))
+    return list(dict.fromkeys(word for item in (text or "").split(",") if (word := item.strip())))
 
 
 def _load_statistics(
@@ -88,8 +87,8 @@ def _load_statistics(
     config: "Config",
     ui: "UI",
 ) -> MeasuredStatistics:
-    """Return the user's statistics, plus collected ones if the requested methods and folds need
-    them.
+    """Return the imatrix and the second moments: those of the user, or collected ones if the
+    methods and folds need more.
     """
     sums = imatrix.load_imatrix(settings.imatrix.expanduser()) if settings.imatrix else None
     second_moments = (
@@ -121,16 +120,16 @@ def _make_builder(
 ) -> plan_mix.PlanBuilder:
     """Return a plan builder for one method and fold.
 
-    Its provenance is the same as in `quantize`, so that both commands share cached measurements.
+    Its provenance equals that in `quantize`, so that both commands share cached measurements.
     """
     inputs, has_fold = MeasuredInputs(*statistics, None), bool(choose.parse_fold_kinds(fold))
-    steered = {"method": method, "fold": fold * has_fold, **inputs.digests}
+    provenance = {"method": method, "fold": fold * has_fold, **inputs.digests}
 
-    def make(kind: str, wishes: TypeOverrides) -> "Plan":
+    def build(kind: str, overrides: TypeOverrides) -> "Plan":
         return plan_quantization(
             source,
             kind,
-            wishes,
+            overrides,
             imatrix=inputs.imatrix,
             method=method,
             moments=inputs.moments,
@@ -138,5 +137,5 @@ def _make_builder(
         )
 
     return plan_mix.PlanBuilder(
-        source, make, steered, threads, folded_source.HEADER_RESERVE_BYTES * has_fold
+        source, build, provenance, threads, folded_source.HEADER_RESERVE_BYTES * has_fold
     )

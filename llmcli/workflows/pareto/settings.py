@@ -1,4 +1,4 @@
-"""The settings of `llmcli pareto`: the quantizations to compare, and how they are measured."""
+"""The settings of `llmcli pareto`: which quantizations are compared, and how they are measured."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,8 @@ DEFAULT_TYPES = "Q2_K,Q3_K_M,Q4_K_M,Q5_K_M,Q6_K"
 
 @dataclass(frozen=True, slots=True)
 class ParetoSettings:
-    """The quantizations to compare. Several types, sizes or methods are separated by commas.
+    """The quantizations to compare. `types`, `target_size` and `methods` are comma-separated lists;
+    `fold` has one entry for each value of --fold.
 
     If neither `types` nor `target_size` is set, the types are DEFAULT_TYPES.
     """
@@ -25,11 +26,11 @@ class ParetoSettings:
 class MeasurementSettings:
     """How each quantization is evaluated and timed.
 
-    - `text`: the text to evaluate on; None for the built-in text.
+    - `text`: the text to evaluate on; None: the built-in text.
     - `ctx`: tokens of a chunk; `chunks`: number of chunks.
-    - `threads`: number of threads; 0 for all cores.
-    - `seconds`: duration of each of the two speed tests; 0 for no tests.
-    - `keep`: folder in which the model files stay; None to remove them.
+    - `threads`: number of threads; 0: all cores.
+    - `seconds`: duration of each of the two speed tests; 0: no tests.
+    - `keep`: folder in which the model files stay; None: delete them.
     - `fresh`: ignore the results of an earlier run.
     """
 

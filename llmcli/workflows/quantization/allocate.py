@@ -1,8 +1,9 @@
-"""Chooses a type for each tensor within a size limit, by measuring the divergence that each
-tensor's quantization causes.
+"""Chooses a quantization type for each tensor, so that the file stays within a size limit and the
+model's answers change least. The KL divergence that the quantization of each tensor causes is
+measured.
 
-Measurements are cached: another size of the same model, method and text needs no new ones, and an
-interrupted run resumes.
+Measurements are cached, so another size with the same model, method and text needs no new ones, and
+an interrupted run resumes.
 """
 
 import hashlib
@@ -50,17 +51,18 @@ if TYPE_CHECKING:
     from llmcli.workflows.quantization.size_request import SizeRequest
     from quant.source.source import Source
 
-MIX_RECORDS_START = 1 << 30  # first record number of mixes; all other records have lower numbers
+# Record numbers from here on are measurements of mixes; lower numbers are other measurements.
+MIX_RECORDS_START = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationRequest:
-    """A request to allocate types.
+    """A request to choose a type for each tensor. A mix is a type for each tensor, by tensor name.
 
-    `build_plan`: returns the plan of a mix; `build_plain_plan`: returns the plan of a mix without
-    the method and the importance of columns. `provenance`: everything except the types that
-    determines the bytes of the file; `text_digest`: digest of the probe text; `spare_bytes`: bytes
-    of folds and certificate, which are not part of a plan.
+    `build_plan`: returns the plan of a mix. `build_plain_plan`: returns the plan of a mix that uses
+    neither the method nor the importance of columns. `provenance`: everything except the types that
+    determines the bytes of the file. `text_digest`: digest of the probe text. `spare_bytes`: bytes
+    of folds and certificate, which a plan does not include.
     """
 
     source: "Source"
@@ -75,10 +77,11 @@ class AllocationRequest:
 
 @dataclass(frozen=True, slots=True)
 class AllocationResult:
-    """The result of an allocation: the types, the sensitivities, and the mixes that were tried.
+    """The result of an allocation: the chosen mix, the sensitivity of each tensor, and the mixes
+    that were tried.
 
-    `expected_kld`: sum of the measured divergences of the chosen types; None if nothing was
-    measured.
+    `expected_kld`: the sum of the measured divergences of the chosen types; None if nothing was
+    measured. `positions`: number of held-out positions on which mixes were tried.
     """
 
     mix: Mapping[str, str]
@@ -91,8 +94,8 @@ class AllocationResult:
 
 
 def allocate(request: AllocationRequest, config: "Config", ui: "UI") -> AllocationResult:
-    """Choose the types. Raises UserError, before anything is measured, if no mix has the requested
-    size.
+    """Choose a type for each tensor. Raises UserError before anything is measured if no mix has the
+    requested size.
     """
     started_at, sizing = time.perf_counter(), request.size
     types = sensitivity.type_options(request.source, sizing.candidate_types)
@@ -111,7 +114,7 @@ def allocate(request: AllocationRequest, config: "Config", ui: "UI") -> Allocati
         ]
         for records in record_files:
             stack.callback(records.close)
-        sensing = SensitivityRun(
+        sensitivity_run = SensitivityRun(
             request.build_plan,
             request.build_plain_plan,
             types,
@@ -119,24 +122,24 @@ def allocate(request: AllocationRequest, config: "Config", ui: "UI") -> Allocati
             record_files[1],
             request.probe_text.threads,
         )
-        allocation = _AllocationRun(request, sensing, path.with_suffix(".gguf"), stack, ui)
+        allocation = _AllocationRun(request, sensitivity_run, path.with_suffix(".gguf"), stack, ui)
         budget = target_budget(request.source, request.build_plan, sizing, request.spare_bytes)
         allocation.compute_errors()
         tensor_probes = (
             [] if sizing.quick else probes.all_probes(types, sizing.probe_unit == "group")
         )
         allocation.measure(tensor_probes)
-        sensed = sensing.sensitivities(tensor_probes)
-        menu = sensitivity.build_menu(sensing, sensed, request.source.alignment)
+        sensitivities = sensitivity_run.sensitivities(tensor_probes)
+        menu = sensitivity.build_menu(sensitivity_run, sensitivities, request.source.alignment)
         budget = budget or allocation.largest_budget(menu)
         best, refinement = reduce_types(menu, budget), None
         if sizing.refinement_trials:
-            evaluate = partial(allocation.held_out_divergences, sensed)
+            evaluate = partial(allocation.held_out_divergences, sensitivities)
             refinement = MixRefinement(menu, budget, evaluate, sizing.refinement_trials)
             best = allocation.refine(refinement, best)
         return AllocationResult(
             allocation.complete_mix(best.mix),
-            sensed,
+            sensitivities,
             budget,
             None if sizing.quick else best.loss,
             tuple(refinement.trials) if refinement else (),
@@ -146,33 +149,40 @@ def allocate(request: AllocationRequest, config: "Config", ui: "UI") -> Allocati
 
 
 class _AllocationRun:
-    """One allocation in progress. The scratch copy is written when it is needed for the first time."""
+    """One allocation in progress. A scratch copy of the model is written when it is first
+    needed.
+    """
 
     def __init__(
         self,
         request: AllocationRequest,
-        sensing: SensitivityRun,
+        sensitivity_run: SensitivityRun,
         path: Path,
         stack: ExitStack,
         ui: "UI",
     ) -> None:
-        self.request, self.sensing, self.path, self.ui = request, sensing, path, ui
-        self._open = stack
-        self._stage: ScratchModel | None = None
+        self.request, self.sensitivity_run, self.path, self.ui = request, sensitivity_run, path, ui
+        self._exit_stack = stack
+        self._scratch_model: ScratchModel | None = None
         self._loaded_types: dict[str, str] = {}
-        self._pass = 0.0  # duration of one measurement
-        self._closed = {name: kinds[0] for name, kinds in sensing.types.items() if len(kinds) == 1}
+        self._pass_seconds = 0.0  # duration of one measurement
+        # tensors that have only one possible type
+        self._fixed_types = {
+            name: kinds[0] for name, kinds in sensitivity_run.types.items() if len(kinds) == 1
+        }
         self.positions = 0
         self.fixed = _fixed_bytes(
-            request.source, request.build_plan, sensing.types, request.spare_bytes
+            request.source, request.build_plan, sensitivity_run.types, request.spare_bytes
         )
 
     def complete_mix(self, mix: Mapping[str, str]) -> dict[str, str]:
-        """Return a mix with all tensors: `mix`, plus the tensors that have only one possible type."""
-        return self._closed | dict(mix)
+        """Return `mix` with the tensors added that have only one possible type."""
+        return self._fixed_types | dict(mix)
 
     def largest_budget(self, menu: TypeMenu) -> Budget:
-        """Return the budget for the largest file that runs in the free memory."""
+        """Return the budget for the largest file with which the model runs in the free memory.
+        `menu`: the possible types of each tensor.
+        """
         # another path, because the scratch copy may be open
         fit_path = self.path.with_name(f"fit-{self.path.name}")
         max_bytes = largest_fit.largest_file_that_fits(
@@ -189,23 +199,25 @@ class _AllocationRun:
         return Budget(max_bytes, self.fixed)
 
     def compute_errors(self) -> None:
-        """Compute the error of every type for every tensor, on some of the tensor's rows."""
+        """Compute the error of each tensor in each type, on a sample of the tensor's rows."""
         with self.ui.bar(
-            "errors of all types", len(self.sensing.open_names), unit="tensors"
+            "errors of all types", len(self.sensitivity_run.open_names), unit="tensors"
         ) as bar:
-            for name in self.sensing.measure_errors():
+            for name in self.sensitivity_run.measure_errors():
                 bar.advance(1)
                 bar.describe(f"errors of all types: {name}")
 
     def measure(self, tensor_probes: Sequence[SensitivityProbe]) -> None:
-        """Measure the divergence of each probe that is not in the cache."""
-        n_cached = self.sensing.count_measured(tensor_probes)
+        """Measure the divergence that each probe causes, unless it is cached. A probe quantizes one
+        tensor, or a group of tensors.
+        """
+        n_cached = self.sensitivity_run.count_measured(tensor_probes)
         if n_cached:
             self.ui.note(f"{n_cached} of {len(tensor_probes)} measurements were made before")
         if n_cached == len(tensor_probes):
             return
-        stage = self.open_scratch()
-        n_remaining, pass_seconds = len(tensor_probes) - n_cached, self._pass
+        scratch_model = self.open_scratch()
+        n_remaining, pass_seconds = len(tensor_probes) - n_cached, self._pass_seconds
         n_own_codes = sum(probe.uses_run_codes for probe in tensor_probes)
         self.ui.note(
             f"to measure: {n_remaining} x {pass_seconds:.1f} s = about "
@@ -213,12 +225,12 @@ class _AllocationRun:
             f"{len(tensor_probes)} also need the method's own codes; Ctrl-C loses nothing"
         )
         with self.ui.bar("measure", len(tensor_probes), unit="tensors", done=n_cached) as bar:
-            for probe in self.sensing.measure(tensor_probes, stage):
+            for probe in self.sensitivity_run.measure(tensor_probes, scratch_model):
                 bar.advance(1)
                 bar.describe(f"measure {probe.label}")
 
     def refine(self, refinement: MixRefinement, allocation: Allocation) -> Allocation:
-        """Try other mixes on held-out text and return the best allocation."""
+        """Try variants of an allocation on held-out text, and return the best one."""
         with self.ui.bar("mixes on held-out text", refinement.max_trials + 1, unit="tests") as bar:
             for best in refinement.run(allocation):
                 allocation = best
@@ -232,65 +244,69 @@ class _AllocationRun:
     def held_out_divergences(
         self, sensitivities: Mapping[str, TensorSensitivity], mix: Mapping[str, str]
     ) -> F64:
-        """Return the divergences of a mix at the held-out positions, plus the divergence that
-        rounding of the inputs is known to add. Shape: `[positions]`.
+        """Return the KL divergence of a mix at each held-out position, including the estimated
+        effect of rounding the activations. Shape: `[positions]`.
         """
-        return self._read(mix) + sum(
+        return self._measure_mix(mix) + sum(
             sensitivities[name].input_kld(kind) for name, kind in mix.items()
         )
 
-    def _read(self, mix: Mapping[str, str]) -> F64:
-        """Return the divergences of a mix at the held-out positions, measured with inputs that are
-        not rounded. Shape: `[positions]`.
+    def _measure_mix(self, mix: Mapping[str, str]) -> F64:
+        """Return the KL divergence of a mix at each held-out position, measured without rounding
+        the activations. Shape: `[positions]`.
         """
         digest = hashlib.sha256(json.dumps(sorted(mix.items())).encode()).digest()
         number = MIX_RECORDS_START | int.from_bytes(digest[:4]) >> 2
-        if number in self.sensing.run_store.numbers:
-            raw = self.sensing.run_store.read(number)
+        run_store = self.sensitivity_run.run_store
+        if number in run_store.numbers:
+            raw = run_store.read(number)
             if raw[:32] == digest:
                 cached: F64 = np.frombuffer(raw[32:], "<f8")
                 self.positions = len(cached)
                 return cached
-        stage = self.open_scratch()
+        scratch_model = self.open_scratch()
         steps = [
-            self.sensing.step(name, kind)
+            self.sensitivity_run.step(name, kind)
             for name, kind in mix.items()
             if self._loaded_types.get(name) != kind
         ]
-        sensitivity.write_codes(steps, stage, self.request.probe_text.threads)
+        sensitivity.write_codes(steps, scratch_model, self.request.probe_text.threads)
         self._loaded_types |= mix
-        divergences = stage.divergence(held_out=True)
-        self.sensing.run_store.append({number: digest + divergences.astype("<f8").tobytes()})
+        divergences = scratch_model.divergence(held_out=True)
+        run_store.append({number: digest + divergences.astype("<f8").tobytes()})
         self.positions = len(divergences)
         return divergences
 
     def open_scratch(self) -> ScratchModel:
-        """Return the scratch copy. The first call writes and opens it, with unchanged weights."""
-        if self._stage is None:
+        """Return the scratch copy of the model. The first call writes and opens it, with unchanged
+        weights.
+        """
+        if self._scratch_model is None:
             size = 2 * sum(weight.elements for weight in self.request.source.weights)
             self.ui.note(f"writing a scratch copy of {size:,} bytes to {self.path.parent}")
-            self._stage = self._open.enter_context(
+            self._scratch_model = self._exit_stack.enter_context(
                 open_scratch_model(self.request.source, self.path, self.request.probe_text, self.ui)
             )
             started_at = time.perf_counter()
-            self._stage.divergence()
-            self._pass = time.perf_counter() - started_at
-        return self._stage
+            self._scratch_model.divergence()
+            self._pass_seconds = time.perf_counter() - started_at
+        return self._scratch_model
 
 
 def target_budget(
     source: "Source", build_plan: PlanFunction, size: "SizeRequest", spare_bytes: int = 0
 ) -> Budget | None:
-    """Return the requested size as a budget of bytes; None if the free memory decides the size.
+    """Return the requested size as a budget in bytes; None if the free memory decides the size
+    (--fit).
 
-    Raises UserError, before anything is measured, if no mix has the requested size.
+    Raises UserError before anything is measured if no mix has the requested size.
     """
     max_bytes = size.max_bytes(sum(weight.elements for weight in source.weights))
     if max_bytes is None:
         return None
     types = sensitivity.type_options(source, size.candidate_types)
     budget = Budget(max_bytes, _fixed_bytes(source, build_plan, types, spare_bytes))
-    # options that are compared by size alone: larger is better
+    # to check the size alone, let the loss of each type be its negative size
     size_options: dict[str, list[TypeOption]] = {}
     for (name, kind), step in sensitivity.steps_by_type(build_plan, types).items():
         if len(types.get(name, ())) > 1:
@@ -304,7 +320,7 @@ def target_budget(
 def _fixed_bytes(
     source: "Source", build_plan: PlanFunction, types: Mapping[str, Sequence[str]], spare_bytes: int
 ) -> int:
-    """Return the number of bytes in the file that do not depend on the chosen types."""
+    """Return the bytes of the file that do not depend on the choice of types."""
     any_plan = build_plan({name: kinds[0] for name, kinds in types.items()})
     chosen = (step for step in any_plan.steps if len(types.get(step.weight.name, ())) > 1)
     chosen_bytes = sum(sensitivity.padded_bytes(step, source.alignment) for step in chosen)
@@ -312,15 +328,15 @@ def _fixed_bytes(
 
 
 def _probe_key(request: AllocationRequest) -> dict[str, Any]:
-    """Return everything that the divergence of a probe depends on.
+    """Return everything that the divergence of a probe depends on, as a JSON object.
 
-    The fingerprint may miss a small edit of the source, but the time stamp shows it.
+    The source's fingerprint may miss a small edit, so its time stamp is included.
     """
     return {
         "kind": "sensitivity",
         "source": request.source.fingerprint,
         "changed": str(request.source.newest_mtime_ns),
-        # all tensors are numbered; older record files number only those with a choice of types
+        # how the records are numbered: by the position among all tensors
         "numbered": "all",
         "text": request.text_digest,
         "probe": request.size.probe_unit,
@@ -331,24 +347,24 @@ def _probe_key(request: AllocationRequest) -> dict[str, Any]:
 
 
 def _error_key(request: AllocationRequest, types: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return everything that the errors of the types and the divergences of mixes depend on."""
+    """Return everything that the errors of the types and the divergences of mixes depend on, as a
+    JSON object.
+    """
     kinds = _hash_json({name: list(kinds) for name, kinds in types.items()})
     return _probe_key(request) | {
         "kind": "errors",
         "steered": dict(request.provenance),
         "types": kinds,
         "held_out": request.probe_text.held_out_chunks,
-        # an embedding that is also the output head counts for both; in older record files it counts
-        # only as the head
+        # an embedding that is also the output head counts for both uses
         "tied": "both",
-        # inputs are rounded as in llama.cpp; older record files contain only the errors of the
-        # weights
+        # errors include the rounding of the activations, as in llama.cpp
         "inputs": "rounded",
     }
 
 
 def _open_records(path: Path, head: dict[str, Any]) -> RecordLog:
-    """Open the record file if it has this head; otherwise create a new one."""
+    """Open the record file if it exists with this head; otherwise create it."""
     records = RecordLog.resume(path)
     if records is not None and records.head == head:
         return records

@@ -1,4 +1,7 @@
-"""`quantize --fold`: chooses the folds of a plan, prints their gain, and plans the folded model."""
+"""`quantize --fold`: chooses where to fold a plan's model, prints the gain, and plans the folded
+model. A fold rescales or reorders channels so that the quantization error falls but the unquantized
+model stays the same.
+"""
 
 import os
 from collections import Counter
@@ -12,13 +15,11 @@ if TYPE_CHECKING:
 
 
 def apply_folds(plan: "Plan", requested_kinds: str, threads: int, ui: UI) -> "Plan":
-    """Return a plan with the requested folds, or the plan unchanged if no fold is requested or
-    none lowers the error.
-
-    Raises UserError.
+    """Return the plan with the requested folds, or the unchanged plan if no fold is requested or
+    none lowers the error. Raises UserError.
     """
     from quant.folds import choose, free_channels
-    from quant.folds.folded_plan import fold_plan as under
+    from quant.folds.folded_plan import fold_plan
     from quant.quantize.plan import apply_moments
 
     if not (kinds := choose.parse_fold_kinds(requested_kinds)):
@@ -26,7 +27,7 @@ def apply_folds(plan: "Plan", requested_kinds: str, threads: int, ui: UI) -> "Pl
     sites = free_channels.find_sites(plan.source)
     with ui.bar(f"fold ({', '.join(kinds)})", len(sites), unit="sites") as bar:
 
-        def watch(name: str) -> None:
+        def show_progress(name: str) -> None:
             bar.advance(1)
             bar.describe(f"fold {name}")
 
@@ -35,11 +36,11 @@ def apply_folds(plan: "Plan", requested_kinds: str, threads: int, ui: UI) -> "Pl
             replace(plan, steps=apply_moments(plan, {})) if plan.expected_moments else plan
         )
         site_choices = choose.choose_folds(
-            measured_plan, kinds, threads or os.cpu_count() or 1, watch
+            measured_plan, kinds, threads or os.cpu_count() or 1, show_progress
         )
     folded_sites = [site for site in site_choices if site.fold is not None]
     kind_counts = Counter(site.label for site in folded_sites)
-    kinds_text = ", ".join(f"{how} {count}" for how, count in kind_counts.most_common())
+    kinds_text = ", ".join(f"{label} {count}" for label, count in kind_counts.most_common())
     if not folded_sites:
         ui.note(
             f"no fold lowers the error at any of {len(site_choices)} sites: the model is not folded"
@@ -51,6 +52,6 @@ def apply_folds(plan: "Plan", requested_kinds: str, threads: int, ui: UI) -> "Pl
         "error by "
         f"{gain:.1%}: {kinds_text}"
     )
-    return under(
+    return fold_plan(
         plan, [site.fold for site in folded_sites if site.fold is not None], ",".join(kinds)
     )

@@ -1,7 +1,7 @@
-"""Finds the largest file that runs in the free memory. Only the headers of planned files are
-written; no weights are read or written.
+"""Finds the largest file with which a model runs in the free memory. Only file headers are written
+for this; no weights are read or written.
 
-A file fits if `llmcli plan` says so for the default context of chat.
+A file fits if `llmcli plan` says so with chat's default context.
 """
 
 import os
@@ -17,25 +17,26 @@ from quant.allocation.allocate import Budget, TypeMenu, allocate, size_range
 from quant.model_file import load_checks, read_header
 from quant.quantize.plan import Plan
 
-SEARCH_TOLERANCE = 0.001  # relative to the size of the file
+SEARCH_TOLERANCE = 0.001  # the search ends at this difference, relative to the size of the file
 
 
 def largest_file_that_fits(
     menu: TypeMenu, fixed_bytes: int, build_plan: Callable[[Mapping[str, str]], Plan], path: Path
 ) -> int:
-    """Return the size in bytes of the largest file with types from this menu that fits into memory.
+    """Return the size in bytes of the largest file that fits into memory, with tensor types from
+    `menu`.
 
-    `build_plan`: returns the plan of a mix; `path`: a scratch file for headers. Raises UserError if
-    no file fits.
+    `fixed_bytes`: bytes of the file that do not depend on the types. `build_plan`: returns the plan
+    of a mix. `path`: a scratch file for headers. Raises UserError if no file fits.
     """
     fitting_bytes, limit_bytes = (size + fixed_bytes for size in size_range(menu))
 
-    def fitting(size: int) -> bool:
+    def size_fits(size: int) -> bool:
         return fits(build_plan(allocate(menu, Budget(size, fixed_bytes)).mix), path)
 
-    if fitting(limit_bytes):
+    if size_fits(limit_bytes):
         return limit_bytes
-    if not fitting(fitting_bytes):
+    if not size_fits(fitting_bytes):
         raise UserError(
             f"the smallest mix of these types, {fitting_bytes:,} bytes, does not fit into the free "
             "memory",
@@ -44,16 +45,16 @@ def largest_file_that_fits(
     while limit_bytes - fitting_bytes > SEARCH_TOLERANCE * limit_bytes:
         middle_bytes = (fitting_bytes + limit_bytes) // 2
         fitting_bytes, limit_bytes = (
-            (middle_bytes, limit_bytes) if fitting(middle_bytes) else (fitting_bytes, middle_bytes)
+            (middle_bytes, limit_bytes)
+            if size_fits(middle_bytes)
+            else (fitting_bytes, middle_bytes)
         )
     return fitting_bytes
 
 
 def fits(plan: Plan, path: Path) -> bool:
-    """Return whether the planned file runs in the free memory with the default context. `path`: a
-    scratch file for its header.
-
-    Raises UserError if the free memory is unknown.
+    """Return whether the model of a plan runs in the free memory with the default context. `path`:
+    a scratch file for the header. Raises UserError if the free memory is unknown.
     """
     path.write_bytes(plan.layout.header)
     os.truncate(path, plan.nbytes)
@@ -80,12 +81,12 @@ def fits(plan: Plan, path: Path) -> bool:
             resolved.flash_attn,
         )
         with open_memory_planner(header, options, layers) as open_planner:
-            answer = open_planner.memory_plan().fits
+            plan_fits = open_planner.memory_plan().fits
     finally:
         path.unlink(missing_ok=True)
-    if answer is None:
+    if plan_fits is None:
         raise UserError(
             "this machine does not report its free memory",
             hint="use --target-size instead of --fit",
         )
-    return answer
+    return plan_fits

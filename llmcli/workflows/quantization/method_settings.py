@@ -1,5 +1,5 @@
-"""MethodSettings: the quantization method, its statistics and folds. MeasuredInputs: the statistics
-after loading and collecting.
+"""The options of `quantize` about the method, its statistics and its folds (`MethodSettings`), and
+the statistics after they were loaded or collected (`MeasuredInputs`).
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredInputs:
-    """The statistics that a quantization uses. `pending`: a description of moments that are
-    collected only while the file is written; None if there are none.
+    """The statistics that a quantization uses. `pending`: a description of second moments that will
+    be collected while the file is written; None: there are none.
     """
 
     imatrix: "Imatrix | None"
@@ -34,21 +34,27 @@ class MeasuredInputs:
 
     @property
     def text_names(self) -> tuple[str, ...]:
-        """Names of the texts from which the statistics were or will be collected."""
+        """The names of the texts from which the statistics were or will be collected."""
         sums = self.imatrix.datasets if self.imatrix else ()
         moments = self.moments.origin.datasets if self.moments else ()
         return (*sums, *moments, *(self.pending.texts if self.pending else ()))
 
     @property
     def digests(self) -> dict[str, str]:
-        """The digests of the statistics by kind."""
-        said = {"imatrix": self.imatrix, "moments": self.moments, "sequential": self.pending}
-        return {key: one.digest for key, one in said.items() if one and one.digest}
+        """The digest of each kind of statistics: "imatrix", "moments" and "sequential". Missing
+        statistics are left out.
+        """
+        statistics = {"imatrix": self.imatrix, "moments": self.moments, "sequential": self.pending}
+        return {
+            key: measured.digest
+            for key, measured in statistics.items()
+            if measured and measured.digest
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class MethodSettings:
-    """The quantization method, and the statistics and folds for it."""
+    """The options of `quantize` about the method, its statistics and its folds."""
 
     method: str = "ggml"
     imatrix: Path | None = None
@@ -68,31 +74,35 @@ class MethodSettings:
         *,
         dry_run: bool,
     ) -> MeasuredInputs:
-        """Load the files of --imatrix and --moments and collect the statistics that are missing. A
-        `dry_run` collects nothing.
-
-        Raises UserError.
+        """Load the files of --imatrix and --moments, and collect the statistics that are missing.
+        With `dry_run`, nothing is collected. Raises UserError.
         """
         from quant.calibration import imatrix, moments
         from quant.calibration.expected_moments import ExpectedMoments
 
         sums = imatrix.load_imatrix(self.imatrix.expanduser()) if self.imatrix else None
-        second = moments.load_moments(self.moments.expanduser()) if self.moments else None
+        second_moments = moments.load_moments(self.moments.expanduser()) if self.moments else None
         if self.needs_running_model(method):
             from llmcli.workflows.calibration import ensure_statistics
 
-            wish = self.build_request(method, source, threads, dry_run=dry_run)
+            statistics_request = self.build_request(method, source, threads, dry_run=dry_run)
             if self.missing_statistics(method):
-                sums, second = ensure_statistics.ensure_statistics(wish, sums, config, ui)
+                sums, second_moments = ensure_statistics.ensure_statistics(
+                    statistics_request, sums, config, ui
+                )
             if self.sequential:
-                return MeasuredInputs(sums, None, ensure_statistics.expected_statistics(wish, sums))
+                return MeasuredInputs(
+                    sums, None, ensure_statistics.expected_statistics(statistics_request, sums)
+                )
         return MeasuredInputs(
-            sums, second, ExpectedMoments() if self.missing_statistics(method) and dry_run else None
+            sums,
+            second_moments,
+            ExpectedMoments() if self.missing_statistics(method) and dry_run else None,
         )
 
     @property
     def placeholder_inputs(self) -> MeasuredInputs:
-        """Placeholder statistics. They allow to validate a plan before anything is measured."""
+        """Placeholder statistics, with which a plan can be checked before anything is measured."""
         from quant.calibration import imatrix
         from quant.calibration.expected_moments import ExpectedMoments
 
@@ -105,8 +115,8 @@ class MethodSettings:
     def blockwise_writer(
         self, method: "Method", source: "Source", threads: int, config: "Config"
     ) -> "Callable[..., WriteReport]":
-        """Return the function that writes a plan for --sequential. It has the signature of
-        write_with_progress.
+        """Return the function that writes a plan block by block for --sequential. It has the
+        signature of `write_with_progress`.
         """
         from llmcli.workflows.quantization import sequential
 
@@ -115,14 +125,14 @@ class MethodSettings:
         )
 
     def needs_running_model(self, method: "Method") -> bool:
-        """Return whether the source model must be run, because statistics are missing or are
+        """Return whether the source model must be run, because statistics are missing or must be
         collected block by block.
         """
         return self.sequential or bool(self.missing_statistics(method))
 
     def missing_statistics(self, method: "Method") -> str:
-        """Return the option that needs statistics which the user has not provided; "" if there is
-        none.
+        """Return the option that needs statistics which the user has not provided, such as
+        "--method gptq"; "" if nothing is missing.
         """
         if method.needs == "moments" and not self.moments:
             if not self.sequential:
@@ -131,7 +141,7 @@ class MethodSettings:
         return f"--fold {self.fold}" if self.has_fold and not (self.moments or self.imatrix) else ""
 
     def validate(self, method: "Method", size: SizeRequest) -> None:
-        """Raise UsageError for options that cannot be combined."""
+        """Raise UsageError for options that exclude each other. `size`: the requested file size."""
         from llmcli.errors import UsageError
 
         if self.sequential and method.needs != "moments":
@@ -163,16 +173,17 @@ class MethodSettings:
     def build_request(
         self, method: "Method", source: "Source", threads: int, *, dry_run: bool = False
     ) -> "ensure_statistics.StatisticsRequest":
-        """Return the request for the missing statistics. With --sequential this request is for the
-        imatrix of the whole model, which is collected before the blocks.
+        """Return the request for the missing statistics. With --sequential, it requests only the
+        imatrix of the unquantized model, because the second moments are collected later, block by
+        block.
         """
         from llmcli.workflows.calibration.ensure_statistics import StatisticsRequest
 
         moments = method.needs == "moments" and not self.sequential
         text = tuple(path.expanduser() for path in self.calibration or ())
-        why = self.missing_statistics(method) or "--sequential"
+        reason = self.missing_statistics(method) or "--sequential"
         return StatisticsRequest(
-            source, why, moments, threads, dry_run, text, self.calibration_chunks
+            source, reason, moments, threads, dry_run, text, self.calibration_chunks
         )
 
     @property
@@ -182,7 +193,7 @@ class MethodSettings:
 
     @property
     def has_fold(self) -> bool:
-        """Whether any fold is requested."""
+        """Whether a fold is requested."""
         from quant.folds.choose import parse_fold_kinds
 
         return bool(parse_fold_kinds(self.fold))

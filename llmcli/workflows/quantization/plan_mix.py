@@ -1,5 +1,5 @@
-"""Plans a file with a mix of types, which a target size or a plan file determines. Also writes plan
-files and prints notes about the mix.
+"""Plans a file with a mix of tensor types. The mix follows from a target size or a plan file. This
+module also writes plan files, and prints notes about the mix.
 """
 
 import hashlib
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlanBuilder:
-    """Builds the plans of one run, from a file type and type overrides.
+    """Builds the plans of one quantization from a file type and type overrides.
 
-    `provenance`: everything except the types that determines the bytes of the file (method,
-    digests, folds). `spare_bytes`: bytes of the file that are not part of the plan.
+    `provenance`: everything except the types that determines the bytes of the file (method, digests
+    of the statistics, folds). `spare_bytes`: bytes of the file that a plan does not include.
     """
 
     source: "Source"
@@ -40,15 +40,17 @@ class PlanBuilder:
     spare_bytes: int = 0
 
     def mix_plan(self, types: Mapping[str, str]) -> Plan:
-        """Return the plan for a mix. `types`: the type of each tensor."""
+        """Return the plan of a mix. `types`: the type of each tensor, by tensor name."""
         return self.build(self.nominal_type(types), TypeOverrides(mix=types))
 
     def plain_mix_plan(self, types: Mapping[str, str]) -> Plan:
-        """Return the plan for a mix without the method and the importance of columns."""
+        """Return the plan of a mix that uses neither the method nor the importance of columns."""
         return plan_quantization(self.source, self.nominal_type(types), TypeOverrides(mix=types))
 
     def nominal_type(self, types: Mapping[str, str]) -> str:
-        """Return the file type under which a mix is reported: the nearest one."""
+        """Return the file type whose bits per weight are nearest to those of a mix. The file is
+        labeled with it.
+        """
         elements = {weight.name: weight.elements for weight in self.source.weights}
         known_types = {name: kind for name, kind in types.items() if name in elements}
         return nearest_file_type(
@@ -64,10 +66,8 @@ def build_plan(
     config: "Config",
     ui: "UI",
 ) -> tuple[Plan, dict[str, Any]]:
-    """Return the plan for the file type, or for the mix that `size` requests, and the JSON fields
-    of the mix.
-
-    Raises UserError.
+    """Return the plan of a file, and the JSON fields of its mix of types. The types are those of
+    the file type's recipe, or of the mix that `size` requests. Raises UserError.
     """
     if not size.overrides_recipe:
         plan, json_fields = builder.build(file_type, overrides), dict[str, Any]()
@@ -87,14 +87,13 @@ def build_plan(
 def validate(
     size: SizeRequest, builder: PlanBuilder, file_type: str, overrides: TypeOverrides
 ) -> None:
-    """Raise the errors of build_plan that can be detected without measurements."""
+    """Raise the errors of `build_plan` that can be found without measurements."""
     if not size.overrides_recipe:
         builder.build(file_type, overrides)
     elif size.plan is not None:
         mix = plan_file.load_plan_file(size.plan.expanduser())
-        mix.require_match(
-            builder.source.fingerprint, mix.settings
-        )  # the statistics are not known yet, so they are not compared
+        # The statistics are not known yet, so only the source is compared.
+        mix.require_match(builder.source.fingerprint, mix.settings)
         builder.mix_plan(mix.types)
     else:
         from llmcli.workflows.quantization import allocate
@@ -103,7 +102,7 @@ def validate(
 
 
 def write_plan_file(out: Path | None, mix: TypeMix, ui: "UI") -> dict[str, Any]:
-    """Write the plan file if a path is given. Return its JSON field; empty if nothing was written."""
+    """Write the plan file if `out` is given. Return its JSON field; empty without a file."""
     from llmcli.atomic_files import write_atomically
 
     if out is None:
@@ -114,14 +113,14 @@ def write_plan_file(out: Path | None, mix: TypeMix, ui: "UI") -> dict[str, Any]:
 
 
 def recipe_mix(plan: Plan, provenance: Mapping[str, str]) -> TypeMix:
-    """Return the types that a recipe chose as a mix. As a plan file, the mix can be edited and used
-    again.
+    """Return the types that a recipe chose as a mix. Written to a plan file, the mix can be edited
+    and used again.
     """
     from quant.recipes import tensor_types
 
     source = plan.source
-    present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
-    open_names = {name for name, _, _ in tensor_types.quantizable_tensors(present, source.facts)}
+    tensors = [(weight.name, weight.shape, weight.type) for weight in source.weights]
+    open_names = {name for name, _, _ in tensor_types.quantizable_tensors(tensors, source.facts)}
     types = {step.weight.name: step.type for step in plan.steps if step.weight.name in open_names}
     return TypeMix(
         source.fingerprint,
@@ -137,29 +136,30 @@ def recipe_mix(plan: Plan, provenance: Mapping[str, str]) -> TypeMix:
 def _build_allocated_plan(
     size: SizeRequest, builder: PlanBuilder, config: "Config", ui: "UI"
 ) -> tuple[Plan, TypeMix, dict[str, Any]]:
+    """Choose the types for the requested size. Return the plan, the mix and its JSON fields."""
     from llmcli.workflows.quantization import allocate
 
-    reading, text = _probe_text(size, builder.threads, ui)
-    wish = allocate.AllocationRequest(
+    probe_text, text_digest = _probe_text(size, builder.threads, ui)
+    request = allocate.AllocationRequest(
         builder.source,
         builder.mix_plan,
         builder.plain_mix_plan,
         size,
         builder.provenance,
-        reading,
-        text,
+        probe_text,
+        text_digest,
         builder.spare_bytes,
     )
-    result = allocate.allocate(wish, config, ui)
+    result = allocate.allocate(request, config, ui)
     plan, source = builder.mix_plan(result.mix), builder.source
     nbytes = plan.nbytes + builder.spare_bytes
     assert nbytes <= result.budget.max_bytes, (nbytes, result.budget)
     allocation = {
         "target_bytes": result.budget.max_bytes,
         "expected_kld": result.expected_kld,
-        "text": text,
-        "chunks": reading.probe_chunks,
-        "held_out_chunks": reading.held_out_chunks,
+        "text": text_digest,
+        "chunks": probe_text.probe_chunks,
+        "held_out_chunks": probe_text.held_out_chunks,
         "probe": size.probe_unit,
         "quick": size.quick,
         "trials": [
@@ -194,16 +194,16 @@ def _probe_text(size: SizeRequest, threads: int, ui: "UI") -> tuple["ProbeText",
         else texts.builtin_bytes()
     )
 
-    def text(side: "EvaluationSide") -> "TextChunks":
+    def read_chunks(side: "EvaluationSide") -> "TextChunks":
         return texts.calibration_chunks(side, paths, size.n_chunks + n_held_out, 0, ui)[0]
 
-    return ProbeText(text, size.n_chunks, n_held_out, threads), hashlib.sha256(content).hexdigest()[
-        :32
-    ]
+    return ProbeText(read_chunks, size.n_chunks, n_held_out, threads), hashlib.sha256(
+        content
+    ).hexdigest()[:32]
 
 
 def _tensor_records(plan: Plan, result: "AllocationResult") -> dict[str, dict[str, Any]]:
-    """Return the data about each tensor that the plan file contains in addition to the type."""
+    """Return the measurements of each tensor that the plan file contains besides the types."""
     nbytes = {step.weight.name: step.nbytes for step in plan.steps}
     tensor_rows: dict[str, dict[str, Any]] = {name: {"bytes": nbytes[name]} for name in result.mix}
     for name, sensitivity in result.sensitivities.items():
@@ -219,7 +219,7 @@ def _tensor_records(plan: Plan, result: "AllocationResult") -> dict[str, dict[st
 
 
 def _print_notes(nbytes: int, result: "AllocationResult", sizing: SizeRequest, ui: "UI") -> None:
-    """Print notes about the mix. If the file is much smaller than its target, print a warning."""
+    """Print notes about the mix, and a warning if the file is much smaller than its target."""
     shortfall = 1 - nbytes / result.budget.max_bytes
     if shortfall > SIZE_TOLERANCE:
         ui.warn(
@@ -249,9 +249,12 @@ def _print_notes(nbytes: int, result: "AllocationResult", sizing: SizeRequest, u
 
 
 def _print_sensitivity(result: "AllocationResult", ui: "UI") -> None:
-    """Print the sensitivity of every tensor, sorted by cost, highest first."""
+    """Print a table of the sensitivity of every tensor, the highest divergence first."""
     columns = ("tensor", "type", "expected KLD", "error", "worst 1% columns", "worst 1% rows")
-    order = sorted(result.sensitivities.values(), key=lambda one: -one.loss(result.mix[one.name]))
+    order = sorted(
+        result.sensitivities.values(),
+        key=lambda sensitivity: -sensitivity.loss(result.mix[sensitivity.name]),
+    )
     rows = [
         (
             sensitivity.name,
@@ -270,7 +273,9 @@ def _print_sensitivity(result: "AllocationResult", ui: "UI") -> None:
 
 
 def default_output(plan: Plan) -> Path:
-    """Return the default path of the output: NAME-X.XXbpw.gguf in the folder of the source."""
+    """Return the default path of a file with a mix: NAME-X.XXbpw.gguf in the folder of the
+    source.
+    """
     from llmcli.model_loader import quantize_file
 
     default_path = quantize_file.default_output_path(plan)

@@ -1,8 +1,8 @@
-"""Quantizes a model: QuantizeRequest -> QuantizeResult.
+"""The workflow of `llmcli quantize`: from a QuantizeRequest to a QuantizeResult.
 
-The steps are functions that can be called separately: validate, open_job, check, collect,
-plan_file, write. Every mistake in the request that can be found early is reported before statistics
-are collected, because collecting takes long.
+Its steps are functions that can be called separately: validate, open_job, check, collect,
+plan_file, write. Errors in the request are reported as early as possible, because collecting
+statistics takes long.
 """
 
 from collections.abc import Mapping
@@ -39,8 +39,8 @@ class QuantizeRequest:
     """A request to quantize a model.
 
     - `source`: a GGUF file, a checkpoint folder or the name of a model.
-    - `file_type`: None for the type in the model's name; if the name has no type, DEFAULT_TYPE.
-    - `split_max_size`: largest size of a shard as typed, such as 500M; None for a single file.
+    - `file_type`: None: the type in the model's name; without one, DEFAULT_TYPE.
+    - `split_max_size`: maximum size of a shard as typed, such as 500M; None: a single file.
     """
 
     source: str
@@ -56,14 +56,14 @@ class QuantizeRequest:
 
     @property
     def collects_statistics(self) -> bool:
-        """Whether missing statistics are collected. A dry run only collects them if its
+        """Whether missing statistics are collected. A dry run collects them only if its tensor
         types or its plan file depend on them.
         """
         return not self.output.dry_run or self.size.needs_statistics
 
     @property
     def max_shard_bytes(self) -> int:
-        """The largest size of a shard in bytes; 0 for a single file. Raises UserError."""
+        """The maximum size of a shard in bytes; 0: a single file. Raises UserError."""
         from quant.quantize.plan import parse_size
 
         return parse_size(self.split_max_size) if self.split_max_size else 0
@@ -71,7 +71,9 @@ class QuantizeRequest:
 
 @dataclass(frozen=True)
 class QuantizeJob:
-    """A request with its open source. `model`: the fetched model; None if the source is a path."""
+    """A request with its opened source. `model`: the downloaded model; None if the source is a
+    path.
+    """
 
     request: QuantizeRequest
     method: "Method"
@@ -91,7 +93,7 @@ class QuantizeJob:
         return self.request.method.needs_running_model(self.method)
 
     def plan_builder(self, inputs: MeasuredInputs) -> "PlanBuilder":
-        """Return a plan builder for these statistics."""
+        """Return a plan builder that uses these statistics."""
         from llmcli.workflows.quantization.plan_mix import PlanBuilder
         from quant.folds.folded_source import HEADER_RESERVE_BYTES
         from quant.quantize.plan import plan_quantization
@@ -121,8 +123,8 @@ class QuantizeJob:
         )
 
     def is_custom(self, inputs: MeasuredInputs) -> bool:
-        """Return whether the file will differ from the one that the file type's recipe makes
-        without further options.
+        """Return whether the file will differ from the file that `quantize -t TYPE` writes without
+        further options.
         """
         return (
             self.overrides.is_set
@@ -135,10 +137,10 @@ class QuantizeJob:
 
 @dataclass(frozen=True, slots=True)
 class QuantizeResult:
-    """The plan of a file, and the result of writing it.
+    """The plan of a file, and the report of writing it.
 
     `report`: None for a dry run. `certified_file`: the certificate of --verify; None without
-    --verify. `mix_fields`: the JSON fields of the planned mix.
+    --verify. `mix_fields`: the JSON fields of a mix of types.
     """
 
     plan: "Plan"
@@ -149,19 +151,19 @@ class QuantizeResult:
 
     @property
     def files(self) -> list[Path]:
-        """The written file, or its shards."""
+        """The paths of the file or its shards."""
         return list(self.plan.files(self.out))
 
     @property
     def nbytes(self) -> int:
-        """The size of the files in bytes. Written files include the certificate; a planned size
-        does not.
+        """The size of all files in bytes. After writing, this includes the certificate; the planned
+        size does not.
         """
         return sum(file.stat().st_size for file in self.files) if self.report else self.plan.nbytes
 
     @property
     def type_summaries(self) -> "tuple[TypeSummary, ...]":
-        """The tensors by type. If the file was written, errors and times are included."""
+        """A summary of the tensors of each type. After writing, it includes errors and times."""
         from quant.quantize.write import summarize_types
 
         return self.report.type_summaries if self.report else tuple(summarize_types(self.plan))
@@ -173,14 +175,14 @@ class QuantizeResult:
 
     @property
     def damping(self) -> dict[str, float]:
-        """The damping that was added to singular second moments, by tensor."""
+        """The damping that was added to singular second moments, by tensor name."""
         return {
             name: tensor.damping for name, tensor in self.method_reports.items() if tensor.damping
         }
 
     @property
     def method_reports(self) -> "Mapping[str, MethodReport]":
-        """The reports of the method, by tensor."""
+        """The report of the method about each tensor, by tensor name; empty for a dry run."""
         return self.report.method_reports if self.report else {}
 
     @property
@@ -190,7 +192,7 @@ class QuantizeResult:
 
     def read_sha256(self) -> str | None:
         """Return the SHA-256 digest of the written file; None for a dry run or for several shards.
-        If the digest is not known yet, the file is read.
+        The file is read if its digest is not known yet.
         """
         from llmcli.catalog.store import hash_file
 
@@ -200,8 +202,8 @@ class QuantizeResult:
 
 
 def run_quantization(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeResult:
-    """Quantize a model in all steps. Raises UserError, or UsageError for settings that cannot be
-    combined.
+    """Run all steps of a quantization. Raises UserError, or UsageError for settings that exclude
+    each other.
     """
     validate(request)
     job = open_job(request, config, ui)
@@ -212,7 +214,7 @@ def run_quantization(request: QuantizeRequest, config: "Config", ui: "UI") -> Qu
 
 
 def validate(request: QuantizeRequest) -> None:
-    """Raise UsageError or UserError for settings that are invalid whatever the source."""
+    """Raise UsageError or UserError for settings that are invalid with any source."""
     from quant.quantize.plan import method_by_name
     from quant.recipes.tensor_types import parse_file_type
 
@@ -229,8 +231,8 @@ def validate(request: QuantizeRequest) -> None:
 
 
 def open_job(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeJob:
-    """Join the workers, fetch the model if the source is a model's name, and open the source.
-    Raises UserError.
+    """Connect to the RPC workers, download the model if the source is a model's name, and open the
+    source. Raises UserError.
     """
     from llmcli.model_loader.quantize_file import find_model, open_source
     from quant.quantize.plan import method_by_name
@@ -264,8 +266,8 @@ def open_job(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeJo
 
 
 def check(job: QuantizeJob) -> None:
-    """Raise UserError for errors that would otherwise be found only after statistics were
-    collected.
+    """Raise UserError for errors that would otherwise be found only after the slow collection of
+    statistics.
     """
     from llmcli.atomic_files import require_distinct_paths
     from llmcli.model_loader.quantize_file import require_output_path
@@ -313,9 +315,8 @@ def collect(job: QuantizeJob, config: "Config", ui: "UI") -> MeasuredInputs:
 def plan_file(
     job: QuantizeJob, inputs: MeasuredInputs, config: "Config", ui: "UI"
 ) -> "tuple[Plan, dict[str, Any]]":
-    """Return the plan of the file and the JSON fields of its mix. Print notes about the plan.
-
-    Raises UserError.
+    """Return the plan of the file, and the JSON fields of its mix of types. Also print notes about
+    the plan. Raises UserError.
     """
     from llmcli.model_loader.plan_notes import print_plan_notes
     from llmcli.workflows.quantization import apply_folds, plan_mix
@@ -338,7 +339,7 @@ def write(
     config: "Config",
     ui: "UI",
 ) -> QuantizeResult:
-    """Write the file unless it is a dry run, and verify it if requested. Raises UserError."""
+    """Write the file, and verify it if requested. A dry run writes nothing. Raises UserError."""
     from llmcli.model_loader.quantize_file import output_path, write_with_progress
     from llmcli.workflows.certification import certify
     from llmcli.workflows.quantization.plan_mix import default_output

@@ -1,9 +1,8 @@
-"""A memory-mapped F16 copy of a model. Its weights can be replaced while llama.cpp has it open.
+"""A memory-mapped F16 copy of a model, whose weights can be replaced while llama.cpp has it open.
 
 A change of bytes in the file changes the open model, so that nothing is loaded again between two
-measurements. To make this possible, the weights stay in main memory even if there is a GPU, and
-llama.cpp does not repack them. `ScratchModel` implements the protocol that `quant` defines for such
-a copy.
+measurements. Therefore the weights stay in main memory even if there is a GPU, and llama.cpp must
+not repack them. `ScratchModel` implements a protocol that `quant` defines.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,8 +41,8 @@ CHUNKS_PER_PASS = 4  # chunks per forward pass
 
 @dataclass(frozen=True, slots=True)
 class ProbeText:
-    """The text for measurements. Its first `probe_chunks` chunks are read in every measurement, the
-    next `held_out_chunks` only for validation.
+    """The text on which divergence is measured. Its first `probe_chunks` chunks are read in every
+    measurement. The next `held_out_chunks` chunks are read only to compare complete mixes of types.
     """
 
     read_chunks: Callable[[EvaluationSide], TextChunks]
@@ -53,21 +52,21 @@ class ProbeText:
 
 
 class ReferenceLogits:
-    """The logits of the unchanged model by chunk, in memory. They have the same interface as saved
-    base logits.
+    """The logits of the unchanged model in memory, by chunk. The interface is that of a file of
+    saved base logits.
     """
 
     def __init__(self) -> None:
         self.tops: dict[int, list[TopLogits]] = {}
 
     def rows(self, chunk: int) -> list[TopLogits]:
-        """Return the logits at the scored positions of one chunk."""
+        """Return the logits at each scored position of one chunk."""
         return self.tops[chunk]
 
 
 class ScratchModel:
     """An open scratch copy of a model. A measurement reads the first `probe_chunks` chunks of
-    `text`, or the chunks after them if it is on held-out text.
+    `text`, or all later chunks, which are held out.
     """
 
     def __init__(
@@ -79,33 +78,35 @@ class ScratchModel:
         row_scorers: ThreadedScorer,
     ) -> None:
         header = read_header.read_header(path)
-        self._slots = {tensor.name: tensor for tensor in header.tensors}
+        self._tensors = {tensor.name: tensor for tensor in header.tensors}
         self._bytes: NDArray[np.uint8] = np.memmap(path, np.uint8, "r+")
-        self._read_text, self._measured, self._kept = text, probe_chunks, ReferenceLogits()
-        self._evaluation = Evaluation(scorer, None, self._kept, text, row_scorers)
-        self._plain = Evaluation(scorer, None, None, text, row_scorers, collect_top=True)
+        self._text, self._probe_chunks, self._reference = text, probe_chunks, ReferenceLogits()
+        self._evaluation = Evaluation(scorer, None, self._reference, text, row_scorers)
+        self._plain_evaluation = Evaluation(scorer, None, None, text, row_scorers, collect_top=True)
 
     def record_reference(self) -> None:
-        """Read all chunks with the unchanged model and store its logits as the reference."""
-        for group in self._groups(0, self._read_text.count):
-            _, tops = self._plain.score(group)
-            self._kept.tops |= dict(zip(group, tops, strict=True))
+        """Compute the logits of all chunks with the unchanged model, and store them as the
+        reference.
+        """
+        for group in self._groups(0, self._text.count):
+            _, tops = self._plain_evaluation.score(group)
+            self._reference.tops |= dict(zip(group, tops, strict=True))
 
     def set_rows(self, name: str, first_row: int, rows: F32) -> None:
-        """Replace rows of a tensor, starting at row `first_row`. Shape of `rows`: `[rows,
-        columns]`, as floats.
+        """Replace rows of a tensor from row `first_row` on. `rows`: the new values as floats, of
+        shape `[rows, columns]`.
         """
-        tensor = self._slots[name]
+        tensor = self._tensors[name]
         packed = ggml.encode(rows, tensor.type, label=name)
         offset = tensor.offset + first_row * packed.shape[1]
         self._bytes[offset : offset + packed.nbytes] = packed.ravel()
 
     def divergence(self, held_out: bool = False) -> F64:
-        """Return the KL divergence from the unchanged model at each scored position, on the probe
-        chunks or on the held-out chunks. Shape: `[positions]`.
+        """Return the KL divergence from the unchanged model at each scored position of the probe
+        chunks, or of the held-out chunks. Shape: `[positions]`.
         """
         first_chunk, last_chunk = (
-            (self._measured, self._read_text.count) if held_out else (0, self._measured)
+            (self._probe_chunks, self._text.count) if held_out else (0, self._probe_chunks)
         )
         group_scores = [
             self._evaluation.score(group)[0] for group in self._groups(first_chunk, last_chunk)
@@ -114,8 +115,8 @@ class ScratchModel:
 
     def _groups(self, begin: int, end: int) -> list[list[int]]:
         return [
-            list(range(at, min(at + CHUNKS_PER_PASS, end)))
-            for at in range(begin, end, CHUNKS_PER_PASS)
+            list(range(first, min(first + CHUNKS_PER_PASS, end)))
+            for first in range(begin, end, CHUNKS_PER_PASS)
         ]
 
 
@@ -123,10 +124,8 @@ class ScratchModel:
 def open_scratch_model(
     source: "Source", path: Path, probe_text: ProbeText, ui: "UI"
 ) -> Iterator[ScratchModel]:
-    """Write the copy, open it and record the reference logits. The copy is removed at the end of
-    the block.
-
-    Raises UserError if the text is too short.
+    """Write the scratch copy to `path`, open it and record the reference logits. The copy is
+    deleted at the end of the block. Raises UserError if the text is too short.
     """
     text = _read_text(source, probe_text)
     make_folder(path.parent)
@@ -144,25 +143,25 @@ def open_scratch_model(
         header = read_header.read_header(path)
         load_checks.check_loadable(header)
         side = _resolve_side(header, probe_text)
-        at_once = min(CHUNKS_PER_PASS, text.count)
+        chunks_per_pass = min(CHUNKS_PER_PASS, text.count)
         model = stack.enter_context(
             open_model(path, gpu_layers=0, latent=header.has_latent_attention, repack=False)
         )
         context = stack.enter_context(
-            open_context(model, side.context_options(at_once, model.n_vocab))
+            open_context(model, side.context_options(chunks_per_pass, model.n_vocab))
         )
-        lanes = ThreadedScorer(model.n_vocab, side.options.threads or 1)
-        stack.callback(lanes.close)
-        stage = ScratchModel(
-            path, text, probe_text.probe_chunks, ChunkScorer(model, context), lanes
+        row_scorers = ThreadedScorer(model.n_vocab, side.options.threads or 1)
+        stack.callback(row_scorers.close)
+        scratch_model = ScratchModel(
+            path, text, probe_text.probe_chunks, ChunkScorer(model, context), row_scorers
         )
-        stage.record_reference()
-        yield stage
+        scratch_model.record_reference()
+        yield scratch_model
 
 
 def _read_text(source: "Source", probe_text: ProbeText) -> TextChunks:
-    """Return the chunks to read. Raises UserError if the text has too few; this happens before the
-    model is copied.
+    """Return the chunks of the text. Raises UserError if there are too few. This needs only the
+    vocabulary, so the error is reported before the model is copied.
     """
     with float_copy.vocabulary_only_gguf(source) as path:
         side = _resolve_side(read_header.read_header(path), probe_text)

@@ -1,8 +1,9 @@
-"""`quantize --sequential`: quantizes block by block. The second moments for a block are collected
-after the earlier blocks were quantized, so that they include the errors of those blocks.
+"""`quantize --sequential`: quantizes a model block by block. The second moments for a block are
+collected with the earlier blocks already quantized, so that they include the errors of those
+blocks.
 
-A partly quantized model reads the text. It has one shard per block, in a folder next to the new
-file. An interrupted run resumes at the current pass or tensor.
+The text is read by a scratch model, which has one shard per block in a folder next to the new file.
+An interrupted run resumes at the current pass or tensor.
 """
 
 import hashlib
@@ -34,9 +35,8 @@ if TYPE_CHECKING:
     from quant.quantize.plan import Plan
     from quant.quantize.write import WriteReport
 
-SCRATCH_SPACE_FACTOR = (
-    1.1  # disk space relative to the scratch model; includes headers and the moments of one block
-)
+# disk space relative to the weights of the scratch model: headers and one block's moments are extra
+SCRATCH_SPACE_FACTOR = 1.1
 
 
 def write_blockwise(
@@ -49,10 +49,11 @@ def write_blockwise(
     threads: int = 0,
     force: bool = False,
 ) -> "WriteReport":
-    """Write a plan block by block. If the file is already finished, call write_with_progress, which
-    only reports it.
+    """Quantize a plan block by block, and write the file. Return the report. If the file is already
+    finished, only report this.
 
-    `request`: the request for statistics, which has the text to read. Raises UserError.
+    `request`: the request for statistics, which names the text to read. `force`: write the file
+    again. Raises UserError.
     """
     write.require_writable_files(plan, out)
     if not force and write.is_finished(plan, out):
@@ -90,7 +91,9 @@ def write_blockwise(
 
 
 class _BlockwiseRun:
-    """One blockwise quantization in progress."""
+    """One blockwise quantization in progress. `prefix`: the scratch model, whose first blocks are
+    already quantized.
+    """
 
     def __init__(
         self,
@@ -110,7 +113,7 @@ class _BlockwiseRun:
         self.n_other_methods = self.peak_bytes = 0
 
     def run(self) -> None:
-        """Quantize all groups in order."""
+        """Quantize all groups of tensors in the order of computation."""
         ensure_statistics.require_long_text(self.request, self.ui)
         self._write_scratch_model()
         model_side, text, names = ensure_statistics.prepare_text(
@@ -126,7 +129,7 @@ class _BlockwiseRun:
             self.ui.note(f"resuming an earlier run: {len(remaining)} groups of tensors are left")
         passes = sum(bool(group.moment_weights) for group in remaining)
         self._print_forecast(text, names, passes)
-        group_seconds: list[float] = []  # seconds of each group that needed a pass over the text
+        group_seconds: list[float] = []  # duration of each group that needs a pass over the text
         with self.ui.bar(
             f"quantize {self.prefix.plan.source.name}", passes * text.count, "chunks"
         ) as bar:
@@ -157,7 +160,9 @@ class _BlockwiseRun:
             )
 
     def _write_scratch_model(self) -> None:
-        """Write the missing shards of the scratch model, which reads the text."""
+        """Write the shards of the scratch model that do not exist yet. Raises UserError if there is
+        too little disk space.
+        """
         prefix = self.prefix
         needed_bytes = sum(group.unquantized_plan.layout.nbytes for group in prefix.groups)
         exists = prefix.folder.is_dir()
@@ -187,8 +192,8 @@ class _BlockwiseRun:
         names: tuple[str, ...],
         bar: "ProgressBar",
     ) -> "dict[str, SecondMoments]":
-        """Return the second moments for the tensors of a group, collected with the partly quantized
-        model.
+        """Return the second moments for the tensors of a group. They are collected by running the
+        text through the partly quantized model.
         """
         file = self._scratch_file(group, "moments")
         if not file.exists():
@@ -226,8 +231,8 @@ class _BlockwiseRun:
         )
 
     def _print_remaining_time(self, group_seconds: list[float], passes: int) -> None:
-        """Print the remaining time, estimated from the first two groups. Later groups take longer,
-        because the text runs through more blocks.
+        """Print the remaining time, extrapolated from the first two groups. Later groups take
+        longer, because the text passes through more blocks.
         """
         first, second = group_seconds
         n_remaining = passes - 2

@@ -1,4 +1,4 @@
-"""The request for a file size instead of a file type."""
+"""The options of `quantize` that request a file size instead of a file type."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,9 @@ UNIT_BYTES = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 @dataclass(frozen=True, slots=True)
 class SizeRequest:
-    """The size of the file, the types to choose from, and how the cost of types is measured."""
+    """The requested size of the file, the types to choose from, and how the loss from each type is
+    measured. The fields are the command-line options of the same names.
+    """
 
     target_bpw: float | None = None
     target_size: str | None = None
@@ -30,28 +32,26 @@ class SizeRequest:
 
     @property
     def has_target(self) -> bool:
-        """Whether a target size is set, by bits, bytes or free memory."""
+        """Whether a target size is set: bits per weight, bytes, or the free memory."""
         return self.fit or self.target_size is not None or self.target_bpw is not None
 
     @property
     def overrides_recipe(self) -> bool:
-        """Whether the types are not those of the file type's recipe, because a target size or a
-        plan file is set.
+        """Whether a target size or a plan file determines the types of the tensors, instead of the
+        file type's recipe.
         """
         return self.has_target or self.plan is not None
 
     @property
     def needs_statistics(self) -> bool:
-        """Whether planning needs measured statistics: to choose types, or because a plan file
-        records their digests.
+        """Whether planning needs measured statistics, either to choose types or because the plan
+        file to be written contains their digests.
         """
         return self.overrides_recipe or self.plan_out is not None
 
     @property
     def probe_unit(self) -> str:
-        """The unit of a measurement: a single tensor, or a group of tensors that are measured
-        together.
-        """
+        """What a single measurement quantizes: "tensor", or a "group" of tensors."""
         return self.probe or DEFAULT_PROBE
 
     @property
@@ -71,7 +71,7 @@ class SizeRequest:
 
     @property
     def candidate_types(self) -> tuple[str, ...]:
-        """The types to choose from, from --types."""
+        """The types to choose from, parsed from --types; empty: the default types."""
         from quant.recipes.tensor_types import parse_tensor_type
 
         return tuple(
@@ -83,8 +83,8 @@ class SizeRequest:
     def validate(self, *, is_split: bool, has_file_type: bool, has_overrides: bool) -> None:
         """Raise UsageError for options that exclude each other.
 
-        `is_split`: whether the file will be split; `has_file_type`: whether a file type was
-        requested; `has_overrides`: whether types of single tensors were requested.
+        `is_split`: whether the file will be split into shards. `has_file_type`: whether a file type
+        is requested. `has_overrides`: whether types of single tensors are requested.
         """
         size_flags = [
             flag
@@ -139,7 +139,9 @@ class SizeRequest:
 
     @property
     def _measurement_flags(self) -> list[str]:
-        """The options that the user has set to configure how divergence is measured."""
+        """The options that the user has set, among those that configure how divergence is
+        measured.
+        """
         options = {
             "--text": self.text,
             "--probe": self.probe,
@@ -149,10 +151,8 @@ class SizeRequest:
         return [flag for flag, value in options.items() if value is not None]
 
     def max_bytes(self, n_weights: int) -> int | None:
-        """Return the size limit of the file in bytes for this number of weights; None if the free
-        memory decides the size.
-
-        Raises UsageError.
+        """Return the size limit of the file in bytes, for a model with `n_weights` weights; None if
+        the free memory decides the size. Raises UsageError.
         """
         if self.target_bpw is not None:
             if not 0 < self.target_bpw <= 32:
@@ -165,9 +165,7 @@ class SizeRequest:
 
 def parse_size(text: str) -> int:
     """Return the bytes of a size such as "90M", "0.5G" or "94371840". Units are decimal, as in
-    --split-max-size.
-
-    Raises UsageError.
+    --split-max-size. Raises UsageError.
     """
     digits_and_unit = text.strip().upper().removesuffix("B")
     unit = UNIT_BYTES.get(digits_and_unit[-1:], 1)

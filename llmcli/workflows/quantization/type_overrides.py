@@ -1,4 +1,4 @@
-"""The types of single tensors, as the user has typed them."""
+"""The options of `quantize` that set the types of single tensors."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,7 +9,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TensorTypeSettings:
-    """Types for single tensors that override the file type's recipe."""
+    """The types of single tensors, which override the file type's recipe. The fields are the
+    command-line options of the same names.
+    """
 
     tensor_type: list[str] | None = None
     output_tensor_type: str | None = None
@@ -19,7 +21,7 @@ class TensorTypeSettings:
 
     @property
     def recipe_overrides(self) -> "TypeOverrides":
-        """The overrides in the form that `quant` uses."""
+        """The overrides as an object of `quant`."""
         from quant.recipes.tensor_types import TypeOverrides
 
         return TypeOverrides(
