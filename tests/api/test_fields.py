@@ -1,5 +1,5 @@
-"""Every field of OpenAI's API, llama-server and vLLM has an effect, is harmless, or is refused by
-name.
+"""Every field of OpenAI's API, llama-server and vLLM changes the answer, is harmless, or is refused
+by name.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,7 @@ from llmcli.api.forms.unsupported_fields import UNSUPPORTED_FIELDS
 from tests.api.forms.test_openai_chat import HELLO
 from tests.fixtures.server import Served
 
-# A value of each field -> whether the answer is another one than without it (None: the same, but
-# for its costs).
+# field -> a value, and whether the answer differs from the answer without the field
 OPENAI: dict[str, tuple[Any, bool]] = {
     "max_completion_tokens": (2, True),
     "max_tokens": (2, True),
@@ -73,33 +72,35 @@ REFUSED = {
 }
 
 
-def ask(served: Served, **body: Any) -> httpx.Response:
+def post_chat(served: Served, **body: Any) -> httpx.Response:
     return httpx.post(
         f"{served.v1}/chat/completions",
         json={"messages": HELLO, "max_completion_tokens": 40, **body},
     )
 
 
-def said(answer: httpx.Response) -> Any:
+def choices_of(answer: httpx.Response) -> Any:
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"]
 
 
 @pytest.mark.parametrize("fields", [OPENAI, OTHERS], ids=["openai", "others"])
-def test_a_field_does_what_it_says_or_nothing(serve: Callable[..., Served], fields: dict) -> None:
+def test_a_field_changes_the_answer_or_is_harmless(
+    serve: Callable[..., Served], fields: dict
+) -> None:
     served = serve()
-    plain = said(ask(served))
+    plain = choices_of(post_chat(served))
     for name, (value, changes) in fields.items():
         body = {name: value, **({"max_completion_tokens": None} if name == "max_tokens" else {})}
-        assert (said(ask(served, **body)) != plain) == changes, name
+        assert (choices_of(post_chat(served, **body)) != plain) == changes, name
 
 
-def test_what_would_change_the_answer_and_is_not_known_is_refused_by_name(
+def test_unsupported_fields_are_refused_by_name(
     serve: Callable[..., Served],
 ) -> None:
     served = serve()
     for name, value in REFUSED.items():
-        answer = ask(served, **{name: value})
+        answer = post_chat(served, **{name: value})
         assert answer.status_code == 400, name
         assert answer.json()["error"]["param"] == name
         assert name in answer.json()["error"]["message"]

@@ -1,4 +1,6 @@
-"""A stream that breaks anywhere resumes in another process without a visible difference."""
+"""A stream that breaks at any event is resumed by another process, and the client notices no
+difference.
+"""
 
 import asyncio
 import copy
@@ -30,43 +32,43 @@ from llmcli.types import Event, TokenTime
 from tests.fixtures.fakes import N_VOCAB, FakeContext, FakeModel, fake_runner
 from tests.fixtures.server import CHAT, GREEDY
 
-CALLED = b'<tool_call>\n{"name": "weather", "arguments": {"day": "today"}}\n</tool_call>'
-SAID = "<think>so</think>Grüße, 12 \U0001f600 times."
+CALL = b'<tool_call>\n{"name": "weather", "arguments": {"day": "today"}}\n</tool_call>'
+ANSWER_TEXT = "<think>so</think>Grüße, 12 \U0001f600 times."
 LIMIT = {"max_tokens": 60, "stream": True}
-ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], **LIMIT}
-TEXT = {"prompt": "x", **LIMIT}
+CHAT_BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], **LIMIT}
+PROMPT_BODY = {"prompt": "x", **LIMIT}
 TOOLS = [{"type": "function", "function": {"name": "weather"}}]
 BODIES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(FORMS.keys() - {"/infill"}, ASKED),
-    "/v1/completions": TEXT,
-    "/completion": TEXT,
-    "/api/generate": TEXT,
+    **dict.fromkeys(FORMS.keys() - {"/infill"}, CHAT_BODY),
+    "/v1/completions": PROMPT_BODY,
+    "/completion": PROMPT_BODY,
+    "/api/generate": PROMPT_BODY,
     "/v1/responses": {"input": "x", "stream": True},
-    "logprobs": {**ASKED, "logprobs": True, "top_logprobs": 2},
-    "stop": {**ASKED, "stop": ["12", "nowhere"]},
-    "beams": {**ASKED, "beams": 2},
-    "tools": {**ASKED, "tools": TOOLS},
-    "several": {**ASKED, "n": 3, "temperature": 1},
-    "several calls": {**ASKED, "n": 2, "tools": TOOLS, "logprobs": True},
-    # Of these three the second ends first, and one is as another.
+    "logprobs": {**CHAT_BODY, "logprobs": True, "top_logprobs": 2},
+    "stop": {**CHAT_BODY, "stop": ["12", "nowhere"]},
+    "beams": {**CHAT_BODY, "beams": 2},
+    "tools": {**CHAT_BODY, "tools": TOOLS},
+    "several": {**CHAT_BODY, "n": 3, "temperature": 1},
+    "several calls": {**CHAT_BODY, "n": 2, "tools": TOOLS, "logprobs": True},
+    # the second prompt's answer ends first; the first and the third are equal
     "/v1/completions several": {
-        **TEXT,
+        **PROMPT_BODY,
         "prompt": ["x", "Gr\u00fc\u00dfe, 12 ", "x"],
         "n": 2,
         "temperature": 1,
     },
     "/v1/completions scored": {
-        **TEXT,
+        **PROMPT_BODY,
         "prompt": ["so", "12 times"],
         "n": 2,
         "logprobs": 1,
         "echo": True,
     },
-    "/v1/completions beams": {**TEXT, "prompt": ["x", "12 ti"], "beams": 2, "n": 2},
-    "/completion several": {**TEXT, "prompt": ["x", "12 ti"], "n_cmpl": 2, "n_probs": 1},
+    "/v1/completions beams": {**PROMPT_BODY, "prompt": ["x", "12 ti"], "beams": 2, "n": 2},
+    "/completion several": {**PROMPT_BODY, "prompt": ["x", "12 ti"], "n_cmpl": 2, "n_probs": 1},
 }
-# What is of one answer and not of one text.
-OWN = re.compile(
+# fields whose values differ between two responses with the same text
+VOLATILE_FIELDS = re.compile(
     rb'"(\w+_duration|created_at|completed_at|timings|tokens_cached|cached_tokens|cache_read_input_tokens|input_tokens)":'
     rb'("[^"]*"|\{[^}]*\}|[\d.e-]+|null)'
 )
@@ -74,18 +76,20 @@ OWN = re.compile(
 
 @pytest.fixture(scope="module")
 def app() -> Iterator[Any]:
-    runner = fake_runner(SAID.encode(), template=CHAT, n_ctx=1024, n_seq_max=4)
+    runner = fake_runner(ANSWER_TEXT.encode(), template=CHAT, n_ctx=1024, n_seq_max=4)
     with closing(EngineBridge(runner)) as bridge:
         yield make_app(bridge, ServerSettings(("tiny",), sampling=GREEDY))
 
 
-def streamed(app: Any, path: str, body: dict[str, Any], known: StreamPosition) -> list[Any]:
-    """The messages of an answer of which so much is known."""
+def run_request(app: Any, path: str, body: dict[str, Any], position: StreamPosition) -> list[Any]:
+    """Return the ASGI messages of the response to a request that resumes at `position`."""
     sent: list[Any] = []
-    parts = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+    unread_messages = [
+        {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+    ]
 
     async def receive() -> Any:
-        return parts.pop() if parts else await asyncio.Event().wait()
+        return unread_messages.pop() if unread_messages else await asyncio.Event().wait()
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -98,74 +102,82 @@ def streamed(app: Any, path: str, body: dict[str, Any], known: StreamPosition) -
         "query_string": b"",
         "client": None,
     }
-    asyncio.run(app(known.attach_to(scope), receive, send))
+    asyncio.run(app(position.attach_to(scope), receive, send))
     assert sent[0]["status"] == 200, sent[1]
     return sent
 
 
 def raw(sent: list[Any]) -> bytes:
-    return OWN.sub(b"", b"".join(one.get("body", b"") for one in sent))
+    return VOLATILE_FIELDS.sub(b"", b"".join(entry.get("body", b"") for entry in sent))
 
 
 def sorted_by_answer(text: bytes) -> list[bytes]:
-    """A stream's events; which of several answers has its next one first is nobody's promise."""
-    found = [(re.search(rb'"index":(\d+)', one), one) for one in text.split(b"\n\n")]
-    return [one for _, one in sorted(found, key=lambda pair: int(pair[0][1]) if pair[0] else -1)]
+    """Return the events of a stream, ordered by answer, because the events of several answers may
+    interleave in any order.
+    """
+    found = [(re.search(rb'"index":(\d+)', entry), entry) for entry in text.split(b"\n\n")]
+    return [
+        entry for _, entry in sorted(found, key=lambda pair: int(pair[0][1]) if pair[0] else -1)
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(BODIES))
-def test_what_another_goes_on_with_is_the_rest(
+def test_a_resumed_stream_completes_the_interrupted_stream(
     app: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PendingAnswers, "has_unread_events", False)  # each event by itself
-    path, known = (
+    monkeypatch.setattr(PendingAnswers, "has_unread_events", False)  # each event is sent separately
+    path, position = (
         name.split()[0] if name.startswith("/") else "/v1/chat/completions",
         new_position(),
     )
-    whole = streamed(app, path, BODIES[name], known)
-    assert raw(whole)
-    assert whole[-1]["more_body"] is False
-    cuts = [at for at in range(len(whole)) if MARKS_KEY in whole[at]]
-    assert cuts == list(range(len(whole)))
-    for cut in {0, 1, 2, 3, len(whole) // 2, len(whole) - 3, len(whole) - 2} & set(
-        range(len(whole) - 1)
+    complete = run_request(app, path, BODIES[name], position)
+    assert raw(complete)
+    assert complete[-1]["more_body"] is False
+    cuts = [index for index in range(len(complete)) if MARKS_KEY in complete[index]]
+    assert cuts == list(range(len(complete)))
+    for cut in {0, 1, 2, 3, len(complete) // 2, len(complete) - 3, len(complete) - 2} & set(
+        range(len(complete) - 1)
     ):
-        so_far = copy.deepcopy(known)
-        for message in whole[: cut + 1]:
-            so_far.advance(message[MARKS_KEY])
-        rest = streamed(app, path, BODIES[name], so_far)
-        assert sorted_by_answer(raw(whole[: cut + 1]) + raw(rest)) == sorted_by_answer(
-            raw(whole)
+        position_at_cut = copy.deepcopy(position)
+        for message in complete[: cut + 1]:
+            position_at_cut.advance(message[MARKS_KEY])
+        resumed = run_request(app, path, BODIES[name], position_at_cut)
+        assert sorted_by_answer(raw(complete[: cut + 1]) + raw(resumed)) == sorted_by_answer(
+            raw(complete)
         ), cut
 
 
-def test_a_call_keeps_its_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_call_keeps_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PendingAnswers, "has_unread_events", False)
     body = {"input": "x", "stream": True, "tools": [{"type": "function", "name": "weather"}]}
-    runner = fake_runner(CALLED, template=CHAT, n_ctx=1024, n_seq_max=4)
+    runner = fake_runner(CALL, template=CHAT, n_ctx=1024, n_seq_max=4)
     with closing(EngineBridge(runner)) as bridge:
-        app, known = make_app(bridge, ServerSettings(("tiny",), sampling=GREEDY)), new_position()
-        whole = streamed(app, "/v1/responses", body, known)
-        cut = next(at for at, one in enumerate(whole) if b"arguments.delta" in one.get("body", b""))
-        for message in whole[: cut + 1]:
-            known.advance(message[MARKS_KEY])
-        rest = streamed(app, "/v1/responses", body, known)
-    assert raw(whole[: cut + 1]) + raw(rest) == raw(whole)
-    assert len(set(re.findall(rb'"call_id":"(\w+)"', raw(whole)))) == 1
+        app, position = make_app(bridge, ServerSettings(("tiny",), sampling=GREEDY)), new_position()
+        complete = run_request(app, "/v1/responses", body, position)
+        cut = next(
+            index
+            for index, entry in enumerate(complete)
+            if b"arguments.delta" in entry.get("body", b"")
+        )
+        for message in complete[: cut + 1]:
+            position.advance(message[MARKS_KEY])
+        resumed = run_request(app, "/v1/responses", body, position)
+    assert raw(complete[: cut + 1]) + raw(resumed) == raw(complete)
+    assert len(set(re.findall(rb'"call_id":"(\w+)"', raw(complete)))) == 1
 
 
-def test_each_answer_goes_on_by_itself() -> None:
-    """Who goes on may come to the answers in another order, and have a prompt's event that the
-    other one had not.
+def test_each_answer_is_resumed_separately() -> None:
+    """The resuming process may produce the answers' events in another order, and a prompt event
+    that the first process had not produced.
     """
     time = TokenTime(65, "a", 0, 0, 0)
-    token, end, prompt = (partial(Event, token=one, text="") for one in (time, None, None))
+    token, end, prompt = (partial(Event, token=entry, text="") for entry in (time, None, None))
     first = [token(0), token(1), token(0), end(0, finish="stop"), token(1)]
-    known = new_position()
-    known.advance(stream_marks(first))
-    past = PastAnswer(known)
-    assert past.has_started
-    again = [
+    position = new_position()
+    position.advance(stream_marks(first))
+    past_answer = PastAnswer(position)
+    assert past_answer.has_started
+    repeated = [
         token(1),
         prompt(1),
         token(1),
@@ -175,7 +187,7 @@ def test_each_answer_goes_on_by_itself() -> None:
         token(0),
         end(0, finish="stop"),
     ]
-    assert [past.includes(one) for one in again] == [
+    assert [past_answer.includes(entry) for entry in repeated] == [
         True,
         False,
         True,
@@ -185,61 +197,75 @@ def test_each_answer_goes_on_by_itself() -> None:
         True,
         True,
     ]
-    assert not past.includes(end(1, finish="stop"))
+    assert not past_answer.includes(end(1, finish="stop"))
 
 
-class Places(FakeContext):
-    """Logits depend on the place alone."""
+class PositionContext(FakeContext):
+    """Logits depend only on the number of tokens before them."""
 
     def _logits(self, tokens: Any) -> Any:
         return np.random.default_rng(len(tokens)).normal(0, 2, N_VOCAB).astype(np.float32)
 
 
-def drawn(*known: ReplayedAnswer) -> list[Answer]:
-    """The answers of as many samples."""
+def sample_answers(*position: ReplayedAnswer) -> list[Answer]:
+    """Sample an answer for each replay."""
     model = FakeModel()
-    machine = Engine(Places(n_seq_max=len(known)), model, None)
+    engine = Engine(PositionContext(n_seq_max=len(position)), model, None)
     sampling = default_sampling().with_values(
         {"temp": 1, "top_k": 0, "seed": 5, "xtc_probability": 0.5}
     )
-    ids = machine.submit_samples(
-        Request((65, 66), sampling, max_tokens=24, ignore_eos=True, replays=known), len(known)
+    ids = engine.submit_samples(
+        Request((65, 66), sampling, max_tokens=24, ignore_eos=True, replays=position), len(position)
     )
-    while machine.is_busy:
-        machine.step()
-    return [machine.pop_answer(one) for one in ids]
+    while engine.is_busy:
+        engine.step()
+    return [engine.pop_answer(entry) for entry in ids]
 
 
 def ids(answer: Answer) -> list[int]:
     return [token.id for token in answer.tokens]
 
 
-def test_known_tokens_leave_the_chances_where_they_were() -> None:
-    """What is drawn behind known tokens is what was drawn without them."""
-    (alone,) = map(ids, drawn(NO_REPLAY))
-    assert len(set(alone)) > 8
-    others = tuple(token ^ 1 for token in alone[:9])
-    assert list(map(ids, drawn(ReplayedAnswer(others)))) == [[*others, *alone[9:]]]
-
-
-def test_of_several_samples_each_has_its_own() -> None:
-    """And one that had ended ends there, whatever would be drawn next."""
-    alone = drawn(NO_REPLAY, NO_REPLAY, NO_REPLAY, NO_REPLAY)
-    assert ids(alone[0]) != ids(alone[1])
-    known = [
-        ReplayedAnswer(tuple(ids(one)[:count]))
-        for one, count in zip(alone, (0, 3, 7, 0), strict=True)
+def test_replayed_tokens_do_not_change_later_sampling() -> None:
+    """After replayed tokens, the same tokens are sampled as without a replay."""
+    (unreplayed,) = map(ids, sample_answers(NO_REPLAY))
+    assert len(set(unreplayed)) > 8
+    replayed = tuple(token ^ 1 for token in unreplayed[:9])
+    assert list(map(ids, sample_answers(ReplayedAnswer(replayed)))) == [
+        [*replayed, *unreplayed[9:]]
     ]
-    known[2:] = ReplayedAnswer(known[2].tokens, "stop"), ReplayedAnswer((), "context_full")
-    again = drawn(*known)
-    assert list(map(ids, again)) == [ids(alone[0]), ids(alone[1]), ids(alone[2])[:7], []]
-    assert [one.finish for one in again] == ["length", "length", "stop", "context_full"]
 
 
-def test_answers_of_one_prompt_given_twice_differ(app: Any) -> None:
-    body = {**TEXT, "prompt": ["x", "x"], "temperature": 10, "top_k": 0, "top_p": 1, "min_p": 0}
+def test_each_sample_has_its_own_replay() -> None:
+    """A sample whose replay has ended gets no more tokens."""
+    unreplayed = sample_answers(NO_REPLAY, NO_REPLAY, NO_REPLAY, NO_REPLAY)
+    assert ids(unreplayed[0]) != ids(unreplayed[1])
+    position = [
+        ReplayedAnswer(tuple(ids(entry)[:count]))
+        for entry, count in zip(unreplayed, (0, 3, 7, 0), strict=True)
+    ]
+    position[2:] = ReplayedAnswer(position[2].tokens, "stop"), ReplayedAnswer((), "context_full")
+    repeated = sample_answers(*position)
+    assert list(map(ids, repeated)) == [
+        ids(unreplayed[0]),
+        ids(unreplayed[1]),
+        ids(unreplayed[2])[:7],
+        [],
+    ]
+    assert [entry.finish for entry in repeated] == ["length", "length", "stop", "context_full"]
+
+
+def test_equal_prompts_of_a_request_get_different_seeds(app: Any) -> None:
+    body = {
+        **PROMPT_BODY,
+        "prompt": ["x", "x"],
+        "temperature": 10,
+        "top_k": 0,
+        "top_p": 1,
+        "min_p": 0,
+    }
     texts = ["", ""]
-    for message in streamed(app, "/v1/completions", body, new_position()):
+    for message in run_request(app, "/v1/completions", body, new_position()):
         for line in message.get("body", b"").splitlines():
             for choice in json.loads(line[6:])["choices"] if line.startswith(b"data: {") else ():
                 texts[choice["index"]] += choice["text"]

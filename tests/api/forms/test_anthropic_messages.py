@@ -1,4 +1,4 @@
-"""/v1/messages: Anthropic's documented shapes, streamed and not, and its errors."""
+"""/v1/messages: complete and streamed responses, and errors, follow Anthropic's documentation."""
 
 import json
 from collections.abc import Callable
@@ -49,7 +49,7 @@ BLOCK = {
         },
     ]
 }
-# docs.anthropic.com, Messages: the body of an answer.
+# docs.anthropic.com, Messages: the body of a response.
 MESSAGE = {
     "type": "object",
     "additionalProperties": False,
@@ -67,76 +67,80 @@ MESSAGE = {
 MESSAGE["required"] = list(MESSAGE["properties"])
 
 
-def ask(served: Served, path: str = "messages", **body: Any) -> httpx.Response:
-    asked = {"model": "tiny", "max_tokens": 64, "messages": HELLO, **body}
+def post(served: Served, path: str = "messages", **body: Any) -> httpx.Response:
+    request = {"model": "tiny", "max_tokens": 64, "messages": HELLO, **body}
     return httpx.post(
-        f"{served.v1}/{path}", json=asked, headers={"anthropic-version": "2023-06-01"}
+        f"{served.v1}/{path}", json=request, headers={"anthropic-version": "2023-06-01"}
     )
 
 
-def whole(served: Served, **body: Any) -> dict[str, Any]:
-    answer = ask(served, **body)
+def complete_message(served: Served, **body: Any) -> dict[str, Any]:
+    answer = post(served, **body)
     assert answer.status_code == 200, answer.text
     jsonschema.validate(answer.json(), MESSAGE)
     return answer.json()
 
 
-def built(served: Served, **body: Any) -> dict[str, Any]:
-    """A message put together of a stream's events, as their clients do it."""
-    answer = ask(served, stream=True, **body)
+def assemble_stream(served: Served, **body: Any) -> dict[str, Any]:
+    """Return the message that a client assembles from the events of a stream."""
+    answer = post(served, stream=True, **body)
     assert answer.headers["content-type"].startswith("text/event-stream")
     message: dict[str, Any] = {}
-    parts: dict[int, str] = {}
+    partial_json: dict[int, str] = {}
     for event in answer.text.strip().split("\n\n"):
         name, data = event.split("\n")
-        told = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {told['type']}"
-        match told["type"]:
+        event_data = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event_data['type']}"
+        match event_data["type"]:
             case "message_start":
-                message = told["message"]
+                message = event_data["message"]
                 jsonschema.validate(message, MESSAGE)
                 assert message["content"] == [] and message["stop_reason"] is None
             case "content_block_start":
-                assert told["index"] == len(message["content"])
-                message["content"].append(told["content_block"])
+                assert event_data["index"] == len(message["content"])
+                message["content"].append(event_data["content_block"])
             case "content_block_delta":
-                block, delta = message["content"][told["index"]], told["delta"]
+                block, delta = message["content"][event_data["index"]], event_data["delta"]
                 if delta["type"] == "input_json_delta":
-                    parts[told["index"]] = parts.get(told["index"], "") + delta["partial_json"]
+                    partial_json[event_data["index"]] = (
+                        partial_json.get(event_data["index"], "") + delta["partial_json"]
+                    )
                 else:
                     name = delta["type"].removesuffix("_delta")
                     block[name] += delta[name]
             case "content_block_stop":
-                if text := parts.get(told["index"]):
-                    message["content"][told["index"]]["input"] = jiter.from_json(
+                if text := partial_json.get(event_data["index"]):
+                    message["content"][event_data["index"]]["input"] = jiter.from_json(
                         text.encode(), partial_mode=True
                     )
             case "message_delta":
-                message |= told["delta"] | {"usage": told["usage"]}
-    assert told == {"type": "message_stop"}
+                message |= event_data["delta"] | {"usage": event_data["usage"]}
+    assert event_data == {"type": "message_stop"}
     jsonschema.validate(message, MESSAGE)
     return message
 
 
-def same(served: Served, **body: Any) -> dict[str, Any]:
-    """The whole answer, which the stream's must equal but for what is new each time."""
-    one, other = whole(served, **body), built(served, **body)
-    for message in (one, other):
+def message_equal_to_stream(served: Served, **body: Any) -> dict[str, Any]:
+    """Return the complete response, after comparing it with the stream. Ids and input token counts
+    differ and are left out.
+    """
+    complete, streamed = complete_message(served, **body), assemble_stream(served, **body)
+    for message in (complete, streamed):
         message["usage"] = message["usage"]["output_tokens"]
         message["id"] = ""
         for block in message["content"]:
             block.pop("id", None)
-    assert one == other
-    return one
+    assert complete == streamed
+    return complete
 
 
-def test_text_and_why_it_ended(serve: Callable[..., Served]) -> None:
+def test_text_and_stop_reasons(serve: Callable[..., Served]) -> None:
     served = serve(b"hello world")
-    assert same(served)["content"] == [{"type": "text", "text": "hello world"}]
-    assert same(served)["stop_reason"] == "end_turn"
-    assert same(served, max_tokens=3)["stop_reason"] == "max_tokens"
-    cut = same(served, stop_sequences=["zz", " wor"])
-    assert (cut["content"][0]["text"], cut["stop_reason"], cut["stop_sequence"]) == (
+    assert message_equal_to_stream(served)["content"] == [{"type": "text", "text": "hello world"}]
+    assert message_equal_to_stream(served)["stop_reason"] == "end_turn"
+    assert message_equal_to_stream(served, max_tokens=3)["stop_reason"] == "max_tokens"
+    stopped = message_equal_to_stream(served, stop_sequences=["zz", " wor"])
+    assert (stopped["content"][0]["text"], stopped["stop_reason"], stopped["stop_sequence"]) == (
         "hello",
         "stop_sequence",
         " wor",
@@ -146,7 +150,7 @@ def test_text_and_why_it_ended(serve: Callable[..., Served]) -> None:
 def test_thinking_and_calls_are_blocks(serve: Callable[..., Served]) -> None:
     call = '<tool_call>\n{"name": "weather", "arguments": {"a": "yes"}}\n</tool_call>'
     served = serve(f"<think>\nhm\n</think>\n\nI look.\n{call}".encode(), n_ctx=2048)
-    found = same(served, tools=TOOLS, max_tokens=500)
+    found = message_equal_to_stream(served, tools=TOOLS, max_tokens=500)
     assert found["content"] == [
         {"type": "thinking", "thinking": "hm\n", "signature": ""},
         {"type": "text", "text": "I look."},
@@ -155,55 +159,65 @@ def test_thinking_and_calls_are_blocks(serve: Callable[..., Served]) -> None:
     assert found["stop_reason"] == "tool_use"
 
 
-def test_a_call_comes_in_pieces_and_one_that_is_cut_off_as_far_as_it_came(
+def test_a_streamed_call_may_be_cut_off(
     serve: Callable[..., Served],
 ) -> None:
     call = '<tool_call>\n{"name": "weather", "arguments": {"a": "yes", "b": [1, "two"]}}\n</tool_call> Well.'
     served = serve(call.encode(), n_ctx=2048)
-    found = same(served, tools=TOOLS, max_tokens=500)
+    found = message_equal_to_stream(served, tools=TOOLS, max_tokens=500)
     assert found["content"][0]["input"] == {"a": "yes", "b": [1, "two"]}
     assert found["content"][1] == {"type": "text", "text": " Well."}
-    cut = same(served, tools=TOOLS, max_tokens=call.index("two") + 1)
-    assert cut["content"] == [
+    stopped = message_equal_to_stream(served, tools=TOOLS, max_tokens=call.index("two") + 1)
+    assert stopped["content"] == [
         {"type": "tool_use", "name": "weather", "input": {"a": "yes", "b": [1]}}
     ]
-    assert cut["stop_reason"] == "max_tokens"
+    assert stopped["stop_reason"] == "max_tokens"
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
-def test_a_call_that_must_be_is_held_to_its_schema(tiny: Served, choice: dict[str, str]) -> None:
-    found = same(tiny, tools=TOOLS, tool_choice={**choice, "disable_parallel_tool_use": True})
+def test_a_forced_call_follows_its_schema(tiny: Served, choice: dict[str, str]) -> None:
+    found = message_equal_to_stream(
+        tiny, tools=TOOLS, tool_choice={**choice, "disable_parallel_tool_use": True}
+    )
     (block,) = found["content"]
     assert block["type"] == "tool_use" and block["input"]["a"] in ("yes", "no")
 
 
-def test_a_form_is_kept_and_counts_are_told(tiny: Served) -> None:
+def test_an_answer_schema_is_enforced_and_tokens_are_counted(tiny: Served) -> None:
     config = {"format": {"type": "json_schema", "schema": SCHEMA}}
-    assert json.loads(whole(tiny, output_config=config)["content"][0]["text"])["a"] in ("yes", "no")
-    first, again = whole(tiny), whole(tiny)
-    counted = ask(tiny, "messages/count_tokens").json()
-    for one in (first, again):
+    assert json.loads(complete_message(tiny, output_config=config)["content"][0]["text"])["a"] in (
+        "yes",
+        "no",
+    )
+    first, again = complete_message(tiny), complete_message(tiny)
+    counted = post(tiny, "messages/count_tokens").json()
+    for message in (first, again):
         assert (
-            one["usage"]["input_tokens"] + one["usage"]["cache_read_input_tokens"]
+            message["usage"]["input_tokens"] + message["usage"]["cache_read_input_tokens"]
             == counted["input_tokens"]
         )
     assert again["usage"]["cache_read_input_tokens"] > 0
-    more = httpx.post(f"{tiny.v1}/chat/completions/input_tokens", json={"messages": HELLO}).json()
-    assert more == {"object": "response.input_tokens", "input_tokens": counted["input_tokens"]}
+    counted_by_openai_path = httpx.post(
+        f"{tiny.v1}/chat/completions/input_tokens", json={"messages": HELLO}
+    ).json()
+    assert counted_by_openai_path == {
+        "object": "response.input_tokens",
+        "input_tokens": counted["input_tokens"],
+    }
 
 
 def test_a_conversation_of_blocks_reaches_the_model(serve: Callable[..., Served]) -> None:
-    said: list[str] = []
+    prompts: list[str] = []
 
-    def speak(tokens: list[int]) -> int:
-        said.append(bytes(token for token in tokens if token < 256).decode())
+    def next_token(tokens: list[int]) -> int:
+        prompts.append(bytes(token for token in tokens if token < 256).decode())
         return 257
 
     system = [
         {"type": "text", "text": "Be brief."},
         {"type": "text", "text": "Be kind.", "cache_control": {}},
     ]
-    talk = [
+    messages = [
         {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
         {
             "role": "assistant",
@@ -227,23 +241,23 @@ def test_a_conversation_of_blocks_reaches_the_model(serve: Callable[..., Served]
         },
         {"role": "assistant", "content": "It is"},
     ]
-    whole(
-        serve(speak, n_ctx=2048),
-        messages=talk,
+    complete_message(
+        serve(next_token, n_ctx=2048),
+        messages=messages,
         system=system,
         metadata={"user_id": "x"},
         service_tier="auto",
     )
-    assert said[-1].startswith(
+    assert prompts[-1].startswith(
         "<system>Be brief.\n\nBe kind.\n<user>Hi\n<assistant>I look.\n<tool_call>"
     )
-    assert said[-1].endswith(
+    assert prompts[-1].endswith(
         "<user><tool_response>\nsunny\n</tool_response>\n<user>So?\n<assistant>It is"
     )
 
 
 @pytest.mark.parametrize(
-    ("body", "told", "status", "sort"),
+    ("body", "message", "status", "error_type"),
     [
         ({"messages": None}, "messages is missing", 400, "invalid_request_error"),
         (
@@ -278,24 +292,28 @@ def test_a_conversation_of_blocks_reaches_the_model(serve: Callable[..., Served]
         ({"model": "other"}, "not served here", 404, "not_found_error"),
     ],
 )
-def test_errors_are_theirs(
-    serve: Callable[..., Served], body: dict[str, Any], told: str, status: int, sort: str | None
+def test_errors_have_anthropics_format(
+    serve: Callable[..., Served],
+    body: dict[str, Any],
+    message: str,
+    status: int,
+    error_type: str | None,
 ) -> None:
-    answer = ask(serve(), **body)
+    answer = post(serve(), **body)
     found = answer.json()
     assert (answer.status_code, found["type"]) == (status, "error")
-    assert told in found["error"]["message"] and found["error"]["type"] == (
-        sort or "invalid_request_error"
+    assert message in found["error"]["message"] and found["error"]["type"] == (
+        error_type or "invalid_request_error"
     )
 
 
-def test_a_key_comes_in_their_header(serve: Callable[..., Served]) -> None:
+def test_the_key_is_read_from_anthropics_header(serve: Callable[..., Served]) -> None:
     served = serve(keys=("secret-key-1",))
-    assert ask(served).json()["error"]["type"] == "authentication_error"
-    asked = {"model": "tiny", "max_tokens": 8, "messages": HELLO}
+    assert post(served).json()["error"]["type"] == "authentication_error"
+    request = {"model": "tiny", "max_tokens": 8, "messages": HELLO}
     assert (
         httpx.post(
-            f"{served.v1}/messages", json=asked, headers={"x-api-key": "secret-key-1"}
+            f"{served.v1}/messages", json=request, headers={"x-api-key": "secret-key-1"}
         ).status_code
         == 200
     )

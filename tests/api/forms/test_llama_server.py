@@ -1,4 +1,4 @@
-"""/completion and /infill as llama-server's clients call them."""
+"""/completion and /infill respond like llama-server."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from tests.fixtures.server import Served
 from tests.scripts.test_fuzz_http_requests import HUGE
 from tests.serve.http.test_errors import post
 
-# What llama-server's answer has (tools/server/README.md).
+# The fields of llama-server's response (tools/server/README.md).
 FIELDS = {
     "index",
     "content",
@@ -33,13 +33,13 @@ FIELDS = {
 }
 
 
-def ask(served: Served, path: str = "/completion", **body: Any) -> Any:
+def post_json(served: Served, path: str = "/completion", **body: Any) -> Any:
     answer = httpx.post(f"{served.url}{path}", json={"prompt": "ask", **body}, timeout=30)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-def streamed(served: Served, path: str = "/completion", **body: Any) -> list[Any]:
+def post_stream(served: Served, path: str = "/completion", **body: Any) -> list[Any]:
     answer = httpx.post(
         f"{served.url}{path}", json={"prompt": "ask", "stream": True, **body}, timeout=30
     )
@@ -48,29 +48,34 @@ def streamed(served: Served, path: str = "/completion", **body: Any) -> list[Any
     return [httpx.Response(200, text=line.removeprefix("data: ")).json() for line in lines]
 
 
-def test_an_answer_has_every_field_and_its_stream_the_same_text(
+def test_a_response_has_every_field_and_its_stream_the_same_text(
     serve: Callable[..., Served],
 ) -> None:
     served = serve(b"hello world")
-    whole = ask(served, return_tokens=True)
-    assert set(whole) == FIELDS
-    assert (whole["content"], whole["stop"], whole["stop_type"], whole["stopping_word"]) == (
+    complete = post_json(served, return_tokens=True)
+    assert set(complete) == FIELDS
+    assert (
+        complete["content"],
+        complete["stop"],
+        complete["stop_type"],
+        complete["stopping_word"],
+    ) == (
         "hello world",
         True,
         "eos",
         "",
     )
-    assert whole["tokens"] == list(b"hello world")
-    assert (whole["tokens_predicted"], whole["tokens_evaluated"], whole["prompt"]) == (
+    assert complete["tokens"] == list(b"hello world")
+    assert (complete["tokens_predicted"], complete["tokens_evaluated"], complete["prompt"]) == (
         11,
         4,
         "<s>ask",
     )
-    *pieces, last = streamed(served)
-    assert "".join(one["content"] for one in pieces) == "hello world"
-    assert [token for one in pieces for token in one["tokens"]] == whole["tokens"]
-    assert [one["tokens_predicted"] for one in pieces] == list(range(1, 12))
-    assert not any(one["stop"] for one in pieces)
+    *pieces, last = post_stream(served)
+    assert "".join(entry["content"] for entry in pieces) == "hello world"
+    assert [token for entry in pieces for token in entry["tokens"]] == complete["tokens"]
+    assert [entry["tokens_predicted"] for entry in pieces] == list(range(1, 12))
+    assert not any(entry["stop"] for entry in pieces)
     assert (
         set(last) == FIELDS
         and last["stop"]
@@ -79,24 +84,24 @@ def test_an_answer_has_every_field_and_its_stream_the_same_text(
     )
 
 
-def test_why_it_ended(serve: Callable[..., Served]) -> None:
+def test_stop_types(serve: Callable[..., Served]) -> None:
     served = serve(b"hello world")
-    for body, content, sort, word in (
+    for body, content, stop_type, stopping_word in (
         ({"n_predict": 3}, "hel", "limit", ""),
         ({"stop": ["zz", " wor"]}, "hello", "word", " wor"),
         ({"n_predict": -1}, "hello world", "eos", ""),
         ({"n_predict": 0}, "", "limit", ""),
         ({"json_schema": {"const": 5}}, "5", "eos", ""),
     ):
-        found = ask(served, **body)
+        found = post_json(served, **body)
         assert (found["content"], found["stop_type"], found["stopping_word"]) == (
             content,
-            sort,
-            word,
+            stop_type,
+            stopping_word,
         )
 
 
-def test_prompts_of_every_shape(serve: Callable[..., Served]) -> None:
+def test_prompts_of_all_types(serve: Callable[..., Served]) -> None:
     served = serve()
     shapes = {
         "ask": [BOS, *b"ask"],
@@ -106,30 +111,30 @@ def test_prompts_of_every_shape(serve: Callable[..., Served]) -> None:
     }
     for prompt, ids in shapes.items():
         value = prompt if isinstance(prompt, str) else list(prompt)
-        assert ask(served, prompt=value)["tokens_evaluated"] == len(ids)
-    assert ask(served, prompt={"prompt_string": "ask"})["prompt"] == "<s>ask"
-    several = ask(served, prompt=["one", [97, 98], {"prompt_string": "three"}, [97, "x"]])
-    assert [(one["index"], one["tokens_evaluated"]) for one in several] == [
+        assert post_json(served, prompt=value)["tokens_evaluated"] == len(ids)
+    assert post_json(served, prompt={"prompt_string": "ask"})["prompt"] == "<s>ask"
+    several = post_json(served, prompt=["one", [97, 98], {"prompt_string": "three"}, [97, "x"]])
+    assert [(entry["index"], entry["tokens_evaluated"]) for entry in several] == [
         (0, 4),
         (1, 2),
         (2, 6),
         (3, 2),
     ]
-    assert [one["content"] for one in ask(served, n_cmpl=2)] == ["hello"] * 2
+    assert [entry["content"] for entry in post_json(served, n_cmpl=2)] == ["hello"] * 2
 
 
-def test_probabilities_biases_and_fields_that_are_wanted(serve: Callable[..., Served]) -> None:
+def test_n_probs_logit_bias_and_response_fields(serve: Callable[..., Served]) -> None:
     served = serve()
-    found = ask(served, n_probs=2, n_predict=2)["completion_probabilities"]
-    assert [(one["token"], len(one["top_logprobs"])) for one in found] == [("h", 2), ("e", 2)]
+    found = post_json(served, n_probs=2, n_predict=2)["completion_probabilities"]
+    assert [(entry["token"], len(entry["top_logprobs"])) for entry in found] == [("h", 2), ("e", 2)]
     assert [
-        len(one["completion_probabilities"])
-        for one in streamed(served, n_probs=2, n_predict=2)[:-1]
+        len(entry["completion_probabilities"])
+        for entry in post_stream(served, n_probs=2, n_predict=2)[:-1]
     ] == [1, 1]
-    assert not ask(served, logit_bias=[[104, False], ["e", -50.5]], n_predict=1)[
+    assert not post_json(served, logit_bias=[[104, False], ["e", -50.5]], n_predict=1)[
         "content"
     ].startswith("h")
-    assert ask(
+    assert post_json(
         served,
         response_fields=["content", "generation_settings/n_predict", "nothing/here"],
         n_predict=2,
@@ -139,7 +144,7 @@ def test_probabilities_biases_and_fields_that_are_wanted(serve: Callable[..., Se
     }
 
 
-# Passed over: what steers a cache or a line that is ours to steer.
+# Ignored fields, which only control a cache or the connection.
 HARMLESS = {
     "cache_prompt": False,
     "id_slot": 0,
@@ -166,15 +171,15 @@ REFUSED = {
 }
 
 
-def test_every_other_field_is_harmless_or_refused_by_name(serve: Callable[..., Served]) -> None:
+def test_other_fields_are_ignored_or_refused_by_name(serve: Callable[..., Served]) -> None:
     served = serve()
-    plain = ask(served)["content"]
-    with httpx.Client() as asked:  # making one for each request is most of the time
+    plain = post_json(served)["content"]
+    with httpx.Client() as http:  # a new client for each request would be slow
         for name, value in HARMLESS.items():
-            answer = asked.post(f"{served.url}/completion", json={"prompt": "ask", name: value})
+            answer = http.post(f"{served.url}/completion", json={"prompt": "ask", name: value})
             assert answer.json()["content"] == plain, name
         for name, value in REFUSED.items():
-            answer = asked.post(f"{served.url}/completion", json={"prompt": "ask", name: value})
+            answer = http.post(f"{served.url}/completion", json={"prompt": "ask", name: value})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, name), answer.text
     for pair in (f"[{HUGE}, 1]", f"[5, {HUGE}]", "[5, 1e308]"):
         assert (
@@ -184,8 +189,8 @@ def test_every_other_field_is_harmless_or_refused_by_name(serve: Callable[..., S
 
 
 @pytest.fixture
-def gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fake model fills gaps, by tokens that are letters."""
+def infill_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the fake model infill tokens, which are letters."""
     monkeypatch.setattr(
         FakeModel,
         "fim_tokens",
@@ -193,31 +198,31 @@ def gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.usefixtures("gaps")
-def test_a_gap_is_told_as_llama_server_tells_it(serve: Callable[..., Served]) -> None:
+@pytest.mark.usefixtures("infill_tokens")
+def test_the_infill_prompt_is_that_of_llama_server(serve: Callable[..., Served]) -> None:
     served = serve(b"hello", n_ctx=64)
     body = {"input_prefix": "def f():", "input_suffix": "end", "prompt": " x"}
-    assert ask(served, "/infill", **body)["prompt"] == "Ffilename\n<s>Pdef f(): xSendM"
+    assert post_json(served, "/infill", **body)["prompt"] == "Ffilename\n<s>Pdef f(): xSendM"
     more = {"input_extra": [{"filename": "a.py", "text": "y = 1"}, {"text": "z"}]}
     assert (
-        ask(served, "/infill", **body, **more)["prompt"]
+        post_json(served, "/infill", **body, **more)["prompt"]
         == "Fa.py\ny = 1Ftmp\nzFfilename\n<s>Pdef f(): xSendM"
     )
     long = {"input_extra": [{"text": "y" * 200}], "n_predict": 10}
-    found = ask(served, "/infill", **body, **long)
+    found = post_json(served, "/infill", **body, **long)
     assert (found["tokens_evaluated"], found["content"]) == (54, "hello")
     assert found["prompt"].endswith("yyFfilename\n<s>Pdef f(): xSendM")
-    assert "".join(one["content"] for one in streamed(served, "/infill", **body)) == "hello"
-    for wrong, words in (
+    assert "".join(entry["content"] for entry in post_stream(served, "/infill", **body)) == "hello"
+    for wrong, message in (
         ({"input_suffix": None}, "input_suffix is missing"),
         ({"input_extra": ["x"]}, "an object"),
         ({"input_prefix": "x" * 90}, "context holds 64"),
     ):
         answer = httpx.post(f"{served.url}/infill", json={**body, **wrong})
-        assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+        assert answer.status_code == 400 and message in answer.json()["error"]["message"]
 
 
-def test_a_model_that_fills_no_gaps_says_so(tiny: Served) -> None:
+def test_infill_needs_a_model_with_infill_tokens(tiny: Served) -> None:
     answer = httpx.post(f"{tiny.url}/infill", json={"input_prefix": "a", "input_suffix": "b"})
     assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
     assert "fim_pre, fim_suf, fim_mid" in answer.json()["error"]["message"]

@@ -1,5 +1,5 @@
-"""`echo` with `logprobs`: probabilities of the prompt's tokens, as evaluation programs request
-them.
+"""`echo` with `logprobs`: the log-probabilities of a prompt's tokens, which evaluation programs
+request.
 """
 
 from collections.abc import Callable
@@ -27,13 +27,13 @@ from tests.api.forms.test_openai_chat import client
 from tests.fixtures.fakes import EOS
 from tests.fixtures.server import Served
 
-# Within 0.02: which rows share a pass moves a log-probability by 0.004, a wrong token by 1 and
-# more.
+# The tolerance of 0.02 is above the differences between batches, and far below the difference that
+# a wrong token makes.
 TEXT = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her dog. "
 
 
-def scored(runner: Runner, ids: list[int]) -> list[float]:
-    """Log-probabilities of the second half of a text, as eval scores it."""
+def score_second_half(runner: Runner, ids: list[int]) -> list[float]:
+    """Return the log-probabilities of the second half of a text, computed like `llmcli eval`."""
     options = chunk_context_options(ContextOptions(n_ctx=len(ids)), runner.model.n_vocab, 1)
     with open_context(runner.model, options) as context:
         scorer = ChunkScorer(runner.model, context)
@@ -44,111 +44,118 @@ def scored(runner: Runner, ids: list[int]) -> list[float]:
     return [float(row[token]) for row, token in zip(rows, ids[len(ids) // 2 + 1 :], strict=True)]
 
 
-def ask(served: Served, prompt: Any, **more: Any) -> Any:
-    with client(served) as asked:
-        return asked.completions.create(
+def create_completion(served: Served, prompt: Any, **more: Any) -> Any:
+    with client(served) as api:
+        return api.completions.create(
             model="tiny", prompt=prompt, echo=True, logprobs=2, **more
         ).choices
 
 
-def test_a_prompts_tokens_have_the_log_probabilities_that_eval_finds(tiny: Served) -> None:
+def test_prompt_logprobs_equal_those_of_eval(tiny: Served) -> None:
     runner = tiny.bridge.runner
     ids = list(runner.encode_prompt(TEXT * 4))[:96]
-    wanted = scored(runner, ids)
+    expected = score_second_half(runner, ids)
     for more in (
         {"max_tokens": 0},
         {"max_tokens": 1},
         {"max_tokens": 0},
-    ):  # the cache holds it from the second on
-        (choice,) = ask(tiny, ids, **more)
-        about, count = choice.logprobs, len(ids) + more["max_tokens"]
+    ):  # the prompt is in the cache from the second request on
+        (choice,) = create_completion(tiny, ids, **more)
+        lists, count = choice.logprobs, len(ids) + more["max_tokens"]
         assert [
-            len(one)
-            for one in (about.tokens, about.token_logprobs, about.top_logprobs, about.text_offset)
+            len(entry)
+            for entry in (lists.tokens, lists.token_logprobs, lists.top_logprobs, lists.text_offset)
         ] == [count] * 4
-        assert about.token_logprobs[0] is None and about.top_logprobs[0] is None
-        found = about.token_logprobs[len(ids) // 2 + 1 : len(ids)]
-        assert found == pytest.approx(wanted, abs=2e-2)
+        assert lists.token_logprobs[0] is None and lists.top_logprobs[0] is None
+        found = lists.token_logprobs[len(ids) // 2 + 1 : len(ids)]
+        assert found == pytest.approx(expected, abs=2e-2)
         for name, value, top in zip(
-            about.tokens[1:], about.token_logprobs[1:], about.top_logprobs[1:], strict=True
+            lists.tokens[1:], lists.token_logprobs[1:], lists.top_logprobs[1:], strict=True
         ):
             assert top[name] == value <= max(top.values())
             assert 2 <= len(top) <= 3
 
 
-def test_each_of_several_prompts_at_once_is_told_whole(tiny: Served) -> None:
+def test_several_prompts_of_a_request_have_complete_logprobs(tiny: Served) -> None:
     ids = list(tiny.bridge.runner.encode_prompt(TEXT * 4))
     prompts = [ids[:60], ids[:60], ids[:61], ids[20:70], ids[:2], ids[:1]]
-    choices = ask(tiny, prompts, max_tokens=1)
-    alone = [ask(tiny, prompt, max_tokens=1)[0] for prompt in prompts]
-    for prompt, one, other in zip(prompts, choices, alone, strict=True):
-        assert len(one.logprobs.token_logprobs) == len(prompt) + 1
-        assert one.logprobs.token_logprobs[1:] == pytest.approx(
-            other.logprobs.token_logprobs[1:], abs=2e-2
+    choices = create_completion(tiny, prompts, max_tokens=1)
+    separate = [create_completion(tiny, prompt, max_tokens=1)[0] for prompt in prompts]
+    for prompt, choice, single in zip(prompts, choices, separate, strict=True):
+        assert len(choice.logprobs.token_logprobs) == len(prompt) + 1
+        assert choice.logprobs.token_logprobs[1:] == pytest.approx(
+            single.logprobs.token_logprobs[1:], abs=2e-2
         )
 
 
-def test_a_text_is_told_with_the_places_of_its_tokens(tiny: Served) -> None:
-    (choice,) = ask(tiny, TEXT, max_tokens=3)
-    about = choice.logprobs
+def test_text_offsets_are_positions_in_the_text(tiny: Served) -> None:
+    (choice,) = create_completion(tiny, TEXT, max_tokens=3)
+    lists = choice.logprobs
     assert choice.text.startswith(TEXT)
-    for name, at in zip(about.tokens[2:], about.text_offset[2:], strict=True):
-        assert choice.text[at : at + len(name)] == name
+    for name, offset in zip(lists.tokens[2:], lists.text_offset[2:], strict=True):
+        assert choice.text[offset : offset + len(name)] == name
 
 
-def test_samples_share_what_their_prompt_was_told(tiny: Served) -> None:
-    choices = ask(tiny, TEXT, max_tokens=2, n=3, temperature=1, seed=1)
-    (alone,) = ask(tiny, TEXT, max_tokens=0)
-    count = len(alone.logprobs.tokens)
+def test_samples_share_the_logprobs_of_their_prompt(tiny: Served) -> None:
+    choices = create_completion(tiny, TEXT, max_tokens=2, n=3, temperature=1, seed=1)
+    (separate,) = create_completion(tiny, TEXT, max_tokens=0)
+    count = len(separate.logprobs.tokens)
     for choice in choices:
         assert choice.logprobs.token_logprobs[1:count] == pytest.approx(
-            alone.logprobs.token_logprobs[1:], abs=2e-2
+            separate.logprobs.token_logprobs[1:], abs=2e-2
         )
 
 
-def test_an_end_is_a_token_among_them(serve: Callable[..., Served]) -> None:
-    """Whoever leaves out the last of them, as lm-eval does, must not lose one of the prompt's."""
-    (choice,) = ask(serve(lambda tokens: EOS), "ask", max_tokens=1)
+def test_the_end_token_is_listed(serve: Callable[..., Served]) -> None:
+    """lm-eval leaves out the last entry, which must not belong to the prompt."""
+    (choice,) = create_completion(serve(lambda tokens: EOS), "ask", max_tokens=1)
     assert choice.text == "ask" and choice.finish_reason == "stop"
     assert choice.logprobs.tokens == ["<s>", "a", "s", "k", "</s>"]
     assert choice.logprobs.text_offset == [0, 0, 1, 2, 3]
 
 
-def test_a_stream_tells_them_first(tiny: Served) -> None:
+def test_a_stream_sends_prompt_logprobs_first(tiny: Served) -> None:
     ids = list(tiny.bridge.runner.encode_prompt(TEXT * 4))
     prompts = [ids[:60], ids[:1], ids[:61]]
     for more in ({"max_tokens": 3, "n": 2, "seed": 1}, {"max_tokens": 0}):
-        whole = ask(tiny, prompts, **more)
-        with client(tiny) as asked:
-            stream = asked.completions.create(
+        complete = create_completion(tiny, prompts, **more)
+        with client(tiny) as api:
+            stream = api.completions.create(
                 model="tiny", prompt=prompts, echo=True, logprobs=2, stream=True, **more
             )
             chunks = [chunk.choices[0] for chunk in stream]
-        for number, wanted in enumerate(whole):
-            mine = [one for one in chunks if one.index == number]
-            first, told = mine[0].logprobs, [one.logprobs for one in mine if one.logprobs]
-            assert len(first.tokens) == len(prompts[number * len(prompts) // len(whole)])
+        for number, expected in enumerate(complete):
+            matching = [entry for entry in chunks if entry.index == number]
+            first, streamed = (
+                matching[0].logprobs,
+                [entry.logprobs for entry in matching if entry.logprobs],
+            )
+            assert len(first.tokens) == len(prompts[number * len(prompts) // len(complete)])
             assert (
-                "".join(one.text for one in mine) == wanted.text
-                and mine[-1].finish_reason == wanted.finish_reason
+                "".join(entry.text for entry in matching) == expected.text
+                and matching[-1].finish_reason == expected.finish_reason
             )
             for name in ("tokens", "text_offset"):
-                found = [value for about in told for value in getattr(about, name)]
-                assert found == getattr(wanted.logprobs, name)
-            values = [value for about in told for value in about.token_logprobs]
+                found = [value for lists in streamed for value in getattr(lists, name)]
+                assert found == getattr(expected.logprobs, name)
+            values = [value for lists in streamed for value in lists.token_logprobs]
             assert values[0] is None
-            assert values[1:] == pytest.approx(wanted.logprobs.token_logprobs[1:], abs=2e-2)
+            assert values[1:] == pytest.approx(expected.logprobs.token_logprobs[1:], abs=2e-2)
             tops = [
-                top for about in told for top in about.top_logprobs or [None] * len(about.tokens)
+                top
+                for lists in streamed
+                for top in lists.top_logprobs or [None] * len(lists.tokens)
             ]
             assert tops[0] is None and all(2 <= len(top) <= 3 for top in tops[1:])
 
 
-def test_a_server_scores_a_prompt_by_tiles_of_rows(
+def test_a_prompt_is_scored_in_several_batches(
     stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = RunFlags(RunOptions(ctx_size=512, threads=1), {}, NO_SEARCH)
-    models = ModelSwitcher(given, config.load_config(), UI(color=False), is_chat=True, parallel=2)
+    run_flags = RunFlags(RunOptions(ctx_size=512, threads=1), {}, NO_SEARCH)
+    models = ModelSwitcher(
+        run_flags, config.load_config(), UI(color=False), is_chat=True, parallel=2
+    )
     with closing(models):
         runner = models.open(str(stories_gguf)).runner
         passes: list[int] = []
@@ -167,9 +174,11 @@ def test_a_server_scores_a_prompt_by_tiles_of_rows(
         assert len(reply.answer.prompt_scores) == 299
         assert sum(passes) == 300 and len(passes) == 3
     rows = {
-        words: resolve_options.scoring_outputs(
-            SimpleNamespace(tensors=[SimpleNamespace(name="token_embd.weight", shape=(64, words))])
+        n_vocab: resolve_options.scoring_outputs(
+            SimpleNamespace(
+                tensors=[SimpleNamespace(name="token_embd.weight", shape=(64, n_vocab))]
+            )
         )
-        for words in (32_000, 128_256, 262_144)
+        for n_vocab in (32_000, 128_256, 262_144)
     }
     assert rows == {32_000: 128, 128_256: 64, 262_144: 0}

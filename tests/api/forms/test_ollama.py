@@ -1,6 +1,4 @@
-"""ollama's API: the shapes of its documentation (docs/api.md), JSON lines, and calls of its
-clients.
-"""
+"""ollama's API: responses follow its documentation (docs/api.md), as lines of JSON."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +23,7 @@ TOOLS = [
         "function": {"name": "weather", "description": "Of a day", "parameters": SCHEMA},
     }
 ]
-TEXT, WHOLE = {"type": "string"}, {"type": "integer", "minimum": 0}
+TEXT, COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
 CALLS = {
     "type": "array",
     "items": {
@@ -62,95 +60,106 @@ PIECE = {
     "created_at": {"type": "string", "format": "date-time"},
     "done": {"type": "boolean"},
 }
-LAST = {"done_reason": {"enum": ["stop", "length", "load"]}, **dict.fromkeys(COUNTS, WHOLE)}
-SAYS = {"/api/chat": {"message": MESSAGE}, "/api/generate": {"response": TEXT, "thinking": TEXT}}
+LAST = {"done_reason": {"enum": ["stop", "length", "load"]}, **dict.fromkeys(COUNTS, COUNT)}
+ANSWER_FIELDS = {
+    "/api/chat": {"message": MESSAGE},
+    "/api/generate": {"response": TEXT, "thinking": TEXT},
+}
 
 
-def ask(served: Served, path: str = "/api/chat", **body: Any) -> list[dict[str, Any]]:
-    """The lines of an answer, each of the documented shape; the last of them tells why and how
-    much.
+def post_lines(served: Served, path: str = "/api/chat", **body: Any) -> list[dict[str, Any]]:
+    """Send a request, and return the lines of the response, after validating them against the
+    documentation.
     """
-    asked = {
+    request = {
         "model": "tiny",
         **({"messages": HELLO} if path == "/api/chat" else {"prompt": "Once"}),
         **body,
     }
-    answer = httpx.post(served.url + path, json=asked)
+    answer = httpx.post(served.url + path, json=request)
     assert answer.status_code == 200, answer.text
     streamed = body.get("stream") is not False
     assert answer.headers["content-type"] == (
         "application/x-ndjson" if streamed else "application/json"
     )
     found = [json.loads(line) for line in answer.text.splitlines()]
-    for number, one in enumerate(found):
+    for number, entry in enumerate(found):
         last = number == len(found) - 1
-        known = {**PIECE, **SAYS[path], **(LAST if last else {}), "logprobs": {}}
-        needed = {
+        properties = {**PIECE, **ANSWER_FIELDS[path], **(LAST if last else {}), "logprobs": {}}
+        required = {
             *PIECE,
-            next(iter(SAYS[path])),
-            *(LAST if last and one.get("done_reason") != "load" else ()),
+            next(iter(ANSWER_FIELDS[path])),
+            *(LAST if last and entry.get("done_reason") != "load" else ()),
         }
         jsonschema.validate(
-            one, {"properties": known, "required": sorted(needed), "additionalProperties": False}
+            entry,
+            {"properties": properties, "required": sorted(required), "additionalProperties": False},
         )
-        assert one["done"] == last
+        assert entry["done"] == last
     return found
 
 
-def said(lines: list[dict[str, Any]], name: str = "content") -> str:
+def joined_text(lines: list[dict[str, Any]], name: str = "content") -> str:
     return "".join(
-        one["message"].get(name, "") if "message" in one else one["response"] for one in lines
+        entry["message"].get(name, "") if "message" in entry else entry["response"]
+        for entry in lines
     )
 
 
-def test_a_conversation_is_streamed_unless_told_otherwise(tiny: Served) -> None:
-    lines = ask(tiny, options={"num_predict": 12, "temperature": 0, "num_ctx": 4096})
-    (whole,) = ask(tiny, options={"num_predict": 12, "temperature": 0}, stream=False)
+def test_a_response_is_streamed_by_default(tiny: Served) -> None:
+    lines = post_lines(tiny, options={"num_predict": 12, "temperature": 0, "num_ctx": 4096})
+    (complete,) = post_lines(tiny, options={"num_predict": 12, "temperature": 0}, stream=False)
     assert len(lines) > 3
-    assert said(lines) == said([whole]) != ""
-    assert [one["done_reason"] for one in (lines[-1], whole)] == ["length", "length"]
-    assert lines[-1]["eval_count"] == whole["eval_count"] == 12
-    assert whole["total_duration"] >= whole["eval_duration"] > 0
+    assert joined_text(lines) == joined_text([complete]) != ""
+    assert [entry["done_reason"] for entry in (lines[-1], complete)] == ["length", "length"]
+    assert lines[-1]["eval_count"] == complete["eval_count"] == 12
+    assert complete["total_duration"] >= complete["eval_duration"] > 0
 
 
-def test_thinking_and_calls_stand_apart(serve: Callable[..., Served]) -> None:
+def test_thinking_and_calls_are_separate_fields(serve: Callable[..., Served]) -> None:
     call = '<tool_call>\n{"name": "weather", "arguments": {"a": "yes"}}\n</tool_call>'
     served = serve(f"<think>\nhm\n</think>\n\nI look.\n{call}\n{call}".encode(), n_ctx=2048)
     for stream in (True, False):
-        lines = ask(served, tools=TOOLS, think=True, stream=stream)
-        assert (said(lines), said(lines, "thinking")) == ("I look.", "hm\n")
-        calls = [one["function"] for line in lines for one in line["message"].get("tool_calls", ())]
-        assert [(one["index"], one["name"], one["arguments"]) for one in calls] == [
+        lines = post_lines(served, tools=TOOLS, think=True, stream=stream)
+        assert (joined_text(lines), joined_text(lines, "thinking")) == ("I look.", "hm\n")
+        calls = [
+            entry["function"] for line in lines for entry in line["message"].get("tool_calls", ())
+        ]
+        assert [(entry["index"], entry["name"], entry["arguments"]) for entry in calls] == [
             (0, "weather", {"a": "yes"}),
             (1, "weather", {"a": "yes"}),
         ]
 
 
-def test_an_answer_has_the_form_that_is_asked_for(tiny: Served) -> None:
+def test_format_is_enforced(tiny: Served) -> None:
     for path in ("/api/chat", "/api/generate"):
-        assert json.loads(said(ask(tiny, path, format=SCHEMA)))["a"] in ("yes", "no")
-        assert said(ask(tiny, path, format="json", options={"num_predict": 6})).startswith("{")
-    assert json.loads(said(ask(tiny, "/api/generate", format=SCHEMA, raw=True)))["a"] in (
+        assert json.loads(joined_text(post_lines(tiny, path, format=SCHEMA)))["a"] in ("yes", "no")
+        assert joined_text(
+            post_lines(tiny, path, format="json", options={"num_predict": 6})
+        ).startswith("{")
+    assert json.loads(joined_text(post_lines(tiny, "/api/generate", format=SCHEMA, raw=True)))[
+        "a"
+    ] in (
         "yes",
         "no",
     )
 
 
-def test_a_prompt_goes_through_the_template_or_as_it_is(serve: Callable[..., Served]) -> None:
-    read: list[str] = []
+def test_a_raw_prompt_skips_the_template(serve: Callable[..., Served]) -> None:
+    prompts: list[str] = []
 
-    def speak(tokens: list[int]) -> int:
-        read.append(bytes(token for token in tokens if token < 256).decode())
+    def next_token(tokens: list[int]) -> int:
+        prompts.append(bytes(token for token in tokens if token < 256).decode())
         return 257
 
-    served = serve(speak)
-    ask(served, "/api/generate", prompt="Hi", system="Be brief.")
-    assert read[-1] == "<system>Be brief.\n<user>Hi\n<assistant>"
-    ask(served, "/api/generate", prompt="Hi", raw=True)
-    assert read[-1] == "Hi"
-    ask(serve(speak, template=None), "/api/generate", prompt="Hi")
-    assert read[-1] == "Hi"
-    talk = [
+    served = serve(next_token)
+    post_lines(served, "/api/generate", prompt="Hi", system="Be brief.")
+    assert prompts[-1] == "<system>Be brief.\n<user>Hi\n<assistant>"
+    post_lines(served, "/api/generate", prompt="Hi", raw=True)
+    assert prompts[-1] == "Hi"
+    post_lines(serve(next_token, template=None), "/api/generate", prompt="Hi")
+    assert prompts[-1] == "Hi"
+    messages = [
         *HELLO,
         {
             "role": "assistant",
@@ -159,22 +168,22 @@ def test_a_prompt_goes_through_the_template_or_as_it_is(serve: Callable[..., Ser
         },
         {"role": "tool", "tool_name": "weather", "content": "sunny"},
     ]
-    ask(serve(speak, n_ctx=2048), messages=talk)
-    assert '<tool_call>\n{"name": "weather", "arguments": {"a": "yes"}}' in read[-1]
-    assert "<tool_response>\nsunny" in read[-1]
+    post_lines(serve(next_token, n_ctx=2048), messages=messages)
+    assert '<tool_call>\n{"name": "weather", "arguments": {"a": "yes"}}' in prompts[-1]
+    assert "<tool_response>\nsunny" in prompts[-1]
 
 
-def test_nothing_asked_for_is_a_model_that_is_loaded(serve: Callable[..., Served]) -> None:
+def test_a_request_without_a_prompt_reports_a_loaded_model(serve: Callable[..., Served]) -> None:
     served = serve()
     for path, body in (("/api/chat", {"messages": []}), ("/api/generate", {"prompt": ""})):
         for stream in (True, False):
-            (only,) = ask(served, path, stream=stream, keep_alive="5m", **body)
-            assert only["done_reason"] == "load"
+            (line,) = post_lines(served, path, stream=stream, keep_alive="5m", **body)
+            assert line["done_reason"] == "load"
     assert served.bridge.metrics.last_token_age is None
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "told", "status"),
+    ("path", "body", "message", "status"),
     [
         ("/api/chat", {"model": "other"}, "not served here", 404),
         (
@@ -202,44 +211,44 @@ def test_nothing_asked_for_is_a_model_that_is_loaded(serve: Callable[..., Served
         ("/api/pull", {"model": "x"}, "does not exist", 404),
     ],
 )
-def test_errors_are_words(
-    serve: Callable[..., Served], path: str, body: dict, told: str, status: int
+def test_an_error_is_a_single_message(
+    serve: Callable[..., Served], path: str, body: dict, message: str, status: int
 ) -> None:
-    more = (
+    prompt_field = (
         {"messages": HELLO}
         if path == "/api/chat"
         else {"prompt": "x"}
         if path == "/api/generate"
         else {}
     )
-    answer = httpx.post(serve().url + path, json={**more, **body})
+    answer = httpx.post(serve().url + path, json={**prompt_field, **body})
     assert (answer.status_code, list(answer.json())) == (status, ["error"])
-    assert told in answer.json()["error"]
+    assert message in answer.json()["error"]
 
 
-def test_models_are_told_under_their_names(serve: Callable[..., Served]) -> None:
+def test_every_name_of_the_model_is_listed(serve: Callable[..., Served]) -> None:
     served = serve(names=("tiny", "llama3:latest"))
     get = lambda path: httpx.get(f"{served.url}/api/{path}").json()  # noqa: E731
     for path in ("tags", "ps"):
-        assert [one["name"] for one in get(path)["models"]] == ["tiny", "llama3:latest"]
+        assert [entry["name"] for entry in get(path)["models"]] == ["tiny", "llama3:latest"]
     assert all(
-        len(one["digest"]) == 64 and one["details"]["format"] == "gguf"
-        for one in get("tags")["models"]
+        len(entry["digest"]) == 64 and entry["details"]["format"] == "gguf"
+        for entry in get("tags")["models"]
     )
     assert len(get("version")["version"].split(".")) == 3
     for name in ("tiny", "tiny:latest", "llama3", "llama3:latest"):
-        shown = httpx.post(f"{served.url}/api/show", json={"model": name}).json()
-        assert shown["capabilities"] == ["completion", "tools"]
-        assert shown["model_info"]["general.architecture"] == shown["details"]["family"]
-        assert said(ask(served, model=name)) == "hello"
+        details = httpx.post(f"{served.url}/api/show", json={"model": name}).json()
+        assert details["capabilities"] == ["completion", "tools"]
+        assert details["model_info"]["general.architecture"] == details["details"]["family"]
+        assert joined_text(post_lines(served, model=name)) == "hello"
 
 
 def test_texts_become_vectors(tiny: Served) -> None:
     def post(path, **body):
         return httpx.post(f"{tiny.url}/api/{path}", json={"model": "tiny:latest", **body}).json()
 
-    both = post("embed", input=["a cat", "a dog"], truncate=True)
-    assert len(both["embeddings"]) == 2 and both["prompt_eval_count"] > 0
-    one = post("embeddings", prompt="a cat")["embedding"]
-    assert one == pytest.approx(both["embeddings"][0], abs=1e-3)
+    vectors = post("embed", input=["a cat", "a dog"], truncate=True)
+    assert len(vectors["embeddings"]) == 2 and vectors["prompt_eval_count"] > 0
+    vector = post("embeddings", prompt="a cat")["embedding"]
+    assert vector == pytest.approx(vectors["embeddings"][0], abs=1e-3)
     assert len(post("embed", input="a cat", dimensions=4)["embeddings"][0]) == 4

@@ -1,4 +1,6 @@
-"""Tool-call formats: each is parsed as its models write it, in any pieces, also when it is forced."""
+"""Tool call formats: calls are parsed as their models write them, for any split of the text, and
+forced calls are parsed, too.
+"""
 
 import json
 import random
@@ -100,51 +102,57 @@ WRITTEN = {
     "apertus": ['<|tools_prefix|>[{"weather": ' + JSON + "}]<|tools_suffix|>"],
     "harmony": ["<|channel|>commentary to=functions.weather <|constrain|>json<|message|>" + JSON],
 }
-CASES = [(one, text) for one in all_formats() for text in WRITTEN[one.name]]
+CASES = [(call_format, text) for call_format in all_formats() for text in WRITTEN[call_format.name]]
 NAMES = frozenset({"weather"})
 OTHER = {"type": "function", "function": {"name": "other"}}
 
 
-def heard(listener: OutputSplitter, text: str, seed: int = 0) -> dict[str, str]:
-    """Everything of each kind, the text coming in pieces of any size."""
-    chance, out = random.Random(seed), {"thinking": "", "content": "", "calls": []}
+def collect_output(splitter: OutputSplitter, text: str, seed: int = 0) -> dict[str, str]:
+    """Return the thinking, the content and the calls of a text that arrives in pieces of random
+    sizes.
+    """
+    rng, out = random.Random(seed), {"thinking": "", "content": "", "calls": []}
     while text:
-        cut = chance.choice((1, 2, 3, 7, 40))
-        piece, text = text[:cut], text[cut:]
-        for one in listener.feed(piece):
-            _add(out, one)
-    for one in listener.finish():
-        _add(out, one)
+        cut = rng.choice((1, 2, 3, 7, 40))
+        chunk, text = text[:cut], text[cut:]
+        for piece in splitter.feed(chunk):
+            _add(out, piece)
+    for piece in splitter.finish():
+        _add(out, piece)
     return out
 
 
-def _add(out: dict, one) -> None:
-    if one.kind == "call_start":
-        assert one.call.id
-        assert not one.call.arguments
-        out["open"] = (one.call, "")
-    elif one.kind == "arguments":
-        assert one.text
-        out["open"] = (out["open"][0], out["open"][1] + one.text)
-    elif one.kind == "call_end":
-        begun, text = out.pop("open")
-        assert one.call == replace(begun, arguments=text)
-        whole = parse_arguments(one.call)
-        out["calls"].append((one.call.name, text if whole is None else whole))
+def _add(out: dict, piece) -> None:
+    if piece.kind == "call_start":
+        assert piece.call.id
+        assert not piece.call.arguments
+        out["open"] = (piece.call, "")
+    elif piece.kind == "arguments":
+        assert piece.text
+        out["open"] = (out["open"][0], out["open"][1] + piece.text)
+    elif piece.kind == "call_end":
+        call, text = out.pop("open")
+        assert piece.call == replace(call, arguments=text)
+        complete = parse_arguments(piece.call)
+        out["calls"].append((piece.call.name, text if complete is None else complete))
     else:
-        assert one.text
-        out[one.kind] += one.text
+        assert piece.text
+        out[piece.kind] += piece.text
 
 
 @pytest.mark.parametrize(
-    ("kin", "text"), CASES, ids=[f"{kin.name}{text.count('o')}" for kin, text in CASES]
+    ("call_format", "text"),
+    CASES,
+    ids=[f"{call_format.name}{text.count('o')}" for call_format, text in CASES],
 )
-def test_a_call_is_read_as_its_family_writes_it(kin: ToolCallFormat, text: str) -> None:
+def test_calls_are_parsed_in_each_format(call_format: ToolCallFormat, text: str) -> None:
     for seed in range(8):
-        found = heard(OutputSplitter(None, kin, NAMES), text, seed)
+        found = collect_output(OutputSplitter(None, call_format, NAMES), text, seed)
         assert found == {"thinking": "", "content": "", "calls": [("weather", ARGUMENTS)]}
-        found = heard(
-            OutputSplitter(None, kin, NAMES), f"<think>\nLet me look.\n</think>\n\n{text}", seed
+        found = collect_output(
+            OutputSplitter(None, call_format, NAMES),
+            f"<think>\nLet me look.\n</think>\n\n{text}",
+            seed,
         )
         assert found == {
             "thinking": "Let me look.\n",
@@ -153,19 +161,19 @@ def test_a_call_is_read_as_its_family_writes_it(kin: ToolCallFormat, text: str) 
         }
 
 
-@pytest.mark.parametrize("kin", all_formats(), ids=lambda one: one.name)
-def test_what_is_cut_or_damaged_is_said_and_never_lost(kin: ToolCallFormat) -> None:
-    whole = WRITTEN[kin.name][0]
-    for end in range(1, len(whole)):
-        found = heard(OutputSplitter(None, kin, NAMES), whole[:end], end)
+@pytest.mark.parametrize("call_format", all_formats(), ids=lambda call_format: call_format.name)
+def test_a_cut_off_call_becomes_content_or_a_partial_call(call_format: ToolCallFormat) -> None:
+    complete = WRITTEN[call_format.name][0]
+    for end in range(1, len(complete)):
+        found = collect_output(OutputSplitter(None, call_format, NAMES), complete[:end], end)
         cut = [text for _, text in found["calls"] if isinstance(text, str)]
         assert (
-            found["content"] == whole[:end] or found["calls"] == [("weather", ARGUMENTS)] or cut
+            found["content"] == complete[:end] or found["calls"] == [("weather", ARGUMENTS)] or cut
         ), end
         assert not cut or (JSON.startswith(cut[0]) and not found["content"]), end
-        assert not cut or JSON not in whole or whole[:end].endswith(cut[0]), end
-    found = heard(
-        OutputSplitter(None, kin, NAMES), "I say { and < and [ and <tool but call nothing. "
+        assert not cut or JSON not in complete or complete[:end].endswith(cut[0]), end
+    found = collect_output(
+        OutputSplitter(None, call_format, NAMES), "I say { and < and [ and <tool but call nothing. "
     )
     assert found == {
         "thinking": "",
@@ -174,16 +182,18 @@ def test_what_is_cut_or_damaged_is_said_and_never_lost(kin: ToolCallFormat) -> N
     }
 
 
-@pytest.mark.parametrize("kin", all_formats(), ids=lambda one: one.name)
-def test_what_is_forced_follows_the_schema_and_is_read_back(kin: ToolCallFormat) -> None:
-    offered = read_tools(Fields({"tools": [WEATHER], "tool_choice": "required"}))
-    grammar = GrammarCompiler(FakeModel(), lambda one: pytest.fail("not llama.cpp's"))(
-        offered.constraint(kin)
+@pytest.mark.parametrize("call_format", all_formats(), ids=lambda call_format: call_format.name)
+def test_forced_calls_follow_the_schema_and_are_parsed(call_format: ToolCallFormat) -> None:
+    tools = read_tools(Fields({"tools": [WEATHER], "tool_choice": "required"}))
+    grammar = GrammarCompiler(FakeModel(), lambda _: pytest.fail("not llama.cpp's"))(
+        tools.constraint(call_format)
     )
-    before, after = kin.forced_frame("weather")
-    begin, between, end = kin.wrappers
-    one = before + json.dumps(ARGUMENTS) + after
-    texts = [begin + one + end] + ([] if between is None else [begin + one + between + one + end])
+    before, after = call_format.forced_frame("weather")
+    begin, between, end = call_format.wrappers
+    call = before + json.dumps(ARGUMENTS) + after
+    texts = [begin + call + end]
+    if between is not None:
+        texts.append(begin + call + between + call + end)
     for count, text in enumerate(texts, 1):
         matcher = grammar.start()
         for token in text.encode():
@@ -191,7 +201,7 @@ def test_what_is_forced_follows_the_schema_and_is_read_back(kin: ToolCallFormat)
             matcher.accept(token)
         assert matcher.is_accepting
         assert (
-            heard(OutputSplitter(None, kin, NAMES), text)["calls"]
+            collect_output(OutputSplitter(None, call_format, NAMES), text)["calls"]
             == [("weather", ARGUMENTS)] * count
         )
     matcher = grammar.start()
@@ -199,87 +209,95 @@ def test_what_is_forced_follows_the_schema_and_is_read_back(kin: ToolCallFormat)
     assert not all(matcher.allows(token) and (matcher.accept(token) or True) for token in wrong)
 
 
-def matcher(wanted: Constraint) -> Matcher:
-    """At the beginning of a grammar over bytes."""
-    return GrammarCompiler(FakeModel(), lambda one: pytest.fail("not llama.cpp's"))(wanted).start()
+def start_matcher(call_constraint: Constraint) -> Matcher:
+    """Return a matcher at the beginning of the constraint's grammar, over a vocabulary of bytes."""
+    return GrammarCompiler(FakeModel(), lambda _: pytest.fail("not llama.cpp's"))(
+        call_constraint
+    ).start()
 
 
-def follows(place: Matcher, text: str) -> bool:
-    """Go on by a text as far as the grammar lets it."""
+def accepts(matcher: Matcher, text: str) -> bool:
+    """Accept the text up to the first byte that the grammar forbids. Return whether all bytes were
+    accepted.
+    """
     for token in text.encode():
-        if not place.allows(token):
+        if not matcher.allows(token):
             return False
-        place.accept(token)
+        matcher.accept(token)
     return True
 
 
 STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
 
 
-@pytest.mark.parametrize("kin", all_formats(), ids=lambda one: one.name)
-def test_a_call_that_may_be_made_is_bound_from_its_mark_on(kin: ToolCallFormat) -> None:
-    offered = read_tools(Fields({"tools": [STRICT]}))
-    wanted, lead = (
-        offered.interleaved_constraint(kin),
-        "" if kin.starts_answer else 'I look {"it": "up"} <now. ',
+@pytest.mark.parametrize("call_format", all_formats(), ids=lambda call_format: call_format.name)
+def test_optional_calls_are_constrained_from_their_mark_on(call_format: ToolCallFormat) -> None:
+    tools = read_tools(Fields({"tools": [STRICT]}))
+    call_constraint, text_before = (
+        tools.interleaved_constraint(call_format),
+        "" if call_format.starts_answer else 'I look {"it": "up"} <now. ',
     )
-    begin, _, end = kin.wrappers
-    free = matcher(wanted)
-    assert follows(free, 'Nothing { "binds" < this [1] text.\n\nä 日 ')
+    begin, _, end = call_format.wrappers
+    free = start_matcher(call_constraint)
+    assert accepts(free, 'Nothing { "binds" < this [1] text.\n\nä 日 ')
     assert free.is_accepting
-    for mark, (before, after) in kin.optional_frames("weather").items():
+    for mark, (before, after) in call_format.optional_frames("weather").items():
         opening = begin + before
         assert opening.startswith(mark)
-        place = matcher(wanted)
-        assert follows(place, lead + opening + JSON + after + end), (mark, opening)
-        assert place.is_accepting
-        if not kin.ends_answer:
-            assert follows(place, " And that is all.")
-            assert place.is_accepting
-        text = lead + opening + JSON + after + end
-        assert heard(OutputSplitter(None, kin, NAMES), text)["calls"] == [("weather", ARGUMENTS)]
-        assert follows(matcher(wanted), lead + mark[:-1] + "no mark")
-        assert not follows(matcher(wanted), lead + opening.replace("weather", "wether"))
-        assert not follows(matcher(wanted), lead + opening + '{"town')
-        assert not matcher_ends(wanted, lead + mark)
+        matcher = start_matcher(call_constraint)
+        assert accepts(matcher, text_before + opening + JSON + after + end), (mark, opening)
+        assert matcher.is_accepting
+        if not call_format.ends_answer:
+            assert accepts(matcher, " And that is all.")
+            assert matcher.is_accepting
+        text = text_before + opening + JSON + after + end
+        assert collect_output(OutputSplitter(None, call_format, NAMES), text)["calls"] == [
+            ("weather", ARGUMENTS)
+        ]
+        assert accepts(start_matcher(call_constraint), text_before + mark[:-1] + "no mark")
+        assert not accepts(
+            start_matcher(call_constraint), text_before + opening.replace("weather", "wether")
+        )
+        assert not accepts(start_matcher(call_constraint), text_before + opening + '{"town')
+        assert not accepts_answer(call_constraint, text_before + mark)
 
 
-def matcher_ends(wanted: Constraint, text: str) -> bool:
-    """Whether an answer may end behind this text."""
-    place = matcher(wanted)
-    assert follows(place, text)
-    return place.is_accepting
+def accepts_answer(call_constraint: Constraint, text: str) -> bool:
+    """Return whether the grammar allows this text as a complete answer."""
+    matcher = start_matcher(call_constraint)
+    assert accepts(matcher, text)
+    return matcher.is_accepting
 
 
-def test_several_calls_amid_text_and_only_one_where_that_is_asked() -> None:
+def test_parallel_tool_calls_decides_whether_calls_may_repeat() -> None:
     call = WRITTEN["hermes"][0]
-    several, alone = (
+    several, single = (
         read_tools(
             Fields({"tools": [STRICT, OTHER], "parallel_tool_calls": parallel})
         ).interleaved_constraint(find_format(""))
         for parallel in (True, False)
     )
-    assert matcher_ends(several, f"One {call}\nand {call}{call} done")
-    assert matcher_ends(alone, f"One {call} done")
-    assert not follows(matcher(alone), f"One {call} and {call}")
-    loose = call.replace("weather", "other").replace(JSON, '{"any": [1, {}]}')
-    assert matcher_ends(several, loose)
-    assert not follows(matcher(several), loose.replace('{"any', '["any'))
+    assert accepts_answer(several, f"One {call}\nand {call}{call} done")
+    assert accepts_answer(single, f"One {call} done")
+    assert not accepts(start_matcher(single), f"One {call} and {call}")
+    loose_call = call.replace("weather", "other").replace(JSON, '{"any": [1, {}]}')
+    assert accepts_answer(several, loose_call)
+    assert not accepts(start_matcher(several), loose_call.replace('{"any', '["any'))
 
 
-class The(HermesCalls):
-    """A family whose mark every story has."""
+class CommonWordCalls(HermesCalls):
+    """A format whose opening mark is a common word, so that a small story model writes it."""
 
     name = "the"
     openings = (" the",)
     closings = (" end",)
 
-    def parse(self, text: str, over: bool) -> ParsedCalls | None:
-        inner = text_between(text, " the", " end", over)
+    def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
+        inner = text_between(text, " the", " end", is_last)
         return inner and ParsedCalls(read_calls(json.loads(inner[0])), inner[1])
 
 
-def test_whatever_a_model_says_behind_the_mark_is_a_valid_call(stories_runner: Runner) -> None:
+def test_a_model_writes_a_valid_call_after_the_mark(stories_runner: Runner) -> None:
     schema = {
         "type": "object",
         "properties": {"day": {"enum": ["Monday", "Sunday"]}, "far": {"type": "boolean"}},
@@ -287,12 +305,12 @@ def test_whatever_a_model_says_behind_the_mark_is_a_valid_call(stories_runner: R
         "additionalProperties": False,
     }
     tool = {"type": "function", "function": {"name": "walk", "parameters": schema, "strict": True}}
-    offered, kin, made = (
+    tools, call_format, n_calls = (
         read_tools(Fields({"tools": [tool], "parallel_tool_calls": False})),
-        The(),
+        CommonWordCalls(),
         0,
     )
-    grammar = stories_runner.grammars(offered.interleaved_constraint(kin))
+    grammar = stories_runner.grammars(tools.interleaved_constraint(call_format))
     for seed in range(3):
         sampling = default_sampling().with_values({"seed": seed})
         request = Request(
@@ -305,22 +323,22 @@ def test_whatever_a_model_says_behind_the_mark_is_a_valid_call(stories_runner: R
         reply = stories_runner.reply(request)
         for _ in reply:
             pass
-        found = heard(OutputSplitter(None, kin), reply.answer.text)
+        found = collect_output(OutputSplitter(None, call_format), reply.answer.text)
         assert " the" not in found["content"], reply.answer.text
         for name, arguments in found["calls"]:
             assert name == "walk"
             jsonschema.validate(arguments, schema)
-        made += len(found["calls"])
-    assert made
+        n_calls += len(found["calls"])
+    assert n_calls
 
 
-def test_a_document_may_stand_instead_of_a_call() -> None:
-    offered = read_tools(Fields({"tools": [WEATHER]}))
-    wanted = offered.constraint(
+def test_a_json_document_may_replace_a_call() -> None:
+    tools = read_tools(Fields({"tools": [WEATHER]}))
+    call_constraint = tools.constraint(
         find_format(""), {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
     )
-    matcher = GrammarCompiler(FakeModel(), lambda one: pytest.fail("not llama.cpp's"))(
-        wanted
+    matcher = GrammarCompiler(FakeModel(), lambda _: pytest.fail("not llama.cpp's"))(
+        call_constraint
     ).start()
     for token in b'{"a": 1}':
         assert matcher.allows(token)
@@ -328,21 +346,23 @@ def test_a_document_may_stand_instead_of_a_call() -> None:
     assert matcher.is_accepting
 
 
-@pytest.mark.parametrize("kin", all_formats(), ids=lambda one: one.name)
-def test_arguments_come_in_pieces_that_joined_are_the_whole(kin: ToolCallFormat) -> None:
-    begin, between, end = kin.wrappers
-    before, after = kin.forced_frame("weather")
+@pytest.mark.parametrize("call_format", all_formats(), ids=lambda call_format: call_format.name)
+def test_streamed_arguments_join_to_the_complete_arguments(call_format: ToolCallFormat) -> None:
+    begin, between, end = call_format.wrappers
+    before, after = call_format.forced_frame("weather")
     calls = [
         before + text + after
         for text in (JSON, json.dumps({"city": 'x\\"}]', "more": [{"a": {}}, "é"]}))
     ]
     text = begin + (between or "").join(calls if between is not None else calls[:1]) + end
     text = (
-        ("" if kin.starts_answer else "I look.\n") + text + ("" if kin.ends_answer else "\nDone.")
+        ("" if call_format.starts_answer else "I look.\n")
+        + text
+        + ("" if call_format.ends_answer else "\nDone.")
     )
-    one, whole = OutputSplitter(None, kin, NAMES), OutputSplitter(None, kin, NAMES)
-    pieces = [piece for letter in text for piece in one.feed(letter)] + one.finish()
-    at_once = whole.feed(text) + whole.finish()
+    splitters = [OutputSplitter(None, call_format, NAMES) for _ in range(2)]
+    pieces = [p for letter in text for p in splitters[0].feed(letter)] + splitters[0].finish()
+    at_once = splitters[1].feed(text) + splitters[1].finish()
     assert "".join(p.text for p in pieces if p.kind == "content") == "".join(
         p.text for p in at_once if p.kind == "content"
     )
@@ -357,7 +377,7 @@ def test_arguments_come_in_pieces_that_joined_are_the_whole(kin: ToolCallFormat)
 
 
 @pytest.mark.parametrize(
-    ("text", "said", "calls"),
+    ("text", "content", "calls"),
     [
         ('<tool_call>{"name": "f", "arguments": {"a": 1}} I am done', " I am done", ['{"a": 1}']),
         (
@@ -374,92 +394,95 @@ def test_arguments_come_in_pieces_that_joined_are_the_whole(kin: ToolCallFormat)
         ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', "", ['{"a": 1}']),
     ],
 )
-def test_what_was_told_of_a_call_stays_and_what_is_none_of_it_is_said(
-    text: str, said: str, calls: list[str]
+def test_streamed_calls_are_final_and_other_text_is_content(
+    text: str, content: str, calls: list[str]
 ) -> None:
     for step in (1, 5, len(text)):
-        listener = OutputSplitter(None, find_format(""), frozenset())
-        parts = [text[at : at + step] for at in range(0, len(text), step)]
-        out = [one for part in parts for one in listener.feed(part)] + listener.finish()
-        assert [one.call.arguments for one in out if one.kind == "call_end" and one.call] == calls
-        assert "".join(one.text for one in out if one.kind == "content").strip() == said.strip()
+        splitter = OutputSplitter(None, find_format(""), frozenset())
+        chunks = [text[at : at + step] for at in range(0, len(text), step)]
+        out = [piece for part in chunks for piece in splitter.feed(part)] + splitter.finish()
+        assert [
+            piece.call.arguments for piece in out if piece.kind == "call_end" and piece.call
+        ] == calls
+        assert (
+            "".join(piece.text for piece in out if piece.kind == "content").strip()
+            == content.strip()
+        )
 
 
-def test_as_much_of_a_call_that_was_cut_off_is_read_as_came() -> None:
+def test_cut_off_arguments_are_parsed_partially() -> None:
     text = '{"a": 1.5, "b": [1, {"c": "d, \\"e"}, true], "f": {"g": null, "h": []}, "i": "j"}'
     for end in range(len(text) + 1):
         assert parse_partial_arguments(text[:end]) == (
             jiter.from_json(text[:end].encode(), partial_mode=True) if end else {}
         ), end
     assert parse_partial_arguments("{'a': 1}") == {} == parse_partial_arguments("[1]")
-    assert parse_partial_arguments('{"a": 1, "b": NaN}') == {
-        "a": 1
-    }  # told back it would be no JSON
+    assert parse_partial_arguments('{"a": 1, "b": NaN}') == {"a": 1}  # JSON has no NaN
 
 
-def test_text_thinking_and_several_calls_are_told_apart() -> None:
+def test_thinking_content_and_several_calls_are_separated() -> None:
     call = WRITTEN["hermes"][0]
     text = f"<think>\nLet me look.\n</think>\n\nI look it up.\n\n{call}\n{call}\n"
     for seed in range(20):
-        found = heard(OutputSplitter(None, find_format(""), NAMES), text, seed)
+        found = collect_output(OutputSplitter(None, find_format(""), NAMES), text, seed)
         assert found["thinking"] == "Let me look.\n"
         assert found["content"] == "I look it up."
         assert found["calls"] == [("weather", ARGUMENTS)] * 2
-        opened = heard(
+        thinking_opened = collect_output(
             OutputSplitter(ThinkingTags("<think>", "</think>"), None), "hm\n</think>\n\nyes", seed
         )
-        assert opened == {"thinking": "hm\n", "content": "yes", "calls": []}
-        others = heard(
+        assert thinking_opened == {"thinking": "hm\n", "content": "yes", "calls": []}
+        other_tag = collect_output(
             OutputSplitter(ThinkingTags("<think>", "</think>"), None),
             "see [/THINK]</think>yes",
             seed,
-        )  # none of its tags
-        assert others == {"thinking": "see [/THINK]", "content": "yes", "calls": []}
+        )  # [/THINK] is a tag of another model
+        assert other_tag == {"thinking": "see [/THINK]", "content": "yes", "calls": []}
 
 
-def test_json_that_names_no_function_is_text_for_a_family_without_tags() -> None:
-    kin = find_format("<|python_tag|>")
+def test_json_without_a_known_function_is_content_in_a_format_without_tags() -> None:
+    call_format = find_format("<|python_tag|>")
     for text in (
         '{"name": "other", "parameters": {}}',
         '{"name": 5}',
         "{\n  1",
         'Text. {"name": "weather"}',
     ):
-        assert heard(OutputSplitter(None, kin, NAMES), text)["content"] == text
+        assert collect_output(OutputSplitter(None, call_format, NAMES), text)["content"] == text
 
 
-@pytest.mark.parametrize("kin", all_formats(), ids=lambda one: one.name)
-def test_a_model_that_opens_call_after_call_is_not_read_again_for_each(kin: ToolCallFormat) -> None:
+@pytest.mark.parametrize("call_format", all_formats(), ids=lambda call_format: call_format.name)
+def test_repeated_opening_marks_are_not_parsed_each_time(call_format: ToolCallFormat) -> None:
     n_parses = 0
 
-    class Counting(type(kin)):
+    class Counting(type(call_format)):
         def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
             nonlocal n_parses
             n_parses += 1
             return super().parse(text, is_last)
 
-    splitter, text = OutputSplitter(None, Counting(), NAMES), kin.openings[0] * 500
+    splitter, text = OutputSplitter(None, Counting(), NAMES), call_format.openings[0] * 500
     assert "".join(piece.text for piece in [*splitter.feed(text), *splitter.finish()]) == text
     assert 0 < n_parses < 100
 
 
-def test_every_mark_is_known_once() -> None:
+def test_all_marks_are_listed_and_hermes_is_the_last_format() -> None:
     assert {"<tool_call>", "[TOOL_CALLS]", "<|python_tag|>"} <= set(call_marks())
-    assert all_formats()[-1].name == "hermes"  # which fits everything
+    assert all_formats()[-1].name == "hermes"  # fits every template
 
 
-def test_calls_are_separated_by_a_constraint_only_where_there_may_be_several() -> None:
-    alone = read_tools(
+def test_a_constraint_for_a_single_call_has_no_separator() -> None:
+    single = read_tools(
         Fields({"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False})
     )
     assert (
-        constraint.read_tool_calls(alone.constraint(find_format("")).text).syntaxes[0].between
+        constraint.read_tool_calls(single.constraint(find_format("")).text).syntaxes[0].between
         is None
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "given"),
+    ("name", "text", "expected"),
     [
         (
             "gemma",
@@ -491,12 +514,12 @@ def test_calls_are_separated_by_a_constraint_only_where_there_may_be_several() -
         ),
     ],
 )
-def test_values_of_every_kind_are_read(name: str, text: str, given: dict) -> None:
-    kin = next(one for one in all_formats() if one.name == name)
-    assert heard(OutputSplitter(None, kin, NAMES), text) == {
+def test_argument_values_of_all_types_are_parsed(name: str, text: str, expected: dict) -> None:
+    call_format = next(piece for piece in all_formats() if piece.name == name)
+    assert collect_output(OutputSplitter(None, call_format, NAMES), text) == {
         "thinking": "",
         "content": "",
-        "calls": [("f", given)],
+        "calls": [("f", expected)],
     }
 
 
@@ -515,6 +538,6 @@ def test_values_of_every_kind_are_read(name: str, text: str, given: dict) -> Non
         ("minimax", "<minimax:tool_call>x</minimax:tool_call>"),
     ],
 )
-def test_what_is_no_call_is_said_and_nothing_of_it_is_run(name: str, text: str) -> None:
-    kin = next(one for one in all_formats() if one.name == name)
-    assert heard(OutputSplitter(None, kin, NAMES), text)["content"] == text
+def test_invalid_calls_become_content_and_are_not_run(name: str, text: str) -> None:
+    call_format = next(piece for piece in all_formats() if piece.name == name)
+    assert collect_output(OutputSplitter(None, call_format, NAMES), text)["content"] == text

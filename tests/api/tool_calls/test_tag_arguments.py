@@ -1,4 +1,6 @@
-"""Arguments as tags, in braces or as Python calls: streamed while they arrive, with any content."""
+"""Arguments between tags, in braces, or as Python keywords: they are converted to JSON while they
+arrive, whatever they contain.
+"""
 
 import json
 import random
@@ -18,54 +20,57 @@ STRINGS = {
     "type": "object",
     "properties": {"text": {"type": "string"}, "any": {}, "count": {"type": "integer"}},
 }
-OFFERED = read_tools(
+TOOLS = read_tools(
     Fields({"tools": [{"type": "function", "function": {"name": "save", "parameters": STRINGS}}]})
 )
-KIN = {one.name: one for one in all_formats() if isinstance(one.argument_format, TagArguments)}
+TAG_FORMATS = {
+    piece.name: piece for piece in all_formats() if isinstance(piece.argument_format, TagArguments)
+}
 MARK = "｜DSML｜"
 
 
-def written(kin: ToolCallFormat, values: dict[str, str]) -> str:
-    """A call as the family's template writes one."""
-    name = kin.name
+def write_call(call_format: ToolCallFormat, values: dict[str, str]) -> str:
+    """Return a call as the chat template of the format writes it."""
+    name = call_format.name
     if name in ("coder", "seed"):
         inner = "".join(
             f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items()
         )
-        return f"{kin.openings[0]}\n<function=save>\n{inner}</function>\n{kin.closings[0]}"
+        return f"{call_format.openings[0]}\n<function=save>\n{inner}</function>\n{call_format.closings[0]}"
     if name == "glm":
         pairs = (
             f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
             for key, value in values.items()
         )
         return "<tool_call>save\n" + "".join(pairs) + "</tool_call>"
-    at = MARK if name == "dsml" else ""
+    prefix = MARK if name == "dsml" else ""
     inner = "".join(
-        f'<{at}parameter name="{key}">{value}</{at}parameter>\n' for key, value in values.items()
+        f'<{prefix}parameter name="{key}">{value}</{prefix}parameter>\n'
+        for key, value in values.items()
     )
-    return f'{kin.openings[0]}\n<{at}invoke name="save">\n{inner}</{at}invoke>\n{kin.closings[0]}'
+    return f'{call_format.openings[0]}\n<{prefix}invoke name="save">\n{inner}</{prefix}invoke>\n{call_format.closings[0]}'
 
 
-def listened(kin: ToolCallFormat, text: str, seed: int) -> list[OutputPiece]:
-    listener, chance, out = (
-        OutputSplitter(None, kin, OFFERED.names, OFFERED.string_arguments),
+def split_randomly(call_format: ToolCallFormat, text: str, seed: int) -> list[OutputPiece]:
+    splitter, rng, out = (
+        OutputSplitter(None, call_format, TOOLS.names, TOOLS.string_arguments),
         random.Random(seed),
         list[OutputPiece](),
     )
     while text:
-        cut = chance.choice((1, 2, 5, 30, len(text)))
-        out += listener.feed(text[:cut])
+        cut = rng.choice((1, 2, 5, 30, len(text)))
+        out += splitter.feed(text[:cut])
         text = text[cut:]
-    return out + listener.finish()
+    return out + splitter.finish()
 
 
-def arguments(heard: list[OutputPiece]) -> list[dict[str, Any] | None]:
-    assert "".join(one.text for one in heard if one.kind == "content") == ""
-    calls = [one.call for one in heard if one.kind == "call_end" and one.call]
-    assert "".join(one.text for one in heard if one.kind == "arguments") == "".join(
-        one.arguments for one in calls
+def parse_calls(pieces: list[OutputPiece]) -> list[dict[str, Any] | None]:
+    assert "".join(piece.text for piece in pieces if piece.kind == "content") == ""
+    calls = [piece.call for piece in pieces if piece.kind == "call_end" and piece.call]
+    assert "".join(piece.text for piece in pieces if piece.kind == "arguments") == "".join(
+        piece.arguments for piece in calls
     )
-    return [parse_arguments(one) for one in calls]
+    return [parse_arguments(piece) for piece in calls]
 
 
 VALUES: dict[str, Any] = {
@@ -92,53 +97,64 @@ VALUES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kin", KIN.values(), ids=KIN.keys())
+@pytest.mark.parametrize("call_format", TAG_FORMATS.values(), ids=TAG_FORMATS.keys())
 @pytest.mark.parametrize("value", VALUES)
-def test_every_value_is_read_however_it_is_cut(kin: ToolCallFormat, value: str) -> None:
-    text = written(kin, {"any": value, "text": value, "count": "7"})
-    stripped = value.strip() if kin.name == "glm" else value
+def test_values_between_tags_are_parsed_for_any_split(
+    call_format: ToolCallFormat, value: str
+) -> None:
+    text = write_call(call_format, {"any": value, "text": value, "count": "7"})
+    stripped = value.strip() if call_format.name == "glm" else value
     for seed in range(6):
-        found = arguments(listened(kin, text, seed))
+        found = parse_calls(split_randomly(call_format, text, seed))
         assert found == [{"any": VALUES[value], "text": stripped, "count": 7}], (seed, text)
 
 
-@pytest.mark.parametrize("kin", KIN.values(), ids=KIN.keys())
-def test_text_is_told_while_it_comes(kin: ToolCallFormat) -> None:
-    for key, words in (("text", "5 is a number, "), ("any", "one word and the next, ")):
-        before, after = written(kin, {key: words * 9 + "END"}).split("END")
-        listener = OutputSplitter(None, kin, OFFERED.names, OFFERED.string_arguments)
-        told = "".join(one.text for one in listener.feed(before) if one.kind == "arguments")
-        assert told == f'{{"{key}": "{words * 9}'.rstrip() + " " * (kin.name != "glm")
-        rest = [*listener.feed("END" + after), *listener.finish()]
-        assert json.loads(told + "".join(one.text for one in rest)) == {key: words * 9 + "END"}
-    (called,) = (one for one in listened(kin, before, 1) if one.kind == "call_end")
-    assert (
-        called.call and called.call.arguments == told
-    )  # what was cut off is told as far as it came
+@pytest.mark.parametrize("call_format", TAG_FORMATS.values(), ids=TAG_FORMATS.keys())
+def test_strings_between_tags_are_streamed(call_format: ToolCallFormat) -> None:
+    for key, text_part in (("text", "5 is a number, "), ("any", "one word and the next, ")):
+        before, after = write_call(call_format, {key: text_part * 9 + "END"}).split("END")
+        splitter = OutputSplitter(None, call_format, TOOLS.names, TOOLS.string_arguments)
+        streamed = "".join(
+            piece.text for piece in splitter.feed(before) if piece.kind == "arguments"
+        )
+        assert streamed == f'{{"{key}": "{text_part * 9}'.rstrip() + " " * (
+            call_format.name != "glm"
+        )
+        remaining = [*splitter.feed("END" + after), *splitter.finish()]
+        assert json.loads(streamed + "".join(piece.text for piece in remaining)) == {
+            key: text_part * 9 + "END"
+        }
+    # an answer that is cut off ends with the arguments so far
+    (call_end,) = (
+        piece for piece in split_randomly(call_format, before, 1) if piece.kind == "call_end"
+    )
+    assert call_end.call and call_end.call.arguments == streamed
 
 
-@pytest.mark.parametrize("kin", KIN.values(), ids=KIN.keys())
-def test_a_call_without_arguments_and_one_behind_another(kin: ToolCallFormat) -> None:
-    for text in (written(kin, {}), written(kin, {}).replace("\n", "")):
-        assert arguments(listened(kin, f"{text}\n{text}", 3)) == [{}, {}]
-    if kin.argument_format and kin.argument_format.next_call_pattern:
-        one, other = (written(kin, {"any": number}) for number in "12")
-        both = one.replace(kin.closings[0], "") + other.replace(kin.openings[0], "")
-        assert arguments(listened(kin, both, 4)) == [{"any": 1}, {"any": 2}]
+@pytest.mark.parametrize("call_format", TAG_FORMATS.values(), ids=TAG_FORMATS.keys())
+def test_calls_without_arguments_and_adjacent_calls(call_format: ToolCallFormat) -> None:
+    for text in (write_call(call_format, {}), write_call(call_format, {}).replace("\n", "")):
+        assert parse_calls(split_randomly(call_format, f"{text}\n{text}", 3)) == [{}, {}]
+    if call_format.argument_format and call_format.argument_format.next_call_pattern:
+        first, second = (write_call(call_format, {"any": number}) for number in "12")
+        adjacent = first.replace(call_format.closings[0], "") + second.replace(
+            call_format.openings[0], ""
+        )
+        assert parse_calls(split_randomly(call_format, adjacent, 4)) == [{"any": 1}, {"any": 2}]
 
 
-def test_tags_that_were_left_out_end_a_value_where_that_is_plain() -> None:
-    kin = KIN["coder"]
+def test_the_next_tag_ends_a_value_without_a_closing_tag() -> None:
+    call_format = TAG_FORMATS["coder"]
     text = "<tool_call><function=save><parameter=any>a<parameter=text>b\n</function> </tool_call>"
     for seed in range(6):
-        assert arguments(listened(kin, text, seed)) == [{"any": "a", "text": "b"}]
+        assert parse_calls(split_randomly(call_format, text, seed)) == [{"any": "a", "text": "b"}]
 
 
-BRACES = (
+BRACE_TEXT = (
     '{text:«a {b}: [c], "d"\\n», any:{x:[1,«», {}, true],«y z»:null} ,count: -2.5, more:word or two,zip:007,'
     "flat:[]}"
 )
-TOLD = {
+BRACE_VALUES = {
     "text": 'a {b}: [c], "d"\\n',
     "any": {"x": [1, "", {}, True], "y z": None},
     "count": -2.5,
@@ -149,29 +165,29 @@ TOLD = {
 
 
 @pytest.mark.parametrize(("name", "mark"), [("gemma", '<|"|>'), ("functiongemma", "<escape>")])
-def test_braces_are_told_while_they_come(name: str, mark: str) -> None:
-    kin = next(one for one in all_formats() if one.name == name)
-    text = f"{kin.openings[0]}call:save{BRACES}{kin.closings[0]}".replace("«", mark).replace(
-        "»", mark
-    )
+def test_arguments_in_braces_are_parsed_and_streamed(name: str, mark: str) -> None:
+    call_format = next(piece for piece in all_formats() if piece.name == name)
+    text = f"{call_format.openings[0]}call:save{BRACE_TEXT}{call_format.closings[0]}".replace(
+        "«", mark
+    ).replace("»", mark)
     for seed in range(20):
-        assert arguments(listened(kin, text, seed)) == [TOLD]
-    listener, words = (
-        OutputSplitter(None, kin, OFFERED.names, OFFERED.string_arguments),
+        assert parse_calls(split_randomly(call_format, text, seed)) == [BRACE_VALUES]
+    splitter, text_part = (
+        OutputSplitter(None, call_format, TOOLS.names, TOOLS.string_arguments),
         "one word and the next, " * 9,
     )
-    told = "".join(
-        one.text
-        for one in listener.feed(f"{kin.openings[0]}call:save{{text:{mark}{words}")
-        if one.text
+    streamed = "".join(
+        piece.text
+        for piece in splitter.feed(f"{call_format.openings[0]}call:save{{text:{mark}{text_part}")
+        if piece.text
     )
-    assert told == f'{{"text": "{words}'
-    bare = f"{kin.openings[0]}call:save{{text:12,any:12}}{kin.closings[0]}"
-    assert arguments(listened(kin, bare, 1)) == [{"text": "12", "any": 12}]
+    assert streamed == f'{{"text": "{text_part}'
+    bare = f"{call_format.openings[0]}call:save{{text:12,any:12}}{call_format.closings[0]}"
+    assert parse_calls(split_randomly(call_format, bare, 1)) == [{"text": "12", "any": 12}]
 
 
 @pytest.mark.parametrize(
-    ("inner", "told", "said"),
+    ("inner", "streamed", "content"),
     [
         ("{a:{", '{"a": {', ""),
         ("{a:" * 5000, '{"a": ' * 5000, ""),
@@ -180,23 +196,23 @@ def test_braces_are_told_while_they_come(name: str, mark: str) -> None:
         ("{,a:1}", "{", "a:1}"),
     ],
 )
-def test_braces_that_are_none_end_the_call_where_they_are(inner: str, told: str, said: str) -> None:
-    kin = next(one for one in all_formats() if one.name == "gemma")
+def test_invalid_braces_end_the_call(inner: str, streamed: str, content: str) -> None:
+    call_format = next(piece for piece in all_formats() if piece.name == "gemma")
     for seed in range(3):
-        heard = listened(kin, f"<|tool_call>call:save{inner}<tool_call|>", seed)
-        assert [one.call.arguments for one in heard if one.kind == "call_end" and one.call] == [
-            told
-        ]
-        assert "".join(one.text for one in heard if one.kind == "content").strip() == said
+        pieces = split_randomly(call_format, f"<|tool_call>call:save{inner}<tool_call|>", seed)
+        assert [
+            piece.call.arguments for piece in pieces if piece.kind == "call_end" and piece.call
+        ] == [streamed]
+        assert "".join(piece.text for piece in pieces if piece.kind == "content").strip() == content
 
 
-def test_a_key_goes_no_further_than_its_call() -> None:
+def test_a_key_ends_with_its_call() -> None:
     text = "<tool_call>save<arg_key>any</tool_call> So <arg_key>any</arg_key><arg_value>1"
     for seed in range(6):
-        heard = listened(KIN["glm"], text, seed)
-        assert [one.call.arguments for one in heard if one.kind == "call_end" and one.call] == [
-            "{}"
-        ]
+        pieces = split_randomly(TAG_FORMATS["glm"], text, seed)
+        assert [
+            piece.call.arguments for piece in pieces if piece.kind == "call_end" and piece.call
+        ] == ["{}"]
 
 
 PYTHON: dict[str, Any] = {
@@ -232,7 +248,7 @@ PYTHON: dict[str, Any] = {
         "}'",
         "'<|",
     ],
-    # None of these is a value of Python's that JSON has, and nothing of them is run.
+    # not literals, or literals that JSON does not have: they become strings and are not run
     "Paris": "Paris",
     "open('x')": "open('x')",
     "{[1]}": "{[1]}",
@@ -246,15 +262,15 @@ PYTHON: dict[str, Any] = {
     "{1, 2}": "{1, 2}",
     "]": "]",
 }
-LFM = next(one for one in all_formats() if one.name == "lfm")
+LFM = next(piece for piece in all_formats() if piece.name == "lfm")
 START, STOP = LFM.openings[0], LFM.closings[0]
 
 
 @pytest.mark.parametrize("value", PYTHON)
-def test_every_value_of_pythons_is_read_however_it_is_cut(value: str) -> None:
+def test_python_values_are_parsed_for_any_split(value: str) -> None:
     text = f"{START}[save(any={value}, text = {value} ,from=1), get-it(any={value},)]{STOP}"
     for seed in range(8):
-        found = arguments(listened(LFM, text, seed))
+        found = parse_calls(split_randomly(LFM, text, seed))
         stripped = value if type(PYTHON[value]) in (int, float) else PYTHON[value]
         assert found == [
             {"any": PYTHON[value], "text": stripped, "from": 1},
@@ -262,23 +278,25 @@ def test_every_value_of_pythons_is_read_however_it_is_cut(value: str) -> None:
         ], (seed, text)
 
 
-def test_pythons_texts_are_told_while_they_come() -> None:
-    listener, words = (
-        OutputSplitter(None, LFM, OFFERED.names, OFFERED.string_arguments),
+def test_python_strings_are_streamed() -> None:
+    splitter, text_part = (
+        OutputSplitter(None, LFM, TOOLS.names, TOOLS.string_arguments),
         "one word and the next, " * 9,
     )
-    told = "".join(
-        one.text
-        for one in listener.feed(f"{START}[save(count=3, text='{words}")
-        if one.kind == "arguments"
+    streamed = "".join(
+        piece.text
+        for piece in splitter.feed(f"{START}[save(count=3, text='{text_part}")
+        if piece.kind == "arguments"
     )
-    assert told == f'{{"count": 3, "text": "{words}'
-    told += "".join(one.text for one in [*listener.feed(f"END')]{STOP}"), *listener.finish()])
-    assert json.loads(told) == {"count": 3, "text": f"{words}END"}
+    assert streamed == f'{{"count": 3, "text": "{text_part}'
+    streamed += "".join(
+        piece.text for piece in [*splitter.feed(f"END')]{STOP}"), *splitter.finish()]
+    )
+    assert json.loads(streamed) == {"count": 3, "text": f"{text_part}END"}
 
 
 @pytest.mark.parametrize(
-    ("inner", "told", "said"),
+    ("inner", "streamed", "content"),
     [
         ("save(any='a' + 'b')", '{"any": "a"', "+ 'b')"),
         ("save(any=1, 'x')", '{"any": 1', "'x')"),
@@ -288,19 +306,17 @@ def test_pythons_texts_are_told_while_they_come() -> None:
         ("save(any=7", '{"any": ', ""),
     ],
 )
-def test_keywords_that_are_none_end_the_call_where_they_are(
-    inner: str, told: str, said: str
-) -> None:
+def test_invalid_keyword_arguments_end_the_call(inner: str, streamed: str, content: str) -> None:
     for seed in range(6):
-        heard = listened(LFM, f"{START}[{inner}{STOP}", seed)
-        assert [one.call.arguments for one in heard if one.kind == "call_end" and one.call] == [
-            told
-        ]
-        assert "".join(one.text for one in heard if one.kind == "content").strip() == said
+        pieces = split_randomly(LFM, f"{START}[{inner}{STOP}", seed)
+        assert [
+            piece.call.arguments for piece in pieces if piece.kind == "call_end" and piece.call
+        ] == [streamed]
+        assert "".join(piece.text for piece in pieces if piece.kind == "content").strip() == content
 
 
 @pytest.mark.parametrize(
-    ("inner", "told"),
+    ("inner", "streamed"),
     [
         ("save(any=[1, 'x", '{"any": '),
         ("save(any=1, te", '{"any": 1'),
@@ -310,11 +326,11 @@ def test_keywords_that_are_none_end_the_call_where_they_are(
         ("save(any='a'", '{"any": "a"'),
     ],
 )
-def test_keywords_that_were_cut_off_are_told_as_far_as_they_came(inner: str, told: str) -> None:
+def test_cut_off_keyword_arguments_are_partial(inner: str, streamed: str) -> None:
     for seed in range(6):
-        heard = listened(LFM, f"{START}[{inner}", seed)
-        said = "".join(one.text for one in heard if one.kind == "content")
-        assert [one.call.arguments for one in heard if one.kind == "call_end" and one.call] == [
-            told
-        ] * (inner != "save(")
-        assert said == (f"{START}[save(" if inner == "save(" else "")
+        pieces = split_randomly(LFM, f"{START}[{inner}", seed)
+        content = "".join(piece.text for piece in pieces if piece.kind == "content")
+        assert [
+            piece.call.arguments for piece in pieces if piece.kind == "call_end" and piece.call
+        ] == [streamed] * (inner != "save(")
+        assert content == (f"{START}[save(" if inner == "save(" else "")
