@@ -1,8 +1,9 @@
-"""Admission: which waiting requests start, and in which slots.
+"""Admission: decides which waiting requests start, and in which slots.
 
-A request is admitted when its prompt fits beside the cells in use and the cells that running
-answers will soon need. When another sequence is computing the same beginning of a prompt, the
-request waits for that and then shares its cells (`Sequence.waits_for_prefix`).
+A request is admitted when its prompt fits into the pool together with the cells in use and the
+cells that running answers will soon need. If a running sequence is just computing the same
+beginning of a prompt, the request waits for this prefix and then shares its cells
+(`Sequence.waits_for_prefix`).
 """
 
 from llmcli.runtime.engine.scheduler_state import SchedulerState
@@ -18,7 +19,7 @@ STARVATION_PASSES = 64  # passes of waiting after which no other request may ove
 
 
 class Admission:
-    """Gives slots to waiting requests."""
+    """Admits waiting requests: claims their slots and moves them to the running sequences."""
 
     def __init__(
         self, state: SchedulerState, swap: PreemptionSwap, idle_offload: IdleOffload
@@ -27,12 +28,14 @@ class Admission:
         self.swap, self.idle_offload = swap, idle_offload
 
     def has_capacity(self) -> bool:
-        """Return whether the limit of running requests allows one more."""
+        """Return whether one more request may run under `Schedule.max_running`."""
         max_running = self.state.schedule.max_running
         return max_running is None or len(self.state.running) < max_running
 
     def admit_waiting(self) -> None:
-        """Admit waiting requests as long as slots and cells suffice."""
+        """Admit waiting requests in order until slots or cells are missing. A few requests that do
+        not fit are skipped, unless one of them has waited too long.
+        """
         state, ledger = self.state, self.ledger
         tried_ids: set[int] = set()
         while state.waiting and self.has_capacity() and ledger.n_idle:
@@ -55,7 +58,7 @@ class Admission:
                 return
 
     def admit_fork(self, first: Sequence, sample: Sequence) -> bool:
-        """Admit a sample that starts at the end of the prompt of `first`, in cells shared with it.
+        """Admit a sample that starts at the end of the prompt of `first` and shares its cells.
         Return False when the sample must wait.
         """
         ledger = self.ledger
@@ -70,14 +73,14 @@ class Admission:
         return True
 
     def _sharing_scope(self, sequence: Sequence) -> str:
-        """Return the scope in which the sequence may share cached cells: its client, or the empty
-        scope when all clients share.
+        """Return the scope of a sequence, within which cached cells are shared: its client, or the
+        empty string if all clients share.
         """
         return "" if self.state.schedule.share_prefixes else sequence.request.client
 
     def _waits_for_prefix(self, sequence: Sequence) -> bool:
-        """Return whether the sequence must wait for a prefix that another sequence is computing,
-        and record that prefix.
+        """Return whether a sequence must wait for a prefix that a running sequence is computing. If
+        it must, the prefix is recorded in `sequence.prefix`.
         """
         if sequence.waits_for_prefix:
             return True
@@ -104,7 +107,7 @@ class Admission:
         return True
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence its slots. Return False when slots or cells are missing."""
+        """Admit a waiting sequence. Return False when slots or cells are missing."""
         if self.ledger.n_idle < sequence.strategy.slots or self._must_run_alone(sequence):
             return False
         if not sequence.preemption.state and not sequence.request.score_prompt:
@@ -117,7 +120,9 @@ class Admission:
         return True
 
     def _swap_in(self, sequence: Sequence) -> bool:
-        """Restore the state of a preempted sequence. Return False when it must be recomputed."""
+        """Restore the stored state of a preempted sequence. Return False when it has none or it
+        cannot be restored, so the sequence must be recomputed.
+        """
         swapped, sequence.preemption.state = sequence.preemption.state, None
         if swapped is None:
             return False
@@ -131,11 +136,11 @@ class Admission:
         return True
 
     def _claim_slots(self, sequence: Sequence) -> bool:
-        """Claim the slots of a sequence and reuse cached cells. Return False when no slot can be
-        claimed.
+        """Claim the slots of a sequence, one of which may hold a cached prefix of its tokens.
+        Return False when no slot can be claimed.
         """
         request, scope = sequence.request, self._sharing_scope(sequence)
-        # a scored prompt is recomputed, and for one token no cells are reused
+        # A scored prompt is recomputed. No cells are reused for a prompt of one token.
         reusable = sequence.tokens[:1] if request.score_prompt else sequence.tokens
         claim = self.ledger.claim_slot_for(
             reusable, request.earlier_turns, request.can_move_cells, scope
@@ -151,8 +156,9 @@ class Admission:
         return True
 
     def _must_run_alone(self, sequence: Sequence) -> bool:
-        """Return whether the sequence must wait until no other runs: a beam search leaves holes in
-        the pool, which must not be filled in reproducible mode.
+        """Return whether a sequence must wait until no other runs. In the reproducible mode a beam
+        search must run alone, because it leaves holes in the pool, which other sequences would
+        fill.
         """
         running = self.state.running
         has_search = sequence.strategy.slots > 1 or any(
@@ -161,8 +167,8 @@ class Admission:
         return bool(running) and not self.ledger.keeps_idle and has_search
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Return whether the tokens of a sequence fit beside the cells in use and the cells
-        reserved for running answers.
+        """Return whether the tokens of a sequence fit into the pool together with the cells in use
+        and those reserved for running answers.
         """
         if not self.state.running:
             return True

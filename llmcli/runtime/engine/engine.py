@@ -1,8 +1,9 @@
-"""The engine: many sequences, one forward pass per step, one thread.
+"""The engine: answers many requests in one context. Each step computes one forward pass for all
+running sequences, on one thread.
 
-submit() and cancel() change which requests are to be answered. step() computes one pass for all
-sequences and returns the events. The engine computes the logits; the strategy of each request reads
-them.
+submit() and cancel() change which requests are answered. step() computes a pass and returns the
+events of the new tokens. The engine computes logits; the strategy of each request
+(runtime/strategies/) chooses tokens from them.
 """
 
 import time
@@ -32,7 +33,9 @@ SINGLE_CONVERSATION = Schedule()
 
 
 class ForwardContext(BatchedMemory, Protocol):
-    """What the engine needs of a context: forward passes, and a memory for the ledger to manage."""
+    """The methods of a context that the engine calls, in addition to those for the scheduler and
+    the ledger.
+    """
 
     def decode(self, rows: BatchRows) -> SequenceOf[RowLogits]: ...
 
@@ -40,17 +43,23 @@ class ForwardContext(BatchedMemory, Protocol):
 
 
 class PrefillReader(Protocol):
-    """A second context that computes prompts and moves their cells into the engine's context
+    """A second context that computes prompts and moves their cells to the engine's context
     (prefill_context.py).
     """
 
-    def can_compute(self, plan: ForwardPass) -> bool: ...
+    def can_compute(self, plan: ForwardPass) -> bool:
+        """Return whether the second context should compute this pass."""
+        ...
 
-    def compute(self, plan: ForwardPass) -> SequenceOf[RowLogits]: ...
+    def compute(self, plan: ForwardPass) -> SequenceOf[RowLogits]:
+        """Compute a pass in the second context. Return the rows of logits, in the order of the
+        pass.
+        """
+        ...
 
 
 class Engine:
-    """Computes the requests of one context. All methods are called from the same thread, except
+    """Answers the requests of one context. All methods must be called from one thread, except
     cancel(), which any thread may call.
     """
 
@@ -64,7 +73,10 @@ class Engine:
         schedule: Schedule = SINGLE_CONVERSATION,
         prefill_reader: PrefillReader | None = None,
     ) -> None:
-        """`keeps_idle`: as in Ledger."""
+        """`native`: makes llama.cpp's sampler chains; None uses numpy. `keeps_idle`: whether the
+        end of an idle slot can be evicted alone (see Ledger). `prefill_reader`: a second context
+        for prompts, or None.
+        """
         self.context, self.prefill_reader = context, prefill_reader
         self.ledger = Ledger(context, keeps_idle)
         self.scheduler = Scheduler(context, self.ledger, schedule)
@@ -78,19 +90,19 @@ class Engine:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether any sequence is unfinished."""
+        """Return whether any request is unfinished."""
         return bool(self._live)
 
     @property
     def is_steady(self) -> bool:
-        """Return whether the next pass will resemble the last one: the same answers, and no prompt
-        to compute.
+        """Return whether the next pass will resemble the last one: no request waits, and no prompt
+        is to be computed.
         """
         return self.scheduler.is_steady
 
     @property
     def stats(self) -> EngineLoad:
-        """Return the current load."""
+        """Return the present load of the engine and its totals."""
         scheduler = self.scheduler
         n_tokens = self._n_tokens + sum(len(sequence.times) for sequence in self._live.values())
         return EngineLoad(
@@ -106,7 +118,7 @@ class Engine:
 
     @property
     def schedule(self) -> Schedule:
-        """Return the schedule. It may only be set while nothing runs."""
+        """Return the limits for passes and queues. They may only be set while nothing runs."""
         return self.scheduler.schedule
 
     @schedule.setter
@@ -114,26 +126,29 @@ class Engine:
         self.scheduler.schedule = schedule
 
     def check(self) -> None:
-        """Assert that the ledger agrees with llama.cpp's own positions."""
+        """Assert that the ledger agrees with llama.cpp's positions and with the running sequences.
+        Used by tests.
+        """
         self.ledger.check()
         busy = sum(1 + len(sequence.branch_slots) for sequence in self.scheduler.running.values())
         assert self.ledger.n_idle == self.context.n_seq_max - busy, (self.ledger.n_idle, busy)
 
     def submit(self, request: Request) -> int:
-        """Queue a request. Return the id that its events carry. The prompt must fit the context.
+        """Queue a request, and return the id of its sequence, which its events contain. The prompt
+        must fit into the context.
 
         Raises QueueFull when too many requests wait.
         """
-        self._refuse_if_full(1)
+        self._check_queue(1)
         return self._queue(request, resolve_seed(request.sampling.seed)).id
 
     def submit_samples(self, request: Request, count: int) -> list[int]:
-        """Queue `count` answers to one prompt, with seeds s, s + 1, and so on. Return their ids.
-        The prompt is computed once if cells can be shared.
+        """Queue `count` answers to one prompt, with consecutive seeds. Return the ids of their
+        sequences. The prompt is computed only once if the cache can share cells.
 
         Raises QueueFull when too many requests wait.
         """
-        self._refuse_if_full(count)
+        self._check_queue(count)
         seed = resolve_seed(request.sampling.seed)
         first = self._queue(request, seed)
         others = [
@@ -143,9 +158,10 @@ class Engine:
         first.has_samples = bool(others)
         return [sequence.id for sequence in (first, *others)]
 
-    def _refuse_if_full(self, count: int) -> None:
-        most, waiting = self.scheduler.schedule.max_waiting, len(self.scheduler.waiting)
-        if most is not None and waiting + count > most:
+    def _check_queue(self, count: int) -> None:
+        """Raise QueueFull if `count` more requests may not wait."""
+        max_waiting, waiting = self.scheduler.schedule.max_waiting, len(self.scheduler.waiting)
+        if max_waiting is not None and waiting + count > max_waiting:
             raise QueueFull(
                 f"{waiting} requests wait already",
                 hint="send the request again in a few seconds",
@@ -154,6 +170,9 @@ class Engine:
     def _queue(
         self, request: Request, seed: int, number: int = 0, prompt_source: Sequence | None = None
     ) -> Sequence:
+        """Queue one answer to a request, and return its sequence. `number`: its number among the
+        samples of the request. `prompt_source`: the sample that computes the prompt for this one.
+        """
         assert 0 < len(request.tokens) <= self.context.n_ctx, (
             len(request.tokens),
             self.context.n_ctx,
@@ -161,15 +180,15 @@ class Engine:
         self._count += 1
         strategy = strategies()[request.strategy](request, seed, self.resources)
         assert strategy.slots <= self.context.n_seq_max, (strategy.slots, self.context.n_seq_max)
-        started = time.perf_counter() if request.start_time is None else request.start_time
+        start_time = time.perf_counter() if request.start_time is None else request.start_time
         sequence = self._live[self._count] = Sequence(
             self._count,
             request,
             strategy,
             seed,
-            started,
+            start_time,
             tokens=list(request.tokens),
-            last_token_time=started,
+            last_token_time=start_time,
             prefix=SharedPrefix(prompt_source, len(request.tokens)) if prompt_source else None,
             replayed=request.replays[number] if request.replays else NO_REPLAY,
         )
@@ -179,8 +198,8 @@ class Engine:
         return sequence
 
     def cancel(self, sequence: int) -> None:
-        """End a sequence at the next step. Its cells and its text so far are kept. Callable from
-        any thread.
+        """End a sequence at the next step. Its cells stay cached, and its text so far becomes its
+        answer. Any thread may call this.
 
         If most rows of a long running pass belong to the sequence, the pass is aborted, and the
         rows of the other sequences are computed again.
@@ -199,13 +218,14 @@ class Engine:
         self._answers.pop(sequence, None)
 
     def pop_answer(self, sequence: int) -> Answer:
-        """Return the answer of a finished sequence and remove it from the engine."""
+        """Remove the answer of a finished sequence from the engine, and return it."""
         return self._answers.pop(sequence)
 
     def step(self) -> list[Event]:
-        """Advance every sequence by one forward pass.
+        """Compute one forward pass, which advances the running sequences. Return the events of new
+        and finished answers.
 
-        Raises UserError when llama.cpp could not compute it.
+        Raises UserError when llama.cpp cannot compute the pass.
         """
         events: list[Event] = []
         plan = self._single_token_pass()
@@ -215,16 +235,16 @@ class Engine:
             if not plan.tokens:
                 return events
             self._current_pass = plan
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         try:
             rows = self._compute(plan, is_scheduled)
         except (Aborted, NoSlot, UserError) as error:
-            return events + self._undo(plan, error)
+            return events + self._handle_failed_pass(plan, error)
         finally:
-            # so that a later cancel() does not abort the next pass, which may be that of other
+            # so that a later cancel() does not abort the next pass, which may belong to other
             # sequences
             self._current_pass = None
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start_time
         if is_scheduled:
             self.scheduler.record_pass(len(plan.tokens), seconds)
         first = 0
@@ -234,9 +254,9 @@ class Engine:
         return events
 
     def _schedule_pass(self, events: list[Event]) -> ForwardPass:
-        """Return the next pass of the scheduler, which is empty when nothing is to be computed.
-        Sequences that are cancelled or too long for the pool end first, and their last events are
-        appended to `events`.
+        """Return the next pass of the scheduler. It is empty when there is nothing to compute.
+        Sequences that are cancelled or too long for the pool are ended first, and their last events
+        are appended to `events`.
         """
         for sequence in tuple(self._live.values()):
             if sequence.is_cancelled:
@@ -248,8 +268,9 @@ class Engine:
             events.append(self._close(too_long, "context_full"))
 
     def _compute(self, plan: ForwardPass, is_scheduled: bool) -> SequenceOf[RowLogits]:
-        """Compute a pass: in the prefill context if it is suitable, otherwise in the engine's
-        context, which offloads running answers if the pass is long.
+        """Compute a pass, and return its rows of logits. A pass that the prefill context should
+        compute is computed there. Otherwise running answers are offloaded first if the pass is
+        long. `is_scheduled`: False for the passes of `_single_token_pass`, which need neither.
         """
         if not is_scheduled:
             return self._compute_with_room(self._decode, plan)
@@ -261,7 +282,9 @@ class Engine:
     def _compute_with_room(
         self, compute: Callable[[ForwardPass], SequenceOf[RowLogits]], plan: ForwardPass
     ) -> SequenceOf[RowLogits]:
-        """Call `compute`. If the context has no free cells, evict all idle cells and call it again."""
+        """Call `compute` with the pass. If the context has no free cells, evict all idle cells and
+        call it once more.
+        """
         try:
             return compute(plan)
         except NoSlot:
@@ -270,18 +293,21 @@ class Engine:
             return compute(plan)
 
     def _decode(self, plan: ForwardPass) -> SequenceOf[RowLogits]:
+        """Compute a pass in the engine's context, and return its rows of logits."""
         return self.context.decode(
             BatchRows(plan.tokens, plan.positions, plan.slots, plan.wants_logits)
         )
 
-    def _undo(self, plan: ForwardPass, error: Aborted | NoSlot | UserError) -> list[Event]:
-        """Handle a pass that was not computed. Return the last event of the sequence that ends
-        because of it, if any.
+    def _handle_failed_pass(
+        self, plan: ForwardPass, error: Aborted | NoSlot | UserError
+    ) -> list[Event]:
+        """Restore the state before a pass that failed with `error`. If the context had no room,
+        preempt a sequence, or end the last sequence of the pass and return its last event.
 
         Raises `error` again if it is a UserError.
         """
         if isinstance(error, NoSlot):
-            # the layers with a sliding window have no free cells, which the ledger does not count
+            # the layers with a sliding window have no free cells; the ledger does not count theirs
             if self.scheduler.preempt_one():
                 return []
             return [self._close(plan.shares[-1].sequence, "context_full")]
@@ -291,38 +317,45 @@ class Engine:
         return []
 
     def _restore(self, plan: ForwardPass) -> None:
-        """Undo a pass that was not finished, parts of which may be in the cache."""
+        """Remove the cells of a pass that was interrupted or failed, some of which may be in the
+        cache already.
+        """
         for sequence, _, _ in plan.shares:
             for slot in (sequence.slot, *sequence.branch_slots):
                 self.ledger.restore(slot)
-            # branches of a beam search grow beyond `sequence.tokens`: nothing to correct there
+            # branches of a beam search have more tokens than `sequence.tokens`, which are not
+            # counted in `n_computed`
             if sequence.n_computed < len(sequence.tokens):
                 sequence.n_computed = len(self.ledger.tokens[sequence.slot])
             sequence.accounting.n_reused = min(sequence.accounting.n_reused, sequence.n_computed)
 
     def _single_token_pass(self) -> ForwardPass | None:
-        """Return a pass of one token when a single answer needs nothing else, which is the most
-        frequent case. Return None when the scheduler must plan the pass.
+        """Return a pass of one token if the engine has a single request, and its answer needs only
+        its next token. This is the most frequent case. Return None when the scheduler must plan the
+        pass.
 
-        After a forward pass none of the engine's code is in the CPU caches, so the less of it runs
-        between two passes of one answer, the faster the answer.
+        This shortcut makes answers faster: after a forward pass none of the engine's code is in the
+        CPU caches, so all code between two passes is slow.
         """
         if len(self._live) != 1:
             return None
         (sequence,) = self._live.values()
-        at, tokens = sequence.n_computed, sequence.tokens
-        if len(tokens) - at != 1 or sequence.draft or sequence.slot < 0 or sequence.is_cancelled:
+        position, tokens = sequence.n_computed, sequence.tokens
+        has_next = len(tokens) - position == 1 and sequence.slot >= 0
+        if not has_next or sequence.draft or sequence.is_cancelled:
             return None
         if len(tokens) > self.context.n_ctx or self.ledger.used_cells >= self.ledger.size:
             return None
         return ForwardPass(
-            [tokens[at]], [at], [sequence.slot], [True], [SequenceRows(sequence, 1, 1)]
+            [tokens[position]], [position], [sequence.slot], [True], [SequenceRows(sequence, 1, 1)]
         )
 
     def _advance(
         self, sequence: Sequence, count: int, rows: Iterator[RowLogits], pass_seconds: float
     ) -> list[Event]:
-        """Record `count` computed tokens of a sequence and let its strategy read the rows."""
+        """Record `count` computed tokens of a sequence. If all its tokens are computed, let its
+        strategy choose the next ones from `rows`. Return the new events.
+        """
         start = sequence.n_computed
         events: list[Event] = []
         if start < len(sequence.tokens):
@@ -351,8 +384,8 @@ class Engine:
         return events
 
     def _record_prefill(self, sequence: Sequence, count: int, pass_seconds: float) -> None:
-        """Count computed prompt tokens, the seconds of their passes, and the seconds before the
-        first of these passes.
+        """Record the statistics of computed prompt tokens: their number, the seconds of their
+        passes, and the seconds before the first of these passes.
         """
         self._n_prompt_tokens += count
         if sequence.times or sequence.overflow_stats.times:
@@ -363,8 +396,8 @@ class Engine:
         sequence.accounting.prompt_seconds += pass_seconds
 
     def _fork(self, first: Sequence) -> list[Sequence]:
-        """Start the samples that wait for the prompt of `first`, in cells shared with it. Return
-        them. Samples without a slot keep waiting.
+        """Start the samples that wait for the prompt of `first`, and return them. They share its
+        cells. Samples without a free slot keep waiting.
         """
         samples = [
             sequence
@@ -376,21 +409,23 @@ class Engine:
             and sequence.request is first.request
             and sequence.strategy.slots == 1
         ]
-        started = [
+        admitted = [
             sample for sample in samples if self.scheduler.admission.admit_fork(first, sample)
         ]
-        for sample in started:
+        for sample in admitted:
             sample.accounting.queue_seconds = first.accounting.queue_seconds
-        return started
+        return admitted
 
     def _accept(
         self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
     ) -> list[Event]:
-        """Let the strategy read the rows, and end the sequence when its answer is complete."""
+        """Let the strategy of a sequence choose tokens from `rows`, and end the sequence if its
+        answer is complete, repeats itself or has failed. Return the new events.
+        """
         try:
             events, finish = sequence.strategy.accept(sequence, rows, pass_seconds)
         except UserError as error:
-            sequence.error = error  # the other sequences continue
+            sequence.error = error  # only this sequence ends
             return [self._close(sequence, "failed")]
         if finish is None and len(sequence.times) >= sequence.repetition_check_at:
             sequence.repetition_check_at = len(sequence.times) + TOKENS_BETWEEN_CHECKS
@@ -398,7 +433,9 @@ class Engine:
         return [*events, self._close(sequence, finish)] if finish else events
 
     def _close(self, sequence: Sequence, finish: Finish) -> Event:
-        """Remove a sequence and store its answer. Return its last event."""
+        """End a sequence: release its slots, and store its answer for `pop_answer`. Return its last
+        event.
+        """
         remaining_text = sequence.strategy.finish(sequence, finish)
         sequence.text.append(remaining_text)
         sequence.finish = finish

@@ -1,4 +1,4 @@
-"""The rows of one forward pass, and the sequences that they belong to."""
+"""The plan of one forward pass: its rows, and the sequences that they belong to."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -9,19 +9,19 @@ from llmcli.runtime.requests.sequence import Sequence
 
 MIN_ABORT_ROWS = 64  # minimum rows of a cancelled sequence for which the running pass is aborted
 # Rows from which ggml's CPU flash attention computes in tiles (ggml-cpu/ops.cpp, use_tiled). Fewer
-# rows round differently and are much slower: 63 rows took eight times as long as 64.
+# rows are computed one by one, which rounds differently and is much slower.
 TILE_ROWS = 64
 
 
 def choose_prefill_rows(
     n_left: int, free_rows: int, used_rows: int, n_batch: int, n_ubatch: int
 ) -> int:
-    """Return how many of a prompt's `n_left` remaining tokens to add to a pass that has `used_rows`
-    rows already and `free_rows` rows left.
+    """Return how many of a prompt's `n_left` remaining tokens to add to a pass. `free_rows`: rows
+    that the prompt may get. `used_rows`: rows that the pass has already.
 
     llama.cpp splits a pass of at most `n_batch` rows into micro-batches of `n_ubatch` rows. Neither
     the rest of the prompt nor the last micro-batch should have fewer rows than a tile, because
-    those rows would be computed one by one. The result may therefore exceed `free_rows` by up to a
+    those rows would be computed one by one. Therefore the result may exceed `free_rows` by up to a
     tile.
     """
     count = n_left if n_left < free_rows + TILE_ROWS else free_rows
@@ -35,8 +35,8 @@ def choose_prefill_rows(
 
 
 class SequenceRows(NamedTuple):
-    """The share of one sequence in a pass: the number of its tokens (or branches), and how many of
-    its rows give logits.
+    """The rows of one sequence in a pass. `tokens`: the number of its tokens, or of its branches,
+    without drafted tokens. `n_logits`: how many rows of logits it gets.
     """
 
     sequence: Sequence
@@ -46,7 +46,9 @@ class SequenceRows(NamedTuple):
 
 @dataclass(slots=True)
 class ForwardPass:
-    """The rows of one forward pass, and how many of them each sequence owns, in order."""
+    """The plan of a forward pass. `tokens`, `positions`, `slots` and `wants_logits` have one entry
+    per row, and `shares` has one per sequence, in the same order.
+    """
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -62,11 +64,11 @@ class ForwardPass:
         ledger: Ledger,
         is_alone: bool,
     ) -> None:
-        """Add the next `count` tokens of a sequence, followed by its draft. If all its tokens are
-        computed, add its branches instead.
+        """Add the next `count` tokens of a sequence, and its draft if these are its last. If all
+        its tokens are computed, add a row for each of its branches instead.
 
-        The draft is shortened to the free cells and rows, because nothing is evicted for a guess.
-        If other sequences run, the draft is dropped.
+        The draft is shortened to the free cells and rows, because nothing is evicted for tokens
+        that may be wrong. If other sequences run (`is_alone` is False), the draft is dropped.
         """
         if sequence.n_computed == len(sequence.tokens):
             self.add_branches(sequence, ledger)
@@ -83,32 +85,36 @@ class ForwardPass:
         self.add_tokens(sequence, count)
 
     def add_tokens(self, sequence: Sequence, count: int) -> None:
-        """Add the next `count` tokens of a sequence, with its draft after the last one."""
+        """Add the next `count` tokens of a sequence. If the last of them is the sequence's last
+        token, add also its draft.
+        """
         start = sequence.n_computed
         self.tokens += sequence.tokens[start : start + count]
         self.positions += range(start, start + count)
         self.slots += [sequence.slot] * count
-        ends = start + count == len(sequence.tokens)
+        is_end = start + count == len(sequence.tokens)
         scored = sequence.positions_to_score(start, start + count)
-        wants = [False] * (count - 1) + [ends]
-        for at in scored:
-            wants[at - start] = True
+        wants = [False] * (count - 1) + [is_end]
+        for position in scored:
+            wants[position - start] = True
         self.wants_logits += wants
-        if ends and sequence.draft:
-            self._guess(sequence)
+        if is_end and sequence.draft:
+            self._add_draft(sequence)
         self.shares.append(
-            SequenceRows(sequence, count, len(scored) + (1 + len(sequence.draft) if ends else 0))
+            SequenceRows(sequence, count, len(scored) + (1 + len(sequence.draft) if is_end else 0))
         )
 
     def is_mostly(self, sequence: Sequence) -> bool:
-        """Return whether much of the pass belongs to the sequence: at least MIN_ABORT_ROWS rows and
-        at least half of all rows.
+        """Return whether a sequence has at least half of the rows of the pass, and at least
+        MIN_ABORT_ROWS. Only then does aborting the pass for it save enough.
         """
         rows = next((share.tokens for share in self.shares if share.sequence is sequence), 0)
         return rows >= max(MIN_ABORT_ROWS, len(self.tokens) / 2)
 
-    def _guess(self, sequence: Sequence) -> None:
-        """Add the rows of a sequence's draft, which follow its tokens."""
+    def _add_draft(self, sequence: Sequence) -> None:
+        """Add the rows of a sequence's draft. Each of them gives logits, with which the next
+        drafted token is checked.
+        """
         end, count = len(sequence.tokens), len(sequence.draft)
         self.tokens += sequence.draft
         self.positions += range(end, end + count)
@@ -116,7 +122,9 @@ class ForwardPass:
         self.wants_logits += [True] * count
 
     def add_branches(self, sequence: Sequence, ledger: Ledger) -> None:
-        """Add one row for each branch of a sequence, after the tokens that the branch's slot holds."""
+        """Add one row for each branch of a beam search. It continues the tokens in the branch's
+        slot.
+        """
         pending = sequence.strategy.pending_rows()
         self.slots += [slot for slot, _ in pending]
         self.tokens += [token for _, token in pending]

@@ -1,4 +1,4 @@
-"""Context overflow: what happens to a running sequence whose context is full."""
+"""Handles running sequences whose context is full."""
 
 from llmcli.errors import UserError
 from llmcli.runtime.engine.scheduler_state import SchedulerState
@@ -7,14 +7,19 @@ from llmcli.runtime.requests.sequence import Sequence
 
 
 class OverflowHandler:
-    """Drops tokens from full contexts, as the requests allow."""
+    """Drops tokens of sequences whose context is full, if their requests allow it
+    (requests/context_overflow.py).
+    """
 
     def __init__(self, state: SchedulerState) -> None:
         self.state = state
 
     def apply(self, sequence: Sequence, planned_rows: int) -> None:
-        """Drop tokens from a full context, if the request allows it. The remaining cells are moved
-        or recomputed. `planned_rows`: rows of the pass so far.
+        """If the context of a sequence is full and its request allows it, drop tokens. The cells of
+        the remaining tokens are moved, or the tokens must be recomputed. `planned_rows`: rows that
+        the next pass has already.
+
+        Raises UserError when llama.cpp fails to move the cells; the cache is empty then.
         """
         if sequence.request.overflow is None:
             return
@@ -30,7 +35,7 @@ class OverflowHandler:
             raise
 
     def _shorten(self, sequence: Sequence, overflow: OverflowPolicy) -> None:
-        """Shorten the text of a single answer."""
+        """Drop tokens from an answer without branches."""
         shortened = overflow.shorten(
             sequence.tokens,
             sequence.n_prompt,
@@ -47,8 +52,9 @@ class OverflowHandler:
         sequence.count_recomputed(len(sequence.tokens) - 1 - sequence.n_computed)
 
     def _shorten_branches(self, sequence: Sequence, planned_rows: int) -> None:
-        """Evict idle cells for the next tokens of all branches. If that is not enough, drop tokens
-        from the branches. A sequence that does not run alone is left unchanged.
+        """Free cells for the next tokens of all branches of a beam search, by evicting idle cells
+        or dropping tokens of the branches. Nothing is done while other sequences run, because the
+        scheduler can preempt these.
         """
         ledger, strategy = self.state.ledger, sequence.strategy
         if sequence.n_computed < len(sequence.tokens) or len(self.state.running) > 1:

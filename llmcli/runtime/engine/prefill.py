@@ -1,4 +1,4 @@
-"""Prefill: how many rows of a pass go to which prompts."""
+"""Prefill planning: decides how many rows of the next pass each prompt gets."""
 
 from llmcli.runtime.engine.forward_pass import TILE_ROWS, ForwardPass, choose_prefill_rows
 from llmcli.runtime.engine.overflow import OverflowHandler
@@ -10,7 +10,8 @@ OLDEST_PREFILL_SHARE = 4  # the oldest prompt gets 1/4 of the rows left for prom
 
 class PrefillPlanner:
     """Divides the rows of a pass between prompts. The prompt with the fewest tokens left gets rows
-    first, but the oldest prompt always gets a share.
+    first, but some rows are always reserved for the oldest prompt, so that short prompts do not
+    starve it.
     """
 
     def __init__(self, state: SchedulerState, overflow: OverflowHandler) -> None:
@@ -18,17 +19,22 @@ class PrefillPlanner:
         self.row_seconds = 0.0  # moving average of seconds per row, over passes with many rows
 
     def record_pass(self, rows: int, seconds: float) -> bool:
-        """Record the duration of a pass. Return whether the pass is used for the average."""
-        each = seconds / rows
-        # a slow pass of few rows would make each following pass still smaller
-        if rows < TILE_ROWS and (rows <= MAX_FORCED_TOKENS or each >= self.row_seconds):
+        """Record the duration of a pass of `rows` rows. Return whether it was used for the average
+        `row_seconds`; the duration of short passes says little about that of long ones.
+        """
+        seconds_per_row = seconds / rows
+        # A pass of few rows counts only if it is fast: a slow one would make the next pass even
+        # shorter.
+        if rows < TILE_ROWS and (rows <= MAX_FORCED_TOKENS or seconds_per_row >= self.row_seconds):
             return False
-        self.row_seconds += (each - self.row_seconds) / 8 if self.row_seconds else each
+        self.row_seconds += (
+            (seconds_per_row - self.row_seconds) / 8 if self.row_seconds else seconds_per_row
+        )
         return True
 
     def fill(self, plan: ForwardPass, prompts: list[Sequence], n_decoding: int) -> Sequence | None:
-        """Fill the rest of a pass with pieces of prompts, beside the rows of `n_decoding` decoding
-        answers. Return the sequence that has no cells for its rows, or None.
+        """Add pieces of `prompts` to the pass `plan`. `n_decoding`: number of answers that are
+        decoded at the same time. Return None, or the sequence for whose rows there are no cells.
         """
         context, ledger, schedule = self.state.context, self.state.ledger, self.state.schedule
         max_rows = self._max_rows(max(n_decoding, len(plan.tokens)))
@@ -65,21 +71,21 @@ class PrefillPlanner:
     def split(
         self, decoding: list[Sequence], prompts: list[Sequence]
     ) -> tuple[list[Sequence], list[Sequence]]:
-        """Return two lists: the prompts to compute in a separate pass, and those to compute
-        together with decoding answers.
+        """Return two lists: the prompts to compute in separate passes, and those to compute
+        together with the next tokens of the answers `decoding`.
         """
         min_rows = self.state.schedule.min_prefill_rows
         if min_rows is None:
-            rows = sum(map(_n_left, prompts))
+            rows = sum(map(_tokens_left, prompts))
             if decoding and self.can_offload_decodes(rows):
                 return prompts, []
             return [], prompts
-        separate = [prompt for prompt in prompts if _n_left(prompt) >= min_rows]
+        separate = [prompt for prompt in prompts if _tokens_left(prompt) >= min_rows]
         return separate, [prompt for prompt in prompts if prompt not in separate]
 
     def can_offload_decodes(self, rows: int) -> bool:
-        """Return whether the cells of decoding answers may be offloaded, and a pass of `rows` rows
-        is long enough for offloading to pay.
+        """Return whether the cells of running answers may be offloaded, and a pass of `rows` rows
+        is long enough to make up for the time of offloading.
         """
         ledger, min_rows = self.state.ledger, self.state.schedule.min_offload_rows
         return (
@@ -91,8 +97,9 @@ class PrefillPlanner:
         )
 
     def _max_outputs(self, plan: ForwardPass, sequence: Sequence, n_prompts: int) -> int:
-        """Return the maximum rows of a prompt in this pass under the limit of rows with logits.
-        When every row of the prompt needs logits, one such row is left for each other prompt.
+        """Return the largest number of rows that a prompt may get in this pass, given the context's
+        limit of rows with logits. If every row of the prompt needs logits (to score it), one such
+        row is reserved for each other prompt.
         """
         context = self.state.context
         n_left = context.n_outputs - sum(plan.wants_logits)
@@ -101,7 +108,10 @@ class PrefillPlanner:
         return max(1, n_left - n_prompts) if sequence.request.score_prompt else context.n_batch
 
     def _max_rows(self, n_decoding: int) -> int:
-        """Return the maximum rows of a pass beside which `n_decoding` answers are decoded."""
+        """Return the largest number of rows of the next pass, in which or between which
+        `n_decoding` answers are decoded. The pass should not take longer than
+        `Schedule.max_gap_seconds`.
+        """
         context, schedule = self.state.context, self.state.schedule
         limit = min(context.n_batch, schedule.max_rows or context.n_batch)
         gap_seconds = schedule.max_gap_seconds
@@ -122,10 +132,11 @@ class PrefillPlanner:
         return min(limit, max(nearest, step, n_decoding + MAX_FORCED_TOKENS))
 
 
-def _n_left(sequence: Sequence) -> int:
+def _tokens_left(sequence: Sequence) -> int:
+    """Return the number of tokens of a sequence that are not computed yet."""
     return len(sequence.tokens) - sequence.n_computed
 
 
 def _has_lower_priority(other: Sequence, sequence: Sequence) -> bool:
-    """Return whether `other` is preempted before `sequence`."""
+    """Return whether `other` would be preempted before `sequence`."""
     return (-other.request.priority, other.id) > (-sequence.request.priority, sequence.id)

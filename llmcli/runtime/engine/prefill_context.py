@@ -1,14 +1,14 @@
-"""A second context with flash attention that computes prompts, while answers are decoded in a
-context without it.
+"""A second context with flash attention that computes prompts, while answers are computed in the
+decoding context, which has none.
 
-On some CPUs ggml's flash attention halves the time of prompts, which it computes in tiles of 64
-rows, and doubles that of answers, which it computes row by row (ggml-cpu/ops.cpp, use_tiled;
-planning/flash_attention_probe.py measures it). Moving computed cells costs a small part of
-computing them. A prompt in its own context also does not pay for the cells of running answers, all
-of which llama.cpp visits for each row.
+On some CPUs ggml's flash attention makes prompts faster and answers slower. It computes prompts in
+tiles of 64 rows, and answers row by row (ggml-cpu/ops.cpp, use_tiled;
+planning/flash_attention_probe.py measures both). Moving computed cells takes a small part of the
+time of computing them. In a separate context a prompt is also not slowed down by the cells of
+running answers, all of which llama.cpp visits for each row.
 
 A slot has the same number in both contexts. Cells of the prefill context may be dropped at any
-time, because the pool of the answers holds all of them.
+time, because they are also in the decoding context.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,19 +27,21 @@ from llmcli.runtime.engine.forward_pass import TILE_ROWS, ForwardPass, SequenceR
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.requests.request import RunOptions
 
-# minimum rows of a prompt for which moving cells pays; moving scattered cells takes up to 40 ms
+# minimum rows of a prompt; for fewer, moving the cells may take longer than flash attention saves
 MIN_ROWS = 48
 # maximum cells of the prefill context; longer prompts are computed in the decoding context
 MAX_CELLS = 4096
-# rows of a micro-batch of the decoding context; few, because without flash attention all attention
-# scores of a micro-batch are stored
+# rows of a micro-batch of the decoding context; these are few, because without flash attention the
+# attention scores of all its rows are in memory at once
 DECODE_UBATCH_ROWS = 128
 
 
-def prefill_options(home: ContextOptions, options: RunOptions) -> ContextOptions:
-    """Return the options of the prefill context, given those of the decoding context (`home`)."""
+def prefill_options(decode_options: ContextOptions, options: RunOptions) -> ContextOptions:
+    """Return the options of the prefill context. `decode_options`: those of the decoding context.
+    `options`: those of the model run.
+    """
     return replace(
-        home,
+        decode_options,
         n_ctx=options.prefill_cells,
         n_ubatch=options.max_rows,
         flash_attn="on",
@@ -49,30 +51,32 @@ def prefill_options(home: ContextOptions, options: RunOptions) -> ContextOptions
 
 @contextmanager
 def open_prefill_context(
-    model: Model, home: Context, home_options: ContextOptions, options: RunOptions
+    model: Model, decode_context: Context, decode_options: ContextOptions, options: RunOptions
 ) -> Iterator["PrefillContext"]:
-    """Open the prefill context for the decoding context `home`. Interrupting either context
+    """Open a prefill context for the decoding context `decode_context`. Interrupting one of them
     interrupts both.
 
-    Raises UserError as `open_context` does.
+    Raises UserError like `open_context`.
     """
-    with open_context(model, prefill_options(home_options, options), stop=home.stop) as context:
-        yield PrefillContext(context, home)
+    with open_context(
+        model, prefill_options(decode_options, options), stop=decode_context.stop
+    ) as context:
+        yield PrefillContext(context, decode_context)
 
 
 class PrefillContext:
-    """A context that computes prompts for the context `decode_context`, in which answers are
-    decoded.
+    """Computes prompts in the prefill context `context`, and moves their cells to
+    `decode_context`.
     """
 
-    def __init__(self, context: Context, home: Context) -> None:
-        self.context, self.decode_context = context, home
-        self._held: list[list[int]] = [[] for _ in range(home.n_seq_max)]
+    def __init__(self, context: Context, decode_context: Context) -> None:
+        self.context, self.decode_context = context, decode_context
+        self._cached_tokens: list[list[int]] = [[] for _ in range(decode_context.n_seq_max)]
 
     @property
     def nbytes(self) -> int | None:
-        """Return the bytes of the prefill context's cache and buffers, or None when this build of
-        llama.cpp cannot be queried.
+        """Return the bytes of the prefill context's cache and buffers. Return None when this build
+        of llama.cpp does not report them.
         """
         allocated = self.context.memory_breakdown()
         return (
@@ -82,8 +86,8 @@ class PrefillContext:
         )
 
     def can_compute(self, plan: ForwardPass) -> bool:
-        """Return whether the prefill context should compute this pass: it has only prompts, at
-        least one of them is long enough, and all of them fit.
+        """Return whether the prefill context should compute a pass. The pass must contain only
+        prompts that fit into it, and at least one of them must be long enough.
         """
         context, shares = self.context, plan.shares
         return (
@@ -95,13 +99,13 @@ class PrefillContext:
         )
 
     def compute(self, plan: ForwardPass) -> list[LogitsRow]:
-        """Compute a pass and move its cells to the decoding context. Return the rows that asked for
-        logits, in order.
+        """Compute a pass and move its cells to the decoding context. Return the rows of logits, in
+        the order of the pass.
 
-        Raises NoSlot when the decoding context has no room, and Aborted and UserError as `decode`
-        does; the decoding context is unchanged then.
+        Raises NoSlot when the decoding context has no room for the cells, and Aborted and UserError
+        like `Context.decode`. The decoding context is then unchanged.
         """
-        rows = self._rows(plan)
+        rows = self._prepare_rows(plan)
         try:
             rows_with_logits = self.context.decode(rows)
         except (Aborted, NoSlot, UserError):  # parts of the pass may be in the prefill cache
@@ -109,73 +113,77 @@ class PrefillContext:
                 self._cut(share.sequence.slot, 0)
             raise
         for share in plan.shares:
-            self._held[share.sequence.slot] = share.sequence.tokens[
+            self._cached_tokens[share.sequence.slot] = share.sequence.tokens[
                 : share.sequence.n_computed + share.tokens
             ]
         moved: list[SequenceRows] = []
         for share in plan.shares:
-            if not self._move(share):
+            if not self._move_cells(share):
                 for earlier in moved:
                     self.decode_context.trim(earlier.sequence.slot, earlier.sequence.n_computed)
                 raise NoSlot
             moved.append(share)
         return rows_with_logits
 
-    def _rows(self, plan: ForwardPass) -> BatchRows:
-        """Fill the slots that the pass continues, and return the rows to compute. A single prompt with
-        fewer rows than a tile gets rows of earlier tokens, too, to fill the tile.
+    def _prepare_rows(self, plan: ForwardPass) -> BatchRows:
+        """Fill the slots with the prefixes that the pass continues, and return the rows to compute.
+        A single prompt with fewer rows than a tile also gets the rows of earlier tokens, because a
+        full tile is computed faster.
         """
-        begins = [self._begin(share, alone=len(plan.shares) == 1) for share in plan.shares]
-        self._make_room(plan, begins)
+        starts = [
+            self._first_computed(share, is_single=len(plan.shares) == 1) for share in plan.shares
+        ]
+        self._make_room(plan, starts)
         tokens: list[int] = []
         positions: list[int] = []
         sequences: list[int] = []
         wants: list[bool] = []
-        at = 0
-        for share, begin in zip(plan.shares, begins, strict=True):
-            sequence = share.sequence
-            start, end = sequence.n_computed, sequence.n_computed + share.tokens
-            self._hold(sequence.slot, sequence.tokens[:start], begin)
-            tokens += sequence.tokens[begin:end]
-            positions += range(begin, end)
-            sequences += [sequence.slot] * (end - begin)
-            wants += [False] * (start - begin) + list(plan.wants_logits[at : at + share.tokens])
-            at += share.tokens
+        first_row = 0
+        for share, start in zip(plan.shares, starts, strict=True):
+            sequence, n_computed = share.sequence, share.sequence.n_computed
+            end, end_row = n_computed + share.tokens, first_row + share.tokens
+            self._fill_slot(sequence.slot, sequence.tokens[:n_computed], start)
+            tokens += sequence.tokens[start:end]
+            positions += range(start, end)
+            sequences += [sequence.slot] * (end - start)
+            wants += [False] * (n_computed - start) + list(plan.wants_logits[first_row:end_row])
+            first_row = end_row
         return BatchRows(tokens, positions, sequences, wants)
 
-    def _begin(self, share: SequenceRows, alone: bool) -> int:
-        """Return the index of a sequence's first token that is computed in this pass."""
+    def _first_computed(self, share: SequenceRows, is_single: bool) -> int:
+        """Return the index of the first token of a sequence that is computed in this pass.
+        `is_single`: whether the pass has only this sequence.
+        """
         start = share.sequence.n_computed
-        return max(0, min(start, start + share.tokens - TILE_ROWS)) if alone else start
+        return max(0, min(start, start + share.tokens - TILE_ROWS)) if is_single else start
 
-    def _make_room(self, plan: ForwardPass, begins: Sequence[int]) -> None:
-        """Cut every slot to the prefix that the pass needs, so that there is room before a slot is
-        filled from the decoding context.
+    def _make_room(self, plan: ForwardPass, starts: Sequence[int]) -> None:
+        """Cut every slot to the prefix that the pass continues there, so that there is room before
+        other slots are filled. `starts`: for each sequence of the pass, the index of the first
+        token that is computed.
         """
-        pairs = zip(plan.shares, begins, strict=True)
-        wanted = {share.sequence.slot: share.sequence.tokens[:begin] for share, begin in pairs}
-        for slot, cached in enumerate(self._held):
-            stays = len(wanted.get(slot, ()))
+        pairs = zip(plan.shares, starts, strict=True)
+        prefixes = {share.sequence.slot: share.sequence.tokens[:start] for share, start in pairs}
+        for slot, cached in enumerate(self._cached_tokens):
+            prefix = prefixes.get(slot, [])
             if cached:
-                self._cut(
-                    slot, stays if stays and common_prefix(cached, wanted[slot]) == stays else 0
-                )
+                self._cut(slot, len(prefix) if common_prefix(cached, prefix) == len(prefix) else 0)
 
-    def _hold(self, slot: int, tokens: Sequence[int], count: int) -> None:
-        """Make a slot hold the first `count` of `tokens`. If it has fewer, its cells are copied
-        from the decoding context.
+    def _fill_slot(self, slot: int, tokens: Sequence[int], count: int) -> None:
+        """Make a slot contain the first `count` of `tokens`. If it has fewer, their cells are
+        copied from the decoding context.
         """
-        if len(self._held[slot]) < count:
-            good = self.context.write_state(
+        if len(self._cached_tokens[slot]) < count:
+            is_written = self.context.write_state(
                 slot, transpose_values(self.decode_context.read_state(slot))
             )
-            assert good, "the cells that this pass does not need were cut before"
-            self._held[slot] = list(tokens)
+            assert is_written, "_make_room has cut the cells that this pass does not need"
+            self._cached_tokens[slot] = list(tokens)
             self._cut(slot, count)
 
-    def _move(self, share: SequenceRows) -> bool:
-        """Append the computed cells to the slot in the decoding context. Return False when there is
-        no room.
+    def _move_cells(self, share: SequenceRows) -> bool:
+        """Append the computed cells of a sequence to its slot in the decoding context. Return False
+        when there is no room.
         """
         sequence, start = share.sequence, share.sequence.n_computed
         return self.decode_context.append_state(
@@ -183,6 +191,7 @@ class PrefillContext:
         )
 
     def _cut(self, slot: int, count: int) -> None:
-        cut = self.context.trim(slot, count)
-        assert cut, "a memory that cannot be cut"
-        del self._held[slot][count:]
+        """Cut a slot of the prefill context to its first `count` tokens."""
+        is_cut = self.context.trim(slot, count)
+        assert is_cut, "a memory that cannot be cut"
+        del self._cached_tokens[slot][count:]

@@ -1,4 +1,4 @@
-"""How passes are divided between requests, and the load of an engine."""
+"""The limits by which passes are divided between requests, and the reported load of an engine."""
 
 from dataclasses import dataclass
 
@@ -6,31 +6,31 @@ from llmcli.errors import UserError
 
 
 class QueueFull(UserError):
-    """The waiting queue is full; the request was not accepted."""
+    """Raised when the waiting queue is full. The request was not queued."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Limits of a pass and of the queues. None means that only the context limits, which suits a
+    """Limits for passes and queues. None means no limit except that of the context, which suits a
     single conversation.
 
-    - `max_running`: requests that run at once. If the context has more sequences, the others keep
-      cached prefixes.
-    - `max_rows`: rows of a pass. Tokens of answers come before those of prompts.
+    - `max_running`: requests that run at once. If the context has more sequences, the others are
+      used to cache prefixes.
+    - `max_rows`: rows of a pass. Tokens of answers get rows before those of prompts.
     - `max_chunk_rows`: rows of one prompt in a pass.
     - `max_waiting`: requests that may wait; one more raises QueueFull.
-    - `max_gap_seconds`: the time between two tokens of an answer that the prompts of other requests
+    - `max_gap_seconds`: the time between two tokens of an answer that prompts of other requests
       should not exceed.
     - `share_prefixes`: whether clients share cached prefixes. The response time then reveals
       whether another client sent the same prompt.
     - `swap_bytes`: half of the host memory for offloaded answers (`offload_bytes`).
-    - `max_idle_cells`: cells that finished answers may hold in the pool while another answer runs
+    - `max_idle_cells`: cells that finished answers may occupy in the pool while another answer runs
       (kv_cache/offload.py).
-    - `min_offload_rows`: when prompts have at least this many rows to compute, they are computed in
-      separate passes that alternate with passes of the answers, whose cells are offloaded meanwhile
-      (kv_cache/offload.py).
-    - `min_prefill_rows`: a prompt with at least this many rows to compute is computed in another
-      context (prefill_context.py), in passes that alternate with passes of the answers.
+    - `min_offload_rows`: if prompts have at least this many rows to compute, they are computed in
+      separate passes. These alternate with passes of the answers, whose cells are offloaded in the
+      meantime (kv_cache/offload.py).
+    - `min_prefill_rows`: a prompt with at least this many rows to compute is computed in the
+      prefill context (prefill_context.py), in passes that alternate with passes of the answers.
     """
 
     max_running: int | None = None
@@ -46,8 +46,8 @@ class Schedule:
 
     @property
     def offload_bytes(self) -> int:
-        """Return the bytes of host memory for the states of all offloaded answers. Finished answers
-        take at most half of them (kv_cache/offload.py).
+        """Return the bytes of host memory for the states of offloaded answers. Those of finished
+        answers take at most half of it (kv_cache/offload.py).
         """
         return 2 * self.swap_bytes
 
@@ -59,11 +59,12 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """The present work of an engine, and its totals.
+    """The present load of an engine, and its totals.
 
-    `n_preempted`: waiting requests that were preempted; they are also counted in `n_waiting`.
-    `used_cells`: how many of the `n_cells` cells hold tokens. `prompt_tokens` (computed), `tokens`
-    (generated) and `n_preemptions` are totals since the engine was created.
+    - `n_preempted`: waiting requests that were preempted. They are also counted in `n_waiting`.
+    - `used_cells`: how many of the `n_cells` cells contain tokens.
+    - `prompt_tokens` (computed), `tokens` (generated) and `n_preemptions`: totals since the engine
+      was created.
     """
 
     n_running: int

@@ -1,11 +1,11 @@
-"""Decides which requests run, which wait, and what the next forward pass computes.
+"""The scheduler: decides which requests run, which wait, and what the next forward pass computes.
 
 A pass first gets the next tokens of running answers, then pieces of prompts (prefill.py). Waiting
-requests start when there is room (admission.py). When cells run short nevertheless, the request
-with the lowest priority (among equals, the youngest) is preempted: its cells are swapped to host
-memory or recomputed later, and it resumes when there is room. A preempted beam search, which has
-shown no text yet, starts again. Only a request that is too long for the whole pool ends as
-context_full, unless tokens may be dropped (overflow.py).
+requests start when there is room (admission.py). When running answers need more cells than are
+free, the request with the lowest priority (among equals, the youngest) is preempted: its cells are
+moved to host memory or dropped, and it continues when there is room again. A preempted beam search
+starts again instead, because none of its text was sent yet. A request ends as context_full only
+when it is too long for the whole pool and no tokens may be dropped (overflow.py).
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from llmcli.runtime.requests.sequence import Sequence
 
 
 class Scheduler:
-    """Assigns slots to requests and plans forward passes."""
+    """Assigns slots to requests, and plans forward passes."""
 
     def __init__(self, context: BatchedMemory, ledger: Ledger, schedule: Schedule) -> None:
         self.context, self.ledger = context, ledger
@@ -47,7 +47,7 @@ class Scheduler:
 
     @property
     def schedule(self) -> Schedule:
-        """Return the limits. They may only be set while nothing runs."""
+        """Return the limits for passes and queues. They may only be set while nothing runs."""
         return self.state.schedule
 
     @schedule.setter
@@ -57,7 +57,9 @@ class Scheduler:
 
     @property
     def is_steady(self) -> bool:
-        """Return whether no request waits and every running sequence needs only a few tokens."""
+        """Return whether no request waits, and every running sequence has only a few tokens to
+        compute.
+        """
         return not self.waiting and not any(map(is_long, self.running.values()))
 
     def add(self, sequence: Sequence) -> None:
@@ -65,7 +67,7 @@ class Scheduler:
         self.waiting.add(sequence, self.state.n_passes)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a finished sequence; its cells stay cached for later prefix matches."""
+        """Remove a finished sequence. Its cells stay cached for later prompts."""
         if sequence.slot >= 0:
             self.ledger.release(sequence.slot, sequence.request.turn)
             del self.running[sequence.id]
@@ -75,14 +77,16 @@ class Scheduler:
             self.swap.drop(sequence.preemption.state)
 
     def record_pass(self, rows: int, seconds: float) -> None:
-        """Record the duration of a pass. `rows`: its rows; `seconds`: wall time."""
+        """Record the duration of a pass, which predicts that of later passes. `rows`: number of its
+        rows. `seconds`: wall time.
+        """
         self.state.n_passes += 1
         if self.prefill.record_pass(rows, seconds):
             self.swap.record_pass(rows, seconds)
 
     def next_pass(self) -> tuple[ForwardPass, Sequence | None]:
-        """Return the next pass and None. If the pool is too small for a sequence, return an empty
-        pass and the sequence, which must end first.
+        """Return the next pass, and None. If the pool is too small for a sequence, return an empty
+        pass and this sequence, which the caller must end.
         """
         self.admission.admit_waiting()
         while True:
@@ -96,8 +100,9 @@ class Scheduler:
                 return ForwardPass(), without_cells
 
     def preempt_one(self) -> bool:
-        """Preempt the least important sequence to free cells. Return False when only one sequence
-        runs and no idle cells are stranded.
+        """Preempt the running sequence with the lowest priority (among equals, the youngest) to
+        free its cells. Return False when preempting would not help, because only one sequence runs.
+        A single sequence is preempted only to make stranded cells of idle slots evictable.
         """
         if len(self.running) < 2 and not self.ledger.has_stranded_cells:
             return False
@@ -106,6 +111,9 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
+        """Take the slots of a running sequence, store its state or drop it, and add the sequence to
+        the waiting queue again.
+        """
         ledger, slot = self.ledger, sequence.slot
         del self.running[sequence.id]
         if sequence.strategy.slots > 1:
@@ -125,8 +133,8 @@ class Scheduler:
 
     @contextmanager
     def decodes_offloaded(self, plan: ForwardPass) -> Iterator[None]:
-        """Offload the cells of decoding sequences that are not in a pass while the block computes
-        it, if the pass is long enough.
+        """If a pass is long, offload the cells of running answers that are not in it while the
+        block computes the pass. They would slow the pass down.
         """
         if not self.prefill.can_offload_decodes(len(plan.tokens)):
             yield
@@ -146,8 +154,8 @@ class Scheduler:
                 sequence.n_computed = min(sequence.n_computed, n_cached)
 
     def _fill(self, plan: ForwardPass) -> Sequence | None:
-        """Add the rows of the next pass to `plan`. Return the sequence that has no cells for its
-        rows, or None.
+        """Add the rows of the next pass to `plan`. Return None, or the sequence for whose rows
+        there are no cells.
         """
         context, ledger = self.context, self.ledger
         decoding, prompts = self._in_serving_order()
@@ -172,8 +180,8 @@ class Scheduler:
         return self.prefill.fill(plan, prompts, n_decoding) if prompts else None
 
     def _in_serving_order(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Return two lists of running sequences: answers that are decoded, and sequences with many
-        tokens to compute. Each list is in serving order.
+        """Return two lists of running sequences, each in the order in which they get rows: answers
+        that need their next tokens, and sequences with many tokens to compute.
         """
         decoding: list[Sequence] = []
         prompts: list[Sequence] = []

@@ -1,4 +1,4 @@
-"""The state that the scheduler shares with its parts."""
+"""The data that the scheduler shares with admission, prefill planning and overflow handling."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,9 @@ MAX_FORCED_TOKENS = 16
 
 @dataclass(slots=True, eq=False)
 class SchedulerState:
-    """The limits, the requests that run (by id) and wait, and the number of passes so far."""
+    """The limits, the running requests (by id), the waiting requests, and the number of passes so
+    far.
+    """
 
     context: BatchedMemory
     ledger: Ledger
@@ -31,5 +33,7 @@ class SchedulerState:
 
 
 def is_long(sequence: Sequence) -> bool:
-    """Return whether a sequence has more to compute than the next tokens of an answer."""
+    """Return whether a sequence has more tokens to compute than the next ones of an answer: a
+    prompt, or an answer that must be recomputed.
+    """
     return sequence.is_prefilling or len(sequence.tokens) - sequence.n_computed > MAX_FORCED_TOKENS

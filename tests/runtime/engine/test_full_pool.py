@@ -1,4 +1,6 @@
-"""A cell pool that is too small: every request has the answer that it has alone."""
+"""A pool that is too small for all requests: every request still has the answer that it has
+alone.
+"""
 
 import random
 from dataclasses import replace
@@ -14,11 +16,11 @@ from llmcli.runtime.sampling import default_sampling
 from tests.fixtures.fakes import FakeContext, FakeModel
 from tests.fixtures.full_pool import storm
 
-WILD = default_sampling().with_values({"temp": 6, "top_k": 0, "top_p": 1, "min_p": 0})
+RANDOM_SAMPLING = default_sampling().with_values({"temp": 6, "top_k": 0, "top_p": 1, "min_p": 0})
 STEMS = (b"the system says what is to be done and how; ", b"another one; ", b"")
 
 
-def engine(schedule: Schedule, keeps: bool = True, **more) -> tuple[Engine, FakeContext]:
+def make_engine(schedule: Schedule, keeps_idle: bool = True, **more) -> tuple[Engine, FakeContext]:
     model = FakeModel()
     context = FakeContext(
         **{"n_ctx": 128, "n_seq_max": 6, "n_batch": 24, "reply": lambda tokens: ord("a"), **more}
@@ -28,22 +30,22 @@ def engine(schedule: Schedule, keeps: bool = True, **more) -> tuple[Engine, Fake
         model,
         None,
         None,
-        keeps,
+        keeps_idle,
         schedule,
     ), context
 
 
 def requests(count: int, rng: random.Random, beams: bool = True) -> list[Request]:
-    made = []
+    result = []
     for _ in range(count):
         prompt = rng.choice(STEMS) + bytes(rng.choices(b"xyz", k=rng.randint(1, 30)))
-        sampling = WILD.with_values({"seed": rng.randrange(1000)})
+        sampling = RANDOM_SAMPLING.with_values({"seed": rng.randrange(1000)})
         more = (
             {"strategy": "beam", "search": BeamSettings(beams=3)}
             if beams and rng.random() < 0.1
             else {}
         )
-        made.append(
+        result.append(
             Request(
                 tuple(prompt),
                 sampling,
@@ -54,16 +56,16 @@ def requests(count: int, rng: random.Random, beams: bool = True) -> list[Request
                 **more,
             )
         )
-    return made
+    return result
 
 
-def said(answer: Answer) -> tuple[list[int], str]:
+def ids_and_finish(answer: Answer) -> tuple[list[int], str]:
     return [token.id for token in answer.tokens], answer.finish
 
 
-def alone(request: Request) -> tuple[list[int], str]:
-    machine, _ = engine(Schedule())
-    return said(storm(machine, [request], random.Random(0)).answers[0])
+def answer_alone(request: Request) -> tuple[list[int], str]:
+    engine, _ = make_engine(Schedule())
+    return ids_and_finish(storm(engine, [request], random.Random(0)).answers[0])
 
 
 @pytest.mark.parametrize(
@@ -81,233 +83,257 @@ def alone(request: Request) -> tuple[list[int], str]:
     ],
     ids=str,
 )
-def test_in_a_full_pool_everybody_says_what_they_would_say_alone_and_nobody_fails(memory, schedule):
+def test_in_a_full_pool_all_requests_have_the_same_answers_as_alone(memory, schedule):
     rng = random.Random(str(memory))
-    asked = requests(50, rng, beams=not memory)
-    machine, context = engine(schedule, **memory)
-    made = storm(machine, asked, rng, check=lambda: _agree(machine, context))
-    assert made.preempted
-    assert [said(made.answers[number]) for number in range(50)] == [
-        alone(request) for request in asked
+    all_requests = requests(50, rng, beams=not memory)
+    engine, context = make_engine(schedule, **memory)
+    result = storm(engine, all_requests, rng, check=lambda: check_cells(engine, context))
+    assert result.preempted
+    assert [ids_and_finish(result.answers[number]) for number in range(50)] == [
+        answer_alone(request) for request in all_requests
     ]
-    machine.ledger.evict_idle()
-    assert machine.stats.used_cells == context.used == machine.scheduler.swap.nbytes == 0
+    engine.ledger.evict_idle()
+    assert engine.stats.used_cells == context.used == engine.scheduler.swap.nbytes == 0
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_where_nothing_is_forgotten_while_others_go_on_everybody_ends_too(whole):
+@pytest.mark.parametrize("has_complete_states", [True, False])
+def test_all_requests_end_when_idle_slots_are_evicted_only_as_a_whole(has_complete_states):
     rng = random.Random(2)
-    asked = requests(20, rng, beams=False)
-    machine, context = engine(Schedule(), keeps=False, has_complete_states=whole)
-    made = storm(machine, asked, rng, check=lambda: _agree(machine, context))
-    assert made.preempted
-    assert [said(made.answers[number]) for number in range(20)] == [
-        alone(request) for request in asked
+    all_requests = requests(20, rng, beams=False)
+    engine, context = make_engine(
+        Schedule(), keeps_idle=False, has_complete_states=has_complete_states
+    )
+    result = storm(engine, all_requests, rng, check=lambda: check_cells(engine, context))
+    assert result.preempted
+    assert [ids_and_finish(result.answers[number]) for number in range(20)] == [
+        answer_alone(request) for request in all_requests
     ]
 
 
-@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("keeps_idle", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_samples_of_one_prompt_say_each_what_its_seed_says_alone(seed, keeps):
-    """Some give way before the first of them has read the prompt, begin on their own, and give way
-    again.
+def test_samples_of_one_prompt_have_the_same_answers_as_alone(seed, keeps_idle):
+    """Some samples are preempted before the first one has computed the prompt. They then compute it
+    themselves, and may be preempted again.
     """
     rng = random.Random(seed)
-    machine, context = engine(Schedule(max_chunk_rows=8), keeps)
-    left, ids, expected, answers = requests(24, rng, beams=False), [], [], {}
-    while left or machine.is_busy:
-        for request in [left.pop() for _ in range(min(len(left), rng.randrange(3)))]:
+    engine, context = make_engine(Schedule(max_chunk_rows=8), keeps_idle)
+    waiting, ids, expected, answers = requests(24, rng, beams=False), [], [], {}
+    while waiting or engine.is_busy:
+        for request in [waiting.pop() for _ in range(min(len(waiting), rng.randrange(3)))]:
             count = rng.randint(1, 4)
-            ids += machine.submit_samples(request, count)
+            ids += engine.submit_samples(request, count)
             seeds = range(request.sampling["seed"], request.sampling["seed"] + count)
             expected += [
-                alone(replace(request, sampling=WILD.with_values({"seed": one}))) for one in seeds
+                answer_alone(replace(request, sampling=RANDOM_SAMPLING.with_values({"seed": seed})))
+                for seed in seeds
             ]
-        for event in machine.step():
+        for event in engine.step():
             if event.finish:
-                answers[event.sequence] = said(machine.pop_answer(event.sequence))
-        machine.check()
-        _agree(machine, context)
-    assert machine.stats.n_preemptions
-    assert [answers[one] for one in ids] == expected
-    assert machine.scheduler.swap.nbytes == 0
+                answers[event.sequence] = ids_and_finish(engine.pop_answer(event.sequence))
+        engine.check()
+        check_cells(engine, context)
+    assert engine.stats.n_preemptions
+    assert [answers[number] for number in ids] == expected
+    assert engine.scheduler.swap.nbytes == 0
 
 
-def test_who_stepped_aside_and_cannot_come_back_is_computed_anew(monkeypatch):
+def test_a_sequence_whose_state_cannot_be_restored_is_recomputed(monkeypatch):
     rng = random.Random(11)
-    asked = requests(12, rng, beams=False)
-    machine, context = engine(Schedule(min_offload_rows=4))
+    all_requests = requests(12, rng, beams=False)
+    engine, context = make_engine(Schedule(min_offload_rows=4))
     refused: list[int] = []
     monkeypatch.setattr(context, "write_state", lambda slot, *_, **__: bool(refused.append(slot)))
-    made = storm(machine, asked, rng, check=lambda: _agree(machine, context))
+    result = storm(engine, all_requests, rng, check=lambda: check_cells(engine, context))
     assert refused
-    assert [said(made.answers[number]) for number in range(len(asked))] == [
-        alone(request) for request in asked
+    assert [ids_and_finish(result.answers[number]) for number in range(len(all_requests))] == [
+        answer_alone(request) for request in all_requests
     ]
 
 
-def test_a_long_prompt_is_computed_without_the_cells_of_answers_that_go_on(monkeypatch):
-    machine, context = engine(Schedule(min_offload_rows=12), n_batch=64)
+def test_a_long_prompt_is_computed_while_the_cells_of_answers_are_offloaded(monkeypatch):
+    engine, context = make_engine(Schedule(min_offload_rows=12), n_batch=64)
     seen = []
     decode = context.decode
     monkeypatch.setattr(
         context, "decode", lambda rows: (seen.append((len(rows), context.used)), decode(rows))[1]
     )
-    first = machine.submit(Request(tuple(b"first"), WILD, 20, ignore_eos=True))
-    machine.step()
-    machine.step()
-    machine.submit(Request(tuple(b"a second, long prompt"), WILD, 20, ignore_eos=True))
+    first = engine.submit(Request(tuple(b"first"), RANDOM_SAMPLING, 20, ignore_eos=True))
+    engine.step()
+    engine.step()
+    engine.submit(Request(tuple(b"a second, long prompt"), RANDOM_SAMPLING, 20, ignore_eos=True))
     while seen[-1][0] < 21:
-        machine.step()
-        _agree(machine, context)
-    before = machine.stats.used_cells
-    assert seen[-1] == (21, 0)  # alone, in a pool without the first's cells, which are back
-    machine.step()
-    assert (seen[-1], machine.stats.used_cells) == ((2, before), before + 2)
-    machine.abort(first)
+        engine.step()
+        check_cells(engine, context)
+    before = engine.stats.used_cells
+    # the pass had only the prompt's rows, in an empty pool; afterwards the cells were restored
+    assert seen[-1] == (21, 0)
+    engine.step()
+    assert (seen[-1], engine.stats.used_cells) == ((2, before), before + 2)
+    engine.abort(first)
 
 
-def _agree(machine: Engine, context: FakeContext) -> None:
-    assert machine.stats.used_cells == context.used
-    assert machine.scheduler.offload_store.nbytes <= machine.scheduler.schedule.offload_bytes
+def check_cells(engine: Engine, context: FakeContext) -> None:
+    assert engine.stats.used_cells == context.used
+    assert engine.scheduler.offload_store.nbytes <= engine.scheduler.schedule.offload_bytes
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_who_is_cancelled_or_dropped_takes_nobody_along(seed):
+def test_cancelled_or_dropped_requests_do_not_change_other_answers(seed):
     rng = random.Random(seed)
-    asked = requests(40, rng)
-    aside = rng.choice((None, 8))
-    machine, context = engine(
-        Schedule(max_gap_seconds=0.05, min_offload_rows=aside), abort_at=rng.randrange(30)
+    all_requests = requests(40, rng)
+    min_offload_rows = rng.choice((None, 8))
+    engine, context = make_engine(
+        Schedule(max_gap_seconds=0.05, min_offload_rows=min_offload_rows),
+        abort_at=rng.randrange(30),
     )
-    made = storm(
-        machine, asked, rng, cancelled=0.01, dropped=0.01, check=lambda: _agree(machine, context)
+    result = storm(
+        engine,
+        all_requests,
+        rng,
+        cancelled=0.01,
+        dropped=0.01,
+        check=lambda: check_cells(engine, context),
     )
-    ended = {answer.finish for answer in made.answers.values() if answer}
+    ended = {answer.finish for answer in result.answers.values() if answer}
     assert ended <= {"length", "cancelled"}
-    for number, answer in made.answers.items():
+    for number, answer in result.answers.items():
         if answer and answer.finish == "length":
-            assert said(answer) == alone(asked[number])
-    machine.ledger.evict_idle()
-    assert context.used == machine.scheduler.swap.nbytes == 0
+            assert ids_and_finish(answer) == answer_alone(all_requests[number])
+    engine.ledger.evict_idle()
+    assert context.used == engine.scheduler.swap.nbytes == 0
 
 
-def test_what_is_too_long_for_the_pool_by_itself_ends_with_its_numbers_and_the_others_go_on():
-    machine, _ = engine(Schedule())
-    long = Request(tuple(b"q" * 100), WILD, 60, ignore_eos=True)
+def test_a_request_too_long_for_the_pool_ends_and_the_others_continue():
+    engine, _ = make_engine(Schedule())
+    long = Request(tuple(b"q" * 100), RANDOM_SAMPLING, 60, ignore_eos=True)
     short = [
-        Request(tuple(b"ask"), WILD.with_values({"seed": seed}), 20, ignore_eos=True)
+        Request(tuple(b"ask"), RANDOM_SAMPLING.with_values({"seed": seed}), 20, ignore_eos=True)
         for seed in range(3)
     ]
-    made = storm(machine, [*short[:1], long, *short[1:]], random.Random(1)).answers
-    assert (made[1].finish, made[1].prompt_tokens, len(made[1].tokens)) == (
+    result = storm(engine, [*short[:1], long, *short[1:]], random.Random(1)).answers
+    assert (result[1].finish, result[1].prompt_tokens, len(result[1].tokens)) == (
         "context_full",
         100,
         128 - 100 + 1,
     )
-    assert [said(made[number]) for number in (0, 2, 3)] == [alone(request) for request in short]
+    assert [ids_and_finish(result[number]) for number in (0, 2, 3)] == [
+        answer_alone(request) for request in short
+    ]
 
 
-def test_a_poisoned_request_fails_alone():
-    machine, _ = engine(Schedule())
-    good = Request(tuple(b"fine"), WILD.with_values({"seed": 3}), 12, ignore_eos=True)
-    bad = Request(tuple(b"bad!"), WILD, 12, ignore_eos=True)
-    ids = [machine.submit(good), machine.submit(bad), machine.submit(good)]
-    strategy = machine._live[ids[1]].strategy
+def test_an_error_in_one_request_does_not_change_other_answers():
+    engine, _ = make_engine(Schedule())
+    good = Request(tuple(b"fine"), RANDOM_SAMPLING.with_values({"seed": 3}), 12, ignore_eos=True)
+    bad = Request(tuple(b"bad!"), RANDOM_SAMPLING, 12, ignore_eos=True)
+    ids = [engine.submit(good), engine.submit(bad), engine.submit(good)]
+    strategy = engine._live[ids[1]].strategy
 
-    def accept(sequence, rows, spent):
+    def accept(sequence, rows, pass_seconds):
         raise UserError("the model computes no numbers (NaN)")
 
     strategy.accept = accept
-    while machine.is_busy:
-        machine.step()
-        machine.check()
-    first, failed, last = (machine.pop_answer(one) for one in ids)
+    while engine.is_busy:
+        engine.step()
+        engine.check()
+    first, failed, last = (engine.pop_answer(number) for number in ids)
     assert (failed.finish, str(failed.error)) == ("failed", "the model computes no numbers (NaN)")
-    assert said(first) == said(last) == alone(good)
+    assert ids_and_finish(first) == ids_and_finish(last) == answer_alone(good)
 
 
-def test_a_short_question_behind_a_long_prompt_is_answered_in_a_few_steps():
-    machine, _ = engine(Schedule(max_rows=16), n_ctx=20_000, n_batch=64)
-    long = machine.submit(Request(tuple(b"z" * 10_000), WILD, 5, ignore_eos=True))
-    machine.step()
-    short = machine.submit(Request(tuple(b"y"), WILD, 1, ignore_eos=True))
+def test_a_short_prompt_submitted_after_a_long_one_is_answered_in_a_few_steps():
+    engine, _ = make_engine(Schedule(max_rows=16), n_ctx=20_000, n_batch=64)
+    long = engine.submit(Request(tuple(b"z" * 10_000), RANDOM_SAMPLING, 5, ignore_eos=True))
+    engine.step()
+    short = engine.submit(Request(tuple(b"y"), RANDOM_SAMPLING, 1, ignore_eos=True))
     for _ in range(2):
-        if any(event.sequence == short and event.finish for event in machine.step()):
+        if any(event.sequence == short and event.finish for event in engine.step()):
             break
-    assert machine.pop_answer(short).finish == "length"
-    machine.abort(long)
+    assert engine.pop_answer(short).finish == "length"
+    engine.abort(long)
 
 
-def test_the_long_prompt_is_not_starved_by_short_ones():
-    machine, _ = engine(Schedule(max_rows=16), n_ctx=2000, n_batch=64)
-    long = machine.submit(Request(tuple(b"z" * 400), WILD, 1, ignore_eos=True))
+def test_a_long_prompt_is_not_starved_by_short_ones():
+    engine, _ = make_engine(Schedule(max_rows=16), n_ctx=2000, n_batch=64)
+    long = engine.submit(Request(tuple(b"z" * 400), RANDOM_SAMPLING, 1, ignore_eos=True))
     rng, steps = random.Random(0), 0
     while steps < 400 / 4 + 2:
         for _ in range(3):
-            machine.submit(Request(tuple(rng.choices(b"abcd", k=12)), WILD, 1, ignore_eos=True))
-        if any(event.sequence == long and event.finish for event in machine.step()):
+            engine.submit(
+                Request(tuple(rng.choices(b"abcd", k=12)), RANDOM_SAMPLING, 1, ignore_eos=True)
+            )
+        if any(event.sequence == long and event.finish for event in engine.step()):
             break
         steps += 1
-    assert machine.pop_answer(long).finish == "length"
+    assert engine.pop_answer(long).finish == "length"
 
 
-def test_who_waits_long_enough_goes_before_a_larger_priority():
-    machine, _ = engine(Schedule(max_running=1))
-    patient = machine.submit(Request(tuple(b"p"), WILD, 2, ignore_eos=True))
+def test_a_request_that_waits_long_enough_runs_before_one_with_a_higher_priority():
+    engine, _ = make_engine(Schedule(max_running=1))
+    low = engine.submit(Request(tuple(b"p"), RANDOM_SAMPLING, 2, ignore_eos=True))
     ended: list[int] = []
     for step in range(400):
         if step < 300:
-            machine.submit(Request(tuple(b"u"), WILD, 2, ignore_eos=True, priority=2))
-        ended += [event.sequence for event in machine.step() if event.finish]
-        if patient in ended:
+            engine.submit(Request(tuple(b"u"), RANDOM_SAMPLING, 2, ignore_eos=True, priority=2))
+        ended += [event.sequence for event in engine.step() if event.finish]
+        if low in ended:
             break
-    assert patient in ended[:150]
+    assert low in ended[:150]
 
 
-def test_prompts_that_begin_alike_are_computed_once_even_where_they_come_together():
+def test_a_common_prefix_of_prompts_submitted_together_is_computed_once():
     stem = bytes(range(97, 123)) * 4
-    machine, context = engine(Schedule(), n_ctx=1024, n_batch=32)
-    seeds = [WILD.with_values({"seed": seed}) for seed in range(4)]
-    asked = [
+    engine, context = make_engine(Schedule(), n_ctx=1024, n_batch=32)
+    seeds = [RANDOM_SAMPLING.with_values({"seed": seed}) for seed in range(4)]
+    all_requests = [
         Request(tuple(stem + bytes([65 + n]) * 5), seeds[n], 3, ignore_eos=True) for n in range(4)
     ]
-    made = storm(
-        machine, asked, random.Random(0), at_once=9, check=lambda: _agree(machine, context)
+    result = storm(
+        engine,
+        all_requests,
+        random.Random(0),
+        at_once=9,
+        check=lambda: check_cells(engine, context),
     ).answers
     assert sum(context.batches) == len(stem) + 4 * 5 + 4 * 2
-    assert sorted(made[number].cached_tokens for number in range(4)) == [0, *[len(stem)] * 3]
-    assert [said(made[number]) for number in range(4)] == [alone(request) for request in asked]
+    assert sorted(result[number].cached_tokens for number in range(4)) == [0, *[len(stem)] * 3]
+    assert [ids_and_finish(result[number]) for number in range(4)] == [
+        answer_alone(request) for request in all_requests
+    ]
 
 
-def test_a_finished_prompt_is_found_again_and_clients_share_only_where_they_may():
+def test_a_cached_prompt_is_reused_and_clients_share_it_only_if_allowed():
     stem = b"a system text that both of them begin with, long enough; "
     for shared, found in ((True, len(stem)), (False, 0)):
-        machine, _ = engine(Schedule(share_prefixes=shared))
-        made = storm(
-            machine,
+        engine, _ = make_engine(Schedule(share_prefixes=shared))
+        result = storm(
+            engine,
             [
-                Request(tuple(stem + mine), WILD, 2, ignore_eos=True, client=client)
-                for client, mine in (("a", b"1"),)
+                Request(tuple(stem + ending), RANDOM_SAMPLING, 2, ignore_eos=True, client=client)
+                for client, ending in (("a", b"1"),)
             ],
             random.Random(0),
         )
-        assert made.answers[0].cached_tokens == 0
-        other = machine.submit(Request(tuple(stem + b"2"), WILD, 2, ignore_eos=True, client="b"))
-        own = machine.submit(Request(tuple(stem + b"3"), WILD, 2, ignore_eos=True, client="a"))
-        while machine.is_busy:
-            machine.step()
-        assert machine.pop_answer(own).cached_tokens == len(stem)
-        assert machine.pop_answer(other).cached_tokens == found
+        assert result.answers[0].cached_tokens == 0
+        other = engine.submit(
+            Request(tuple(stem + b"2"), RANDOM_SAMPLING, 2, ignore_eos=True, client="b")
+        )
+        own = engine.submit(
+            Request(tuple(stem + b"3"), RANDOM_SAMPLING, 2, ignore_eos=True, client="a")
+        )
+        while engine.is_busy:
+            engine.step()
+        assert engine.pop_answer(own).cached_tokens == len(stem)
+        assert engine.pop_answer(other).cached_tokens == found
 
 
-def test_what_a_search_branches_into_is_its_own_clients_alone():
+def test_the_branches_of_a_beam_search_are_shared_only_with_the_same_client():
     stem = tuple(b"a text that somebody searches on from, long enough")
-    machine, _ = engine(Schedule(share_prefixes=False), n_ctx=256, n_batch=64)
-    machine.submit(
+    engine, _ = make_engine(Schedule(share_prefixes=False), n_ctx=256, n_batch=64)
+    engine.submit(
         Request(
             stem,
-            WILD,
+            RANDOM_SAMPLING,
             20,
             ignore_eos=True,
             strategy="beam",
@@ -316,63 +342,63 @@ def test_what_a_search_branches_into_is_its_own_clients_alone():
         )
     )
     for _ in range(4):
-        machine.step()
-    other = machine.submit(Request((*stem, 1), WILD, 2, ignore_eos=True))
-    own = machine.submit(Request((*stem, 2), WILD, 2, ignore_eos=True, client="a"))
-    while machine.is_busy:
-        machine.step()
-        machine.check()
-    assert (machine.pop_answer(other).cached_tokens, machine.pop_answer(own).cached_tokens) == (
+        engine.step()
+    other = engine.submit(Request((*stem, 1), RANDOM_SAMPLING, 2, ignore_eos=True))
+    own = engine.submit(Request((*stem, 2), RANDOM_SAMPLING, 2, ignore_eos=True, client="a"))
+    while engine.is_busy:
+        engine.step()
+        engine.check()
+    assert (engine.pop_answer(other).cached_tokens, engine.pop_answer(own).cached_tokens) == (
         0,
         len(stem),
     )
 
 
-def talk(
-    machine: Engine, tokens: tuple[int, ...], seed: int = 0, count: int = 8
+def answer_turn(
+    engine: Engine, tokens: tuple[int, ...], seed: int = 0, count: int = 8
 ) -> tuple[Answer, tuple[int, ...]]:
-    """An answer, and what its conversation goes on with."""
-    one = machine.submit(Request(tokens, WILD.with_values({"seed": seed}), count, ignore_eos=True))
-    while machine.is_busy:
-        machine.step()
-        machine.check()
-    answer = machine.pop_answer(one)
+    """Answer one turn of a conversation. Return the answer, and the prompt of the next turn."""
+    sampling = RANDOM_SAMPLING.with_values({"seed": seed})
+    number = engine.submit(Request(tokens, sampling, count, ignore_eos=True))
+    while engine.is_busy:
+        engine.step()
+        engine.check()
+    answer = engine.pop_answer(number)
     return answer, (*tokens, *(token.id for token in answer.tokens), 1, 2, 3)
 
 
 @pytest.mark.parametrize("memory", [{}, {"is_recurrent": True}], ids=str)
-def test_what_finished_answers_leave_lies_outside_the_pool_and_comes_back_for_who_goes_on(memory):
-    machine, context = engine(Schedule(max_idle_cells=10), **memory)
-    talks = [tuple(bytes([65 + number]) * 40) for number in range(3)]
+def test_finished_answers_are_offloaded_and_restored_for_the_next_turn(memory):
+    engine, context = make_engine(Schedule(max_idle_cells=10), **memory)
+    conversations = [tuple(bytes([65 + number]) * 40) for number in range(3)]
     for turn in range(3):
-        for number, tokens in enumerate(talks):
-            answer, talks[number] = talk(machine, tokens, number)
+        for number, tokens in enumerate(conversations):
+            answer, conversations[number] = answer_turn(engine, tokens, number)
             assert answer.cached_tokens == (len(tokens) - 4 if turn else 0)
-            assert said(answer) == alone(
-                Request(tokens, WILD.with_values({"seed": number}), 8, ignore_eos=True)
+            assert ids_and_finish(answer) == answer_alone(
+                Request(tokens, RANDOM_SAMPLING.with_values({"seed": number}), 8, ignore_eos=True)
             )
-            assert (
-                machine.stats.used_cells == context.used == len(tokens) + 7
-            )  # its own, for whoever goes on
-    parking = machine.scheduler.idle_offload
-    assert len(parking) == 2
-    machine.schedule = Schedule(max_idle_cells=10, swap_bytes=1)
-    parking.offload_idle(0)
-    assert len(parking) == parking.nbytes == 0
-    assert machine.stats.used_cells == context.used > 0  # what is too long to be kept stays
+            # only the cells of this conversation are in the pool
+            assert engine.stats.used_cells == context.used == len(tokens) + 7
+    idle_offload = engine.scheduler.idle_offload
+    assert len(idle_offload) == 2
+    engine.schedule = Schedule(max_idle_cells=10, swap_bytes=1)
+    idle_offload.offload_idle(0)
+    assert len(idle_offload) == idle_offload.nbytes == 0
+    assert engine.stats.used_cells == context.used > 0  # a state over the budget stays in the pool
 
 
-def test_what_all_begin_with_stays_and_only_ends_are_taken_out():
-    machine, context = engine(Schedule(max_idle_cells=0), n_ctx=256)
+def test_only_cells_after_the_shared_prefix_are_offloaded():
+    engine, context = make_engine(Schedule(max_idle_cells=0), n_ctx=256)
     stem = tuple(b"what is said first of all")
-    talks = [(*stem, *bytes([65 + number]) * 30) for number in range(3)]
+    conversations = [(*stem, *bytes([65 + number]) * 30) for number in range(3)]
     for turn in range(3):
-        for number, tokens in enumerate(talks):
-            answer, talks[number] = talk(machine, tokens, number)
+        for number, tokens in enumerate(conversations):
+            answer, conversations[number] = answer_turn(engine, tokens, number)
             assert answer.cached_tokens == (len(tokens) - 4 if turn else len(stem) if number else 0)
             assert context.used == len(tokens) + 7
-    other, _ = talk(machine, tuple(b"something else, which begins otherwise"))
-    assert other.cached_tokens == 0  # all three are out, and the stem with the last
-    for number, tokens in enumerate(talks):
-        answer, talks[number] = talk(machine, tokens, number)
+    other, _ = answer_turn(engine, tuple(b"something else, which begins otherwise"))
+    assert other.cached_tokens == 0  # all three conversations are offloaded
+    for number, tokens in enumerate(conversations):
+        answer, conversations[number] = answer_turn(engine, tokens, number)
         assert answer.cached_tokens == len(tokens) - 4

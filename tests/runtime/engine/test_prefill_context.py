@@ -1,4 +1,6 @@
-"""Prompts read in a separate context: the moved cells equal those computed in place."""
+"""Prompts computed in the prefill context: their moved cells equal those computed in the decoding
+context.
+"""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -20,45 +22,47 @@ from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import default_sampling
 
-HOME = RunOptions(
+DECODE_OPTIONS = RunOptions(
     ctx_size=1024, threads=1, flash_attn="off", cache_type_k="f32", cache_type_v="f32"
 )
-SERVED = Schedule(max_running=3, max_gap_seconds=0.5, max_idle_cells=0, min_prefill_rows=MIN_ROWS)
-CLOSE = 1e-6  # of the squares of logits: the two ways of attention add up otherwise
+SCHEDULE = Schedule(max_running=3, max_gap_seconds=0.5, max_idle_cells=0, min_prefill_rows=MIN_ROWS)
+# largest relative squared error of logits: the two kinds of attention sum in different orders
+MAX_ERROR = 1e-6
 
 
-def words(count: int, seed: int = 1) -> list[int]:
-    picked = random.Random(seed)
-    return [picked.randrange(3, 500) for _ in range(count)]
+def random_tokens(count: int, seed: int = 1) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(3, 500) for _ in range(count)]
 
 
 @pytest.fixture
 def runner(stories_gguf: Path) -> Iterator[Runner]:
-    with open_runner(stories_gguf, replace(HOME, prefill_cells=512), slots=4) as made:
-        made.engine.schedule = SERVED
-        yield made
+    with open_runner(stories_gguf, replace(DECODE_OPTIONS, prefill_cells=512), slots=4) as opened:
+        opened.engine.schedule = SCHEDULE
+        yield opened
 
 
-def reader(runner: Runner) -> PrefillContext:
+def prefill_context(runner: Runner) -> PrefillContext:
     assert isinstance(runner.engine.prefill_reader, PrefillContext)
     return runner.engine.prefill_reader
 
 
-def watched(runner: Runner) -> list[int]:
-    """The rows of each pass that it will have read."""
-    read: list[int] = []
-    context = reader(runner).context
-    inner = context.decode
+def record_rows(runner: Runner) -> list[int]:
+    """Return a list to which each later pass of the prefill context appends its number of rows."""
+    n_rows: list[int] = []
+    context = prefill_context(runner).context
+    original_decode = context.decode
 
-    def decode(rows: BatchRows) -> list[LogitsRow]:
-        read.append(len(rows))
-        return inner(rows)
+    def recording_decode(rows: BatchRows) -> list[LogitsRow]:
+        n_rows.append(len(rows))
+        return original_decode(rows)
 
-    context.decode = decode  # type: ignore[method-assign]
-    return read
+    context.decode = recording_decode  # type: ignore[method-assign]
+    return n_rows
 
 
 def fill(context: Context, slot: int, tokens: Sequence[int], start: int = 0) -> None:
+    """Compute tokens of a slot from position `start` on."""
     end = start + len(tokens)
     context.decode(
         BatchRows(
@@ -67,242 +71,273 @@ def fill(context: Context, slot: int, tokens: Sequence[int], start: int = 0) -> 
     )
 
 
-def after(context: Context, slot: int, at: int) -> np.ndarray:
-    """The logits behind a token that follows what a slot holds."""
+def next_logits(context: Context, slot: int, at: int) -> np.ndarray:
+    """Return the logits after one more token at position `at` of a slot."""
     return context.decode(BatchRows([7], [at], [slot], [True]))[0].logits.copy()
 
 
-def apart(one: np.ndarray, other: np.ndarray) -> float:
-    return float(np.square(one - other).sum() / np.square(other).sum())
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.square(found - expected).sum() / np.square(expected).sum())
 
 
-def request(tokens: Sequence[int], most: int = 4) -> Request:
+def request(tokens: Sequence[int], max_tokens: int = 4) -> Request:
     sampling = default_sampling().with_values({"temp": 0})
-    return Request(tuple(tokens), sampling, most, ignore_eos=True, logprobs=True, top_logprobs=5)
+    return Request(
+        tuple(tokens), sampling, max_tokens, ignore_eos=True, logprobs=True, top_logprobs=5
+    )
 
 
-def answered(runner: Runner, *requests: Request) -> list[Answer]:
+def answer_all(runner: Runner, *requests: Request) -> list[Answer]:
     engine = runner.engine
-    ids = [engine.submit(one) for one in requests]
+    ids = [engine.submit(request) for request in requests]
     while engine.is_busy:
         engine.step()
     engine.check()
-    return [engine.pop_answer(one) for one in ids]
+    return [engine.pop_answer(number) for number in ids]
 
 
 def first_logprobs(answer: Answer) -> dict[int, float]:
-    return {one.token: one.logprob for one in answer.top_logprobs[0]}
+    return {entry.token: entry.logprob for entry in answer.top_logprobs[0]}
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
-def test_what_came_home_goes_on_as_if_computed_there(stories_gguf: Path, kind: str) -> None:
-    text = words(100)
-    options = replace(HOME, prefill_cells=512, cache_type_k=kind, cache_type_v=kind)
+def test_moved_cells_give_the_logits_of_cells_computed_in_place(
+    stories_gguf: Path, kind: str
+) -> None:
+    text = random_tokens(100)
+    options = replace(DECODE_OPTIONS, prefill_cells=512, cache_type_k=kind, cache_type_v=kind)
     with open_runner(stories_gguf, options, slots=4) as runner:
-        home, away = runner.context, reader(runner).context
-        fill(home, 0, text)
-        wanted = after(home, 0, 100)
-        fill(away, 1, text)
-        assert home.append_state(1, transpose_values(away.read_state(1)), 0)
-        assert apart(after(home, 1, 100), wanted) < (CLOSE if kind == "f32" else 1e-3)
-        assert away.write_state(2, transpose_values(home.read_state(1)))
-        assert away.trim(2, 100)
-        assert apart(after(away, 2, 100), wanted) < (CLOSE if kind == "f32" else 1e-3)
+        decode_context, prefill = runner.context, prefill_context(runner).context
+        fill(decode_context, 0, text)
+        expected = next_logits(decode_context, 0, 100)
+        fill(prefill, 1, text)
+        assert decode_context.append_state(1, transpose_values(prefill.read_state(1)), 0)
+        assert relative_error(next_logits(decode_context, 1, 100), expected) < (
+            MAX_ERROR if kind == "f32" else 1e-3
+        )
+        assert prefill.write_state(2, transpose_values(decode_context.read_state(1)))
+        assert prefill.trim(2, 100)
+        assert relative_error(next_logits(prefill, 2, 100), expected) < (
+            MAX_ERROR if kind == "f32" else 1e-3
+        )
 
 
-def test_the_end_alone_comes_home_behind_a_beginning_that_is_shared(runner: Runner) -> None:
-    text, home, away = words(100), runner.context, reader(runner).context
-    fill(home, 0, text)
-    wanted = after(home, 0, 100)
-    assert home.trim(0, 60)
-    home.copy(0, 1, 0, 60)
-    fill(away, 1, text)
-    assert home.append_state(1, transpose_values(away.read_state(1), 60), 60)
-    assert (home.first_position(1), home.last_position(1), home.last_position(0)) == (0, 99, 59)
-    assert apart(after(home, 1, 100), wanted) < CLOSE
-    assert home.trim(0, 0), "the beginning is the other's, too"
-    assert apart(after_again(home, 1), wanted) < CLOSE
-
-
-def after_again(context: Context, slot: int) -> np.ndarray:
-    assert context.trim(slot, 100)
-    return after(context, slot, 100)
-
-
-def test_turned_twice_is_the_same_to_the_byte(runner: Runner) -> None:
-    fill(runner.context, 0, words(50))
-    held = runner.context.read_state(0)
+def test_cells_are_appended_to_a_shared_prefix(runner: Runner) -> None:
+    text, decode_context, prefill = (
+        random_tokens(100),
+        runner.context,
+        prefill_context(runner).context,
+    )
+    fill(decode_context, 0, text)
+    expected = next_logits(decode_context, 0, 100)
+    assert decode_context.trim(0, 60)
+    decode_context.copy(0, 1, 0, 60)
+    fill(prefill, 1, text)
+    assert decode_context.append_state(1, transpose_values(prefill.read_state(1), 60), 60)
     assert (
-        bytes(transpose_values(transpose_values(held)))
-        == bytes(held)
-        != bytes(transpose_values(held))
+        decode_context.first_position(1),
+        decode_context.last_position(1),
+        decode_context.last_position(0),
+    ) == (0, 99, 59)
+    assert relative_error(next_logits(decode_context, 1, 100), expected) < MAX_ERROR
+    assert decode_context.trim(0, 0), "cells shared with slot 1 can be dropped from slot 0"
+    assert relative_error(next_logits_after_trim(decode_context, 1), expected) < MAX_ERROR
+
+
+def next_logits_after_trim(context: Context, slot: int) -> np.ndarray:
+    assert context.trim(slot, 100)
+    return next_logits(context, slot, 100)
+
+
+def test_a_state_transposed_twice_is_unchanged(runner: Runner) -> None:
+    fill(runner.context, 0, random_tokens(50))
+    state = runner.context.read_state(0)
+    assert (
+        bytes(transpose_values(transpose_values(state)))
+        == bytes(state)
+        != bytes(transpose_values(state))
     )
 
 
 @pytest.mark.parametrize("flash", ["on", "off"])
-def test_a_text_cut_out_of_the_whole_pool_is_what_llama_cpp_gives_of_it(
+def test_a_sequence_cut_out_of_the_pool_s_state_equals_its_state_from_llama_cpp(
     stories_gguf: Path, flash: str
 ) -> None:
-    """Cells drawn in turn, a beginning that several hold, a hole, and one that ends early."""
+    """The pool has interleaved cells of several slots, cells shared by two slots, a hole, and slots
+    of different lengths.
+    """
     with open_runner(
-        stories_gguf, replace(HOME, flash_attn=flash, cache_type_v="f16"), slots=4
+        stories_gguf, replace(DECODE_OPTIONS, flash_attn=flash, cache_type_v="f16"), slots=4
     ) as runner:
-        home = runner.context
-        fill(home, 0, words(30))
-        home.copy(0, 1, 0, 20)
-        fill(home, 1, words(10, 2), 20)
-        fill(home, 2, words(25, 3))
+        decode_context = runner.context
+        fill(decode_context, 0, random_tokens(30))
+        decode_context.copy(0, 1, 0, 20)
+        fill(decode_context, 1, random_tokens(10, 2), 20)
+        fill(decode_context, 2, random_tokens(25, 3))
         for turn in range(5):
             at = [30 + turn, 30 + turn, 25 + turn]
-            home.decode(BatchRows([5, 6, 7], at, [0, 1, 2], [False] * 3))
-        assert home.trim(2, 27)
+            decode_context.decode(BatchRows([5, 6, 7], at, [0, 1, 2], [False] * 3))
+        assert decode_context.trim(2, 27)
         for slot in (0, 1, 2):
-            own = sequence_state.read_state(home.pointer, slot)
-            assert bytes(sequence_state.read_state(home.pointer, slot, is_scattered=True)) == bytes(
-                own
-            )
+            own = sequence_state.read_state(decode_context.pointer, slot)
+            assert bytes(
+                sequence_state.read_state(decode_context.pointer, slot, is_scattered=True)
+            ) == bytes(own)
 
 
-def test_what_lies_scattered_is_read_with_the_whole_pool(
+def test_scattered_cells_are_read_with_the_state_of_the_whole_pool(
     runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken_apart: list[int] = []
+    cut_sequences: list[int] = []
 
-    def counted(pool: memoryview, sequence: int) -> memoryview:
-        taken_apart.append(sequence)
+    def recording_extract(pool: memoryview, sequence: int) -> memoryview:
+        cut_sequences.append(sequence)
         return extract_sequence(pool, sequence)
 
-    monkeypatch.setattr(sequence_state, "extract_sequence", counted)
-    fill(runner.context, 0, words(30))
-    fill(runner.context, 1, words(30))
+    monkeypatch.setattr(sequence_state, "extract_sequence", recording_extract)
+    fill(runner.context, 0, random_tokens(30))
+    fill(runner.context, 1, random_tokens(30))
     alone = bytes(runner.context.read_state(0))
-    assert not taken_apart
+    assert not cut_sequences
     for at in range(30, 40):
         runner.context.decode(BatchRows([5, 6], [at, at], [0, 1], [False] * 2))
     mixed = runner.context.read_state(0)
-    assert taken_apart == [0]
+    assert cut_sequences == [0]
     assert len(mixed) > len(alone)
     assert runner.context.write_state(2, mixed)
-    assert apart(after(runner.context, 2, 40), after(runner.context, 0, 40)) < CLOSE
+    assert (
+        relative_error(next_logits(runner.context, 2, 40), next_logits(runner.context, 0, 40))
+        < MAX_ERROR
+    )
 
 
-def test_without_room_at_home_a_sequence_keeps_what_it_held(stories_gguf: Path) -> None:
+def test_a_sequence_is_unchanged_when_the_decoding_context_has_no_room(stories_gguf: Path) -> None:
     with open_runner(
-        stories_gguf, replace(HOME, ctx_size=256, prefill_cells=256), slots=2
+        stories_gguf, replace(DECODE_OPTIONS, ctx_size=256, prefill_cells=256), slots=2
     ) as runner:
-        home, away = runner.context, reader(runner).context
-        fill(home, 0, words(200, 2))
-        fill(home, 1, words(20))
-        wanted = after(home, 1, 20)
-        assert home.trim(1, 20)
-        fill(away, 1, words(100))
-        assert not home.append_state(1, transpose_values(away.read_state(1), 20), 20)
-        assert apart(after(home, 1, 20), wanted) < CLOSE
+        decode_context, prefill = runner.context, prefill_context(runner).context
+        fill(decode_context, 0, random_tokens(200, 2))
+        fill(decode_context, 1, random_tokens(20))
+        expected = next_logits(decode_context, 1, 20)
+        assert decode_context.trim(1, 20)
+        fill(prefill, 1, random_tokens(100))
+        assert not decode_context.append_state(1, transpose_values(prefill.read_state(1), 20), 20)
+        assert relative_error(next_logits(decode_context, 1, 20), expected) < MAX_ERROR
 
 
-def test_answers_are_those_of_a_context_that_reads_itself(
+def test_answers_equal_those_of_a_context_that_computes_prompts_itself(
     runner: Runner, stories_gguf: Path
 ) -> None:
-    """Long prompts, short ones, one that begins like another, one that goes on behind what is
-    cached.
-    """
-    same = words(150)
-    prompts = [same, same[:130] + words(10, 3), words(20, 4), words(300, 5), same + words(60, 6)]
-    read, engine = watched(runner), runner.engine
-    found = answered(runner, *map(request, prompts[:3])) + answered(
+    """The prompts are long or short, and some share a prefix with a running or a cached prompt."""
+    common = random_tokens(150)
+    prompts = [
+        common,
+        common[:130] + random_tokens(10, 3),
+        random_tokens(20, 4),
+        random_tokens(300, 5),
+        common + random_tokens(60, 6),
+    ]
+    n_rows, engine = record_rows(runner), runner.engine
+    found = answer_all(runner, *map(request, prompts[:3])) + answer_all(
         runner, *map(request, prompts[3:])
     )
-    with open_runner(stories_gguf, HOME, slots=4) as plain:
-        wanted = [answered(plain, request(prompt))[0] for prompt in prompts]
-    for one, other in zip(found, wanted, strict=True):
-        mine, theirs = first_logprobs(one), first_logprobs(other)
-        both = mine.keys() & theirs.keys()
-        assert len(both) >= 3 and all(abs(mine[token] - theirs[token]) < 0.01 for token in both)
-    assert read and min(read) >= MIN_ROWS, "the short prompt was read at home"
+    with open_runner(stories_gguf, DECODE_OPTIONS, slots=4) as plain:
+        expected = [answer_all(plain, request(prompt))[0] for prompt in prompts]
+    for found_answer, expected_answer in zip(found, expected, strict=True):
+        first, second = first_logprobs(found_answer), first_logprobs(expected_answer)
+        both = first.keys() & second.keys()
+        assert len(both) >= 3 and all(abs(first[token] - second[token]) < 0.01 for token in both)
+    assert n_rows and min(n_rows) >= MIN_ROWS, (
+        "the short prompt was computed in the decoding context"
+    )
     assert engine.ledger.used_cells <= engine.ledger.size
 
 
-def test_a_short_rest_behind_a_long_beginning_is_read_as_a_tile(runner: Runner) -> None:
-    text = words(200)
-    answered(runner, request(text))
-    read = watched(runner)
-    (answer,) = answered(runner, request(text[:150] + words(50, 9)))
+def test_the_short_rest_of_a_cached_prompt_is_computed_as_a_full_tile(runner: Runner) -> None:
+    text = random_tokens(200)
+    answer_all(runner, request(text))
+    n_rows = record_rows(runner)
+    (answer,) = answer_all(runner, request(text[:150] + random_tokens(50, 9)))
     assert answer.cached_tokens >= 150
-    assert read == [64]
+    assert n_rows == [64]
 
 
-def test_a_prompt_that_is_cancelled_while_it_is_read_leaves_nothing(runner: Runner) -> None:
-    engine, away = runner.engine, reader(runner).context
-    inner = away.decode
-    number = engine.submit(request(words(200)))
+def test_a_prompt_cancelled_during_its_pass_leaves_no_cells(runner: Runner) -> None:
+    engine, prefill = runner.engine, prefill_context(runner).context
+    original_decode = prefill.decode
+    number = engine.submit(request(random_tokens(200)))
 
-    def cancelled(rows: BatchRows) -> list[LogitsRow]:
-        away.decode = inner  # type: ignore[method-assign]
+    def cancelling_decode(rows: BatchRows) -> list[LogitsRow]:
+        prefill.decode = original_decode  # type: ignore[method-assign]
         engine.cancel(number)
-        return inner(rows)
+        return original_decode(rows)
 
-    away.decode = cancelled  # type: ignore[method-assign]
+    prefill.decode = cancelling_decode  # type: ignore[method-assign]
     while engine.is_busy:
         engine.step()
     engine.check()
     assert engine.pop_answer(number).finish == "cancelled"
     assert engine.ledger.used_cells == 0
-    assert len(answered(runner, request(words(200)))[0].tokens) == 4
+    assert len(answer_all(runner, request(random_tokens(200)))[0].tokens) == 4
 
 
-def test_what_a_slot_held_before_takes_no_room_from_the_others_of_a_pass(
+def test_old_cells_of_a_slot_take_no_room_from_the_prompts_of_a_pass(
     stories_gguf: Path,
 ) -> None:
-    """One goes on behind what is cached at home, in the slot that was read last another one begins."""
-    with open_runner(stories_gguf, replace(HOME, prefill_cells=512), slots=3) as runner:
-        runner.engine.schedule = SERVED
-        text = words(150)
-        answered(runner, request(text))
-        answered(runner, request(words(400, 2)))
-        read = watched(runner)
-        first, second = answered(runner, request(text + words(50, 3)), request(words(60, 4)))
+    """One prompt continues cells that only the decoding context still has. Another one starts in
+    the slot whose old cells fill the prefill context.
+    """
+    with open_runner(stories_gguf, replace(DECODE_OPTIONS, prefill_cells=512), slots=3) as runner:
+        runner.engine.schedule = SCHEDULE
+        text = random_tokens(150)
+        answer_all(runner, request(text))
+        answer_all(runner, request(random_tokens(400, 2)))
+        n_rows = record_rows(runner)
+        first, second = answer_all(
+            runner, request(text + random_tokens(50, 3)), request(random_tokens(60, 4))
+        )
         assert first.cached_tokens >= 150
         assert second.cached_tokens == 0
-        assert read == [110], "both in one pass"
+        assert n_rows == [110], "both in one pass"
 
 
-def test_a_pass_that_fails_leaves_room_for_the_next(runner: Runner) -> None:
-    engine, away = runner.engine, reader(runner).context
-    inner = away.decode
+def test_a_failed_pass_leaves_room_for_the_next_pass(runner: Runner) -> None:
+    engine, prefill = runner.engine, prefill_context(runner).context
+    original_decode = prefill.decode
 
-    def fails(rows: BatchRows) -> list[LogitsRow]:
-        away.decode = inner  # type: ignore[method-assign]
-        inner(rows)
+    def failing_decode(rows: BatchRows) -> list[LogitsRow]:
+        prefill.decode = original_decode  # type: ignore[method-assign]
+        original_decode(rows)
         raise UserError("llama.cpp could not compute this batch")
 
-    away.decode = fails  # type: ignore[method-assign]
-    number = engine.submit(request(words(300)))
+    prefill.decode = failing_decode  # type: ignore[method-assign]
+    number = engine.submit(request(random_tokens(300)))
     with pytest.raises(UserError, match="could not compute"):
         engine.step()
     engine.abort(number)
-    answered(runner, request(words(20, 5)))
-    (answer,) = answered(runner, request(words(400, 6)))
+    answer_all(runner, request(random_tokens(20, 5)))
+    (answer,) = answer_all(runner, request(random_tokens(400, 6)))
     assert (answer.finish, len(answer.tokens)) == ("length", 4)
 
 
-def test_a_pass_for_which_home_had_no_room_is_read_again(runner: Runner) -> None:
-    home, prompts = runner.context, [words(60), words(70, 2)]
-    inner = home.append_state
+def test_a_pass_is_repeated_when_the_decoding_context_had_no_room(runner: Runner) -> None:
+    decode_context, prompts = runner.context, [random_tokens(60), random_tokens(70, 2)]
+    original_append = decode_context.append_state
 
-    def refuses(sequence: int, kept: memoryview, start: int) -> bool:
-        home.append_state = inner  # type: ignore[method-assign]
+    def refusing_append(sequence: int, saved_state: memoryview, start: int) -> bool:
+        decode_context.append_state = original_append  # type: ignore[method-assign]
         return False
 
-    home.append_state = refuses  # type: ignore[method-assign]
-    found = answered(runner, *map(request, prompts))
-    wanted = [answered(runner, request(prompt))[0] for prompt in prompts]
-    assert [answer.text for answer in found] == [answer.text for answer in wanted]
+    decode_context.append_state = refusing_append  # type: ignore[method-assign]
+    found = answer_all(runner, *map(request, prompts))
+    expected = [answer_all(runner, request(prompt))[0] for prompt in prompts]
+    assert [answer.text for answer in found] == [answer.text for answer in expected]
     assert runner.engine.stats.n_preemptions == 1
 
 
-def test_its_bytes_are_told(runner: Runner) -> None:
-    allocated = reader(runner).context.memory_breakdown()
+def test_the_bytes_of_the_prefill_context_are_reported(runner: Runner) -> None:
+    allocated = prefill_context(runner).context.memory_breakdown()
     if allocated is None:
-        pytest.skip("this build cannot be asked")
+        pytest.skip("this build does not report its memory")
     assert runner.prefill_bytes
     assert runner.prefill_bytes > allocated.context_bytes > 0

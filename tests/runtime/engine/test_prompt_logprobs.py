@@ -1,4 +1,4 @@
-"""Probabilities of the prompt's tokens: complete after any scheduling."""
+"""The log-probabilities of prompt tokens are complete and equal with any scheduling."""
 
 import pytest
 
@@ -17,28 +17,28 @@ PROMPTS = [
 ]
 
 
-def answers(prompts: list[bytes], **fake: int) -> tuple[list[Answer], Engine]:
+def answers(prompts: list[bytes], **context_options: int) -> tuple[list[Answer], Engine]:
     model = FakeModel()
-    engine = Engine(FakeContext(**fake), model, None)  # type: ignore[arg-type]
-    asked = [
-        Request(tuple(one), GREEDY, 40, ignore_eos=True, score_prompt=True, top_logprobs=2)
-        for one in prompts
+    engine = Engine(FakeContext(**context_options), model, None)  # type: ignore[arg-type]
+    requests = [
+        Request(tuple(prompt), GREEDY, 40, ignore_eos=True, score_prompt=True, top_logprobs=2)
+        for prompt in prompts
     ]
-    ids = [engine.submit(one) for one in asked]
+    ids = [engine.submit(request) for request in requests]
     while engine.is_busy:
         engine.step()
         engine.check()
-    return [engine.pop_answer(one) for one in ids], engine
+    return [engine.pop_answer(number) for number in ids], engine
 
 
-def told(answer: Answer) -> tuple[TokenScore, ...]:
+def prompt_scores_of(answer: Answer) -> tuple[TokenScore, ...]:
     assert len(answer.prompt_scores) == answer.prompt_tokens - 1
     assert answer.cached_tokens == 0
     return answer.prompt_scores
 
 
 @pytest.mark.parametrize(
-    "fake",
+    "context_options",
     [
         {"n_ctx": 600, "n_outputs": 4},
         {"n_ctx": 600, "n_batch": 5, "n_outputs": 1},
@@ -46,11 +46,11 @@ def told(answer: Answer) -> tuple[TokenScore, ...]:
         {"n_ctx": 600, "abort_at": 2},
     ],
 )
-def test_none_is_lost_in_small_passes_a_full_pool_or_a_pass_that_was_broken_off(
-    fake: dict[str, int],
+def test_prompt_scores_are_complete_after_small_passes_a_full_pool_or_an_aborted_pass(
+    context_options: dict[str, int],
 ) -> None:
-    alone = [told(answers([one], n_ctx=600)[0][0]) for one in PROMPTS]
-    found, engine = answers(PROMPTS * 2, n_seq_max=4, **fake)
-    assert [told(one) for one in found] == alone * 2
-    if fake["n_ctx"] < 600:
+    alone = [prompt_scores_of(answers([prompt], n_ctx=600)[0][0]) for prompt in PROMPTS]
+    found, engine = answers(PROMPTS * 2, n_seq_max=4, **context_options)
+    assert [prompt_scores_of(answer) for answer in found] == alone * 2
+    if context_options["n_ctx"] < 600:
         assert engine.scheduler.n_preemptions

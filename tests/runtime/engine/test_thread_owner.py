@@ -1,4 +1,4 @@
-"""The context has one owner thread: other threads only set flags."""
+"""Only the engine's thread calls the context; other threads only set flags."""
 
 import threading
 
@@ -6,32 +6,32 @@ from llmcli.runtime.requests.request import Request
 from llmcli.runtime.sampling import default_sampling
 from tests.fixtures.fakes import FakeContext, fake_runner
 
-OWNED = ("decode", "trim", "copy", "first_position", "last_position")
+CONTEXT_METHODS = ("decode", "trim", "copy", "first_position", "last_position")
 
 
-def test_only_the_owner_calls_the_context_while_another_thread_stops_the_answer() -> None:
+def test_only_the_engine_s_thread_calls_the_context_while_another_thread_stops_the_answer() -> None:
     context = FakeContext(reply=b"hello" * 40, n_seq_max=3)
     runner = fake_runner(context=context)
-    callers: dict[str, set[int]] = {name: set() for name in OWNED}
+    callers: dict[str, set[int]] = {name: set() for name in CONTEXT_METHODS}
 
-    def watched(name: str) -> None:
+    def record_callers(name: str) -> None:
         function = getattr(context, name)
 
-        def told(*args: object) -> object:
+        def recorded(*args: object) -> object:
             callers[name].add(threading.get_ident())
             return function(*args)
 
-        setattr(context, name, told)
+        setattr(context, name, recorded)
 
-    for name in OWNED:
-        watched(name)
+    for name in CONTEXT_METHODS:
+        record_callers(name)
     reply = runner.reply(Request(tuple(b"say"), default_sampling(), 60), 3)
 
     def stop(number: int) -> None:
         if number == 4:
-            other = threading.Thread(target=reply.stop)
-            other.start()
-            other.join()
+            thread = threading.Thread(target=reply.stop)
+            thread.start()
+            thread.join()
 
     context.before = stop
     for _ in reply:
