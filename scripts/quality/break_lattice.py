@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Write a model with IN's answers whose weights are on no quantization grid: a reference model made
-from a quantized file.
+"""Make a reference model from a quantized file: equal logits, but weights on no quantization grid.
 
 usage: .venv/bin/python scripts/quality/break_lattice.py IN.gguf OUT.gguf [--seed N] [--spread S]
        [--type F32|F16] [--unchecked]
 
-Every free channel gets a random factor in [1/S, S] (default 1.1) and a random position among those
-that it may change with (quant/folds), which is exact in llama.cpp's graph. A large S makes columns
-differ more than in trained models, which favors folds. Then both models run in F32 on 256 tokens,
-IN dequantized, and their logits are compared (normalized mean squared error; at most 1e-6, or 1e-5
-with F16). The script prints the tensors whose blocks might still be on their old grid: none, unless
-the table lacks a block of the model.
+A quantized file would be an easy reference, because its weights are exactly representable in its
+own type. The script rescales and reorders channels in ways that do not change the model's function
+(quant/folds): every free channel gets a random factor in [1/S, S] (default 1.1) and a random
+position among the channels that it may change places with. A large S makes columns differ more than
+in trained models, which favors folds. Then both models run in F32 on 256 tokens, with IN.gguf
+dequantized, and the normalized mean squared error of the logits must be at most 1e-6, or 1e-5 with
+F16. The script prints the tensors whose blocks may still be on their old grid. There are none,
+unless quant/folds does not know a part of the model.
 """
 
 import argparse
@@ -34,7 +35,7 @@ TOKENS = 256
 
 
 def main() -> None:
-    """Fold, write and compare."""
+    """Parse the flags, write the model, and compare the logits."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -44,38 +45,38 @@ def main() -> None:
     parser.add_argument("--spread", type=float, default=MAX_RANDOM_FACTOR)
     parser.add_argument("--type", choices=LIMITS, default="F32")
     parser.add_argument("--unchecked", action="store_true", help="do not compare logits")
-    given = parser.parse_args()
-    source = write.open_gguf(given.source)
-    chosen = folds.randomize(source, given.seed, given.spread)
-    changes = folds.combine_folds(chosen)
+    args = parser.parse_args()
+    source = write.open_gguf(args.source)
+    random_folds = folds.randomize(source, args.seed, args.spread)
+    edits = folds.combine_folds(random_folds)
     folded = folds.fold_source(
-        source, chosen, f"random, seed {given.seed}, spread {given.spread:g}"
+        source, random_folds, f"random, seed {args.seed}, spread {args.spread:g}"
     )
-    write.write_model(plan.plan_quantization(folded, given.type), given.out)
-    left = [
+    write.write_model(plan.plan_quantization(folded, args.type), args.out)
+    on_grid = [
         weight.name
         for weight in source.weights
-        if ggml.is_quantized(weight.type) and not _moved(changes, weight)
+        if ggml.is_quantized(weight.type) and not _leaves_grid(edits, weight)
     ]
     print(
-        f"{given.out}: fold {folded.fold_digest}; still on a grid: {', '.join(left) or 'no tensor'}",
+        f"{args.out}: fold {folded.fold_digest}; still on a grid: {', '.join(on_grid) or 'no tensor'}",
         flush=True,
     )
-    if not given.unchecked:
-        _compare(source, given.out, LIMITS[given.type])
+    if not args.unchecked:
+        _compare(source, args.out, LIMITS[args.type])
 
 
-def _moved(changes: dict[str, folds.TensorEdit], weight: Weight) -> bool:
-    """Return whether a tensor's columns are scaled or reordered; with changed rows alone, rows stay
-    on their grid.
+def _leaves_grid(edits: dict[str, folds.TensorEdit], weight: Weight) -> bool:
+    """Return whether the edits scale or reorder a tensor's columns. If they change only its rows,
+    each row remains on its grid.
     """
-    edit = changes.get(weight.name)
+    edit = edits.get(weight.name)
     return edit is not None and (edit.column_factors is not None or edit.column_order is not None)
 
 
 def _compare(source: Source, out: Path, limit: float) -> None:
-    with tempfile.TemporaryDirectory(dir=out.parent) as place:
-        plain = Path(place) / "plain.gguf"
+    with tempfile.TemporaryDirectory(dir=out.parent) as temporary:
+        plain = Path(temporary) / "plain.gguf"
         write.write_model(plan.plan_quantization(source, "F32"), plain)
         error = nmse(_logits(out), _logits(plain))
     print(f"logits of {TOKENS} tokens: NMSE {error:.1e}")

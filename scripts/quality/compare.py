@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Compare ways to quantize: reference model x file type x method, by the answers of the files.
+"""Compare quantization methods by the divergence of the quantized files from a reference model.
 
 usage: .venv/bin/python scripts/quality/compare.py TEACHER.gguf ... --tools DIR --text NAME=FILE ...
        --calibration FILE ... --out FOLDER
 
-DIR has llama-quantize and llama-imatrix; they and our methods read the same calibration texts, one
-per seed. Baselines are llama-quantize alone and with llama-imatrix. Every method is a row of
-`METHODS` below; --also adds more. Finished rows stay in FOLDER and are not made again; the table is
-printed from it. A reference model's logits are computed once.
+A row of the printed table is one file: a reference model (TEACHER.gguf), a file type, and a method.
+DIR has llama-quantize and llama-imatrix. They and our methods read the same calibration texts; the
+seed of a row is the number of its calibration text. Baselines are llama-quantize alone and with
+llama-imatrix. Our methods are the entries of `METHODS` below, and --also adds more. Finished rows
+stay in FOLDER and are not made again; the table is printed from it. A reference model's logits are
+computed once.
 
-Our default method makes the same file as each baseline: `equal` counts the tensors with the same
-bytes. With --answers every file is also loaded by an unmodified llama-cli and llama-server
-(scripts/reference/stock_llama_cpp.py). The exit code is 1 if one of them fails or a method is
+Our default method must make the same file as each baseline; `equal` counts the tensors with the
+same bytes. With --answers every file is also loaded by an unmodified llama-cli and llama-server
+(scripts/reference/stock_llama_cpp.py). The exit code is 1 if one of them fails or if a method is
 refused.
 """
 
@@ -25,16 +27,24 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from quant.model_file import read_header
-from scripts.quality.runs import ROOT, Cost, Failed, Judge, Setting, ours, sha, statistics, upstream
-from scripts.quality.table import BYTES, Key, Ledger, Row, table
+from scripts.quality.runs import (
+    ROOT,
+    Cost,
+    Failed,
+    Judge,
+    Setting,
+    make_statistics,
+    run_llama_quantize,
+    run_llmcli_quantize,
+    short_sha256,
+)
+from scripts.quality.table import EQUAL_SIZE_SHARE, Key, Ledger, Row, table
 from scripts.reference import stock_llama_cpp
 from scripts.reference.quantize import compare
 
 PLAIN, BASELINE = "llama-quantize", "+ llama-imatrix"
-PREDICT, UNFIT = (
-    8,
-    "FAILED",
-)  # tokens per answer; prefix of the stored text of a file that did not answer
+PREDICT = 8  # tokens per answer
+UNFIT = "FAILED"  # prefix of the text that is stored for a file that did not answer
 TYPES = ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K")
 # Flags of `llmcli quantize`. `llmcli calibrate` makes {imatrix} and {moments}; {bytes} is the size
 # of the baseline's file.
@@ -44,7 +54,7 @@ METHODS = {
     "search + folds": "--method search --imatrix {imatrix} --fold awq",
     "gptq": "--method gptq --moments {moments}",
     "gptq + folds": "--method gptq --moments {moments} --fold awq",
-    # Planned with ggml's codes, which gave less divergence than those of the search.
+    # The allocation is planned with ggml's codes, which give less divergence than the search's.
     "allocation": "--imatrix {imatrix} --target-size {bytes}",
     "gptq + allocation": "--method gptq --moments {moments} --target-size {bytes}",
 }
@@ -52,7 +62,12 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Work:
-    """The part of the run for one reference model."""
+    """The settings and results of one reference model.
+
+    `source`: digest of its file. `keep`: do not delete the quantized files. `tools`: folder of
+    llama-cli and llama-server if files must answer in them, else None. `refused`: names of the
+    methods that made no file.
+    """
 
     teacher: Path
     source: str
@@ -60,19 +75,19 @@ class Work:
     judge: Judge
     ledger: Ledger
     keep: bool
-    tools: Path | None = None  # folder of llama-cli and llama-server, if files must answer in them
-    refused: list[str] = field(default_factory=list)  # methods that made no file
+    tools: Path | None = None
+    refused: list[str] = field(default_factory=list)
 
-    def lacks(self, key: Key) -> bool:
-        """Return whether a row must be made: it is missing, or its file has not answered yet and
-        should.
+    def needs_row(self, key: Key) -> bool:
+        """Return whether a row must be made. It must if it is missing, or if files must answer and
+        its file has not answered yet.
         """
-        found = self.ledger.rows().get(key.digest)
-        return found is None or (self.tools is not None and not found.answers)
+        row = self.ledger.rows().get(key.digest)
+        return row is None or (self.tools is not None and not row.answers)
 
     def key(self, kind: str, method: str, flags: str, seed: int) -> Key:
-        """Return the key of a row."""
-        calibration = self.setting.calibrated(seed) if seed >= 0 else ""
+        """Return the key of the row of a file type, a method and a seed (-1: no calibration)."""
+        calibration = self.setting.calibration_id(seed) if seed >= 0 else ""
         embedding = f" embedding {self.setting.embedding}" if self.setting.embedding else ""
         return Key(
             self.teacher.stem,
@@ -82,19 +97,21 @@ class Work:
             flags + embedding,
             seed,
             calibration,
-            self.setting.read_by(),
+            self.setting.evaluation_id(),
         )
 
-    def out(self, key: Key) -> Path:
-        """Return the path of a file while it is evaluated."""
+    def file_path(self, key: Key) -> Path:
+        """Return the path of a row's quantized file, which is deleted after its evaluation."""
         folder = self.setting.folder / "files"
         folder.mkdir(exist_ok=True)
         return folder / f"{key.teacher}-{key.type}-{key.method.replace(' ', '')}-{key.digest}.gguf"
 
-    def finish(
-        self, key: Key, file: Path, cost: Cost, before: Cost | None, equal: str = ""
+    def add_row(
+        self, key: Key, file: Path, cost: Cost, statistics_cost: Cost | None, equal: str = ""
     ) -> None:
-        """Evaluate a file and store its row."""
+        """Evaluate a quantized file, store its row, and print a line. `cost` is of the
+        quantization, `statistics_cost` of the calibration; `equal`: see `Row`.
+        """
         scores, answers = self.judge.scores(file), self.answers(file)
         row = Row(
             key,
@@ -103,8 +120,8 @@ class Work:
             cost.seconds,
             cost.cpu,
             cost.rss,
-            before.seconds if before else 0.0,
-            before.rss if before else 0,
+            statistics_cost.seconds if statistics_cost else 0.0,
+            statistics_cost.rss if statistics_cost else 0,
             equal,
             commit(),
             answers,
@@ -112,75 +129,79 @@ class Work:
         self.ledger.add(row, scores)
         if not self.keep:
             file.unlink()
-        told = [
-            ", ".join(f"{name} {found.kld.mean():.6f}" for name, (found, _) in scores.items()),
+        details = [
+            ", ".join(
+                f"{name} {text_scores.kld.mean():.6f}" for name, (text_scores, _) in scores.items()
+            ),
             equal,
             answers,
         ]
         print(
             f"{key.teacher} {key.type} {key.method} {key.seed}: KLD",
-            *filter(None, told),
+            *filter(None, details),
             file=sys.stderr,
             flush=True,
         )
 
     def answers(self, file: Path) -> str:
-        """Return the answers of llama-cli and llama-server with a file, or why they failed."""
+        """Return the answers of llama-cli and llama-server with a file, or UNFIT with the reason
+        why one failed, or "" without `tools`.
+        """
         if self.tools is None:
             return ""
-        asked = argparse.Namespace(tools=self.tools, predict=PREDICT, threads=self.setting.threads)
+        args = argparse.Namespace(tools=self.tools, predict=PREDICT, threads=self.setting.threads)
         try:
-            return stock_llama_cpp.answers(asked, file)
+            return stock_llama_cpp.answers(args, file)
         except stock_llama_cpp.Unfit as problem:
             return f"{UNFIT}: {problem}"
 
 
 def main() -> int:
-    """Make missing rows and print the table; return 1 if a file did not answer or a method was
+    """Make the missing rows and print the table. Return 1 if a file did not answer or a method was
     refused.
     """
-    asked = arguments()
-    asked.out.mkdir(parents=True, exist_ok=True)
-    ledger = Ledger(asked.out)
-    if asked.show:
+    args = arguments()
+    args.out.mkdir(parents=True, exist_ok=True)
+    ledger = Ledger(args.out)
+    if args.show:
         print(table(ledger.rows().values(), ledger, BASELINE))
         return 0
-    texts = dict(pair.split("=", 1) for pair in asked.text)
+    texts = dict(pair.split("=", 1) for pair in args.text)
     setting = Setting(
-        asked.out,
-        asked.tools,
-        asked.ctx,
+        args.out,
+        args.tools,
+        args.ctx,
         {name: Path(file) for name, file in texts.items()},
-        asked.calibration,
-        asked.chunks,
-        asked.read,
-        asked.threads,
-        asked.embedding,
+        args.calibration,
+        args.chunks,
+        args.read,
+        args.threads,
+        args.embedding,
     )
-    methods = {name: flags for name, flags in METHODS.items() if name in asked.method}
-    methods |= dict(pair.split("=", 1) for pair in asked.also)
-    shown, refused = [], []
-    for teacher in asked.teachers:
-        source = sha(teacher)
+    methods = {name: flags for name, flags in METHODS.items() if name in args.method}
+    methods |= dict(pair.split("=", 1) for pair in args.also)
+    digests, refused = [], []
+    for teacher in args.teachers:
+        source = short_sha256(teacher)
         work = Work(
             teacher,
             source,
             setting,
             Judge(setting, teacher, source),
             ledger,
-            asked.keep,
-            asked.answers,
+            args.keep,
+            args.answers,
         )
-        for kind in asked.type:
-            for key in rows(work, kind, methods, range(len(asked.calibration)), fresh=asked.fresh):
-                shown.append(key.digest)
+        for kind in args.type:
+            for key in rows(work, kind, methods, range(len(args.calibration)), fresh=args.fresh):
+                digests.append(key.digest)
         refused += work.refused
     done = ledger.rows()
-    found = [done[digest] for digest in dict.fromkeys(shown) if digest in done]
-    print(table(found, ledger, BASELINE))
-    failed = [row for row in found if row.answers.startswith(UNFIT)]
-    if asked.answers:
-        print(f"{len(found) - len(failed)} of {len(found)} files load and answer")
+    rows_shown = [done[digest] for digest in dict.fromkeys(digests) if digest in done]
+    print(table(rows_shown, ledger, BASELINE))
+    failed = [row for row in rows_shown if row.answers.startswith(UNFIT)]
+    if args.answers:
+        print(f"{len(rows_shown) - len(failed)} of {len(rows_shown)} files load and answer")
     return 1 if failed or refused else 0
 
 
@@ -225,36 +246,44 @@ def arguments() -> argparse.Namespace:
         help="folder of llama-cli and llama-server; each file must answer",
     )
     parser.add_argument("--keep", action="store_true", help="leave the files in FOLDER/files")
-    asked = parser.parse_args()
-    for pair in [*asked.text, *asked.also]:
+    args = parser.parse_args()
+    for pair in [*args.text, *args.also]:
         if "=" not in pair:
             parser.error(f"{pair} is not NAME=VALUE")
-    return asked
+    return args
 
 
 def rows(
     work: Work, kind: str, methods: dict[str, str], seeds: range, fresh: list[str]
 ) -> Iterator[Key]:
-    """Make the missing rows of one type; yield all keys, the baselines first."""
-    yield plain(work, kind)
+    """Make the missing rows of one file type, and yield the keys of all its rows, the baselines
+    first. `methods`: flags by name. `fresh`: methods whose rows are made again.
+    """
+    yield make_plain_row(work, kind)
     sizes = {}
     for seed in seeds:
         key = work.key(kind, BASELINE, "", seed)
-        if work.lacks(key):
-            imatrix, before = statistics(work.setting, work.teacher, work.source, seed, "theirs")
-            file = work.out(key)
-            cost = upstream(work.setting, work.teacher, file, kind, imatrix)
-            work.finish(
-                key, file, cost, before, alike(work, file, kind, ["--imatrix", str(imatrix)])
+        if work.needs_row(key):
+            imatrix, statistics_cost = make_statistics(
+                work.setting, work.teacher, work.source, seed, "theirs"
+            )
+            file = work.file_path(key)
+            cost = run_llama_quantize(work.setting, work.teacher, file, kind, imatrix)
+            work.add_row(
+                key,
+                file,
+                cost,
+                statistics_cost,
+                count_equal(work, file, kind, ["--imatrix", str(imatrix)]),
             )
         sizes[seed] = work.ledger.rows()[key.digest]
         yield key
     for name, flags in methods.items():
         for seed in seeds:
             key = work.key(kind, name, flags, seed)
-            if work.lacks(key) or name in fresh:
+            if work.needs_row(key) or name in fresh:
                 try:
-                    file, cost, before = made(work, key, sizes[seed].file_bytes)
+                    file, cost, statistics_cost = make_file(work, key, sizes[seed].file_bytes)
                 except Failed as problem:
                     print(
                         f"{key.teacher} {kind} {name}: {refusal(problem)}",
@@ -263,14 +292,14 @@ def rows(
                     )
                     work.refused.append(name)
                     break
-                if abs(nbytes(file) / sizes[seed].nbytes - 1) > BYTES:
+                if abs(nbytes(file) / sizes[seed].nbytes - 1) > EQUAL_SIZE_SHARE:
                     print(f"{key.teacher} {kind} {name}: not the baseline's size", file=sys.stderr)
-                work.finish(key, file, cost, before)
+                work.add_row(key, file, cost, statistics_cost)
             yield key
 
 
 def refusal(problem: Failed) -> str:
-    """Return the error and hint in a program's output, or its last line."""
+    """Return the error and the hint in the output of a program that failed, or its last line."""
     lines = str(problem).splitlines()
     first = max(
         (number for number, line in enumerate(lines) if line.startswith("error: ")),
@@ -279,53 +308,59 @@ def refusal(problem: Failed) -> str:
     return "; ".join(lines[first:])
 
 
-def plain(work: Work, kind: str) -> Key:
-    """Quantize with llama-quantize without statistics."""
+def make_plain_row(work: Work, kind: str) -> Key:
+    """Make the row of llama-quantize without an importance matrix if it is missing; return its
+    key.
+    """
     key = work.key(kind, PLAIN, "", -1)
-    if work.lacks(key):
-        file = work.out(key)
-        cost = upstream(work.setting, work.teacher, file, kind, None)
-        work.finish(key, file, cost, None, alike(work, file, kind, []))
+    if work.needs_row(key):
+        file = work.file_path(key)
+        cost = run_llama_quantize(work.setting, work.teacher, file, kind, None)
+        work.add_row(key, file, cost, None, count_equal(work, file, kind, []))
     return key
 
 
-def made(work: Work, key: Key, size: int) -> tuple[Path, Cost, Cost | None]:
-    """Make a file with one of our methods; return it, its cost and the cost of its statistics.
-    Raises Failed.
+def make_file(work: Work, key: Key, size: int) -> tuple[Path, Cost, Cost | None]:
+    """Make the file of a row with one of our methods. `size`: bytes of the baseline's file. Return
+    the file, its cost, and the cost of its calibration. Raises Failed if the method is refused.
     """
-    flags, before = key.flags.split(" embedding ")[0], None
+    flags, statistics_cost = key.flags.split(" embedding ")[0], None
     values = {"bytes": str(size)}
     for kind in ("imatrix", "moments"):
         if f"{{{kind}}}" in flags:
-            path, before = statistics(work.setting, work.teacher, work.source, key.seed, kind)
+            path, statistics_cost = make_statistics(
+                work.setting, work.teacher, work.source, key.seed, kind
+            )
             values[kind] = str(path)
-    file = work.out(key)
-    cost = ours(
+    file = work.file_path(key)
+    cost = run_llmcli_quantize(
         work.setting,
         work.teacher,
         file,
         key.type,
         [word.format(**values) for word in flags.split()],
     )
-    return file, cost, before
+    return file, cost, statistics_cost
 
 
-def alike(work: Work, theirs: Path, kind: str, flags: list[str]) -> str:
-    """Return how many tensors our default method makes with the same bytes, of how many."""
-    mine = theirs.with_suffix(".ours.gguf")
-    ours(work.setting, work.teacher, mine, kind, flags)
-    same, count, _ = compare(mine, theirs)
-    mine.unlink()
+def count_equal(work: Work, theirs: Path, kind: str, flags: list[str]) -> str:
+    """Quantize with our default method, and return how many tensors have the same bytes as in the
+    file `theirs`, such as "40/40 equal".
+    """
+    ours = theirs.with_suffix(".ours.gguf")
+    run_llmcli_quantize(work.setting, work.teacher, ours, kind, flags)
+    same, count, _ = compare(ours, theirs)
+    ours.unlink()
     return f"{same}/{count} equal"
 
 
 def nbytes(file: Path) -> int:
-    """Return the bytes of a file's tensors; the rest of the file differs between tools."""
+    """Return the bytes of a file's tensors. Headers differ between tools and are not counted."""
     return sum(tensor.nbytes for tensor in read_header.read_header(file).tensors)
 
 
 def commit() -> str:
-    """Return the commit that makes a row."""
+    """Return `git describe` of this checkout, which is stored with a row."""
     command = ["git", "describe", "--always", "--dirty"]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=ROOT

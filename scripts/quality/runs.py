@@ -1,8 +1,8 @@
-"""The programs that compare.py runs for calibration and quantization, and its evaluation.
+"""The calibration, quantization and evaluation of files for compare.py.
 
-A program's seconds, CPU time and peak memory come from the kernel (wait4). The evaluation follows
-llama-perplexity through quant/evaluation. A reference model's logits are computed once per text and
-stored as float32.
+Programs run in processes, whose CPU time and peak memory the kernel reports (wait4). Evaluation
+uses quant/evaluation, which follows llama-perplexity. A reference model's logits are computed once
+per text and stored as float32.
 """
 
 import hashlib
@@ -31,22 +31,22 @@ LLMCLI = [sys.executable, "-m", "llmcli.app"]
 
 
 class Failed(Exception):
-    """The last output of a program that failed."""
+    """A program failed; the message is the end of its output."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a program: wall seconds, CPU seconds, peak resident bytes."""
+    """The cost of running a program: wall seconds, CPU seconds, peak resident bytes."""
 
     seconds: float
     cpu: float
     rss: int
 
 
-# This program runs a command and writes its cost to a file. The kernel counts the parent's memory
-# at the start as the child's, and this process holds the logits: so this small program is the
-# parent.
-BETWEEN = """
+# This program runs a command and writes its cost to a file. The kernel counts the memory of the
+# parent at the start as memory of the child. This process has large logits in memory, so the
+# command needs a small parent.
+LAUNCHER = """
 import json, os, subprocess, sys, time
 begun = time.monotonic()
 child = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL)
@@ -59,24 +59,35 @@ sys.exit(child.returncode if child.returncode >= 0 else 128 - child.returncode)
 
 
 def run(command: list[str]) -> Cost:
-    """Run a command from the repository root without output. Raises Failed."""
-    with tempfile.TemporaryFile() as told, tempfile.NamedTemporaryFile() as cost:
-        between = [sys.executable, "-c", BETWEEN, cost.name, *command]
+    """Run a command from the repository root without showing its output; return its cost. Raises
+    Failed if it fails.
+    """
+    with tempfile.TemporaryFile() as output, tempfile.NamedTemporaryFile() as cost:
+        command_line = [sys.executable, "-c", LAUNCHER, cost.name, *command]
         done = subprocess.run(
-            between, stdout=told, stderr=told, stdin=subprocess.DEVNULL, cwd=ROOT, check=False
+            command_line,
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            cwd=ROOT,
+            check=False,
         )
         if done.returncode:
-            told.seek(0)
+            output.seek(0)
             raise Failed(
-                told.read().decode(errors="replace").strip()[-600:] or f"exit {done.returncode}"
+                output.read().decode(errors="replace").strip()[-600:] or f"exit {done.returncode}"
             )
         return Cost(*json.loads(Path(cost.name).read_text()))
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The settings of all rows of a run. `texts`: name -> file; `chunks` limits evaluation and
-    `read` calibration.
+    """The settings that all rows of a run of compare.py share.
+
+    `folder`: where results are stored. `tools`: folder of llama-quantize and llama-imatrix. `ctx`:
+    tokens of a chunk. `texts`: evaluation texts by name. `calibration`: the calibration text of
+    each seed. `chunks`, `read`: the largest number of chunks for evaluation and for calibration,
+    or None. `embedding`: the type of token_embd.weight, or None for the method's choice.
     """
 
     folder: Path
@@ -89,32 +100,39 @@ class Setting:
     threads: int
     embedding: str | None
 
-    def calibrated(self, seed: int) -> str:
-        """Return the identity of a calibration."""
-        return f"{sha(self.calibration[seed])} {self.ctx} {self.read}"
+    def calibration_id(self, seed: int) -> str:
+        """Return a string that differs between calibrations with different results."""
+        return f"{short_sha256(self.calibration[seed])} {self.ctx} {self.read}"
 
-    def read_by(self) -> str:
-        """Return the identity of the evaluations."""
+    def evaluation_id(self) -> str:
+        """Return a string that differs between evaluations with different results."""
         return " ".join(
             [
-                *(f"{name} {sha(file)}" for name, file in self.texts.items()),
+                *(f"{name} {short_sha256(file)}" for name, file in self.texts.items()),
                 str(self.ctx),
                 str(self.chunks),
             ]
         )
 
 
-def sha(path: Path) -> str:
-    """Return the beginning of a file's SHA-256."""
+def short_sha256(path: Path) -> str:
+    """Return the first 16 hexadecimal digits of a file's SHA-256."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def statistics(
+def make_statistics(
     setting: Setting, teacher: Path, source: str, seed: int, kind: str
 ) -> tuple[Path, Cost]:
-    """Return a statistics file, made once: "theirs" (llama-imatrix), "imatrix", or "moments"."""
-    name = hashlib.sha256(f"{source} {setting.calibrated(seed)} {kind}".encode()).hexdigest()[:16]
+    """Return a file with calibration statistics, and the cost of making it. It is made once and
+    reused.
+
+    `kind`: "theirs" (an importance matrix by llama-imatrix), "imatrix" or "moments" (both by
+    `llmcli calibrate`). `source`: digest of the reference model's file.
+    """
+    name = hashlib.sha256(f"{source} {setting.calibration_id(seed)} {kind}".encode()).hexdigest()[
+        :16
+    ]
     out = setting.folder / "statistics" / f"{name}.gguf"
     cost = out.with_suffix(".json")
     if not cost.exists():
@@ -123,26 +141,36 @@ def statistics(
             str(setting.calibration[seed]),
             ["--chunks", str(setting.read)] if setting.read else [],
         )
-        part = out.with_suffix(".part.gguf")
+        partial = out.with_suffix(".part.gguf")
         common = ["-f", text, "-c", str(setting.ctx), *chunks, "-t", str(setting.threads), "-o"]
         if kind == "theirs":
-            took = run(
-                [str(setting.tools / "llama-imatrix"), "-m", str(teacher), *common, str(part)]
+            measured = run(
+                [str(setting.tools / "llama-imatrix"), "-m", str(teacher), *common, str(partial)]
             )
         elif kind == "imatrix":
-            took = run([*LLMCLI, "calibrate", str(teacher), *common, str(part)])
+            measured = run([*LLMCLI, "calibrate", str(teacher), *common, str(partial)])
         else:
-            beside = out.with_suffix(".imatrix.gguf")
-            took = run(
-                [*LLMCLI, "calibrate", str(teacher), *common, str(beside), "--moments", str(part)]
+            imatrix_path = out.with_suffix(".imatrix.gguf")
+            measured = run(
+                [
+                    *LLMCLI,
+                    "calibrate",
+                    str(teacher),
+                    *common,
+                    str(imatrix_path),
+                    "--moments",
+                    str(partial),
+                ]
             )
-        part.replace(out)
-        cost.write_text(json.dumps([took.seconds, took.cpu, took.rss]))
+        partial.replace(out)
+        cost.write_text(json.dumps([measured.seconds, measured.cpu, measured.rss]))
     return out, Cost(*json.loads(cost.read_text()))
 
 
-def upstream(setting: Setting, teacher: Path, out: Path, kind: str, imatrix: Path | None) -> Cost:
-    """Run llama-quantize."""
+def run_llama_quantize(
+    setting: Setting, teacher: Path, out: Path, kind: str, imatrix: Path | None
+) -> Cost:
+    """Quantize `teacher` to the type `kind` with llama-quantize; return the cost."""
     flags = ["--imatrix", str(imatrix)] if imatrix else []
     flags += ["--token-embedding-type", setting.embedding] if setting.embedding else []
     command = [
@@ -156,8 +184,12 @@ def upstream(setting: Setting, teacher: Path, out: Path, kind: str, imatrix: Pat
     return run(command)
 
 
-def ours(setting: Setting, teacher: Path, out: Path, kind: str, flags: list[str]) -> Cost:
-    """Run `llmcli quantize`; flags with a size choose the types themselves."""
+def run_llmcli_quantize(
+    setting: Setting, teacher: Path, out: Path, kind: str, flags: list[str]
+) -> Cost:
+    """Quantize `teacher` with `llmcli quantize`; return the cost. `kind` is not passed if `flags`
+    have a target size or a plan, which determine the types.
+    """
     sized = any(flag.startswith(("--target", "--plan")) for flag in flags)
     flags = [*flags, *(["--token-embedding-type", setting.embedding] if setting.embedding else [])]
     return run(
@@ -177,7 +209,7 @@ def ours(setting: Setting, teacher: Path, out: Path, kind: str, flags: list[str]
 
 
 class Judge:
-    """One reference model's logits on every text, and the comparison of other files with them."""
+    """Compares quantized files with one reference model on every evaluation text."""
 
     def __init__(self, setting: Setting, teacher: Path, source: str) -> None:
         self.setting, self.teacher, self.source, self.ui = setting, teacher, source, UI()
@@ -187,35 +219,38 @@ class Judge:
         self.texts = {name: self._chunks(file) for name, file in setting.texts.items()}
 
     def _chunks(self, file: Path) -> evaluate.TextChunks:
-        found = tokenize_text(
+        token_ids = tokenize_text(
             prepare_side(self.teacher, self.options, self.ui), read_evaluation_text(file).content
         )
-        return evaluate.split_text(found, self.setting.ctx, self.setting.chunks)
+        return evaluate.split_text(token_ids, self.setting.ctx, self.setting.chunks)
 
     def scores(self, file: Path) -> dict[str, tuple[PositionScores, int]]:
-        """Return a file's scores against the reference model per text, and the positions of a
-        chunk.
+        """Return for each text the scores of a file against the reference model, and the number of
+        scored positions of a chunk.
         """
-        found, bases = {}, {name: np.load(self._base(name), mmap_mode="r") for name in self.texts}
-        with self._opened(file) as (scorer, at_once):
+        results, base_logits = (
+            {},
+            {name: np.load(self._base(name), mmap_mode="r") for name in self.texts},
+        )
+        with self._open_scorer(file) as (scorer, at_once):
             for name, text in self.texts.items():
-                model = Told(scorer)
-                base = Stored(bases[name], model)
-                lanes = ThreadedScorer(scorer.n_vocab, self.setting.threads)
+                model = WidthRecorder(scorer)
+                base = StoredLogits(base_logits[name], model)
+                threaded_scorer = ThreadedScorer(scorer.n_vocab, self.setting.threads)
                 try:
-                    whole = evaluate.Evaluation(model, base, None, text, lanes)
-                    parts = []
-                    for numbers in groups(text, at_once[name]):
+                    evaluation = evaluate.Evaluation(model, base, None, text, threaded_scorer)
+                    partial_scores = []
+                    for numbers in chunk_groups(text, at_once[name]):
                         base.numbers = numbers
-                        parts += whole.score(numbers)[0]
+                        partial_scores += evaluation.score(numbers)[0]
                 finally:
-                    lanes.close()
-                found[name] = (PositionScores.join(parts), text.scored_count)
-        return found
+                    threaded_scorer.close()
+                results[name] = (PositionScores.join(partial_scores), text.scored_count)
+        return results
 
     def _base(self, name: str) -> Path:
-        """Return the file of the reference model's logits on a text, F32 `[chunks, positions,
-        words]` (.npy).
+        """Return the .npy file of the reference model's logits on a text, F32 `[chunks, positions,
+        vocabulary]`. It is made once and reused.
         """
         text = self.texts[name]
         identity = (
@@ -229,21 +264,21 @@ class Judge:
         if out.exists():
             return out
         out.parent.mkdir(exist_ok=True)
-        part = out.with_suffix(".part")
-        with self._opened(self.teacher) as (scorer, at_once):
+        partial = out.with_suffix(".part")
+        with self._open_scorer(self.teacher) as (scorer, at_once):
             shape = (text.count, text.scored_count, scorer.n_vocab)
-            kept = np.lib.format.open_memmap(part, "w+", np.float32, shape)
-            for numbers in groups(text, at_once[name]):
+            stored = np.lib.format.open_memmap(partial, "w+", np.float32, shape)
+            for numbers in chunk_groups(text, at_once[name]):
                 at = 0
                 for block in scorer.blocks(text.ids[numbers]):
-                    kept[numbers[0] : numbers[-1] + 1, at : at + block.shape[1]] = block
+                    stored[numbers[0] : numbers[-1] + 1, at : at + block.shape[1]] = block
                     at += block.shape[1]
-            kept.flush()
-        part.replace(out)
+            stored.flush()
+        partial.replace(out)
         return out
 
     @contextmanager
-    def _opened(self, file: Path) -> Iterator[tuple[chunk_scorer.ChunkScorer, dict[str, int]]]:
+    def _open_scorer(self, file: Path) -> Iterator[tuple[chunk_scorer.ChunkScorer, dict[str, int]]]:
         subject = prepare_side(file, self.options, self.ui)
         at_once = {
             name: chunk_scorer.chunks_per_pass(
@@ -255,37 +290,41 @@ class Judge:
             yield scorer, at_once
 
 
-class Told:
-    """A scorer that remembers the number of positions of its last block."""
+class WidthRecorder:
+    """A scorer that passes on another scorer's blocks, and records the positions of the last one
+    as `width`.
+    """
 
     def __init__(self, scorer: chunk_scorer.ChunkScorer) -> None:
         self.scorer, self.width = scorer, 0
 
     def blocks(self, ids: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
-        """Yield the scorer's blocks."""
+        """Yield the blocks of logits that the scorer yields for the chunks `ids`."""
         for block in self.scorer.blocks(ids):
             self.width = block.shape[1]
             yield block
 
 
-class Stored:
-    """Stored logits as a scorer of the chunks `numbers`, in blocks as long as those of the other
-    scorer.
+class StoredLogits:
+    """A scorer that reads stored logits. Its blocks have as many positions as those of another
+    scorer, `recorder`, which must run in step with it. `numbers`: the chunks of the next pass.
     """
 
-    def __init__(self, logits: NDArray[np.float32], beside: Told) -> None:
-        self.logits, self.beside, self.numbers = logits, beside, [0]
+    def __init__(self, logits: NDArray[np.float32], recorder: WidthRecorder) -> None:
+        self.logits, self.recorder, self.numbers = logits, recorder, [0]
 
     def blocks(self, ids: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
-        """Yield the stored logits of these chunks."""
-        kept, at = self.logits[self.numbers[0] : self.numbers[-1] + 1], 0
-        assert len(kept) == len(ids), (len(kept), len(ids))
-        while at < kept.shape[1]:
-            width = self.beside.width  # the last block may be shorter
-            yield kept[:, at : at + width]
+        """Yield the stored logits of the chunks `numbers` in blocks. `ids` are their tokens, of
+        which only the number of chunks is used.
+        """
+        logits, at = self.logits[self.numbers[0] : self.numbers[-1] + 1], 0
+        assert len(logits) == len(ids), (len(logits), len(ids))
+        while at < logits.shape[1]:
+            width = self.recorder.width  # the last block may be shorter
+            yield logits[:, at : at + width]
             at += width
 
 
-def groups(text: evaluate.TextChunks, at_once: int) -> list[list[int]]:
-    """Return the numbers of the chunks, grouped by pass."""
+def chunk_groups(text: evaluate.TextChunks, at_once: int) -> list[list[int]]:
+    """Return the numbers of all chunks of a text, grouped by forward pass of `at_once` chunks."""
     return [list(range(at, min(at + at_once, text.count))) for at in range(0, text.count, at_once)]

@@ -1,7 +1,7 @@
-"""The rows of compare.py: stored as they are made, compared with a baseline, printed as a table.
+"""Storage of compare.py's rows, their comparison with a baseline, and the printed table.
 
-A row is one file of one reference model, evaluated on every text. Its scores are stored next to the
-ledger, position by position, so that every figure can be computed again.
+A row is one quantized file of one reference model, evaluated on every text. The scores of all
+positions are stored next to the rows, so that every figure can be computed again.
 """
 
 import hashlib
@@ -18,15 +18,20 @@ from quant.evaluation.metrics import compute_metrics
 
 F64 = NDArray[np.float64]
 DRAWS = 4000  # draws of the bootstrap
-BYTES = 0.003  # files are of equal size within this share
+EQUAL_SIZE_SHARE = 0.003  # files whose sizes differ by at most this share count as equally large
 
 
 @dataclass(frozen=True)
 class Key:
-    """The identity of a row. `seed`: number of the calibration text, or -1 without one."""
+    """The identity of a row: all inputs on which its file and its scores depend.
+
+    `source`: digest of the reference model's file. `type`: file type. `seed`: number of the
+    calibration text, or -1 without calibration. `calibration`, `texts`: identities of the
+    calibration and of the evaluation (see `runs.Setting`).
+    """
 
     teacher: str
-    source: str  # digest of the reference model's file
+    source: str
     type: str
     method: str
     flags: str
@@ -36,24 +41,25 @@ class Key:
 
     @property
     def digest(self) -> str:
-        """Return the name of the row's scores."""
+        """A short hash of the key, which names the row's file of scores."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A finished file: bytes of its tensors, seconds and peak memory to make it, and the cost of
-    its statistics.
+    """A quantized file that was evaluated.
 
-    `equal`: for a baseline, how many tensors our default method makes with the same bytes, of how
-    many. `answers`: what an unmodified llama.cpp answered with the file, "" if it was not run.
+    `nbytes`: bytes of its tensors. `file_bytes`: including the header. `seconds`, `cpu`, `rss`:
+    cost of the quantization; CPU seconds depend less on other load than wall seconds.
+    `statistics_seconds`, `statistics_rss`: cost of the calibration. `equal`: for a baseline, how
+    many tensors have the same bytes as those of our default method, such as "40/40 equal".
+    `answers`: what an unmodified llama.cpp answered with the file, or "" if it was not run.
     """
 
     key: Key
     nbytes: int
-    file_bytes: int  # including names, vocabulary and the rest of the header
+    file_bytes: int
     seconds: float
-    # CPU seconds, which depend less on other load than `seconds`
     cpu: float
     rss: int
     statistics_seconds: float
@@ -64,54 +70,60 @@ class Row:
 
 
 class Ledger:
-    """Finished rows in a file of JSON lines, and their scores in a folder next to it."""
+    """The finished rows in a JSONL file, and their scores in a folder next to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder, folder / "rows.jsonl"
         (folder / "scores").mkdir(parents=True, exist_ok=True)
 
     def rows(self) -> dict[str, Row]:
-        """Return the rows by key digest; a later line replaces an earlier one, and a partial line
-        is ignored.
+        """Return the rows that have scores, by the digest of their key. A later line replaces an
+        earlier one with the same key. A partial line, left by a killed run, is ignored.
         """
-        found = {}
+        rows = {}
         for line in self.file.read_text().splitlines() if self.file.exists() else []:
             try:
                 raw = json.loads(line)
             except ValueError:
                 continue
             row = Row(**{**raw, "key": Key(**raw["key"])})
-            if self.place(row.key).exists():
-                found[row.key.digest] = row
-        return found
+            if self.scores_path(row.key).exists():
+                rows[row.key.digest] = row
+        return rows
 
     def add(self, row: Row, scores: dict[str, tuple[PositionScores, int]]) -> None:
-        """Store a row. `scores`: per text the scores, and the positions of a chunk."""
+        """Store a row. `scores`: for each text the scores, and the number of scored positions of a
+        chunk.
+        """
         arrays = {}
-        for name, (found, scored) in scores.items():
-            arrays[name] = np.stack([found.nll, found.base_nll, found.kld, found.same_top]).reshape(
-                4, -1, scored
-            )
-        # a unique name, because several runs may share the folder
-        part = self.place(row.key).with_suffix(".part.npz")
-        np.savez(part, **arrays)
-        part.replace(self.place(row.key))
+        for name, (text_scores, n_positions) in scores.items():
+            arrays[name] = np.stack(
+                [text_scores.nll, text_scores.base_nll, text_scores.kld, text_scores.same_top]
+            ).reshape(4, -1, n_positions)
+        # The name is unique, because several runs may share the folder.
+        partial = self.scores_path(row.key).with_suffix(".part.npz")
+        np.savez(partial, **arrays)
+        partial.replace(self.scores_path(row.key))
         with self.file.open("a") as file:
             file.write(json.dumps(asdict(row)) + "\n")
 
-    def place(self, key: Key) -> Path:
-        """Return the path of a row's scores."""
+    def scores_path(self, key: Key) -> Path:
+        """Return the path of the file with a row's scores."""
         return self.folder / "scores" / f"{key.digest}.npz"
 
     def scores(self, key: Key) -> dict[str, F64]:
-        """Return nll, base nll, divergence and same-top per text, F64 `[4, chunks, positions]`."""
-        with np.load(self.place(key)) as file:
+        """Return the scores of a row by text, F64 `[4, chunks, positions]`. The first axis has nll,
+        base_nll, kld and same_top (quant/evaluation/divergence.py).
+        """
+        with np.load(self.scores_path(key)) as file:
             return {name: file[name] for name in file.files}
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A method's mean divergence over its baseline's, with the 95 % interval over draws of chunks."""
+    """A method's mean divergence divided by its baseline's, with the ends of the 95 % bootstrap
+    interval over chunks.
+    """
 
     value: float
     low: float
@@ -122,38 +134,45 @@ class Ratio:
 
 
 def ratio(method: Sequence[F64], baseline: Sequence[F64]) -> Ratio:
-    """Compare the chunks' mean divergences, F64 `[chunks]`, one array per calibration text.
+    """Return the ratio of a method's to a baseline's mean divergence.
 
-    Chunks are drawn with replacement, the same ones for both sides and all calibration texts (a
-    paired bootstrap).
+    `method`, `baseline`: for each calibration text, the mean divergence of each chunk, F64
+    `[chunks]`. The interval is a paired bootstrap: chunks are drawn with replacement, the same
+    chunks for both sides and for all calibration texts.
     """
-    mine, other = np.mean(np.stack(method), axis=0), np.mean(np.stack(baseline), axis=0)
-    assert mine.shape == other.shape, (mine.shape, other.shape)
-    drawn = np.random.default_rng(1).integers(len(mine), size=(DRAWS, len(mine)))
-    low, high = np.percentile(mine[drawn].sum(1) / other[drawn].sum(1), [2.5, 97.5])
-    return Ratio(float(mine.sum() / other.sum()), float(low), float(high))
+    method_means, baseline_means = (
+        np.mean(np.stack(method), axis=0),
+        np.mean(np.stack(baseline), axis=0),
+    )
+    assert method_means.shape == baseline_means.shape, (method_means.shape, baseline_means.shape)
+    draws = np.random.default_rng(1).integers(len(method_means), size=(DRAWS, len(method_means)))
+    low, high = np.percentile(
+        method_means[draws].sum(1) / baseline_means[draws].sum(1), [2.5, 97.5]
+    )
+    return Ratio(float(method_means.sum() / baseline_means.sum()), float(low), float(high))
 
 
 def figures(scores: F64) -> tuple[str, str, str, str]:
-    """Return mean divergence ± standard error, 99.9th percentile, same-top, and ratio of
-    perplexities.
+    """Return the figures of one text as strings: mean divergence ± standard error, its 99.9th
+    percentile, the share of equal top tokens, and the ratio of perplexities. `scores`: F64 `[4,
+    chunks, positions]`.
     """
     flat = PositionScores(*scores.reshape(4, -1), np.zeros(scores[0].size))
-    against = compute_metrics(flat).comparison
-    assert against
+    comparison = compute_metrics(flat).comparison
+    assert comparison
     return (
-        f"{against.kld.value:.6f} ± {against.kld.error:.6f}",
-        f"{against.klds.percentiles[99.9]:.4f}",
-        f"{against.same_top.value:.2%}",
-        f"{against.ratio.value:.4f}",
+        f"{comparison.kld.value:.6f} ± {comparison.kld.error:.6f}",
+        f"{comparison.klds.percentiles[99.9]:.4f}",
+        f"{comparison.same_top.value:.2%}",
+        f"{comparison.ratio.value:.4f}",
     )
 
 
 def table(rows: Iterable[Row], ledger: Ledger, baseline: str) -> str:
-    """Return a Markdown table: the methods' figures by reference model, type and text.
+    """Return a Markdown table with a line for each reference model, file type, method and text.
 
-    The figures of a file are those of the first calibration text; "against" uses all texts that
-    both sides have.
+    The figures of a line are those of the first calibration text. The comparison with `baseline`
+    uses all calibration texts for which both methods have rows.
     """
     groups: dict[tuple[str, str], dict[str, list[Row]]] = {}
     for row in rows:
@@ -163,9 +182,9 @@ def table(rows: Iterable[Row], ledger: Ledger, baseline: str) -> str:
     lines = []
     for (teacher, kind), methods in groups.items():
         base = sorted(methods.get(baseline, ()), key=lambda row: row.key.seed)
-        for name, found in methods.items():
-            found.sort(key=lambda row: row.key.seed)
-            lines += _lines(teacher, kind, name, found, base, ledger)
+        for name, method_rows in methods.items():
+            method_rows.sort(key=lambda row: row.key.seed)
+            lines += _lines(teacher, kind, name, method_rows, base, ledger)
     head = (
         "teacher",
         "type",
@@ -186,25 +205,38 @@ def table(rows: Iterable[Row], ledger: Ledger, baseline: str) -> str:
 
 
 def _lines(
-    teacher: str, kind: str, name: str, found: Sequence[Row], base: Sequence[Row], ledger: Ledger
+    teacher: str,
+    kind: str,
+    name: str,
+    method_rows: Sequence[Row],
+    base: Sequence[Row],
+    ledger: Ledger,
 ) -> Iterable[str]:
-    first, scores = found[0], [ledger.scores(row.key) for row in found]
+    first, scores = method_rows[0], [ledger.scores(row.key) for row in method_rows]
     others = [(row, ledger.scores(row.key)) for row in base]
     for text in scores[0]:
-        told, seeds = "", str(len(found))
+        ratio_text, seeds = "", str(len(method_rows))
         pairs = [
-            (mine[text][2].mean(-1), other[text][2].mean(-1))
-            for row, mine in zip(found, scores, strict=True)
-            for beside, other in others
-            if row.key.seed in (beside.key.seed, -1) and mine[text].shape == other[text].shape
+            (own_scores[text][2].mean(-1), base_scores[text][2].mean(-1))
+            for row, own_scores in zip(method_rows, scores, strict=True)
+            for base_row, base_scores in others
+            if row.key.seed in (base_row.key.seed, -1)
+            and own_scores[text].shape == base_scores[text].shape
         ]
-        if pairs and found[0].key.method != base[0].key.method:
-            told = str(ratio([mine for mine, _ in pairs], [other for _, other in pairs]))
-            each = [mine.sum() / other.sum() - 1 for mine, other in pairs]
-            seeds = f"{len(found)}: " + ", ".join(f"{share:+.1%}" for share in each)
-        off = first.nbytes / base[0].nbytes - 1 if base else 0.0
-        size = f"{first.nbytes:,}" + (f" ({off:+.2%})" if abs(off) > BYTES else "")
-        took = f"{first.statistics_seconds:.0f} + {first.seconds:.1f}"
+        if pairs and method_rows[0].key.method != base[0].key.method:
+            ratio_text = str(
+                ratio(
+                    [own_scores for own_scores, _ in pairs],
+                    [base_scores for _, base_scores in pairs],
+                )
+            )
+            shares = [own_scores.sum() / base_scores.sum() - 1 for own_scores, base_scores in pairs]
+            seeds = f"{len(method_rows)}: " + ", ".join(f"{share:+.1%}" for share in shares)
+        size_difference = first.nbytes / base[0].nbytes - 1 if base else 0.0
+        size = f"{first.nbytes:,}" + (
+            f" ({size_difference:+.2%})" if abs(size_difference) > EQUAL_SIZE_SHARE else ""
+        )
+        seconds = f"{first.statistics_seconds:.0f} + {first.seconds:.1f}"
         yield (
             "| "
             + " | ".join(
@@ -215,9 +247,9 @@ def _lines(
                     text,
                     size,
                     *figures(scores[0][text]),
-                    told,
+                    ratio_text,
                     seeds,
-                    took,
+                    seconds,
                     f"{first.cpu:.1f}",
                     f"{max(first.rss, first.statistics_rss) / 2**20:.0f}",
                 )

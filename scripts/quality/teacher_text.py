@@ -1,7 +1,8 @@
-"""Training texts, held-out texts and tokenizer of train_teacher.py.
+"""The training texts, held-out texts and tokenizer of train_teacher.py.
 
-The texts are Wikipedia articles, tinyshakespeare, and Python's library with its language reference.
-The last tenth of every text is held out from training and calibration.
+There are three kinds of text: "wiki" (Wikipedia articles), "plays" (tinyshakespeare) and "code"
+(Python's library and its language reference). The last tenth of every text is not used for training
+and calibration, but held out for evaluation.
 """
 
 import json
@@ -12,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-HELD = 0.1  # share of every text that is held out at its end
-SHARES = {"wiki": 0.35, "plays": 0.2, "code": 0.45}  # of a batch's windows
+HELD_OUT_SHARE = 0.1  # share of every text that is held out at its end
+SHARES = {"wiki": 0.35, "plays": 0.2, "code": 0.45}  # share of a batch's windows
 END = "<|endoftext|>"
 SKIPPED = {
     "test",
@@ -25,78 +26,77 @@ SKIPPED = {
     "turtledemo",
     "ensurepip",
 }
-CALIBRATED = (
-    "wiki",
-    "code",
-)  # calibration uses no plays: they are the second domain of the evaluation
-PORTIONS, PORTION, PIECE = (
-    3,
-    200_000,
-    2_000,
-)  # calibration texts; characters of each kind in a text, and in a piece
+# Calibration uses no plays, so that the evaluation has a text of another domain.
+CALIBRATION_TEXTS = ("wiki", "code")
+PORTIONS = 3  # number of calibration texts
+PORTION_CHARS = 200_000  # characters of each kind in a calibration text
+PIECE_CHARS = 2_000  # characters of one kind in a row
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens of every text for training and held out, U16 `[tokens]`."""
+    """The tokens of every text by kind, U16 `[tokens]`: the training part and the held-out part."""
 
-    trained: dict[str, np.ndarray[Any, Any]]
-    held: dict[str, np.ndarray[Any, Any]]
+    training: dict[str, np.ndarray[Any, Any]]
+    held_out: dict[str, np.ndarray[Any, Any]]
 
     def batch(self, seed: int, step: int, tokens: int, ctx: int) -> np.ndarray[Any, Any]:
-        """Return the windows of one step, I64 `[windows, ctx + 1]`, each starting with the end
-        token; at least two.
+        """Return the windows of one training step, I64 `[windows, ctx + 1]`, each starting with the
+        end token (id 0). They depend on `seed` and `step` only. There are about `tokens` tokens,
+        but at least two windows.
         """
-        chance = np.random.default_rng((seed, step))
-        names = chance.choice(
-            list(self.trained), max(2, tokens // ctx), p=[SHARES[name] for name in self.trained]
+        rng = np.random.default_rng((seed, step))
+        names = rng.choice(
+            list(self.training), max(2, tokens // ctx), p=[SHARES[name] for name in self.training]
         )
         windows = np.zeros((len(names), ctx + 1), np.int64)
         for row, name in zip(windows, names, strict=True):
-            start = chance.integers(len(self.trained[name]) - ctx)
-            row[1:] = self.trained[name][start : start + ctx]
+            start = rng.integers(len(self.training[name]) - ctx)
+            row[1:] = self.training[name][start : start + ctx]
         return windows
 
 
-def prepare(source: Path, folder: Path, words: int) -> Corpus:
-    """Write the texts and the tokenizer to `folder`; return the tokens."""
+def prepare(source: Path, folder: Path, n_vocab: int) -> Corpus:
+    """Write the held-out texts, the calibration texts and the tokenizer to `folder`; return the
+    tokens of all texts. `source`: folder with the raw texts. `n_vocab`: size of the vocabulary.
+    """
     from tokenizers import Tokenizer
 
     (folder / "text").mkdir(parents=True, exist_ok=True)
-    trained, held = {}, {}
+    training, held_out = {}, {}
     for name, text in texts(source).items():
-        cut = text.rindex("\n", 0, int(len(text) * (1 - HELD))) + 1
-        trained[name], held[name] = text[:cut], text[cut:]
-        (folder / "text" / f"held-{name}.txt").write_text(held[name])
+        cut = text.rindex("\n", 0, int(len(text) * (1 - HELD_OUT_SHARE))) + 1
+        training[name], held_out[name] = text[:cut], text[cut:]
+        (folder / "text" / f"held-{name}.txt").write_text(held_out[name])
     for number in range(PORTIONS):
-        (folder / "text" / f"calibration-{number}.txt").write_text(portion(trained, number))
+        (folder / "text" / f"calibration-{number}.txt").write_text(portion(training, number))
     if not (folder / "tokenizer.json").exists():
-        learn(list(trained.values()), words, folder)
+        train_tokenizer(list(training.values()), n_vocab, folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def encoded(text: str) -> np.ndarray[Any, Any]:
         return np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.uint16)
 
     return Corpus(
-        *({name: encoded(text) for name, text in part.items()} for part in (trained, held))
+        *({name: encoded(text) for name, text in part.items()} for part in (training, held_out))
     )
 
 
-def portion(trained: dict[str, str], number: int) -> str:
-    """Return a calibration text: pieces of each kind in turn, from a range that no other portion
-    uses.
+def portion(training: dict[str, str], number: int) -> str:
+    """Return the calibration text `number`: short pieces of each kind in turn. Every calibration
+    text uses another range of the training texts.
     """
     pieces = []
-    for name in CALIBRATED:
-        start = (len(trained[name]) - PORTIONS * PORTION) // 2 + number * PORTION
-        stretch = trained[name][start : start + PORTION]
-        pieces.append([stretch[at : at + PIECE] for at in range(0, PORTION, PIECE)])
+    for name in CALIBRATION_TEXTS:
+        start = (len(training[name]) - PORTIONS * PORTION_CHARS) // 2 + number * PORTION_CHARS
+        text = training[name][start : start + PORTION_CHARS]
+        pieces.append([text[at : at + PIECE_CHARS] for at in range(0, PORTION_CHARS, PIECE_CHARS)])
     return "\n".join(piece for turn in zip(*pieces, strict=True) for piece in turn)
 
 
 def texts(source: Path) -> dict[str, str]:
-    """Return texts by name. Code starts with the language reference, then files in the order of
-    their names.
+    """Return the raw texts by kind. "code" is the language reference, followed by the library's
+    files in a fixed random order.
     """
     library = Path(sysconfig.get_path("stdlib"))
     files = [
@@ -105,26 +105,28 @@ def texts(source: Path) -> dict[str, str]:
         if not SKIPPED & set(path.relative_to(library).parts)
     ]
     topics = library / "pydoc_data" / "topics.py"
-    spread = np.random.default_rng(0).permutation(
-        [path for path in files if path != topics]
-    )  # so that every kind is in the held-out part
-    code = [path.read_text(errors="replace") for path in spread]
+    # Shuffled, so that the held-out part has files from the whole library.
+    shuffled = np.random.default_rng(0).permutation([path for path in files if path != topics])
+    code = [path.read_text(errors="replace") for path in shuffled]
     return {
         "wiki": (source / "wiki.valid.tokens").read_text(),
         "plays": (source / "tinyshakespeare.txt").read_text(),
-        "code": "\n".join([prose(topics), *code]),
+        "code": "\n".join([language_reference(topics), *code]),
     }
 
 
-def prose(topics: Path) -> str:
-    """Return the language reference that `help()` shows, without its quoting."""
-    found: dict[str, object] = {}
-    exec(topics.read_text(), found)  # the file is part of Python and contains only a dict of texts
-    return "\n".join(str(text) for text in dict(found["topics"]).values())  # type: ignore[call-overload]
+def language_reference(topics: Path) -> str:
+    """Return the language reference, which `help()` shows, from Python's file of topics."""
+    namespace: dict[str, object] = {}
+    # The file is part of Python and contains only a dict of texts.
+    exec(topics.read_text(), namespace)
+    return "\n".join(str(text) for text in dict(namespace["topics"]).values())  # type: ignore[call-overload]
 
 
-def learn(texts: list[str], words: int, folder: Path) -> None:
-    """Train a byte-level BPE tokenizer like SmolLM's: single digits, GPT-2's word pattern."""
+def train_tokenizer(texts: list[str], n_vocab: int, folder: Path) -> None:
+    """Train a byte-level BPE tokenizer, and write it to `folder`. As in SmolLM, digits are single
+    tokens, and words are split by GPT-2's pattern.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -137,12 +139,11 @@ def learn(texts: list[str], words: int, folder: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=words, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
+        vocab_size=n_vocab, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
     )
-    evenly = [
-        text[: min(map(len, texts))] for text in texts
-    ]  # so that no kind of text dominates the vocabulary
-    tokenizer.train_from_iterator(evenly, trainer)
+    # Equally long parts, so that no kind of text dominates the vocabulary.
+    equal_parts = [text[: min(map(len, texts))] for text in texts]
+    tokenizer.train_from_iterator(equal_parts, trainer)
     end = tokenizer.token_to_id(END)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{END} $A", special_tokens=[(END, end)]

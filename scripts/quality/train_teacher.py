@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""Train a small Llama on local texts: a full-precision model whose rows fill k-quants' superblocks.
+"""Train a small Llama on local texts, as a full-precision reference model for quantization.
 
 usage: .venv/bin/python scripts/quality/train_teacher.py FOLDER --text TEXTS [--hidden 512]
        [--layers 4] [--steps 1500] [--device cpu|cuda|mps]
 
-Quantization is judged by how little a file's answers differ from the original's; random weights
-show nothing about that. TEXTS is a folder with wiki.valid.tokens and tinyshakespeare.txt; Python's
-library is the code text. The last tenth of each file is held out and written to FOLDER/text, with
-the calibration text from the training part. FOLDER becomes a Hugging Face checkpoint (config.json,
-model.safetensors, tokenizer.json) for `llmcli convert`.
+Quantization methods are compared by how much the logits of a file differ from the original's, which
+needs trained weights; random ones show nothing. The rows of all matrices are multiples of 256, so
+that they fill k-quants' superblocks. TEXTS is a folder with wiki.valid.tokens and
+tinyshakespeare.txt; Python's library is a third text. The last tenth of each text is held out and
+written to FOLDER/text, as are calibration texts from the training part. FOLDER becomes a Hugging
+Face checkpoint (config.json, model.safetensors, tokenizer.json) for `llmcli convert`.
 
-The same arguments give the same batches in the same order: a batch depends on (seed, step). A run
-that was stopped resumes from FOLDER/checkpoint.pt, which is written every minute. The learning rate
-is constant and falls only in the last fifth, so that a run can be shortened: stop it and start it
-with fewer --steps. Weights are stored in float32 and multiplied in --type; --type and the kind of
-processor change the result.
+The same arguments give the same batches in the same order. A run that was stopped resumes from
+FOLDER/checkpoint.pt, which is written every minute. The learning rate is constant until the last
+fifth of the steps, where it falls to zero. So a run can be shortened: stop it and start it with
+fewer --steps. Weights are stored in float32, and products are computed in --type; --type and the
+kind of processor change the result.
 """
 
 import argparse
@@ -36,49 +37,56 @@ if TYPE_CHECKING:
     import torch
 
 HEAD = 64  # values of an attention head
-FALL = 0.2  # share of the steps in which the learning rate falls and the context is doubled
+FALL_SHARE = 0.2  # share of the steps in which the learning rate falls and the context is doubled
 WARMUP = 50  # steps
-EVERY = 60.0  # seconds between checkpoints
-EPSILON, BASE = 1e-5, 10000.0  # of the norms; base of the rotation
+CHECKPOINT_SECONDS = 60.0  # seconds between checkpoints
+EPSILON = 1e-5  # of the RMS norms
+ROPE_BASE = 10000.0  # base of the rotary position embedding
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes that determine the tensors' shapes, and the context in tokens."""
+    """The sizes of a model: hidden and feed-forward size, blocks, vocabulary, and the training
+    context in tokens.
+    """
 
     hidden: int
     ffn: int
     layers: int
-    words: int
+    n_vocab: int
     ctx: int
 
     @property
     def heads(self) -> int:
-        """Return the number of query heads; there are half as many key and value heads."""
+        """The number of query heads."""
         return self.hidden // HEAD
 
     @property
     def kv(self) -> int:
-        """Return the number of key and value heads."""
+        """The number of key and value heads, half the number of query heads."""
         return self.heads // 2
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Return shapes by name as in Hugging Face's Llama; the embedding is also the head."""
-        found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.words, self.hidden)}
+        """Return the shape of every tensor by its name in Hugging Face's Llama. There is no output
+        head, because it is tied to the embedding.
+        """
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.n_vocab, self.hidden)
+        }
         for block in range(self.layers):
-            at, wide, narrow = f"model.layers.{block}", self.hidden, self.kv * HEAD
-            found |= {
-                f"{at}.input_layernorm.weight": (wide,),
-                f"{at}.self_attn.q_proj.weight": (wide, wide),
-                f"{at}.self_attn.k_proj.weight": (narrow, wide),
-                f"{at}.self_attn.v_proj.weight": (narrow, wide),
-                f"{at}.self_attn.o_proj.weight": (wide, wide),
-                f"{at}.post_attention_layernorm.weight": (wide,),
-                f"{at}.mlp.gate_proj.weight": (self.ffn, wide),
-                f"{at}.mlp.up_proj.weight": (self.ffn, wide),
-                f"{at}.mlp.down_proj.weight": (wide, self.ffn),
+            prefix, wide, narrow = f"model.layers.{block}", self.hidden, self.kv * HEAD
+            shapes |= {
+                f"{prefix}.input_layernorm.weight": (wide,),
+                f"{prefix}.self_attn.q_proj.weight": (wide, wide),
+                f"{prefix}.self_attn.k_proj.weight": (narrow, wide),
+                f"{prefix}.self_attn.v_proj.weight": (narrow, wide),
+                f"{prefix}.self_attn.o_proj.weight": (wide, wide),
+                f"{prefix}.post_attention_layernorm.weight": (wide,),
+                f"{prefix}.mlp.gate_proj.weight": (self.ffn, wide),
+                f"{prefix}.mlp.up_proj.weight": (self.ffn, wide),
+                f"{prefix}.mlp.down_proj.weight": (wide, self.ffn),
             }
-        return found | {"model.norm.weight": (self.hidden,)}
+        return shapes | {"model.norm.weight": (self.hidden,)}
 
     def config(self) -> dict[str, object]:
         """Return the content of config.json."""
@@ -91,10 +99,10 @@ class Shape:
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv,
             "head_dim": HEAD,
-            "vocab_size": self.words,
+            "vocab_size": self.n_vocab,
             "max_position_embeddings": 2 * self.ctx,
             "rms_norm_eps": EPSILON,
-            "rope_theta": BASE,
+            "rope_theta": ROPE_BASE,
             "hidden_act": "silu",
             "tie_word_embeddings": True,
             "attention_bias": False,
@@ -109,18 +117,18 @@ Weights = dict[str, "torch.Tensor"]
 
 
 def main() -> None:
-    """Prepare texts and tokenizer, train, write the checkpoint, print perplexities."""
-    asked = arguments()
+    """Parse the flags, prepare the texts, train, write the checkpoint and print perplexities."""
+    args = arguments()
     import torch
 
     torch.set_num_threads(1)
-    corpus = teacher_text.prepare(asked.text, asked.folder, asked.words)
-    shape = Shape(asked.hidden, asked.ffn or asked.hidden * 3, asked.layers, asked.words, asked.ctx)
-    master = train(asked, shape, corpus)
-    save(asked.folder, shape, master)
-    for name, held in corpus.held.items():
+    corpus = teacher_text.prepare(args.text, args.folder, args.words)
+    shape = Shape(args.hidden, args.ffn or args.hidden * 3, args.layers, args.words, args.ctx)
+    master = train(args, shape, corpus)
+    write_model(args.folder, shape, master)
+    for name, held_out in corpus.held_out.items():
         print(
-            f"held out {name}: perplexity {perplexity(shape, master, held):.2f} over windows of {2 * shape.ctx}"
+            f"held out {name}: perplexity {perplexity(shape, master, held_out):.2f} over windows of {2 * shape.ctx}"
         )
 
 
@@ -157,65 +165,69 @@ def arguments() -> argparse.Namespace:
         default=1,
         help="1 or 2: halves of a batch in parallel; the sums are the same",
     )
-    asked = parser.parse_args()
-    if asked.hidden % 256 or (asked.ffn or 0) % 256:
+    args = parser.parse_args()
+    if args.hidden % 256 or (args.ffn or 0) % 256:
         parser.error("--hidden and --ffn must be multiples of 256, as rows of k-quants are")
-    if asked.steps <= WARMUP:
+    if args.steps <= WARMUP:
         parser.error(f"--steps must be more than the {WARMUP} of the warm-up")
-    return asked
+    return args
 
 
-def draw(shape: Shape, seed: int) -> Weights:
-    """Return initial F32 weights: normal with 0.02; outputs to the residual are divided by sqrt(2 x
-    layers).
+def initial_weights(shape: Shape, seed: int) -> Weights:
+    """Return random initial F32 weights by name. The standard deviation is 0.02, divided by
+    sqrt(2 x layers) for the matrices whose output is added to the residual stream. Norms are 1.
     """
     import torch
 
-    chance = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     weights: Weights = {}
     for name, size in shape.tensors().items():
         if len(size) == 1:
             weights[name] = torch.ones(size)
             continue
-        spread = 0.02 / (
+        deviation = 0.02 / (
             (2 * shape.layers) ** 0.5 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1
         )
-        weights[name] = torch.randn(size, generator=chance) * spread
+        weights[name] = torch.randn(size, generator=generator) * deviation
     return weights
 
 
 def forward(shape: Shape, weights: Weights, tokens: "torch.Tensor") -> "torch.Tensor":
-    """Return logits `[windows, tokens, words]` of a Llama, as transformers' LlamaForCausalLM
-    computes them.
+    """Return the logits `[windows, tokens, vocabulary]` of a Llama for `tokens` `[windows,
+    tokens]`, computed as by transformers' LlamaForCausalLM.
     """
     import torch
     from torch.nn import functional
 
     windows, length = tokens.shape
     embedding = weights["model.embed_tokens.weight"]
-    turn = rotation(length, embedding)
+    cos_sin = rotation(length, embedding)
     hidden = embedding[tokens]
     mask = torch.full(
         (length, length), float("-inf"), dtype=hidden.dtype, device=hidden.device
     ).triu(1)
 
-    def normed(name: str) -> "torch.Tensor":
+    def normalize(name: str) -> "torch.Tensor":
         return functional.rms_norm(hidden, (shape.hidden,), weights[name], EPSILON)
 
-    def heads(at: str, seen: "torch.Tensor", count: int) -> "torch.Tensor":
+    def heads(weight_name: str, normalized: "torch.Tensor", count: int) -> "torch.Tensor":
         return (
-            functional.linear(seen, weights[at]).view(windows, length, count, HEAD).transpose(1, 2)
+            functional.linear(normalized, weights[weight_name])
+            .view(windows, length, count, HEAD)
+            .transpose(1, 2)
         )
 
     for block in range(shape.layers):
-        at = f"model.layers.{block}"
-        seen = normed(f"{at}.input_layernorm.weight")
-        query = turned(heads(f"{at}.self_attn.q_proj.weight", seen, shape.heads), turn) * HEAD**-0.5
-        key = turned(heads(f"{at}.self_attn.k_proj.weight", seen, shape.kv), turn)
-        value = heads(f"{at}.self_attn.v_proj.weight", seen, shape.kv)
-        query = query.reshape(
-            windows, shape.kv, 2 * length, HEAD
-        )  # both query heads of a group are adjacent
+        prefix = f"model.layers.{block}"
+        normalized = normalize(f"{prefix}.input_layernorm.weight")
+        query = (
+            rotate(heads(f"{prefix}.self_attn.q_proj.weight", normalized, shape.heads), cos_sin)
+            * HEAD**-0.5
+        )
+        key = rotate(heads(f"{prefix}.self_attn.k_proj.weight", normalized, shape.kv), cos_sin)
+        value = heads(f"{prefix}.self_attn.v_proj.weight", normalized, shape.kv)
+        # The two query heads that share a key head are adjacent.
+        query = query.reshape(windows, shape.kv, 2 * length, HEAD)
         scores = (query @ key.transpose(-1, -2)).view(windows, shape.kv, 2, length, length) + mask
         mixed = scores.softmax(-1).view(windows, shape.kv, 2 * length, length) @ value
         mixed = (
@@ -223,112 +235,126 @@ def forward(shape: Shape, weights: Weights, tokens: "torch.Tensor") -> "torch.Te
             .transpose(1, 2)
             .reshape(windows, length, shape.hidden)
         )
-        hidden = hidden + functional.linear(mixed, weights[f"{at}.self_attn.o_proj.weight"])
-        seen = normed(f"{at}.post_attention_layernorm.weight")
-        gate = functional.silu(functional.linear(seen, weights[f"{at}.mlp.gate_proj.weight"]))
-        gate = gate * functional.linear(seen, weights[f"{at}.mlp.up_proj.weight"])
-        hidden = hidden + functional.linear(gate, weights[f"{at}.mlp.down_proj.weight"])
-    return functional.linear(normed("model.norm.weight"), embedding)
+        hidden = hidden + functional.linear(mixed, weights[f"{prefix}.self_attn.o_proj.weight"])
+        normalized = normalize(f"{prefix}.post_attention_layernorm.weight")
+        gate = functional.silu(
+            functional.linear(normalized, weights[f"{prefix}.mlp.gate_proj.weight"])
+        )
+        gate = gate * functional.linear(normalized, weights[f"{prefix}.mlp.up_proj.weight"])
+        hidden = hidden + functional.linear(gate, weights[f"{prefix}.mlp.down_proj.weight"])
+    return functional.linear(normalize("model.norm.weight"), embedding)
 
 
 def rotation(length: int, like: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
-    """Return cosines and sines `[length, HEAD]` of the rotary embedding, in halves as Hugging Face
-    does.
+    """Return the cosines and sines `[length, HEAD]` of the rotary embedding in Hugging Face's
+    layout, where both halves of a head have the same angles. `like`: a tensor of the wanted type.
     """
     import torch
 
-    speed = BASE ** (-torch.arange(0, HEAD, 2, dtype=torch.float32) / HEAD)
+    speed = ROPE_BASE ** (-torch.arange(0, HEAD, 2, dtype=torch.float32) / HEAD)
     angle = torch.outer(torch.arange(length, dtype=torch.float32), speed).repeat(1, 2)
     return angle.cos().to(like), angle.sin().to(like)
 
 
-def turned(heads: "torch.Tensor", turn: "tuple[torch.Tensor, torch.Tensor]") -> "torch.Tensor":
-    """Return `heads` `[windows, heads, tokens, HEAD]` rotated by position."""
+def rotate(heads: "torch.Tensor", cos_sin: "tuple[torch.Tensor, torch.Tensor]") -> "torch.Tensor":
+    """Apply the rotary embedding to `heads` `[windows, heads, tokens, HEAD]`, and return them."""
     import torch
 
-    cosine, sine = turn
+    cosine, sine = cos_sin
     first, second = heads.chunk(2, -1)
     return heads * cosine + torch.cat((-second, first), -1) * sine
 
 
-def train(asked: argparse.Namespace, shape: Shape, corpus: teacher_text.Corpus) -> Weights:
-    """Return the F32 weights after the last step."""
+def train(args: argparse.Namespace, shape: Shape, corpus: teacher_text.Corpus) -> Weights:
+    """Train from the checkpoint, if there is one, to the last step; return the F32 weights."""
     import torch
 
     master = {
-        name: value.to(asked.device).requires_grad_()
-        for name, value in draw(shape, asked.seed).items()
+        name: value.to(args.device).requires_grad_()
+        for name, value in initial_weights(shape, args.seed).items()
     }
-    wide = [value for value in master.values() if value.dim() > 1]
-    thin = [value for value in master.values() if value.dim() == 1]
-    groups = [{"params": wide, "weight_decay": 0.1}, {"params": thin, "weight_decay": 0.0}]
-    adam = torch.optim.AdamW(groups, lr=asked.rate, betas=(0.9, 0.95), fused=True)
-    at = asked.folder / "checkpoint.pt"
-    step = resume(at, master, adam) if at.exists() else 0
-    saved, seen, began, fall = time.monotonic(), 0, time.monotonic(), int(asked.steps * (1 - FALL))
-    kind = getattr(torch, asked.type or products(asked.device))
-    with ThreadPoolExecutor(asked.threads) as pool:
-        while step < asked.steps:
-            rate = asked.rate * min(
-                1.0, (step + 1) / WARMUP, (asked.steps - step) / (asked.steps - fall)
+    matrices = [value for value in master.values() if value.dim() > 1]
+    vectors = [value for value in master.values() if value.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    adam = torch.optim.AdamW(groups, lr=args.rate, betas=(0.9, 0.95), fused=True)
+    checkpoint = args.folder / "checkpoint.pt"
+    step = load_checkpoint(checkpoint, master, adam) if checkpoint.exists() else 0
+    saved_at, n_tokens, began, fall_step = (
+        time.monotonic(),
+        0,
+        time.monotonic(),
+        int(args.steps * (1 - FALL_SHARE)),
+    )
+    dtype = getattr(torch, args.type or product_type(args.device))
+    with ThreadPoolExecutor(args.threads) as pool:
+        while step < args.steps:
+            rate = args.rate * min(
+                1.0, (step + 1) / WARMUP, (args.steps - step) / (args.steps - fall_step)
             )
             for group in adam.param_groups:
                 group["lr"] = rate
             batch = corpus.batch(
-                asked.seed, step, asked.batch, shape.ctx * (2 if step >= fall else 1)
+                args.seed, step, args.batch, shape.ctx * (2 if step >= fall_step else 1)
             )
-            loss = descend(pool, shape, master, torch.from_numpy(batch).to(asked.device), kind)
+            loss = compute_gradient(
+                pool, shape, master, torch.from_numpy(batch).to(args.device), dtype
+            )
             torch.nn.utils.clip_grad_norm_(master.values(), 1.0)
             adam.step()
             adam.zero_grad()
-            step, seen = step + 1, seen + batch.size
+            step, n_tokens = step + 1, n_tokens + batch.size
             if step % 20 == 0:
                 print(
-                    f"step {step} loss {loss:.4f} {seen / (time.monotonic() - began):.0f} tokens/s",
+                    f"step {step} loss {loss:.4f} {n_tokens / (time.monotonic() - began):.0f} tokens/s",
                     flush=True,
                 )
-            if time.monotonic() - saved > EVERY or step == asked.steps:
-                keep(at, master, adam, step)
-                saved = time.monotonic()
+            if time.monotonic() - saved_at > CHECKPOINT_SECONDS or step == args.steps:
+                save_checkpoint(checkpoint, master, adam, step)
+                saved_at = time.monotonic()
     return {name: value.detach().cpu() for name, value in master.items()}
 
 
-def products(device: str) -> str:
-    """Return the faster type of products: bfloat16, except on a CPU where torch emulates it."""
+def product_type(device: str) -> str:
+    """Return the type in which matrix products are fastest: bfloat16, or float32 on a CPU where
+    torch emulates bfloat16.
+    """
     import torch
 
-    found = torch.cpu.get_capabilities()
+    capabilities = torch.cpu.get_capabilities()
     return (
         "bfloat16"
-        if device != "cpu" or found.get("avx512_bf16") or found.get("amx_bf16")
+        if device != "cpu" or capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
         else "float32"
     )
 
 
-def descend(
+def compute_gradient(
     pool: ThreadPoolExecutor,
     shape: Shape,
     master: Weights,
     batch: "torch.Tensor",
-    kind: "torch.dtype",
+    dtype: "torch.dtype",
 ) -> float:
-    """Write the gradient of a batch `[windows, tokens + 1]` to `master`; return the mean loss.
+    """Write the gradient of a batch `[windows, tokens + 1]` to the F32 weights `master`, and return
+    the mean loss. `dtype`: type of the products.
 
-    Halves are computed separately and added in order, so that the sums do not depend on the number
-    of threads.
+    The halves of the batch are computed separately, in parallel if `pool` has two threads, and
+    added in order. So the sums do not depend on the number of threads.
     """
     import torch
     from torch.nn import functional
 
     halves = batch.chunk(2)
 
-    def half(part: "torch.Tensor") -> "tuple[float, tuple[torch.Tensor, ...]]":
-        weights = {name: value.detach().to(kind).requires_grad_() for name, value in master.items()}
+    def half_gradient(part: "torch.Tensor") -> "tuple[float, tuple[torch.Tensor, ...]]":
+        weights = {
+            name: value.detach().to(dtype).requires_grad_() for name, value in master.items()
+        }
         logits = forward(shape, weights, part[:, :-1])
         loss = functional.cross_entropy(logits.flatten(0, 1).float(), part[:, 1:].flatten())
         return float(loss.detach()), torch.autograd.grad(loss, list(weights.values()))
 
-    results = list(pool.map(half, halves))
+    results = list(pool.map(half_gradient, halves))
     for part, (_, gradients) in zip(halves, results, strict=True):
         for value, gradient in zip(master.values(), gradients, strict=True):
             share = gradient.float() * (len(part) / len(batch))
@@ -338,20 +364,20 @@ def descend(
     )
 
 
-def keep(at: Path, master: Weights, adam: Any, step: int) -> None:
-    """Write the state to a temporary file, then rename it."""
+def save_checkpoint(path: Path, master: Weights, adam: Any, step: int) -> None:
+    """Write the state of the training to a temporary file, then rename that to `path`."""
     import torch
 
-    part = at.with_suffix(".part")
-    torch.save({"step": step, "weights": master, "adam": adam.state_dict()}, part)
-    part.replace(at)
+    partial = path.with_suffix(".part")
+    torch.save({"step": step, "weights": master, "adam": adam.state_dict()}, partial)
+    partial.replace(path)
 
 
-def resume(at: Path, master: Weights, adam: Any) -> int:
-    """Load the state of a stopped run; return its step."""
+def load_checkpoint(path: Path, master: Weights, adam: Any) -> int:
+    """Load the state of a stopped run into `master` and `adam`; return its step."""
     import torch
 
-    state = torch.load(at, weights_only=True)
+    state = torch.load(path, weights_only=True)
     with torch.no_grad():
         for name, value in master.items():
             value.copy_(state["weights"][name])
@@ -360,17 +386,19 @@ def resume(at: Path, master: Weights, adam: Any) -> int:
     return int(state["step"])
 
 
-def save(folder: Path, shape: Shape, master: Weights) -> None:
-    """Write config.json and model.safetensors in F32."""
+def write_model(folder: Path, shape: Shape, master: Weights) -> None:
+    """Write config.json and model.safetensors (F32) to the folder."""
     from safetensors.torch import save_file
 
     (folder / "config.json").write_text(json.dumps(shape.config(), indent=1))
     save_file(master, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def perplexity(shape: Shape, weights: Weights, held: np.ndarray[Any, Any], most: int = 40) -> float:
-    """Return exp of the mean loss over the second halves of up to `most` windows, as
-    llama-perplexity does.
+def perplexity(
+    shape: Shape, weights: Weights, held_out: np.ndarray[Any, Any], max_windows: int = 40
+) -> float:
+    """Return the perplexity of held-out tokens. As in llama-perplexity, only the second half of
+    each window counts; a window has twice the training context. At most `max_windows` are used.
     """
     import torch
     from torch.nn import functional
@@ -378,8 +406,8 @@ def perplexity(shape: Shape, weights: Weights, held: np.ndarray[Any, Any], most:
     length = 2 * shape.ctx
     losses = []
     with torch.no_grad():
-        for start in range(0, min(len(held) // length, most) * length, length):
-            window = torch.from_numpy(held[start : start + length].astype(np.int64))
+        for start in range(0, min(len(held_out) // length, max_windows) * length, length):
+            window = torch.from_numpy(held_out[start : start + length].astype(np.int64))
             window[0] = 0
             logits = forward(shape, weights, window[None])[0, length // 2 - 1 : -1]
             losses.append(float(functional.cross_entropy(logits, window[length // 2 :])))

@@ -1,4 +1,6 @@
-"""llama.cpp contexts: random operations in a child process, so that an abort fails the test."""
+"""scripts/fuzz/context.py, in a process so that an abort of llama.cpp fails the test; and contexts
+of models with a sliding window.
+"""
 
 import json
 import subprocess
@@ -17,15 +19,15 @@ from tests.quant import tiny_gguf
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("more", [[], ["--streams"]], ids=["one pool", "a stream a sequence"])
-def test_random_operations_are_refused_or_do_what_the_reference_says(stories_gguf, more):
+@pytest.mark.parametrize("flags", [[], ["--streams"]], ids=["one pool", "a stream a sequence"])
+def test_random_operations_agree_with_the_reference(stories_gguf, flags):
     command = [
         sys.executable,
         ROOT / "scripts" / "fuzz" / "context.py",
         stories_gguf,
         "--operations",
         "1000",
-        *more,
+        *flags,
     ]
     done = subprocess.run(
         command,
@@ -55,15 +57,17 @@ def test_random_operations_are_refused_or_do_what_the_reference_says(stories_ggu
         ((-1,), (0,)),
     ],
 )
-def test_rows_that_do_not_follow_on_are_refused(positions, sequences):
-    reached = Positions(2)
-    reached.set_length(1, 5)
+def test_rows_that_do_not_continue_their_sequence_are_refused(positions, sequences):
+    lengths = Positions(2)
+    lengths.set_length(1, 5)
     with pytest.raises(AssertionError):
-        reached.check(batch_spans(positions, sequences))
+        lengths.check(batch_spans(positions, sequences))
 
 
-def test_a_window_that_has_moved_on_cannot_be_cut_back(tmp_path):
-    """Cut where the window is gone, llama.cpp keeps the dense layers' cells and loses the others'."""
+def test_trim_is_refused_behind_the_first_position_of_a_sliding_window(tmp_path):
+    """After such a trim, llama.cpp has the cells of the dense layers, but not those of the layers
+    with a window.
+    """
     path = tiny_gguf.gemma3(tmp_path / "m.gguf", hidden=128, layers=6)
     options = ContextOptions(1024, 128, 16, 1, 1, 1, "f32", "f32", "off")
     with open_model(path) as model, open_context(model, options) as context:
@@ -84,7 +88,7 @@ def test_a_window_that_has_moved_on_cannot_be_cut_back(tmp_path):
 
 
 @pytest.mark.parametrize(("slots", "rows"), [(1, 128), (3, 16)])
-def test_several_sequences_of_a_window_are_computed_a_micro_batch_at_a_time(tmp_path, slots, rows):
+def test_batch_of_several_sequences_with_a_window_is_one_micro_batch(tmp_path, slots, rows):
     path = tiny_gguf.gemma3(tmp_path / "m.gguf", hidden=128)
     with (
         open_model(path) as model,
@@ -98,14 +102,14 @@ def test_several_sequences_of_a_window_are_computed_a_micro_batch_at_a_time(tmp_
         context.decode(BatchRows([5] * rows, range(rows), [0] * rows, [False] * rows))
 
 
-def test_a_copy_goes_onto_a_sequence_that_ends_where_it_begins(stories_gguf):
+def test_copy_needs_a_target_that_ends_where_the_copied_range_begins(stories_gguf):
     with (
         open_model(stories_gguf) as model,
         open_context(model, ContextOptions(256, 32, 32, 3)) as context,
     ):
         context.decode(BatchRows([5, 6, 7, 8], range(4), [0] * 4, [False] * 4))
         context.copy(0, 1, 0, 3)
-        for wrong in (
+        for arguments in (
             (0, 1, 0, 4),
             (0, 1, 2, 4),
             (0, 2, 0, 5),
@@ -115,6 +119,6 @@ def test_a_copy_goes_onto_a_sequence_that_ends_where_it_begins(stories_gguf):
             (2, 1, 0, 1),
         ):
             with pytest.raises(AssertionError):
-                context.copy(*wrong)
+                context.copy(*arguments)
         context.copy(0, 1, 3, 4)
         assert [context.last_position(sequence) for sequence in range(3)] == [3, 3, -1]

@@ -1,4 +1,4 @@
-"""scripts/fuzz/files.py: a short run; every mutated file is read correctly or refused in one line."""
+"""scripts/fuzz/files.py: in a short run, every mutated file is read correctly or refused."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited through /proc and RLIMIT_AS")
-def test_mutated_files_are_read_right_or_refused() -> None:
+def test_mutated_files_are_read_correctly_or_refused() -> None:
     pytest.importorskip(
         "safetensors", reason="the safetensors library is not installed: nothing to compare with"
     )

@@ -1,4 +1,4 @@
-"""scripts/fuzz/http_requests.py: a short run against a test server; every request is answered or refused."""
+"""scripts/fuzz/http_requests.py: a short run against a test server, and the check of answers."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from tests.serve.http.test_errors import post
 
 @pytest.fixture(scope="module")
 def tiny(stories_gguf: Path) -> Iterator[Served]:
-    """Serve stories260K with a context that is large enough for tools."""
+    """A server of stories260K with a context that is large enough for tools."""
     options = RunOptions(ctx_size=2048, threads=1, threads_batch=1)
     with open_runner(stories_gguf, options, template=CHAT, slots=8, gpu_layers=0) as runner:
         with serving(runner, max_answer_tokens=8) as served:
@@ -37,7 +37,7 @@ def test_unchanged_requests_are_answered(tiny: Served) -> None:
     assert {label.split()[1] for label in counts} == {"200"}, counts
 
 
-def test_a_wrong_value_anywhere_is_answered_or_refused(tiny: Served) -> None:
+def test_requests_with_one_wrong_value_are_answered_or_refused(tiny: Served) -> None:
     requests = http_requests.cases()
     random.Random(5).shuffle(requests)
     counts, failures = asyncio.run(http_requests.fuzz(tiny.url, requests[:150], 8))

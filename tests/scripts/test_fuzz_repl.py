@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_random_keys_leave_the_repl_and_the_ledger_in_order(stories_gguf: Path, home: Path) -> None:
+def test_random_keys_leave_a_consistent_state(stories_gguf: Path, home: Path) -> None:
     command = [
         sys.executable,
         ROOT / "scripts" / "fuzz" / "repl.py",

@@ -1,4 +1,4 @@
-"""scripts/fuzz/websocket_grpc.py: a short run against a test server (WebSocket, gRPC, read-only paths)."""
+"""scripts/fuzz/websocket_grpc.py: a short run against a test server."""
 
 import asyncio
 import random
@@ -15,7 +15,7 @@ from tests.fixtures.server import CHAT, Served, serving
 
 @pytest.fixture
 def tiny(stories_gguf: Path) -> Iterator[Served]:
-    """Serve stories260K over HTTP and gRPC with a context that is large enough for tools."""
+    """A server of stories260K over HTTP and gRPC, with a context that is large enough for tools."""
     pytest.importorskip("grpc")
     options = RunOptions(ctx_size=2048, threads=1, threads_batch=1)
     with open_runner(stories_gguf, options, template=CHAT, slots=8, gpu_layers=0) as runner:
@@ -38,7 +38,7 @@ def test_wrong_requests_are_answered_or_refused(tiny: Served) -> None:
     )
 
 
-def test_what_a_message_cannot_carry_is_left_out() -> None:
+def test_values_that_a_message_cannot_hold_are_skipped() -> None:
     pytest.importorskip("grpc")
-    for seed in range(4):  # 10**400, which is no double, among the values
+    for seed in range(4):  # the values include 10**400, which is too large for a double
         assert len(list(websocket_grpc.grpc_messages(random.Random(seed), 200))) >= 600

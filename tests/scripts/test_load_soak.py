@@ -1,4 +1,4 @@
-"""scripts/load/soak.py: a short run against a test server leaves no sequences and no wrong answers."""
+"""scripts/load/soak.py: a short run against a test server, and the verdict about memory."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ def test_growth_is_distinguished_from_a_heap_that_fills() -> None:
         assert soak.growth(memory, requests)[0] == verdict
 
 
-def test_a_mixed_load_is_answered_rightly_and_leaves_nothing(tiny: Served) -> None:
+def test_mixed_load_has_no_wrong_answers_and_no_running_sequences_at_the_end(tiny: Served) -> None:
     tally = asyncio.run(
         soak.send_load(tiny.url, soak.requests_of_every_kind(True, 1), 30, 0.3, 0.1, 8, 1)
     )

@@ -1,4 +1,6 @@
-"""scripts/quality/table.py and compare.py: the rows and the table, with figures that are checked by hand."""
+"""scripts/quality/table.py and compare.py: storage of rows, and the table with figures computed by
+hand.
+"""
 
 import numpy as np
 import pytest
@@ -15,62 +17,62 @@ def row(method: str, seed: int = 0, nbytes: int = 1000) -> Row:
 
 
 def scores(kld: list[float]) -> dict[str, tuple[PositionScores, int]]:
-    """Chunks of two positions."""
+    """Return scores of one text whose divergences are `kld`, in chunks of two positions."""
     nll, some = np.full(len(kld), 2.0), np.array(kld)
     return {"wiki": (PositionScores(nll, nll, some, np.ones(len(kld)), np.zeros(len(kld))), 2)}
 
 
-def test_ratio_of_halved_chunks_is_a_half_without_doubt():
+def test_half_the_divergence_in_every_chunk_is_a_ratio_of_one_half():
     baseline = np.array([1.0, 3.0, 2.0])
-    found = ratio([baseline / 2], [baseline])
-    assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
+    result = ratio([baseline / 2], [baseline])
+    assert (result.value, result.low, result.high) == pytest.approx((0.5, 0.5, 0.5))
 
 
-def test_interval_of_a_ratio_holds_it_and_does_not_depend_on_the_run():
+def test_interval_contains_the_ratio_and_is_the_same_in_every_run():
     rng = np.random.default_rng(0)
     baseline, method = rng.random(50), rng.random(50)
-    found = ratio([method], [baseline])
-    assert found == ratio([method], [baseline])
-    assert found.low < method.sum() / baseline.sum() < found.high
+    result = ratio([method], [baseline])
+    assert result == ratio([method], [baseline])
+    assert result.low < method.sum() / baseline.sum() < result.high
 
 
-def test_ratio_joins_calibration_texts_before_chunks_are_drawn():
-    found = ratio(
+def test_ratio_averages_calibration_texts_before_chunks_are_drawn():
+    result = ratio(
         [np.array([1.0, 1.0]), np.array([3.0, 3.0])], [np.array([4.0, 4.0]), np.array([4.0, 4.0])]
     )
-    assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
+    assert (result.value, result.low, result.high) == pytest.approx((0.5, 0.5, 0.5))
 
 
-def test_rows_come_back_from_the_ledger_and_half_a_line_is_none(tmp_path):
+def test_ledger_returns_stored_rows_and_ignores_a_partial_line(tmp_path):
     ledger = Ledger(tmp_path)
     ledger.add(row("+ llama-imatrix"), scores([1.0, 2.0, 3.0, 4.0]))
     with ledger.file.open("a") as file:
         file.write('{"key": {"teach')
     again = Ledger(tmp_path)
-    (found,) = again.rows().values()
-    assert found == row("+ llama-imatrix")
-    assert again.scores(found.key)["wiki"][2].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    (result,) = again.rows().values()
+    assert result == row("+ llama-imatrix")
+    assert again.scores(result.key)["wiki"][2].tolist() == [[1.0, 2.0], [3.0, 4.0]]
 
 
-def test_row_without_scores_is_made_again(tmp_path):
+def test_row_without_scores_does_not_count(tmp_path):
     ledger = Ledger(tmp_path)
     ledger.add(row("search"), scores([1.0, 2.0]))
-    ledger.place(row("search").key).unlink()
+    ledger.scores_path(row("search").key).unlink()
     assert ledger.rows() == {}
 
 
-def test_table_holds_methods_against_the_baseline_seed_by_seed(tmp_path):
+def test_table_compares_methods_with_the_baseline_for_each_seed(tmp_path):
     ledger = Ledger(tmp_path)
     for seed in (0, 1):
         ledger.add(row("base", seed), scores([0.2, 0.2, 0.4, 0.4]))
         ledger.add(row("search", seed, nbytes=1004), scores([0.1, 0.1, 0.2, 0.2]))
     lines = table(ledger.rows().values(), ledger, "base").splitlines()
     assert lines[2].startswith("| tiny | Q4_K_M | base | wiki | 1,000 | 0.300000 ± ")
-    assert "| 1,004 (+0.40%) | 0.150000" in lines[3]  # not of equal size: told
+    assert "| 1,004 (+0.40%) | 0.150000" in lines[3]  # the difference in size is shown
     assert "| -50.0% [-50.0%, -50.0%] | 2: -50.0%, -50.0% | 3 + 2.0 | 1.5 | 2 |" in lines[3]
 
 
-def test_figures_are_those_of_quality():
+def test_figures_of_a_text():
     flat = np.array([[[2.0, 1.0]], [[1.5, 1.0]], [[0.5, 0.1]], [[0.0, 1.0]]])
     kld, top_rank, same, ppl = figures(flat)
     assert (
@@ -81,16 +83,16 @@ def test_figures_are_those_of_quality():
     )
 
 
-def test_row_from_before_files_were_asked_to_answer_is_one_that_was_not_asked(tmp_path):
+def test_row_without_the_field_answers_is_read(tmp_path):
     ledger = Ledger(tmp_path)
     ledger.add(row("search"), scores([1.0, 2.0]))
     ledger.file.write_text(ledger.file.read_text().replace(', "answers": ""', ""))
-    (found,) = ledger.rows().values()
+    (result,) = ledger.rows().values()
     assert '"answers"' not in ledger.file.read_text()
-    assert found.answers == ""
+    assert result.answers == ""
 
 
-def test_a_method_that_is_refused_is_told_with_why_and_kept_for_the_exit_code(
+def test_refused_method_is_reported_with_the_reason_and_recorded_for_the_exit_code(
     tmp_path, monkeypatch, capsys
 ):
     ledger, text = Ledger(tmp_path), tmp_path / "text"
@@ -101,12 +103,12 @@ def test_a_method_that_is_refused_is_told_with_why_and_kept_for_the_exit_code(
         key = work.key("Q4_K_M", method, "", seed)
         ledger.add(Row(key, 1000, 1050, 2.0, 1.5, 1 << 20, 0.0, 0, "", "v1"), scores([0.1, 0.2]))
 
-    def refused(*_):
+    def refuse(*_):
         raise Failed("1 of 2 tensors\nerror: --method gptq needs torch\nhint: install it")
 
-    monkeypatch.setattr(compare, "made", refused)
-    made = list(compare.rows(work, "Q4_K_M", {"gptq": ""}, range(1), []))
-    assert [key.method for key in made] == [compare.PLAIN, compare.BASELINE]
+    monkeypatch.setattr(compare, "make_file", refuse)
+    keys = list(compare.rows(work, "Q4_K_M", {"gptq": ""}, range(1), []))
+    assert [key.method for key in keys] == [compare.PLAIN, compare.BASELINE]
     assert work.refused == ["gptq"]
     assert (
         capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""scripts/quality/teacher_text.py and train_teacher.py: the order of training texts, and refused sizes."""
+"""scripts/quality/teacher_text.py and train_teacher.py: batches of training texts, calibration
+texts, refused sizes and product types.
+"""
 
 import subprocess
 import sys
@@ -72,4 +74,4 @@ def test_products_use_bfloat16_where_it_is_fast(device, has, kind, monkeypatch):
     from scripts.quality import train_teacher
 
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
-    assert train_teacher.products(device) == kind
+    assert train_teacher.product_type(device) == kind

@@ -1,4 +1,4 @@
-"""scripts/reference/stock_llama_cpp.py: accepted answers, and warnings that fail a file."""
+"""scripts/reference/stock_llama_cpp.py: which answers, warnings and exit codes fail a file."""
 
 import sys
 
@@ -32,7 +32,7 @@ def test_blank_is_no_answer():
         stock_llama_cpp.answered(" \n", "llama-server")
 
 
-def test_tool_that_ends_badly_fails_its_file(tmp_path, capsys, monkeypatch):
+def test_exit_code_of_a_tool_fails_the_file(tmp_path, capsys, monkeypatch):
     for tool in ("llama-cli", "llama-server"):
         (tmp_path / tool).write_text("#!/bin/sh\necho cannot load $2 >&2\nexit 3\n")
         (tmp_path / tool).chmod(0o755)

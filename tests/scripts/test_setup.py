@@ -1,4 +1,4 @@
-"""The set-up scripts: pinned versions, one wheel for each build, and clear errors.
+"""The set-up scripts: pinned versions, one wheel for each combination of build inputs, and errors.
 
 A fake `pip` replaces the real one, because a build takes minutes.
 """
@@ -43,7 +43,7 @@ out.mkdir()
 
 
 def pins() -> dict[str, Requirement]:
-    """Return the constraints of this platform by name."""
+    """Return the pinned versions for this platform from constraints.txt, by package name."""
     lines = (SCRIPTS / "constraints.txt").read_text().splitlines()
     found = [Requirement(line) for line in lines if line and not line.startswith("#")]
     return {
@@ -52,14 +52,16 @@ def pins() -> dict[str, Requirement]:
 
 
 def environment(folder: Path, pip: str = "works", **more: str) -> dict[str, str]:
-    """Return an environment with its own home, its own wheel cache and the fake pip."""
+    """Return environment variables with a home folder and a wheel cache in `folder`, and the fake
+    pip. `pip`: what it does ("works", "fails", "offline" or "hangs"). `more`: other variables.
+    """
     (folder / "fake" / "pip").mkdir(parents=True, exist_ok=True)
     (folder / "fake" / "pip" / "__init__.py").touch()
     (folder / "fake" / "pip" / "__main__.py").write_text(FAKE_PIP)
-    ours = ("CMAKE_ARGS", "LLMCLI_HOME", "CC", "CXX")
-    kept = {name: value for name, value in os.environ.items() if name not in ours}
+    removed = ("CMAKE_ARGS", "LLMCLI_HOME", "CC", "CXX")
+    inherited = {name: value for name, value in os.environ.items() if name not in removed}
     return (
-        kept
+        inherited
         | {
             "HOME": str(folder),
             "LLMCLI_WHEEL_CACHE": str(folder / "wheels"),
@@ -78,7 +80,7 @@ def build(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_constraints_name_versions_and_never_an_address() -> None:
+def test_constraints_have_versions_and_no_addresses() -> None:
     for line in (SCRIPTS / "constraints.txt").read_text().splitlines():
         assert (
             not line or line.startswith("# ") or re.fullmatch(r"[\w.-]+==[\w.+]+( ; .*)?", line)
@@ -93,7 +95,7 @@ def test_dependencies_are_pinned_within_their_range(wanted: Requirement) -> None
     assert wanted.specifier.contains(version)
 
 
-def test_indirect_dependencies_are_pinned_and_none_is_for_a_gpu() -> None:
+def test_indirect_dependencies_are_pinned_and_none_needs_a_gpu() -> None:
     seen: set[str] = set()
     todo = [*BASE]
     while todo:
@@ -148,13 +150,10 @@ def test_built_wheel_is_stored_and_reused(tmp_path: Path) -> None:
     again = build(
         environment(tmp_path, pip="fails", CMAKE_ARGS="-DGGML_CUDA=on", PATH=str(tmp_path))
     )
-    assert (again.returncode, again.stdout) == (
-        0,
-        first.stdout,
-    )  # without pip or a compiler
-    assert (
-        build(environment(tmp_path, pip="fails")).returncode == 1
-    )  # other options need another wheel
+    # The second call finds neither pip nor a compiler.
+    assert (again.returncode, again.stdout) == (0, first.stdout)
+    other_options = build(environment(tmp_path, pip="fails"))
+    assert other_options.returncode == 1  # other options need another wheel
 
 
 def test_terminal_shows_the_build_step(tmp_path: Path) -> None:
@@ -229,7 +228,9 @@ def test_interrupted_build_leaves_no_partial_files(tmp_path: Path) -> None:
 
 
 def checkout(folder: Path, python3: str | None) -> subprocess.CompletedProcess[str]:
-    """Run a copy of setup where the only Python is the given shell script, or where none exists."""
+    """Run a copy of scripts/setup where the only Python on the PATH is this shell script, or where
+    there is no Python if `python3` is None.
+    """
     shutil.copytree(SCRIPTS, folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
     tools = folder / "bin"

@@ -1,4 +1,4 @@
-"""The recorded chat uses every REPL command in a real pseudo-terminal."""
+"""scripts/transcript: the recorded chat uses every REPL command, and the terminal emulator."""
 
 import re
 import subprocess
@@ -35,7 +35,7 @@ def test_recorded_chat_uses_every_command(stories_gguf: Path, home: Path, tmp_pa
 
 
 def assert_complete(shown: str) -> None:
-    """Assert that every command is used and that no path of this machine is shown."""
+    """Assert that a transcript uses every command and shows no path of this machine."""
     typed = [line for line in shown.splitlines() if line.startswith(">>> ")]
     for command in commands().values():
         assert any(
@@ -47,7 +47,7 @@ def assert_complete(shown: str) -> None:
 
 
 def test_stored_transcript_uses_every_command() -> None:
-    """If commands have changed, run scripts/transcript/record.py smollm2.gguf -o docs/transcript.txt."""
+    """If it fails, run scripts/transcript/record.py smollm2.gguf -o docs/transcript.txt."""
     assert_complete((ROOT / "docs" / "transcript.txt").read_text(encoding="utf-8"))
 
 
