@@ -1,9 +1,8 @@
-"""Runs computing code on a separate thread, so that its OpenMP threads end with it.
+"""Run a computation on a separate thread, so that its OpenMP threads end with the thread.
 
-OpenMP keeps a team of threads for each thread that has computed, as long as that thread lives. When
-all teams together have more threads than there are processors, libgomp puts waiting threads to
-sleep between any two operations of a graph instead of letting them spin, which slows down every
-later pass.
+Each thread that has computed owns a team of OpenMP threads as long as it lives. When all teams
+together have more threads than the machine has processors, libgomp lets idle threads sleep between
+the operations of a graph instead of spinning. This slows down every later forward pass.
 """
 
 from collections.abc import Callable
@@ -14,8 +13,8 @@ T = TypeVar("T")
 
 
 def open_on_compute_thread(function: Callable[[], T]) -> T:
-    """Call `function` on a new thread and return its result. The thread ends after the call, and
-    its OpenMP team with it. Ctrl-C takes effect only when the thread has ended.
+    """Call `function` on a new thread and return its result. The thread and its OpenMP threads end
+    after the call. Ctrl-C takes effect only then.
     """
     with ThreadPoolExecutor(1, "llmcli-opening") as pool:
         return pool.submit(function).result()

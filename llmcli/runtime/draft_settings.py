@@ -1,11 +1,11 @@
-"""Opens what drafting needs, as --model-draft and --ngram-draft and this model, machine and cache
-allow.
+"""Prepare speculative decoding for a model: read the settings --model-draft and --ngram-draft, open
+the draft model, and measure the cost of passes.
 
-`auto` drafts only where drafting cannot change the text: on a CPU with quantized K and V, each row
-of a pass has, bit for bit, the logits of a single row (measured when the model is loaded), so a
-seed gives the same text with and without drafting. With a float cache llama.cpp computes a single
-row in another way than several, so another token may be chosen where two are almost equally likely;
-`on` and a draft model accept that.
+--ngram-draft auto drafts only where drafting cannot change the answer. This needs a CPU and
+quantized K and V: there, several tokens in one pass have bit for bit the logits that they would
+have one by one, which is measured when the model is loaded. With a float KV cache llama.cpp
+computes a single token differently from several. The answer may then change where two tokens are
+almost equally likely. --ngram-draft on and a draft model accept that.
 """
 
 from collections.abc import Iterator
@@ -36,23 +36,23 @@ FLOAT_TYPES = ("f32", "f16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings:
-    """Settings of drafting. `ngram`: whether to guess the tokens that followed the same text
-    earlier (auto, on, off). `model`: the file of a draft model.
-    """
+    """The user's settings of speculative decoding."""
 
-    ngram: str = "auto"
-    model: Path | None = None
+    ngram: str = "auto"  # one of NGRAM_DRAFT_MODES: whether to guess from repetitions in the text
+    model: Path | None = None  # the GGUF file of a draft model
 
     @property
     def is_requested(self) -> bool:
-        """Return whether the user asked for drafting."""
+        """Return whether the user has turned drafting on, so that it is not left to "auto"."""
         return self.ngram == "on" or self.model is not None
 
     def max_outputs(self, options: RunOptions, uses_gpu: bool) -> int:
-        """Return the maximum rows of logits in one pass; 1 when nothing can be drafted."""
+        """Return how many rows of logits a pass of one sequence may need. It is 1 when nothing can
+        be drafted with these options.
+        """
         return (
             MAX_PASS_ROWS
-            if self.is_requested or (self.ngram == "auto" and _exact(options, uses_gpu))
+            if self.is_requested or (self.ngram == "auto" and _can_be_exact(options, uses_gpu))
             else 1
         )
 
@@ -61,9 +61,9 @@ NO_DRAFTING = DraftSettings("off")
 
 
 def parse_ngram_draft(text: str) -> str:
-    """Return the value of --ngram-draft in lower case.
+    """Return `text`, a value of --ngram-draft, in lower case.
 
-    Raises UserError for an unknown value.
+    Raises UserError when it is not one of NGRAM_DRAFT_MODES.
     """
     if text.lower() not in NGRAM_DRAFT_MODES:
         raise UserError(
@@ -74,13 +74,16 @@ def parse_ngram_draft(text: str) -> str:
 
 
 def uses_gpu(gpu_layers: int) -> bool:
-    """Return whether a GPU computes any layer."""
+    """Return whether a GPU computes any layer. `gpu_layers`: the number of layers on the GPU, or a
+    negative number for all.
+    """
     return gpu_layers != 0 and free_gpu_bytes() is not None
 
 
-def _exact(options: RunOptions, gpu: bool) -> bool:
-    """Return whether, with these options, each row of a pass can equal a single row at any depth of
-    the context. Measuring alone cannot decide that, because it covers only a small depth.
+def _can_be_exact(options: RunOptions, gpu: bool) -> bool:
+    """Return whether several tokens in a pass can have the same logits as one by one, whatever the
+    length of the context. The measurement of a loaded model cannot decide this, because it covers
+    only a short context.
     """
     return (
         not gpu
@@ -98,12 +101,12 @@ def open_speculation(
     options: RunOptions,
     gpu_layers: int,
 ) -> Iterator[Speculation | None]:
-    """Open what drafting needs for an empty context. The result is None when drafting is off or
-    cannot pay.
+    """Create the drafters for a model and measure the cost of its passes in `context`, which must
+    be empty. Yield None when drafting is off or cannot save time.
 
-    The draft model is opened with the model's `options` and on the same devices. Raises UserError
-    when drafting was requested but the memory cannot drop tokens, and for a draft model with
-    another vocabulary.
+    A draft model is opened with the same `options` and on the same devices as the model. It is
+    closed after the `with` block. Raises UserError when the user has requested drafting for a model
+    with recurrent state, and when the draft model has another vocabulary.
     """
     if context.is_recurrent and settings.is_requested:
         raise UserError(
@@ -117,24 +120,30 @@ def open_speculation(
         return
     with ExitStack() as stack:
         draft = (
-            stack.enter_context(_draft(settings.model, header, context, options, gpu_layers))
+            stack.enter_context(
+                _open_draft_model(settings.model, header, context, options, gpu_layers)
+            )
             if settings.model
             else None
         )
-        curve = measure_pass_cost(context, output_rows)
-        exact_rows = curve.exact_rows if _exact(options, uses_gpu(gpu_layers)) else 0
+        cost = measure_pass_cost(context, output_rows)
+        exact_rows = cost.exact_rows if _can_be_exact(options, uses_gpu(gpu_layers)) else 0
         max_rows = output_rows if settings.is_requested and not options.reproducible else exact_rows
-        tools = DrafterResources(
+        resources = DrafterResources(
             settings.ngram == "on" or (settings.ngram == "auto" and max_rows > 0), draft, model
         )
-        kinds = sorted(drafters().values(), key=lambda kind: kind.order)
-        created = tuple(drafter for kind in kinds if (drafter := kind.create(tools)))
-        guesses = Speculation(created, curve, max_rows, exact_rows, options.reproducible)
-        yield guesses if created and _pays(curve, max_rows) else None
+        drafter_types = sorted(drafters().values(), key=lambda drafter_type: drafter_type.order)
+        created = tuple(
+            drafter for drafter_type in drafter_types if (drafter := drafter_type.create(resources))
+        )
+        speculation = Speculation(created, cost, max_rows, exact_rows, options.reproducible)
+        yield speculation if created and _pays(cost, max_rows) else None
 
 
 def draft_context_options(context: ContextOptions) -> ContextOptions:
-    """Return the options of the draft model's context, given those of the model's context."""
+    """Return the options of the draft model's context. `context`: those of the model's context,
+    which has the same length.
+    """
     return ContextOptions(
         context.n_ctx,
         CHUNK_TOKENS,
@@ -148,10 +157,14 @@ def draft_context_options(context: ContextOptions) -> ContextOptions:
 
 
 @contextmanager
-def _draft(
+def _open_draft_model(
     path: Path, header: ModelHeader, context: Context, options: RunOptions, gpu_layers: int
 ) -> Iterator[tuple[Context, PassCost]]:
-    """Open the draft model's context and measure the cost of its passes."""
+    """Open the draft model in the file `path`. Yield its context and the measured cost of its
+    passes. `header`, `context` and `options`: those of the model that it drafts for.
+
+    Raises UserError when the draft model has another vocabulary or a recurrent state.
+    """
     draft_header = read_header.read_header(path)
     load_checks.check_loadable(draft_header)
     require_same_vocabulary(header, draft_header)
@@ -162,11 +175,11 @@ def _draft(
         n_threads_batch=options.threads_batch or options.threads,
         flash_attn=options.flash_attn,
     )
-    wanted = draft_context_options(main_options)
+    context_options = draft_context_options(main_options)
     gpu_layers = -1 if gpu_layers else 0
     with (
         open_model(path, gpu_layers=gpu_layers, latent=draft_header.has_latent_attention) as model,
-        open_context(model, wanted) as draft_context,
+        open_context(model, context_options) as draft_context,
     ):
         if draft_context.is_recurrent:
             raise UserError(
@@ -177,12 +190,12 @@ def _draft(
         yield draft_context, measure_pass_cost(draft_context, PASS_ROWS[0])
 
 
-def _pays(curve: PassCost, most: int) -> bool:
-    """Return whether passes of some size, up to `most` rows, would pay if all their guesses were
-    right.
+def _pays(cost: PassCost, max_rows: int) -> bool:
+    """Return whether there is a size of passes, up to `max_rows` tokens, at which drafting saves
+    time if all guesses are right.
     """
     return any(
-        width * curve.single_seconds > MIN_GAIN * curve(width)
-        for width in PASS_ROWS
-        if width <= most
+        n_rows * cost.single_seconds > MIN_GAIN * cost(n_rows)
+        for n_rows in PASS_ROWS
+        if n_rows <= max_rows
     )

@@ -1,9 +1,10 @@
-"""Ctrl-C while C code runs, and around work that must not be left half done.
+"""Handle Ctrl-C: stop C code at once, or defer the KeyboardInterrupt while work must not be
+interrupted.
 
-Python's own SIGINT handler waits until the forward pass returns, which takes seconds for a long
-prompt, and then raises KeyboardInterrupt between any two lines. However, the interpreter writes to
-a wake-up descriptor as soon as a signal arrives; a thread waits for this and calls a function.
-Other signals that end a program (such as that of a closed terminal) stop an answer, too.
+Python runs its own SIGINT handler only when the C code of a forward pass has returned, which may
+take seconds, and then raises KeyboardInterrupt at an arbitrary line. But it writes to the wake-up
+descriptor as soon as a signal arrives. A thread here reads this descriptor and calls a function.
+Other signals that end a program, such as that of a closed terminal, are handled in the same way.
 """
 
 import signal
@@ -17,18 +18,19 @@ STOP_SIGNALS = {
     number for name in ("SIGINT", "SIGHUP", "SIGTERM") if (number := getattr(signal, name, None))
 }
 
-# deferred signals that were not handled yet; global, because signals belong to the whole process
-_waiting: list[int] = []
+# Numbers of deferred signals that are not handled yet. A global, because signals belong to the
+# process.
+_deferred_signals: list[int] = []
 
 
 @contextmanager
-def on_interrupt(act: Callable[[], None]) -> Iterator[None]:
-    """Call `act` from another thread for every Ctrl-C or other signal that ends a program, as long
-    as the block runs. Ctrl-C then raises no KeyboardInterrupt.
+def on_interrupt(action: Callable[[], None]) -> Iterator[None]:
+    """While the `with` block runs, call `action` for every Ctrl-C and every other signal in
+    STOP_SIGNALS. The call comes from another thread. Ctrl-C raises no KeyboardInterrupt.
 
-    If `defer_interrupts` deferred a Ctrl-C before the block, `act` is called at the start of the
-    block. Outside the main thread, where Python allows no signal handlers, the block runs
-    unchanged.
+    If `defer_interrupts` deferred a Ctrl-C before the block, `action` is called at the start of the
+    block. Outside the main thread nothing is changed, because Python allows signal handlers only
+    in the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -37,22 +39,22 @@ def on_interrupt(act: Callable[[], None]) -> Iterator[None]:
     writer.setblocking(False)
 
     def listen() -> None:
-        while number := reader.recv(1):  # receives every signal that Python handles
+        while number := reader.recv(1):  # a byte with the number of any signal that Python handles
             if number[0] in STOP_SIGNALS:
-                act()
+                action()
 
     thread = threading.Thread(target=listen, name="interrupt", daemon=True)
     thread.start()
-    old_handler = signal.signal(signal.SIGINT, _wait)
+    old_handler = signal.signal(signal.SIGINT, _defer)
     old_descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     try:
-        if _waiting:
-            act()
+        if _deferred_signals:
+            action()
         yield
     finally:
         signal.set_wakeup_fd(old_descriptor)
         signal.signal(signal.SIGINT, old_handler)
-        _waiting.clear()
+        _deferred_signals.clear()
         writer.close()  # the thread reads the end of the stream and stops
         thread.join()
         reader.close()
@@ -60,36 +62,42 @@ def on_interrupt(act: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Defer a Ctrl-C inside the block. It takes effect in the next `on_interrupt` or
-    `allow_interrupts` inside the block, or else at the end of the block, which then raises
-    KeyboardInterrupt. All other code of the block is not interrupted.
+    """Defer a Ctrl-C while the `with` block runs, so that its code is not interrupted.
+
+    A deferred Ctrl-C takes effect at the next `on_interrupt` or `allow_interrupts` inside the
+    block. Without one, KeyboardInterrupt is raised at the end of the block. Outside the main thread
+    nothing is changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _waiting.clear()
-    before = signal.signal(signal.SIGINT, _wait)
+    _deferred_signals.clear()
+    old_handler = signal.signal(signal.SIGINT, _defer)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, old_handler)
     if pop_interrupt():
         raise KeyboardInterrupt
 
 
 def pop_interrupt() -> bool:
-    """Return whether a deferred Ctrl-C waits to be handled, and forget it."""
-    deferred = bool(_waiting)
-    _waiting.clear()
-    return deferred
+    """Return whether a Ctrl-C was deferred and not yet handled. The caller handles it: a second
+    call returns False.
+    """
+    is_deferred = bool(_deferred_signals)
+    _deferred_signals.clear()
+    return is_deferred
 
 
 @contextmanager
 def allow_interrupts() -> Iterator[None]:
-    """Inside `defer_interrupts`, let Ctrl-C raise KeyboardInterrupt at any line of this block."""
+    """Let Ctrl-C raise KeyboardInterrupt while the `with` block runs, inside a block of
+    `defer_interrupts`. A Ctrl-C that was deferred before raises it at once.
+    """
     if (
         threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is not _wait
+        or signal.getsignal(signal.SIGINT) is not _defer
     ):
         yield
         return
@@ -99,8 +107,9 @@ def allow_interrupts() -> Iterator[None]:
             raise KeyboardInterrupt
         yield
     finally:
-        signal.signal(signal.SIGINT, _wait)
+        signal.signal(signal.SIGINT, _defer)
 
 
-def _wait(number: int, frame: FrameType | None) -> None:
-    _waiting.append(number)
+def _defer(number: int, frame: FrameType | None) -> None:
+    """Record the signal `number` instead of handling it (a signal handler)."""
+    _deferred_signals.append(number)

@@ -1,4 +1,6 @@
-"""Ctrl-C during passes whose result is discarded: measuring, evaluating, calibrating."""
+"""Stop a forward pass at Ctrl-C and discard its result, as in measuring, evaluating and
+calibrating. (Answers use interrupt.py directly, because they keep their text so far.)
+"""
 
 import threading
 from collections.abc import Iterator
@@ -12,17 +14,17 @@ RETRY_SECONDS = 0.05  # seconds before the request to stop is repeated
 
 
 class Interruptible(Protocol):
-    """A context whose running pass can be stopped from another thread."""
+    """A llama.cpp context whose running pass can be stopped from another thread."""
 
     def interrupt(self) -> None: ...
 
 
 @contextmanager
 def interruptible(context: Interruptible) -> Iterator[None]:
-    """Let Ctrl-C stop the running pass and raise KeyboardInterrupt.
+    """Make Ctrl-C stop the passes of the `with` block and raise KeyboardInterrupt.
 
-    A pass that is almost complete does not see the request to stop. The request is therefore
-    repeated until a pass stops or the block ends, and then KeyboardInterrupt is raised.
+    A pass that is almost complete ignores a request to stop. So the request is repeated until a
+    pass stops or the block ends.
     """
     interrupted, finished = threading.Event(), threading.Event()
 

@@ -1,11 +1,13 @@
-"""Bytes of a KV cache, predicted from the file's header before anything is allocated.
+"""Predict the bytes of a KV cache from the header of a GGUF file, before anything is allocated, and
+whether llama.cpp would refuse the cache types.
 
-Covers attention layers: MHA, GQA, MQA, sliding windows, compressed keys (MLA), K and V of any cache
-type, one pool or a stream per sequence. The prediction is None where the cache follows other rules
-(recurrent state, shared or indexed caches).
+The prediction covers MHA, GQA, MQA, sliding windows and compressed keys (MLA), K and V of any cache
+type, and both layouts of the cells: one pool for all sequences, or a separate range of cells
+(stream) for each. There is no prediction for recurrent state and for caches that layers share or
+index.
 
-Source: src/llama-kv-cache.cpp, llama-kv-cache-iswa.cpp, load_swa_pattern and create_memory of
-src/llama-model.cpp, the refusals of llama_init_from_model in src/llama-context.cpp.
+Source: src/llama-kv-cache.cpp, src/llama-kv-cache-iswa.cpp, load_swa_pattern and create_memory in
+src/llama-model.cpp, and llama_init_from_model in src/llama-context.cpp.
 """
 
 from collections.abc import Mapping
@@ -15,8 +17,8 @@ from typing import Any
 from llmcli.errors import UserError
 from quant.gguf.header import GgufArray
 
-CELL_STEP = 256  # cells come in multiples of this
-MAX_LAYERS = 512  # llama-hparams.h
+CELL_STEP = 256  # llama.cpp allocates cells in multiples of this
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS in llama-hparams.h
 BLOCK_VALUES = 32  # values in a block of every quantized cache type
 
 # bytes of 32 values (ggml's block tables)
@@ -33,8 +35,9 @@ BYTES_PER_32 = {
 }
 FLOAT_TYPES = {"f32", "f16", "bf16"}
 
-# Sliding-window layers of files that do not list them: every n-th layer is dense, counted from the
-# end of the period, or from its start if the flag is set (src/models/*.cpp, load_swa_pattern).
+# Which layers have a sliding window, for files that do not list them. Of every n layers, one is
+# without a window: the last of the n, or the first if the flag is True (src/models/*.cpp,
+# load_swa_pattern).
 WINDOW_PERIODS = {
     "gemma2": (2, False),
     "gemma3": (6, False),
@@ -46,10 +49,11 @@ WINDOW_PERIODS = {
     "plamo3": (8, False),
     "afmoe": (4, False),
 }
-# Models with a default window size, and models that keep a window even when its size is 0.
+# Window sizes of files that name none. llama.cpp treats these architectures as windowed even if the
+# size is 0.
 ALWAYS_WINDOWED = {"gemma2": 4096, "gpt-oss": 0}
-# Models that attend to all tokens: llama.cpp disables the window of phi3 and reads none for the
-# others.
+# Architectures whose layers attend to all tokens. llama.cpp disables the window of phi3, and does
+# not read a window for the others.
 WINDOW_IGNORED_ARCHS = {
     "phi3",
     "llama",
@@ -64,10 +68,11 @@ WINDOW_IGNORED_ARCHS = {
     "deepseek2",
     "smollm3",
 }
-# If the file has `key_length_mla`, only compressed keys are stored, and values are computed from
-# them.
+# Architectures with MLA. If the file has `key_length_mla`, the cache has only compressed keys, from
+# which the values are computed.
 LATENT_ARCHS = {"deepseek2"}
-# Models without a cache: embedding models and models that write by diffusion (create_memory).
+# Architectures without a KV cache: embedding models, and models that write by diffusion
+# (create_memory).
 CACHELESS_ARCHS = {
     "bert",
     "jina-bert-v2",
@@ -84,6 +89,7 @@ CACHELESS_ARCHS = {
     "llada-moe",
     "rnd1",
 }
+# Metadata keys (after the architecture) of models whose cache is not predicted.
 UNPREDICTED_KEYS = (
     "ssm.",
     "wkv.",
@@ -95,42 +101,37 @@ UNPREDICTED_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """A layer's number of cells over all streams, and the bytes of its keys and values."""
+    """The predicted cache of one layer."""
 
-    layer: int
-    cells: int
+    layer: int  # number of the layer from 0
+    cells: int  # number of cells, over all streams
     k_bytes: int
     v_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The properties of a model that determine the size of its cache. Tuples have one entry per
-    layer.
-
-    `widest_v`: the largest entry that `v_values` would have if the layers of a prediction head were
-    included. `is_latent`: only keys are stored, and K and V have the same type.
+    """The properties of a model that determine the size of its KV cache. A tuple has one entry per
+    layer, without the layers that predict further tokens (nextn_predict_layers).
     """
 
-    k_values: tuple[int, ...]  # values per cell
-    v_values: tuple[int, ...]  # values per cell, zeros if latent
+    k_values: tuple[int, ...]  # numbers that a cell stores for K
+    v_values: tuple[int, ...]  # numbers that a cell stores for V; zeros if latent
     window: int  # tokens of the sliding window; 0 for none
-    is_windowed: tuple[bool, ...]
-    k_heads: tuple[int, ...]  # values of one head
-    v_heads: tuple[int, ...]
-    widest_v: int
-    is_latent: bool = False
+    is_windowed: tuple[bool, ...]  # whether the layer has the sliding window
+    k_heads: tuple[int, ...]  # numbers in the key of one head
+    v_heads: tuple[int, ...]  # numbers in the value of one head
+    widest_v: int  # the maximum of `v_values`, with the layers that predict further tokens
+    is_latent: bool = False  # MLA: only keys are stored, and K and V must have the same type
 
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """A predicted cache. `cells`: the cells of a layer without a sliding window. `bytes_per_token`:
-    the bytes of one cell in every layer.
-    """
+    """The predicted KV cache of a context."""
 
     layers: tuple[LayerKV, ...]
-    cells: int
-    bytes_per_token: int
+    cells: int  # number of cells of a layer without a sliding window
+    bytes_per_token: int  # bytes of one token's cells in all layers together
 
     @property
     def nbytes(self) -> int:
@@ -139,32 +140,35 @@ class KVCache:
 
 
 def read_shape(metadata: Mapping[str, Any]) -> CacheShape | None:
-    """Read the cache shape from GGUF metadata. Return None when the cache follows other rules or
-    the metadata is not valid.
+    """Return the cache shape of the model with this GGUF metadata. Return None when the model's
+    cache cannot be predicted, or when the metadata is not valid.
     """
     try:
-        return _shape(metadata)
+        return _read_shape(metadata)
     except (TypeError, ValueError):  # a string instead of a number, or a list that is too short
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """The attention settings of a header. Tuples have one entry per layer, with the layers of
-    prediction heads at the end.
+    """The attention settings in the metadata. The layers that predict further tokens
+    (nextn_predict_layers) are the last of the file's layers.
     """
 
-    n_layers: int  # number of layers without those of prediction heads
-    kv_heads: tuple[int, ...]
-    k_size: int  # values of a key, per head
-    v_size: int
-    windowed_k_size: int  # the same for layers with a sliding window
+    n_layers: int  # number of layers, without those that predict further tokens
+    kv_heads: tuple[int, ...]  # number of KV heads of every layer, with those layers
+    k_size: int  # numbers in a key of one head
+    v_size: int  # numbers in a value of one head
+    windowed_k_size: int  # `k_size` of the layers with a sliding window
     windowed_v_size: int
-    window: int
-    is_windowed: tuple[bool, ...]  # without the layers of prediction heads
+    window: int  # tokens of the sliding window; 0 for none
+    is_windowed: tuple[bool, ...]  # for each of the `n_layers` layers
 
 
-def _shape(metadata: Mapping[str, Any]) -> CacheShape | None:
+def _read_shape(metadata: Mapping[str, Any]) -> CacheShape | None:
+    """Return the cache shape like `read_shape`. Raises TypeError or ValueError when a value of the
+    metadata has the wrong type.
+    """
     arch = str(metadata.get("general.architecture", ""))
     if arch in CACHELESS_ARCHS or any(
         key.startswith(f"{arch}.{suffix}") for key in metadata for suffix in UNPREDICTED_KEYS
@@ -181,7 +185,9 @@ def _shape(metadata: Mapping[str, Any]) -> CacheShape | None:
 
 
 def _read_attention(arch: str, metadata: Mapping[str, Any]) -> _Attention | None:
-    """Read the sizes of attention. Return None when they are not valid."""
+    """Return the attention settings in the metadata. Return None when they are not valid, or when
+    it is unknown which layers have a sliding window.
+    """
     n_all = _number(arch, metadata, "block_count")
     n_layers = n_all - _number(arch, metadata, "nextn_predict_layers")
     if not 0 < n_layers <= n_all <= MAX_LAYERS:
@@ -194,7 +200,7 @@ def _read_attention(arch: str, metadata: Mapping[str, Any]) -> _Attention | None
     if arch not in WINDOW_IGNORED_ARCHS:
         default_window = ALWAYS_WINDOWED.get(arch, 0)
         window = _number(arch, metadata, "attention.sliding_window", default_window)
-    is_windowed = _windowed(arch, metadata, n_layers, window)
+    is_windowed = _windowed_layers(arch, metadata, n_layers, window)
     if is_windowed is None:
         return None
     head_size = _number(arch, metadata, "embedding_length") // heads[0]
@@ -213,7 +219,7 @@ def _read_attention(arch: str, metadata: Mapping[str, Any]) -> _Attention | None
 
 
 def _grouped_shape(attention: _Attention) -> CacheShape:
-    """Return the shape of MHA, GQA and MQA: keys and values of every KV head."""
+    """Return the cache shape of MHA, GQA and MQA, which store keys and values of all KV heads."""
     k_heads, v_heads = _head_sizes(attention)
     n_layers, n_extra = attention.n_layers, len(attention.kv_heads) - attention.n_layers
     v_sizes = (*v_heads, *(attention.v_size,) * n_extra)
@@ -230,7 +236,7 @@ def _grouped_shape(attention: _Attention) -> CacheShape:
 
 
 def _latent_shape(attention: _Attention) -> CacheShape:
-    """Return the shape of MLA: only compressed keys are stored."""
+    """Return the cache shape of MLA, which stores only compressed keys."""
     k_heads, v_heads = _head_sizes(attention)
     return CacheShape(
         k_values=_k_values(attention, k_heads),
@@ -245,12 +251,17 @@ def _latent_shape(attention: _Attention) -> CacheShape:
 
 
 def _k_values(attention: _Attention, k_heads: tuple[int, ...]) -> tuple[int, ...]:
+    """Return for each layer how many numbers a cell stores for K. `k_heads`: numbers in a key of
+    one head.
+    """
     kv_heads = attention.kv_heads[: attention.n_layers]
     return tuple(n * size for n, size in zip(kv_heads, k_heads, strict=True))
 
 
 def _head_sizes(attention: _Attention) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return for each layer the number of values of a key and of a value, per head."""
+    """Return two tuples with one entry per layer: how many numbers a key of one head has, and how
+    many a value has.
+    """
     return (
         tuple(
             attention.windowed_k_size if windowed else attention.k_size
@@ -264,12 +275,13 @@ def _head_sizes(attention: _Attention) -> tuple[tuple[int, ...], tuple[int, ...]
 
 
 def _number(arch: str, metadata: Mapping[str, Any], key: str, default: int = 0) -> int:
+    """Return the integer under `key` of the architecture, or `default` when the key is missing."""
     return int(metadata.get(f"{arch}.{key}", default))
 
 
 def without_windows(shape: CacheShape) -> CacheShape:
-    """Return the shape of the same model for a cache in which sliding windows keep every cell
-    (llama.cpp's swa_full).
+    """Return the shape of the same model for a context in which layers with a sliding window keep
+    the cells of all tokens (llama.cpp's swa_full).
     """
     return replace(shape, window=0, is_windowed=(False,) * len(shape.is_windowed))
 
@@ -285,11 +297,12 @@ def predict_cache(
     flash: bool = True,
     unified: bool = True,
 ) -> KVCache:
-    """Return the cache of a context of `n_ctx` tokens: one pool, or without `unified` a stream of
-    cells for each sequence.
+    """Return the predicted KV cache of a context of `n_ctx` tokens. `unified`: all sequences share
+    one pool of cells; otherwise each sequence has an equal share of the cells (a stream).
 
-    Without flash attention V is stored transposed, and every layer gets the width of the widest
-    layer. When llama.cpp decides about flash attention, a quantized V turns it on.
+    `flash`: False only when flash attention is off. V is then stored transposed, and V of every
+    layer has the width of the widest layer. When llama.cpp decides about flash attention, a
+    quantized V turns it on.
     """
     cells, streams = round_up_cells(n_ctx), 1
     if not unified:
@@ -312,11 +325,12 @@ def predict_cache(
 
 
 def find_refusal(shape: CacheShape, type_k: str, type_v: str) -> tuple[str, str] | None:
-    """Return why llama.cpp cannot use this cache, and a hint. Return None if it can.
+    """Return the reason why llama.cpp cannot use these cache types for this model, and a hint.
+    Return None if it can use them.
 
-    Two cases are refused here although llama.cpp accepts them: a quantized K without flash
-    attention when the size of a head is not a multiple of BLOCK_VALUES, for which llama.cpp
-    computes wrong results, and a window that no layer uses, at which it aborts.
+    Two cases are refused although llama.cpp does not report them. For a quantized K without flash
+    attention and a head size that is not a multiple of BLOCK_VALUES, llama.cpp computes wrong
+    results. For a window that no layer uses, it aborts the process.
     """
     if shape.window and not any(shape.is_windowed):
         return (
@@ -347,30 +361,33 @@ def find_refusal(shape: CacheShape, type_k: str, type_v: str) -> tuple[str, str]
 def check_cache(
     metadata: Mapping[str, Any], type_k: str, type_v: str, *, reproducible: bool = False
 ) -> None:
-    """Raise UserError when llama.cpp would refuse these cache types for this file. Called before
-    the file is loaded. `reproducible`: the types were chosen by the reproducible mode, so the hint
-    suggests no other types.
+    """Raise UserError when llama.cpp cannot use these cache types for the file with this metadata.
+    Call this before the file is loaded, because loading may take minutes. `reproducible`: the types
+    are required by --reproducible, so the hint does not suggest other types.
     """
-    form = read_shape(metadata)
-    if form and (reason := find_refusal(form, type_k, type_v)):
+    shape = read_shape(metadata)
+    if shape and (reason := find_refusal(shape, type_k, type_v)):
         raise UserError(
             reason[0], hint="leave out --reproducible for this model" if reproducible else reason[1]
         )
 
 
 def row_bytes(kind: str, values: int) -> int:
-    """Return the bytes of `values` numbers of the cache type `kind`."""
+    """Return the bytes of `values` numbers in the cache type `kind`, such as "q8_0"."""
     return values * BYTES_PER_32[kind] // BLOCK_VALUES
 
 
-def _windowed(
+def _windowed_layers(
     arch: str, metadata: Mapping[str, Any], layers: int, window: int
 ) -> tuple[bool, ...] | None:
+    """Return for each layer whether it has the sliding window. Return None when this is not known
+    for the architecture. `layers`: number of layers. `window`: tokens of the window, 0 for none.
+    """
     if not window and arch not in ALWAYS_WINDOWED:
         return (False,) * layers
     pattern = metadata.get(f"{arch}.attention.sliding_window_pattern")
     if pattern is not None and not isinstance(pattern, int):
-        flags = [bool(flag) for flag in _list(pattern)[:layers]]
+        flags = [bool(flag) for flag in _as_list(pattern)[:layers]]
         return (*flags, *(False,) * (layers - len(flags)))
     if arch not in WINDOW_PERIODS:
         return None
@@ -384,17 +401,19 @@ def _windowed(
 
 
 def _per_layer(value: Any, layers: int) -> tuple[int, ...]:
+    """Return a metadata value as one integer per layer. A single integer holds for all layers."""
     return (
         (int(value),) * layers
         if isinstance(value, int)
-        else tuple(int(entry) for entry in _list(value)[:layers])
+        else tuple(int(entry) for entry in _as_list(value)[:layers])
     )
 
 
-def _list(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
+    """Return the items of a list or of an array that is not read from the file yet."""
     return list(value.read_values() if isinstance(value, GgufArray) else value)
 
 
 def round_up_cells(cells: int) -> int:
-    """Return the cells that llama.cpp allocates: the next multiple of 256."""
+    """Return the number of cells that llama.cpp allocates for `cells`: the next multiple of 256."""
     return -(-cells // CELL_STEP) * CELL_STEP

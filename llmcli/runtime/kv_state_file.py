@@ -1,9 +1,10 @@
-"""The KV state of a sequence as a file: its tokens, llama.cpp's bytes, and the identity of the
-model and the settings that computed it.
+"""Save the KV state of a sequence to a file and restore it, so that a conversation can be resumed
+without computing its prompt again.
 
-Format: MAGIC; the length of the head (4 bytes, little endian); the head (JSON: identity, sizes,
-sha256); the tokens (int32); the state as llama_state_seq_get_data writes it. llama.cpp does not
-check the states that it is given, so a state that fails a check here is never passed to it.
+Format: MAGIC; the length of the head (4 bytes, little endian); the head (JSON: the identity of the
+model and its settings, sizes, sha256); the tokens (int32); the state as llama_state_seq_get_data
+writes it. llama.cpp does not check the bytes of a state, so everything is checked here before
+llama.cpp reads them.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.model_identity import content_hash, file_stamp
 from llmcli.runtime.runner import Runner
 
-DIFFERENCE_TEXTS = {
+DIFFERENCE_TEXTS = {  # by field of StateIdentity, for messages that begin with "it is"
     "model": "of another model file",
     "build": "of another build of llama.cpp",
     "type_k": "of another type of K",
@@ -34,26 +35,27 @@ DIFFERENCE_TEXTS = {
 
 @dataclass(frozen=True, slots=True)
 class StateIdentity:
-    """What must be equal for a KV state to be usable. `model` and `template`: hashes. `flash`:
-    False only when flash attention is off. `rotated`: quantized keys and values are rotated before
-    they are stored.
+    """The model and the settings with which a KV state was computed. A saved state is usable only
+    where all of them are equal.
     """
 
-    model: str
-    build: str
+    model: str  # hash of the model file
+    build: str  # version of llama.cpp
     type_k: str
     type_v: str
-    flash: bool
-    rotated: bool
-    template: str
+    flash: bool  # False only when flash attention is off
+    rotated: bool  # whether quantized keys and values are rotated before they are stored
+    template: str  # hash of the chat template
     reproducible: bool
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the identity as the dictionary that is written to the head of a file."""
+        """Return the identity as a dictionary, as it is written to the head of a state file."""
         return asdict(self)
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """Return descriptions of how a recorded identity differs from this one."""
+        """Return a description of each field in which `other`, the dictionary of another identity,
+        differs from this one.
+        """
         return [
             DIFFERENCE_TEXTS[name]
             for name, value in asdict(self).items()
@@ -62,8 +64,8 @@ class StateIdentity:
 
 
 def state_identity(runner: "Runner") -> StateIdentity | None:
-    """Return the identity of the states in a runner's cache, or None when the model file has
-    changed since it was loaded.
+    """Return the identity of the KV states that a runner computes. Return None when the model file
+    was changed or removed since it was loaded, because its hash would be wrong.
     """
     try:
         model = content_hash(runner.header)
@@ -86,40 +88,43 @@ def state_identity(runner: "Runner") -> StateIdentity | None:
 
 
 MAGIC = b"llmcliKV"
-MAX_HEAD_BYTES = 1 << 16  # maximum bytes of a head
+MAX_HEAD_BYTES = 1 << 16  # maximum length of a head; a longer one is not read
 Bytes = bytes | memoryview
 
 
 class UnusableState(Exception):
-    """A state that cannot be used; the message is the reason."""
+    """Raised for a saved state that cannot be used. The message is the reason, such as "it is
+    damaged".
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """The tokens of one sequence, and its KV state as llama.cpp writes it."""
+    """The tokens of a sequence and their KV state."""
 
     tokens: tuple[int, ...]
-    state: Bytes
+    state: Bytes  # as llama_state_seq_get_data writes it
 
 
 def copy_state(runner: Runner, tokens: Sequence[int]) -> SequenceState | None:
-    """Return a copy of the state of the slot that has the longest common prefix with `tokens`, or
-    None when no slot starts with the same token.
+    """Return a copy of the KV state of the slot (llama.cpp sequence id) whose cached tokens have
+    the longest common prefix with `tokens`. Return None when no slot starts with the same token.
     """
     ledger = runner.engine.ledger
-    slot, common = ledger.find_nearest(tokens)
+    slot, n_common = ledger.find_nearest(tokens)
     return (
         SequenceState(tuple(ledger.tokens[slot]), runner.context.read_state(slot))
-        if common
+        if n_common
         else None
     )
 
 
 def restore_state(runner: Runner, state: SequenceState, turn: int = 0) -> None:
-    """Restore a state into an idle slot. `turn`: the turn of the conversation that the state
-    belongs to.
+    """Restore a KV state into an idle slot of the runner. Do nothing when its tokens are still in
+    the cache. `turn`: number of the conversation turn with which the state ends.
 
-    Raises UnusableState when that is not possible; no slot holds the state then.
+    Raises UnusableState when the state does not fit or llama.cpp refuses it. No slot holds the
+    state then.
     """
     ledger, count = runner.engine.ledger, len(state.tokens)
     if count > ledger.size:
@@ -139,15 +144,17 @@ def restore_state(runner: Runner, state: SequenceState, turn: int = 0) -> None:
 
 def has_complete_state(runner: Runner, count: int) -> bool:
     """Return whether the saved state of a slot with `count` tokens contains the cells of all of
-    them. When sliding windows keep every cell, llama.cpp leaves the cells outside the window out of
-    a state (state_write_meta of llama-kv-cache.cpp), so a sequence restored from the state could
-    not be cut back.
+    these tokens.
+
+    With swa_full, the cache keeps the cells of all tokens, but llama.cpp leaves those outside the
+    sliding window out of a saved state (state_write_meta in llama-kv-cache.cpp). A sequence
+    restored from such a state cannot be shortened.
     """
     return runner.context.has_complete_states or count <= runner.model.n_swa
 
 
 def encode_state(state: SequenceState, identity: StateIdentity) -> list[Bytes]:
-    """Return the parts of a state file in order."""
+    """Return the contents of a state file, as pieces to be written one after another."""
     tokens = np.array(state.tokens, "<i4").tobytes()
     head = json.dumps(
         {
@@ -162,19 +169,19 @@ def encode_state(state: SequenceState, identity: StateIdentity) -> list[Bytes]:
 
 
 def read_state(file: BinaryIO, runner: Runner) -> SequenceState:
-    """Read a state from a file and check that it is intact and belongs to the runner's model and
-    settings.
+    """Read a KV state from an open state file, and check that it is intact and was computed with
+    the model and the settings of `runner`.
 
-    Raises UnusableState with the reason.
+    Raises UnusableState when it was not.
     """
-    head = _head(file)
-    here, recorded = state_identity(runner), head.get("world")
-    if here is None:
+    head = _read_head(file)
+    identity, recorded = state_identity(runner), head.get("world")
+    if identity is None:
         raise UnusableState("the model's file has changed since it was loaded")
     if not isinstance(recorded, Mapping):
         raise UnusableState("it is damaged: its header names no model")
-    if different := here.differences(recorded):
-        raise UnusableState(f"it is {', '.join(different)}")
+    if differences := identity.differences(recorded):
+        raise UnusableState(f"it is {', '.join(differences)}")
     count, nbytes = head.get("tokens"), head.get("state_bytes")
     if not isinstance(count, int) or not isinstance(nbytes, int) or count < 1 or nbytes < 1:
         raise UnusableState("it is damaged: its header has no sizes")
@@ -193,7 +200,10 @@ def read_state(file: BinaryIO, runner: Runner) -> SequenceState:
     return SequenceState(tuple(int(token) for token in ids), state)
 
 
-def _head(file: BinaryIO) -> dict[str, Any]:
+def _read_head(file: BinaryIO) -> dict[str, Any]:
+    """Read the start of a state file, and return its JSON head. Raises UnusableState when it is not
+    that of a state file.
+    """
     size = int.from_bytes(file.read(len(MAGIC) + 4).removeprefix(MAGIC), "little")
     raw = file.read(size) if size <= MAX_HEAD_BYTES else b""
     try:
@@ -206,6 +216,7 @@ def _head(file: BinaryIO) -> dict[str, Any]:
 
 
 def _digest(tokens: Bytes, state: Bytes) -> str:
+    """Return the SHA-256 of the tokens' bytes and the state, in hexadecimal."""
     digest = hashlib.sha256(tokens)
     digest.update(state)
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""What identifies a model file: a hash of its content, and stamps that detect changes."""
+"""Identify a model file by a hash of its contents, and detect that it has changed."""
 
 import hashlib
 from collections.abc import Sequence
@@ -8,14 +8,16 @@ from quant.model_file.model_header import ModelHeader
 
 SAMPLE_BYTES = 4096  # bytes read of each tensor
 
+# for each file its size, modification time in nanoseconds and inode
 FileStamp = tuple[tuple[int, int, int], ...]
 
 
 def content_hash(header: ModelHeader) -> str:
-    """Return a hash of a model: its whole header and some bytes from the middle of every tensor.
+    """Return the SHA-256, in hexadecimal, of a model's whole header and SAMPLE_BYTES bytes from the
+    middle of each tensor.
 
-    Another model, another quantization or a changed tensor gives another hash; the name and the
-    folder of the file do not matter. Only a few megabytes are read, even if the file has gigabytes.
+    Another model or another quantization has another hash. The name and the folder of the file do
+    not matter. Only a few megabytes are read, so it is fast for files of any size.
     """
     digest = hashlib.sha256()
     for path in header.files:
@@ -30,22 +32,22 @@ def content_hash(header: ModelHeader) -> str:
 
 
 def newest_mtime_ns(header: ModelHeader) -> int:
-    """Return when the newest of a model's files was last written, in nanoseconds. This detects
-    small edits that the samples of `content_hash` miss.
+    """Return the latest modification time of a model's files, in nanoseconds. It detects small
+    edits between the bytes that `content_hash` reads.
     """
     return max(path.stat().st_mtime_ns for path in header.files)
 
 
 def file_stamp(files: Sequence[Path]) -> FileStamp:
-    """Return the size, modification time and inode of each file, to detect changes; zeros for a
-    missing file.
+    """Return the size, modification time and inode of each file, to compare them later and detect
+    changes. A missing file has zeros.
     """
     stamps = []
     for path in files:
         try:
-            now = path.stat()
+            status = path.stat()
         except OSError:
             stamps.append((0, 0, 0))
         else:
-            stamps.append((now.st_size, now.st_mtime_ns, now.st_ino))
+            stamps.append((status.st_size, status.st_mtime_ns, status.st_ino))
     return tuple(stamps)

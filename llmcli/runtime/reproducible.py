@@ -1,16 +1,17 @@
-"""The reproducible mode: the same tokens give the same logits, bit for bit, in any batch.
+"""The mode --reproducible: the same tokens give the same logits, bit for bit, whatever else is in
+the batch.
 
-llama.cpp has several kernels for a product and chooses by the number of rows. The kernels round
-differently, and because inputs are quantized, a different last bit can become a difference of half
-a logit. A row becomes independent of its batch with
+llama.cpp chooses among several kernels for a matrix product by the number of tokens in a pass. The
+kernels round differently. Because the inputs of products are quantized, a difference in the last
+bit can grow to half a logit. The logits of a token do not depend on the batch with
 
-- quantized weights, whose rows are summed in the same way by all kernels, except for repacked
-  k-quants without AMX and for tiled k-quants from eight rows on,
-- a q8_0 cache with flash attention, for which llama.cpp has one way to compute where it has three
-  for f16,
-- cells in token order: no ring of a sliding window, and no holes that are filled.
+- quantized weights. All kernels sum them in the same order, except for repacked k-quants on CPUs
+  without AMX, and for the tiled kernels of k-quants from eight tokens on.
+- a q8_0 KV cache with flash attention. llama.cpp has a single method for it, but three for f16.
+- cells in the order of the tokens. So a sliding window keeps all cells, and no cell in the middle
+  of a sequence is reused.
 
-Because other machines have other kernels, every model is tested before it is used.
+Other machines have other kernels, so every model is tested when it is loaded.
 """
 
 from collections.abc import Iterator
@@ -44,33 +45,30 @@ GUARANTEE = (
     "threads and cache content; not on another CPU, build or GPU"
 )
 FLOAT_TYPES = ("F32", "F16", "BF16", "F64")
-LOOKUP_TENSORS = (
-    "token_embd.weight",
-    "position_embd.weight",
-    "token_types.weight",
-)  # rows of these are copied, not multiplied
-# Types whose repacked layout (AVX, NEON or RVV) gives other sums for four rows at once than for
-# four single rows, or was not measured.
+# Embedding tables. Their rows are copied, not multiplied.
+LOOKUP_TENSORS = ("token_embd.weight", "position_embd.weight", "token_types.weight")
+# Types whose repacked layout (AVX, NEON or RVV) gives other sums for four tokens at once than for
+# single tokens, or for which this was not measured.
 ROW_DEPENDENT_TYPES = ("Q4_K", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4")
-TRIAL_TOKENS = (
-    # number of tokens in the trial: k-quants change their kernel at eight rows, other types at two
-    # and four
-    9
-)
+# The test of a loaded model computes this many tokens, one by one and in passes of these sizes.
+# llama.cpp changes the kernel at eight tokens for k-quants, and at two and four for other types.
+TRIAL_TOKENS = 9
 TRIAL_SPLITS = ((9,), (2, 7), (4, 5), (8, 1))
 
 
 def with_required_options(options: RunOptions) -> RunOptions:
-    """Return the options with the values that the reproducible mode requires. The caller must have
-    refused conflicting choices already.
+    """Return the options with the values that --reproducible requires. They replace the user's
+    values, so the caller must first refuse a conflicting choice.
     """
-    chosen: Any = REQUIRED_OPTIONS
-    return replace(options, reproducible=True, **chosen)
+    required: Any = REQUIRED_OPTIONS
+    return replace(options, reproducible=True, **required)
 
 
 def check_model(header: ModelHeader) -> None:
-    """Raise UserError when the logits of this model depend on the batch with any options."""
-    multiplied = [tensor for tensor in header.tensors if _multiplied(tensor, header)]
+    """Raise UserError for a model that --reproducible cannot support: one with float weights, or
+    one that cannot use a q8_0 KV cache.
+    """
+    multiplied = [tensor for tensor in header.tensors if _is_multiplied(tensor, header)]
     floats = [tensor for tensor in multiplied if tensor.type in FLOAT_TYPES]
     if floats:
         first, mostly_floats = floats[0], 2 * len(floats) > len(multiplied)
@@ -87,7 +85,10 @@ def check_model(header: ModelHeader) -> None:
     kv_size.check_cache(header.metadata, CACHE_TYPE, CACHE_TYPE, reproducible=True)
 
 
-def _multiplied(tensor: TensorInfo, header: ModelHeader) -> bool:
+def _is_multiplied(tensor: TensorInfo, header: ModelHeader) -> bool:
+    """Return whether a tensor is the weight of a matrix product. The token embeddings are, if the
+    file has no separate output matrix.
+    """
     if sum(size > 1 for size in tensor.shape) < 2 or not tensor.name.endswith(".weight"):
         return False
     tied = not any(other.name == "output.weight" for other in header.tensors)
@@ -98,10 +99,12 @@ def _multiplied(tensor: TensorInfo, header: ModelHeader) -> bool:
 def open_reproducible(
     header: ModelHeader, options: ContextOptions
 ) -> Iterator[tuple[Model, Context]]:
-    """Open a model and a context in which the logits of a row do not depend on its batch.
+    """Open a model and a context in which the logits of a token do not depend on the other tokens
+    of the pass.
 
-    The fastest layout of the weights is tried first if it may work, then the layout of the file.
-    Raises UserError when no layout gives equal logits.
+    The weights are repacked for speed if the test passes with repacked weights, and otherwise stay
+    as they are in the file. Raises UserError when the test fails with both, and for a model with
+    recurrent state.
     """
     config.disable_tiled_kernels()
     can_repack = repacks_for_amx() or not any(
@@ -127,32 +130,32 @@ def open_reproducible(
 
 
 def is_batch_invariant(context: Context) -> bool:
-    """Return whether a few tokens give the same logits, bit for bit, one by one and in batches. The
-    context must be empty before, and is empty afterwards.
+    """Return whether TRIAL_TOKENS tokens give bit for bit the same logits one by one and in passes
+    of several tokens. The context must be empty. It is empty after the call.
     """
-    tokens = [
-        (7 + 101 * at) % context.n_vocab for at in range(min(TRIAL_TOKENS, context.n_ctx - 1))
-    ]
-    alone = _last(context, tokens, (1,) * len(tokens))
+    n_tokens = min(TRIAL_TOKENS, context.n_ctx - 1)
+    tokens = [(7 + 101 * index) % context.n_vocab for index in range(n_tokens)]
+    single_logits = _compute_last_logits(context, tokens, (1,) * len(tokens))
     return all(
-        _last(context, tokens, split) == alone
+        _compute_last_logits(context, tokens, split) == single_logits
         for split in TRIAL_SPLITS
         if max(split) <= context.n_batch
     )
 
 
-def _last(context: Context, tokens: list[int], split: tuple[int, ...]) -> bytes:
-    """Compute the tokens in passes of the sizes in `split`. Return the last token's logits as
-    bytes, in which NaN equals NaN and 0 differs from -0.
+def _compute_last_logits(context: Context, tokens: list[int], split: tuple[int, ...]) -> bytes:
+    """Compute the tokens in passes of the sizes in `split`. Return the logits of the last token as
+    bytes, because bytes also compare NaN and the sign of 0.
     """
     context.clear()
-    at = 0
+    start = 0
     logits = b""
     for count in split:
-        wants = [False] * (count - 1) + [True]
+        outputs = [False] * (count - 1) + [True]
+        end = start + count
         (row,) = context.decode(
-            BatchRows(tokens[at : at + count], range(at, at + count), [0] * count, wants)
+            BatchRows(tokens[start:end], range(start, end), [0] * count, outputs)
         )
-        logits, at = row.logits.tobytes(), at + count
+        logits, start = row.logits.tobytes(), end
     context.clear()
     return logits

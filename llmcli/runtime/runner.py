@@ -1,7 +1,8 @@
-"""An opened model file that can answer: model, context, engine and template.
+"""`Runner`: a model that is loaded and ready to answer, with its llama.cpp context, its engine and
+its chat template.
 
-All commands that compute use it. It encodes prompts, starts replies and reports the memory of its
-cache.
+All commands that run a model use it. It turns conversations and texts into prompts, starts replies,
+computes embeddings and reports the memory of the KV cache.
 """
 
 import time
@@ -36,37 +37,41 @@ from llmcli.runtime.sampling import logit_bias
 from llmcli.runtime.scoring.embedder import Embedder
 from llmcli.runtime.strategies.base import Speculation
 from llmcli.runtime.text.chat_template import ChatTemplate
-from llmcli.runtime.text.reasoning import HIDDEN_TAGS, THINKING_TAGS, ThinkingTags, find_opened_tags
+from llmcli.runtime.text.reasoning import (
+    CHANNEL_TAGS,
+    THINKING_TAGS,
+    ThinkingTags,
+    find_opened_tags,
+)
 from llmcli.types import Event, Message
 from quant.model_file import load_checks, model_header, read_header
 
-MAX_TAG_TOKENS = 16  # maximum tokens of a thinking tag at the end of a prompt
+MAX_TAG_TOKENS = 16  # maximum number of tokens of a thinking tag at the end of a prompt
 
 
 @dataclass(frozen=True, slots=True)
 class KVReport:
-    """The bytes of the KV cache, of the compute buffers and of the output buffer, and the cells in
-    use.
+    """The memory of a context, as `/kv` and `/metrics` show it.
 
-    `allocated_bytes` and `compute_bytes` are None when this build of llama.cpp cannot be queried.
-    `predicted_bytes` and `bytes_per_token` are None when the cache of this architecture cannot be
-    predicted.
+    `allocated_bytes` and `compute_bytes` are None when this build of llama.cpp does not report
+    memory. `predicted_bytes` and `bytes_per_token` are None when the cache of this architecture
+    cannot be predicted.
     """
 
     type_k: str
     type_v: str
-    bytes_per_token: int | None
-    cells: int
-    used_cells: int
-    predicted_bytes: int | None
-    allocated_bytes: int | None
-    compute_bytes: int | None
-    output_bytes: int
+    bytes_per_token: int | None  # bytes of one token in the KV cache
+    cells: int  # number of cells of the KV cache
+    used_cells: int  # cells that hold a token
+    predicted_bytes: int | None  # of the KV cache, predicted from the file's header
+    allocated_bytes: int | None  # of the KV cache, reported by llama.cpp
+    compute_bytes: int | None  # of the buffers for intermediate results
+    output_bytes: int  # of the buffer for logits
 
 
 class Reply:
-    """One or several answers to one prompt, in progress. Iterate over it for the events, then read
-    `answers`. stop() may be called from any thread.
+    """One or several answers to a prompt while they are generated. Iterate over the object to
+    generate them and get their events. Then read `answers`. A Ctrl-C ends the answers early.
     """
 
     def __init__(
@@ -77,10 +82,11 @@ class Reply:
         self._answers: dict[int, Answer] = {}
 
     def __iter__(self) -> Iterator[Event]:
-        """Yield events as they happen. Ctrl-C ends the answers, not the program.
+        """Compute passes until all answers are finished, and yield the events of each pass. Ctrl-C
+        ends the answers, not the program.
 
-        If the caller stops iterating, the answers end, too. Raises the UserError of an answer that
-        failed.
+        If the caller stops iterating, the answers are aborted. Raises the UserError of an answer
+        that failed.
         """
         try:
             with on_interrupt(self.stop):
@@ -94,51 +100,51 @@ class Reply:
                                 raise answer.error
                         yield event
         finally:
-            for one in self.ids:
-                self._engine.abort(one)
+            for sequence_id in self.ids:
+                self._engine.abort(sequence_id)
 
     def stop(self) -> None:
-        """End the answers within milliseconds and keep their text so far. Callable from any thread."""
-        for one in self.ids:
-            self._engine.cancel(one)
+        """Finish the answers with the text that they have so far, within milliseconds. This method
+        may be called from any thread.
+        """
+        for sequence_id in self.ids:
+            self._engine.cancel(sequence_id)
         self._context.interrupt()
 
     @property
     def answers(self) -> list[Answer]:
-        """Return the finished answers in the order of their seeds."""
+        """Return the finished answers in the order of their seeds. Read this only after the
+        iteration has ended.
+        """
         assert len(self._answers) == len(self.ids), "read the answers after the last event"
-        return [self._answers[one] for one in self.ids]
+        return [self._answers[sequence_id] for sequence_id in self.ids]
 
     @property
     def answer(self) -> Answer:
-        """Return the finished answer of the first seed."""
+        """Return the finished answer of the first seed, which is the only one without samples."""
         return self.answers[0]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedParts:
-    """The opened objects and settings from which a runner is made.
-
-    - `template`: None for a base model, which continues text.
-    - `load_ms`: milliseconds that opening took. `native_sampling`: sample with llama.cpp.
-    - `speculation`: None when nothing is drafted. `ngram_draft`: a value of --ngram-draft.
-    - `prefill_context`: a second context that computes prompts, or None.
-    """
+    """The opened objects and the settings from which a `Runner` is created."""
 
     header: model_header.ModelHeader
     model: Model
     context: Context
     options: RunOptions
-    template: ChatTemplate | None
-    load_ms: float
-    native_sampling: bool
-    speculation: Speculation | None = None
-    ngram_draft: str = "auto"
-    prefill_context: PrefillContext | None = None
+    template: ChatTemplate | None  # None for a base model, which continues text
+    load_ms: float  # milliseconds that opening took
+    native_sampling: bool  # whether to sample with llama.cpp's samplers where it has all steps
+    speculation: Speculation | None = None  # None when nothing is drafted
+    ngram_draft: str = "auto"  # the value of --ngram-draft
+    prefill_context: PrefillContext | None = None  # a second context that computes prompts
 
 
 class Runner:
-    """An open model, made by `open_runner`."""
+    """A loaded model that answers requests. Made by `open_runner`, and unusable after its `with`
+    block.
+    """
 
     def __init__(self, parts: OpenedParts) -> None:
         self.header, self.options, self.template = parts.header, parts.options, parts.template
@@ -162,11 +168,11 @@ class Runner:
         self._shape = kv_size.read_shape(parts.header.metadata)
         if self._shape and parts.options.reproducible:
             self._shape = kv_size.without_windows(self._shape)
-        # The sizes are read only once: they never change, and each query of llama.cpp leaks a few
-        # words.
-        allocated = context.memory_breakdown()
-        self._kv_bytes = allocated.context_bytes if allocated else None
-        self._compute_bytes = allocated.compute_bytes if allocated else None
+        # The sizes are read only once: they never change, and each query leaks a few bytes in
+        # llama.cpp.
+        breakdown = context.memory_breakdown()
+        self._kv_bytes = breakdown.context_bytes if breakdown else None
+        self._compute_bytes = breakdown.compute_bytes if breakdown else None
         # bytes of the context that computes prompts
         self.prefill_bytes = parts.prefill_context.nbytes if parts.prefill_context else 0
         self.pooling: str | None = None  # pooling of embeddings; None uses that of the file
@@ -174,19 +180,21 @@ class Runner:
 
     @property
     def n_ctx(self) -> int:
-        """Return how many tokens the context holds, prompt and answer together."""
+        """Return how many tokens the context can hold, prompt and answer together."""
         return self.context.n_ctx
 
     @property
     def can_generate(self) -> bool:
-        """Return whether the model writes text. A model without a cache only computes embeddings."""
+        """Return whether the model can generate text. A model without a KV cache can only compute
+        embeddings.
+        """
         return bool(self.context.memory)
 
     def embedder(self) -> Embedder:
-        """Return the embedder of this model. Call it on the engine's thread. The embedder's context
-        is created with its first text.
+        """Return the embedder of this model, which is created with the first call. Its context is
+        created with its first text. Call this method on the engine's thread.
 
-        Raises UserError for a model without embeddings.
+        Raises UserError under the conditions of embedder.resolve_pooling.
         """
         if self._embedder is None:
             self._embedder = Embedder(
@@ -196,54 +204,66 @@ class Runner:
 
     @property
     def embedding_bytes(self) -> int | None:
-        """Return the bytes of the embedder's context: 0 before the first text, None when this build
-        of llama.cpp cannot be queried.
+        """Return the bytes of the embedder's context. It is 0 before the first text, and None when
+        this build of llama.cpp does not report memory.
         """
         return self._embedder.nbytes if self._embedder else 0
 
     def close(self) -> None:
-        """Free the grammars and the embedder; `open_runner` frees the model and its context."""
+        """Free the grammars and the embedder. `open_runner` frees the model and its context."""
         self.native_grammars.close()
         if self._embedder is not None:
             self._embedder.close()
 
     def default_strategy(self, grammar: Grammar | None = None) -> str:
-        """Return the name of the strategy for a request without beam search."""
+        """Return the name of the decoding strategy for a request that does not ask for beam
+        search.
+        """
         return (
             "speculative" if self.engine.resources.speculation else "guided" if grammar else "plain"
         )
 
     @property
     def has_prompt_lookup(self) -> bool:
-        """Return whether the model was loaded with prompt lookup among its drafters."""
-        made = self._speculation
-        return made is not None and any(
-            drafter.name == PromptLookup.name for drafter in made.drafters
+        """Return whether the model was loaded with prompt lookup: a drafter that guesses from
+        repetitions in the text.
+        """
+        speculation = self._speculation
+        return speculation is not None and any(
+            drafter.name == PromptLookup.name for drafter in speculation.drafters
         )
 
     def set_ngram_draft(self, ngram: str) -> bool:
-        """Set --ngram-draft to `ngram` for later answers. Return False when it is "on" but the
-        model was loaded without prompt lookup.
+        """Use `ngram` (auto, on or off) as the value of --ngram-draft for later answers. Return
+        False, with nothing changed, when it is "on" but the model was loaded without prompt lookup.
         """
-        made, able = self._speculation, self.has_prompt_lookup
-        if ngram == "on" and not able:
+        loaded = self._speculation
+        if ngram == "on" and not self.has_prompt_lookup:
             return False
         self.ngram_draft = ngram
-        if made and able:
-            wanted = ngram == "on" or (ngram == "auto" and made.exact_rows > 0)
+        if loaded and self.has_prompt_lookup:
+            uses_lookup = ngram == "on" or (ngram == "auto" and loaded.exact_rows > 0)
             drafters = tuple(
-                one for one in made.drafters if wanted or one.name != PromptLookup.name
+                drafter
+                for drafter in loaded.drafters
+                if uses_lookup or drafter.name != PromptLookup.name
             )
-            most = made.exact_rows if ngram == "auto" and len(made.drafters) == 1 else made.max_rows
-            chosen = replace(made, drafters=drafters, max_rows=most) if drafters else None
-            self.engine.resources = replace(self.engine.resources, speculation=chosen)
+            max_rows = (
+                loaded.exact_rows
+                if ngram == "auto" and len(loaded.drafters) == 1
+                else loaded.max_rows
+            )
+            speculation = (
+                replace(loaded, drafters=drafters, max_rows=max_rows) if drafters else None
+            )
+            self.engine.resources = replace(self.engine.resources, speculation=speculation)
         return True
 
     def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
     ) -> tuple[int, ...]:
-        """Return a conversation as token ids, written by the model's template. `variables` are
-        passed to the template.
+        """Return the token ids of a conversation, rendered with the model's chat template. The
+        model must have one. `variables`: values of further template variables.
         """
         assert self.template is not None, "a base model has no template"
         return self.encode_prompt(
@@ -251,29 +271,29 @@ class Runner:
         )
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
-        """Return the text written by a template as token ids. There is only one BOS, even if both
-        the template and the file add one.
+        """Return the token ids of a text that the chat template rendered. The tokenizer adds no BOS
+        token if the template has written one.
         """
-        doubled = (
+        has_bos = (
             self.template is not None
             and bool(self.template.bos)
             and text.startswith(self.template.bos)
         )
         return tuple(
-            self.model.tokenize(text, special=True, add_special=not doubled and self.model.add_bos)
+            self.model.tokenize(text, special=True, add_special=not has_bos and self.model.add_bos)
         )
 
     def show_control_tokens(self, words: Iterable[str]) -> None:
-        """Show control tokens as text in answers if they are part of one of these words. Must be
-        called before the first answer.
+        """Include the control tokens of these words, such as the tags of function calls, in the
+        text of answers; normally control tokens are left out. Call this before the first answer.
         """
         for token in {token for word in words for token in self.model.tokenize(word, special=True)}:
             if self.model.is_control(token):
                 self.model.show_as_text(token)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        """Return plain text as token ids, after a BOS if the file asks for one. The names of
-        control tokens in the text are read as ordinary text.
+        """Return the token ids of plain text, with a BOS token before it if the file asks for one.
+        The names of control tokens in the text are read as ordinary text.
         """
         ids = self.model.tokenize(text, special=False, add_special=self.model.add_bos)
         if not ids and self.model.bos is not None:
@@ -281,20 +301,25 @@ class Runner:
         return tuple(ids)
 
     def opened_tags(self, tokens: Sequence[int]) -> ThinkingTags | None:
-        """Return the thinking tags that the prompt has opened at its end, or None."""
+        """Return the thinking tags whose opening tag ends the prompt `tokens`, or None. The answer
+        to such a prompt starts inside the thinking.
+        """
         tail = b"".join(self.model.piece(token, special=True) for token in tokens[-MAX_TAG_TOKENS:])
         return find_opened_tags(tail.decode("utf-8", "replace"))
 
     def reply(self, request: Request, samples: int = 1) -> Reply:
-        """Start one answer, or several answers to the same prompt.
+        """Start an answer to a request, or `samples` answers with different seeds. They are
+        generated while the caller iterates over the result.
 
-        Raises UserError when the request cannot be answered.
+        Raises UserError under the conditions of `check_request`.
         """
         self.check_request(request, samples)
         return Reply(self.engine, self.context, request, samples)
 
     def check_request(self, request: Request, samples: int = 1) -> None:
-        """Raise UserError for a request that this model and its context cannot answer."""
+        """Raise UserError when this model or its context cannot answer the request `samples` times,
+        for example because the prompt is too long.
+        """
         if not self.can_generate:
             raise no_cache_error(self.model.is_diffusion)
         logit_bias.check_biases(request.sampling["logit_bias"], self.model.n_vocab)
@@ -318,13 +343,14 @@ class Runner:
             self._refuse_samples(samples, count, request.max_tokens)
 
     def _refuse_samples(self, samples: int, prompt: int, max_tokens: int | None) -> None:
-        """Raise UserError when the samples do not fit the context. Without a limit of tokens, only
-        one token per sample must fit.
+        """Raise UserError when the context has too few cells for several samples. Without a limit
+        of tokens (`max_tokens` None), it is enough that one token of each sample fits. `prompt`:
+        the number of prompt tokens.
         """
-        each = (
-            1 if max_tokens is None else max(0, max_tokens - 1)
-        )  # the last token of an answer takes no cell
-        cells = (prompt if self.engine.ledger.can_fork else samples * prompt) + samples * each
+        # the last token of an answer takes no cell
+        answer_cells = 1 if max_tokens is None else max(0, max_tokens - 1)
+        prompt_cells = prompt if self.engine.ledger.can_fork else samples * prompt
+        cells = prompt_cells + samples * answer_cells
         if cells > self.n_ctx:
             length = "" if max_tokens is None else f" of {max_tokens} tokens"
             raise UserError(
@@ -334,7 +360,7 @@ class Runner:
             )
 
     def _refuse_beams(self, request: Request) -> None:
-        """Raise UserError when this context cannot run the beams."""
+        """Raise UserError when this context cannot run the request's beam search."""
         beams, count, window = request.search.beams, len(request.tokens), self.context.n_swa
         if beams > self.context.n_seq_max:
             raise TooManyBeams(beams, self.context.n_seq_max)
@@ -360,7 +386,9 @@ class Runner:
             )
 
     def kv_report(self) -> KVReport:
-        """Return the predicted and allocated bytes of the KV cache, and the cells in use."""
+        """Return the present memory of the context: predicted and allocated bytes, and the cells in
+        use.
+        """
         cache = self.predict_cache(self.options.cache_type_k, self.options.cache_type_v)
         return KVReport(
             self.options.cache_type_k,
@@ -377,8 +405,9 @@ class Runner:
     def predict_cache(
         self, type_k: str, type_v: str, n_ctx: int | None = None
     ) -> kv_size.KVCache | None:
-        """Return the predicted cache of this context with these types, and with `n_ctx` tokens if
-        given. Return None when it cannot be predicted or llama.cpp would refuse it.
+        """Return the predicted KV cache of a context like this one with other cache types, and with
+        `n_ctx` tokens if given. Return None when it cannot be predicted, or when llama.cpp would
+        refuse these types.
         """
         if self._shape is None or kv_size.find_refusal(self._shape, type_k, type_v):
             return None
@@ -397,7 +426,10 @@ class Runner:
 def context_options(
     options: RunOptions, slots: int, drafting: DraftSettings, gpu_layers: int
 ) -> ContextOptions:
-    """Return the options of the context. `options` must have ctx_size and threads."""
+    """Return the options of the llama.cpp context for these run options. `options` must have
+    ctx_size and threads. `slots`: the number of sequences. `gpu_layers`: the number of layers on
+    the GPU, or a negative number for all.
+    """
     assert options.ctx_size and options.threads, options
     outputs = max(
         drafting.max_outputs(options, uses_gpu(gpu_layers)), options.scoring_outputs + slots
@@ -436,22 +468,27 @@ def open_runner(
     drafting: DraftSettings = NO_DRAFTING,
     needs_text: bool = True,
 ) -> Iterator[Runner]:
-    """Check and load a GGUF, and yield its runner. `options` must have ctx_size and threads
-    (planning/resolve_options.py).
+    """Check and load a GGUF file, and yield its runner. Everything is freed after the `with` block.
 
-    `template`: replaces the file's chat template. `raw`: use no template. `drafting`: how tokens
-    are drafted. `needs_text`: False also accepts a model for embeddings only.
+    - `options`: must have ctx_size and threads (planning/resolve_options.py).
+    - `template`: the text of a chat template that replaces the file's. `raw`: use no template.
+    - `slots`: the number of sequences that can be computed at once.
+    - `gpu_layers`: the number of layers on the GPU, or a negative number for all.
+    - `needs_text`: whether the model must generate text. False also accepts a model that only
+      computes embeddings.
 
     Raises UserError for a file that is damaged or that llama.cpp does not run, for a model that
-    writes by diffusion, and, with `needs_text`, for a model that is for embeddings only.
+    writes by diffusion, and for an embedding model if `needs_text`.
     """
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     header = read_header.read_header(path)
     load_checks.check_loadable(header)
     kv_size.check_cache(header.metadata, options.cache_type_k, options.cache_type_v)
     if options.reproducible:
         reproducible.check_model(header)
-        if slots > 1:  # rejected drafts leave holes in the pool, which another sequence would fill
+        # With several sequences, the cells of rejected drafts would be reused by another sequence,
+        # and its cells would no longer be in the order of its tokens.
+        if slots > 1:
             drafting = NO_DRAFTING
     gemm_min_rows = gemm.choose_min_rows(
         options.gemm, slots, drafting.max_outputs(options, uses_gpu(gpu_layers)) > 1
@@ -460,7 +497,7 @@ def open_runner(
     opened = (
         reproducible.open_reproducible(header, context_settings)
         if options.reproducible
-        else _open(header, context_settings, gpu_layers)
+        else _open_model(header, context_settings, gpu_layers)
     )
     with ExitStack() as stack:
         stack.enter_context(gemm.enabled(gemm_min_rows))
@@ -468,7 +505,7 @@ def open_runner(
         if not context.memory:
             if needs_text or model.is_diffusion:
                 raise no_cache_error(model.is_diffusion)
-            drafting = NO_DRAFTING  # measuring the cost of drafts needs a cache
+            drafting = NO_DRAFTING  # drafting needs a KV cache
         prefill = (
             stack.enter_context(
                 prefill_context.open_prefill_context(model, context, context_settings, options)
@@ -487,7 +524,7 @@ def open_runner(
             context,
             options,
             template=ChatTemplate(str(source), bos=bos, eos=eos) if source else None,
-            load_ms=(time.perf_counter() - begun) * 1e3,
+            load_ms=(time.perf_counter() - start_time) * 1e3,
             native_sampling=native_sampling,
             speculation=speculation,
             ngram_draft=drafting.ngram,
@@ -499,28 +536,31 @@ def open_runner(
 
 
 @contextmanager
-def _open(
+def _open_model(
     header: model_header.ModelHeader, options: ContextOptions, gpu_layers: int
 ) -> Iterator[tuple[Model, Context]]:
+    """Open the model with this header, and a context for it."""
     opened = open_model(header.path, gpu_layers=gpu_layers, latent=header.has_latent_attention)
     with opened as model, open_context(model, options) as context:
         yield model, context
 
 
 def _tag_tokens(model: Model) -> set[int]:
-    """Return the control tokens that are part of thinking tags."""
-    words = [word for tags in THINKING_TAGS for word in (tags.opening, tags.closing)]
-    made = {
+    """Return the control tokens that are part of thinking tags. Answers must show them as text, so
+    that the thinking can be found there.
+    """
+    tag_texts = [text for tags in THINKING_TAGS for text in (tags.opening, tags.closing)]
+    tokens = {
         token
-        for word in words
-        for token in model.tokenize(word, special=True)
+        for text in tag_texts
+        for token in model.tokenize(text, special=True)
         if model.is_control(token)
     }
-    if any(model.piece(token, special=True) == b"<|channel|>" for token in made):
-        made |= {
+    if any(model.piece(token, special=True) == b"<|channel|>" for token in tokens):
+        tokens |= {
             token
-            for word in HIDDEN_TAGS
-            for token in model.tokenize(word, special=True)
+            for text in CHANNEL_TAGS
+            for token in model.tokenize(text, special=True)
             if model.is_control(token)
         }
-    return made
+    return tokens

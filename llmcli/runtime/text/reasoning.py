@@ -31,8 +31,8 @@ THINKING_TAGS = (
     ThinkingTags("◁think▷", "◁/think▷"),  # Kimi-VL
     ThinkingTags("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # gpt-oss
 )
-# tags that gpt-oss writes between the thinking and the reply, which displays leave out
-HIDDEN_TAGS = ("<|start|>", "<|end|>")
+# Tags that gpt-oss writes between the thinking and the reply, before the closing tag.
+CHANNEL_TAGS = ("<|start|>", "<|end|>")
 
 
 class ThinkingPiece(NamedTuple):
