@@ -1,4 +1,6 @@
-"""Asks a question, streams the answer, and prints notes and the timing."""
+"""Sends one message to the model and prints the answer, notes and the timing. Used by the input
+loop and by REPL commands that ask.
+"""
 
 from llmcli.chat import context_overflow
 from llmcli.chat.chat_session import ChatSession
@@ -11,7 +13,9 @@ FENCE = '"""'
 
 
 def ask_and_print(chat: ChatSession, text: str) -> Answer:
-    """Ask, stream the answer to stdout, then print notes and the timing on stderr."""
+    """Ask the question `text` and stream the answer to stdout. Then print on stderr its timing, and
+    notes if it is incomplete or has filled the context. Raises UserError as ChatSession.ask does.
+    """
     reply = chat.ask(text, chat.open_writer())
     for line in answer_report.report_lines(chat.runner, reply, chat.display.timing):
         print_dimmed(chat.ui, line)
@@ -23,5 +27,5 @@ def ask_and_print(chat: ChatSession, text: str) -> Answer:
 
 
 def strip_fences(text: str) -> str:
-    """Return the text between the fence at its beginning and the fence at its end."""
+    """Return a text of several lines without the triple quotes (FENCE) before and after it."""
     return text.strip().removeprefix(FENCE).removesuffix(FENCE).strip("\n")

@@ -1,8 +1,9 @@
-"""The KV cache by owner: system text, each turn, other sequences, free cells.
+"""Shows for what the cells of the KV cache are used: the system text, each turn of the
+conversation, other sequences, or nothing.
 
-The end of each turn is computed from the conversation as the template renders it. It may be off by
-a token if the model generated an answer with other tokens than the tokenizer would choose; the sum
-of all cells is exact.
+Where a turn ends in the cache is computed by tokenizing the conversation. The result can be wrong
+by a token, because a model can generate a text with other tokens than the tokenizer chooses for it.
+The sum of all cells is exact.
 """
 
 from collections.abc import Sequence
@@ -12,16 +13,17 @@ from itertools import pairwise
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.display.styles import draw_bar
 
-MAX_SHOWN_TURNS = 9  # the number of last turns listed separately
-DROPPED_LABEL = "not sent again"  # turns that were dropped stay in the cache until the next answer
+MAX_SHOWN_TURNS = 9  # number of last turns that are listed separately
+DROPPED_LABEL = "not sent again"  # dropped turns, which stay in the cache until the next answer
 SHARED_MARK, FREE_MARK = "=", "."
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSegment:
-    """The cells of one owner. `shared` of the `cells` are also used by other sequences.
+    """A number of KV cache cells that are used for the same purpose, such as one turn.
 
-    A shared cell is counted once.
+    `name`: the purpose. `mark`: the character that stands for it in a bar. `cells`: number of
+    cells. `shared`: how many of these cells also belong to other sequences of the engine.
     """
 
     name: str
@@ -31,7 +33,10 @@ class CacheSegment:
 
 
 def cache_segments(chat: ChatSession) -> list[CacheSegment]:
-    """Return the segments of the whole cache, oldest first; the last segment is the free cells."""
+    """Return all cells of the KV cache as segments: system text, turns from the oldest to the
+    newest, other sequences, free cells. If there are more than MAX_SHOWN_TURNS turns, the oldest
+    are one segment.
+    """
     occupied, tree = chat.runner.engine.ledger.cell_owners(), chat.conversation.tree
     latest, ends = occupied.latest_is_shared, chat.turn_ends()
     turns = tree.sent_turns()[: len(ends)] or tree.sent_turns()[-1:] or [1]
@@ -64,10 +69,13 @@ def cache_segments(chat: ChatSession) -> list[CacheSegment]:
 
 
 def draw_cache(segments: Sequence[CacheSegment], width: int = 40) -> str:
-    """Draw the cache as a bar, with `=` for shared cells; each segment gets at least one column."""
-    pieces = []
-    for part in segments:
-        if part.mark != FREE_MARK:
-            pieces += [(SHARED_MARK, part.shared), (part.mark, part.cells - part.shared)]
-    drawn = draw_bar(pieces, sum(part.cells for part in segments), width)
-    return f"[{drawn.ljust(width, FREE_MARK)}]"
+    """Draw the cache as a bar of `width` columns. Shared cells are drawn as `=`, free cells as `.`,
+    other cells as the mark of their segment. Every segment that is not empty gets at least one
+    column.
+    """
+    parts = []
+    for segment in segments:
+        if segment.mark != FREE_MARK:
+            parts += [(SHARED_MARK, segment.shared), (segment.mark, segment.cells - segment.shared)]
+    bar = draw_bar(parts, sum(segment.cells for segment in segments), width)
+    return f"[{bar.ljust(width, FREE_MARK)}]"

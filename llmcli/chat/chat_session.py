@@ -1,6 +1,7 @@
-"""A chat session: a conversation, the model that answers, and how a turn is answered.
+"""A chat session: a conversation together with the model that answers it. Builds prompts from the
+conversation, generates answers and adds them to the conversation.
 
-`chat`, `run` and the REPL's commands use it. Input and the terminal are handled elsewhere.
+The commands `chat` and `run` and all REPL commands use it. It reads no input (input_loop.py).
 """
 
 import time
@@ -29,25 +30,25 @@ from llmcli.ui import UI
 
 
 class ModelChoices(Protocol):
-    """The models that a chat can change to."""
+    """Opens another model for the command /model. Implemented by the `chat` command."""
 
     def list_names(self) -> Iterable[str]:
-        """Return the names that can be given as REF: catalog names and local models."""
+        """Return the model names that Tab offers: catalog names and local models."""
         ...
 
     def switch(self, ref: str, beams: int, use: Callable[[OpenedModel], None]) -> None:
-        """Open `ref` for up to `beams` beams, pass it to `use`, then close the previous model.
-
-        If anything raises, the previous model stays open.
+        """Open the model `ref` with enough sequences for `beams` beams, call `use` with it, then
+        close the previous model. If opening or `use` raises, the previous model stays open.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSpeed:
-    """The speed of one test: tokens per second over its repetitions.
+    """The result of a speed test such as "pp512" or "tg128", whose names are those of llama-bench.
 
-    For a generation test, `p50_ms` and `p99_ms` are milliseconds per token.
+    `per_second`, `std_per_second`: mean and standard deviation of tokens per second over the
+    repetitions. `p50_ms`, `p99_ms`: percentiles of milliseconds per token; None for a prompt test.
     """
 
     test: str
@@ -59,20 +60,27 @@ class MeasuredSpeed:
 
 @dataclass(slots=True)
 class ChatSession:
-    """The state that the REPL's commands work on.
+    """A conversation, the model that answers it, and the state that REPL commands read and change.
 
+    - `name`, `runner`: the model's name, and the open model.
     - `stop_texts`: texts that end an answer.
-    - `file_bytes`: the file size when the model was loaded; the file may be replaced meanwhile.
-    - `models`: None if the model cannot be changed.
-    - `measure_speed`: a speed test; takes a runner, prompt tokens and answer tokens.
-    - `attachments`: texts of files that are sent with the next message.
-    - `log`: records the session.
-    - `last_text`: the text of the last answer.
+    - `ignore_eos`: continue after the model's end token.
+    - `endless`: continue if an answer only repeats itself.
+    - `logprobs`: compute the log-probability of every drawn token.
+    - `file_bytes`: size of the model file when it was loaded. (The file may have changed since.)
+    - `models`: opens other models; None if the model cannot be changed.
+    - `measure_speed`: function for /bench. Takes the runner, and the numbers of prompt tokens and
+      of generated tokens.
+    - `attachments`: texts of files that are sent before the next message.
+    - `log`: where the session is recorded.
+    - `last_answer`, `last_text`: the last answer, and its text split into thinking and content.
     - `pending_message`: the last message, if an error or Ctrl-C prevented its answer.
-    - `should_exit`: ends the input loop.
-    - `opened_tags`: the thinking tags that the last prompt ends with.
-    - `counted_tokens`: the last token count of status_line.py, with the key of what was counted.
-    - `can_prefill`: whether a command can put `next_draft` into the next input line.
+    - `saved_name`: name under which the conversation was saved or loaded; "" for none.
+    - `should_exit`: set by a command to end the input loop.
+    - `opened_tags`: the thinking tags that are open at the end of the last prompt, or None.
+    - `counted_tokens`: cache of status_line.py: what was counted, and its number of tokens.
+    - `can_prefill`: whether a command can set `next_draft`, the text that the next input line
+      begins with.
     """
 
     name: str
@@ -103,10 +111,11 @@ class ChatSession:
     _warned: set[str] = field(default_factory=set)
 
     def ask(self, text: str, writer: StreamWriter) -> Answer:
-        """Ask one question: encode it, stream the answer, and add the turn to the conversation.
+        """Send the message `text`, pass the answer to `writer` as it is generated, and add both to
+        the conversation as a new turn.
 
-        Raises UserError if the prompt cannot be built or does not fit; then the conversation is
-        unchanged, and the message stays in `pending_message`.
+        Raises UserError if the prompt cannot be built or does not fit into the context. The
+        conversation is then unchanged, and the message is in `pending_message`.
         """
         conversation, dropped = self.conversation, set(self.conversation.tree.dropped)
         try:
@@ -151,16 +160,15 @@ class ChatSession:
         return answer
 
     def with_attachments(self, text: str) -> str:
-        """Return `text` after the attached files, and clear the attachments."""
+        """Return the attached files' texts followed by `text`, and clear the attachments."""
         joined = "\n".join([*self.attachments, text])
         self.attachments.clear()
         return joined
 
     def ask_samples(self, text: str, count: int, writer: StreamWriter) -> list[Answer]:
-        """Generate several answers to one message, outside the conversation.
-
-        When all of them are complete, they are written one after the other, each under a heading.
-        The first of them becomes `last_answer`.
+        """Generate `count` answers to the message `text` in parallel, without adding a turn to the
+        conversation. When all are complete, write each of them under a heading. The first one
+        becomes `last_answer`.
         """
         reply = self.runner.reply(self._request(text), count)
         for _ in reply:
@@ -174,6 +182,10 @@ class ChatSession:
         return reply.answers
 
     def _request(self, text: str) -> Request:
+        """Return the request to the engine for the message `text`, according to the settings of the
+        conversation. Also set `pending_message` and `opened_tags`. Raises UserError if the message
+        does not fit into the context.
+        """
         start = time.perf_counter()
         self.pending_message = text
         prompt, conversation = context_overflow.fit_prompt(self, text), self.conversation
@@ -203,40 +215,53 @@ class ChatSession:
         )
 
     def open_writer(self, silent: bool = False) -> StreamWriter:
-        """Return the writer for the next answer."""
+        """Return a writer that formats an answer according to the display settings. `silent`: the
+        writer discards all text.
+        """
         return StreamWriter(silent, open_formatter(self.display, self.ui))
 
     def _set_last_answer(self, answer: Answer) -> AnswerText:
-        """Store `answer` as the last answer; return its text, split into thinking and content."""
+        """Set `last_answer` and `last_text`. Return the answer's text, split into thinking and
+        content.
+        """
         self.last_answer = answer
         self.last_text = split_answer(answer.text, self.opened_tags)
         return self.last_text
 
     def build_document(self, answer: Answer, text: AnswerText) -> dict[str, Any]:
-        """Return the JSON document of an answer and its text, as `run --json` prints it."""
-        parts = {"thinking": text.thinking, "content": text.content} if text.thinking else {}
+        """Return an answer as a JSON document, as `run --json` prints it. `text`: the answer's
+        text, split into thinking and content.
+        """
+        split_text = {"thinking": text.thinking, "content": text.content} if text.thinking else {}
         return {
             **answer_report.build_document(self.runner, self.name, self.file_bytes, answer),
-            **parts,
+            **split_text,
             **self.constraint_json(answer),
         }
 
     def is_complete(self, answer: Answer) -> bool:
-        """Return whether an answer to the last prompt satisfies the constraint completely."""
+        """Return whether an answer to the last prompt is complete according to the grammar or
+        schema, for example a closed JSON document. True without a constraint.
+        """
         return constraint_report.is_complete(
             self.runner, self.conversation.constraint, self.opened_tags, answer
         )
 
     def constraint_json(self, answer: Answer) -> dict[str, Any]:
-        """Return the constraint's part of an answer's JSON document; empty without one."""
+        """Return the fields about the grammar or schema for an answer's JSON document. Empty
+        without a constraint.
+        """
         return constraint_report.constraint_json(
             self.runner, self.conversation.constraint, self.opened_tags, answer
         )
 
     def prompt_tokens(self, text: str, skip: int = 0) -> tuple[int, ...]:
-        """Return the tokens of a prompt: the sent turns without the first `skip`, then `text`."""
+        """Return the tokens of a prompt for the message `text` after the conversation. `skip`:
+        number of turns to leave out, from the first turn that is still sent. Raises UserError if
+        the template cannot render the conversation.
+        """
         if self.runner.template is None:
-            return self.runner.encode_text(self._plain(text, skip))
+            return self.runner.encode_text(self._plain_prompt(text, skip))
         return self.runner.encode_chat(
             self.template_messages(
                 [*self.conversation.sent_messages[2 * skip :], Message("user", text)]
@@ -244,15 +269,16 @@ class ChatSession:
         )
 
     def conversation_tokens(self) -> tuple[int, ...]:
-        """Return the tokens of the conversation so far, without another message.
-
-        Empty if there is no turn, or if the template cannot render the conversation.
+        """Return the tokens of all turns that are still sent, without a new message. Empty if there
+        are no turns, or if the template can render only conversations that end with a question.
         """
         messages = self.conversation.sent_messages
         if not messages:
             return ()
         if self.runner.template is None:
-            return self.runner.encode_text(self._head() + "\n".join(self._pairs()))
+            return self.runner.encode_text(
+                self._plain_system_text() + "\n".join(self._plain_turns())
+            )
         try:
             return self.runner.encode_chat(
                 self.template_messages(messages), add_generation_prompt=False
@@ -261,7 +287,9 @@ class ChatSession:
             return ()
 
     def prefix_token_count(self) -> int:
-        """Return the number of tokens before the first message: system text and template."""
+        """Return the number of prompt tokens before the text of the first message: the system text
+        and the template's own tokens. 0 if the template cannot render a short message.
+        """
         if self.runner.template is None:
             return (
                 len(self.runner.encode_text(f"{self.conversation.system}\n\n"))
@@ -273,7 +301,7 @@ class ChatSession:
                 self.runner.encode_chat(self.template_messages([Message("user", probe)]))
                 for probe in ("a", "b")
             )
-        # the template requires longer or several messages; sending one reports the error
+        # The template requires longer or several messages. Sending a message will report the error.
         except UserError:
             return 0
         return next(
@@ -286,9 +314,8 @@ class ChatSession:
         )
 
     def turn_ends(self) -> list[int]:
-        """Return the conversation's token count at the end of each turn.
-
-        Empty if the template cannot render the turns.
+        """Return for each sent turn the number of tokens from the start of the conversation to the
+        end of the turn. Empty if the template cannot render the turns.
         """
         counts = []
         for count in range(2, len(self.conversation.sent_messages) + 1, 2):
@@ -296,7 +323,7 @@ class ChatSession:
                 counts.append(
                     len(
                         self.runner.encode_text(
-                            self._head() + "\n".join(self._pairs()[: count // 2])
+                            self._plain_system_text() + "\n".join(self._plain_turns()[: count // 2])
                         )
                     )
                 )
@@ -309,24 +336,25 @@ class ChatSession:
         return counts
 
     def token_count(self) -> int:
-        """Return the token count of the conversation as it is sent with the next message."""
+        """Return the number of tokens that the conversation adds to the next prompt."""
         if not self.conversation.sent_messages:
             return self.prefix_token_count()
         # If the template requires a question at the end, count with a short one.
         return len(self.conversation_tokens() or self.prompt_tokens("a"))
 
     def warn_once(self, line: str) -> None:
-        """Print a warning that is not repeated in this session."""
+        """Print a warning, but each text only once in a session."""
         if line not in self._warned:
             self._warned.add(line)
             self.ui.warn(line)
 
     def template_messages(self, messages: list[Message]) -> list[Message]:
-        """Return messages for the template: add the system text, and remove thinking.
+        """Return the messages in the form in which the chat template receives them: with the
+        system text as the first message, and with no thinking in earlier answers. (Models are not
+        trained on it, and most templates would remove it.)
 
-        If the template does not support a system message, the system text is put before the first
-        message. Most templates remove the thinking of earlier answers themselves, and none needs
-        it.
+        If the template does not support a system message, the system text becomes a part of the
+        first message, and a warning is printed.
         """
         assert self.runner.template is not None
         messages = [_without_thinking(message) for message in messages]
@@ -341,16 +369,22 @@ class ChatSession:
         )
         return [Message("user", f"{system}\n\n{messages[0].content}"), *messages[1:]]
 
-    def _plain(self, text: str, skip: int) -> str:
-        """Return the prompt without a template: system text, turns and `text` in plain text."""
+    def _plain_prompt(self, text: str, skip: int) -> str:
+        """Return the prompt for a model without a chat template, as one text: the system text, the
+        turns without the first `skip`, and `text`.
+        """
         if self.conversation.system:
             self.warn_once("without a chat template, the system text is put before the prompt")
-        return self._head() + "\n".join([*self._pairs()[skip:], text])
+        return self._plain_system_text() + "\n".join([*self._plain_turns()[skip:], text])
 
-    def _head(self) -> str:
+    def _plain_system_text(self) -> str:
+        """Return the beginning of a prompt without a template: the system text and a blank line."""
         return f"{self.conversation.system}\n\n" if self.conversation.system else ""
 
-    def _pairs(self) -> list[str]:
+    def _plain_turns(self) -> list[str]:
+        """Return each sent turn as one text, in which the answer directly follows the question, as
+        the model has continued it.
+        """
         contents = [message.content for message in self.conversation.sent_messages]
         return [
             question + answer
@@ -359,7 +393,7 @@ class ChatSession:
 
 
 def _without_thinking(message: Message) -> Message:
-    """Return a message as it is sent again: an answer without its thinking."""
+    """Return a message of the assistant without its thinking, and any other message unchanged."""
     if message.role != "assistant":
         return message
     thought, content = split_thinking(message.content)

@@ -1,4 +1,4 @@
-"""Copies text to the desktop's clipboard with the first clipboard program that works."""
+"""Copies text to the desktop's clipboard by running a clipboard program such as pbcopy or xclip."""
 
 import shutil
 import subprocess
@@ -11,27 +11,27 @@ PROGRAMS = (
     ("termux-clipboard-set",),
     ("clip.exe",),
 )
-TIMEOUT_SECONDS = 5.0  # seconds; without a display some programs wait forever
+TIMEOUT_SECONDS = 5.0  # some programs wait forever if there is no display
 
 
 def copy_text(text: str) -> str | None:
-    """Copy `text` with the first program that works. Returns the program's name, None if there is
-    none.
+    """Copy `text` with the first of PROGRAMS that is installed and succeeds. Return the program's
+    name, or None if no program succeeded.
     """
     for command in PROGRAMS:
-        if shutil.which(command[0]) and _took(command, text.encode("utf-8", "replace")):
+        if shutil.which(command[0]) and _run_program(command, text.encode("utf-8", "replace")):
             return command[0]
     return None
 
 
-def _took(command: tuple[str, ...], text: bytes) -> bool:
-    """Run a clipboard program, and return whether it succeeded.
+def _run_program(command: tuple[str, ...], text: bytes) -> bool:
+    """Run a clipboard program with `text` as its input, and return whether it succeeded.
 
-    It runs in a separate session, so that Ctrl-C does not end a program that stays running to serve
-    the text.
+    Some of these programs must keep running to provide the text. They run in a separate session of
+    the operating system, so that Ctrl-C in this terminal does not end them.
     """
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             input=text,
             stdout=subprocess.DEVNULL,
@@ -42,4 +42,4 @@ def _took(command: tuple[str, ...], text: bytes) -> bool:
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return done.returncode == 0
+    return result.returncode == 0

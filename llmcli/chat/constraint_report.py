@@ -1,4 +1,6 @@
-"""Reports on answers that must follow a grammar or schema: completeness and cost."""
+"""Reports on answers that had to follow a grammar or a JSON schema: whether an answer is complete,
+why it is not, and what the constraint cost.
+"""
 
 from typing import Any
 
@@ -8,6 +10,7 @@ from llmcli.runtime.runner import Runner
 from llmcli.runtime.strategies.constrained_chain import pieces_until_tag
 from llmcli.runtime.text.reasoning import ThinkingTags
 
+# By finish reason of an incomplete answer: why it is incomplete, and what the user can do.
 REASON_AND_HINT = {
     "context_full": ("the context is full", "start with a larger --ctx-size"),
     "stop": (
@@ -25,9 +28,11 @@ REASON_AND_HINT = {
 def is_complete(
     runner: Runner, constraint: Constraint | None, opened_tags: ThinkingTags | None, answer: Answer
 ) -> bool:
-    """Return whether an answer satisfies its constraint completely; True without a constraint.
+    """Return whether the grammar or schema accepts the answer as a complete text. True without a
+    constraint.
 
-    `opened_tags` are the thinking tags that the answer's prompt opened.
+    `opened_tags`: the thinking tags that are open at the end of the prompt, or None. The constraint
+    applies only to the text after the thinking.
     """
     if constraint is None:
         return True
@@ -41,7 +46,9 @@ def is_complete(
 
 
 def describe_incomplete(constraint: Constraint | None, answer: Answer) -> tuple[str, str]:
-    """Return why an answer is incomplete, and a hint."""
+    """Return two texts about an answer that does not satisfy its constraint: why it is incomplete,
+    and a hint what to do.
+    """
     noun = "JSON document" if constraint and constraint.kind == "json_schema" else "answer"
     limit = (
         f"the limit of {len(answer.tokens)} tokens was reached",
@@ -54,7 +61,9 @@ def describe_incomplete(constraint: Constraint | None, answer: Answer) -> tuple[
 def constraint_json(
     runner: Runner, constraint: Constraint | None, opened_tags: ThinkingTags | None, answer: Answer
 ) -> dict[str, Any]:
-    """Return the constraint's part of the `run --json` document; empty without a constraint."""
+    """Return the fields about the constraint for the document of `run --json`: its kind, whether
+    the answer is complete, and the time and tokens it took. Empty without a constraint.
+    """
     if constraint is None:
         return {}
     milliseconds = sum(token.constraint_ms for token in answer.tokens)

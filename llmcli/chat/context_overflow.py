@@ -1,10 +1,11 @@
-"""`--on-full` for a conversation: what leaves the context when it is full.
+"""Implements `--on-full` for a conversation: what is removed from the context when it is full.
 
-- stop: nothing leaves; the answer ends, and a message that does not fit is refused.
-- shift: the oldest turns leave; the system text stays.
-- sinks: the first and the last tokens stay, for texts without an end.
+- stop: nothing. The answer ends, and a message that does not fit raises an error.
+- shift: the oldest turns. The system text stays.
+- sinks: the tokens in the middle. The first and the last tokens stay (Xiao et al. 2023,
+  StreamingLLM). This suits texts without an end.
 
-A note reports what leaves. Turns that leave the context stay in the tree.
+A note tells the user what was removed. Removed turns stay in the tree of the conversation.
 """
 
 from dataclasses import dataclass
@@ -19,13 +20,15 @@ from llmcli.runtime.runner import Runner
 from llmcli.ui import UI
 from llmcli.units import format_count
 
-# The number of tokens that are kept besides those before the first message. More than 4 gain
-# nothing (Xiao et al. 2023, StreamingLLM).
+# Number of attention sinks: tokens that stay in addition to those before the first message. More
+# than 4 do not improve the text (Xiao et al. 2023, StreamingLLM).
 SINK_TOKENS = 4
 
 
 class PromptSource(Protocol):
-    """The part of a chat session that is needed to fit its prompts into the context."""
+    """The attributes of a ChatSession that this module uses. (A direct import of ChatSession would
+    be circular.)
+    """
 
     @property
     def runner(self) -> Runner: ...
@@ -37,19 +40,21 @@ class PromptSource(Protocol):
     def ui(self) -> UI: ...
 
     def prompt_tokens(self, text: str, skip: int = 0) -> tuple[int, ...]:
-        """Return the tokens of a prompt: the sent turns without the first `skip`, then `text`."""
+        """Return the tokens of a prompt for the message `text`, without the first `skip` turns."""
         ...
 
     def prefix_token_count(self) -> int:
-        """Return the number of tokens before the first message."""
+        """Return the number of prompt tokens before the first message."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FittedPrompt:
-    """A prompt that fits the context, and what the engine may do if the answer fills the context.
+    """The tokens of a prompt that fits into the context.
 
-    `overflow` is None if the answer ends then.
+    `overflow`: what the engine removes if the answer fills the context; None if the answer then
+    ends. `can_move_cells`: whether the engine may move cached keys to other positions to reuse them
+    for this prompt.
     """
 
     tokens: tuple[int, ...]
@@ -58,54 +63,54 @@ class FittedPrompt:
 
 
 def fit_prompt(chat: PromptSource, text: str) -> FittedPrompt:
-    """Return the prompt for the message `text`, shortened if it does not fit the context.
+    """Return the prompt for the message `text`. If it does not fit into the context, turns or
+    tokens are removed as `--on-full` says, and a note tells the user.
 
-    Turns or tokens leave the context according to `--on-full`, and a note reports them. Raises
-    UserError if nothing may leave.
+    Raises UserError if `--on-full` is "stop" and the message would fit without the turns. A message
+    that does not even fit alone is returned unchanged, and the engine rejects it.
     """
     tokens, mode, n_ctx = chat.prompt_tokens(text), chat.conversation.on_full, chat.runner.n_ctx
     if mode == "sinks":
         require_sinks_support(chat.runner)
-        sinks = AttentionSinks(_count_kept_tokens(chat))
+        sinks = AttentionSinks(_count_first_tokens(chat))
         if len(tokens) >= n_ctx and (shorter := sinks.shorten(tokens, len(tokens), 0, n_ctx)):
-            describe_dropped_turns(chat, OverflowStats(1, len(tokens) - len(shorter.tokens)))
+            print_dropped_turns(chat, OverflowStats(1, len(tokens) - len(shorter.tokens)))
             tokens = tuple(shorter.tokens)
         return FittedPrompt(tokens, sinks, True)
     if len(tokens) >= n_ctx and mode == "stop":
-        _refuse(chat, len(tokens), text)
+        _check_fits_with_turns(chat, len(tokens), text)
     if len(tokens) >= n_ctx and (
-        shorter := _turns(chat, text).shorten(tokens, len(tokens), 0, n_ctx)
+        shorter := _drop_policy(chat, text).shorten(tokens, len(tokens), 0, n_ctx)
     ):
         _drop_turns(chat, shorter.dropped_turns)
-        describe_dropped_turns(
+        print_dropped_turns(
             chat, OverflowStats(1, len(tokens) - len(shorter.tokens), shorter.dropped_turns)
         )
         tokens = tuple(shorter.tokens)
     tree, can_move = chat.conversation.tree, not chat.runner.options.reproducible
     must_move = can_move and not tree.dropped.isdisjoint(tree.current_path())
     return FittedPrompt(
-        tokens, _turns(chat, text, can_move) if mode == "shift" else None, must_move
+        tokens, _drop_policy(chat, text, can_move) if mode == "shift" else None, must_move
     )
 
 
 def record_dropped_turns(chat: PromptSource, overflow: OverflowStats) -> None:
-    """Mark the turns that left the context during an answer, so that they are not sent again.
-
-    Prints a note about them.
+    """Mark the turns that the engine removed from the context during an answer, so that they are
+    not sent again. Print a note about them.
     """
     _drop_turns(chat, overflow.turns)
-    describe_dropped_turns(chat, overflow)
+    print_dropped_turns(chat, overflow)
 
 
-def describe_dropped_turns(chat: PromptSource, overflow: OverflowStats) -> None:
-    """Print one line about the turns or tokens that left the context, if any did."""
+def print_dropped_turns(chat: PromptSource, overflow: OverflowStats) -> None:
+    """Print one line about the turns or tokens that were removed from the context, if any were."""
     if not overflow.times:
         return
     turns_line = (
         f"{format_count(overflow.turns, 'turn')} left the context ({overflow.tokens:,} tokens)"
     )
     window_line = (
-        f"{overflow.tokens:,} tokens left the context; its first {_count_kept_tokens(chat)} stay"
+        f"{overflow.tokens:,} tokens left the context; its first {_count_first_tokens(chat)} stay"
     )
     steps = f", in {overflow.times} steps" if overflow.times > 1 else ""
     recomputed = f"; {overflow.recomputed:,} were recomputed" if overflow.recomputed else ""
@@ -113,10 +118,10 @@ def describe_dropped_turns(chat: PromptSource, overflow: OverflowStats) -> None:
 
 
 def require_sinks_support(runner: Runner) -> None:
-    """Raise UserError if sinks are not possible with this model or these options.
+    """Raise UserError if attention sinks are not possible with this model or these options.
 
-    Sinks need cached keys that can be moved to other positions, which --reproducible does not
-    allow.
+    With sinks, cached keys are rotated to other positions and still reflect removed tokens. Some
+    models do not support the rotation, and --reproducible does not allow it.
     """
     if runner.options.reproducible:
         raise UserError(
@@ -143,7 +148,7 @@ def require_sinks_support(runner: Runner) -> None:
 
 
 def context_full_note(conversation: Conversation) -> str:
-    """Return a note for an answer that filled the context: what the user can do now."""
+    """Return a note for the user after an answer that filled the context. It says what to do."""
     if conversation.on_full == "stop":
         return (
             "the context is full: use /set on_full shift to let the oldest turns leave, "
@@ -160,7 +165,10 @@ def context_full_note(conversation: Conversation) -> str:
     )
 
 
-def _turns(chat: PromptSource, text: str, move: bool = True) -> DropTurns:
+def _drop_policy(chat: PromptSource, text: str, move: bool = True) -> DropTurns:
+    """Return the policy that removes the oldest turns from the prompt for `text`. `move`: reuse the
+    cached keys of the remaining turns by moving them to their new positions.
+    """
     return DropTurns(
         len(chat.conversation.tree.sent_turns()),
         lambda turns: chat.prompt_tokens(text, turns),
@@ -169,27 +177,29 @@ def _turns(chat: PromptSource, text: str, move: bool = True) -> DropTurns:
 
 
 def _drop_turns(chat: PromptSource, turns: int) -> None:
+    """Mark the oldest `turns` turns that are still sent, so that they are not sent again."""
     tree = chat.conversation.tree
     tree.dropped.update(tree.sent_turns()[:turns])
 
 
-def _count_kept_tokens(chat: PromptSource) -> int:
-    """Return how many tokens stay at the beginning: those before the first message, and the sinks.
-
-    Raises UserError if they take more than half of the context.
+def _count_first_tokens(chat: PromptSource) -> int:
+    """Return how many tokens at the beginning stay with `--on-full sinks`: the tokens before the
+    first message, and SINK_TOKENS more. Raises UserError if this is more than half of the context.
     """
     n_prefix = chat.prefix_token_count() or int(chat.runner.model.add_bos)
-    n_kept, n_ctx = n_prefix + SINK_TOKENS, chat.runner.n_ctx
-    if n_kept > n_ctx // 2:
+    n_first, n_ctx = n_prefix + SINK_TOKENS, chat.runner.n_ctx
+    if n_first > n_ctx // 2:
         raise UserError(
             f"the system text takes {n_prefix} of {n_ctx} tokens, which is too much for sinks",
-            hint=f"shorten it, or start with --ctx-size {kv_size.round_up_cells(3 * n_kept)}",
+            hint=f"shorten it, or start with --ctx-size {kv_size.round_up_cells(3 * n_first)}",
         )
-    return n_kept
+    return n_first
 
 
-def _refuse(chat: PromptSource, count: int, text: str) -> None:
-    """Raise UserError if a message does not fit after the conversation but would fit alone."""
+def _check_fits_with_turns(chat: PromptSource, count: int, text: str) -> None:
+    """Raise UserError if the message `text` would fit without the turns of the conversation.
+    `count`: number of tokens of the prompt that does not fit.
+    """
     turns, n_ctx = len(chat.conversation.tree.sent_turns()), chat.runner.n_ctx
     if turns and len(chat.prompt_tokens(text, turns)) < n_ctx:
         raise UserError(

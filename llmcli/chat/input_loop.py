@@ -1,6 +1,7 @@
-"""The input loop: runs lines that are commands, and sends all others to the model.
+"""Handles the input of a chat: a line that starts with a slash is a command, every other line is a
+message to the model.
 
-Input from a pipe is read here; the REPL in repl.py handles terminals.
+Also reads the input if it is a pipe. A terminal is read by terminal/repl.py.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ from llmcli.text_input import decode_utf8
 
 
 def handle_line(chat: ChatSession, text: str) -> Answer | None:
-    """Handle one line: run a command, or send a message. Returns the answer to a message."""
+    """Run the command or send the message in `text`. Return the answer to a message; None for a
+    command or an empty line. Raises UserError if the command or the message fails.
+    """
     content = parse_message(text)
     if content is None:
         commands.run_command(chat, text)
@@ -25,9 +28,8 @@ def handle_line(chat: ChatSession, text: str) -> Answer | None:
 
 
 def parse_message(text: str) -> str | None:
-    """Return the message in a line; None for a command.
-
-    A message that begins with a slash must be typed with two slashes, or between fences.
+    """Return the message that the user typed as `text`, or None if it is a command. The fences
+    around a message of several lines are removed, and two slashes at its start become one.
     """
     if text.startswith(FENCE):
         return strip_fences(text)
@@ -37,13 +39,13 @@ def parse_message(text: str) -> str | None:
 
 
 def run_pipe(chat: ChatSession, source: BinaryIO) -> bool:
-    """Handle each line of `source` as a message or command; return whether all succeeded.
+    """Handle every line of `source` as a message or a command. Print an error and go on with the
+    next line if one fails. Return whether all lines succeeded.
 
-    An error in one line is printed, and the next line is handled. Ctrl-C during an answer ends the
-    whole input with KeyboardInterrupt.
+    Raises KeyboardInterrupt if Ctrl-C stops an answer.
     """
     succeeded = True
-    for raw, offset in _blocks(source):
+    for raw, offset in _read_messages(source):
         try:
             reply = handle_line(
                 chat, decode_utf8(raw, "stdin", offset, "that message is skipped; ").strip("\r\n")
@@ -60,16 +62,21 @@ def run_pipe(chat: ChatSession, source: BinaryIO) -> bool:
 
 
 def is_closed(text: str) -> bool:
-    """Return whether a text is complete: if it begins with a fence, it also ends with one."""
+    """Return whether typed text is a complete message. It is not if it begins with a fence (triple
+    quotes) and does not end with one.
+    """
     return _is_complete(text.strip(), FENCE)
 
 
 def _is_complete(body: AnyStr, fence: AnyStr) -> bool:
+    """Return whether `body` is complete, as is_closed does. For str and for bytes."""
     return not body.startswith(fence) or (len(body) >= 2 * len(fence) and body.endswith(fence))
 
 
-def _blocks(source: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Yield the lines of `source` with their byte offsets; lines between two fences are joined."""
+def _read_messages(source: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """Yield each message or command of `source` with its byte offset. It is one line, or all lines
+    from a fence to the next fence.
+    """
     fence, pending, start, offset = FENCE.encode(), b"", 0, 0
     while line := source.readline():
         start = start if pending else offset

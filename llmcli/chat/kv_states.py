@@ -1,6 +1,8 @@
-"""KV states of saved chats: with NAME.kv, the conversation is not computed again after /load.
+"""Saves the KV cache of a conversation next to a saved chat, in NAME.kv, and restores it. After
+/load, the model then need not compute the conversation again.
 
-A chat can be loaded without its state; one line then says why the state was not used.
+If a KV state is missing or does not fit the open model, the chat is loaded without it, and the user
+is told why.
 """
 
 from pathlib import Path
@@ -11,10 +13,11 @@ from llmcli.runtime import kv_state_file
 
 
 def save_state(chat: ChatSession, path: Path) -> str:
-    """Write the conversation's KV state to `path`; return a description for the user.
+    """Write the conversation's KV state to `path`. Return a text for the user that says what was
+    saved, or why nothing was. If nothing can be saved, an older file at `path` is removed, because
+    it does not fit the conversation any more.
 
-    Removes an older state if there is nothing to save. Raises UserError if the disk cannot be
-    written.
+    Raises UserError if the file cannot be written.
     """
     saved_state = kv_state_file.copy_state(
         chat.runner, chat.conversation_tokens() or chat.runner.engine.ledger.latest_tokens
@@ -33,20 +36,21 @@ def save_state(chat: ChatSession, path: Path) -> str:
             "without its KV state: the model's attention windows no longer see all of it, "
             "which --reproducible requires"
         )
-    # readable by the user only: the state reveals the conversation
+    # Only the user may read the file, because the state reveals the conversation.
     write_atomically(path, *kv_state_file.encode_state(saved_state, environment), mode=0o600)
     return f"with the KV state of {len(saved_state.tokens)} tokens"
 
 
 def restore_state(chat: ChatSession, path: Path) -> str:
-    """Read the KV state of the conversation that was just loaded; return a description for the
-    user.
+    """Restore the KV cache of the conversation, which must be loaded already, from the file `path`.
+    Return a text for the user: how many tokens are in the cache, or why the file was not used.
+    Empty if the conversation has no tokens.
     """
     tokens, ledger, reason = chat.conversation_tokens(), chat.runner.engine.ledger, ""
     if not tokens:
         return ""
     if 2 * ledger.find_nearest(tokens)[1] < len(tokens):
-        # The cells of another conversation cannot be reused, and would slow down every pass.
+        # The cache contains another conversation, whose cells would slow down every pass.
         ledger.evict_idle()
     try:
         with path.open("rb") as file:

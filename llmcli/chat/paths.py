@@ -1,14 +1,16 @@
-"""File names typed in a chat: parsing and Tab completion."""
+"""Parses and completes file names that the user types in a chat."""
 
 from pathlib import Path
 
 from llmcli.errors import UserError
 
-MAX_COMPLETIONS = 200  # the most names that Tab offers
+MAX_COMPLETIONS = 200  # number of names that Tab offers at most
 
 
 def parse_path(text: str) -> Path:
-    """Parse a file name, which may be quoted and may begin with ~. Raises UserError."""
+    """Return the path that a typed file name means. The name may be quoted and may begin with ~.
+    Raises UserError if it is empty or names an unknown home folder.
+    """
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]
@@ -24,9 +26,8 @@ def parse_path(text: str) -> Path:
 
 
 def complete_path(typed: str) -> list[str]:
-    """Return the completions of a partial path; folders end with a slash.
-
-    Hidden files are included only if the typed name begins with a dot.
+    """Return the existing paths that begin with the text `typed`. Folders end with a slash. Hidden
+    files are included only if the typed file name begins with a dot.
     """
     head, slash, name = typed.rpartition("/")
     try:

@@ -1,4 +1,6 @@
-"""Loads a stored conversation into a chat session, or resumes an earlier session."""
+"""Loads a stored conversation into a chat session (`/load`), or resumes an earlier session
+(`chat --resume`).
+"""
 
 from collections.abc import Callable
 
@@ -17,10 +19,12 @@ def load_conversation(
     item: HistoryItem,
     apply_options: Callable[[Conversation], None] = lambda conversation: None,
 ) -> None:
-    """Load the conversation of `item`, with its KV state if possible.
+    """Replace the session's conversation by the stored conversation `item`, with its KV state if
+    possible, and print what was loaded.
 
-    Then `apply_options` applies the options of the command line, which override the stored
-    settings. Raises UserError if the conversation cannot be read; then nothing has changed.
+    `apply_options`: function that sets the settings of command-line options, which override the
+    stored settings. Raises UserError if the conversation cannot be read. The session is then
+    unchanged.
     """
     stored = item.read_conversation()
     stored.restore_into(chat.conversation)
@@ -45,7 +49,7 @@ def load_conversation(
 
 
 def _check_constraint(chat: ChatSession) -> None:
-    """Remove the constraint on answers, with a warning, if this model cannot follow it."""
+    """Remove the loaded grammar or schema, with a warning, if it cannot be used with this model."""
     if constraint := chat.conversation.constraint:
         try:
             chat.runner.grammars(constraint)
@@ -57,9 +61,10 @@ def _check_constraint(chat: ChatSession) -> None:
 def resume_conversation(
     chat: ChatSession, item: HistoryItem, apply_options: Callable[[Conversation], None]
 ) -> None:
-    """Continue the conversation of `item`.
+    """Load the stored conversation `item` and continue it. If it is a session log, new turns are
+    appended to that log, unless another running chat is writing to it.
 
-    A session continues in its own log, unless another chat is writing that log.
+    For `apply_options` and the errors see load_conversation.
     """
     load_conversation(chat, item, apply_options)
     if item.kind == "sitting":

@@ -1,4 +1,4 @@
-"""The REPL's commands; each module of this folder exports COMMANDS."""
+"""The commands of the REPL, such as /save. Each module of this folder exports a tuple COMMANDS."""
 
 import functools
 from difflib import get_close_matches
@@ -11,13 +11,13 @@ from quant.registry import collect
 
 @functools.cache
 def commands() -> dict[str, ReplCommand]:
-    """Return every command by name."""
+    """Return all commands by name, without the slash."""
     return collect("llmcli.chat.commands", "COMMANDS")
 
 
 @functools.cache
 def commands_by_word() -> dict[str, ReplCommand]:
-    """Return every command by each of its spellings."""
+    """Return all commands by name and also by each alias. A command occurs once per spelling."""
     table: dict[str, ReplCommand] = {}
     for command in commands().values():
         for word in command.spellings:
@@ -27,7 +27,9 @@ def commands_by_word() -> dict[str, ReplCommand]:
 
 
 def run_command(chat: ChatSession, line: str) -> None:
-    """Run a line that starts with a slash. Raises UserError that suggests a similar command."""
+    """Run the command in `line`, which starts with a slash. Raises UserError if there is no such
+    command, with a hint at a similar one, or if the command fails.
+    """
     word, _, argument = line.strip().removeprefix("/").partition(" ")
     command = commands_by_word().get(word.lower())
     if command is None:

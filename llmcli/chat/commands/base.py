@@ -1,4 +1,4 @@
-"""The interface of a REPL command: a word, a function, and its arguments."""
+"""The description of a REPL command: its name, the function that runs it, and its completions."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -10,26 +10,28 @@ GROUPS = ("conversation", "model and settings", "inside the model", "files", "th
 
 
 def no_completions(chat: ChatSession) -> Iterable[str]:
-    """Offer no completions."""
+    """Return no completions, for a command without arguments to choose from."""
     return ()
 
 
 def no_later_completions(chat: ChatSession, words: list[str]) -> Iterable[str]:
-    """Offer no completions after the first argument."""
+    """Return no completions, for a command with at most one argument to choose from."""
     return ()
 
 
 @dataclass(frozen=True, slots=True)
 class ReplCommand:
-    """One command.
+    """A command of the REPL.
 
-    - `run`: takes the chat session and the rest of the line. Its docstring is the help text; the
-      first line also appears in the list of `group` (one of GROUPS).
-    - `args`: the arguments, as shown in the help.
-    - `first_completions`: returns what Tab offers as the first argument.
-    - `later_completions`: takes the arguments typed so far, and returns what Tab offers after them.
-    - `line_completions`: is used instead of both; takes the text after the command's word, and
-      returns what Tab offers for it.
+    - `run`: function that runs the command. Takes the chat session and the text after the command's
+      name. Its docstring is the help text of `/help NAME`.
+    - `args`: the arguments, as the help shows them.
+    - `first_completions`: function that returns what Tab offers as the first argument.
+    - `later_completions`: function that takes the arguments typed so far, and returns what Tab
+      offers as the next one.
+    - `line_completions`: if set, used instead of the other two functions. Takes the complete text
+      after the command's name, and returns what Tab offers in its place.
+    - `group`: the heading of GROUPS under which `/help` lists the command.
     """
 
     name: str
@@ -43,15 +45,15 @@ class ReplCommand:
 
     @property
     def help(self) -> str:
-        """The first line of the help text."""
+        """The first line of the help text, which the list of commands shows."""
         return (self.run.__doc__ or "").strip().split("\n")[0]
 
     @property
     def details(self) -> str:
-        """The help text after its first line."""
+        """The help text without its first line."""
         return "\n".join(inspect.cleandoc(self.run.__doc__ or "").split("\n")[1:]).strip()
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Every spelling, the name first."""
+        """The name and all aliases."""
         return (self.name, *self.aliases)

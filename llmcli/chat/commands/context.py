@@ -1,4 +1,4 @@
-"""/context: the turns that are sent to the model, and dropping or restoring them."""
+"""/context: lists the turns that are sent to the model, drops turns, and restores dropped ones."""
 
 from collections.abc import Iterable
 
@@ -9,24 +9,24 @@ from llmcli.errors import UserError
 from llmcli.runtime.requests.context_overflow import FREED_FRACTION
 from llmcli.units import format_count
 
-QUESTION_CHARS = 48  # characters of a question
+QUESTION_CHARS = 48  # number of characters that are shown of a question
 
 
 def show_context(chat: ChatSession, argument: str) -> None:
     """List the turns that are sent to the model; drop or restore turns.
 
-    Dropped turns are not sent again, but stay in the tree. With --on-full shift, the turns marked
-    as next leave automatically when the context is full. Where the cache allows it, the remaining
-    turns are not recomputed: they were computed with the dropped turns before them, and may still
-    reflect them.
+    `/context drop N` drops turn N, and `/context back` restores all dropped turns. Dropped turns
+    are not sent again, but stay in the tree. With --on-full shift, the turns marked "next to leave"
+    are dropped automatically when the context is full. If the cache allows it, the remaining turns
+    are not recomputed. They were computed after the dropped turns, and may still reflect these.
     """
     words = argument.split()
     if not words:
-        _list(chat)
+        _list_turns(chat)
     elif words[0] == "drop" and len(words) > 1:
-        _drop(chat, words[1:])
+        _drop_turns(chat, words[1:])
     elif words == ["back"]:
-        _back(chat)
+        _restore_turns(chat)
     else:
         raise UserError(
             f"/context {argument}: unknown argument",
@@ -35,9 +35,8 @@ def show_context(chat: ChatSession, argument: str) -> None:
 
 
 def remaining_token_counts(chat: ChatSession) -> list[int]:
-    """Return token counts of the conversation; entry n leaves out its first n turns.
-
-    Each count includes a short next message with the template's tokens around it.
+    """Return token counts of the conversation. Entry n is the count without the first n turns. Each
+    count includes a one-letter message with the template's tokens around it.
     """
     return [
         len(chat.prompt_tokens("a", skip))
@@ -45,7 +44,8 @@ def remaining_token_counts(chat: ChatSession) -> list[int]:
     ]
 
 
-def _list(chat: ChatSession) -> None:
+def _list_turns(chat: ChatSession) -> None:
+    """Print a table with the number of tokens of the system text and of each sent turn."""
     tree, n_ctx = chat.conversation.tree, chat.runner.n_ctx
     sent, dropped = (
         tree.sent_turns(),
@@ -70,18 +70,19 @@ def _list(chat: ChatSession) -> None:
     n_tokens = chat.token_count()
     rows += [
         ("total", f"{n_tokens:,}", f"of {n_ctx:,}", ""),
-        ("free", f"{max(0, n_ctx - n_tokens):,}", _mode(chat), ""),
+        ("free", f"{max(0, n_ctx - n_tokens):,}", _describe_on_full(chat), ""),
     ]
     chat.ui.table(("", "tokens", "", ""), rows, right=("tokens",))
     if dropped:
-        chat.ui.text(f"{_turns(dropped)} left the context; /context back restores what left")
+        chat.ui.text(f"{_format_turns(dropped)} left the context; /context back restores what left")
 
 
-def _mode(chat: ChatSession) -> str:
+def _describe_on_full(chat: ChatSession) -> str:
     return f"when the context is full: {chat.conversation.on_full} (/set on_full)"
 
 
-def _drop(chat: ChatSession, words: list[str]) -> None:
+def _drop_turns(chat: ChatSession, words: list[str]) -> None:
+    """Drop the turns whose numbers are `words`. Raises UserError if one of them is not sent."""
     tree = chat.conversation.tree
     sent = {str(number): number for number in tree.sent_turns()}
     if unknown := [word for word in words if word not in sent]:
@@ -95,11 +96,13 @@ def _drop(chat: ChatSession, words: list[str]) -> None:
     n_after = chat.token_count()
     n_free = max(0, chat.runner.n_ctx - n_after)
     chat.ui.text(
-        f"{_turns(dropped)} left the context ({n_before - n_after:,} tokens); {n_free:,} are free"
+        f"{_format_turns(dropped)} left the context ({n_before - n_after:,} tokens); "
+        f"{n_free:,} are free"
     )
 
 
-def _back(chat: ChatSession) -> None:
+def _restore_turns(chat: ChatSession) -> None:
+    """Send all dropped turns again. Raises UserError if there are none."""
     tree = chat.conversation.tree
     restored = tree.dropped.intersection(tree.current_path())
     if not restored:
@@ -109,15 +112,15 @@ def _back(chat: ChatSession) -> None:
     chat.ui.text(f"{turns} back in the context: {chat.token_count():,} tokens in total")
 
 
-def _turns(numbers: list[int]) -> str:
+def _format_turns(numbers: list[int]) -> str:
     return f"turn{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers))}"
 
 
-def _completions(chat: ChatSession) -> Iterable[str]:
+def _complete_word(chat: ChatSession) -> Iterable[str]:
     return ("drop", "back")
 
 
-def _numbers(chat: ChatSession, words: list[str]) -> Iterable[str]:
+def _complete_numbers(chat: ChatSession, words: list[str]) -> Iterable[str]:
     return (
         [str(number) for number in chat.conversation.tree.sent_turns()]
         if words[:1] == ["drop"]
@@ -130,7 +133,7 @@ COMMANDS = (
         "context",
         show_context,
         "[drop N … | back]",
-        first_completions=_completions,
-        later_completions=_numbers,
+        first_completions=_complete_word,
+        later_completions=_complete_numbers,
     ),
 )

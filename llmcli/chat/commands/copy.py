@@ -1,4 +1,4 @@
-"""/copy: copy the last answer to the clipboard."""
+"""/copy: copies the last answer to the clipboard."""
 
 import base64
 import sys
@@ -10,16 +10,17 @@ from llmcli.chat.conversation.answer import split_answer
 from llmcli.errors import UserError
 from llmcli.ui import write_now
 
-# base64 bytes that xterm accepts in one sequence; other terminals accept more
+# Number of base64 characters that xterm accepts in one escape sequence. Other terminals accept
+# more.
 MAX_SEQUENCE_BYTES = 74_994
 
 
 def copy_answer(chat: ChatSession, argument: str) -> None:
     """Copy the last answer to the clipboard, without its thinking.
 
-    The desktop's own program (pbcopy, wl-copy, xclip, xsel) is used if there is one, and the
-    terminal (OSC 52). Over ssh, the terminal reaches the clipboard of your machine, if the terminal
-    allows it.
+    Both a clipboard program of the desktop (pbcopy, wl-copy, xclip, xsel), if one is installed, and
+    the terminal's escape sequence OSC 52 are used. Over ssh, the escape sequence reaches the
+    clipboard of your own machine, if your terminal allows it.
     """
     if argument:
         raise UserError(

@@ -1,4 +1,4 @@
-"""/export: write the conversation as a document."""
+"""/export: writes the conversation as a Markdown or JSON document."""
 
 import json
 from collections.abc import Iterable
@@ -14,9 +14,9 @@ from llmcli.ui import escape_controls
 def export_conversation(chat: ChatSession, argument: str) -> None:
     """Write the conversation as Markdown or JSON, to a file or to the terminal.
 
-    `/export md` and `/export json` show it; `/export md FILE` writes a complete FILE. Existing
-    files are not replaced. JSON contains the exact text; in Markdown, control characters are
-    replaced by pictures.
+    `/export md` and `/export json` print it; `/export md FILE` writes it to FILE. Existing files
+    are not replaced. JSON contains the exact text. In Markdown, control characters are replaced by
+    visible symbols.
     """
     format_name, _, typed_path = argument.partition(" ")
     if format_name not in FORMATTERS:
@@ -37,12 +37,13 @@ def export_conversation(chat: ChatSession, argument: str) -> None:
         raise UserError(
             f"no such folder: {path.parent}", hint=f"create it: mkdir -p '{path.parent}'"
         )
-    # readable by the user only
+    # Only the user may read the file.
     write_atomically(path, (text + "\n").encode("utf-8", "replace"), mode=0o600)
     chat.ui.text(f"wrote {len(chat.conversation.messages) // 2} turns to {path}")
 
 
-def _markdown(chat: ChatSession) -> str:
+def _format_markdown(chat: ChatSession) -> str:
+    """Return the conversation as Markdown, with one heading for each message."""
     conversation = chat.conversation
     parts = [f"# A chat with {chat.name}"]
     if conversation.system:
@@ -53,11 +54,9 @@ def _markdown(chat: ChatSession) -> str:
     return escape_controls("\n\n".join(parts))
 
 
-def _json(chat: ChatSession) -> str:
-    """Return the conversation as a JSON document.
-
-    Characters that could control a terminal are written as JSON escapes: the document can be shown
-    safely, and still contains the exact text.
+def _format_json(chat: ChatSession) -> str:
+    """Return the conversation as a JSON document. Control characters are written as JSON escapes,
+    so that the document can be printed on a terminal safely and still contains the exact text.
     """
     conversation = chat.conversation
     head = [{"role": "system", "content": conversation.system}] if conversation.system else []
@@ -83,10 +82,11 @@ def _json(chat: ChatSession) -> str:
     )
 
 
-FORMATTERS = {"md": _markdown, "json": _json}
+FORMATTERS = {"md": _format_markdown, "json": _format_json}
 
 
-def _endings(chat: ChatSession, typed: str) -> Iterable[str]:
+def _complete_argument(chat: ChatSession, typed: str) -> Iterable[str]:
+    """Return the completions of the text after /export: a format, then a path."""
     format_name, separator, typed_path = typed.partition(" ")
     if not separator:
         return [name for name in FORMATTERS if name.startswith(format_name)]
@@ -99,6 +99,10 @@ def _endings(chat: ChatSession, typed: str) -> Iterable[str]:
 
 COMMANDS = (
     ReplCommand(
-        "export", export_conversation, "md|json [FILE]", line_completions=_endings, group="files"
+        "export",
+        export_conversation,
+        "md|json [FILE]",
+        line_completions=_complete_argument,
+        group="files",
     ),
 )

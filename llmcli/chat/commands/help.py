@@ -1,4 +1,4 @@
-"""/help and /exit."""
+"""/help prints the commands and their help texts. /exit ends the chat."""
 
 import shutil
 import textwrap
@@ -7,7 +7,7 @@ from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import GROUPS, ReplCommand
 from llmcli.errors import UserError
 
-MAX_COLUMNS = 100  # columns; longer lines are hard to read
+MAX_COLUMNS = 100  # longer lines are hard to read
 
 
 def show_help(chat: ChatSession, argument: str) -> None:
@@ -24,7 +24,7 @@ def show_help(chat: ChatSession, argument: str) -> None:
         members = [command for command in commands().values() if command.group == group]
         if members:
             chat.ui.table(
-                (group, ""), [(" ".join(_spelled(command)), command.help) for command in members]
+                (group, ""), [(" ".join(_usages(command)), command.help) for command in members]
             )
     chat.ui.text(
         'Several lines: """ before and after them, or Alt-Enter. '
@@ -37,15 +37,16 @@ def show_help(chat: ChatSession, argument: str) -> None:
 
 
 def _print_help(chat: ChatSession, command: ReplCommand) -> None:
-    chat.ui.text(" or ".join(_spelled(command)))
+    """Print the spellings and the complete help text of one command."""
+    chat.ui.text(" or ".join(_usages(command)))
     chat.ui.text(command.help)
     width = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
     for paragraph in filter(None, command.details.split("\n\n")):
         chat.ui.text(f"\n{textwrap.fill(paragraph, width, break_on_hyphens=False)}")
 
 
-def _spelled(command: ReplCommand) -> list[str]:
-    """Return the command's name with its arguments, followed by its other spellings."""
+def _usages(command: ReplCommand) -> list[str]:
+    """Return the command's name with its arguments, followed by its aliases, all with a slash."""
     return [f"/{command.name} {command.args}".rstrip(), *(f"/{alias}" for alias in command.aliases)]
 
 
@@ -54,13 +55,13 @@ def exit_chat(chat: ChatSession, argument: str) -> None:
     chat.should_exit = True
 
 
-def _words(chat: ChatSession) -> list[str]:
+def _command_names(chat: ChatSession) -> list[str]:
     from llmcli.chat.commands import commands
 
     return list(commands())
 
 
 COMMANDS = (
-    ReplCommand("help", show_help, "[COMMAND]", ("?",), _words, group="this program"),
+    ReplCommand("help", show_help, "[COMMAND]", ("?",), _command_names, group="this program"),
     ReplCommand("exit", exit_chat, aliases=("bye", "quit"), group="this program"),
 )

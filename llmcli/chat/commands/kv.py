@@ -1,4 +1,4 @@
-"""/kv: the size and use of the KV cache."""
+"""/kv: shows the size and the use of the KV cache."""
 
 from collections.abc import Sequence
 
@@ -10,22 +10,26 @@ from llmcli.runtime.runner import Runner
 from llmcli.units import format_size
 
 COMPARED_TYPES = ("f32", "f16", "q8_0", "q5_1", "q4_0")
-MAX_CONTEXT_TOKENS = 1 << 24  # the longest context length accepted, in tokens
+MAX_CONTEXT_TOKENS = 1 << 24  # longest context length that the command accepts
 
 
 def show_kv(chat: ChatSession, argument: str) -> None:
-    """Show the KV cache: bytes, cells by owner, and sizes for other types and lengths."""
+    """Show the KV cache: bytes, cells by owner, and sizes for other types and lengths.
+
+    The owner of a cell is what its token belongs to: the system text, a turn, or another sequence.
+    `/kv 8192 32768` shows the sizes for these context lengths.
+    """
     runner, kv = chat.runner, chat.runner.kv_report()
-    lengths = _lengths(argument) or (kv.cells // 2, kv.cells, 2 * kv.cells)
+    lengths = _parse_lengths(argument) or (kv.cells // 2, kv.cells, 2 * kv.cells)
     segments = cache_segments(chat)
     rows = [
-        ("predicted", _bytes(kv.predicted_bytes)),
-        ("allocated", _bytes(kv.allocated_bytes)),
-        ("difference", _difference(kv.predicted_bytes, kv.allocated_bytes)),
-        ("compute buffer", _bytes(kv.compute_bytes)),
-        ("output buffer", _bytes(kv.output_bytes)),
+        ("predicted", _format_bytes(kv.predicted_bytes)),
+        ("allocated", _format_bytes(kv.allocated_bytes)),
+        ("difference", _format_difference(kv.predicted_bytes, kv.allocated_bytes)),
+        ("compute buffer", _format_bytes(kv.compute_bytes)),
+        ("output buffer", _format_bytes(kv.output_bytes)),
         ("type", f"K {kv.type_k}, V {kv.type_v}"),
-        ("bytes per token", _bytes(kv.bytes_per_token)),
+        ("bytes per token", _format_bytes(kv.bytes_per_token)),
         (
             "cells",
             f"{kv.cells}: {', '.join(f'{segment.name} {segment.cells}' for segment in segments)}",
@@ -39,23 +43,31 @@ def show_kv(chat: ChatSession, argument: str) -> None:
     ]
     chat.ui.table(("KV cache", ""), rows)
     columns = ("as type", "bytes/token", *(f"{length:,} tokens" for length in lengths))
-    table = [row for cache_type in COMPARED_TYPES if (row := _as_type(runner, cache_type, lengths))]
+    table = [
+        row for cache_type in COMPARED_TYPES if (row := _size_row(runner, cache_type, lengths))
+    ]
     if table:
         chat.ui.table(columns, table, right=columns[1:])
 
 
-def _as_type(runner: Runner, kind: str, lengths: Sequence[int]) -> tuple[str, ...] | None:
-    caches = [runner.predict_cache(kind, kind, length) for length in lengths]
+def _size_row(runner: Runner, cache_type: str, lengths: Sequence[int]) -> tuple[str, ...] | None:
+    """Return a table row with the predicted sizes of a KV cache of type `cache_type`, for each of
+    the context lengths. Return None if the size cannot be predicted for this model.
+    """
+    caches = [runner.predict_cache(cache_type, cache_type, length) for length in lengths]
     if not caches[0]:
         return None
     return (
-        kind,
+        cache_type,
         f"{caches[0].bytes_per_token:,}",
         *(format_size(cache.nbytes) for cache in caches if cache),
     )
 
 
-def _lengths(argument: str) -> tuple[int, ...]:
+def _parse_lengths(argument: str) -> tuple[int, ...]:
+    """Return the first six context lengths in the argument. Raises UserError if a word is not a
+    number of tokens.
+    """
     words = argument.replace(",", "").split()
     if not all(
         word.isascii() and word.isdigit() and 0 < int(word) <= MAX_CONTEXT_TOKENS for word in words
@@ -66,11 +78,11 @@ def _lengths(argument: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words[:6])
 
 
-def _bytes(number: int | None) -> str:
+def _format_bytes(number: int | None) -> str:
     return "unknown" if number is None else f"{number:,} ({format_size(number)})"
 
 
-def _difference(predicted: int | None, allocated: int | None) -> str:
+def _format_difference(predicted: int | None, allocated: int | None) -> str:
     return "unknown" if predicted is None or allocated is None else f"{allocated - predicted:,}"
 
 

@@ -1,4 +1,4 @@
-"""/model: change the model within the conversation."""
+"""/model: continues the conversation with another model."""
 
 from collections.abc import Iterable
 
@@ -13,9 +13,9 @@ def change_model(chat: ChatSession, argument: str) -> None:
     """Change the model; without an argument, show the current one.
 
     REF is what `llmcli chat` takes: a catalog name, org/repo[:QUANT] or a file. The conversation,
-    the system text and the settings stay; the new model's defaults apply to settings that you did
-    not change. The next message computes the whole conversation with the new model's template. If
-    the new model cannot be opened, the old one stays.
+    the system text and the settings stay. Settings that you did not change get the defaults of the
+    new model. The next message computes the complete conversation with the template of the new
+    model. If the new model cannot be opened, the old one stays.
     """
     if not argument:
         chat.ui.text(f"{chat.name} ({chat.runner.header.path})")
@@ -33,6 +33,9 @@ def change_model(chat: ChatSession, argument: str) -> None:
 
 
 def _use_model(chat: ChatSession, opened: OpenedModel) -> None:
+    """Make `opened` the model of the session. Settings with default values get the new model's
+    recommended values, and logit_bias is reset, because token ids differ between models.
+    """
     conversation = chat.conversation
     sampling = conversation.sampling
     if sampling["logit_bias"]:
@@ -47,13 +50,15 @@ def _use_model(chat: ChatSession, opened: OpenedModel) -> None:
         name: value for name, value in opened.settings.items() if find_setting(name).name in unset
     }
     sampling = sampling.with_values(new_defaults)
-    # Nothing below can fail, so the session never mixes the state of two models.
+    # Nothing after this line can fail, so that the session never has the state of two models.
     conversation.sampling, conversation.system = sampling, conversation.system or opened.system
     chat.name, chat.runner, chat.file_bytes = opened.name, opened.runner, opened.file_bytes
 
 
 def _warn_if_too_long(chat: ChatSession) -> None:
-    """Warn if the conversation does not fit the new model's context."""
+    """Print a warning if the conversation does not fit into the context of the new model, or if
+    its template cannot render the conversation.
+    """
     if not chat.conversation.messages:
         return
     try:
@@ -68,12 +73,12 @@ def _warn_if_too_long(chat: ChatSession) -> None:
         )
 
 
-def _names(chat: ChatSession) -> Iterable[str]:
+def _model_names(chat: ChatSession) -> Iterable[str]:
     return chat.models.list_names() if chat.models else ()
 
 
 COMMANDS = (
     ReplCommand(
-        "model", change_model, "[REF]", first_completions=_names, group="model and settings"
+        "model", change_model, "[REF]", first_completions=_model_names, group="model and settings"
     ),
 )

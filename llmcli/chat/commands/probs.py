@@ -1,4 +1,6 @@
-"""/probs: the probability of each token of the last answer, and its alternatives."""
+"""/probs: shows the probability of each token of the last answer, and which other tokens the model
+could have drawn.
+"""
 
 import math
 
@@ -10,31 +12,31 @@ from llmcli.chat.settings import find_setting
 from llmcli.errors import UserError
 from llmcli.runtime.requests.request import Answer
 
-KEPT_ALTERNATIVES = 10  # alternatives that `/probs on` keeps
-SHOWN_UNLIKELY = 3  # unlikely tokens listed below the colored text
+KEPT_ALTERNATIVES = 10  # number of likeliest tokens that `/probs on` stores for each token
+SHOWN_UNLIKELY = 3  # number of unlikely tokens that are listed below the colored text
 
 
 def show_probs(chat: ChatSession, argument: str) -> None:
     """Show the last answer's probabilities; with a number, a token's alternatives.
 
-    `/probs on` keeps probabilities and ten alternatives of each token from the next answer on;
-    `/probs off` stops that.
+    `/probs 5` lists the likeliest tokens that could have been drawn as token 5. They are stored
+    only after `/probs on`, ten for each token, from the next answer on. `/probs off` ends this.
     """
     if argument.lower() in ("on", "off"):
         setting = find_setting("probs")
         setting.set_value(chat, str(KEPT_ALTERNATIVES) if argument.lower() == "on" else "0")
         chat.ui.text(f"probs = {setting.format_value(chat)}")
         return
-    answer = _last(chat)
+    answer = _scored_answer(chat)
     if not argument:
-        _overview(chat, answer)
+        _print_overview(chat, answer)
     elif (
         argument.isascii()
         and argument.isdigit()
         and len(argument) < 9
         and 0 < int(argument) <= len(answer.tokens)
     ):
-        _alternatives(chat, answer, int(argument))
+        _print_alternatives(chat, answer, int(argument))
     else:
         count = len(answer.tokens)
         raise UserError(
@@ -43,10 +45,9 @@ def show_probs(chat: ChatSession, argument: str) -> None:
         )
 
 
-def _last(chat: ChatSession) -> Answer:
-    """Return the last answer if it has log-probabilities.
-
-    Raises UserError otherwise; the hint says how to get them.
+def _scored_answer(chat: ChatSession) -> Answer:
+    """Return the last answer. Raises UserError if there is none, or if it has no log-probabilities;
+    the hint says how to get them.
     """
     if chat.last_answer is None or not chat.last_answer.tokens:
         raise UserError("there is no answer yet", hint="type /probs on, then ask something")
@@ -60,7 +61,10 @@ def _last(chat: ChatSession) -> Answer:
     return chat.last_answer
 
 
-def _overview(chat: ChatSession, answer: Answer) -> None:
+def _print_overview(chat: ChatSession, answer: Answer) -> None:
+    """Print the answer with each token colored by its probability, or as a table if there are no
+    colors. Then print the perplexity of the answer.
+    """
     probabilities = [
         None if token.logprob is None else _probability(token.logprob) for token in answer.tokens
     ]
@@ -84,7 +88,7 @@ def _overview(chat: ChatSession, answer: Answer) -> None:
         chat.ui.text(f"least likely: {listed}")
     else:
         rows = [
-            (str(number), escape_line(token.text), *_figures(probability, token.logprob))
+            (str(number), escape_line(token.text), *_format_figures(probability, token.logprob))
             for number, (token, probability) in enumerate(
                 zip(answer.tokens, probabilities, strict=True), 1
             )
@@ -97,7 +101,10 @@ def _overview(chat: ChatSession, answer: Answer) -> None:
     chat.ui.text(f"perplexity {perplexity:.3f} · /probs N: alternatives of token N")
 
 
-def _alternatives(chat: ChatSession, answer: Answer, number: int) -> None:
+def _print_alternatives(chat: ChatSession, answer: Answer, number: int) -> None:
+    """Print a table of the likeliest tokens at the position of token `number` (from 1). Raises
+    UserError if they were not stored.
+    """
     chosen = answer.tokens[number - 1]
     likeliest = answer.top_logprobs[number - 1] if answer.top_logprobs else ()
     if not likeliest:
@@ -123,8 +130,8 @@ def _alternatives(chat: ChatSession, answer: Answer, number: int) -> None:
     )
 
 
-def _figures(share: float | None, logprob: float | None) -> tuple[str, str]:
-    return ("forced", "") if share is None else (f"{share:.1%}", f"{logprob:.4f}")
+def _format_figures(probability: float | None, logprob: float | None) -> tuple[str, str]:
+    return ("forced", "") if probability is None else (f"{probability:.1%}", f"{logprob:.4f}")
 
 
 def _probability(logprob: float | None) -> float:

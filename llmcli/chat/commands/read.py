@@ -1,4 +1,4 @@
-"""/read: add a text file to the next message."""
+"""/read: adds a text file to the next message."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,8 +9,8 @@ from llmcli.chat.paths import complete_path, parse_path
 from llmcli.errors import UserError
 from llmcli.text_input import decode_utf8, read_limited
 
-# Hardly any text has more bytes per token. A file that has more than this for each token of the
-# context cannot fit, and is not read to the end.
+# Hardly any text has more bytes per token. Only this many bytes per token of the context are read
+# of a file, because a longer file cannot fit.
 MAX_BYTES_PER_TOKEN = 16
 
 
@@ -36,8 +36,8 @@ def read_file(chat: ChatSession, argument: str) -> None:
         return
     file_name, question = _split_line(argument)
     path = parse_path(file_name)
-    text = f"--- File: {path.name} ---\n{_text(path, chat)}"
-    count = _tokens(chat, text, path)
+    text = f"--- File: {path.name} ---\n{_read_text(path, chat)}"
+    count = _count_tokens(chat, text, path)
     chat.attachments.append(text)
     if question:
         ask_and_print(chat, chat.with_attachments(question))
@@ -46,10 +46,9 @@ def read_file(chat: ChatSession, argument: str) -> None:
 
 
 def _split_line(argument: str) -> tuple[str, str]:
-    """Split the line into a file name, quoted or up to the first space, and a question.
-
-    If no file has the name up to the first space, but the whole line names a file, the question is
-    empty.
+    """Split the command's argument into a file name and a question. The file name is in quotes or
+    ends at the first space. If no such file exists, but the complete argument is the name of a
+    file, the question is empty.
     """
     if argument[0] in "'\"" and (end := argument.find(argument[0], 1)) > 0:
         return argument[: end + 1], argument[end + 1 :].strip()
@@ -59,7 +58,10 @@ def _split_line(argument: str) -> tuple[str, str]:
     return file_name, question.strip()
 
 
-def _text(path: Path, chat: ChatSession) -> str:
+def _read_text(path: Path, chat: ChatSession) -> str:
+    """Return the text of a file. Raises UserError if the file cannot be read, is not UTF-8, or is
+    too long for the context.
+    """
     max_bytes = MAX_BYTES_PER_TOKEN * chat.runner.n_ctx
     raw = read_limited(
         path,
@@ -78,16 +80,14 @@ def _text(path: Path, chat: ChatSession) -> str:
     return decode_utf8(raw, str(path)).removeprefix("\ufeff")
 
 
-def _tokens(chat: ChatSession, text: str, path: Path) -> int:
-    """Return the token count of `text`, which contains the file at `path`.
-
-    Raises UserError if the context cannot hold it together with the files already attached to the
-    next message.
+def _count_tokens(chat: ChatSession, text: str, path: Path) -> int:
+    """Return the number of tokens of `text`, the attachment made from the file at `path`. Raises
+    UserError if it does not fit into the context together with the files that are attached already.
     """
     count = len(chat.runner.encode_text(text))
-    waiting = sum(len(chat.runner.encode_text(attachment)) for attachment in chat.attachments)
-    if count + waiting >= chat.runner.n_ctx:
-        remark = f", and waiting files have {waiting}" if waiting else ""
+    n_attached = sum(len(chat.runner.encode_text(attachment)) for attachment in chat.attachments)
+    if count + n_attached >= chat.runner.n_ctx:
+        remark = f", and waiting files have {n_attached}" if n_attached else ""
         raise UserError(
             f"{path} has {count} tokens{remark}, but the context holds {chat.runner.n_ctx}",
             hint="use a part of it, or start with a larger --ctx-size",
@@ -96,13 +96,16 @@ def _tokens(chat: ChatSession, text: str, path: Path) -> int:
 
 
 def _heading(text: str) -> str:
+    """Return the first line of an attachment, which contains the name of its file."""
     return text.split("\n", 1)[0]
 
 
-def _endings(chat: ChatSession, typed: str) -> Iterable[str]:
+def _complete_argument(chat: ChatSession, typed: str) -> Iterable[str]:
     return complete_path(typed)
 
 
 COMMANDS = (
-    ReplCommand("read", read_file, "[FILE [QUESTION]]", line_completions=_endings, group="files"),
+    ReplCommand(
+        "read", read_file, "[FILE [QUESTION]]", line_completions=_complete_argument, group="files"
+    ),
 )

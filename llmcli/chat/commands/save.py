@@ -1,4 +1,4 @@
-"""/clear, /save and /load: clear, store and load the conversation."""
+"""/clear removes the conversation, /save writes it to disk, and /load reads a stored one."""
 
 import time
 from collections.abc import Iterable
@@ -48,12 +48,12 @@ def load_stored(chat: ChatSession, argument: str) -> None:
     chat.ui.text("saved chats: " + ", ".join(names) if names else "there are no saved chats")
 
 
-def _saved(chat: ChatSession) -> Iterable[str]:
+def _saved_names(chat: ChatSession) -> Iterable[str]:
     return saved_chats.list_names(chat.config)
 
 
 COMMANDS = (
     ReplCommand("clear", clear_conversation),
-    ReplCommand("save", save_conversation, "[NAME]", first_completions=_saved),
-    ReplCommand("load", load_stored, "[NAME]", first_completions=_saved),
+    ReplCommand("save", save_conversation, "[NAME]", first_completions=_saved_names),
+    ReplCommand("load", load_stored, "[NAME]", first_completions=_saved_names),
 )

@@ -1,4 +1,4 @@
-"""/set: list and change settings."""
+"""/set: lists and changes the settings of the chat."""
 
 from collections.abc import Iterable
 
@@ -9,6 +9,7 @@ from llmcli.chat.settings import chat_settings, find_setting
 from llmcli.chat.settings.base import ChatSetting, Completion
 from llmcli.errors import UserError
 
+# Settings that cannot be changed while the model is loaded, and their command-line flags.
 FLAG_OF_FIXED_NAME = {
     "ctx_size": "--ctx-size",
     "num_ctx": "--ctx-size",
@@ -23,7 +24,7 @@ FLAG_OF_FIXED_NAME = {
     "ubatch_size": "--ubatch-size",
     "gemm": "--gemm",
 }
-# ollama's words that take no value: word -> (setting, value)
+# Words of ollama's /set that take no value, and the setting and value that they stand for.
 SETTING_OF_WORD = {
     "verbose": ("timing", "line"),
     "quiet": ("timing", "off"),
@@ -36,7 +37,7 @@ def change_setting(chat: ChatSession, argument: str) -> None:
     """Change a setting; without an argument, list all settings.
 
     `/set parameter NAME VALUE`, `/set system TEXT`, `/set verbose`, `quiet`, `think` and `nothink`
-    mean what they mean in ollama.
+    mean what they mean in ollama. `/set NAME` shows one setting.
     """
     words = argument.split(None, 1)
     if words and words[0] == "parameter":
@@ -62,12 +63,15 @@ def change_setting(chat: ChatSession, argument: str) -> None:
 
 
 def change_and_print(chat: ChatSession, setting: ChatSetting, value: str) -> None:
-    """Change one setting and print its new value."""
+    """Set a setting to the typed `value` and print its new value. Raises UserError if the value is
+    invalid.
+    """
     setting.set_value(chat, value)
     chat.ui.text(f"{setting.name} = {setting.format_value(chat)}")
 
 
-def _names(chat: ChatSession) -> Iterable[str]:
+def _complete_names(chat: ChatSession) -> Iterable[str]:
+    """Yield the words that can follow /set: settings with their values, then ollama's words."""
     for setting in chat_settings().values():
         yield Completion(
             setting.name, f"{setting.format_value(chat)} · {setting.range} · {setting.help}"
@@ -77,15 +81,14 @@ def _names(chat: ChatSession) -> Iterable[str]:
         yield Completion(word, f"{name} {value}")
 
 
-def _values(chat: ChatSession, words: list[str]) -> Iterable[str]:
-    """Return what Tab offers after `words`: the values of the named setting.
-
-    After the word `parameter`, it is the names of the settings.
+def _complete_values(chat: ChatSession, words: list[str]) -> Iterable[str]:
+    """Return what Tab offers after the arguments `words`: after the name of a setting its values,
+    and after the word `parameter` the names of all settings.
     """
     if words[0] == "parameter":
         words = words[1:]
     if not words:
-        return _names(chat)
+        return _complete_names(chat)
     key = words[0].lower().replace("-", "_")
     setting = next(
         (
@@ -103,8 +106,8 @@ COMMANDS = (
         "set",
         change_setting,
         "[NAME [VALUE]]",
-        first_completions=_names,
-        later_completions=_values,
+        first_completions=_complete_names,
+        later_completions=_complete_values,
         group="model and settings",
     ),
 )

@@ -1,4 +1,4 @@
-"""/show: what the model contains, and the current settings."""
+"""/show: prints facts about the model file, and the current settings."""
 
 from collections.abc import Iterable
 
@@ -15,12 +15,12 @@ LICENSE_KEYS = ("license", "license.name", "license.link")
 def show_model(chat: ChatSession, argument: str) -> None:
     """Show the model and the current settings.
 
-    `/show info`, `template`, `parameters`, `license` and `system` show one part, as in ollama: the
-    file's metadata, its chat template, the settings, its license, the system text.
+    As in ollama, a word shows only one section: `/show info` the file's metadata, `template` its
+    chat template, `parameters` the settings, `license` its license, and `system` the system text.
     """
     section = argument.lower()
     if section == "":
-        _summary(chat)
+        _print_summary(chat)
         print_all_settings(chat)
     elif section in SECTIONS:
         SECTIONS[section](chat)
@@ -30,7 +30,8 @@ def show_model(chat: ChatSession, argument: str) -> None:
         )
 
 
-def _summary(chat: ChatSession) -> None:
+def _print_summary(chat: ChatSession) -> None:
+    """Print a table of the most important facts about the model and the conversation."""
     runner, header = chat.runner, chat.runner.header
     rows = [
         ("model", chat.name),
@@ -54,8 +55,10 @@ def _summary(chat: ChatSession) -> None:
     chat.ui.table(("", ""), rows)
 
 
-def _info(chat: ChatSession) -> None:
-    """Print the file's metadata; for arrays such as the vocabulary, only the length."""
+def _print_metadata(chat: ChatSession) -> None:
+    """Print the metadata of the model file. Of arrays, such as the vocabulary, print only the
+    length.
+    """
     header = chat.runner.header
     rows = [
         ("file", str(header.path)),
@@ -73,27 +76,28 @@ def _info(chat: ChatSession) -> None:
     chat.ui.table(("", ""), rows)
 
 
-def _template(chat: ChatSession) -> None:
+def _print_template(chat: ChatSession) -> None:
     template = chat.runner.template
     chat.ui.text(template.source if template else "no template: messages are plain text")
 
 
-def _license(chat: ChatSession) -> None:
+def _print_license(chat: ChatSession) -> None:
     metadata = chat.runner.header.metadata
     texts = [str(metadata[key]) for name in LICENSE_KEYS if (key := f"general.{name}") in metadata]
     chat.ui.text("\n".join(texts) or "the file does not name its license")
 
 
+# The words that /show takes, and the functions that print these sections.
 SECTIONS = {
-    "info": _info,
-    "template": _template,
+    "info": _print_metadata,
+    "template": _print_template,
     "parameters": print_all_settings,
-    "license": _license,
+    "license": _print_license,
     "system": print_system,
 }
 
 
-def _parts(chat: ChatSession) -> Iterable[str]:
+def _section_names(chat: ChatSession) -> Iterable[str]:
     return SECTIONS
 
 
@@ -102,7 +106,7 @@ COMMANDS = (
         "show",
         show_model,
         "[info|template|parameters|license|system]",
-        first_completions=_parts,
+        first_completions=_section_names,
         group="model and settings",
     ),
 )

@@ -1,4 +1,4 @@
-"""/stats: totals of the session, and the parts of the conversation."""
+"""/stats: prints the totals of the session, and what the tokens of the conversation are."""
 
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import ReplCommand
@@ -10,62 +10,62 @@ from llmcli.errors import UserError
 def show_stats(chat: ChatSession, argument: str) -> None:
     """Show the session's totals and speeds, and the conversation's tokens by kind.
 
-    Prompt tokens count each time they are sent; tokens whose KV cells were still cached count as
-    reused. The best speed is that of the fastest answer with at least eight tokens.
+    A prompt token counts each time it is sent, and counts as reused if it was still in the KV
+    cache. The best speed is the speed of the fastest answer with at least eight tokens.
     """
     if argument:
         raise UserError(
             f"/stats takes no argument: {argument}",
             hint="use /stats alone; /timing shows an answer",
         )
-    tally = chat.totals
+    totals = chat.totals
     ends = ", ".join(
         f"{count} {FINISH_NOTES[end]}"
-        for end, count in tally.finish_counts.items()
+        for end, count in totals.finish_counts.items()
         if end in FINISH_NOTES
     )
-    mean_ttft_ms = tally.ttft_ms / tally.answers if tally.answers else 0.0
+    mean_ttft_ms = totals.ttft_ms / totals.answers if totals.answers else 0.0
     drafted = (
-        [("drafted tokens", f"{tally.drafted_tokens}, {tally.accepted_tokens} of them accepted")]
-        if tally.drafted_tokens
+        [("drafted tokens", f"{totals.drafted_tokens}, {totals.accepted_tokens} of them accepted")]
+        if totals.drafted_tokens
         else []
     )
     chat.ui.table(
         ("this session", ""),
         [
-            ("answers", f"{tally.answers}" + (f" ({ends})" if ends else "")),
+            ("answers", f"{totals.answers}" + (f" ({ends})" if ends else "")),
             (
                 "prompt tokens",
-                f"{tally.prompt_tokens}: {tally.reused_tokens} reused, {tally.prompt_tokens - tally.reused_tokens} computed",
+                f"{totals.prompt_tokens}: {totals.reused_tokens} reused, {totals.prompt_tokens - totals.reused_tokens} computed",
             ),
-            ("prefill", f"{tally.prompt_ms / 1e3:.2f} s, {tally.prompt_per_second:.1f} tok/s"),
+            ("prefill", f"{totals.prompt_ms / 1e3:.2f} s, {totals.prompt_per_second:.1f} tok/s"),
             (
                 "generated tokens",
-                f"{tally.generated_tokens}: {tally.generated_tokens - tally.thinking_tokens} answer, "
-                f"{tally.thinking_tokens} thinking",
+                f"{totals.generated_tokens}: {totals.generated_tokens - totals.thinking_tokens} answer, "
+                f"{totals.thinking_tokens} thinking",
             ),
             (
                 "generating",
-                f"{tally.generate_ms / 1e3:.2f} s, mean {tally.tokens_per_second:.1f} tok/s"
+                f"{totals.generate_ms / 1e3:.2f} s, mean {totals.tokens_per_second:.1f} tok/s"
                 + (
-                    f", best {tally.best_tokens_per_second:.1f} tok/s"
-                    if tally.best_tokens_per_second
+                    f", best {totals.best_tokens_per_second:.1f} tok/s"
+                    if totals.best_tokens_per_second
                     else ""
                 ),
             ),
             ("first token", f"{mean_ttft_ms:.0f} ms on average"),
-            *_reading(chat),
+            *_reading_rows(chat),
             *drafted,
         ],
     )
-    chat.ui.table(("this conversation", "tokens"), _kinds(chat), right=("tokens",))
+    chat.ui.table(("this conversation", "tokens"), _token_rows(chat), right=("tokens",))
 
 
-def _reading(chat: ChatSession) -> list[tuple[str, str]]:
-    """Return a table row that compares the mean speed with human reading speeds, if there is a
-    speed.
+def _reading_rows(chat: ChatSession) -> list[tuple[str, str]]:
+    """Return a table row that compares the mean generation speed with human reading speeds. Return
+    no row if the session has no generated tokens.
     """
-    from llmcli.reading_speed import measure_pace  # lazy: it would delay every start
+    from llmcli.reading_speed import measure_pace  # would delay the start if imported above
 
     rate = chat.totals.tokens_per_second
     comparison = (
@@ -74,17 +74,19 @@ def _reading(chat: ChatSession) -> list[tuple[str, str]]:
     return [("reading", comparison.format_line([rate]))] if comparison else []
 
 
-def _kinds(chat: ChatSession) -> list[tuple[str, str]]:
-    """Return table rows with the conversation's tokens by kind, as sent with the next message.
-
-    The template's tokens are the total less the tokens of the other kinds.
+def _token_rows(chat: ChatSession) -> list[tuple[str, str]]:
+    """Return table rows with the number of tokens that the conversation adds to the next prompt, by
+    kind: system text, questions, answers, template. The template's number is the difference between
+    the total and the other kinds.
     """
     total, prefix = chat.token_count(), chat.prefix_token_count()
     messages = chat.conversation.sent_messages
-    questions = sum(_count(chat, message.content) for message in messages if message.role == "user")
+    questions = sum(
+        _count_tokens(chat, message.content) for message in messages if message.role == "user"
+    )
     texts = [split_answer(message.content) for message in messages if message.role == "assistant"]
-    answers = sum(_count(chat, text.content) for text in texts)
-    thinking = sum(_count(chat, text.thinking) for text in texts)
+    answers = sum(_count_tokens(chat, text.content) for text in texts)
+    thinking = sum(_count_tokens(chat, text.thinking) for text in texts)
     rows = [
         ("before the first message", prefix),
         ("questions", questions),
@@ -97,7 +99,7 @@ def _kinds(chat: ChatSession) -> list[tuple[str, str]]:
     return [(name, str(count)) for name, count in rows]
 
 
-def _count(chat: ChatSession, text: str) -> int:
+def _count_tokens(chat: ChatSession, text: str) -> int:
     return len(chat.runner.model.tokenize(text, special=False)) if text else 0
 
 

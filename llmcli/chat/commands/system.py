@@ -1,4 +1,4 @@
-"""/system, and the tables of settings."""
+"""/system: sets and shows the system text. Also prints tables of settings for /set and /show."""
 
 from collections.abc import Iterable
 
@@ -19,19 +19,19 @@ def set_system(chat: ChatSession, argument: str) -> None:
 
 
 def print_system(chat: ChatSession) -> None:
-    """Print the system text."""
+    """Print the system text, or a note that none is set."""
     chat.ui.text(
         chat.conversation.system or "no system text is set; the model's template may contain one"
     )
 
 
 def print_all_settings(chat: ChatSession) -> None:
-    """Print a table of all settings."""
+    """Print a table of all settings of the chat."""
     print_settings(chat, chat_settings().values())
 
 
 def print_settings(chat: ChatSession, settings: Iterable[ChatSetting]) -> None:
-    """Print a table of settings: value, default, range and meaning."""
+    """Print a table with the value, default, range and meaning of each of the settings."""
     rows = [
         (setting.name, setting.format_value(chat), setting.default, setting.range, setting.help)
         for setting in settings

@@ -1,4 +1,6 @@
-"""/think: show the model's thinking, and choose how it is shown and whether to think."""
+"""/think: prints the thinking of the last answer, and sets whether the model thinks and how its
+thinking is displayed.
+"""
 
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import ReplCommand
@@ -13,8 +15,9 @@ DISPLAY_WORDS, REASONING_WORDS = (SHOW, FOLD, HIDE), ("on", "off", "auto")
 def show_or_set_thinking(chat: ChatSession, argument: str) -> None:
     """Show the thinking of the last answer; with a word, change a setting.
 
-    `show` dims thinking, `fold` shows one line instead, `hide` leaves it out. `on` and `off` ask
-    the model to think or not to, if its template supports that; `auto` leaves it to the template.
+    `show` displays thinking dimmed, `fold` displays one line instead, and `hide` displays nothing.
+    `on` and `off` tell the model whether to think, if its template supports this. With `auto` the
+    template decides.
     """
     word = argument.lower()
     if word in DISPLAY_WORDS:

@@ -1,4 +1,4 @@
-"""/timing: where the time of the last answer went."""
+"""/timing: prints how long each token of the last answer took, and what the time was spent on."""
 
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import ReplCommand
@@ -12,8 +12,9 @@ from llmcli.runtime.requests.request import Answer, percentile
 def show_timing(chat: ChatSession, argument: str) -> None:
     """Show the last answer token by token, with its milliseconds and their parts.
 
-    `rest` is the time outside the forward pass, sampling and the grammar: turning tokens into text,
-    and the display. The shares exclude the first token, whose time includes the prompt.
+    `decode` is the forward pass, and `rest` is the time outside the forward pass, sampling and the
+    grammar: converting tokens to text, and the display. The percentages leave out the first token,
+    whose time includes the prompt.
     """
     if chat.last_answer is None:
         raise UserError("there is no answer yet", hint="ask something first")
@@ -48,8 +49,8 @@ def show_timing(chat: ChatSession, argument: str) -> None:
 
 
 def _describe_shares(answer: Answer) -> str:
-    """Return the shares of the time after the first token: `decode 97.1% · sample 1.0% · rest
-    1.9%`.
+    """Return a line such as `spent on: decode 97.1% · sample 1.0% · rest 1.9%`: what the time
+    after the first token was spent on.
     """
     tokens = answer.tokens[1:]
     total_ms = sum(token.ms for token in tokens) or 1.0

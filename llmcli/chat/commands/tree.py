@@ -1,6 +1,5 @@
-"""/undo, /regen, /edit, /branch, /switch and /tree: work with the tree of turns.
-
-The commands never delete a turn.
+"""/undo, /regen, /edit, /branch, /switch and /tree: go to other turns of the conversation's tree,
+and add branches to it. These commands never delete a turn.
 """
 
 from collections.abc import Iterable
@@ -28,18 +27,19 @@ def regenerate(chat: ChatSession, argument: str) -> None:
 
     This also works for a message whose answer was prevented by an error or Ctrl-C.
     """
-    old, old_message = chat.conversation.tree.current_turn, chat.pending_message
+    previous_turn, previous_pending = chat.conversation.tree.current_turn, chat.pending_message
     question = chat.pending_message or chat.conversation.undo_turn()
     if question is None:
         raise UserError("there is nothing to answer again", hint="ask something first")
-    _ask_from(chat, question, old, old_message)
+    _ask_from(chat, question, previous_turn, previous_pending)
 
 
 def edit_question(chat: ChatSession, argument: str) -> None:
     """Ask the last question, or question N, in other words, as a new branch.
 
-    `/edit TEXT` replaces the last question, `/edit 2 TEXT` the second. Without TEXT, a terminal
-    offers the old question for editing. Everything after that question stays in the tree.
+    `/edit TEXT` asks TEXT in place of the last question, `/edit 2 TEXT` in place of the second. If
+    TEXT is left out on a terminal, the old question appears in the input line for editing. The old
+    question and everything after it stay in the tree.
     """
     tree = chat.conversation.tree
     path = tree.current_path()
@@ -63,15 +63,16 @@ def edit_question(chat: ChatSession, argument: str) -> None:
             )
         chat.next_draft = f"/edit {position} {turn.question}"
         return
-    old, old_message = tree.current_turn, chat.pending_message
+    previous_turn, previous_pending = tree.current_turn, chat.pending_message
     tree.move_to(turn.parent)
-    _ask_from(chat, argument, old, old_message)
+    _ask_from(chat, argument, previous_turn, previous_pending)
 
 
-def _ask_from(chat: ChatSession, question: str, old: int, old_message: str | None) -> None:
-    """Ask `question` after the current turn.
-
-    If it gets no answer, go back to turn `old`, and make `old_message` the pending message again.
+def _ask_from(
+    chat: ChatSession, question: str, previous_turn: int, previous_pending: str | None
+) -> None:
+    """Ask `question` after the current turn. If it gets no answer, go back to the turn numbered
+    `previous_turn`, and make `previous_pending` the session's pending message again.
     """
     from llmcli.chat.ask import ask_and_print
 
@@ -79,18 +80,23 @@ def _ask_from(chat: ChatSession, question: str, old: int, old_message: str | Non
         ask_and_print(chat, question)
     finally:
         if chat.pending_message is not None:
-            chat.conversation.tree.move_to(old)
-            chat.pending_message = old_message
+            chat.conversation.tree.move_to(previous_turn)
+            chat.pending_message = previous_pending
     if (
-        old
-        and chat.conversation.tree.current_turn != old
-        and chat.conversation.tree[chat.conversation.tree.current_turn].parent != old
+        previous_turn
+        and chat.conversation.tree.current_turn != previous_turn
+        and chat.conversation.tree[chat.conversation.tree.current_turn].parent != previous_turn
     ):
-        chat.ui.note(f"the previous turns are kept: /switch {old} goes back, /tree shows all")
+        chat.ui.note(
+            f"the previous turns are kept: /switch {previous_turn} goes back, /tree shows all"
+        )
 
 
 def create_or_list_branches(chat: ChatSession, argument: str) -> None:
-    """Create a branch here; without a name, list the branches."""
+    """Create a branch here; without a name, list the branches.
+
+    The branch starts at the current turn, and grows with the following turns.
+    """
     tree = chat.conversation.tree
     if argument:
         previous = tree.current_branch
@@ -148,7 +154,8 @@ def show_tree(chat: ChatSession, argument: str) -> None:
     chat.ui.text(f"{branch_name}: {count} of {len(tree.turns)} turns on the path (●){n_tokens}")
 
 
-def _places(chat: ChatSession) -> Iterable[str]:
+def _switch_targets(chat: ChatSession) -> Iterable[str]:
+    """Return what Tab offers after /switch: branches, and numbers of turns without followers."""
     return [*chat.conversation.tree.branch_ends, *map(str, chat.conversation.tree.leaf_turns())]
 
 
@@ -157,6 +164,6 @@ COMMANDS = (
     ReplCommand("regen", regenerate, aliases=("retry",)),
     ReplCommand("edit", edit_question, "[N] [TEXT]"),
     ReplCommand("branch", create_or_list_branches, "[NAME]"),
-    ReplCommand("switch", switch_position, "NAME|TURN", first_completions=_places),
+    ReplCommand("switch", switch_position, "NAME|TURN", first_completions=_switch_targets),
     ReplCommand("tree", show_tree),
 )

@@ -1,4 +1,4 @@
-"""The text of one answer, split once into thinking and content."""
+"""Splits the text of an answer into the model's thinking and the content after it."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,14 @@ from llmcli.runtime.text.reasoning import ThinkingTags, split_thinking
 
 @dataclass(frozen=True, slots=True)
 class AnswerText:
-    """The text of an answer; log, report and display read it.
+    """The text of an answer, split into thinking and content.
 
-    - `full`: the whole text, with the thinking tag that the prompt opened.
+    - `full`: the complete text. If the prompt already ended with an opening thinking tag, the text
+      begins with this tag.
     - `thinking`: the thinking with its tags; "" without thinking.
     - `content`: the text after the thinking.
-    - `n_prompt_chars`: how many characters of `full` the prompt contains.
+    - `n_prompt_chars`: length of the tag at the start of `full` that was in the prompt, not
+      generated.
     """
 
     full: str
@@ -30,7 +32,9 @@ NO_ANSWER_TEXT = AnswerText("", "", "")
 
 
 def split_answer(text: str, opened_tags: ThinkingTags | None = None) -> AnswerText:
-    """Split a generated text; `opened_tags` are the tags that its prompt opened."""
+    """Split a generated text into thinking and content. `opened_tags`: the thinking tags that are
+    open at the end of the prompt, or None.
+    """
     opening = opened_tags.opening if opened_tags else ""
     thinking, content = split_thinking(opening + text)
     return AnswerText(opening + text, thinking, content, len(opening))

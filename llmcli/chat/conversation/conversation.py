@@ -1,4 +1,6 @@
-"""A conversation and its settings, without a model or a display."""
+"""A conversation: its turns, and the settings with which the next answer is generated. Contains no
+model and prints nothing.
+"""
 
 from dataclasses import dataclass, field
 
@@ -17,13 +19,15 @@ ON_FULL_MODES = {
 
 @dataclass(slots=True)
 class Conversation:
-    """The turns and the settings that the next answer depends on.
+    """The turns of a conversation, and the settings for the next answer.
 
-    - `system`: the system text, separate because templates treat it differently.
-    - `predict`: the token limit, None for no limit.
-    - `search`: used if it has more than one beam; otherwise `sampling` is used.
-    - `constraint`: what every answer must follow.
-    - `on_full`: what happens when the context is full (context_overflow.py).
+    - `sampling`: settings of the sampler, used if `search` has only one beam.
+    - `system`: the system text, or None.
+    - `predict`: maximum number of tokens in an answer; None for no limit.
+    - `search`: settings of beam search.
+    - `constraint`: the grammar or JSON schema that every answer must follow, or None.
+    - `on_full`: a key of ON_FULL_MODES: what happens when the context is full
+      (context_overflow.py).
     """
 
     sampling: Sampling
@@ -36,17 +40,17 @@ class Conversation:
 
     @property
     def messages(self) -> list[Message]:
-        """A copy of the messages up to the current turn, user and assistant alternating."""
+        """A new list of the messages up to the current turn, user and assistant alternating."""
         return self._messages_of(self.tree.current_path())
 
     @property
     def sent_messages(self) -> list[Message]:
-        """A copy of the messages of the turns that are still sent to the model."""
+        """A new list of the messages of the turns that are still sent to the model."""
         return self._messages_of(self.tree.sent_turns())
 
     @property
     def stopped_indices(self) -> set[int]:
-        """The indices in `messages` of the answers that were stopped."""
+        """The indices in `messages` of the answers that the user interrupted."""
         return {
             2 * index + 1
             for index, number in enumerate(self.tree.current_path())
@@ -54,13 +58,14 @@ class Conversation:
         }
 
     def add_turn(self, text: str, answer: str, finish: Finish, tokens: int = 0) -> None:
-        """Add a turn; `tokens` is the answer's token count."""
+        """Add the question `text` and its answer as a new turn after the current one. `tokens`:
+        number of tokens of the answer.
+        """
         self.tree.add_turn(text, answer, is_stopped=finish == "cancelled", n_tokens=tokens)
 
     def undo_turn(self) -> str | None:
-        """Go back to the turn before the last one, which stays in the tree.
-
-        Returns the question of the last turn, or None if there is no turn.
+        """Go back to the turn before the current one, which stays in the tree. Return the question
+        of the turn that was left, or None if there is no turn.
         """
         if not self.tree.current_turn:
             return None
@@ -69,10 +74,11 @@ class Conversation:
         return last.question
 
     def clear(self) -> None:
-        """Remove all turns; system text and settings stay."""
+        """Remove all turns and branches. The system text and the settings stay."""
         self.tree = TurnTree()
 
     def _messages_of(self, numbers: list[int]) -> list[Message]:
+        """Return the questions and answers of the turns with these numbers."""
         turns = [self.tree[number] for number in numbers]
         return [
             message

@@ -1,7 +1,7 @@
-"""Saved chats: /save and /load keep them in state/saved/NAME.jsonl.
+"""Writes and reads saved chats, the files state/saved/NAME.jsonl of /save and /load.
 
-The first line contains the settings and the position in the tree; each further line is a turn
-(turn_records.py). Files of the first format, with one message on each line, can be read as well.
+The first line contains the settings and the current position in the tree. Each further line is one
+turn (turn_records.py). The older format 1, with one message on each line, can also be read.
 """
 
 import json
@@ -19,20 +19,20 @@ from llmcli.errors import UserError
 
 FORMAT_VERSION = 2
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-ROLE_ORDER = ("user", "assistant")
+ROLE_ORDER = ("user", "assistant")  # of the messages in format 1
 
 
 def list_names(config: Config) -> list[str]:
-    """Return the names of the saved chats."""
+    """Return the names of all saved chats in alphabetical order."""
     return sorted(path.stem for path in (config.state / "saved").glob("*.jsonl"))
 
 
 def save_chat(
     conversation: Conversation, config: Config, name: str, model: str
 ) -> tuple[Path, bool]:
-    """Save the conversation as `name`; return the file, and whether it replaced another chat.
-
-    Raises UserError.
+    """Save the conversation under `name`. `model`: name of the model. Return the path of the file,
+    and whether it replaced another file. Raises UserError if the name is invalid or the file cannot
+    be written.
     """
     path = chat_path(config, name)
     head = {
@@ -48,29 +48,28 @@ def save_chat(
     lines = [head, *map(turn_records.build_turn_record, conversation.tree.turns)]
     replaced = path.exists()
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    # readable by the user only
+    # Only the user may read the file.
     write_atomically(path, text.encode("utf-8", "surrogatepass"), mode=0o600)
     return path, replaced
 
 
 def read_chat(path: Path) -> StoredConversation:
-    """Read a saved chat.
-
-    Raises UserError if it is damaged, and OSError if the file cannot be read.
+    """Read a saved chat. Raises UserError with the line number if a line is damaged, and OSError if
+    the file cannot be read.
     """
     lines = path.read_bytes().splitlines()
-    head, *records_of_turns = [_line(path, number, raw) for number, raw in enumerate(lines, 1)] or [
-        {}
-    ]
+    head, *records_of_turns = [
+        _parse_line(path, number, raw) for number, raw in enumerate(lines, 1)
+    ] or [{}]
     if head.get("chat") not in (1, FORMAT_VERSION) or not isinstance(head.get("settings"), dict):
-        raise _damaged(path, 1, "it is not the first line of a saved chat")
+        raise _damaged_line(path, 1, "it is not the first line of a saved chat")
     system, predict = head.get("system"), head.get("predict")
     if not isinstance(system, str | None) or not isinstance(predict, int | None):
-        raise _damaged(path, 1, "system or predict has the wrong type")
+        raise _damaged_line(path, 1, "system or predict has the wrong type")
     tree = (
-        _messages(path, records_of_turns)
+        _parse_first_format(path, records_of_turns)
         if head["chat"] == 1
-        else _turns(path, head, records_of_turns)
+        else _parse_turns(path, head, records_of_turns)
     )
     conversation = StoredConversation(
         tree,
@@ -83,52 +82,60 @@ def read_chat(path: Path) -> StoredConversation:
     try:
         conversation.read_constraint(head)
     except turn_records.DamagedRecord as error:
-        raise _damaged(path, 1, str(error)) from None
+        raise _damaged_line(path, 1, str(error)) from None
     return conversation
 
 
-def _turns(path: Path, head: dict[str, Any], lines: list[dict[str, Any]]) -> TurnTree:
+def _parse_turns(path: Path, head: dict[str, Any], lines: list[dict[str, Any]]) -> TurnTree:
+    """Return the tree of a chat of the current format. `head`: the first line of the file, with the
+    position; `lines`: the other lines. Raises UserError if a line is damaged.
+    """
     tree = TurnTree()
     for number, line in enumerate(lines, 2):
         try:
             turn_records.add_turn(tree, line)
         except turn_records.DamagedRecord as error:
-            raise _damaged(path, number, str(error)) from None
+            raise _damaged_line(path, number, str(error)) from None
     try:
         turn_records.restore_position(tree, head)
     except turn_records.DamagedRecord as error:
-        raise _damaged(path, 1, str(error)) from None
+        raise _damaged_line(path, 1, str(error)) from None
     return tree
 
 
-def _messages(path: Path, lines: list[dict[str, Any]]) -> TurnTree:
-    """Read the turns of a file of the first format, which has one message on each line."""
+def _parse_first_format(path: Path, lines: list[dict[str, Any]]) -> TurnTree:
+    """Return the tree of a chat of format 1, whose `lines` after the first are single messages.
+    Raises UserError if a line is damaged.
+    """
     tree, contents = TurnTree(), [""]
     for number, line in enumerate(lines, 2):
         role, content = line.get("role"), line.get("content")
         expected_role = ROLE_ORDER[number % 2]
         if role != expected_role or not isinstance(content, str):
-            raise _damaged(path, number, f"expected a message of the {expected_role}")
+            raise _damaged_line(path, number, f"expected a message of the {expected_role}")
         if role == "assistant":
             tree.add_turn(contents[-1], content, is_stopped=bool(line.get("cut")))
         contents.append(content)
     if len(lines) % 2:
-        raise _damaged(path, len(lines) + 1, "the last answer is missing")
+        raise _damaged_line(path, len(lines) + 1, "the last answer is missing")
     return tree
 
 
-def _line(path: Path, number: int, raw: bytes) -> dict[str, Any]:
+def _parse_line(path: Path, number: int, raw: bytes) -> dict[str, Any]:
+    """Return the JSON object on a line. Raises UserError if there is none. `number`: line number
+    from 1.
+    """
     try:
         value = json.loads(raw.decode("utf-8", "surrogatepass"))
     except (UnicodeDecodeError, ValueError):
-        raise _damaged(path, number, "it is not JSON") from None
+        raise _damaged_line(path, number, "it is not JSON") from None
     if not isinstance(value, dict):
-        raise _damaged(path, number, "it is not a JSON object")
+        raise _damaged_line(path, number, "it is not a JSON object")
     return value
 
 
-def _damaged(path: Path, number: int, reason: str) -> UserError:
-    """Return the error for a damaged line."""
+def _damaged_line(path: Path, number: int, reason: str) -> UserError:
+    """Return the error that says which line of the file is damaged, and why."""
     return UserError(
         f"{path}: line {number} is damaged: {reason}",
         hint=f"correct that line of {path}, or /load another chat",
@@ -136,9 +143,8 @@ def _damaged(path: Path, number: int, reason: str) -> UserError:
 
 
 def chat_path(config: Config, name: str) -> Path:
-    """Return the file of the chat `name`; its KV state has the suffix .kv.
-
-    Raises UserError for an invalid name.
+    """Return the path of the saved chat `name`, which may not exist. Raises UserError if the name
+    is invalid.
     """
     if not NAME_PATTERN.fullmatch(name):
         raise UserError(

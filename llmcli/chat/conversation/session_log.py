@@ -1,9 +1,11 @@
-"""Session logs: state/sessions/START-PID.jsonl, append-only.
+"""Writes session logs: files state/sessions/START-PID.jsonl to which every turn of a chat is
+appended.
 
-Each answer is one line. The first half of the line contains the question and the settings, and is
-written before the answer; the second half is the document of `run --json`. A killed process
-therefore loses only the current answer. A line with an `event` records any other change of the
-position (/undo, /switch, /load, …). session_log_reader.py reads the logs.
+Each turn is one line, a JSON object. Its first half, with the question and the settings, is written
+before the answer is generated. Its second half, the document of `run --json`, is written after the
+answer. Therefore a killed process loses only the current answer. A line with a field `event`
+records any other change of the conversation, such as /undo, /switch and /load.
+session_log_reader.py reads the logs.
 """
 
 import errno
@@ -22,22 +24,25 @@ from llmcli.config import Config
 
 
 class NoSessionLog:
-    """A log that records nothing; the base class of the session log."""
+    """The interface of a session log. Its own methods record nothing, for chats without a log."""
 
     def record_question(self, question: Mapping[str, Any]) -> None:
-        """Record a question that is about to be answered."""
+        """Record a question and the settings, before the answer is generated."""
 
     def record_answer(self, answer: Mapping[str, Any], conversation: Conversation) -> None:
-        """Record the answer, after it was added to the conversation."""
+        """Record the answer to the question that was recorded last. Call this after the turn was
+        added to the conversation.
+        """
 
     def record_unanswered(self) -> None:
-        """Record that the pending question has no answer; do nothing without one."""
+        """Record that the question that was recorded last gets no answer. Do nothing if it has been
+        answered.
+        """
 
     def record_position(self, conversation: Conversation, model: str) -> None:
-        """Record the position in the tree if it has changed.
-
-        If the conversation has another tree than before, all of its turns and settings are
-        recorded, with the name of the model.
+        """Record the current turn, the branches and the dropped turns if they have changed. If the
+        conversation has another tree than before, as after /load, record all of its turns and
+        settings and the model's name.
         """
 
     def close(self) -> None:
@@ -45,11 +50,11 @@ class NoSessionLog:
 
 
 class SessionLog(NoSessionLog):
-    """The log of one session. If it cannot be written, a warning is printed once and the chat
-    continues.
+    """The log file of one session. If it cannot be written, `warn` is called once, and the chat
+    continues without a log.
 
-    Without `path`, a new file is created for the first record. With the `path` of an earlier
-    session's log, call `resume` first.
+    `path`: the log of an earlier session to continue; `resume` must then be called first. Without
+    `path`, a new file is created when something is first recorded.
     """
 
     def __init__(
@@ -61,17 +66,17 @@ class SessionLog(NoSessionLog):
         )
         self.warn = warn
         self._file = -1
-        self._broken = self._half = False
-        # the tree, turn count and position that a reader of the log would have at this point
+        self._has_failed = False
+        self._is_line_open = False  # the file ends with the first half of a line
+        # The tree, number of turns and position that a reader of the log would now have.
         self._tree: TurnTree | None = None
         self._n_turns, self._position = 0, turn_records.build_position_record(TurnTree())
-        # the last constraint in the log; it is written again only when it changes
+        # The constraint that was last written to the log. It is written only when it changes.
         self._constraint: object = ...
 
     def resume(self, conversation: Conversation) -> bool:
-        """Continue the log at `path`, from which the conversation was read.
-
-        Returns False if another process writes that log, or if it cannot be opened.
+        """Open the existing log at `path`, from which `conversation` was read, to append to it.
+        Return False if another process writes to it or it cannot be opened.
         """
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_APPEND)
@@ -81,11 +86,11 @@ class SessionLog(NoSessionLog):
             os.close(self._file)
             self._file = -1
             return False
-        self._remember(conversation.tree)
+        self._remember_tree(conversation.tree)
         tail = os.pread(self._file, os.fstat(self._file).st_size, 0).rpartition(b"\n")[2]
-        # A killed process leaves the first half of a line, or a part of that half.
-        self._half = bool(tail) and _is_json_object(tail + b"}")
-        if tail and not self._half:
+        # A killed process leaves the first half of a line, or only a part of the first half.
+        self._is_line_open = bool(tail) and _is_json_object(tail + b"}")
+        if tail and not self._is_line_open:
             self._append("\n")
         return True
 
@@ -97,25 +102,25 @@ class SessionLog(NoSessionLog):
             if key != "format" or value != self._constraint
         }
         self._constraint = question.get("format")
-        self._half = self._append(
+        self._is_line_open = self._append(
             json.dumps(record, ensure_ascii=False, allow_nan=False).removesuffix("}")
         )
 
     def record_answer(self, answer: Mapping[str, Any], conversation: Conversation) -> None:
-        if self._half:
+        if self._is_line_open:
             dropped = sorted(conversation.tree.dropped)
             self._append(
                 _second_half(
                     {**answer, **({"left": dropped} if dropped != self._position["left"] else {})}
                 )
             )
-            self._half = False
-        self._remember(conversation.tree)
+            self._is_line_open = False
+        self._remember_tree(conversation.tree)
 
     def record_unanswered(self) -> None:
-        if self._half:
+        if self._is_line_open:
             self._append(_second_half({"event": "unanswered"}))
-            self._half = False
+            self._is_line_open = False
 
     def record_position(self, conversation: Conversation, model: str) -> None:
         tree = conversation.tree
@@ -125,7 +130,7 @@ class SessionLog(NoSessionLog):
             if tree.turns or self._n_turns or position != self._position:
                 turns = [turn_records.build_turn_record(turn) for turn in tree.turns]
                 self._constraint = turn_records.build_constraint_record(conversation.constraint)
-                self._event(
+                self._append_event(
                     {
                         "event": "tree",
                         "turns": turns,
@@ -140,8 +145,10 @@ class SessionLog(NoSessionLog):
                 )
         elif position != self._position or len(tree.turns) != self._n_turns:
             turns = [turn_records.build_turn_record(turn) for turn in tree.turns[self._n_turns :]]
-            self._event({"event": "place", "first": self._n_turns + 1, "turns": turns, **position})
-        self._remember(tree)
+            self._append_event(
+                {"event": "place", "first": self._n_turns + 1, "turns": turns, **position}
+            )
+        self._remember_tree(tree)
 
     def close(self) -> None:
         if self._file >= 0:
@@ -149,23 +156,24 @@ class SessionLog(NoSessionLog):
             os.close(self._file)
             self._file = -1
 
-    def _remember(self, tree: TurnTree) -> None:
+    def _remember_tree(self, tree: TurnTree) -> None:
+        """Store the tree and the position as those that the log now contains."""
         self._tree, self._n_turns, self._position = (
             tree,
             len(tree.turns),
             turn_records.build_position_record(tree),
         )
 
-    def _event(self, record: dict[str, Any]) -> None:
+    def _append_event(self, record: dict[str, Any]) -> None:
+        """Append a line with an event, after ending the line of an unanswered question."""
         self.record_unanswered()
         self._append(json.dumps(record, ensure_ascii=False) + "\n")
 
     def _append(self, text: str) -> bool:
-        """Append text to the file; return whether all of it was written.
-
-        After the first error, nothing more is written.
+        """Append text to the file. Return whether it was written completely. After the first error
+        nothing is written any more.
         """
-        if self._broken:
+        if self._has_failed:
             return False
         raw = text.encode("utf-8", "surrogatepass")
         try:
@@ -173,22 +181,24 @@ class SessionLog(NoSessionLog):
                 self._open()
             before = os.fstat(self._file).st_size
             if os.write(self._file, raw) != len(raw):
-                os.ftruncate(self._file, before)  # leave no partial text
+                os.ftruncate(self._file, before)  # remove the part that was written
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self._broken = True
+            self._has_failed = True
             self.warn(f"this chat is not logged: cannot write {self.path}: {error.strerror}")
-        return not self._broken
+        return not self._has_failed
 
     def _open(self) -> None:
+        """Create the log file, which only the user may read, and lock it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # readable by the user only
         self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         _lock(self._file)
 
 
 def _lock(file: int) -> bool:
-    """Lock the file for writing; return False if another process has the lock."""
+    """Lock the open file against other processes. Return False if another process has the lock, and
+    True if the file system does not support locks.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -199,7 +209,7 @@ def _lock(file: int) -> bool:
 
 
 def is_in_use(path: Path) -> bool:
-    """Return whether a running chat writes this log."""
+    """Return whether a running chat writes to this log, which it then has locked."""
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:
@@ -211,12 +221,14 @@ def is_in_use(path: Path) -> bool:
 
 
 def _second_half(record: Mapping[str, Any]) -> str:
-    """Return the second half of a line; the first half lacks only its closing brace."""
+    """Return the second half of a line. It continues the JSON object of the first half, which was
+    written without its closing brace.
+    """
     return ", " + json.dumps(record, ensure_ascii=False, allow_nan=False).removeprefix("{") + "\n"
 
 
 def _is_json_object(raw: bytes) -> bool:
-    """Return whether `raw` is a JSON object."""
+    """Return whether the bytes are a complete JSON object."""
     try:
         return isinstance(json.loads(raw), dict)
     except ValueError:

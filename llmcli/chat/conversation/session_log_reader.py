@@ -1,7 +1,8 @@
-"""Reads a session log back into a conversation.
+"""Reads a session log (session_log.py) and returns the conversation that it records.
 
-A last line that ends after its first half is a question without an answer. Unreadable lines are
-counted and skipped. Logs from before the tree format, which number their turns, are read as well.
+If the last line has only its first half, it is a question without an answer. Damaged lines are
+counted and skipped. Older logs, which contain the number of each turn instead of its parent, can
+also be read.
 """
 
 import contextlib
@@ -15,49 +16,63 @@ from llmcli.chat.conversation import turn_records
 from llmcli.chat.conversation.stored_conversation import StoredConversation
 from llmcli.chat.conversation.turn_tree import TurnTree
 
-# the first half of a line, written before the answer; it ends with the time
+# The first half of a line, which is written before the answer. It ends with the field "time".
 FIRST_HALF = re.compile(rb'\{"prompt": .*?(?<!\\)"time": "[^"\\]*"')
 
 
 def read_log(path: Path) -> StoredConversation:
-    """Read the conversation of a log. Raises OSError if the file cannot be read."""
+    """Return the conversation that the log at `path` records. Raises OSError if the file cannot be
+    read.
+    """
     conversation = StoredConversation(TurnTree())
     *lines, tail = path.read_bytes().split(b"\n")
-    # turn numbers in the log -> in the tree; they differ after a damaged line
+    # The number in the tree of each turn number in the log. They differ after a damaged line.
     tree_numbers = {0: 0}
     for raw in lines:
-        record = _object(raw)
-        if record is None or not _apply(conversation, tree_numbers, record):
+        record = _parse_object(raw)
+        if record is None or not _apply_line(conversation, tree_numbers, record):
             conversation.n_damaged += 1
-            _half(conversation, tree_numbers, raw)
+            _apply_first_half(conversation, tree_numbers, raw)
     if tail:
-        _half(conversation, tree_numbers, tail)
+        _apply_first_half(conversation, tree_numbers, tail)
     return conversation
 
 
-def _half(stored: StoredConversation, numbers: dict[int, int], raw: bytes) -> None:
-    """Read the question from the first half of an incomplete line."""
-    if (half := FIRST_HALF.match(raw)) and (record := _object(half[0] + b"}")):
+def _apply_first_half(stored: StoredConversation, numbers: dict[int, int], raw: bytes) -> None:
+    """Apply an incomplete or damaged line: if its first half is readable, the question in it
+    becomes the pending message. `numbers`: numbers in the tree by turn numbers of the log.
+    """
+    if (match := FIRST_HALF.match(raw)) and (record := _parse_object(match[0] + b"}")):
         with contextlib.suppress(turn_records.DamagedRecord):
             stored.read_constraint(record)
-        _unanswered(stored, numbers, record)
+        _apply_question(stored, numbers, record)
 
 
-def _apply(stored: StoredConversation, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
-    """Apply one line to the conversation; return False if it is invalid."""
+def _apply_line(
+    stored: StoredConversation, numbers: dict[int, int], record: Mapping[str, Any]
+) -> bool:
+    """Apply the record on one line to the conversation `stored`. Return False if the record is
+    invalid. `numbers`: numbers in the tree by turn numbers of the log, which is updated.
+    """
     try:
         stored.read_constraint(record)
     except turn_records.DamagedRecord:
         return False
     event = record.get("event")
     if event == "unanswered" or (event is None and "parent" in record and "node" not in record):
-        return _unanswered(stored, numbers, record)
+        return _apply_question(stored, numbers, record)
     stored.pending_message = None
-    return _reply(stored, numbers, record) if event is None else _moved(stored, numbers, record)
+    return (
+        _apply_answer(stored, numbers, record)
+        if event is None
+        else _apply_event(stored, numbers, record)
+    )
 
 
-def _reply(stored: StoredConversation, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
-    """Add an answered question; return False if the record is invalid."""
+def _apply_answer(
+    stored: StoredConversation, numbers: dict[int, int], record: Mapping[str, Any]
+) -> bool:
+    """Add the turn of a record with question and answer. Return False if the record is invalid."""
     question, answer = record.get("prompt"), record.get("answer", record.get("text"))
     if not isinstance(question, str) or not isinstance(answer, str):
         return False
@@ -73,15 +88,14 @@ def _reply(stored: StoredConversation, numbers: dict[int, int], record: Mapping[
         tree.dropped = {
             numbers[turn] for turn in dropped if isinstance(turn, int) and turn in numbers
         }
-    _settings(stored, record)
+    _store_settings(stored, record)
     return True
 
 
 def _parent(tree: TurnTree, numbers: Mapping[int, int], record: Mapping[str, Any]) -> int:
-    """Return the turn that a question follows.
-
-    The record names it as `parent`. In older logs, `turn` is the question's number in the
-    conversation. Without either, the question follows the current turn.
+    """Return the number in the tree of the turn after which the record's question was asked. The
+    record contains it as `parent`. Older logs contain instead, as `turn`, the position of the
+    question in the conversation. If both are missing, it is the current turn.
     """
     if "parent" in record:
         parent = record["parent"]
@@ -92,10 +106,12 @@ def _parent(tree: TurnTree, numbers: Mapping[int, int], record: Mapping[str, Any
     return path[turn - 1] if isinstance(turn, int) and 0 < turn <= len(path) else tree.current_turn
 
 
-def _unanswered(
+def _apply_question(
     stored: StoredConversation, numbers: Mapping[int, int], record: Mapping[str, Any]
 ) -> bool:
-    """Record a question without an answer; return False if the record is invalid."""
+    """Make the question of a record without an answer the pending message. Return False if the
+    record is invalid.
+    """
     if not isinstance(record.get("prompt"), str):
         return False
     stored.tree.move_to(_parent(stored.tree, numbers, record))
@@ -103,10 +119,11 @@ def _unanswered(
     return True
 
 
-def _moved(stored: StoredConversation, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
-    """Apply an event: `tree` replaces the tree, `place` adds turns and changes the position.
-
-    Returns False if the record is invalid.
+def _apply_event(
+    stored: StoredConversation, numbers: dict[int, int], record: Mapping[str, Any]
+) -> bool:
+    """Apply the record of an event. The event "tree" replaces the complete tree. The event "place"
+    adds turns and changes the position in the tree. Return False if the record is invalid.
     """
     is_new_tree, turns, first = (
         record["event"] == "tree",
@@ -133,19 +150,19 @@ def _moved(stored: StoredConversation, numbers: dict[int, int], record: Mapping[
         position["left"] = [new_numbers.get(number, -1) for number in record.get("left", [])]
         turn_records.restore_position(tree, position)
     except (turn_records.DamagedRecord, AttributeError, KeyError, TypeError):
-        # an item is not an object, or a key is missing
+        # A turn is not a JSON object, or a key is missing.
         del tree.turns[count:]
         return False
     numbers.clear()
     numbers.update(new_numbers)
     if is_new_tree:
         stored.tree = tree
-        _settings(stored, record)
+        _store_settings(stored, record)
     return True
 
 
-def _settings(stored: StoredConversation, record: Mapping[str, Any]) -> None:
-    """Store the settings of a record in `stored`; values of a wrong type are ignored."""
+def _store_settings(stored: StoredConversation, record: Mapping[str, Any]) -> None:
+    """Copy the model and settings of a record to `stored`, without values of a wrong type."""
     model = record.get("model")
     if isinstance(model, dict) and isinstance(model.get("name"), str):
         stored.model = model["name"]
@@ -158,7 +175,8 @@ def _settings(stored: StoredConversation, record: Mapping[str, Any]) -> None:
     stored.on_full = on_full if isinstance(on_full, str) else ""
 
 
-def _object(raw: bytes) -> dict[str, Any] | None:
+def _parse_object(raw: bytes) -> dict[str, Any] | None:
+    """Return the JSON object in `raw`, or None if there is none."""
     try:
         value = json.loads(raw.decode("utf-8", "surrogatepass"))
     except (UnicodeDecodeError, ValueError, RecursionError):

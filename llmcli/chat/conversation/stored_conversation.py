@@ -1,4 +1,6 @@
-"""A conversation read from a file: a saved chat or a session log."""
+"""A conversation as it was read from a saved chat or a session log, before it becomes the
+conversation of a chat session.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,12 +14,15 @@ from llmcli.runtime.constraint.base import Constraint
 
 @dataclass(slots=True)
 class StoredConversation:
-    """A stored conversation, its last model and its last settings.
+    """The turns of a stored conversation, and the model and settings that were last used.
 
-    - `pending_message`: a question that has no answer.
-    - `n_damaged`: the number of unreadable lines.
-    - `constraint`: the constraint on answers, None for none.
-    - `has_constraint`: whether the file records `constraint`.
+    - `settings`: sampling settings by name.
+    - `system`, `predict`, `on_full`: see Conversation.
+    - `pending_message`: the last question, if it has no answer.
+    - `n_damaged`: number of lines that could not be read.
+    - `constraint`: the grammar or schema for answers, or None.
+    - `has_constraint`: whether the file says which constraint was used. (Older files do not. The
+      constraint of the session then stays.)
     """
 
     tree: TurnTree
@@ -32,7 +37,7 @@ class StoredConversation:
     has_constraint: bool = False
 
     def read_constraint(self, record: Mapping[str, Any]) -> None:
-        """Read the constraint if `record` contains it. Raises DamagedRecord."""
+        """Set `constraint` if the record contains it. Raises DamagedRecord if it is invalid."""
         if "format" in record:
             self.constraint, self.has_constraint = (
                 turn_records.parse_constraint(record["format"]),
@@ -40,9 +45,8 @@ class StoredConversation:
             )
 
     def restore_into(self, conversation: Conversation) -> None:
-        """Put the stored turns and settings into `conversation`.
-
-        Raises UserError for settings out of range; then nothing has changed.
+        """Replace the turns and settings of `conversation` by the stored ones. Raises UserError if
+        a setting is out of range. The conversation is then unchanged.
         """
         conversation.sampling = conversation.sampling.with_values(self.settings)
         conversation.system, conversation.predict, conversation.tree = (
@@ -58,9 +62,8 @@ class StoredConversation:
 
     @property
     def first_question(self) -> str:
-        """The first question of the conversation; "" without one.
-
-        If no turn is current, it is the first question in the tree, or the unanswered one.
+        """The first question on the path to the current turn. If all turns were undone, the first
+        question in the tree; without turns, the unanswered question or "".
         """
         path = self.tree.current_path() or [1] * bool(self.tree.turns)
         return self.tree[path[0]].question if path else self.pending_message or ""

@@ -1,23 +1,28 @@
-"""Totals of a chat session; every answer counts, also if its turn was undone."""
+"""Counts the tokens and the time of all answers of a chat session, for /stats. Answers of undone
+turns count, too.
+"""
 
 from collections import Counter
 from dataclasses import dataclass, field
 
 from llmcli.runtime.requests.request import Answer
 
-MIN_SPEED_TOKENS = 8  # the least number of tokens for a meaningful speed
+MIN_SPEED_TOKENS = 8  # shorter answers do not have a meaningful speed
 
 
 @dataclass(slots=True)
 class SessionTotals:
-    """Sums over the answers of one session. Times are in milliseconds.
+    """Sums over all answers of one session. Names ending in `_ms` are sums of milliseconds.
 
-    - `reused_tokens`: the prompt tokens that were taken from the cache.
-    - `generated_tokens`, `thinking_tokens`: all generated tokens, and those of the thinking.
-    - `ttft_ms`: the sum of the times to the first token.
-    - `best_tokens_per_second`: of the fastest answer with at least MIN_SPEED_TOKENS tokens.
-    - `n_gaps`: the generated tokens after each answer's first one.
-    - `finish_counts`: how often each finish reason occurred.
+    - `answers`: number of answers.
+    - `prompt_tokens`, `reused_tokens`: tokens of all prompts, and how many were in the cache.
+    - `generated_tokens`, `thinking_tokens`: all generated tokens, and how many were thinking.
+    - `ttft_ms`: sum of the times to the first token.
+    - `best_tokens_per_second`: speed of the fastest answer of at least MIN_SPEED_TOKENS tokens.
+    - `drafted_tokens`, `accepted_tokens`: tokens of speculative decoding.
+    - `n_gaps`: number of generated tokens without the first token of each answer. `generate_ms` is
+      the time of these tokens.
+    - `finish_counts`: number of answers by finish reason.
     """
 
     answers: int = 0
@@ -35,14 +40,14 @@ class SessionTotals:
     finish_counts: Counter[str] = field(default_factory=Counter)
 
     def add_answer(self, answer: Answer, thinking_chars: int) -> None:
-        """Add an answer; its first `thinking_chars` characters are thinking."""
+        """Add the counts of an answer, whose first `thinking_chars` characters are thinking."""
         self.answers += 1
         self.finish_counts[answer.finish] += 1
         self.prompt_tokens += answer.prompt_tokens
         self.reused_tokens += answer.cached_tokens
         self.prompt_ms += answer.prompt_ms
         self.generated_tokens += len(answer.tokens)
-        self.thinking_tokens += _tokens_within(answer, thinking_chars)
+        self.thinking_tokens += _count_tokens_within(answer, thinking_chars)
         self.generate_ms += answer.generate_ms
         self.ttft_ms += answer.ttft_ms
         self.drafted_tokens += answer.n_drafted or 0
@@ -53,7 +58,7 @@ class SessionTotals:
 
     @property
     def prompt_per_second(self) -> float:
-        """Computed prompt tokens per second; reused tokens do not count."""
+        """Prompt tokens per second, without tokens that were in the cache. 0 without answers."""
         return (
             (self.prompt_tokens - self.reused_tokens) / self.prompt_ms * 1e3
             if self.prompt_ms
@@ -62,12 +67,12 @@ class SessionTotals:
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens per second after each answer's first token."""
+        """Generated tokens per second, without the first token of each answer. 0 without tokens."""
         return self.n_gaps / self.generate_ms * 1e3 if self.generate_ms else 0.0
 
 
-def _tokens_within(answer: Answer, characters: int) -> int:
-    """Return how many tokens begin within the first `characters` characters."""
+def _count_tokens_within(answer: Answer, characters: int) -> int:
+    """Return how many tokens of the answer begin within its first `characters` characters."""
     count = position = 0
     for token in answer.tokens:
         if position >= characters:

@@ -1,6 +1,5 @@
-"""Turns, positions in a turn tree and constraints as JSON objects, checked when they are read.
-
-Saved chats and session logs share these records.
+"""Converts turns, the position in a turn tree and constraints to JSON objects, and back. Objects
+that are read are checked. Saved chats and session logs consist of these objects.
 """
 
 from collections.abc import Mapping
@@ -11,14 +10,13 @@ from llmcli.runtime.constraint.base import ENGINES, JUMP_MODES, Constraint, Cons
 
 
 class DamagedRecord(ValueError):
-    """The error for a record that is not a valid turn, position or constraint.
-
-    The exception's text is the reason.
-    """
+    """Raised if a JSON object is not a valid turn, position or constraint. Its text says why."""
 
 
 def build_turn_record(turn: Turn) -> dict[str, Any]:
-    """Convert a turn to a JSON object; `cut` is left out unless true."""
+    """Convert a turn to a JSON object. The field `cut` is present only if the user interrupted the
+    answer.
+    """
     record = {
         "parent": turn.parent,
         "question": turn.question,
@@ -29,7 +27,9 @@ def build_turn_record(turn: Turn) -> dict[str, Any]:
 
 
 def build_position_record(tree: TurnTree) -> dict[str, Any]:
-    """Convert the position in the tree to a JSON object: current turn, branches, dropped turns."""
+    """Convert the current turn (`at`), the current branch, the last turns of all branches (`names`)
+    and the dropped turns (`left`) to a JSON object.
+    """
     return {
         "at": tree.current_turn,
         "branch": tree.current_branch,
@@ -39,7 +39,7 @@ def build_position_record(tree: TurnTree) -> dict[str, Any]:
 
 
 def build_constraint_record(constraint: Constraint | None) -> dict[str, str] | None:
-    """Convert the constraint on answers to a JSON object."""
+    """Convert the grammar or schema for answers to a JSON object, or None to None."""
     if constraint is None:
         return None
     return {
@@ -51,9 +51,8 @@ def build_constraint_record(constraint: Constraint | None) -> dict[str, str] | N
 
 
 def parse_constraint(record: object) -> Constraint | None:
-    """Parse the constraint on answers. Raises DamagedRecord.
-
-    Whether a model can follow it is not checked.
+    """Convert a JSON object to a constraint, or None to None. Raises DamagedRecord if the object
+    has wrong fields. The grammar or schema in it is not checked.
     """
     if record is None:
         return None
@@ -71,7 +70,9 @@ def parse_constraint(record: object) -> Constraint | None:
 
 
 def add_turn(tree: TurnTree, record: Mapping[str, Any]) -> None:
-    """Parse a turn and append it to the tree; the position stays. Raises DamagedRecord."""
+    """Append the turn of a JSON object to the tree, without making it the current turn. Raises
+    DamagedRecord if the object is invalid.
+    """
     parent, tokens = record.get("parent"), record.get("tokens", 0)
     if not isinstance(parent, int) or not 0 <= parent <= len(tree.turns):
         raise DamagedRecord("its parent is not an earlier turn")
@@ -84,7 +85,9 @@ def add_turn(tree: TurnTree, record: Mapping[str, Any]) -> None:
 
 
 def restore_position(tree: TurnTree, record: Mapping[str, Any]) -> None:
-    """Set the tree's position and branches. Raises DamagedRecord; then nothing has changed."""
+    """Set the current turn, the branches and the dropped turns of the tree to those of a JSON
+    object. Raises DamagedRecord if the object is invalid. The tree is then unchanged.
+    """
     at, branch, names, dropped = (record.get(key) for key in ("at", "branch", "names", "left"))
     dropped = [] if dropped is None else dropped
     if not isinstance(names, dict) or not isinstance(dropped, list):

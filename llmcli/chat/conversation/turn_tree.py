@@ -1,6 +1,7 @@
-"""A conversation as a tree: every question creates a new turn, and no turn is deleted.
+"""The turns of a conversation as a tree. A question that is asked again or in other words becomes
+another child of the same turn, so that no turn is ever deleted.
 
-Turns are numbered from 1 in the order of their creation; 0 is the root, before all turns.
+Turns are numbered from 1 in the order of their creation. 0 is the root, which is not a turn.
 """
 
 import re
@@ -14,10 +15,8 @@ BRANCH_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question and its answer.
-
-    `parent` is the number of the turn before it. `is_stopped`: the answer was stopped. `n_tokens`:
-    the answer's token count, 0 if unknown.
+    """A question and its answer. `parent`: number of the turn before it, 0 for none. `is_stopped`:
+    the user interrupted the answer. `n_tokens`: number of tokens of the answer, 0 if unknown.
     """
 
     parent: int
@@ -29,12 +28,14 @@ class Turn:
 
 @dataclass(slots=True)
 class TurnTree:
-    """All turns, and the position of the conversation.
+    """All turns, and the current turn, after which the next question is asked. The turns from the
+    root to the current turn are the conversation.
 
-    - `current_turn`: the conversation's last turn.
-    - `branch_ends`: the branches and their last turns.
-    - `current_branch`: the branch that grows with the conversation; "" for none.
-    - `dropped`: turns that are no longer sent to the model.
+    - `turns`: turn number n is `turns[n - 1]`.
+    - `current_turn`: its number; 0 if the conversation is empty.
+    - `branch_ends`: the number of the last turn of each branch, by name.
+    - `current_branch`: the branch to which new turns are added; "" for none.
+    - `dropped`: numbers of turns that are not sent to the model any more.
     """
 
     turns: list[Turn] = field(default_factory=list)
@@ -44,12 +45,12 @@ class TurnTree:
     dropped: set[int] = field(default_factory=set)
 
     def __getitem__(self, number: int) -> Turn:
-        """Return the turn with this number."""
+        """Return turn `number`, from 1."""
         assert 0 < number <= len(self.turns), number
         return self.turns[number - 1]
 
     def current_path(self) -> list[int]:
-        """Return the numbers of the conversation's turns in order."""
+        """Return the numbers of the turns from the root to the current turn."""
         numbers, number = [], self.current_turn
         while number:
             numbers.append(number)
@@ -57,12 +58,14 @@ class TurnTree:
         return numbers[::-1]
 
     def sent_turns(self) -> list[int]:
-        """Return the turns of the path that are still sent to the model."""
+        """Return the numbers of the turns of the conversation that are sent to the model: the
+        current path without dropped turns.
+        """
         return [number for number in self.current_path() if number not in self.dropped]
 
     def follower_lists(self) -> list[list[int]]:
-        """Return, for each turn number, the turns that follow it; entry 0 lists the first
-        questions.
+        """Return a list whose entry n contains the numbers of the children of turn n. Entry 0
+        contains the turns without a parent.
         """
         followers: list[list[int]] = [[] for _ in range(len(self.turns) + 1)]
         for number, turn in enumerate(self.turns, 1):
@@ -70,7 +73,7 @@ class TurnTree:
         return followers
 
     def leaf_turns(self) -> list[int]:
-        """Return the turns without followers."""
+        """Return the numbers of the turns without children."""
         return [
             number
             for number, followers in enumerate(self.follower_lists())
@@ -80,22 +83,21 @@ class TurnTree:
     def add_turn(
         self, question: str, answer: str, *, is_stopped: bool = False, n_tokens: int = 0
     ) -> int:
-        """Append a turn at the current position and move to it; return its number."""
+        """Add a turn after the current one and make it the current turn. Return its number."""
         self.turns.append(Turn(self.current_turn, question, answer, is_stopped, n_tokens))
         self.move_to(len(self.turns))
         return self.current_turn
 
     def move_to(self, number: int) -> None:
-        """Make turn `number` the last one of the conversation and of the current branch."""
+        """Make turn `number` the current turn and the last turn of the current branch."""
         assert 0 <= number <= len(self.turns), number
         self.current_turn = number
         if self.current_branch:
             self.branch_ends[self.current_branch] = number
 
     def create_branch(self, name: str) -> None:
-        """Begin a branch at the current turn; the previous branch ends here.
-
-        Raises UserError if the name is taken or invalid.
+        """Start a branch at the current turn and make it the current branch. Raises UserError if
+        the name is already used or is invalid.
         """
         if name in self.branch_ends:
             raise UserError(
@@ -111,9 +113,9 @@ class TurnTree:
         self.current_branch = name
 
     def switch_to(self, target: str) -> None:
-        """Move to the end of a branch, or to a turn by its number.
-
-        Raises UserError if there is no such branch or turn.
+        """Make the last turn of the branch `target`, or the turn with the number `target`, the
+        current turn. After a number, the current branch is a branch that ends at this turn, or
+        none. Raises UserError if there is no such branch or turn.
         """
         if target in self.branch_ends:
             self.current_branch, self.current_turn = target, self.branch_ends[target]

@@ -1,4 +1,6 @@
-"""Formats an answer's text for a terminal: thinking dimmed, folded or hidden; Markdown rendered."""
+"""Formats the text of an answer for a terminal, token by token. Thinking is dimmed, replaced by one
+line, or hidden, and Markdown is rendered.
+"""
 
 import sys
 import time
@@ -11,27 +13,31 @@ from llmcli.ui import UI, escape_controls
 
 
 class AnswerFormatter:
-    """Formats one answer.
+    """Formats answers, one after the other. begin() starts an answer, feed() formats the text of
+    each token, and finish() ends the answer.
 
-    `thinking` is SHOW, FOLD or HIDE. `color` allows dimming. `renderer` renders Markdown; without
-    one, text stays as it is.
+    `thinking`: how thinking is displayed: SHOW, FOLD (into one line) or HIDE. `color`: whether the
+    output may contain escape sequences for dimming. `renderer`: renders Markdown; None leaves
+    Markdown unchanged.
     """
 
     def __init__(
         self, thinking: str, color: bool, renderer: MarkdownRenderer | None = None
     ) -> None:
         self._thinking, self._color, self._renderer = thinking, color, renderer
-        self._blocks = MarkdownStream(renderer) if renderer else None
+        self._markdown = MarkdownStream(renderer) if renderer else None
         self._splitter = ThinkingSplitter()
-        self._steps, self._since = 0, 0.0
-        self._hides_thinking = False  # thinking was hidden, and no content has been shown since
-        self._has_thinking_line = False  # the current line contains shown thinking
+        self._n_thinking_tokens, self._started_at = 0, 0.0
+        self._hides_thinking = False  # thinking was hidden, and no content was shown after it
+        self._has_thinking_line = False  # the current line of the terminal contains thinking
 
     def begin(self, opened: ThinkingTags | None) -> None:
-        """Begin an answer; `opened` are the thinking tags that its prompt opened."""
+        """Start an answer. `opened`: the thinking tags that are open at the end of its prompt, so
+        that the answer begins with thinking, or None.
+        """
         self._splitter = ThinkingSplitter(opened)
-        self._blocks = MarkdownStream(self._renderer) if self._renderer else None
-        self._steps, self._since, self._hides_thinking, self._has_thinking_line = (
+        self._markdown = MarkdownStream(self._renderer) if self._renderer else None
+        self._n_thinking_tokens, self._started_at, self._hides_thinking, self._has_thinking_line = (
             0,
             0.0,
             False,
@@ -40,24 +46,31 @@ class AnswerFormatter:
 
     @property
     def is_passthrough(self) -> bool:
-        """Whether all further text is shown unchanged."""
-        return self._splitter.is_replying and not self._hides_thinking and not self._blocks
+        """Whether all further text of this answer would be returned unchanged, so that feed() need
+        not be called any more.
+        """
+        return self._splitter.is_replying and not self._hides_thinking and not self._markdown
 
     def feed(self, text: str) -> str:
-        """Format one token's text. Call it for empty texts, too, because it counts the tokens."""
-        if not self._since:
-            self._since = time.perf_counter()
-        self._steps += not self._splitter.is_replying
-        return self._shown(self._splitter.feed(text))
+        """Return the formatted text that can be displayed after one more token, whose text is
+        `text`. Must be called for empty texts, too, because calls are counted as tokens.
+        """
+        if not self._started_at:
+            self._started_at = time.perf_counter()
+        self._n_thinking_tokens += not self._splitter.is_replying
+        return self._format_pieces(self._splitter.feed(text))
 
     def finish(self) -> str:
-        """Return the text that was held back, and end the fold line if thinking did not end."""
-        shown = self._shown(self._splitter.finish())
+        """End the answer. Return the text that feed() has kept back until now. If the answer ended
+        while thinking, this includes the end of the line that replaces the thinking.
+        """
+        text = self._format_pieces(self._splitter.finish())
         if self._hides_thinking and not self._splitter.is_replying:
-            shown += self._unfold()
-        return shown + (self._separate(self._blocks.finish()) if self._blocks else "")
+            text += self._end_fold_line()
+        return text + (self._separate(self._markdown.finish()) if self._markdown else "")
 
-    def _shown(self, pieces: list[ThinkingPiece]) -> str:
+    def _format_pieces(self, pieces: list[ThinkingPiece]) -> str:
+        """Return the formatted text of pieces that are thinking or content."""
         return "".join(
             self._format_thinking(piece.text)
             if piece.is_thinking
@@ -66,48 +79,60 @@ class AnswerFormatter:
         )
 
     def _format_thinking(self, text: str) -> str:
+        """Return what to display for a piece of thinking."""
         if self._thinking == SHOW:
             self._has_thinking_line = True
             return dim(escape_controls(text)) if self._color else escape_controls(text)
         is_first, self._hides_thinking = not self._hides_thinking, True
         if self._thinking == HIDE:
             return ""
-        shown = self._dim("(thinking") if is_first else ""
-        return shown + (self._unfold() if self._splitter.is_replying else "")
+        text = self._dim("(thinking") if is_first else ""
+        return text + (self._end_fold_line() if self._splitter.is_replying else "")
 
-    def _unfold(self) -> str:
-        """Return the end of the line that is shown instead of folded thinking."""
+    def _end_fold_line(self) -> str:
+        """Return the end of the line that replaces folded thinking. Empty if thinking is not
+        folded.
+        """
         if self._thinking != FOLD:
             return ""
-        seconds = time.perf_counter() - self._since
-        return self._dim(f" for {self._steps} tokens, {seconds:.1f} s: /think shows it)") + "\n"
+        seconds = time.perf_counter() - self._started_at
+        return (
+            self._dim(f" for {self._n_thinking_tokens} tokens, {seconds:.1f} s: /think shows it)")
+            + "\n"
+        )
 
     def _format_content(self, text: str) -> str:
+        """Return what to display for a piece of content. White space after hidden thinking is
+        dropped.
+        """
         if self._hides_thinking:
             text = text.lstrip()
             self._hides_thinking = not text
-        return self._separate(self._blocks.feed(text)) if self._blocks else escape_controls(text)
+        return (
+            self._separate(self._markdown.feed(text)) if self._markdown else escape_controls(text)
+        )
 
-    def _separate(self, drawn: str) -> str:
-        """Return rendered content, separated from the thinking that was shown before it.
-
-        The separating blank line is added here, because rendering drops leading blank lines.
+    def _separate(self, text: str) -> str:
+        """Return rendered Markdown with a blank line before it if thinking was displayed before.
+        (Rendering drops the blank lines that the model wrote there.)
         """
-        if drawn and self._has_thinking_line:
-            self._has_thinking_line, drawn = False, f"\n\n{drawn}"
-        return drawn
+        if text and self._has_thinking_line:
+            self._has_thinking_line, text = False, f"\n\n{text}"
+        return text
 
     def _dim(self, text: str) -> str:
         return f"{DIM}{text}{RESET}" if self._color else text
 
 
 def open_formatter(display: DisplaySettings, ui: UI) -> AnswerFormatter | None:
-    """Return the formatter for stdout, or None if it would not change any text."""
+    """Return a formatter for answers that are written to stdout, according to the settings and
+    whether stdout is a terminal. Return None if no text needs formatting.
+    """
     terminal = sys.stdout.isatty() and not ui.json
     thinking = HIDE if display.thinking == FOLD and not terminal else display.thinking
-    drawer = ui if display.markdown and terminal else None
-    if thinking == SHOW and not (terminal and ui.color) and not drawer:
+    renderer = ui if display.markdown and terminal else None
+    if thinking == SHOW and not (terminal and ui.color) and not renderer:
         return None
-    if drawer:
-        drawer.markdown("")  # loads the renderer before the answer begins
-    return AnswerFormatter(thinking, terminal and ui.color, drawer)
+    if renderer:
+        renderer.markdown("")  # loads the Markdown library now, so that it does not delay an answer
+    return AnswerFormatter(thinking, terminal and ui.color, renderer)

@@ -1,6 +1,5 @@
-"""Reports on an answer: the JSON document and the timing line.
-
-`run --json` and the session log share the document.
+"""Reports the figures of an answer: the JSON document of `run --json` and of the session log, and
+the timing line that is printed below an answer.
 """
 
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from llmcli.runtime.runner import Runner
 from llmcli.units import format_size
 
 PERCENTILES = (0.50, 0.90, 0.95, 0.99)
+# Notes on the reasons for which an answer ended early.
 FINISH_NOTES = {
     "length": "stopped at the token limit",
     "cancelled": "stopped by the user",
@@ -23,7 +23,9 @@ FINISH_NOTES = {
 
 
 def build_document(runner: Runner, name: str, file_bytes: int, answer: Answer) -> dict[str, Any]:
-    """Build the document of `run --json`. Unknown values are None."""
+    """Return an answer as a JSON document: text, tokens, timing, model and KV cache. `name`: the
+    model's name; `file_bytes`: size of its file. Unknown values are None.
+    """
     header, kv = runner.header, runner.kv_report()
     return {
         "model": {
@@ -35,8 +37,8 @@ def build_document(runner: Runner, name: str, file_bytes: int, answer: Answer) -
         },
         "text": answer.text,
         "finish": answer.finish,
-        "tokens": _tokens(runner, answer),
-        "timing": _timing(runner.load_ms, answer),
+        "tokens": _token_records(runner, answer),
+        "timing": _timing_record(runner.load_ms, answer),
         "kv": {
             "type_k": kv.type_k,
             "type_v": kv.type_v,
@@ -61,11 +63,13 @@ def build_document(runner: Runner, name: str, file_bytes: int, answer: Answer) -
 
 
 def build_sample_documents(runner: Runner, answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """Build the documents of several answers to one prompt, each with its seed."""
+    """Return the JSON documents of several answers to one prompt. They contain only what differs
+    between the answers: text, tokens, finish reason and seed.
+    """
     return [
         {
             "text": answer.text,
-            "tokens": _tokens(runner, answer),
+            "tokens": _token_records(runner, answer),
             "finish": answer.finish,
             "seed": answer.seed,
         }
@@ -73,7 +77,10 @@ def build_sample_documents(runner: Runner, answers: Sequence[Answer]) -> list[di
     ]
 
 
-def _tokens(runner: Runner, answer: Answer) -> list[dict[str, Any]]:
+def _token_records(runner: Runner, answer: Answer) -> list[dict[str, Any]]:
+    """Return a JSON object for each token, with its times and, if they are known, the likeliest
+    alternatives.
+    """
     is_constrained = any(token.constraint_ms for token in answer.tokens)
     rows: list[dict[str, Any]] = [
         {
@@ -104,11 +111,14 @@ def _tokens(runner: Runner, answer: Answer) -> list[dict[str, Any]]:
 
 
 def token_text(runner: Runner, token: int) -> str:
-    """Return a token's text: control tokens by their names, partial characters as U+FFFD."""
+    """Return the text of a token id. Control tokens such as <|im_end|> are shown, and an incomplete
+    UTF-8 character becomes U+FFFD.
+    """
     return runner.model.piece(token, special=True).decode("utf-8", "replace")
 
 
-def _timing(load_ms: float, answer: Answer) -> dict[str, Any]:
+def _timing_record(load_ms: float, answer: Answer) -> dict[str, Any]:
+    """Return the field `timing` of the JSON document. `load_ms`: time to load the model."""
     gap_ms = token_gaps(answer)
     itl = {f"p{share * 100:.0f}": percentile(gap_ms, share) for share in PERCENTILES}
     draft_counts = (
@@ -133,7 +143,9 @@ def _timing(load_ms: float, answer: Answer) -> dict[str, Any]:
 
 
 def format_beams(answer: Answer) -> list[str]:
-    """Return one line for each result of a beam search, best first; empty for other answers."""
+    """Return one line with score and text for each result of a beam search, the best first. Empty
+    if the answer is not from a beam search.
+    """
     return [
         f"beam {number}  {beam.score:.4f}  {escape_line(beam.text)}"
         for number, beam in enumerate(answer.beams, 1)
@@ -141,12 +153,14 @@ def format_beams(answer: Answer) -> list[str]:
 
 
 def token_gaps(answer: Answer) -> list[float]:
-    """Return the milliseconds between consecutive tokens."""
+    """Return the milliseconds between each token of an answer and the next."""
     return [token.ms for token in answer.tokens[1:]]
 
 
 def used_cache_bytes(cache: KVCache, used: int) -> int:
-    """Return the bytes of `used` cells; a windowed layer never holds more than its window."""
+    """Return the bytes of the cache that `used` cells take. A layer with a sliding window has fewer
+    cells than the cache, and counts at most these.
+    """
     return sum(
         min(used, layer.cells) * (layer.k_bytes + layer.v_bytes) // layer.cells
         for layer in cache.layers
@@ -154,24 +168,22 @@ def used_cache_bytes(cache: KVCache, used: int) -> int:
 
 
 def format_timing(runner: Runner, answer: Answer) -> str:
-    """Return the timing line.
-
-    Example: `[ttft 41 ms · prefill 12 tok 298 tok/s (+61 reused) · 45 tok 104.2 tok/s · p50 9.4 p99
-    12.1 ms · KV …]`.
+    """Return the line about the time of an answer, for example `[ttft 41 ms · prefill 12 tok
+    298 tok/s (+61 reused) · 45 tok 104.2 tok/s · p50 9.4 p99 12.1 ms · KV …]`.
     """
     gap_ms = token_gaps(answer)
     parts = [
         f"ttft {answer.ttft_ms:.0f} ms",
-        _prefill(answer),
+        _describe_prefill(answer),
         f"{len(answer.tokens)} tok {answer.tokens_per_second:.1f} tok/s",
         f"p50 {percentile(gap_ms, 0.5):.1f} p99 {percentile(gap_ms, 0.99):.1f} ms",
-        *_grammar(answer),
+        *_describe_grammar(answer),
         *(
             [f"{answer.n_accepted} of {answer.n_drafted} drafted tokens accepted"]
             if answer.n_drafted
             else []
         ),
-        _cells(runner),
+        _describe_cache(runner),
     ]
     return f"[{' · '.join(parts)}]" + (
         f" ({FINISH_NOTES[answer.finish]})" if answer.finish in FINISH_NOTES else ""
@@ -179,7 +191,9 @@ def format_timing(runner: Runner, answer: Answer) -> str:
 
 
 def report_lines(runner: Runner, answer: Answer, timing: str) -> list[str]:
-    """Return the lines about an answer's time that the setting `timing` selects."""
+    """Return the lines to print below an answer: none, the timing line, or also the milliseconds of
+    each token. `timing`: one of display_settings.TIMING_MODES.
+    """
     if timing == "off":
         return []
     token_line = [" ".join(f"{escape_line(token.text)}|{token.ms:.1f}" for token in answer.tokens)]
@@ -190,10 +204,8 @@ def report_lines(runner: Runner, answer: Answer, timing: str) -> list[str]:
 
 
 def format_samples_timing(runner: Runner, answers: Sequence[Answer]) -> str:
-    """Return the timing line of several samples.
-
-    Example: `[4 samples · ttft 41 ms · prefill 12 tok 298 tok/s (+0 reused) · 180 tok 61.2 tok/s
-    together · KV …]`.
+    """Return the line about the time of several answers to one prompt, for example `[4 samples ·
+    ttft 41 ms · prefill 12 tok 298 tok/s (+0 reused) · 180 tok 61.2 tok/s together · KV …]`.
     """
     first = answers[0]
     end_ms = [answer.ttft_ms + answer.generate_ms for answer in answers]
@@ -204,9 +216,9 @@ def format_samples_timing(runner: Runner, answers: Sequence[Answer]) -> str:
     parts = [
         f"{len(answers)} samples",
         f"ttft {first.ttft_ms:.0f} ms",
-        _prefill(first),
+        _describe_prefill(first),
         f"{n_generated} tok {rate:.1f} tok/s together",
-        _cells(runner),
+        _describe_cache(runner),
     ]
     n_full = sum(answer.finish == "context_full" for answer in answers)
     return f"[{' · '.join(parts)}]" + (
@@ -214,8 +226,10 @@ def format_samples_timing(runner: Runner, answers: Sequence[Answer]) -> str:
     )
 
 
-def _grammar(answer: Answer) -> list[str]:
-    """Return the grammar's part of the timing line: forced tokens, and milliseconds per token."""
+def _describe_grammar(answer: Answer) -> list[str]:
+    """Return a text about the grammar for the timing line: the number of forced tokens, and the
+    grammar's milliseconds per token. Empty list without a grammar.
+    """
     milliseconds = sum(token.constraint_ms for token in answer.tokens)
     if not milliseconds:
         return []
@@ -223,13 +237,15 @@ def _grammar(answer: Answer) -> list[str]:
     return [f"{forced} tok forced, grammar {milliseconds / len(answer.tokens):.2f} ms/tok"]
 
 
-def _prefill(answer: Answer) -> str:
+def _describe_prefill(answer: Answer) -> str:
+    """Return a text such as `prefill 12 tok 298 tok/s (+61 reused)`."""
     n_computed = answer.prompt_tokens - answer.cached_tokens
     rate = answer.prompt_per_second
     return f"prefill {n_computed} tok {rate:.0f} tok/s (+{answer.cached_tokens} reused)"
 
 
-def _cells(runner: Runner) -> str:
+def _describe_cache(runner: Runner) -> str:
+    """Return a text about the used cells of the KV cache and, if it is known, their size."""
     kv = runner.kv_report()
     cache = runner.predict_cache(kv.type_k, kv.type_v)
     used = f"KV {kv.used_cells}/{kv.cells} cells"

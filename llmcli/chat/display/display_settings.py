@@ -1,4 +1,4 @@
-"""Settings of how answers are displayed. They do not change what the model generates."""
+"""Settings that change how answers are displayed, but not what the model generates."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,13 @@ SHOW, FOLD, HIDE = "show", "fold", "hide"
 
 @dataclass(slots=True)
 class DisplaySettings:
-    """The display settings of one session.
+    """The display settings of a chat session.
 
-    - `timing`: off, one line after an answer, or the milliseconds of every token, too.
-    - `thinking`: shown dimmed, folded into one line, or hidden.
-    - `markdown`: rendered on a terminal.
-    - `probs`: the number of likeliest tokens kept at each step for /probs.
+    - `timing`: one of TIMING_MODES: print nothing about the time, one line after an answer, or also
+      the milliseconds of every token.
+    - `thinking`: SHOW displays thinking dimmed, FOLD replaces it by one line, HIDE omits it.
+    - `markdown`: whether to render Markdown on a terminal.
+    - `probs`: number of likeliest tokens that are stored for each token, for /probs.
     """
 
     timing: str = "line"

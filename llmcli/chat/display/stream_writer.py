@@ -1,6 +1,7 @@
-"""Writes an answer to the terminal as it is generated, with control characters made visible.
+"""Writes an answer to the terminal while it is generated, with visible symbols in place of control
+characters. Also formats the tables of /timing.
 
-Plain writes are used because there is one for each token: a console library takes 50 times as long.
+The writer calls write() directly, because a console library would be too slow for every token.
 """
 
 import math
@@ -15,60 +16,62 @@ from llmcli.runtime.text.reasoning import ThinkingTags
 from llmcli.types import Event, TokenTime
 from llmcli.ui import UI, escape_controls, write_now
 
-if TYPE_CHECKING:  # only a type: the formatter imports this module
+if TYPE_CHECKING:
     from llmcli.chat.display.answer_formatter import AnswerFormatter
 
 
 class StreamWriter:
-    """Writes one answer to stdout.
-
-    With `silent` (--json), nothing is written. Without `formatter`, text is not formatted.
+    """Writes answers to stdout. `silent`: write nothing, as for --json. `formatter`: formats
+    thinking and Markdown; None writes the text as it is.
     """
 
     def __init__(self, silent: bool = False, formatter: "AnswerFormatter | None" = None) -> None:
         self.silent = silent
         self._formatter, self._is_formatting = formatter, False
-        self._open_line = False
+        self._is_line_open = False
 
     def begin_answer(self, opened: ThinkingTags | None) -> None:
-        """Begin an answer; `opened` are the thinking tags that its prompt opened."""
+        """Start an answer. `opened`: the thinking tags that are open at the end of its prompt, or
+        None.
+        """
         if self._formatter and not self.silent:
             self._formatter.begin(opened)
             self._is_formatting = True
 
     def write_event(self, event: Event) -> None:
-        """Write the text that became visible with this event."""
+        """Write the text of an event of the engine, which is one token or several."""
         if self._is_formatting and self._formatter:
             self._write(self._formatter.feed(event.text))
             self._is_formatting = not self._formatter.is_passthrough
         elif event.text and not self.silent:
-            self._open_line = False  # if the write fails, there is no line to end
+            self._is_line_open = False  # if the write fails, there is no line to end
             write_now(sys.stdout, escape_controls(event.text))
-            self._open_line = not event.text.endswith("\n")
+            self._is_line_open = not event.text.endswith("\n")
 
     def _write(self, text: str) -> None:
+        """Write formatted text, and note whether it ends in the middle of a line."""
         if text:
-            self._open_line = False
+            self._is_line_open = False
             write_now(sys.stdout, text)
-            self._open_line = not text.endswith("\n")
+            self._is_line_open = not text.endswith("\n")
 
     def write_heading(self, line: str) -> None:
-        """Write a separate line before the answer."""
+        """Write a line above an answer."""
         if not self.silent:
             write_now(sys.stdout, f"{line}\n")
 
     def close(self) -> None:
-        """End the current line."""
+        """End the answer. Write the text that the formatter has kept back, and a line break."""
         if self._is_formatting and self._formatter:
             self._is_formatting = False
             self._write(self._formatter.finish())
-        if self._open_line:
-            self._open_line = False
+        if self._is_line_open:
+            self._is_line_open = False
             write_now(sys.stdout, "\n")
 
 
 def print_dimmed(ui: UI, line: str) -> None:
-    """Print one line on stderr, dimmed on a color terminal."""
+    """Print a line on stderr, dimmed if stderr is a terminal with colors."""
     if ui.color and sys.stderr.isatty():
         write_now(sys.stderr, f"{DIM}{escape_controls(line)}{RESET}\n")
     else:
@@ -76,10 +79,11 @@ def print_dimmed(ui: UI, line: str) -> None:
 
 
 def build_histogram(values: Sequence[float], max_bins: int = 8) -> list[tuple[str, int]]:
-    """Count `values` in at most `max_bins` equal bins of round size; return (label, count) pairs.
+    """Return a histogram of the values: pairs of a label such as "8.0-8.5" and a count. At most
+    `max_bins` bins of the same round width reach up to the 95th percentile.
 
-    The bins end at the 95th percentile, and one more bin counts larger values, so that one slow
-    token does not squeeze all others into a single bin.
+    One more bin counts all larger values. Otherwise a single slow token would make the bins so wide
+    that all others fall into one bin.
     """
     ordered = sorted(values)
     low, high = ordered[0], ordered[-(-len(ordered) * 95 // 100) - 1]
@@ -106,7 +110,9 @@ def build_histogram(values: Sequence[float], max_bins: int = 8) -> list[tuple[st
 
 @dataclass(frozen=True, slots=True)
 class TimeShare:
-    """A part of a token's time: its name in tables, its mark in bars, its milliseconds."""
+    """An activity that takes a part of each token's time, such as sampling. `mark`: its character
+    in bars. `milliseconds`: function that returns the time it took for a token.
+    """
 
     name: str
     mark: str
@@ -122,7 +128,9 @@ TIME_SHARES = (
 
 
 def used_shares(tokens: Sequence[TokenTime]) -> list[TimeShare]:
-    """Return the parts of the time to show for `tokens`; the grammar's only if it took any time."""
+    """Return the activities to show in a table of these tokens: all of TIME_SHARES, but the grammar
+    only if it took any time.
+    """
     return [
         share
         for share in TIME_SHARES
@@ -131,9 +139,11 @@ def used_shares(tokens: Sequence[TokenTime]) -> list[TimeShare]:
 
 
 def timing_rows(tokens: Sequence[TokenTime]) -> list[tuple[str, ...]]:
-    """Return the rows of the /timing table: number, text, ms, one column for each part, bar.
+    """Return the rows of the /timing table: number, text, milliseconds, milliseconds of each
+    activity, and a bar.
 
-    Bars are scaled to the slowest token after the first, whose time includes the whole prompt.
+    The longest bar is that of the slowest token after the first. The first token's time includes
+    the prompt, and its bar is cut off.
     """
     slowest = max((token.ms for token in tokens[1:]), default=tokens[0].ms if tokens else 1.0)
     parts = used_shares(tokens)

@@ -1,4 +1,6 @@
-"""The settings that `/set` changes; each module of this folder exports SETTINGS."""
+"""The settings that the command `/set` changes. Each module of this folder exports a tuple
+SETTINGS.
+"""
 
 import functools
 from difflib import get_close_matches
@@ -10,14 +12,16 @@ from quant.registry import collect
 
 @functools.cache
 def chat_settings() -> dict[str, ChatSetting]:
-    """Return every setting by name, in the order of `/set`'s list."""
+    """Return all settings by name, in the order in which `/set` lists them."""
     table: dict[str, ChatSetting] = collect("llmcli.chat.settings", "SETTINGS")
-    # A stable sort: the settings of one module keep their order.
+    # The sort is stable, so the settings of one module stay in their order.
     return dict(sorted(table.items(), key=lambda item: item[1].group))
 
 
 def find_setting(name: str) -> ChatSetting:
-    """Return the setting with this name or alias. Raises UserError that suggests a similar name."""
+    """Return the setting with this name or alias. Upper case and hyphens are accepted. Raises
+    UserError if there is none, with a hint at a similar name.
+    """
     typed_name = name.strip().lower().replace("-", "_")
     for setting in chat_settings().values():
         if typed_name == setting.name or typed_name in setting.aliases:

@@ -1,4 +1,4 @@
-"""Settings of where an answer ends."""
+"""The settings that determine where an answer ends: predict, stop, ignore_eos and endless."""
 
 import json
 from collections.abc import Iterable
@@ -15,7 +15,9 @@ from llmcli.errors import UserError
 
 
 def parse_predict(value: str) -> int | None:
-    """Parse a token limit; -1 means no limit (None). Raises UserError."""
+    """Return the maximum number of tokens that the text `value` means, or None for "-1" (no limit).
+    Raises UserError if it is not a valid number.
+    """
     try:
         number = int(value)
     except ValueError:
@@ -41,12 +43,15 @@ def _values(chat: ChatSession) -> Iterable[str]:
 
 
 def _add_stop_text(chat: ChatSession, value: str) -> None:
+    """Add a stop text, which may be a JSON string such as "\\n". The word "none" removes all stop
+    texts. Raises UserError if the text is empty.
+    """
     if value.lower() == "none":
         chat.stop_texts = ()
         return
     try:
         text = json.loads(value) if value[:1] == '"' else value
-    except ValueError:  # a text that begins with a quote
+    except ValueError:  # not a JSON string, but a text that begins with a quote
         text = value
     if not text:
         raise UserError(
@@ -57,12 +62,14 @@ def _add_stop_text(chat: ChatSession, value: str) -> None:
         chat.stop_texts = (*chat.stop_texts, text)
 
 
-def _quoted(texts: tuple[str, ...]) -> str:
+def _quote(texts: tuple[str, ...]) -> str:
     return " ".join(json.dumps(text, ensure_ascii=False) for text in texts)
 
 
-def _switch(name: str, meaning: str) -> ChatSetting:
-    """Build the setting of an on/off attribute of the chat session."""
+def _switch_setting(name: str, meaning: str) -> ChatSetting:
+    """Return an on/off setting that changes the attribute `name` of the chat session. `meaning`:
+    its help text.
+    """
 
     def change(chat: ChatSession, value: str) -> None:
         setattr(chat, name, SWITCH_WORDS[parse_choice(name, SWITCH_WORDS, value)])
@@ -100,10 +107,10 @@ SETTINGS = (
         'an answer ends before any of these texts; "\\n" is a line break',
         "any text, none",
         "none",
-        lambda chat: _quoted(chat.stop_texts) or "none",
+        lambda chat: _quote(chat.stop_texts) or "none",
         _add_stop_text,
         lambda chat: ("none",),
     ),
-    _switch("ignore_eos", "continue after the model's end token"),
-    _switch("endless", "continue when the answer only repeats itself"),
+    _switch_setting("ignore_eos", "continue after the model's end token"),
+    _switch_setting("endless", "continue when the answer only repeats itself"),
 )

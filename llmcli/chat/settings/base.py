@@ -1,4 +1,4 @@
-"""The interface of a setting: how `/set` lists, completes, checks and changes it."""
+"""The description of a setting of the chat: how `/set` shows, completes, checks and changes it."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from llmcli.chat.chat_session import ChatSession
 from llmcli.errors import UserError
 
 SWITCH_WORDS = {"off": False, "on": True}
-# the order of the groups in `/set`'s list
+# Groups of settings, in the order in which `/set` lists them.
 SAMPLING_GROUP, SEARCH_GROUP, ANSWER_GROUP, DISPLAY_GROUP = range(4)
 
 
 class Completion(str):
-    """A word that Tab offers, with a description."""
+    """A word that Tab offers. `description`: text that the menu shows beside it."""
 
     description: str
 
@@ -24,13 +24,14 @@ class Completion(str):
 
 @dataclass(frozen=True, slots=True)
 class ChatSetting:
-    """One setting.
+    """A setting of the chat.
 
-    - `range`: the accepted values, in words; `default`: the initial value, as text.
-    - `format_value`: returns the current value as text.
-    - `set_value`: sets the typed value. Raises UserError for an invalid value; then nothing has
-      changed.
-    - `offered_values`: returns the values that Tab offers.
+    - `group`: one of the groups above. `help`: what the setting means.
+    - `range`: the accepted values, in words. `default`: the initial value, as text.
+    - `format_value`: function that returns the current value as text.
+    - `set_value`: function that sets the value that the user typed. Raises UserError if it is
+      invalid, and then changes nothing.
+    - `offered_values`: function that returns the values that Tab offers.
     """
 
     name: str
@@ -45,7 +46,9 @@ class ChatSetting:
 
 
 def parse_choice(name: str, words: Iterable[str], value: str) -> str:
-    """Return the typed word, if it is one of `words`. Raises UserError."""
+    """Return `value` in lower case if it is one of `words`. Otherwise raise UserError that lists
+    the words. `name`: name of the setting.
+    """
     choices = tuple(words)
     if value.lower() not in choices:
         raise UserError(

@@ -1,4 +1,6 @@
-"""Settings of beam search. The number of beams is limited by the sequences of the open context."""
+"""The settings of beam search. The number of beams is limited by the number of sequences with which
+the context was created.
+"""
 
 from collections.abc import Iterable
 
@@ -9,6 +11,7 @@ from llmcli.runtime.requests.beam_settings import EARLY_STOPPING_MODES, HELP
 
 
 def _chat_setting(name: str) -> ChatSetting:
+    """Return the chat setting for the field `name` of BeamSettings."""
     default, limits, meaning = HELP[name]
 
     def show(chat: ChatSession) -> str:

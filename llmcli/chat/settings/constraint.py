@@ -1,4 +1,4 @@
-"""Settings of the format of answers: JSON, a JSON schema, or a grammar."""
+"""The settings that force answers into a format: `format` (JSON or a JSON schema) and `grammar`."""
 
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.paths import parse_path
@@ -7,24 +7,26 @@ from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint, ConstraintKind
 from llmcli.text_input import decode_utf8, read_limited
 
-MAX_TEXT_BYTES = 1 << 20  # the maximum size of a schema or grammar in bytes
-OFF_WORDS = ("none", "off", '""')
+MAX_TEXT_BYTES = 1 << 20  # maximum size of a file with a schema or grammar
+OFF_WORDS = ("none", "off", '""')  # values that remove the constraint
 
 
-def _format(chat: ChatSession, value: str) -> None:
+def _set_format(chat: ChatSession, value: str) -> None:
+    """Make the next answers follow a JSON schema. The value "json" means any JSON document."""
     if value.lower() == "json":
         value = "{}"
     _set_constraint(chat, "json_schema", value, is_text=value.lstrip().startswith("{"))
 
 
-def _grammar(chat: ChatSession, value: str) -> None:
+def _set_grammar(chat: ChatSession, value: str) -> None:
     _set_constraint(chat, "gbnf", value, is_text="::=" in value)
 
 
 def _set_constraint(chat: ChatSession, kind: ConstraintKind, value: str, is_text: bool) -> None:
-    """Constrain the next answers by `value`: the text itself, or the name of a file.
+    """Set the constraint on the next answers. `value`: the schema or grammar itself (`is_text`), or
+    the name of a file that contains it. One of OFF_WORDS removes a constraint of this kind.
 
-    One of OFF_WORDS removes a constraint of this kind. Raises UserError.
+    Raises UserError if the file cannot be read, or the schema or grammar is invalid.
     """
     current = chat.conversation.constraint
     if value.lower() in OFF_WORDS:
@@ -32,13 +34,16 @@ def _set_constraint(chat: ChatSession, kind: ConstraintKind, value: str, is_text
             chat.conversation.constraint = None
         return
     constraint = Constraint(
-        kind, value if is_text else _text(value), jump=current.jump if current else "lossless"
+        kind, value if is_text else _read_text(value), jump=current.jump if current else "lossless"
     )
-    chat.runner.grammars(constraint)  # reports an invalid schema or grammar now
+    chat.runner.grammars(constraint)  # raises if the schema or grammar is invalid
     chat.conversation.constraint = constraint
 
 
-def _text(value: str) -> str:
+def _read_text(value: str) -> str:
+    """Return the text of the file called `value`. Raises UserError if it cannot be read or is too
+    long.
+    """
     path = parse_path(value)
     hint = "type the text itself, or give a file"
     raw = read_limited(path, MAX_TEXT_BYTES, hint, special_file_hint=hint)
@@ -50,7 +55,8 @@ def _text(value: str) -> str:
     return decode_utf8(raw, str(path)).removeprefix("\ufeff")
 
 
-def _shown(chat: ChatSession, kind: ConstraintKind) -> str:
+def _format_constraint(chat: ChatSession, kind: ConstraintKind) -> str:
+    """Return the constraint of this kind as one short line, or "none"."""
     constraint = chat.conversation.constraint
     if constraint is None or constraint.kind != kind:
         return "none"
@@ -65,8 +71,8 @@ SETTINGS = (
         "answers are JSON: any document, or one that follows a schema",
         "none, json, a schema or its file",
         "none",
-        lambda chat: _shown(chat, "json_schema"),
-        _format,
+        lambda chat: _format_constraint(chat, "json_schema"),
+        _set_format,
         lambda chat: (Completion("none", "free text"), Completion("json", "any JSON document")),
     ),
     ChatSetting(
@@ -75,8 +81,8 @@ SETTINGS = (
         "answers follow a GBNF grammar",
         "none, a grammar or its file",
         "none",
-        lambda chat: _shown(chat, "gbnf"),
-        _grammar,
+        lambda chat: _format_constraint(chat, "gbnf"),
+        _set_grammar,
         lambda chat: (Completion("none", "free text"),),
     ),
 )

@@ -1,4 +1,4 @@
-"""Settings of how answers are displayed."""
+"""The settings that change how answers are displayed: timing, thinking, markdown and probs."""
 
 from collections.abc import Callable, Iterable
 
@@ -16,7 +16,9 @@ from llmcli.runtime.sampling.top_logprobs import MAX_TOP_LOGPROBS
 
 
 def _word_setting(name: str, meaning: str, about: dict[str, str]) -> ChatSetting:
-    """Build a display setting that takes one of several words; `about` describes each word."""
+    """Return the setting for the attribute `name` of DisplaySettings. `meaning`: its help text.
+    `about`: the words that it accepts, each with a description.
+    """
 
     def change(chat: ChatSession, value: str) -> None:
         setattr(chat.display, name, parse_choice(name, about, value))

@@ -1,4 +1,4 @@
-"""The setting of what happens when the context is full."""
+"""The setting `on_full`: what happens when the context is full."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,6 @@
-"""The setting of whether the model is asked to think, for templates that support it."""
+"""The setting `reasoning`: whether the chat template tells the model to think before it answers.
+Some templates do not support this.
+"""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,6 @@
-"""All sampling settings, taken from the fields of the sampler steps."""
+"""The sampling settings, such as temp and top_k. They are made from the registry of sampler steps
+(runtime/sampling), so that a new step needs no code here.
+"""
 
 from collections.abc import Iterable
 
@@ -7,10 +9,12 @@ from llmcli.chat.settings.base import SAMPLING_GROUP, ChatSetting, Completion
 from llmcli.runtime.sampling import SamplingSetting, sampling_settings
 from llmcli.runtime.sampling.base import NumberLimits
 
-MAX_SHOWN_LIMIT = 1000  # limits beyond this are not offered as values
+MAX_SHOWN_LIMIT = 1000  # Tab does not offer limits beyond this as values
 
 
 def _chat_setting(setting: SamplingSetting) -> ChatSetting:
+    """Return the chat setting for a setting of a sampler step."""
+
     def show(chat: ChatSession) -> str:
         return setting.format_value(chat.conversation.sampling[setting.name])
 

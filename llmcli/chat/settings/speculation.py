@@ -1,4 +1,4 @@
-"""The setting of speculative decoding from repetitions in the text."""
+"""The setting `ngram_draft`: speculative decoding with drafts that are copied from earlier text."""
 
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.settings.base import ANSWER_GROUP, ChatSetting, parse_choice

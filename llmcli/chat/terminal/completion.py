@@ -1,4 +1,4 @@
-"""Tab completion of a typed line: command names, then each command's arguments."""
+"""Tab completion of a typed line: the names of commands, and the arguments of each command."""
 
 from collections.abc import Iterator
 
@@ -8,16 +8,14 @@ from llmcli.chat.settings.base import Completion
 
 
 def complete_line(chat: ChatSession, line: str) -> Iterator[tuple[int, str]]:
-    """Yield completions as (start, word): `word` replaces the text from `start` to the end of the
-    line.
-
-    `start` is relative to the end of the line, at most 0.
+    """Yield the completions of a line as pairs (start, word). `word` replaces the end of the line
+    from position len(line) + `start`, where `start` is 0 or negative.
     """
     if not line.startswith("/") or line.startswith("//") or "\n" in line:
         return
-    *before, typed = line[1:].split(" ")
-    words = [word for word in before if word]
-    if not before:
+    *complete_words, typed = line[1:].split(" ")
+    words = [word for word in complete_words if word]
+    if not complete_words:
         completions: list[str] = [
             Completion(word, command.help) for word, command in commands.commands_by_word().items()
         ]

@@ -1,4 +1,6 @@
-"""SIGHUP and SIGTERM: the answer stops as at Ctrl-C, and its text is kept."""
+"""Handles SIGHUP (the terminal was closed) and SIGTERM: the current answer stops as after Ctrl-C,
+so that its text is still added to the conversation and the log.
+"""
 
 import os
 import signal
@@ -6,39 +8,41 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-HANGUP_SIGNAL = getattr(signal, "SIGHUP", None)  # Windows has none
+HANGUP_SIGNAL = getattr(signal, "SIGHUP", None)  # does not exist on Windows
 END_SIGNALS = tuple(number for number in (HANGUP_SIGNAL, signal.SIGTERM) if number is not None)
 
 
 @contextmanager
-def handle_hangup(leave: Callable[[], None]) -> Iterator[list[int]]:
-    """Inside the block, call `leave` on SIGHUP and SIGTERM, then interrupt as Ctrl-C does.
+def handle_hangup(on_hangup: Callable[[], None]) -> Iterator[list[int]]:
+    """While the with block runs, call `on_hangup` when SIGHUP or SIGTERM arrives, and then
+    interrupt the program as Ctrl-C does. Yield a list to which the numbers of these signals are
+    added.
 
-    Yields a list to which the numbers of these signals are added. Ignored signals (nohup) stay
-    ignored. After SIGHUP, output is discarded, because the terminal is closed.
+    A signal that is ignored, as under nohup, stays ignored. After SIGHUP all output is discarded,
+    because the terminal is closed.
     """
     signals: list[int] = []
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def handle_signal(number: int, frame: FrameType | None) -> None:
         signals.append(number)
-        leave()
+        on_hangup()
         if number == HANGUP_SIGNAL:
             discard_output()
-        signal.raise_signal(signal.SIGINT)  # interrupts what is running as Ctrl-C does
+        signal.raise_signal(signal.SIGINT)
 
-    before = {number: signal.getsignal(number) for number in END_SIGNALS}
-    for number, handler in before.items():
+    previous_handlers = {number: signal.getsignal(number) for number in END_SIGNALS}
+    for number, handler in previous_handlers.items():
         if handler is not signal.SIG_IGN:
-            signal.signal(number, end)
+            signal.signal(number, handle_signal)
     try:
         yield signals
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
 def discard_output() -> None:
-    """Discard all further output, because a closed terminal cannot be written to."""
+    """Redirect stdout and stderr to the null device, because writing to a closed terminal fails."""
     null_device = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(null_device, stream)

@@ -1,4 +1,6 @@
-"""The REPL at a terminal: prompt, keys, history, completion, Ctrl-C."""
+"""The REPL at a terminal: reads lines with prompt_toolkit and handles Ctrl-C, the input history and
+Tab completion.
+"""
 
 import asyncio
 import errno
@@ -36,9 +38,8 @@ PROMPT_TEXT, CONTINUATION_TEXT = ">>> ", "... "
 
 
 def run_repl(chat: ChatSession) -> None:
-    """Read lines and handle them until Ctrl-D or /exit. User errors are printed.
-
-    Raises SystemExit(128 + signal) after SIGHUP and SIGTERM, as a shell does.
+    """Read lines from the terminal and handle them until Ctrl-D or /exit. A UserError in a line is
+    printed. After SIGHUP or SIGTERM, raise SystemExit with 128 + the signal's number, as shells do.
     """
 
     def leave() -> None:
@@ -46,8 +47,8 @@ def run_repl(chat: ChatSession) -> None:
 
     with handle_hangup(leave) as signals, defer_interrupts():
         try:
-            _run_loop(chat, _session(chat))
-        except OSError as error:  # the terminal is closed, and its signal has not arrived yet
+            _run_loop(chat, _open_session(chat))
+        except OSError as error:  # the terminal was closed, and SIGHUP has not arrived yet
             if error.errno != errno.EIO:
                 raise
             discard_output()
@@ -58,15 +59,13 @@ def run_repl(chat: ChatSession) -> None:
 
 
 def _run_loop(chat: ChatSession, session: PromptSession[str]) -> None:
-    """Run the input loop.
-
-    At the prompt, Ctrl-C is a key; during an answer, `on_interrupt` handles it; between the two it
-    has no effect.
+    """Read and handle lines until the chat should exit. Ctrl-C at the prompt discards the typed
+    line. Ctrl-C during an answer stops the answer. At other times it has no effect.
     """
     chat.can_prefill = True
     while not chat.should_exit:
         status_parts = status_line.status_parts(chat)
-        session.bottom_toolbar = partial(_bottom, status_parts, MessageCost(chat))
+        session.bottom_toolbar = partial(_bottom_line, status_parts, MessageCost(chat))
         draft, chat.next_draft = chat.next_draft, ""
         try:
             text = asyncio.run(_read_input(session, draft))
@@ -76,7 +75,7 @@ def _run_loop(chat: ChatSession, session: PromptSession[str]) -> None:
         except EOFError:
             return
         try:
-            with _no_echo():
+            with _disable_echo():
                 handle_line(chat, _replace_surrogates(text).strip())
         except KeyboardInterrupt:
             chat.ui.note("(stopped)")
@@ -85,10 +84,11 @@ def _run_loop(chat: ChatSession, session: PromptSession[str]) -> None:
 
 
 async def _read_input(session: PromptSession[str], draft: str) -> str:
-    """Read one message or command.
+    """Return the next line, which may be a message of several lines. `draft`: text with which the
+    input line begins. Raises KeyboardInterrupt after Ctrl-C, and EOFError after Ctrl-D.
 
-    A SIGINT ends the input as the key Ctrl-C does; after the input is complete, it applies to the
-    answer. prompt_toolkit's own signal handler is not used, because it fails just before the prompt
+    A SIGINT that arrives when the line is complete is raised again, so that it stops the answer.
+    prompt_toolkit's own signal handler is not used, because it loses signals just before the prompt
     begins and just after it ends.
     """
     app, loop, previous_handler = (
@@ -98,7 +98,7 @@ async def _read_input(session: PromptSession[str], draft: str) -> str:
     )
     interrupted = False
 
-    def hear(number: int, frame: FrameType | None) -> None:
+    def handle_sigint(number: int, frame: FrameType | None) -> None:
         nonlocal interrupted
         interrupted = True
         loop.call_soon_threadsafe(stop)
@@ -111,12 +111,12 @@ async def _read_input(session: PromptSession[str], draft: str) -> str:
 
     def begin() -> None:
         nonlocal interrupted
-        # otherwise a search that a signal ended would keep the focus
+        # A search in the history that a signal ended may still have the focus.
         app.layout.focus(DEFAULT_BUFFER)
         interrupted = pop_interrupt() or interrupted
         stop()
 
-    signal.signal(signal.SIGINT, hear)
+    signal.signal(signal.SIGINT, handle_sigint)
     try:
         return await session.prompt_async(
             PROMPT_TEXT,
@@ -131,30 +131,31 @@ async def _read_input(session: PromptSession[str], draft: str) -> str:
             signal.raise_signal(signal.SIGINT)
 
 
-def _bottom(base_parts: list[status_line.StatusPart], cost: MessageCost) -> str:
-    """Return the bottom line for the terminal's current width.
-
-    While a message is typed, the line begins with its cost.
+def _bottom_line(base_parts: list[status_line.StatusPart], cost: MessageCost) -> str:
+    """Return the status line for the current width of the terminal. While a message is typed, the
+    line begins with its number of tokens.
     """
     cost_text = cost.describe(_replace_surrogates(get_app().current_buffer.text))
     parts = [status_line.StatusPart(-1, cost_text), *base_parts] if cost_text else base_parts
     return status_line.fit_parts(parts, get_app().output.get_size().columns, get_cwidth)
 
 
-def _session(chat: ChatSession) -> PromptSession[str]:
+def _open_session(chat: ChatSession) -> PromptSession[str]:
+    """Return the prompt_toolkit session that reads all lines of a chat."""
     history = _History(chat.config.state / "history", chat)
     return PromptSession(
         history=history,
         completer=_Commands(chat),
         complete_while_typing=False,
         multiline=True,
-        key_bindings=_keys(),
+        key_bindings=_key_bindings(),
         enable_suspend=True,
         style=Style([("bottom-toolbar", "noreverse dim")]),
     )
 
 
-def _keys() -> KeyBindings:
+def _key_bindings() -> KeyBindings:
+    """Return the keys for messages of several lines: Enter and Alt-Enter."""
     keys = KeyBindings()
 
     @keys.add("enter", filter=~is_searching)
@@ -174,26 +175,32 @@ def _keys() -> KeyBindings:
 
 
 @contextmanager
-def _no_echo() -> Iterator[None]:
-    """Keep keys typed during an answer out of the output; they appear at the next prompt."""
-    before = terminal_mode.read_mode()
-    if before is None:
+def _disable_echo() -> Iterator[None]:
+    """While the with block runs, do not echo typed keys, because they would appear in the middle of
+    the answer. They appear in the next input line.
+    """
+    mode = terminal_mode.read_mode()
+    if mode is None:
         yield
         return
-    terminal_mode.disable_echo(before)
+    terminal_mode.disable_echo(mode)
     try:
         yield
     finally:
-        terminal_mode.restore_mode(before)
+        terminal_mode.restore_mode(mode)
 
 
 def _replace_surrogates(text: str) -> str:
-    """Replace the surrogates that prompt_toolkit makes of bytes that are not UTF-8."""
+    """Replace surrogates by "?". prompt_toolkit returns surrogates for typed bytes that are not
+    UTF-8.
+    """
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 class _History(FileHistory):
-    """An input history readable by the user only. Disk errors are reported once."""
+    """The input history in a file that only the user may read. If the file cannot be read or
+    written, a warning is printed once and the chat continues.
+    """
 
     def __init__(self, path: Path, chat: ChatSession) -> None:
         super().__init__(str(path))
@@ -216,7 +223,7 @@ class _History(FileHistory):
 
 
 class _Commands(Completer):
-    """Gives prompt_toolkit the completions of completion.py."""
+    """Passes the completions of complete_line to prompt_toolkit."""
 
     def __init__(self, chat: ChatSession) -> None:
         self.chat = chat

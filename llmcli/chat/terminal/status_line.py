@@ -1,4 +1,4 @@
-"""The status line at the bottom of the terminal: the state before the next answer."""
+"""The status line below the input line: model, used context, KV cache, speed and settings."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -10,39 +10,43 @@ from llmcli.errors import UserError
 from llmcli.runtime.sampling import sampling_settings
 from llmcli.units import format_size
 
-BAR_COLUMNS = 10  # columns of the bar
-NAME_CHARS = 24  # the most characters of a model name
+BAR_COLUMNS = 10  # width of the bar that shows the used part of the context
+NAME_CHARS = 24  # longer model names are cut off
 SEPARATOR = " · "
 CONSTRAINT_LABELS = {"json_schema": "JSON", "gbnf": "grammar"}
 
 
 class StatusPart(NamedTuple):
-    """A part of the line. If not all parts fit, those with the highest `rank` are removed first."""
+    """A part of the status line. `rank`: order of importance. If not all parts fit, the part with
+    the highest rank is removed first.
+    """
 
     rank: int
     text: str
 
 
 def status_parts(chat: ChatSession) -> list[StatusPart]:
-    """Return the parts of the line from left to right. Called once for each prompt."""
+    """Return all parts of the status line from left to right."""
     n_tokens, n_ctx = _count_tokens(chat), chat.runner.n_ctx
     token_bar = draw_bar([("█", n_tokens)], n_ctx, BAR_COLUMNS).ljust(BAR_COLUMNS, "░")
     name = escape_line(chat.name)
-    if name.startswith(("/", ".", "~")):  # the end of a path is more telling than its beginning
+    if name.startswith(("/", ".", "~")):  # of a path, only the file name is shown
         name = name.rstrip("/").rpartition("/")[2]
-    listed = [
+    parts = [
         StatusPart(3, name if len(name) <= NAME_CHARS else f"{name[: NAME_CHARS - 1]}…"),
         StatusPart(5, token_bar),
         StatusPart(0, f"{n_tokens}/{n_ctx} tokens"),
-        StatusPart(2, _kv(chat)),
+        StatusPart(2, _describe_cache(chat)),
     ]
     if chat.last_answer and chat.last_answer.tokens_per_second:
-        listed.append(StatusPart(1, f"{chat.last_answer.tokens_per_second:.1f} tok/s"))
-    return [*listed, StatusPart(4, _describe_sampling(chat))]
+        parts.append(StatusPart(1, f"{chat.last_answer.tokens_per_second:.1f} tok/s"))
+    return [*parts, StatusPart(4, _describe_sampling(chat))]
 
 
 def fit_parts(parts: Sequence[StatusPart], width: int, measure: Callable[[str], int] = len) -> str:
-    """Join as many parts as fit `width` columns; `measure` counts the columns of a text."""
+    """Return the most important parts that fit into `width` columns, joined to one line. `measure`:
+    function that returns the number of columns of a text.
+    """
     remaining = list(parts)
     while remaining and measure(SEPARATOR.join(part.text for part in remaining)) > width:
         remaining.remove(max(remaining))
@@ -50,7 +54,9 @@ def fit_parts(parts: Sequence[StatusPart], width: int, measure: Callable[[str], 
 
 
 def _count_tokens(chat: ChatSession) -> int:
-    """Return the conversation's token count, recounted only when the conversation changes."""
+    """Return the number of tokens that the conversation adds to the next prompt. They are counted
+    again only if the conversation or the model has changed.
+    """
     template = chat.runner.template
     key = (
         chat.runner,
@@ -62,12 +68,13 @@ def _count_tokens(chat: ChatSession) -> int:
     if chat.counted_tokens[0] != key:
         try:
             chat.counted_tokens = key, chat.token_count()
-        except UserError:  # the template rejects this conversation; reported when a message is sent
+        except UserError:  # the template rejects this conversation: sending will report the error
             return chat.runner.engine.ledger.used_cells
     return chat.counted_tokens[1]
 
 
-def _kv(chat: ChatSession) -> str:
+def _describe_cache(chat: ChatSession) -> str:
+    """Return the used size of the KV cache, or the number of used cells if the size is unknown."""
     kv = chat.runner.kv_report()
     cache = chat.runner.predict_cache(kv.type_k, kv.type_v)
     return (
@@ -78,12 +85,17 @@ def _kv(chat: ChatSession) -> str:
 
 
 def _describe_sampling(chat: ChatSession) -> str:
-    """Describe how tokens are chosen: a constraint, the temperature, and changed settings."""
+    """Return a text about how tokens are chosen, such as `JSON · temp 0.7 top_k 20`."""
     constraint = chat.conversation.constraint
-    return (CONSTRAINT_LABELS[constraint.kind] + SEPARATOR if constraint else "") + _sampling(chat)
+    return (
+        CONSTRAINT_LABELS[constraint.kind] + SEPARATOR if constraint else ""
+    ) + _format_sampling(chat)
 
 
-def _sampling(chat: ChatSession) -> str:
+def _format_sampling(chat: ChatSession) -> str:
+    """Return the number of beams, or the temperature and the settings that are not at their
+    defaults.
+    """
     if chat.conversation.search.beams > 1:
         return f"beams {chat.conversation.search.beams}"
     values = chat.conversation.sampling

@@ -91,7 +91,7 @@ def test_the_bottom_line_begins_with_the_cost_of_what_is_being_typed(talk: Make)
     one, shown = talk(n_ctx=300), []
 
     def look() -> None:
-        shown.append(repl._bottom(status_line.status_parts(one), MessageCost(one)))
+        shown.append(repl._bottom_line(status_line.status_parts(one), MessageCost(one)))
         get_app().exit(result="")
 
     with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
