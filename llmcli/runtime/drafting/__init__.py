@@ -1,8 +1,8 @@
-"""Guesses the next tokens for speculative decoding: one file per drafter.
+"""Drafts tokens for speculative decoding. There is one file per drafter.
 
-A guess costs rows of a forward pass (pass_cost.py), so guesses are made only when they are likely
-enough to pay (draft_length.py). Guesses never change the distribution of the answer
-(strategies/speculative.py).
+Checking a draft costs rows of a forward pass (pass_cost.py), so tokens are drafted only when their
+chances are good enough to save time (draft_length.py). Drafts never change the distribution of the
+answer (strategies/speculative.py).
 """
 
 import functools
@@ -13,5 +13,5 @@ from quant.registry import collect
 
 @functools.cache
 def drafters() -> dict[str, type[Drafter]]:
-    """Return every drafter by name."""
+    """Return all drafter classes by name."""
     return collect("llmcli.runtime.drafting", "DRAFTERS")

@@ -1,5 +1,6 @@
-"""The interface of drafters. A drafter guesses the next tokens and estimates how likely its guesses
-are right.
+"""The interface of drafters. A drafter guesses the next tokens of an answer and estimates how
+likely its guesses are right, so that the model can check several tokens in one pass (speculative
+decoding).
 """
 
 from dataclasses import dataclass
@@ -19,9 +20,11 @@ Probabilities = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Guessed tokens in order. `probabilities`: for each token the distribution `[n_vocab]` that it
-    was drawn from, or None if they were not drawn. `reading_seconds`: seconds spent reading the
-    text before the guesses.
+    """Guessed tokens, in order.
+
+    - `probabilities`: for each token the distribution `[n_vocab]` from which it was drawn; None if
+      the tokens were not drawn.
+    - `reading_seconds`: seconds that the drafter spent on reading the text before the guesses.
     """
 
     tokens: list[int]
@@ -30,53 +33,62 @@ class Draft:
 
 
 class DraftState(Protocol):
-    """The guesses of one drafter for one answer, as they are made."""
+    """A drafter's state for one answer, which makes the guesses of this answer."""
 
     def follow(self, sequence: Sequence) -> None:
-        """Read the tokens that were added to the answer since the last call. The first call comes
-        after the prompt and one token.
+        """Read the tokens that were added to the answer since the last call. The first call is made
+        after the prompt and one token of the answer.
         """
         ...
 
     def on_context_shift(self) -> None:
-        """Handle tokens that were dropped from the text."""
+        """Update the state after tokens were dropped from the text, because the context was
+        full.
+        """
         ...
 
     def chances(self, count: int) -> list[float]:
-        """Return the chances of the next guesses, of at most `count`: how likely each is right if
-        all guesses before it are right. Empty when the drafter has no guesses.
+        """Return the chances of the next guesses, at most `count`. A chance is the probability that
+        a guess is right if all guesses before it are right. The list is empty when the drafter has
+        no guesses.
         """
         ...
 
     def cost_seconds(self, count: int) -> float:
-        """Return the seconds that making this many guesses will take. The rows of the pass that
-        checks them are not included.
+        """Return the expected seconds for making `count` guesses. The pass in which the model
+        checks them is not included.
         """
         ...
 
     def reading_seconds(self) -> float:
-        """Return the seconds that the drafter needs to read the text so far before it can guess."""
+        """Return the expected seconds for reading the unread tokens of the text, which the drafter
+        must do before it can guess.
+        """
         ...
 
     def draft(self, count: int) -> Draft:
-        """Return at most `count` guesses."""
+        """Return at most `count` guesses. The list is empty if the answer was cancelled."""
         ...
 
     def record_result(self, drafted: int, accepted: int) -> None:
-        """Record how many of the last guesses were computed (`drafted`), and how many of these were
-        right (`accepted`).
+        """Record the result of the last draft: the model checked `drafted` guesses, and the first
+        `accepted` of these were right.
         """
         ...
 
     def close(self) -> None:
-        """Release all resources at the end of the answer."""
+        """Free all resources at the end of the answer."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterResources:
-    """What a drafter is created from. `uses_ngrams`: whether to guess from repetitions in the text.
-    `draft_model`: the context of the draft model, and the cost of its passes.
+    """The things from which drafters are created.
+
+    - `uses_ngrams`: whether to draft from repetitions in the text.
+    - `draft_model`: the context of the draft model and the cost of its passes; None without a draft
+      model.
+    - `vocabulary`: the vocabulary of the model.
     """
 
     uses_ngrams: bool
@@ -85,9 +97,10 @@ class DrafterResources:
 
 
 class Drafter(Protocol):
-    """A method to guess tokens. The object exists as long as the model is loaded. `order`: drafters
-    with a lower number are asked first. `draws`: whether guesses are drawn from distributions,
-    which the draft then contains.
+    """A method to guess tokens. The object exists as long as the model is loaded.
+
+    - `order`: the drafter with the lowest number whose draft pays is used.
+    - `draws`: whether guesses are drawn at random. The draft then contains their distributions.
     """
 
     name: ClassVar[str]
@@ -96,7 +109,7 @@ class Drafter(Protocol):
 
     @classmethod
     def create(cls, resources: DrafterResources) -> "Drafter | None":
-        """Create the drafter, or return None when `resources` do not include what it needs."""
+        """Create the drafter. Return None when `resources` lack something that it needs."""
         ...
 
     def start(self, request: Request, seed: int) -> DraftState: ...

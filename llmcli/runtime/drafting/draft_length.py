@@ -1,18 +1,20 @@
-"""Decides how many tokens to draft: as many as are expected to pay, but never more than the answer
-can afford to lose.
+"""Decides how many tokens to draft: as many as are expected to save the most time, but never more
+than the answer can afford to lose.
 
-A pass of m rows that yields k tokens replaces k passes of one row. It pays if k > T(m) / T(1)
-(Leviathan et al. 2023, with a measured cost). The expected k comes from the drafter's chances, the
-cost from PassCost.
+A pass of m rows that yields k tokens replaces k passes of one row. It saves time if k > T(m) / T(1)
+(Leviathan et al. 2023, with a measured cost). The expected k is computed from the drafter's
+chances, and the cost is that of PassCost.
 
-Because chances are only estimates, the tokens that drafting has saved so far are counted. The unit
-is the time of a pass of one row, a plain token. A draft is made only if the answer could afford
-that all its guesses are wrong: it may lose what drafting has saved before, and MAX_LOSS_SHARE of
-its tokens. At the beginning it may lose one short draft, or two when the drafter is sure. A longer
-draft must leave enough for a short draft after it, so that one failure does not end drafting.
+Chances are only estimates, so the time that drafting has saved so far is counted as well. Its unit
+is the plain token: the time of a pass of one row, which yields one token. A draft is made only if
+the answer could afford that all its guesses are wrong. It may then lose what drafting has saved
+before, and in addition the share MAX_LOSS_SHARE of the answer's tokens. At the beginning it may
+lose one short draft, or two if the chance of the first guess is high. After a longer draft a short
+one must still be affordable, so that a single failure does not end drafting.
 
-A draft model may read the text if this takes at most MAX_LOSS_SHARE of the time for the prompt and
-the answer so far, in addition to the time that drafting has saved.
+A drafter with a model may need to read the text first. It may do so if this takes at most the share
+MAX_LOSS_SHARE of the time for the prompt and the answer so far, plus the time that drafting has
+saved.
 """
 
 from llmcli.runtime.drafting.base import DraftState
@@ -20,24 +22,30 @@ from llmcli.runtime.drafting.pass_cost import PASS_ROWS, PassCost
 
 MIN_GAIN = 1.05  # minimum expected gain for which a draft is made
 MAX_LOSS_SHARE = 0.02  # share of an answer's tokens that may be lost
-FIRST_LOSS_TOKENS = 1.5  # plain tokens that may be lost at once; more if four wrong rows cost more
-SURE_CHANCE = 0.9  # chance of the first guess from which FIRST_LOSS_TOKENS counts twice
-# if a pass takes longer than expected by more than this factor, other programs are the cause
+# plain tokens that a single draft may lose; if the shortest draft can lose more, it may lose that
+FIRST_LOSS_TOKENS = 1.5
+SURE_CHANCE = 0.9  # chance of the first guess from which twice as much may be lost
+# a pass that takes longer than expected by more than this factor was slowed down by other programs
 MAX_SLOWDOWN = 1.25
 
 
 class DraftLength:
-    """The gains and losses of drafting in one answer, in plain tokens."""
+    """Chooses the lengths of drafts in one answer, and counts what drafting has saved or lost in
+    it. The unit is the plain token, the time of a pass of one row.
+    """
 
     def __init__(self, pass_cost: PassCost, max_rows: int = PASS_ROWS[-1]) -> None:
         self.pass_cost, self.max_rows = pass_cost, max_rows
         self.n_tokens, self.saved_tokens = 0, 0.0
         self.had_several_rows = False  # whether the last pass had several rows
-        # plain tokens that reading the text may cost, because the prompt took so long
+        # plain tokens that the drafter may spend on reading the text, in proportion to the time
+        # that the prompt took
         self.reading_budget = 0.0
 
     def record_prompt(self, seconds: float) -> None:
-        """Record the seconds of the prompt's passes. Its last row yielded a token."""
+        """Record the seconds of the passes over the prompt, the last of which yielded the first
+        token.
+        """
         if not self.n_tokens:
             self.n_tokens, self.reading_budget = (
                 1,
@@ -45,7 +53,7 @@ class DraftLength:
             )
 
     def record_single(self, seconds: float) -> None:
-        """Record a pass of one row that yielded a token."""
+        """Record a pass of one row, which yielded one token in `seconds`."""
         self.n_tokens += 1
         if self.had_several_rows:
             self.had_several_rows = False
@@ -61,12 +69,12 @@ class DraftLength:
         drafting_seconds: float,
         reading_seconds: float = 0.0,
     ) -> None:
-        """Record a pass of several rows that yielded `n_tokens` tokens. Drafting took
-        `drafting_seconds` before it, of which `reading_seconds` were spent reading the text.
+        """Record a pass of `rows` rows, which checked a draft and yielded `n_tokens` tokens in
+        `seconds`. Making the draft took `drafting_seconds` before the pass, which include
+        `reading_seconds` for reading the text.
         """
-        expected_seconds = min(
-            seconds, MAX_SLOWDOWN * self.pass_cost(rows)
-        )  # other programs caused the time beyond this limit
+        # other programs caused the time beyond this limit
+        expected_seconds = min(seconds, MAX_SLOWDOWN * self.pass_cost(rows))
         self.pass_cost.record_pass(rows, seconds)
         prepaid = min(self.reading_budget, reading_seconds / self.pass_cost.single_seconds)
         self.reading_budget -= prepaid
@@ -80,35 +88,37 @@ class DraftLength:
         self.had_several_rows = True
 
     def choose(self, guesses: DraftState, limit: float) -> int:
-        """Return how many tokens to draft, at most `limit`; 0 when no draft pays."""
+        """Return how many tokens to draft with the drafter `guesses`, at most `limit`. Return 0
+        when no draft is expected to save time or is affordable.
+        """
         chances = guesses.chances(int(min(self.max_rows - 1, limit)))
         if not chances or not self.can_read(
             guesses.reading_seconds() / self.pass_cost.single_seconds
         ):
             return 0
         best, chosen = MIN_GAIN, 0
-        expected, right, counted = 1.0, 1.0, 0
-        short = PASS_ROWS[0]
-        again = (
-            self.pass_cost.ratio(short)
-            + guesses.cost_seconds(short - 1) / self.pass_cost.single_seconds
+        expected, all_right, n_summed = 1.0, 1.0, 0
+        shortest = PASS_ROWS[0]
+        short_cost = (
+            self.pass_cost.ratio(shortest)
+            + guesses.cost_seconds(shortest - 1) / self.pass_cost.single_seconds
             - 1
             + self.switch_cost
         )
-        risk = max(again, FIRST_LOSS_TOKENS) * (2 if chances[0] >= SURE_CHANCE else 1)
+        risk = max(short_cost, FIRST_LOSS_TOKENS) * (2 if chances[0] >= SURE_CHANCE else 1)
         for width in PASS_ROWS:
             count = min(width - 1, len(chances))
-            for chance in chances[counted:count]:
-                right *= chance
-                expected += right
-            counted = count
+            for chance in chances[n_summed:count]:
+                all_right *= chance
+                expected += all_right
+            n_summed = count
             cost = (
                 self.pass_cost.optimistic_ratio(count + 1)
                 + guesses.cost_seconds(count) / self.pass_cost.single_seconds
                 + self.switch_cost
             )
             if expected > best * cost and self.can_afford(
-                cost if width == short else cost + again, risk
+                cost if width == shortest else cost + short_cost, risk
             ):
                 best, chosen = expected / cost, count
             if count == len(chances):
@@ -117,19 +127,22 @@ class DraftLength:
 
     @property
     def switch_cost(self) -> float:
-        """Return the extra cost of a pass of several rows after a single row, for the switch
-        between them, in plain tokens. It is 0 when the last pass had several rows.
+        """Return the additional cost, in plain tokens, of changing between passes of one row and of
+        several rows. It is 0 when the last pass already had several rows.
         """
         return 0.0 if self.had_several_rows else self.pass_cost.switch_cost
 
     def can_afford(self, cost: float, risk: float) -> bool:
         """Return whether the answer can afford a pass that costs `cost` plain tokens and yields
-        only one token. `risk`: plain tokens that may be lost in any case.
+        only one token, because all guesses are wrong. `risk`: plain tokens that may be lost in any
+        case.
         """
         return self.saved_tokens + 1 - cost >= -max(risk, MAX_LOSS_SHARE * self.n_tokens)
 
     def can_read(self, cost: float) -> bool:
-        """Return whether the answer can afford to read the text for a cost of `cost` plain tokens."""
+        """Return whether the answer can afford that the drafter reads the text for `cost` plain
+        tokens.
+        """
         return (
             not cost
             or cost

@@ -1,11 +1,12 @@
-"""Drafts with a smaller model of the same vocabulary, which guesses token after token in a separate
-context.
+"""Drafts with a second, smaller model of the same vocabulary (the draft model), which guesses token
+after token in a separate context.
 
-The draft model keeps the text in its own cache. When it is asked to guess, it first reads the
-tokens that are new and drops its wrong guesses from the cache. For a greedy answer it guesses its
-likeliest token. Otherwise it draws with the sampling settings of the answer and reports the
-distribution, so that as many guesses as possible are kept. It must read each prompt, too, which it
-does only when that takes little time compared with the model, or when drafting has saved the time.
+The context caches the text of one answer. Before guessing, the drafter drops wrong guesses from the
+cache and computes the new tokens of the text. For a greedy answer it guesses the likeliest token.
+Otherwise it draws guesses with the sampling settings of the answer and reports their distributions,
+so that as many guesses as possible are accepted. Prompts must be computed in this context, too.
+This is done only when it takes little time compared with the model, or when drafting has already
+saved that time.
 """
 
 from collections.abc import Iterable
@@ -22,16 +23,16 @@ from llmcli.runtime.sampling.chain import NumpyChain, RowLogits, make_chain
 from llmcli.runtime.sampling.rejection import draw_index
 from llmcli.runtime.vocabulary import Vocabulary
 
-INITIAL_CHANCE = 0.85  # chance of a guess before any were counted
-INITIAL_WEIGHT = 4.0  # number of guesses that INITIAL_CHANCE counts as
-GUESS_DECAY = 0.98  # weight of earlier guesses in the statistics after a guess
-# the same after a token without guesses; it makes the model try drafting again
+INITIAL_CHANCE = 0.85  # chance of a guess before any guess was checked
+INITIAL_WEIGHT = 4.0  # number of checked guesses that INITIAL_CHANCE counts as
+GUESS_DECAY = 0.98  # factor of the counts of earlier guesses for each checked guess
+# factor of these counts for each step of the answer, so that drafting is tried again after failures
 TOKEN_DECAY = 0.995
 CHUNK_TOKENS = 256  # tokens read in one pass; cancellation is checked between passes
 
 
 class DraftContext(Protocol):
-    """What the drafter needs of its context."""
+    """The methods and sizes of a context that DraftModel uses."""
 
     n_ctx: int
     n_batch: int
@@ -42,8 +43,8 @@ class DraftContext(Protocol):
 
 
 class DraftModel:
-    """The context of the draft model, the tokens in it, its speed, and how often its guesses are
-    right.
+    """A drafter with a draft model: its context, the tokens cached in it, its speed, and statistics
+    of how often its guesses are right.
     """
 
     name: ClassVar[str] = "model"
@@ -57,8 +58,8 @@ class DraftModel:
         guess_seconds: float,
         read_seconds: float,
     ) -> None:
-        """`guess_seconds`: time to guess one token. `read_seconds`: time per token when many are
-        read at once.
+        """`guess_seconds`: seconds to guess one token. `read_seconds`: seconds per token when many
+        tokens are computed in one pass.
         """
         self.context, self.vocabulary, self.guess_seconds, self.read_seconds = (
             context,
@@ -77,21 +78,25 @@ class DraftModel:
         """
         if resources.draft_model is None:
             return None
-        context, curve = resources.draft_model
-        return cls(context, resources.vocabulary, curve.single_seconds, curve(4) / 4)
+        context, pass_cost = resources.draft_model
+        return cls(context, resources.vocabulary, pass_cost.single_seconds, pass_cost(4) / 4)
 
     def start(self, request: Request, seed: int) -> "ModelDrafts":
-        """Return the drafts for a new answer. Cells and statistics of earlier answers stay."""
+        """Return the state for a new answer. Cached tokens and statistics of earlier answers are
+        reused.
+        """
         return ModelDrafts(self, request, seed)
 
     @property
     def chance(self) -> float:
-        """Return how likely a guess is right if all guesses before it are right."""
+        """Return the estimated probability that a guess is right if all guesses before it are
+        right.
+        """
         return (self.hits + INITIAL_CHANCE * INITIAL_WEIGHT) / (self.tries + INITIAL_WEIGHT)
 
     def read(self, tokens: list[int], keep: int) -> RowLogits:
-        """Keep the first `keep` tokens of the context and compute `tokens` after them. Return the
-        row of the last token.
+        """Cut the context to its first `keep` tokens and compute `tokens` after them. Return the
+        logits after the last token.
         """
         if keep < len(self.tokens):
             if not self.context.trim(0, keep):
@@ -102,11 +107,11 @@ class DraftModel:
         step = min(CHUNK_TOKENS, self.context.n_batch)
         for start in range(0, len(tokens), step):
             chunk = tokens[start : start + step]
-            count, at = len(chunk), len(self.tokens)
-            last = start + count == len(tokens)
-            rows = BatchRows(
-                chunk, range(at, at + count), [0] * count, [False] * (count - 1) + [last]
-            )
+            count, position = len(chunk), len(self.tokens)
+            is_last = start + count == len(tokens)
+            wants_logits = [False] * (count - 1) + [is_last]
+            positions = range(position, position + count)
+            rows = BatchRows(chunk, positions, [0] * count, wants_logits)
             row = next(iter(self.context.decode(rows)), None)
             self.tokens += chunk
         assert row is not None
@@ -114,7 +119,7 @@ class DraftModel:
 
 
 class ModelDrafts:
-    """The guesses of the draft model for one answer."""
+    """The state of a draft model's guesses for one answer."""
 
     def __init__(self, model: DraftModel, request: Request, seed: int) -> None:
         self.model = model
@@ -128,16 +133,16 @@ class ModelDrafts:
         self.sequence = sequence
         if self.model.owner is not self:
             self.model.owner, self.n_matching = self, 0
-        cached, tokens, at = self.model.tokens, sequence.tokens, self.n_matching
-        most = min(len(cached), len(tokens))
-        while at < most and cached[at] == tokens[at]:
-            at += 1
-        self.n_matching = at
+        cached, tokens, count = self.model.tokens, sequence.tokens, self.n_matching
+        limit = min(len(cached), len(tokens))
+        while count < limit and cached[count] == tokens[count]:
+            count += 1
+        self.n_matching = count
         self.model.hits *= TOKEN_DECAY
         self.model.tries *= TOKEN_DECAY
 
     def on_context_shift(self) -> None:
-        """Mark the whole text as unread; it is read again when that pays."""
+        """Mark the whole text as unread. It is computed again when this pays."""
         self.n_matching = 0
 
     def chances(self, count: int) -> list[float]:
@@ -150,39 +155,39 @@ class ModelDrafts:
         return count * self.model.guess_seconds
 
     def reading_seconds(self) -> float:
-        """Return the seconds to read those tokens of the text that are not in the context. The last
-        token is not counted.
+        """Return the expected seconds for computing those tokens of the text that are not in the
+        context. The last token is not counted, because computing it belongs to the first guess.
         """
         assert self.sequence
         return max(0, len(self.sequence.tokens) - 1 - self.n_matching) * self.model.read_seconds
 
     def draft(self, count: int) -> Draft:
-        """Read the new tokens of the text, then guess up to `count` tokens. The last guess is not
-        computed.
+        """Compute the new tokens of the text, then guess up to `count` tokens. The last guess
+        itself is not computed. The draft is empty if the answer was cancelled.
         """
         assert self.sequence
-        tokens, model, begun = self.sequence.tokens, self.model, perf_counter()
+        tokens, model, start_time = self.sequence.tokens, self.model, perf_counter()
         row = self._catch_up(self.sequence)
         if row is None:
             return Draft([])
-        reading_seconds = max(0.0, perf_counter() - begun - model.guess_seconds)
+        reading_seconds = max(0.0, perf_counter() - start_time - model.guess_seconds)
         guesses: list[int] = []
-        odds: list[Probabilities] = []
+        distributions: list[Probabilities] = []
         for number in range(count):
             if number:
-                begun = perf_counter()
+                start_time = perf_counter()
                 row = model.read(guesses[-1:], len(model.tokens))
                 model.guess_seconds += 0.1 * (
-                    min(perf_counter() - begun, 2 * model.guess_seconds) - model.guess_seconds
+                    min(perf_counter() - start_time, 2 * model.guess_seconds) - model.guess_seconds
                 )
-            guesses.append(self._guess(row, [*tokens, *guesses], odds))
-        return Draft(guesses, odds or None, reading_seconds)
+            guesses.append(self._choose_token(row, [*tokens, *guesses], distributions))
+        return Draft(guesses, distributions or None, reading_seconds)
 
     def _catch_up(self, sequence: Sequence) -> RowLogits | None:
-        """Read the text that is not in the context, in chunks. Return the row of the last token, or
-        None when the answer was cancelled.
+        """Compute the tokens of the text that are not in the context, in chunks. Return the logits
+        after the last token, or None if the answer was cancelled in the meantime.
         """
-        tokens, begun = sequence.tokens, perf_counter()
+        tokens, start_time = sequence.tokens, perf_counter()
         start = at = min(self.n_matching, len(tokens) - 1)
         row: RowLogits | None = None
         while at < len(tokens):
@@ -191,20 +196,25 @@ class ModelDrafts:
             row = self.model.read(tokens[at : at + CHUNK_TOKENS], at)
             self.n_matching = at = min(at + CHUNK_TOKENS, len(tokens))
         if at - start > CHUNK_TOKENS // 4:
-            self.model.read_seconds = (perf_counter() - begun) / (at - start)
+            self.model.read_seconds = (perf_counter() - start_time) / (at - start)
         return row
 
-    def _guess(self, row: RowLogits, tokens: list[int], odds: list[Probabilities]) -> int:
+    def _choose_token(
+        self, row: RowLogits, tokens: list[int], distributions: list[Probabilities]
+    ) -> int:
+        """Return a guess for the token after `tokens`. If it is drawn, append its distribution to
+        `distributions`.
+        """
         if not isinstance(self.chain, NumpyChain):
             return self.chain.draw(row, tokens)
-        odds.append(self.chain.probabilities(row, tokens))
-        return draw_index(odds[-1], self.random)
+        distributions.append(self.chain.probabilities(row, tokens))
+        return draw_index(distributions[-1], self.random)
 
     def record_result(self, drafted: int, accepted: int) -> None:
-        tried = min(drafted, accepted + 1)
-        weight = GUESS_DECAY**tried
+        n_checked = min(drafted, accepted + 1)
+        weight = GUESS_DECAY**n_checked
         self.model.hits = self.model.hits * weight + accepted
-        self.model.tries = self.model.tries * weight + tried
+        self.model.tries = self.model.tries * weight + n_checked
 
     def close(self) -> None:
         """Free the sampler chain."""

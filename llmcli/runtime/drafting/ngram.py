@@ -1,9 +1,9 @@
-"""Prompt lookup: when the last few tokens occurred earlier, guess that the tokens that followed
-then follow again (Saxena 2023).
+"""Prompt lookup: if the last few tokens occurred earlier in the text, guess that they are followed
+by the same tokens as then (Saxena 2023).
 
-The longer a repetition is, the likelier it continues. How often repetitions continue is counted
-even when nothing is drafted, so drafting starts when a text becomes repetitive and stops when it no
-longer pays.
+The longer such a repetition is, the likelier it continues. How often repetitions continue is
+counted even when nothing is drafted. So drafting starts when a text becomes repetitive, and stops
+when it no longer saves time.
 """
 
 from collections.abc import Sequence as Tokens
@@ -13,11 +13,10 @@ from llmcli.runtime.drafting.base import Draft, DrafterResources
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 
-NGRAM_TOKENS = 3  # number of tokens that are looked up
+NGRAM_TOKENS = 3  # number of last tokens that are looked up in the earlier text
 MAX_LENGTH = 32  # longer repetitions count as this long
-# Each entry is the length from which a repetition belongs to a class, and the initial chance that
-# such a repetition continues. The chances are slightly below those measured in summaries, copies
-# and free answers of a small model.
+# Classes of repetitions by length. Each entry is the smallest length of the class, and the initial
+# chance that such a repetition continues.
 LENGTH_CLASSES = (
     (0, 0.5),
     (4, 0.6),
@@ -32,12 +31,12 @@ CLASS_OF_LENGTH = tuple(
     sum(start <= length for start, _ in LENGTH_CLASSES) - 1 for length in range(MAX_LENGTH + 1)
 )
 INITIAL_WEIGHT = 6.0  # number of observations that an initial chance counts as
-OBSERVATION_DECAY = 0.98
+OBSERVATION_DECAY = 0.98  # factor of the earlier counts for each observation
 
 
 class PromptLookup:
-    """Drafts from the text of prompt and answer. Statistics are not kept from one answer to the
-    next.
+    """A drafter that guesses from repetitions in prompt and answer. Every answer has separate
+    statistics.
     """
 
     name: ClassVar[str] = "ngram"
@@ -46,17 +45,17 @@ class PromptLookup:
 
     @classmethod
     def create(cls, resources: DrafterResources) -> "PromptLookup | None":
-        """Create the drafter, or return None when repetitions are not to be used."""
+        """Create the drafter. Return None when drafting from repetitions is turned off."""
         return cls() if resources.uses_ngrams else None
 
     def start(self, request: Request, seed: int) -> "NgramDrafts":
-        """Return the drafts for a new answer."""
+        """Return the state for a new answer."""
         return NgramDrafts()
 
 
 class NgramDrafts:
-    """The lookup of one answer: the last position of each n-gram, the current repetition, and how
-    often repetitions of each length continued.
+    """The state of prompt lookup for one answer: the latest position of each n-gram, the current
+    repetition, and statistics of how often repetitions of each length continued.
     """
 
     def __init__(self) -> None:
@@ -66,18 +65,14 @@ class NgramDrafts:
         # the position after the latest occurrence of each n-gram
         self.position_after: dict[tuple[int, ...], int] = {}
         self.n_read = 0  # number of tokens read
-        self.source, self.length = (
-            -1,
-            0,
-            # position of the earlier token that is guessed next, and how many tokens before it agree
-            # with the end of the text
-        )
+        # the current repetition: the position of the earlier token that is guessed next (-1 for no
+        # repetition), and how many tokens before it equal the end of the text
+        self.source, self.length = -1, 0
 
     def follow(self, sequence: Sequence) -> None:
         tokens = sequence.tokens
-        if (
-            tokens is not self.tokens
-        ):  # this is the first call, or tokens were dropped from the context
+        # the first call, or the list was replaced because tokens were dropped from the context
+        if tokens is not self.tokens:
             self.tokens, self.source, self.length = tokens, -1, 0
             earlier = tokens[:-1]
             runs = zip(earlier, earlier[1:], earlier[2:], strict=False)
@@ -85,35 +80,37 @@ class NgramDrafts:
                 zip(runs, range(NGRAM_TOKENS, len(earlier) + 1), strict=False)
             )
             self.n_read = len(earlier)
-        for at in range(self.n_read, len(tokens)):
-            self._step(tokens, at)
+        for index in range(self.n_read, len(tokens)):
+            self._read_token(tokens, index)
         self.n_read = len(tokens)
 
     def on_context_shift(self) -> None:
         self.n_read, self.source, self.length = 0, -1, 0
 
-    def _step(self, tokens: Tokens[int], at: int) -> None:
-        """Read the token at `at`."""
+    def _read_token(self, tokens: Tokens[int], index: int) -> None:
+        """Read the token at `index`: check whether it continues the current repetition, otherwise
+        search a new one, and store the n-gram that ends here.
+        """
         if self.source >= 0:
-            hit = tokens[self.source] == tokens[at]
+            hit = tokens[self.source] == tokens[index]
             self.record_continuation(self.length, hit)
             self.source, self.length = (self.source + 1, self.length + 1) if hit else (-1, 0)
-        if at + 1 < NGRAM_TOKENS:
+        if index + 1 < NGRAM_TOKENS:
             return
-        key = (tokens[at - 2], tokens[at - 1], tokens[at])
+        key = (tokens[index - 2], tokens[index - 1], tokens[index])
         if self.source < 0 and (position := self.position_after.get(key, -1)) >= 0:
-            self.source, self.length = position, self._agreeing(tokens, position, at)
-        self.position_after[key] = at + 1
+            self.source, self.length = position, self._count_matching(tokens, position, index)
+        self.position_after[key] = index + 1
 
-    def _agreeing(self, tokens: Tokens[int], source: int, at: int) -> int:
-        """Return how many tokens directly before `source` equal the last tokens up to `at`, counted
-        up to MAX_LENGTH.
+    def _count_matching(self, tokens: Tokens[int], source: int, index: int) -> int:
+        """Return how many tokens directly before position `source` equal the last tokens up to and
+        including `index`, at most MAX_LENGTH.
         """
         length = NGRAM_TOKENS
         while (
             length < MAX_LENGTH
             and length < source
-            and tokens[source - 1 - length] == tokens[at - length]
+            and tokens[source - 1 - length] == tokens[index - length]
         ):
             length += 1
         return length
@@ -121,15 +118,15 @@ class NgramDrafts:
     def chances(self, count: int) -> list[float]:
         if self.source < 0:
             return []
-        return [self.chance(self.length + ahead) for ahead in range(count)]
+        return [self.chance(self.length + offset) for offset in range(count)]
 
     def chance(self, length: int) -> float:
-        """Return how likely a repetition of `length` tokens continues."""
+        """Return the estimated probability that a repetition of `length` tokens continues."""
         number = CLASS_OF_LENGTH[min(length, MAX_LENGTH)]
         return self.hits[number] / self.tries[number]
 
     def record_continuation(self, length: int, hit: bool) -> None:
-        """Record whether a repetition of `length` tokens continued (`hit`)."""
+        """Record whether a repetition of `length` tokens continued with the next token (`hit`)."""
         number = CLASS_OF_LENGTH[min(length, MAX_LENGTH)]
         self.hits[number] = self.hits[number] * OBSERVATION_DECAY + hit
         self.tries[number] = self.tries[number] * OBSERVATION_DECAY + 1
@@ -141,8 +138,8 @@ class NgramDrafts:
         return 0.0
 
     def draft(self, count: int) -> Draft:
-        """Return the tokens that followed earlier, beginning at the source. After the end of the
-        text, the guesses themselves are repeated.
+        """Return the `count` tokens that followed in the earlier text. If the text ends before, the
+        guesses are continued with themselves.
         """
         guesses: list[int] = []
         end = len(self.tokens)
@@ -151,10 +148,12 @@ class NgramDrafts:
         return Draft(guesses)
 
     def record_result(self, drafted: int, accepted: int) -> None:
-        """Do nothing, because `follow` counts what came of each guess."""
+        """Do nothing, because `follow` already counts whether each token continued the
+        repetition.
+        """
 
     def close(self) -> None:
-        """Do nothing: no resources are used."""
+        """Do nothing, because there are no resources to free."""
 
 
 DRAFTERS = (PromptLookup,)

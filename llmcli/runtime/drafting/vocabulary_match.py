@@ -1,5 +1,5 @@
-"""Checks whether two models have the same vocabulary. This must be so where drafts and
-probabilities are exchanged as token ids.
+"""Checks whether two models have the same vocabulary. This is required where token ids of one model
+are used with another, for drafts or for comparing probabilities.
 """
 
 import hashlib
@@ -13,18 +13,18 @@ TOKENS_KEY, TOKEN_TYPES_KEY = "tokenizer.ggml.tokens", "tokenizer.ggml.token_typ
 
 
 def require_same_vocabulary(model: ModelHeader, draft: ModelHeader) -> None:
-    """Raise UserError when the draft model has another vocabulary."""
-    if what := describe_difference(model, draft):
+    """Raise UserError when the draft model has another vocabulary than the model."""
+    if difference := describe_difference(model, draft):
         raise UserError(
             f"{draft.path.name} cannot draft for {model.path.name}: "
-            f"its vocabulary is different: {what}",
+            f"its vocabulary is different: {difference}",
             hint="--model-draft takes a smaller model of the same family",
         )
 
 
 def describe_difference(model: ModelHeader, other: ModelHeader) -> str:
-    """Return in words how the vocabulary of `other` differs: in tokenizer, size, texts or types of
-    tokens. The text is empty when the vocabularies are equal.
+    """Return a description of the first difference between two vocabularies, in their tokenizer,
+    size, token texts or token types. Return an empty string when they are equal.
     """
     tokens, other_tokens = _tokens(model), _tokens(other)
     if model.tokenizer != other.tokenizer:
@@ -33,16 +33,16 @@ def describe_difference(model: ModelHeader, other: ModelHeader) -> str:
         return f"it has {len(other_tokens)} tokens, but the model has {len(tokens)}"
     for number, (token, other_token) in enumerate(zip(tokens, other_tokens, strict=True)):
         if token != other_token:
-            return f"token {number} is {_shown(other_token)}, but the model's is {_shown(token)}"
+            return f"token {number} is {_quote(other_token)}, but the model's is {_quote(token)}"
     for number, (token_type, other_type) in enumerate(zip_longest(_types(model), _types(other))):
         if token_type != other_type:
-            name = _shown(tokens[number])
+            name = _quote(tokens[number])
             return f"token {number} ({name}) is of type {other_type}, not {token_type}"
     return ""
 
 
 def vocabulary_hash(header: ModelHeader) -> str:
-    """Return a hash of everything in a vocabulary that `describe_difference` compares."""
+    """Return a hash of a vocabulary. It covers everything that `describe_difference` compares."""
     parts = [
         header.tokenizer.encode(),
         *_tokens(header),
@@ -55,17 +55,18 @@ def vocabulary_hash(header: ModelHeader) -> str:
 
 
 def _tokens(header: ModelHeader) -> list[bytes]:
+    """Return the texts of the tokens in the header. The list is empty when the header has none."""
     value = header.metadata.get(TOKENS_KEY)
     return value.read_strings() if isinstance(value, GgufArray) and value.kind == "string" else []
 
 
 def _types(header: ModelHeader) -> list[object]:
-    """Return the token types in the header; empty when it has none."""
+    """Return the types of the tokens in the header. The list is empty when the header has none."""
     value = header.metadata.get(TOKEN_TYPES_KEY)
     return (
         list(value.read_values()) if isinstance(value, GgufArray) and value.kind != "string" else []
     )
 
 
-def _shown(token: bytes) -> str:
+def _quote(token: bytes) -> str:
     return repr(token.decode("utf-8", "replace"))

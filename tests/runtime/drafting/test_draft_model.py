@@ -1,4 +1,6 @@
-"""A draft model: its drafts, its cells follow the text, and other vocabularies are refused."""
+"""Drafting with a draft model: its drafts, its cached tokens, and the refusal of another
+vocabulary.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,79 +26,86 @@ from tests.fixtures.fakes import EOS, FakeContext, FakeModel
 from tests.quant import tiny_gguf
 
 GREEDY = default_sampling().with_values({"temp": 0})
-DRAWN = default_sampling().with_values({"temp": 0.8, "seed": 4})
+SAMPLED = default_sampling().with_values({"temp": 0.8, "seed": 4})
 VERSE = b"the quick brown fox jumps over the lazy dog and runs away"
 
 
-def reciting(reply: bytes, prompt: int) -> Callable[[list[int]], int]:
-    return lambda tokens: reply[at] if 0 <= (at := len(tokens) - prompt) < len(reply) else EOS
+def make_reply(text: bytes, prompt: int) -> Callable[[list[int]], int]:
+    """Return a reply function of a FakeContext that generates `text` after a prompt of `prompt`
+    tokens.
+    """
+    return lambda tokens: text[at] if 0 <= (at := len(tokens) - prompt) < len(text) else EOS
 
 
-def pair(drafted: bytes, prompt: int = 3, **more: int) -> tuple[Engine, DraftModel, FakeContext]:
-    """An engine whose model says VERSE, guessed for by one that says `drafted`."""
+def make_pair(
+    drafted: bytes, prompt: int = 3, **context_options: int
+) -> tuple[Engine, DraftModel, FakeContext]:
+    """Return an engine whose model generates VERSE, its drafter, whose model generates `drafted`,
+    and the drafter's context.
+    """
     model = FakeModel()
-    words = model
-    small = FakeContext(n_ctx=512, reply=reciting(drafted, prompt), **more)
-    drafter = DraftModel(small, words, 0.01, 0.0)  # reading is free
-    big = FakeContext(n_ctx=512, reply=reciting(VERSE, prompt))
-    return Engine(big, words, None, Speculation((drafter,), Steady(CHEAP), 16)), drafter, small
+    draft_context = FakeContext(n_ctx=512, reply=make_reply(drafted, prompt), **context_options)
+    drafter = DraftModel(draft_context, model, 0.01, 0.0)  # reading takes no time
+    context = FakeContext(n_ctx=512, reply=make_reply(VERSE, prompt))
+    speculation = Speculation((drafter,), Steady(CHEAP), 16)
+    return Engine(context, model, None, speculation), drafter, draft_context
 
 
-def finish(machine: Engine, request: Request) -> Answer:
-    number = machine.submit(request)
+def finish(engine: Engine, request: Request) -> Answer:
+    number = engine.submit(request)
     for _ in range(500):
-        if not machine.is_busy:
-            return machine.pop_answer(number)
-        machine.step()
-        machine.ledger.check()
-    raise AssertionError("it never ended")
+        if not engine.is_busy:
+            return engine.pop_answer(number)
+        engine.step()
+        engine.ledger.check()
+    raise AssertionError("the answer does not end")
 
 
 @pytest.mark.parametrize(
     "drafted", [VERSE, VERSE.replace(b"fox", b"cow"), b"something else altogether"]
 )
-@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-def test_the_text_is_the_model_s_and_the_draft_s_cells_are_its_beginning(
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "drawn"])
+def test_the_text_is_that_of_the_model_and_the_draft_context_caches_its_start(
     drafted: bytes, sampling: Sampling
 ):
-    machine, drafter, small = pair(drafted)
-    answer = finish(machine, Request(tuple(b"ask"), sampling, strategy="speculative"))
+    engine, drafter, draft_context = make_pair(drafted)
+    answer = finish(engine, Request(tuple(b"ask"), sampling, strategy="speculative"))
     assert answer.text == VERSE.decode()
-    said = [*b"ask", *VERSE]
-    drafter.read([1], min(len(drafter.tokens), 10))  # it is cut where it is told to
-    assert [token for _, token in small.cells[0]] == drafter.tokens == [*said[:10], 1]
+    tokens = [*b"ask", *VERSE]
+    drafter.read([1], min(len(drafter.tokens), 10))
+    assert [token for _, token in draft_context.cells[0]] == drafter.tokens == [*tokens[:10], 1]
     assert (answer.n_accepted or 0) > (30 if drafted != b"something else altogether" else -1)
 
 
-def test_what_the_draft_model_holds_of_the_conversation_is_not_read_again():
-    machine, _, small = pair(VERSE)
-    finish(machine, Request(tuple(b"ask"), GREEDY, strategy="speculative"))
-    before = sum(small.batches)
+def test_tokens_cached_in_the_draft_context_are_not_computed_again():
+    engine, _, draft_context = make_pair(VERSE)
+    finish(engine, Request(tuple(b"ask"), GREEDY, strategy="speculative"))
+    before = sum(draft_context.batches)
     again = tuple(b"ask" + VERSE + b"?")
-    finish(machine, Request(again, GREEDY, max_tokens=2, strategy="speculative"))
-    assert sum(small.batches) - before <= 20
+    finish(engine, Request(again, GREEDY, max_tokens=2, strategy="speculative"))
+    assert sum(draft_context.batches) - before <= 20
 
 
-def test_a_long_prompt_is_read_in_chunks_and_a_cancelled_answer_stops_there():
+def test_a_long_prompt_is_computed_in_chunks_and_cancelling_stops_between_them():
     prompt = bytes(range(97, 123)) * 12
-    machine, _, small = pair(VERSE, len(prompt))
-    number = machine.submit(Request(tuple(prompt), GREEDY, strategy="speculative"))
-    small.before = lambda count: machine.cancel(number)
-    while machine.is_busy:
-        machine.step()
-    assert machine.pop_answer(number).finish == "cancelled"
-    assert len(small.batches) <= 5
+    engine, _, draft_context = make_pair(VERSE, len(prompt))
+    number = engine.submit(Request(tuple(prompt), GREEDY, strategy="speculative"))
+    draft_context.before = lambda count: engine.cancel(number)
+    while engine.is_busy:
+        engine.step()
+    assert engine.pop_answer(number).finish == "cancelled"
+    assert len(draft_context.batches) <= 5
 
 
-def test_drafts_that_fail_are_given_up_and_tried_again_later():
-    _, drafter, _ = pair(b"")
-    ahead = drafter.start(Request((1,), GREEDY), 0)
+def test_after_wrong_drafts_the_chance_falls_and_rises_again_later():
+    _, drafter, _ = make_pair(b"")
+    drafts = drafter.start(Request((1,), GREEDY), 0)
     for _ in range(10):
-        ahead.record_result(3, 0)
+        drafts.record_result(3, 0)
     assert drafter.chance < 0.35
     chances = []
     for _ in range(1500):
-        ahead.follow(Sequence(1, Request((1,), GREEDY), None, 0, 0.0, tokens=[1, 2]))  # type: ignore[arg-type]
+        drafts.follow(Sequence(1, Request((1,), GREEDY), None, 0, 0.0, tokens=[1, 2]))  # type: ignore[arg-type]
         chances.append(drafter.chance)
     assert chances[0] < 0.35 < 0.8 < chances[-1]
 
@@ -110,7 +119,7 @@ def stories_q8(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def answered(runner: Runner, strategy: str, sampling: Sampling) -> Answer:
+def answer_with(runner: Runner, strategy: str, sampling: Sampling) -> Answer:
     prompt = runner.encode_text("Once upon a time")
     reply = runner.reply(Request(prompt, sampling, 60, ignore_eos=True, strategy=strategy))
     for _ in reply:
@@ -118,37 +127,37 @@ def answered(runner: Runner, strategy: str, sampling: Sampling) -> Answer:
     return reply.answer
 
 
-def test_a_real_model_that_drafts_for_itself_is_believed(
+def test_almost_all_drafts_of_the_same_model_are_accepted(
     stories_q8: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda curve, most: True)
     options = RunOptions(ctx_size=256, threads=1)
     with open_runner(stories_q8, options, drafting=DraftSettings("off", stories_q8)) as runner:
-        means = runner.engine.resources
-        assert means.speculation
-        (drafter,) = means.speculation.drafters
-        drafter.one = 0.001
+        resources = runner.engine.resources
+        assert resources.speculation
+        (drafter,) = resources.speculation.drafters
+        drafter.guess_seconds = 0.001
         runner.engine.resources = replace(
-            means, speculation=Speculation((drafter,), Steady(CHEAP), 16)
+            resources, speculation=Speculation((drafter,), Steady(CHEAP), 16)
         )
-        plain, guessed = (
-            answered(runner, strategy, GREEDY) for strategy in ("plain", "speculative")
+        plain, drafted = (
+            answer_with(runner, strategy, GREEDY) for strategy in ("plain", "speculative")
         )
-        assert guessed.text == plain.text
-        assert guessed.n_accepted >= 0.9 * guessed.n_drafted > 30
-        drawn = answered(
+        assert drafted.text == plain.text
+        assert drafted.n_accepted >= 0.9 * drafted.n_drafted > 30
+        sampled = answer_with(
             runner, "speculative", default_sampling().with_values({"temp": 1.0, "seed": 2})
         )
-        assert drawn.n_accepted >= 0.8 * drawn.n_drafted > 20
+        assert sampled.n_accepted >= 0.8 * sampled.n_drafted > 20
 
 
-def test_another_vocabulary_is_refused_by_the_first_difference(stories_q8: Path, tmp_path: Path):
-    mine = read_header.read_header(stories_q8)
+def test_another_vocabulary_is_refused_with_the_first_difference(stories_q8: Path, tmp_path: Path):
+    model = read_header.read_header(stories_q8)
     other = read_header.read_header(tiny_gguf.llama(tmp_path / "other.gguf"))
     with pytest.raises(
         UserError, match="vocabulary is different: it has 300 tokens, but the model has 512"
     ) as error:
-        require_same_vocabulary(mine, other)
+        require_same_vocabulary(model, other)
     assert "--model-draft" in error.value.hint
     with (
         pytest.raises(UserError, match="its vocabulary is different"),
@@ -159,4 +168,4 @@ def test_another_vocabulary_is_refused_by_the_first_difference(stories_q8: Path,
         ),
     ):
         pass
-    require_same_vocabulary(mine, mine)
+    require_same_vocabulary(model, model)
