@@ -1,21 +1,19 @@
 #!/usr/bin/env python3
-"""Compare beam search with transformers, its cells with separate sequences, its time with separate
-runs.
+"""Compare beam search with transformers' answers, and its memory and time with separate runs.
 
 usage: .venv/bin/python scripts/reference/beams.py [--model MODEL.gguf] [--prompts 50] [--tokens 40]
        [--rounds 7] [--threads N]
 
-1. On tests/data/stories260K in float32 (f32 KV, no flash attention, one thread on both sides): the
-number of prompts with the same answers in the same order and scores within 1e-4 (relative above 1),
-and the seconds of both searches.
+1. Answers, on tests/data/stories260K in float32 (f32 KV, no flash attention, one thread on both
+sides): the number of prompts with the same answers in the same order and with scores within 1e-4
+(relative above 1), and the seconds of both searches.
 
-2. On MODEL (default: the same): the most cells in use with 4 beams, a prompt of 1,000 tokens and
-200
-generated ones, against four separate sequences.
+2. Memory, on MODEL (default: stories260K): the largest number of KV cells in use with 4 beams, a
+prompt of 1,000 tokens and 200 generated tokens, compared with four separate sequences.
 
-3. On MODEL: one search of k beams against k greedy runs of the same length, and against the bound
-k T(1) / T(k) of llama.cpp's passes of 1 and of k rows at the same depth. All advance in turn;
-medians over the rounds.
+3. Time, on MODEL: how many times faster one search of k beams is than k greedy runs of the same
+length. The bound is k T(1) / T(k), where T(m) is the time of a bare llama.cpp pass of m rows at the
+same depth. The runs and passes take turns, and the median over the rounds counts.
 """
 
 import argparse
@@ -54,33 +52,40 @@ GREEDY = default_sampling().with_values({"temp": 0})
 LONG, GENERATED, WIDTH = 1000, 200, 4
 
 
-def identical(context: Context, model: Model, prompts: int, tokens: int) -> None:
-    """Run part 1: every search over the prompts; every second prompt may end at a full stop."""
+def compare_answers(context: Context, model: Model, prompts: int, tokens: int) -> None:
+    """Run part 1: search with all settings of SEARCHES on all prompts. For every second prompt, a
+    full stop also ends an answer.
+    """
     oracle = beams.oracle(STORIES)
     stop = next(token for token in range(model.n_vocab) if model.piece(token) == b".")
     for search in SEARCHES:
-        good, mine, yours = 0, 0.0, 0.0
+        n_equal, our_seconds, their_seconds = 0, 0.0, 0.0
         for number, text in enumerate(beams.PROMPTS[:prompts]):
             prompt = model.tokenize(text, special=False, add_special=True)
-            ends = {2, stop} if number % 2 else {2}
-            times = [time.perf_counter()]
-            found = beams.ours(context, model, prompt, search, tokens, ends)
-            times.append(time.perf_counter())
-            expected = beams.theirs(oracle, prompt, search, tokens, ends)
-            times.append(time.perf_counter())
-            mine, yours = mine + times[1] - times[0], yours + times[2] - times[1]
-            good += beams.same(found, expected)
-            if not beams.same(found, expected):
-                print(f"  differs: {text!r}\n    ours   {found[:2]}\n    theirs {expected[:2]}")
+            end_tokens = {2, stop} if number % 2 else {2}
+            clock = [time.perf_counter()]
+            ours = beams.ours(context, model, prompt, search, tokens, end_tokens)
+            clock.append(time.perf_counter())
+            expected = beams.theirs(oracle, prompt, search, tokens, end_tokens)
+            clock.append(time.perf_counter())
+            our_seconds, their_seconds = (
+                our_seconds + clock[1] - clock[0],
+                their_seconds + clock[2] - clock[1],
+            )
+            n_equal += beams.same(ours, expected)
+            if not beams.same(ours, expected):
+                print(f"  differs: {text!r}\n    ours   {ours[:2]}\n    theirs {expected[:2]}")
         print(
             f"k {search.beams} penalty {search.length_penalty:4} early {search.early_stopping:5}: "
-            f"{good}/{prompts} identical, {mine:.2f} s, transformers {yours:.2f} s ({yours / mine:.1f} times)",
+            f"{n_equal}/{prompts} identical, {our_seconds:.2f} s, transformers {their_seconds:.2f} s ({their_seconds / our_seconds:.1f} times)",
             flush=True,
         )
 
 
-def started(context: Context, model: Model, request: Request) -> tuple[Engine, int]:
-    """Return an engine over an emptied context that has read the prompt."""
+def start_engine(context: Context, model: Model, request: Request) -> tuple[Engine, int]:
+    """Empty the context, and return an engine that has read the request's prompt, with the id of
+    its sequence.
+    """
     context.clear()
     engine = Engine(
         context,
@@ -93,33 +98,33 @@ def started(context: Context, model: Model, request: Request) -> tuple[Engine, i
     return engine, number
 
 
-def some_text(model: Model, count: int) -> tuple[int, ...]:
-    """Return a prompt of `count` tokens."""
+def make_prompt(model: Model, count: int) -> tuple[int, ...]:
+    """Return a prompt of `count` tokens of real text."""
     return tuple(
         model.tokenize(". ".join(beams.PROMPTS * 4), special=False, add_special=True)[:count]
     )
 
 
-def cells(context: Context, model: Model) -> None:
-    """Run part 2."""
+def measure_cells(context: Context, model: Model) -> None:
+    """Run part 2: print the largest number of cells in use."""
     search = BeamSettings(WIDTH)
     request = Request(
-        some_text(model, LONG), GREEDY, max_tokens=GENERATED, strategy="beam", search=search
+        make_prompt(model, LONG), GREEDY, max_tokens=GENERATED, strategy="beam", search=search
     )
-    engine, _ = started(context, model, request)
-    most = engine.ledger.used_cells
+    engine, _ = start_engine(context, model, request)
+    peak = engine.ledger.used_cells
     while engine.is_busy:
         engine.step()
         engine.ledger.check()
-        most = max(most, engine.ledger.used_cells)
-    apart = WIDTH * (LONG + GENERATED - 1)  # the last token is never computed
-    fewer = f"at most {most} cells, separate sequences {apart}: {1 - most / apart:.1%} fewer"
+        peak = max(peak, engine.ledger.used_cells)
+    separate = WIDTH * (LONG + GENERATED - 1)  # the last token is never computed
+    fewer = f"at most {peak} cells, separate sequences {separate}: {1 - peak / separate:.1%} fewer"
     print(f"{WIDTH} beams, prompt {LONG}, {GENERATED} generated: {fewer}", flush=True)
 
 
 def seconds_of_run(context: Context, model: Model, request: Request) -> float:
-    """Return the seconds from the first to the last token."""
-    engine, _ = started(context, model, request)
+    """Run a request; return the seconds after its prompt."""
+    engine, _ = start_engine(context, model, request)
     begun = time.perf_counter()
     while engine.is_busy:
         engine.step()
@@ -127,43 +132,47 @@ def seconds_of_run(context: Context, model: Model, request: Request) -> float:
 
 
 def seconds_of_passes(context: Context, prompt: tuple[int, ...], rows: int, count: int) -> float:
-    """Return the seconds of `count` passes of `rows` rows after a shared prompt, with llama.cpp
-    alone.
+    """Return the seconds of `count` bare llama.cpp passes of `rows` rows. The rows are sequences
+    that share the prompt's cells.
     """
     context.clear()
     depth = len(prompt)
     context.decode(BatchRows(prompt, range(depth), [0] * depth, [False] * (depth - 1) + [True]))
     for slot in range(1, rows):
         context.copy(0, slot, 0, depth)
-    spent = 0.0
-    for at in range(depth, depth + count):
+    seconds = 0.0
+    for position in range(depth, depth + count):
         forward = context.prepare(
-            BatchRows([prompt[at % depth]] * rows, [at] * rows, range(rows), [True] * rows)
+            BatchRows(
+                [prompt[position % depth]] * rows, [position] * rows, range(rows), [True] * rows
+            )
         )
         begun = time.perf_counter()
         forward()
-        spent += time.perf_counter() - begun
-    return spent
+        seconds += time.perf_counter() - begun
+    return seconds
 
 
-def times(context: Context, model: Model, rounds: int, tokens: int) -> None:
-    """Run part 3."""
-    prompt = some_text(model, 64)
+def measure_times(context: Context, model: Model, rounds: int, tokens: int) -> None:
+    """Run part 3: print the gain of beam search over separate runs, and the share of the bound."""
+    prompt = make_prompt(model, 64)
     for k in (4, 8):
         gains, bounds = [], []
-        one = Request(prompt, GREEDY, max_tokens=tokens)
-        many = Request(prompt, GREEDY, max_tokens=tokens, strategy="beam", search=BeamSettings(k))
+        greedy = Request(prompt, GREEDY, max_tokens=tokens)
+        beam_search = Request(
+            prompt, GREEDY, max_tokens=tokens, strategy="beam", search=BeamSettings(k)
+        )
         for _ in range(rounds):
-            single, alone = (
-                seconds_of_run(context, model, one),
+            greedy_seconds, single_row_seconds = (
+                seconds_of_run(context, model, greedy),
                 seconds_of_passes(context, prompt, 1, tokens - 1),
             )
-            search, wide = (
-                seconds_of_run(context, model, many),
+            search_seconds, many_rows_seconds = (
+                seconds_of_run(context, model, beam_search),
                 seconds_of_passes(context, prompt, k, tokens - 1),
             )
-            gains.append(k * single / search)
-            bounds.append(k * alone / wide)
+            gains.append(k * greedy_seconds / search_seconds)
+            bounds.append(k * single_row_seconds / many_rows_seconds)
         shares = [gain / bound for gain, bound in zip(gains, bounds, strict=True)]
         print(
             f"k {k}: {statistics.median(gains):.2f} times as fast as {k} runs, bound {statistics.median(bounds):.2f}, "
@@ -173,7 +182,7 @@ def times(context: Context, model: Model, rounds: int, tokens: int) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Parse the flags, run the three parts and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -182,27 +191,27 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        small = Path(place) / "stories.gguf"
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        small = Path(temporary) / "stories.gguf"
         write.write_model(
             plan.plan_quantization(checkpoint_source.open_checkpoint(STORIES), "F32"),
             small,
             threads=1,
         )
-        with ExitStack() as opened:
-            model = opened.enter_context(open_model(small, gpu_layers=0))
-            kind = ContextOptions(512, n_seq_max=8, type_k="f32", type_v="f32", flash_attn="off")
-            identical(
-                opened.enter_context(open_context(model, kind)), model, asked.prompts, asked.tokens
+        with ExitStack() as stack:
+            model = stack.enter_context(open_model(small, gpu_layers=0))
+            options = ContextOptions(512, n_seq_max=8, type_k="f32", type_v="f32", flash_attn="off")
+            compare_answers(
+                stack.enter_context(open_context(model, options)), model, args.prompts, args.tokens
             )
-        with ExitStack() as opened:
-            model = opened.enter_context(open_model(asked.model or small, gpu_layers=0))
-            threads = asked.threads
-            kind = ContextOptions(2048, n_seq_max=8, n_threads=threads, n_threads_batch=threads)
-            context = opened.enter_context(open_context(model, kind))
-            cells(context, model)
-            times(context, model, asked.rounds, 64)
+        with ExitStack() as stack:
+            model = stack.enter_context(open_model(args.model or small, gpu_layers=0))
+            threads = args.threads
+            options = ContextOptions(2048, n_seq_max=8, n_threads=threads, n_threads_batch=threads)
+            context = stack.enter_context(open_context(model, options))
+            measure_cells(context, model)
+            measure_times(context, model, args.rounds, 64)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The values that may differ between two records of the command line, and their comparison.
+"""Comparison of two records of the command line (json_documents.py), and the values that may
+differ.
 
-A value that is masked by its key must still have the same kind: number, text, boolean or null. Keys
-are never masked, except those that depend on a measurement.
+A masked value may differ, but must have the same JSON type. Both records must have the same keys,
+except for the keys that exist only if a measurement decides so.
 """
 
 import re
@@ -16,7 +17,7 @@ MASKED_KEYS = re.compile(
     # Times and rates.
     r"(_ms|_ns|_ts|_ts_each|_seconds|_per_second|_duration|_throughput)$"
     r"|^(ms|seconds|time|date|created|created_at|completed_at|modified_at|test_time|duration)$"
-    # Memory that is free, and that the interpreter takes.
+    # Free memory, and the memory of the interpreter.
     r"|^(available_bytes|overhead_bytes|process_bytes|free_bytes|max_parallel)$"
     # Versions and the machine.
     r"|^(versions|world|build|build_commit|build_info)$"
@@ -59,24 +60,26 @@ OPTIONAL_KEYS = tuple(
 
 
 def differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """Return a line for each difference of two records."""
-    found = [f"only in the first: {name}" for name in first if name not in second]
-    found += [f"only in the second: {name}" for name in second if name not in first]
+    """Return a line of text for each difference between two records."""
+    lines = [f"only in the first: {name}" for name in first if name not in second]
+    lines += [f"only in the second: {name}" for name in second if name not in first]
     for name in (name for name in first if name in second):
         a, b = first[name], second[name]
         for field in ("exit", "has_error", "has_hint", "has_traceback"):
             if a.get(field) != b.get(field):
-                found.append(f"{name}: {field}: {a.get(field)!r}, then {b.get(field)!r}")
+                lines.append(f"{name}: {field}: {a.get(field)!r}, then {b.get(field)!r}")
         for key in sorted({*a["keys"]} ^ {*b["keys"]}):
             if not any(e.search(name) and path.search(key) for e, path in OPTIONAL_KEYS):
                 side = "first" if key in a["keys"] else "second"
-                found.append(f"{name}: only the {side} has {key}")
-        found += compare_values(name, "", a["document"], b["document"])
-    return found
+                lines.append(f"{name}: only the {side} has {key}")
+        lines += compare_values(name, "", a["document"], b["document"])
+    return lines
 
 
 def compare_values(entry: str, path: str, first: Any, second: Any) -> list[str]:
-    """Return a line for each difference of two values that is not masked."""
+    """Return a line of text for each difference between two JSON values that is not masked.
+    `entry`: name of the command. `path`: keys that lead to the value, such as ".timing.ms".
+    """
     line = f"{entry}: {path}: {shortened(first)}, then {shortened(second)}"
     if is_measured(entry, path):
         return []
@@ -99,26 +102,32 @@ def compare_values(entry: str, path: str, first: Any, second: Any) -> list[str]:
             for a, b in zip(first, second, strict=True)
             for line in compare_values(entry, f"{path}[]", a, b)
         ]
-    return [] if comparable(entry, path, first) == comparable(entry, path, second) else [line]
+    return (
+        []
+        if without_random_part(entry, path, first) == without_random_part(entry, path, second)
+        else [line]
+    )
 
 
 def is_measured(entry: str, path: str) -> bool:
-    """Return whether a measurement decides about a value, or whether it exists."""
+    """Return whether a value depends on a measurement, so that even its type may differ."""
     return any(place.search(path) and name.search(entry) for name, place in MASKED_PLACES)
 
 
 def is_masked(entry: str, path: str, value: Any) -> bool:
-    """Return whether a value may differ: by its key, or as a measured number."""
+    """Return whether a value may differ, because of its key or because it is a measured number."""
     key = path.rpartition(".")[2].removesuffix("[]")
-    if isinstance(value, str) and key == "error":  # a message; an error of figures is a number
+    if isinstance(value, str) and key == "error":  # a message for people, not a standard error
         return True
     if isinstance(value, float) and re.search(MEASURED, entry):
         return True
     return bool(MASKED_KEYS.search(key))
 
 
-def comparable(entry: str, path: str, value: Any) -> Any:
-    """Return a value without its random part where its key may have one, and SQL on one line."""
+def without_random_part(entry: str, path: str, value: Any) -> Any:
+    """Return a value in the form that is compared: without random identifiers and times where its
+    key may contain them, and SQL without line breaks.
+    """
     key = path.rpartition(".")[2].removesuffix("[]")
     if isinstance(value, str) and entry.endswith(".sqlite"):
         return " ".join(value.split())
@@ -128,6 +137,6 @@ def comparable(entry: str, path: str, value: Any) -> Any:
 
 
 def shortened(value: Any) -> str:
-    """Return a value as a short text."""
+    """Return the repr of a value, cut to 200 characters."""
     text = repr(value)
     return text if len(text) < 200 else f"{text[:200]}..."

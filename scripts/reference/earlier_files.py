@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Write tests/data/earlier: every kind of file that llmcli stores, written by an earlier tree.
+"""Write tests/data/earlier: every kind of file that llmcli stores, as an earlier version wrote it.
 
 usage: .venv/bin/python scripts/reference/earlier_files.py TREE OUT [--python PYTHON]
 
-TREE is the checkout that writes, OUT a new folder. The fixtures in the repository were written by
-the tree before its packages were renamed, so the prefixes that kill calibrate and quantize name
-modules of that tree. The path of the work folder becomes FOLDER, and in the state of a killed run
-the version of llama-cpp-python becomes BUILD; tests/test_earlier_files.py replaces both. Models
-have TIME_NS as their modification time, because some records contain it.
+TREE is a checkout of the earlier version, and OUT a new folder. The files in the repository were
+written by the version before the packages were renamed. KILL_CALIBRATE and KILL_QUANTIZE name
+modules of that version. In the files, the path of the work folder is replaced by FOLDER, and the
+version of llama-cpp-python in the state of a killed run by BUILD; tests/test_earlier_files.py puts
+its own values there. Models have TIME_NS as their modification time, because some files contain it.
 """
 
 import argparse
@@ -63,7 +63,8 @@ THINKING = """\
 Who was there?
 """
 SAVED = "Who was there?\n/save kept\n"
-# Prefixes of the program: each ends its process in the middle of the work, as kill -9 does.
+# Code that runs before the program and makes its process end in the middle of the work, as by kill
+# -9.
 KILL_CALIBRATE = """
 import os
 from quant import gather, interim
@@ -92,7 +93,9 @@ draft.Draft.note = note_and_count
 
 
 class EarlierTree:
-    """The tree that writes, in a work folder."""
+    """The earlier version, run in a work folder. `expected`: the JSON output of commands, with
+    which the tests compare.
+    """
 
     def __init__(self, tree: Path, python: str, work: Path) -> None:
         self.work, self.python = work, python
@@ -101,18 +104,20 @@ class EarlierTree:
         self.expected: dict[str, object] = {}
 
     def run(self, line: str, stdin: str = "") -> str:
-        """Run a command line; return its stdout."""
+        """Run a command line of llmcli; return its stdout. Raises SystemExit if it fails."""
         done = self.recorded.run(line, stdin)
         if done.returncode:
             raise SystemExit(f"{line}: {done.returncode}\n{done.stderr.decode()}")
         return done.stdout.decode()
 
     def expect(self, line: str) -> None:
-        """Store the output of a command, with which the tests compare."""
+        """Run a command and store its JSON output in `expected`."""
         self.expected[line] = json.loads(self.run(line))
 
     def kill(self, prefix: str, line: str) -> None:
-        """Run a command whose prefix kills it."""
+        """Run a command after the code `prefix`, which must kill it. Raises SystemExit if the
+        command ends otherwise.
+        """
         command = [self.python, "-c", prefix + PROGRAM, *line.split()]
         done = subprocess.run(
             command, cwd=self.work, env=self.recorded.environment, capture_output=True, check=False
@@ -121,7 +126,9 @@ class EarlierTree:
             raise SystemExit(f"{line} was not killed: {done.stderr.decode()}")
 
     def kill_when(self, line: str, stdin: str, is_time: Callable[[], bool]) -> None:
-        """Run a command and kill it at the first moment when `is_time` returns True."""
+        """Run a command, and kill it as soon as `is_time` returns True. Raises SystemExit if it
+        ends before.
+        """
         command = [self.python, "-c", PROGRAM, *line.split()]
         child = subprocess.Popen(
             command, cwd=self.work, env=self.recorded.environment, stdin=subprocess.PIPE,
@@ -138,7 +145,7 @@ class EarlierTree:
 
 
 def main() -> None:
-    """Write every fixture with a tree, and copy them to OUT without paths."""
+    """Parse the flags, write all files with the earlier version, and copy them to OUT."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -159,7 +166,7 @@ def main() -> None:
 
 
 def write_inputs(earlier: EarlierTree) -> None:
-    """Write the models and texts, and the user's catalog that names them."""
+    """Write the models and texts that the commands read, and the user's catalog with the models."""
     work = earlier.work
     words = ["the", "cat", "sat", "by", "a", "river", "and", "one", "dog", "ran", "home", "again"]
     order = np.random.default_rng(3).integers(len(words), size=400)
@@ -186,7 +193,9 @@ def write_inputs(earlier: EarlierTree) -> None:
 
 
 def write_little_model(path: Path) -> None:
-    """Write a random Llama of one block whose second moments fit into a few KB."""
+    """Write a GGUF of a random Llama of one block, so small that its second moments fit into a few
+    KB.
+    """
     vocabulary, hidden, feed_forward = 300, 32, 64
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(256)
@@ -227,7 +236,7 @@ def write_little_model(path: Path) -> None:
 
 
 def write_models(earlier: EarlierTree) -> None:
-    """Write manifests, an alias, a plan, a certificate, and what a killed quantization leaves."""
+    """Write manifests, an alias, a plan, a certificate, and the files of a killed quantization."""
     earlier.run("pull tales --offline --json")
     earlier.run("pull little --offline --json")
     earlier.run("pull little --offline --quant Q8_0 --json")
@@ -251,7 +260,7 @@ def write_models(earlier: EarlierTree) -> None:
 
 
 def write_measurements(earlier: EarlierTree) -> None:
-    """Write the history of bench, a tuned profile, and a base's logits."""
+    """Write the history of bench, a tuned profile, and the logits of a base model."""
     earlier.run(BENCH)
     earlier.run(BENCH.replace("-p 16", "-p 32"))
     earlier.run(BENCH)
@@ -274,7 +283,9 @@ def write_calibrations(earlier: EarlierTree) -> None:
 
 
 def write_chats(earlier: EarlierTree) -> None:
-    """Write logs of chats with branches, with thinking, and of a killed one; and a saved chat."""
+    """Write the logs of a chat with branches, a chat with thinking and a killed chat, and a saved
+    chat.
+    """
     sessions = earlier.work / "home/state/sessions"
 
     def name_newest(name: str) -> None:
@@ -301,7 +312,7 @@ def write_chats(earlier: EarlierTree) -> None:
 
 
 def write_batch(earlier: EarlierTree) -> None:
-    """Write the whole output of a batch, and the journal of the same batch, killed."""
+    """Write the output of a batch, and the journal of the same batch when it was killed."""
     journal = earlier.work / ".answers.jsonl.journal"
     earlier.run(BATCH)
     (earlier.work / "answers.jsonl").rename(earlier.work / "whole-answers.jsonl")
@@ -309,7 +320,9 @@ def write_batch(earlier: EarlierTree) -> None:
 
 
 def copy_without_paths(work: Path, out: Path) -> None:
-    """Copy the fixtures; paths and the build become FOLDER and BUILD where a file is text."""
+    """Copy the files to `out`. In text files and in the database, replace the work folder and the
+    version of llama-cpp-python by FOLDER and BUILD. Raises SystemExit if a path remains.
+    """
     build = importlib.metadata.version("llama-cpp-python")
     unneeded = shutil.ignore_patterns("bytecode", "cache", "*.lock", "huggingface")
     shutil.copytree(work, out, ignore=unneeded)
@@ -317,7 +330,7 @@ def copy_without_paths(work: Path, out: Path) -> None:
         data = path.read_bytes()
         head, newline, records = data.partition(b"\n")
         if head.startswith(b'{"format": "llmcli records') or path.suffix == ".journal":
-            # What a killed run resumes from: a line of text, then records.
+            # The state of a killed run: a line of text, then binary records.
             text = head.decode().replace(str(work), "FOLDER").replace(f'"{build}"', '"BUILD"')
             path.write_bytes(text.encode() + newline + records)
         elif path.suffix in (".json", ".jsonl", ".toml"):
@@ -330,15 +343,16 @@ def copy_without_paths(work: Path, out: Path) -> None:
 
 
 def replace_in_database(path: Path, old: str, new: str) -> None:
-    """Replace a text in every text column of every table."""
+    """Replace a text in every text column of every table of an SQLite database."""
     with contextlib.closing(sqlite3.connect(path)) as database, database:
         tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         for (table,) in tables:
             for column in database.execute(f"PRAGMA table_info({table})").fetchall():
                 if column[2] == "TEXT":
-                    name = column[1]
+                    column_name = column[1]
                     database.execute(
-                        f"UPDATE {table} SET {name} = replace({name}, ?, ?)", (old, new)
+                        f"UPDATE {table} SET {column_name} = replace({column_name}, ?, ?)",
+                        (old, new),
                     )
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("VACUUM")

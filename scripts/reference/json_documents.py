@@ -1,25 +1,24 @@
 #!/usr/bin/env python3
-"""Record the answers of a source tree's command line, and compare two records.
+"""Record what all commands of a source tree print and write, and compare two such records.
 
 usage: .venv/bin/python scripts/reference/json_documents.py --record TREE OUT.json
            [--python PYTHON] [--work FOLDER]
        .venv/bin/python scripts/reference/json_documents.py --compare A.json B.json
 
-A record has the exit code and the parsed document of every command of recorded_commands.py and of
-every request of recorded_requests.py, the flags of every --help, the files that the commands leave
-in LLMCLI_HOME, and the sha256 of quantized files. PYTHON (default: this one) runs TREE through
-PYTHONPATH, so that TREE needs no installation. SmolLM2 comes from the package index; nothing else
-is downloaded.
+A record has the exit code and the parsed output of every command of recorded_commands.py, the
+answer to every request of recorded_requests.py, the flags of every --help, the files that the
+commands leave in LLMCLI_HOME, and the sha256 of quantized files. PYTHON (default: this one) runs
+TREE through PYTHONPATH, so that TREE needs no installation. SmolLM2 comes from the package index;
+nothing else is downloaded.
 
-A comparison requires equal exit codes and equal sets of keys everywhere, and equal values except
-for those that document_masks.py masks: times, rates, free memory, random identifiers, versions, and
-text for people. It prints every difference and exits with 1 if there is one.
+A comparison requires equal exit codes and equal sets of keys everywhere. Values must be equal,
+except for those that document_masks.py masks: times, rates, free memory, random identifiers,
+versions, and text for people. The script prints every difference and exits with 1 if there is one.
 
 Both records must be made in a work folder with the same path, because files and caches contain it.
 
-Quantized files have the same bytes in every run with ggml, search, gptq (also --sequential and
---fold) and --target-size. Only a file with a certificate (--verify) differs, because the
-certificate contains a date and speeds; it is compared as a document.
+A quantized file has the same bytes in every run. The only exception is a file with a certificate
+(--verify), which contains a date and speeds; it is compared as a document.
 """
 
 import argparse
@@ -41,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> None:
-    """Record a tree, or compare two records."""
+    """Parse the flags, and record a tree or compare two records."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -69,7 +68,9 @@ def main() -> None:
 
 
 def record(tree: Path, out: Path, python: str, work: Path) -> list[str]:
-    """Record a tree in OUT; return the names of commands with another exit code than listed."""
+    """Record a tree in the file `out`. Return the commands with an unexpected exit code. `python`
+    runs the tree; `work` is the work folder.
+    """
     began = time.monotonic()
     recorded_commands.write_inputs(work, ROOT / "tests/data/stories260K")
     recorded = RecordedTree(tree, python, work)
@@ -103,7 +104,7 @@ def record(tree: Path, out: Path, python: str, work: Path) -> list[str]:
 
 
 def compare(first: Path, second: Path) -> int:
-    """Print every difference of two records; return 1 if there is one."""
+    """Print every difference between two records; return 1 if there is one, else 0."""
     records: list[dict[str, Any]] = [
         json.loads(path.read_text(encoding="utf-8")) for path in (first, second)
     ]

@@ -1,15 +1,17 @@
-"""Compare `llmcli eval` with llama-perplexity: the same model, base and text.
+"""Compare the figures of `llmcli eval` and llama-perplexity for the same model, base and text.
 
-    .venv/bin/python scripts/reference/perplexity.py MODEL BASE --text FILE --llama-perplexity PATH
-        [--chunks N] [-t N]
+usage: .venv/bin/python scripts/reference/perplexity.py MODEL BASE --text FILE
+       --llama-perplexity PATH [--chunks N] [-t N]
 
-llama-perplexity runs twice: --kl-divergence-base writes the base's log-probabilities in 16 bits
-each over a window of 16 nats (steps of 2.4e-4 nats); --kl-divergence reads them. llmcli uses
-float32, so divergences may differ by the effect of these steps: about 1e-6 nats on average, more in
-the smallest percentiles. If a token has less than e^-16 of the likeliest one's probability, their
-second run uses that value: its perplexity of the base is then too low, and so are the ratio and
-difference. Their first run has no such limit; its perplexity counts. The last line says whether the
-mean divergence is within 1 % and both perplexities within their rounding.
+llama-perplexity runs twice. The first run (--kl-divergence-base) writes the log-probabilities of
+the base model to a file, in 16 bits each over a range of 16 nats (steps of 2.4e-4 nats). The second
+run (--kl-divergence) reads them. llmcli uses float32, so divergences may differ by the effect of
+the rounding: about 1e-6 nats on average, and more in the smallest percentiles.
+
+The file has no probabilities below e^-16 times the likeliest token's. For such tokens the second
+run uses that limit, so its perplexity of the base is too low, and its ratio and difference are
+wrong, too. The first run has no such limit, and its perplexity of the base is compared. The last
+line says whether the mean divergence is within 1 % and both perplexities are within their rounding.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 NUMBER = r"\s*(-?[\d.]+)"
+# Figure -> (label in llama-perplexity's output, key of `llmcli eval --json`, factor of our value).
 LINES = {
     "perplexity": (r"Mean PPL\(Q\)\s*:", "perplexity", 1),
     "base's, with the limit": (r"Mean PPL\(base\)\s*:", "base_perplexity", 1),
@@ -38,36 +41,36 @@ PERCENTILES = ("99.9", "99.0", "95.0", "90.0", "10.0", "5.0", "1.0", "0.1")
 
 
 def theirs(
-    tool: Path, model: Path, base: Path, options: argparse.Namespace
+    tool: Path, model: Path, base: Path, args: argparse.Namespace
 ) -> tuple[str, str, float, int]:
-    """Return the output of both llama-perplexity runs, their seconds, and the bytes of the logits
-    file.
+    """Run llama-perplexity twice. Return the output of the first run (on the base), the output of
+    the second run, the seconds of both, and the bytes of the file between them.
     """
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         file = Path(folder) / "base.kld"
         common = [
             "-f",
-            str(options.text),
+            str(args.text),
             "-c",
-            str(options.ctx),
+            str(args.ctx),
             "-t",
-            str(options.threads),
+            str(args.threads),
             "--chunks",
-            str(options.chunks or -1),
+            str(args.chunks or -1),
             "--kl-divergence-base",
             str(file),
         ]
-        begun = time.perf_counter()
-        alone = run([str(tool), "-m", str(base), *common])
-        told = run([str(tool), "-m", str(model), *common, "--kl-divergence", *options.cache])
-        return alone, told, time.perf_counter() - begun, file.stat().st_size
+        began = time.perf_counter()
+        base_output = run([str(tool), "-m", str(base), *common])
+        output = run([str(tool), "-m", str(model), *common, "--kl-divergence", *args.cache])
+        return base_output, output, time.perf_counter() - began, file.stat().st_size
 
 
-def ours(model: Path, base: Path, options: argparse.Namespace) -> tuple[dict[str, Any], float]:
-    """Return the document of `llmcli eval`, and its seconds."""
-    begun = time.perf_counter()
-    chunks = ["--chunks", str(options.chunks)] if options.chunks else []
-    told = run(
+def ours(model: Path, base: Path, args: argparse.Namespace) -> tuple[dict[str, Any], float]:
+    """Run `llmcli eval`; return its JSON document and its seconds."""
+    began = time.perf_counter()
+    chunks = ["--chunks", str(args.chunks)] if args.chunks else []
+    output = run(
         [
             sys.executable,
             "-m",
@@ -77,22 +80,24 @@ def ours(model: Path, base: Path, options: argparse.Namespace) -> tuple[dict[str
             "--base",
             str(base),
             "--text",
-            str(options.text),
+            str(args.text),
             "--ctx",
-            str(options.ctx),
+            str(args.ctx),
             "-t",
-            str(options.threads),
+            str(args.threads),
             *chunks,
-            *options.cache,
+            *args.cache,
             "--fresh",
             "--json",
         ]
     )
-    return json.loads(told.splitlines()[-1]), time.perf_counter() - begun
+    return json.loads(output.splitlines()[-1]), time.perf_counter() - began
 
 
 def run(command: list[str]) -> str:
-    """Run a command that must succeed; return its output and errors, the document last."""
+    """Run a command; return its stderr followed by its stdout, so that a JSON document is the last
+    line. Exits with its stderr if it fails.
+    """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)}: {done.stderr[-2000:]}")
@@ -100,27 +105,31 @@ def run(command: list[str]) -> str:
 
 
 def figure(text: str, pattern: str) -> float:
-    """Return the number after a label."""
-    found = re.search(pattern + NUMBER, text)
-    assert found, (pattern, text[-3000:])
-    return float(found[1])
+    """Return the number that follows a label in llama-perplexity's output. `pattern`: a regular
+    expression of the label.
+    """
+    match = re.search(pattern + NUMBER, text)
+    assert match, (pattern, text[-3000:])
+    return float(match[1])
 
 
-def compare(alone: str, text: str, told: dict[str, Any]) -> bool:
-    """Print the table; return whether the goals are met."""
+def compare(base_output: str, text: str, document: dict[str, Any]) -> bool:
+    """Print a table of all figures; return whether mean divergence and perplexities agree.
+    `base_output`, `text`: output of llama-perplexity's two runs. `document`: of `llmcli eval`.
+    """
     rows = [
-        (name, figure(text, label), scale * told[key]["value"])
+        (name, figure(text, label), scale * document[key]["value"])
         for name, (label, key, scale) in LINES.items()
     ]
     rows.insert(
         1,
         (
             "perplexity of the base",
-            figure(alone, "Final estimate: PPL ="),
-            told["base_perplexity"]["value"],
+            figure(base_output, "Final estimate: PPL ="),
+            document["base_perplexity"]["value"],
         ),
     )
-    kld, ranks = told["kl_divergence"], told["kl_divergence"]["percentiles"]
+    kld, ranks = document["kl_divergence"], document["kl_divergence"]["percentiles"]
     rows += [
         ("maximum KLD", figure(text, "Maximum KLD:"), kld["maximum"]),
         *(
@@ -130,20 +139,22 @@ def compare(alone: str, text: str, told: dict[str, Any]) -> bool:
         ("median KLD", figure(text, "Median  KLD:"), kld["median"]),
     ]
     print(f"{'':24}{'llama-perplexity':>18}{'llmcli eval':>16}{'difference':>14}")
-    for name, one, other in rows:
-        share = f"{(other - one) / one:+.4%}" if one else ""
-        print(f"{name:24}{one:18.6f}{other:16.6f}{other - one:+14.6f}  {share}")
-    by = {name: (one, other) for name, one, other in rows}
-    close = [
-        abs(other - one) <= 5.1e-5 + 1e-7 * one
-        for one, other in (by["perplexity"], by["perplexity of the base"])
+    for name, their_value, our_value in rows:
+        share = f"{(our_value - their_value) / their_value:+.4%}" if their_value else ""
+        print(
+            f"{name:24}{their_value:18.6f}{our_value:16.6f}{our_value - their_value:+14.6f}  {share}"
+        )
+    values = {name: (their_value, our_value) for name, their_value, our_value in rows}
+    within_rounding = [
+        abs(our_value - their_value) <= 5.1e-5 + 1e-7 * their_value
+        for their_value, our_value in (values["perplexity"], values["perplexity of the base"])
     ]
-    one, other = by["mean KLD"]
-    return all(close) and abs(other - one) <= 0.01 * one
+    their_value, our_value = values["mean KLD"]
+    return all(within_rounding) and abs(our_value - their_value) <= 0.01 * their_value
 
 
 def main() -> int:
-    """Run both programs and report; return 1 if a goal is missed."""
+    """Parse the flags, run both programs and print; return 1 if the figures do not agree."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -160,23 +171,21 @@ def main() -> int:
     parser.add_argument(
         "--cache-type", metavar="TYPE", help="of the model's K and V; the base has f16"
     )
-    options = parser.parse_args()
-    options.cache = (
-        ["-ctk", options.cache_type, "-ctv", options.cache_type] if options.cache_type else []
+    args = parser.parse_args()
+    args.cache = ["-ctk", args.cache_type, "-ctv", args.cache_type] if args.cache_type else []
+    document, seconds = ours(args.model, args.base, args)
+    base_output, text, their_seconds, nbytes = theirs(
+        args.llama_perplexity, args.model, args.base, args
     )
-    told, seconds = ours(options.model, options.base, options)
-    alone, text, their_seconds, nbytes = theirs(
-        options.llama_perplexity, options.model, options.base, options
-    )
-    good = compare(alone, text, told)
+    passed = compare(base_output, text, document)
     print(
-        f"{told['chunks']} chunks of {told['n_ctx']}, {told['positions']} positions, {options.threads} threads"
+        f"{document['chunks']} chunks of {document['n_ctx']}, {document['positions']} positions, {args.threads} threads"
     )
     print(
         f"llama-perplexity {their_seconds:.1f} s in two runs, {nbytes:,} bytes of logits; ours {seconds:.1f} s"
     )
-    print("perplexities within their rounding, mean KLD within 1 %: " + ("yes" if good else "NO"))
-    return 0 if good else 1
+    print("perplexities within their rounding, mean KLD within 1 %: " + ("yes" if passed else "NO"))
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command lines that json_documents.py records, in their order, and the files that they read.
+"""The command lines that json_documents.py records, in order, and the files that they read.
 
 Every command runs in one work folder with one LLMCLI_HOME, so that later commands see the files,
 sessions and measurements of earlier ones. Models are small: SmolLM2-135M from the package index,
@@ -18,7 +18,7 @@ import numpy as np
 Output = Literal["json", "json lines", "csv", "table", "text", "messages"]
 
 CHANGED_NS = 1_760_000_000_000_000_000
-# Neither the machine's other load nor a measurement may decide how the model computes.
+# These flags make results independent of measurements of speed and of other load.
 STEADY = "-fa on -t 1"
 SMOLLM2 = f"smollm2:135m {STEADY} --offline"
 STORIES = f"stories.gguf {STEADY} -s 1"
@@ -105,7 +105,12 @@ Describe Paris.
 
 @dataclass(frozen=True)
 class Command:
-    """A command line, and how its stdout is read; `documents` and `hashes` are files it writes."""
+    """A command line of llmcli to record.
+
+    `output`: how its stdout is parsed (see `recorded_tree.parse_output`). `exit_code`: the expected
+    one. `documents`: files that it writes, recorded as documents. `hashes`: files that it writes,
+    recorded by their sha256. `environment`: additional variables.
+    """
 
     line: str
     output: Output = "json"
@@ -117,17 +122,19 @@ class Command:
 
 
 def json_command(line: str, **settings: Any) -> Command:
-    """Return a command with --json."""
+    """Return a command with --json. `settings`: other fields of `Command`."""
     return Command(f"{line} --json", **settings)
 
 
 def quantize_command(options: str, out: str, **settings: Any) -> Command:
-    """Return a quantization of the random checkpoint whose file is the same in every run."""
+    """Return a command that quantizes the random checkpoint to the file `out`, whose sha256 is
+    recorded. `settings`: other fields of `Command`.
+    """
     return json_command(f"{QUANTIZE} {options} -o {out}", hashes=(out,), **settings)
 
 
 def failure(line: str, exit_code: int = 1) -> Command:
-    """Return a command that must fail."""
+    """Return a command that must fail with this exit code."""
     return Command(line, "messages", exit_code=exit_code)
 
 
@@ -380,7 +387,7 @@ WORKER_COMMANDS = (
 
 
 def write_inputs(work: Path, stories_folder: Path) -> None:
-    """Write the models, texts, templates and batches that the commands read."""
+    """Write the models, texts, templates and batches that the commands read to the work folder."""
     shutil.copytree(stories_folder, work / "stories")
     write_checkpoint(work / "wide", stories_folder)
     words = ["the", "cat", "dog", "sat", "ran", "by", "a", "river", "and", "house", "girl", "story"]
@@ -401,14 +408,16 @@ def write_inputs(work: Path, stories_folder: Path) -> None:
     }
     for name, text in texts.items():
         (work / name).write_text(text, encoding="utf-8")
-    for path in work.rglob("*"):  # some caches are keyed by the time of a file's change
+    for path in work.rglob("*"):  # the keys of some caches contain a file's modification time
         os.utime(path, ns=(CHANGED_NS, CHANGED_NS))
 
 
 def write_checkpoint(
     folder: Path, stories_folder: Path, hidden: int = 256, feed_forward: int = 512
 ) -> None:
-    """Write a random BF16 Llama of two blocks in two shards, with the tokenizer of stories260K."""
+    """Write a checkpoint of a random BF16 Llama of two blocks in two shards, with the tokenizer of
+    stories260K.
+    """
     shutil.copytree(stories_folder, folder)
     (folder / "model.safetensors").unlink()
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -453,14 +462,16 @@ def write_checkpoint(
 
 
 def random_weights(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Return heavy-tailed matrices and norms near one, as trained models have them."""
+    """Return random F32 weights that resemble trained ones: heavy-tailed for a matrix, near 1 for a
+    norm.
+    """
     if len(shape) == 1:
         return (1 + 0.1 * random.standard_normal(shape)).astype(np.float32)
     return (0.05 * random.standard_t(5, shape)).astype(np.float32)
 
 
 def write_safetensors(file: Path, tensors: dict[str, np.ndarray]) -> None:
-    """Write tensors as BF16."""
+    """Write F32 tensors to a safetensors file as BF16, by truncation."""
     header, blobs, offset = {}, [], 0
     for name, values in tensors.items():
         blob = (np.ascontiguousarray(values).view(np.uint32) >> 16).astype(np.uint16).tobytes()

@@ -38,7 +38,9 @@ SERVER_OPTIONS = (
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """One request; without a body it is a GET, `raw` is a body as it is."""
+    """An HTTP request to record. It is a GET if it has neither `body` (JSON) nor `raw` (bytes).
+    `name` is part of the entry's name.
+    """
 
     name: str
     path: str

@@ -1,4 +1,4 @@
-"""One source tree, run in a work folder, and the answers of its commands."""
+"""Running the commands and the server of a source tree, and recording their output."""
 
 import csv
 import hashlib
@@ -45,10 +45,11 @@ Entry = dict[str, Any]
 
 
 class RecordedTree:
-    """A source tree, its work folder, and what its commands answered.
+    """A source tree, its work folder, and the recorded output of its commands.
 
-    `entries` has an exit code, a document and its key paths under each command's name; `unexpected`
-    are the names of commands that ended with another exit code than listed.
+    `python` runs the tree. `entries`: for each command or request, by name, its exit code, its
+    parsed output ("document") and the paths of all keys in it. `unexpected`: the names of commands
+    with an unexpected exit code.
     """
 
     def __init__(self, tree: Path, python: str, work: Path) -> None:
@@ -56,8 +57,10 @@ class RecordedTree:
         self.entries: dict[str, Entry] = {}
         self.began = time.monotonic()
         self.unexpected: list[str] = []
-        kept = {name: value for name, value in os.environ.items() if name not in UNUSED_VARIABLES}
-        self.environment = kept | {
+        inherited = {
+            name: value for name, value in os.environ.items() if name not in UNUSED_VARIABLES
+        }
+        self.environment = inherited | {
             "PYTHONPATH": str(tree),
             "PYTHONPYCACHEPREFIX": str(work / "bytecode"),
             "LLMCLI_HOME": str(self.home),
@@ -69,26 +72,33 @@ class RecordedTree:
         }
 
     def check_imports(self) -> None:
-        """Raise SystemExit unless the packages come from the tree."""
-        found = self._run([self.python, "-c", LOCATIONS], self.environment).stdout.decode().split()
-        if not all(Path(file).is_relative_to(self.tree) for file in found) or len(found) != 2:
-            raise SystemExit(f"{self.tree} is not what Python imports: {found}")
+        """Raise SystemExit unless Python imports llmcli and quant from this tree."""
+        locations = (
+            self._run([self.python, "-c", LOCATIONS], self.environment).stdout.decode().split()
+        )
+        if (
+            not all(Path(file).is_relative_to(self.tree) for file in locations)
+            or len(locations) != 2
+        ):
+            raise SystemExit(f"{self.tree} is not what Python imports: {locations}")
 
     def run(self, line: str, stdin: str = "") -> subprocess.CompletedProcess[bytes]:
-        """Run a command line in the work folder."""
+        """Run a command line of llmcli in the work folder, without recording it."""
         return self._run(self._command(shlex.split(line)), self.environment, stdin.encode())
 
     def run_all(self, commands: Iterable[Command]) -> None:
-        """Run commands one after another and keep their answers and files."""
+        """Run commands one after another, and record their output and files."""
         for command in commands:
             self._run_command(command)
 
     def record_flags(self) -> None:
-        """Keep the commands, flags and default values of every --help."""
+        """Record the subcommands, flags and default values of every --help."""
         self._record_help(())
 
     def record_server(self) -> None:
-        """Serve SmolLM2 and keep the answers to all requests."""
+        """Serve SmolLM2, and record the answers to all HTTP, WebSocket and gRPC requests and the
+        exit code at SIGTERM.
+        """
         words = ["serve", *SERVER_OPTIONS.split(), "--grpc-port", str(free_port())]
         log = self.work / "serve.log"
         with log.open("wb") as stream:
@@ -102,24 +112,26 @@ class RecordedTree:
             try:
                 assert server.stdout
                 if line := server.stdout.readline():
-                    self._keep("serve", None, json.loads(line))
+                    self._store("serve", None, json.loads(line))
                     self._record_requests(json.loads(line))
             finally:
                 server.send_signal(signal.SIGTERM)
                 code = server.wait(START_SECONDS)
-        entry = self._keep("serve: SIGTERM", code, None)
+        entry = self._store("serve: SIGTERM", code, None)
         if not line:
             entry["messages"] = log.read_text(encoding="utf-8", errors="replace")
             self.unexpected.append("serve: SIGTERM")
 
     def _record_requests(self, ready: Mapping[str, Any]) -> None:
         for request in REQUESTS:
-            self._keep(f"serve: {request.name}", None, answer(ready["url"], request))
-        self._keep("serve: WebSocket", None, websocket_messages(ready["url"]))
-        self._keep("serve: gRPC", None, grpc_messages(self.tree, ready["grpc_port"]))
+            self._store(f"serve: {request.name}", None, answer(ready["url"], request))
+        self._store("serve: WebSocket", None, websocket_messages(ready["url"]))
+        self._store("serve: gRPC", None, grpc_messages(self.tree, ready["grpc_port"]))
 
     def record_worker(self, commands: Iterable[Command]) -> None:
-        """Run commands while a worker of this tree serves llama.cpp's RPC protocol."""
+        """Run and record commands while a worker of this tree serves llama.cpp's RPC protocol.
+        WORKER in a command line is replaced by the worker's address.
+        """
         port = free_port()
         words = ["worker", "--rpc", "-p", str(port)]
         with (self.work / "worker.log").open("wb") as log:
@@ -136,20 +148,22 @@ class RecordedTree:
             finally:
                 worker.send_signal(signal.SIGTERM)
                 code = worker.wait(START_SECONDS)
-        self._keep("worker: SIGTERM", code, None)
+        self._store("worker: SIGTERM", code, None)
 
     def record_home(self) -> None:
-        """Keep the names of all files in LLMCLI_HOME, and what is in those that are not a cache."""
+        """Record the names of all files in LLMCLI_HOME, the contents of JSON, JSONL and TOML files
+        outside the cache, and the tables of databases.
+        """
         files = [path for path in self.home.rglob("*") if path.is_file()]
-        names = {path: unnumbered(str(path.relative_to(self.home))) for path in files}
-        self._keep("home: files", None, sorted(set(names.values())))
+        names = {path: without_numbers(str(path.relative_to(self.home))) for path in files}
+        self._store("home: files", None, sorted(set(names.values())))
         for path in sorted(files, key=lambda path: (names[path], path.stat().st_mtime_ns)):
             if path.suffix in (".json", ".jsonl", ".toml") and not names[path].startswith("cache"):
-                self._keep(self._unused_name(f"home: {names[path]}"), None, read_document(path))
+                self._store(self._unused_name(f"home: {names[path]}"), None, read_document(path))
             elif path.suffix == ".sqlite":
                 with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
                     rows = database.execute("SELECT sql FROM sqlite_master ORDER BY name")
-                    self._keep(f"home: {path.name}", None, [row[0] for row in rows])
+                    self._store(f"home: {path.name}", None, [row[0] for row in rows])
 
     def _run_command(self, command: Command) -> None:
         environment = self.environment | dict(command.environment)
@@ -159,7 +173,7 @@ class RecordedTree:
         messages = done.stderr.decode("utf-8", "replace")
         document = parse_output(done.stdout.decode("utf-8"), command.output, done.returncode)
         name = self._unused_name(command.line)
-        entry = self._keep(name, done.returncode, document)
+        entry = self._store(name, done.returncode, document)
         entry |= {
             "messages": self._without_paths(messages),
             "has_error": bool(re.search(r"^(error|Error): ", messages, re.MULTILINE)),
@@ -169,12 +183,14 @@ class RecordedTree:
         if done.returncode != command.exit_code:
             self.unexpected.append(name)
         for file in command.documents:
-            self._keep(f"{name} > {file}", None, read_document(self.work / file))
+            self._store(f"{name} > {file}", None, read_document(self.work / file))
         for file in command.hashes:
-            self._keep(f"{name} > sha256 of {file}", None, file_sha256(self.work / file))
+            self._store(f"{name} > sha256 of {file}", None, file_sha256(self.work / file))
 
     def _unused_name(self, line: str) -> str:
-        """Return a command line as the name of its entry, with a number where it ran before."""
+        """Return a name for the entry of a command line: the line itself, with a number if the same
+        line has run before.
+        """
         line, number = self._without_paths(line), 2
         name = line
         while name in self.entries:
@@ -184,11 +200,11 @@ class RecordedTree:
     def _record_help(self, words: tuple[str, ...]) -> None:
         text = self._run(self._command([*words, "--help"]), self.environment).stdout.decode()
         document = parse_help(text)
-        self._keep(f"flags of llmcli {' '.join(words)}".rstrip(), None, document)
+        self._store(f"flags of llmcli {' '.join(words)}".rstrip(), None, document)
         for word in document["commands"]:
             self._record_help((*words, word.removeprefix("bench ")))
 
-    def _keep(self, name: str, code: int | None, document: Any) -> Entry:
+    def _store(self, name: str, code: int | None, document: Any) -> Entry:
         assert name not in self.entries, name
         document = self._without_paths(document)
         self.entries[name] = {
@@ -200,7 +216,7 @@ class RecordedTree:
         return self.entries[name]
 
     def _without_paths(self, value: Any) -> Any:
-        """Return a document whose strings name no folder or port of this run."""
+        """Return a JSON value with this run's folders and ports replaced by fixed names."""
         if isinstance(value, dict):
             return {
                 self._without_paths(key): self._without_paths(item) for key, item in value.items()
@@ -231,7 +247,9 @@ class RecordedTree:
 
 
 def key_paths(value: Any, path: str = "") -> set[str]:
-    """Return the paths of all keys of a document; an item of a list has [] for its index."""
+    """Return the paths of all keys of a JSON value, such as ".usage.tokens[]". All items of a list
+    have the same path.
+    """
     if isinstance(value, dict):
         return {path + "{}"}.union(
             *(key_paths(item, f"{path}.{key}") for key, item in value.items())
@@ -242,7 +260,9 @@ def key_paths(value: Any, path: str = "") -> set[str]:
 
 
 def parse_output(text: str, output: str, code: int) -> Any:
-    """Return the document in a command's stdout; of tables only the columns."""
+    """Parse the stdout of a command. `output`: its format (see `recorded_commands.Output`). Of a
+    table, only the columns and the number of rows are returned, because its cells are measurements.
+    """
     if code != 0 and not text and output != "messages":
         return None
     if output == "json":
@@ -264,30 +284,34 @@ def parse_output(text: str, output: str, code: int) -> Any:
 
 
 def parse_help(text: str) -> dict[str, Any]:
-    """Return a help text's usage, flags with default values and ranges, and commands."""
+    """Parse the text of --help. Return its usage line, its flags with default values and ranges,
+    and its subcommands.
+    """
     flags: dict[str, str] = {}
-    commands, section, spelled = [], "", ""
+    commands, section, spellings = [], "", ""
     for line in text.splitlines():
         section = line if line and not line.startswith(" ") else section
         if section.startswith("Options") and line.startswith("  -"):
-            spelled, _, words = re.sub(r"'[^']*'", "", line).strip().partition("  ")
-            spelled = " ".join(re.findall(r"(?<![\w-])--?\w[\w-]*", spelled))
-            flags[spelled] = words.strip()
-        elif section.startswith("Options") and line.startswith("    ") and spelled:
-            flags[spelled] = f"{flags[spelled]} {line.strip()}".strip()
+            spellings, _, help_text = re.sub(r"'[^']*'", "", line).strip().partition("  ")
+            spellings = " ".join(re.findall(r"(?<![\w-])--?\w[\w-]*", spellings))
+            flags[spellings] = help_text.strip()
+        elif section.startswith("Options") and line.startswith("    ") and spellings:
+            flags[spellings] = f"{flags[spellings]} {line.strip()}".strip()
         elif line.startswith("    bench ") or (section == "Commands:" and re.match(r"  \w", line)):
             commands.append(line.strip().partition("  ")[0])
     usage = " ".join(text.partition("\n\n")[0].split())
     defaults = r"\[(default: [^\]]+|[^\] ]*x[<>][^\]]*|[\w.-]+)\]$"
     return {
         "usage": re.sub(r"^Usage: llmcli ", "", usage),
-        "flags": {name: re.findall(defaults, words) for name, words in flags.items()},
+        "flags": {name: re.findall(defaults, help_text) for name, help_text in flags.items()},
         "commands": commands,
     }
 
 
 def read_document(path: Path) -> Any:
-    """Return a JSON document, a list of JSON lines, or lines of text; None without a file."""
+    """Return the contents of a file: JSON parsed, JSONL as a list of documents, other text as a
+    list of lines. Return None if the file does not exist.
+    """
     if not path.exists():
         return None
     text = path.read_text(encoding="utf-8")
@@ -301,24 +325,26 @@ def read_document(path: Path) -> Any:
 
 
 def file_sha256(path: Path) -> str | None:
-    """Return the sha256 of a file; None where there is none."""
+    """Return the sha256 of a file in hexadecimal, or None if it does not exist."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
 
 
-def unnumbered(name: str) -> str:
-    """Return a file's name without times, processes and hashes."""
+def without_numbers(name: str) -> str:
+    """Return a file name with times, process ids and hashes replaced by fixed words."""
     return re.sub(r"[0-9a-f]{12,}", "HASH", re.sub(r"\d{8}T\d{6}-\d+", "TIME-PROCESS", name))
 
 
 def free_port() -> int:
-    """Return a port that is free now, for servers that do not choose one."""
+    """Return a free TCP port of the loopback interface, for servers that cannot choose one."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Return when a process accepts connections at a port."""
+    """Wait until a process accepts connections at a port. Raises SystemExit if it ends or takes too
+    long.
+    """
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         with socket.socket() as client:
@@ -329,7 +355,9 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 def answer(url: str, request: HttpRequest) -> dict[str, Any]:
-    """Return status, names of headers, and the parsed body of an answer, or what failed."""
+    """Send a request; return the result of `request_document`, or {"failed": error} if the
+    connection fails.
+    """
     try:
         return request_document(url, request)
     except (OSError, http.client.HTTPException) as error:
@@ -337,26 +365,32 @@ def answer(url: str, request: HttpRequest) -> dict[str, Any]:
 
 
 def request_document(url: str, request: HttpRequest) -> dict[str, Any]:
-    """Send a request; return status, names of headers, and the parsed body of its answer."""
-    where = urlsplit(url)
-    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=LIMIT_SECONDS)
+    """Send a request; return the status, the names of the headers, the content type and the parsed
+    body of its answer.
+    """
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(
+        address.hostname or "", address.port, timeout=LIMIT_SECONDS
+    )
     body = request.raw if request.body is None else json.dumps(request.body).encode()
     headers = request.headers | ({} if body is None else {"Content-Type": "application/json"})
     connection.request("GET" if body is None else "POST", request.path, body, headers)
     response = connection.getresponse()
-    text, kind = response.read().decode("utf-8"), response.headers.get_content_type()
-    names = sorted(name.lower() for name in response.headers)
+    text, content_type = response.read().decode("utf-8"), response.headers.get_content_type()
+    header_names = sorted(name.lower() for name in response.headers)
     connection.close()
     return {
         "status": response.status,
-        "headers": names,
-        "type": kind,
-        "body": parse_body(text, kind, request.path),
+        "headers": header_names,
+        "type": content_type,
+        "body": parse_body(text, content_type, request.path),
     }
 
 
 def parse_body(text: str, kind: str, path: str) -> Any:
-    """Return the document of an HTTP body: of a stream its events, of metrics the names."""
+    """Parse an HTTP body of the content type `kind`. Return the document, the list of documents or
+    events of a stream, or the names of metrics without values.
+    """
     if kind == "application/json":
         return json.loads(text)
     if kind == "application/x-ndjson":
@@ -375,7 +409,7 @@ def parse_body(text: str, kind: str, path: str) -> Any:
 
 
 def parse_event(block: str) -> dict[str, Any]:
-    """Return the fields of a server-sent event, its data parsed."""
+    """Return the fields of a server-sent event, with JSON in its data parsed."""
     event: dict[str, Any] = {}
     for line in block.splitlines():
         name, _, value = line.partition(": ")
@@ -386,22 +420,24 @@ def parse_event(block: str) -> dict[str, Any]:
 
 
 def websocket_messages(url: str) -> dict[str, list[Any]]:
-    """Ask over one WebSocket; return all messages of each request."""
+    """Send WEBSOCKET_MESSAGES over one WebSocket; return all answering messages by request id."""
     from websockets.sync.client import connect
 
-    found: dict[str, list[Any]] = {}
+    messages_by_id: dict[str, list[Any]] = {}
     address = f"{url.replace('http', 'ws')}/v1/ws"
     with connect(address, additional_headers={"Authorization": f"Bearer {KEY}"}) as client:
         for message in WEBSOCKET_MESSAGES:
             client.send(json.dumps(message))
-            received = found.setdefault(str(message["id"]), [])
+            received = messages_by_id.setdefault(str(message["id"]), [])
             while not received or not ("done" in received[-1] or "error" in received[-1]):
                 received.append(json.loads(client.recv(timeout=LIMIT_SECONDS)))
-    return found
+    return messages_by_id
 
 
 def grpc_messages(tree: Path, port: int) -> dict[str, list[Any]]:
-    """Call every gRPC method with the tree's own description; return its messages as JSON."""
+    """Call every gRPC method, described by the file llmcli.binpb of the tree. Return the answering
+    messages as JSON by method, and the signatures of all methods as "methods".
+    """
     import grpc
     from google.protobuf import (
         descriptor_pb2,
@@ -422,7 +458,7 @@ def grpc_messages(tree: Path, port: int) -> dict[str, list[Any]]:
         f"{method.name} {method.input_type.name} {method.output_type.name}"
         for method in service.methods
     ]
-    found: dict[str, list[Any]] = {"methods": sorted(methods)}
+    messages_by_method: dict[str, list[Any]] = {"methods": sorted(methods)}
     metadata = (("authorization", f"Bearer {KEY}"),)
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         for name, input_type, values in GRPC_CALLS:
@@ -439,7 +475,7 @@ def grpc_messages(tree: Path, port: int) -> dict[str, list[Any]]:
             replies = call(
                 json_format.ParseDict(values, request()), metadata=metadata, timeout=LIMIT_SECONDS
             )
-            found[name] = [
+            messages_by_method[name] = [
                 json_format.MessageToDict(
                     item,
                     preserving_proto_field_name=True,
@@ -447,4 +483,4 @@ def grpc_messages(tree: Path, port: int) -> dict[str, list[Any]]:
                 )
                 for item in replies
             ]
-    return found
+    return messages_by_method

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Chat with a model in a pseudo-terminal, use every REPL command, and write the visible text.
+"""Record a chat that uses every REPL command in a pseudo-terminal, and write the visible text.
 
 usage: .venv/bin/python scripts/transcript/record.py MODEL.gguf [-o FILE] [--predict 40]
        [--threads N]
 
-Commands come from the REPL's registry; a command without a scene here is typed alone. The chat runs
-in a temporary folder, which is written as `.`, with a copy of the model. The script fails if a
-command is not used, a scene names an unknown command, a traceback appears, or the chat does not end
-with exit code 0.
+SCENES below has the typed lines that show each command. The commands come from the REPL's registry;
+one without a scene is typed without arguments. The chat runs in a temporary folder, shown as `.` in
+the text, with a copy of the model. The script fails if a command is not used, a scene is for an
+unknown command, a traceback appears, or the chat does not end with exit code 0.
 """
 
 import argparse
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import pexpect
 
 from llmcli.chat import commands
-from scripts.transcript.terminal import Paper
+from scripts.transcript.terminal import TerminalScreen
 
 ROOT = Path(__file__).parents[2]
 WIDTH, HEIGHT = 100, 40
@@ -32,8 +32,8 @@ NOTES = "The harbour of Lund closes at nine.\nThe ferry to Marstal leaves at eig
 
 ABOUT = "A chat that uses every command, as a terminal shows it (scripts/transcript/record.py)."
 
-# The typed lines by the command that they show; `{model}` is the model's file. After a Tab comes
-# the expected completion.
+# The typed lines by the command that they show; "" has lines that are no command. `{model}` is the
+# model's file. A Tab is followed by the expected completion.
 SCENES: dict[str, list[str]] = {
     "help": ["/help", "/help read", "/? quit"],
     "set": ["/set beams 1", "/set temp 0", "/set top_k 20", "/set", "/set temp 900"],
@@ -92,18 +92,20 @@ LAST = ["/exit"]
 
 
 def scenes(model: str) -> list[str]:
-    """Return all typed lines in order. Raises SystemExit if a scene names an unknown command."""
-    known = commands.commands()
-    if gone := [name for name in SCENES if name and name not in known]:
-        raise SystemExit(f"scenes of unknown commands: {', '.join(gone)}")
-    others = [f"/{name}" for name in known if name not in SCENES and f"/{name}" not in LAST]
+    """Return all lines to type, in order. `model`: the model's file. Raises SystemExit if a scene
+    is for an unknown command.
+    """
+    registered = commands.commands()
+    if unknown := [name for name in SCENES if name and name not in registered]:
+        raise SystemExit(f"scenes of unknown commands: {', '.join(unknown)}")
+    others = [f"/{name}" for name in registered if name not in SCENES and f"/{name}" not in LAST]
     typed = [line.replace("{model}", model) for scene in SCENES.values() for line in scene]
-    at = typed.index("/clear")
-    return [*typed[:at], *others, *typed[at:], *LAST]
+    clear_index = typed.index("/clear")
+    return [*typed[:clear_index], *others, *typed[clear_index:], *LAST]
 
 
-def unused(typed: list[str]) -> list[str]:
-    """Return registered commands that no line uses."""
+def unused_commands(typed: list[str]) -> list[str]:
+    """Return the names of the registered commands that no typed line uses."""
     words = {
         line.removeprefix("/").split()[0]
         for line in typed
@@ -117,10 +119,12 @@ def unused(typed: list[str]) -> list[str]:
 
 
 def record(model: Path, predict: int, threads: int) -> str:
-    """Return the visible text of the whole chat, and the bottom line from the middle of it."""
+    """Run the chat and return its transcript: the visible text of the whole chat, and the status
+    line at the bottom as it was half way through. Raises SystemExit if the chat fails.
+    """
     file = f"./{model.name}"
     typed = scenes(file)
-    if missing := unused(typed):
+    if missing := unused_commands(typed):
         raise SystemExit(f"commands that are not used: {', '.join(missing)}")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "notes.txt").write_text(NOTES)
@@ -145,31 +149,30 @@ def record(model: Path, predict: int, threads: int) -> str:
             codec_errors="replace",
         )
         child.delaybeforesend = None
-        paper = child.logfile_read = Paper(
-            WIDTH, HEIGHT, child.send
-        )  # it collects the output and answers cursor queries
+        # The screen collects the output and answers the requests for the cursor position.
+        screen = child.logfile_read = TerminalScreen(WIDTH, HEIGHT, child.send)
         bottom = ""
         for number, line in enumerate(typed):
             _until(child, READY, line)
             if number == len(typed) // 2:
                 child.expect(r"tokens · .*\x1b\[\?25h")  # fully drawn: the cursor is visible again
-                bottom = "".join(paper.lines[-1]).rstrip()
-            start, tab, rest = line.partition("\t")
+                bottom = "".join(screen.lines[-1]).rstrip()
+            start, tab, remaining = line.partition("\t")
             child.send(start + tab)
             if tab:
-                _until(child, rest, line)  # the completion
-            child.send("\r" if tab else f"{rest}\r")
+                _until(child, remaining, line)  # the completion
+            child.send("\r" if tab else f"{remaining}\r")
         _until(child, pexpect.EOF, typed[-1])
         child.close()
-    text = paper.text().replace(f"{folder}/", "./")
+    text = screen.text().replace(f"{folder}/", "./")
     if child.exitstatus or "Traceback" in text:
         raise SystemExit(f"{text[-4000:]}\nthe chat ended with {child.exitstatus}")
     return f"{ABOUT}\n\n{text}\nThe line at the bottom, half way through:\n{bottom}\n"
 
 
-def _until(child: pexpect.spawn, what: object, line: str) -> None:
+def _until(child: pexpect.spawn, pattern: object, line: str) -> None:
     try:
-        child.expect(what)
+        child.expect(pattern)
     except (pexpect.TIMEOUT, pexpect.EOF):
         raise SystemExit(
             f"{(child.before or '')[-4000:]}\nno prompt came back; next was {line!r}"
@@ -177,18 +180,18 @@ def _until(child: pexpect.spawn, what: object, line: str) -> None:
 
 
 def main() -> None:
-    """Parse the arguments, record, write."""
+    """Parse the flags, record the chat, and write the transcript to a file or to stdout."""
     parser = argparse.ArgumentParser(usage=(__doc__ or "").split("usage: ")[1].split("\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--predict", type=int, default=40)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    asked = parser.parse_args()
-    text = record(asked.model.absolute(), asked.predict, asked.threads)
-    if asked.output:
-        asked.output.write_text(text, encoding="utf-8")
+    args = parser.parse_args()
+    text = record(args.model.absolute(), args.predict, args.threads)
+    if args.output:
+        args.output.write_text(text, encoding="utf-8")
         print(
-            f"{len(scenes(asked.model.name))} lines typed, {text.count(chr(10))} lines shown: {asked.output}"
+            f"{len(scenes(args.model.name))} lines typed, {text.count(chr(10))} lines shown: {args.output}"
         )
     else:
         sys.stdout.write(text)

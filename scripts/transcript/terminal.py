@@ -1,7 +1,7 @@
-"""A terminal emulator that turns text and escape sequences into lines, including scrolled ones.
+"""A terminal emulator that turns text and escape sequences into the lines that a user would see.
 
-It supports what prompt_toolkit and line-based programs send: cursor moves, erasing and wrapping.
-Colors are ignored.
+It supports the sequences that prompt_toolkit and line-based programs send: cursor moves, erasing
+and wrapping. Colors are ignored.
 """
 
 import re
@@ -18,10 +18,12 @@ PIECE = re.compile(
 )
 
 
-class Paper:
-    """A screen of `width` columns and `height` rows, with its scrollback.
+class TerminalScreen:
+    """A screen of `width` columns and `height` rows, with the lines that have scrolled off its top.
 
-    `reply` gets a terminal's answer when a program asks for the cursor position.
+    It is a file object to which the program's output is written. `reply` is called with the
+    terminal's answer when the program requests the cursor position. `osc_sequences`: operating
+    system commands (such as for the clipboard), which are not shown.
     """
 
     def __init__(
@@ -30,22 +32,22 @@ class Paper:
         self.width, self.height, self.reply = width, height, reply
         self.lines: list[list[str]] = [[]]
         self.row = self.column = self.top = 0  # `top` is the index of the first visible line
-        self.wraps, self._half = True, ""
-        self.asides: list[str] = []  # OSC sequences, which are not shown
+        self.wraps, self._incomplete = True, ""
+        self.osc_sequences: list[str] = []
 
     def write(self, text: str) -> None:
-        """Write text; an incomplete sequence waits for its end."""
-        text = self._half + text
+        """Write text. An incomplete escape sequence at its end waits for the next call."""
+        text = self._incomplete + text
         escape = text.rfind("\x1b")
-        whole = escape < 0 or PIECE.match(text, escape) is not None
-        self._half = "" if whole else text[escape:]
-        self.feed(text if whole else text[:escape])
+        is_complete = escape < 0 or PIECE.match(text, escape) is not None
+        self._incomplete = "" if is_complete else text[escape:]
+        self.feed(text if is_complete else text[:escape])
 
     def flush(self) -> None:
-        """Do nothing: nothing is buffered."""
+        """Do nothing. A file object needs this method."""
 
     def feed(self, text: str) -> None:
-        """Write `text` and execute its sequences."""
+        """Write text without incomplete sequences, and execute its escape sequences."""
         for piece in PIECE.finditer(text):
             if piece["text"]:
                 for character in piece["text"]:
@@ -53,13 +55,13 @@ class Paper:
             elif piece["control"]:
                 self._control(piece["control"])
             elif piece["osc"] is not None:
-                self.asides.append(piece["osc"])
+                self.osc_sequences.append(piece["osc"])
             elif piece["letter"]:
                 numbers = [int(number) for number in piece["numbers"].split(";") if number]
                 self._sequence(piece["private"], piece["letter"], numbers)
 
     def text(self) -> str:
-        """Return all lines without trailing blanks."""
+        """Return all lines, including the scrolled ones, without trailing blanks."""
         return "\n".join("".join(line).rstrip() for line in self.lines).rstrip() + "\n"
 
     def _put(self, character: str) -> None:

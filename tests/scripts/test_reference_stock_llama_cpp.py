@@ -17,11 +17,11 @@ from scripts.reference import stock_llama_cpp
 )
 def test_warnings_about_tensors_are_errors(line):
     with pytest.raises(stock_llama_cpp.Unfit, match=r"^llama-cli warns: [EW] "):
-        stock_llama_cpp.quiet(f"I loading model\n{line}\nI done", "llama-cli")
+        stock_llama_cpp.check_warnings(f"I loading model\n{line}\nI done", "llama-cli")
 
 
 def test_other_warnings_are_ignored():
-    stock_llama_cpp.quiet(
+    stock_llama_cpp.check_warnings(
         "I llama_model_loader: - type q4_K: 24 tensors\nW no chat template: using chatml\n",
         "llama-cli",
     )
@@ -29,7 +29,7 @@ def test_other_warnings_are_ignored():
 
 def test_blank_is_no_answer():
     with pytest.raises(stock_llama_cpp.Unfit, match="llama-server answered nothing"):
-        stock_llama_cpp.answered(" \n", "llama-server")
+        stock_llama_cpp.check_answer(" \n", "llama-server")
 
 
 def test_exit_code_of_a_tool_fails_the_file(tmp_path, capsys, monkeypatch):

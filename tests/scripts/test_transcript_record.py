@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from llmcli.chat.commands import commands
-from scripts.transcript.terminal import Paper
+from scripts.transcript.terminal import TerminalScreen
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,9 +51,9 @@ def test_stored_transcript_uses_every_command() -> None:
     assert_complete((ROOT / "docs" / "transcript.txt").read_text(encoding="utf-8"))
 
 
-def test_paper_shows_the_text_of_a_terminal() -> None:
-    asked: list[str] = []
-    paper = Paper(10, 3, asked.append)
+def test_terminal_screen_shows_the_visible_text() -> None:
+    replies: list[str] = []
+    screen = TerminalScreen(10, 3, replies.append)
     for piece in (
         "one\r\ntwo\x1b",
         "[A\r\x1b[Kuno",
@@ -61,7 +61,7 @@ def test_paper_shows_the_text_of_a_terminal() -> None:
         "\r\nabcdefghijklm\r\n\x1b]52;c;eA==\x07",
         "日本\r\nend",
     ):
-        paper.write(piece)
-    assert paper.text() == "uno\ntwe!\nabcdefghij\nklm\n日本\nend\n"
-    assert asked == ["\x1b[2;5R"]
-    assert paper.asides == ["52;c;eA=="]
+        screen.write(piece)
+    assert screen.text() == "uno\ntwe!\nabcdefghij\nklm\n日本\nend\n"
+    assert replies == ["\x1b[2;5R"]
+    assert screen.osc_sequences == ["52;c;eA=="]
