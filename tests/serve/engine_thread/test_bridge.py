@@ -1,4 +1,4 @@
-"""The bridge: coroutines send requests, one thread answers."""
+"""The engine bridge: coroutines submit requests, and one thread answers them."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ def request(text: str = "ask", **more: Any) -> Request:
 
 
 def run(
-    use: Callable[[EngineBridge], Coroutine[Any, Any, Any]],
+    scenario: Callable[[EngineBridge], Coroutine[Any, Any, Any]],
     waiting: int = 64,
     parallel: int = 2,
     **fake: Any,
@@ -32,123 +32,125 @@ def run(
     with closing(
         EngineBridge(fake_runner(**{"n_seq_max": 3, "n_ctx": 512, **fake}), parallel, waiting)
     ) as bridge:
-        asyncio.run(use(bridge))
+        asyncio.run(scenario(bridge))
     bridge.runner.engine.ledger.check()
     assert not bridge.runner.engine.is_busy
     assert bridge.n_open == 0
     return bridge
 
 
-async def said(bridge: EngineBridge, one: Request, samples: int = 1) -> list[str]:
+async def answer_texts(bridge: EngineBridge, submitted: Request, samples: int = 1) -> list[str]:
     texts = [""] * samples
-    async with aclosing(bridge.answer(one, samples=samples)) as answering:
-        async for event in answering:
+    async with aclosing(bridge.answer(submitted, samples=samples)) as pending:
+        async for event in pending:
             texts[event.sequence] += event.text
-    assert [answer.text for answer in answering.answers] == texts
+    assert [answer.text for answer in pending.answers] == texts
     return texts
 
 
 def test_many_coroutines_get_their_own_answers() -> None:
-    async def use(bridge: EngineBridge) -> None:
-        found = await asyncio.gather(*(said(bridge, request(f"number {n}")) for n in range(10)))
-        assert found == [["hello"]] * 10
+    async def scenario(bridge: EngineBridge) -> None:
+        texts = await asyncio.gather(
+            *(answer_texts(bridge, request(f"number {n}")) for n in range(10))
+        )
+        assert texts == [["hello"]] * 10
 
-    run(use)
-
-
-def test_samples_are_told_apart_by_their_number() -> None:
-    async def use(bridge: EngineBridge) -> None:
-        assert await said(bridge, request(), 3) == ["hello"] * 3
-
-    run(use)
+    run(scenario)
 
 
-def test_several_requests_can_be_one_answering() -> None:
-    async def use(bridge: EngineBridge) -> None:
-        async with aclosing(
-            bridge.answer(request("one"), request("other"), samples=2)
-        ) as answering:
-            numbers = {event.sequence async for event in answering}
+def test_samples_have_consecutive_numbers() -> None:
+    async def scenario(bridge: EngineBridge) -> None:
+        assert await answer_texts(bridge, request(), 3) == ["hello"] * 3
+
+    run(scenario)
+
+
+def test_several_requests_can_be_submitted_together() -> None:
+    async def scenario(bridge: EngineBridge) -> None:
+        async with aclosing(bridge.answer(request("one"), request("other"), samples=2)) as pending:
+            numbers = {event.sequence async for event in pending}
         assert numbers == {0, 1, 2, 3}
-        assert [answer.prompt_tokens for answer in answering.answers] == [3, 3, 5, 5]
+        assert [answer.prompt_tokens for answer in pending.answers] == [3, 3, 5, 5]
 
-    run(use)
+    run(scenario)
 
 
-def test_whoever_stops_reading_frees_the_engine_and_the_others_go_on() -> None:
-    async def use(bridge: EngineBridge) -> None:
-        async with aclosing(bridge.answer(request(max_tokens=400, ignore_eos=True))) as left:
-            async for _ in left:
+def test_a_reader_that_stops_frees_the_engine() -> None:
+    async def scenario(bridge: EngineBridge) -> None:
+        async with aclosing(bridge.answer(request(max_tokens=400, ignore_eos=True))) as abandoned:
+            async for _ in abandoned:
                 break
-        assert await said(bridge, request("another")) == ["hello"]
+        assert await answer_texts(bridge, request("another")) == ["hello"]
         assert await bridge.run_on_engine_thread(lambda: bridge.runner.engine.is_busy) is False
 
-    run(use)
+    run(scenario)
 
 
-def test_a_request_that_waits_can_be_given_up() -> None:
-    async def use(bridge: EngineBridge) -> None:
-        long = [
+def test_a_waiting_request_can_be_cancelled() -> None:
+    async def scenario(bridge: EngineBridge) -> None:
+        answers = [
             bridge.answer(request("a" * n, max_tokens=300, ignore_eos=True)) for n in range(1, 5)
         ]
-        await long[3].aclose()
-        await long[0].aclose()
-        async for _ in long[1]:
+        await answers[3].aclose()
+        await answers[0].aclose()
+        async for _ in answers[1]:
             pass
-        assert long[1].answers[0].finish == "length"
-        await long[2].aclose()
+        assert answers[1].answers[0].finish == "length"
+        await answers[2].aclose()
         with pytest.raises(StopAsyncIteration):
-            await anext(long[2])
+            await anext(answers[2])
 
-    run(use)
+    run(scenario)
 
 
-def test_a_full_queue_is_told_at_once_with_a_time_to_come_back() -> None:
-    async def use(bridge: EngineBridge) -> None:
-        open_ones = [
+def test_a_full_queue_is_reported_with_retry_after() -> None:
+    async def scenario(bridge: EngineBridge) -> None:
+        open_answers = [
             bridge.answer(request("a" * n, max_tokens=200, ignore_eos=True)) for n in range(1, 4)
         ]
         with pytest.raises(ServerBusy) as busy:
             bridge.answer(request())
         assert busy.value.retry_after >= 1
-        for one in open_ones:
-            await one.aclose()
+        for pending in open_answers:
+            await pending.aclose()
         await bridge.run_on_engine_thread(lambda: None)
-        assert await said(bridge, request()) == ["hello"]
+        assert await answer_texts(bridge, request()) == ["hello"]
 
-    run(use, waiting=1)
+    run(scenario, waiting=1)
 
 
-def test_the_time_to_come_back_counts_what_answers_waited_for_one_another_once(
+def test_retry_after_does_not_count_the_waiting_time_of_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each takes five seconds from its first pass to its last token, and up to twelve before."""
+    """Each answer takes five seconds from its first pass to its last token, and waits up to twelve
+    seconds before.
+    """
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
     def second(_: int) -> None:
         now[0] += 1.0
 
-    async def use(bridge: EngineBridge) -> None:
+    async def scenario(bridge: EngineBridge) -> None:
         for _ in range(20):
-            await asyncio.gather(*(said(bridge, request(f"number {n}")) for n in range(3)))
-        long = [
+            await asyncio.gather(*(answer_texts(bridge, request(f"number {n}")) for n in range(3)))
+        answers = [
             bridge.answer(request("a" * n, max_tokens=200, ignore_eos=True)) for n in range(1, 4)
         ]
         with pytest.raises(ServerBusy) as busy:
             bridge.answer(request())
         assert busy.value.retry_after == 15
-        for one in long:
-            await one.aclose()
+        for pending in answers:
+            await pending.aclose()
 
-    run(use, waiting=2, parallel=1, before=second, n_seq_max=1)
+    run(scenario, waiting=2, parallel=1, before=second, n_seq_max=1)
 
 
-def test_functions_run_on_the_engines_thread_and_their_mistakes_come_back() -> None:
+def test_functions_run_on_the_engine_thread_and_raise_their_errors() -> None:
     def refuse(error: UserError) -> None:
         raise error
 
-    async def use(bridge: EngineBridge) -> None:
+    async def scenario(bridge: EngineBridge) -> None:
         name = await bridge.run_on_engine_thread(
             lambda: __import__("threading").current_thread().name
         )
@@ -159,46 +161,46 @@ def test_functions_run_on_the_engines_thread_and_their_mistakes_come_back() -> N
         assert await bridge.run_on_engine_thread(lambda: "still there") == "still there"
         assert await bridge.run_in_worker(len, "abc") == 3
 
-    run(use)
+    run(scenario)
 
 
-def test_draining_ends_what_runs_and_begins_nothing() -> None:
-    async def use(bridge: EngineBridge) -> None:
-        short = asyncio.ensure_future(said(bridge, request()))
+def test_drain_waits_for_running_answers_and_refuses_new_ones() -> None:
+    async def scenario(bridge: EngineBridge) -> None:
+        short = asyncio.ensure_future(answer_texts(bridge, request()))
         await asyncio.sleep(0)
         await bridge.drain(30)
         assert await short == ["hello"]
         with pytest.raises(ServerStopping):
             bridge.answer(request())
 
-    run(use)
+    run(scenario)
 
 
-def test_what_does_not_end_while_draining_is_cancelled_and_told_why() -> None:
-    async def use(bridge: EngineBridge) -> None:
+def test_drain_cancels_answers_that_take_too_long() -> None:
+    async def scenario(bridge: EngineBridge) -> None:
         async with aclosing(
             bridge.answer(request(ignore_eos=True, allow_repetition=True))
-        ) as answering:
-            await anext(answering)
+        ) as pending:
+            await anext(pending)
             await bridge.drain(0)
             with pytest.raises(ServerStopping):
-                async for _ in answering:
+                async for _ in pending:
                     pass
 
-    run(use, n_ctx=100_000)
+    run(scenario, n_ctx=100_000)
 
 
-def test_a_bug_in_the_engine_reaches_whoever_waits_and_whoever_closes() -> None:
+def test_an_engine_error_is_raised_in_readers_and_in_close() -> None:
     def fail(number: int) -> None:
         raise ZeroDivisionError("a bug")
 
-    async def use(bridge: EngineBridge) -> None:
+    async def scenario(bridge: EngineBridge) -> None:
         with pytest.raises(ZeroDivisionError):
-            await said(bridge, request())
+            await answer_texts(bridge, request())
         with pytest.raises(ZeroDivisionError):
             bridge.answer(request())
 
-        await asyncio.wait_for(bridge.drain(0), 10)  # nobody is left to wait for
+        await asyncio.wait_for(bridge.drain(0), 10)  # returns although the engine is dead
 
     with pytest.raises(ZeroDivisionError):
-        run(use, before=fail)
+        run(scenario, before=fail)

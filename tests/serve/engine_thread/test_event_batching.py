@@ -1,4 +1,4 @@
-"""Tokens are grouped for the event loop: which events wait, and which never do."""
+"""Events are batched for the event loop, except the first and the last event of an answer."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,11 +19,11 @@ from llmcli.serve.engine_thread.event_batching import AnswerEvent, EventBatcher
 from llmcli.types import Event
 from tests.fixtures.fakes import fake_runner
 
-OVER: Any = object()  # an answer that nobody looks into
+FINISHED: Any = object()  # stands for a finished answer
 
 
 class Loop:
-    """Does at once what it is asked."""
+    """An event loop that runs functions at once."""
 
     calls = 0
 
@@ -36,8 +36,8 @@ class Reader:
     def __init__(self, loop: Loop) -> None:
         self.loop, self.texts = loop, list[str]()
 
-    def deliver(self, told: list[AnswerEvent]) -> None:
-        self.texts.append("".join(one.event.text for one in told))
+    def deliver(self, events: list[AnswerEvent]) -> None:
+        self.texts.append("".join(answer_event.event.text for answer_event in events))
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def event(text: str) -> Event:
 
 
 @pytest.mark.parametrize(
-    ("every", "spent", "texts"),
+    ("window", "step_seconds", "texts"),
     [
         (0.025, 0.010, ["a", "bc", "de"]),
         (0.035, 0.010, ["a", "bcd", "e"]),
@@ -60,79 +60,79 @@ def event(text: str) -> Event:
         (0, 0.0001, ["a", "b", "c", "d", "e"]),
     ],
 )
-def test_the_first_token_goes_at_once_and_those_behind_it_as_often_as_was_asked(
-    now: list[float], every: float, spent: float, texts: list[str]
+def test_the_first_token_is_delivered_at_once_and_later_ones_in_batches(
+    now: list[float], window: float, step_seconds: float, texts: list[str]
 ) -> None:
-    held, reader = EventBatcher(every), Reader(Loop())
+    batcher, reader = EventBatcher(window), Reader(Loop())
     for text in "abcde":
-        held.add(reader, event(text), None)
-        if held.is_due(spent):
-            held.flush()
-        now[0] += spent
-    held.flush()
+        batcher.add(reader, event(text), None)
+        if batcher.is_due(step_seconds):
+            batcher.flush()
+        now[0] += step_seconds
+    batcher.flush()
     assert reader.texts == texts
 
 
-def test_an_end_never_waits(now: list[float]) -> None:
-    held, reader = EventBatcher(10), Reader(Loop())
-    held.add(reader, event("a"), None)
-    held.flush()
-    held.add(reader, event("b"), None)
-    assert not held.is_due(0.010)
-    held.add(reader, event("c"), OVER)
-    assert held.is_due(0.010)
-    held.flush()
+def test_the_last_event_is_delivered_at_once(now: list[float]) -> None:
+    batcher, reader = EventBatcher(10), Reader(Loop())
+    batcher.add(reader, event("a"), None)
+    batcher.flush()
+    batcher.add(reader, event("b"), None)
+    assert not batcher.is_due(0.010)
+    batcher.add(reader, event("c"), FINISHED)
+    assert batcher.is_due(0.010)
+    batcher.flush()
     assert reader.texts == ["a", "bc"]
-    held.add(reader, event("d"), None)  # of another sample: it may be its first
-    assert held.is_due(0.010)
+    batcher.add(reader, event("d"), None)  # may be the first token of another sample
+    assert batcher.is_due(0.010)
 
 
-def test_whoever_begins_takes_the_others_along_in_one_call(now: list[float]) -> None:
-    loop, held = Loop(), EventBatcher(10)
-    old, new = Reader(loop), Reader(loop)
-    held.add(old, event("a"), None)
-    held.flush()
-    held.add(old, event("b"), None)
-    assert not held.is_due(0)
-    held.add(new, event("x"), None)
-    assert held.is_due(0)
-    held.flush()
-    assert (old.texts, new.texts, loop.calls) == (["a", "b"], ["x"], 2)
+def test_a_first_token_flushes_all_readers_in_one_call(now: list[float]) -> None:
+    loop, batcher = Loop(), EventBatcher(10)
+    first_reader, second_reader = Reader(loop), Reader(loop)
+    batcher.add(first_reader, event("a"), None)
+    batcher.flush()
+    batcher.add(first_reader, event("b"), None)
+    assert not batcher.is_due(0)
+    batcher.add(second_reader, event("x"), None)
+    assert batcher.is_due(0)
+    batcher.flush()
+    assert (first_reader.texts, second_reader.texts, loop.calls) == (["a", "b"], ["x"], 2)
 
 
-def test_who_reads_no_more_gets_nothing_more(now: list[float]) -> None:
-    held, reader = EventBatcher(10), Reader(Loop())
-    held.add(reader, event("a"), None)
-    held.drop(reader)
-    assert not held.is_due(99)
-    held.flush()
+def test_a_dropped_reader_gets_no_events(now: list[float]) -> None:
+    batcher, reader = EventBatcher(10), Reader(Loop())
+    batcher.add(reader, event("a"), None)
+    batcher.drop(reader)
+    assert not batcher.is_due(99)
+    batcher.flush()
     assert reader.texts == []
 
 
-def test_the_bridge_tells_the_first_token_then_what_was_gathered(
+def test_the_bridge_delivers_the_first_token_then_a_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    taken: list[int] = []
-    take = PendingAnswers.deliver
+    batch_sizes: list[int] = []
+    deliver = PendingAnswers.deliver
 
-    def noted(self: PendingAnswers, told: list[AnswerEvent]) -> None:
-        taken.append(len(told))
-        take(self, told)
+    def record_deliver(self: PendingAnswers, events: list[AnswerEvent]) -> None:
+        batch_sizes.append(len(events))
+        deliver(self, events)
 
-    monkeypatch.setattr(PendingAnswers, "deliver", noted)
+    monkeypatch.setattr(PendingAnswers, "deliver", record_deliver)
     request = Request(tuple(b"ask"), default_sampling().with_values({"temp": 0}))
 
-    async def use(bridge: EngineBridge) -> str:
-        async with aclosing(bridge.answer(request)) as answering:
-            return "".join([event.text async for event in answering])
+    async def scenario(bridge: EngineBridge) -> str:
+        async with aclosing(bridge.answer(request)) as pending:
+            return "".join([event.text async for event in pending])
 
     with closing(EngineBridge(fake_runner(n_seq_max=3, n_ctx=512), batch_seconds=60)) as bridge:
-        assert asyncio.run(use(bridge)) == "hello"
-    assert taken[0] == 1
-    assert len(taken) == 2
+        assert asyncio.run(scenario(bridge)) == "hello"
+    assert batch_sizes[0] == 1
+    assert len(batch_sizes) == 2
 
 
-def test_what_was_gathered_is_read_before_the_failure_behind_it(
+def test_held_events_are_delivered_before_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runner, passes = fake_runner(n_seq_max=3, n_ctx=512), count()
@@ -144,16 +144,19 @@ def test_what_was_gathered_is_read_before_the_failure_behind_it(
         return decode(rows)
 
     monkeypatch.setattr(runner.context, "decode", fails)
-    request, read = Request(tuple(b"ask"), default_sampling().with_values({"temp": 0})), list[str]()
+    request, texts = (
+        Request(tuple(b"ask"), default_sampling().with_values({"temp": 0})),
+        list[str](),
+    )
 
-    async def use(bridge: EngineBridge) -> None:
-        async with aclosing(bridge.answer(request)) as answering:
-            async for event in answering:
-                read.append(event.text)
+    async def scenario(bridge: EngineBridge) -> None:
+        async with aclosing(bridge.answer(request)) as pending:
+            async for event in pending:
+                texts.append(event.text)
 
     with (
         closing(EngineBridge(runner, batch_seconds=60)) as bridge,
         pytest.raises(AnswerFailed, match="no memory"),
     ):
-        asyncio.run(use(bridge))
-    assert "".join(read) == "hel"
+        asyncio.run(scenario(bridge))
+    assert "".join(texts) == "hel"

@@ -1,4 +1,4 @@
-"""The gRPC service gives the same answers as HTTP."""
+"""The gRPC service gives the same answers as the HTTP API."""
 
 import json
 import re
@@ -24,126 +24,137 @@ pytest.importorskip("google.protobuf")
 
 from llmcli.serve.grpc.service import message_classes  # noqa: E402
 
-KIND = message_classes() if PROTO_FOLDER.exists() else {}
+MESSAGE_CLASSES = message_classes() if PROTO_FOLDER.exists() else {}
 KEY = (("authorization", "Bearer secret-key-1"),)
 
 
 class Stub:
-    """What a generated client is: a callable for each method."""
+    """A client with a callable for each method, as protoc would generate it."""
 
     def __init__(self, channel: Any) -> None:
         for name in ("Generate", "Tokenize", "Embed", "Health"):
             make = channel.unary_stream if name == "Generate" else channel.unary_unary
-            parse = KIND[f"{name}Response"].FromString
+            parse = MESSAGE_CLASSES[f"{name}Response"].FromString
             setattr(
                 self,
                 name,
                 make(
                     f"/{SERVICE_NAME}/{name}",
-                    request_serializer=KIND[f"{name}Request"].SerializeToString,
+                    request_serializer=MESSAGE_CLASSES[f"{name}Request"].SerializeToString,
                     response_deserializer=parse,
                 ),
             )
 
 
 @contextmanager
-def talking(served: Served) -> Iterator[Any]:
+def open_stub(served: Served) -> Iterator[Any]:
     with grpc.insecure_channel(f"127.0.0.1:{served.server.grpc_port}") as channel:
         yield Stub(channel)
 
 
 def generate(**more: Any) -> Any:
-    said = [KIND["Message"](**one) for one in HELLO]
-    return KIND["GenerateRequest"](**{"messages": said, **more})
+    messages = [MESSAGE_CLASSES["Message"](**item) for item in HELLO]
+    return MESSAGE_CLASSES["GenerateRequest"](**{"messages": messages, **more})
 
 
-def test_the_compiled_file_says_what_the_source_says(tmp_path: Path) -> None:
+def test_the_descriptor_set_matches_the_proto_file(tmp_path: Path) -> None:
     source = re.sub(r"//.*", "", (PROTO_FOLDER / "llmcli.proto").read_text())
     for name, body in re.findall(r"message (\w+) \{(.*?)\}", source, re.DOTALL):
-        fields = {one.name: one.number for one in KIND[name].DESCRIPTOR.fields}
+        fields = {item.name: item.number for item in MESSAGE_CLASSES[name].DESCRIPTOR.fields}
         assert fields == {
             field: int(number) for field, number in re.findall(r"(\w+) = (\d+);", body)
         }, name
-    assert set(KIND) == set(re.findall(r"message (\w+)", source))
+    assert set(MESSAGE_CLASSES) == set(re.findall(r"message (\w+)", source))
     protoc = pytest.importorskip("grpc_tools.protoc")
-    made, theirs = tmp_path / "made.binpb", Path(protoc.__file__).parent / "_proto"
-    words = [
+    compiled, include_folder = tmp_path / "made.binpb", Path(protoc.__file__).parent / "_proto"
+    arguments = [
         "protoc",
         f"-I{PROTO_FOLDER}",
-        f"-I{theirs}",
-        f"--descriptor_set_out={made}",
+        f"-I{include_folder}",
+        f"--descriptor_set_out={compiled}",
         "llmcli.proto",
     ]
-    assert protoc.main(words) == 0
-    assert made.read_bytes() == (PROTO_FOLDER / "llmcli.binpb").read_bytes()
+    assert protoc.main(arguments) == 0
+    assert compiled.read_bytes() == (PROTO_FOLDER / "llmcli.binpb").read_bytes()
 
 
-def test_without_grpcio_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_grpcio_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     require_grpc()
     monkeypatch.setitem(sys.modules, "grpc", None)
-    with pytest.raises(UserError, match="gRPC needs grpcio") as told:
+    with pytest.raises(UserError, match="gRPC needs grpcio") as caught:
         require_grpc()
-    assert "llmcli[grpc]" in str(told.value.hint)
+    assert "llmcli[grpc]" in str(caught.value.hint)
 
 
-def test_it_says_what_http_says(tiny_with_grpc: Served) -> None:
+def test_answers_equal_those_of_http(tiny_with_grpc: Served) -> None:
     served = tiny_with_grpc
-    with client(served) as asked:
-        whole = asked.chat.completions.create(model="tiny", messages=HELLO, max_tokens=12)
-        vector = asked.embeddings.create(
+    with client(served) as api:
+        complete = api.chat.completions.create(model="tiny", messages=HELLO, max_tokens=12)
+        vector = api.embeddings.create(
             model="tiny", input=["a cat", "a dog"], encoding_format="float"
         )
-    with talking(served) as stub:
+    with open_stub(served) as stub:
         pieces = list(stub.Generate(generate(max_tokens=12)))
-        ids = stub.Tokenize(KIND["TokenizeRequest"](text="a cat", add_special=True)).tokens
-        found = stub.Embed(KIND["EmbedRequest"](texts=["a cat", "a dog"]))
-        by_ids = stub.Embed(KIND["EmbedRequest"](ids=[KIND["Tokens"](tokens=ids)], dimensions=8))
-        health = stub.Health(KIND["HealthRequest"]())
-    assert "".join(one.text for one in pieces) == whole.choices[0].message.content
-    assert [one.finish_reason for one in pieces if one.finish_reason] == ["length"]
+        ids = stub.Tokenize(
+            MESSAGE_CLASSES["TokenizeRequest"](text="a cat", add_special=True)
+        ).tokens
+        embedded = stub.Embed(MESSAGE_CLASSES["EmbedRequest"](texts=["a cat", "a dog"]))
+        by_ids = stub.Embed(
+            MESSAGE_CLASSES["EmbedRequest"](
+                ids=[MESSAGE_CLASSES["Tokens"](tokens=ids)], dimensions=8
+            )
+        )
+        health = stub.Health(MESSAGE_CLASSES["HealthRequest"]())
+    assert "".join(item.text for item in pieces) == complete.choices[0].message.content
+    assert [item.finish_reason for item in pieces if item.finish_reason] == ["length"]
     usage = pieces[-1].usage
-    assert (usage.prompt_tokens, usage.completion_tokens) == (whole.usage.prompt_tokens, 12)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (complete.usage.prompt_tokens, 12)
     assert usage.cached_tokens > 0
     assert list(ids) == served.bridge.runner.embedder().encode("a cat")
-    for one, data in zip(found.vectors, vector.data, strict=True):
-        assert list(one.values) == pytest.approx(data.embedding, abs=1e-3)
-    assert len(by_ids.vectors[0].values) == 8 and found.tokens == vector.usage.prompt_tokens
+    for item, data in zip(embedded.vectors, vector.data, strict=True):
+        assert list(item.values) == pytest.approx(data.embedding, abs=1e-3)
+    assert len(by_ids.vectors[0].values) == 8 and embedded.tokens == vector.usage.prompt_tokens
     assert health.serving and health.model == "tiny" and health.last_token_age_ms >= 0
 
 
-def test_other_fields_travel_as_they_are(serve_grpc: Callable[..., Served]) -> None:
-    with talking(serve_grpc()) as stub:
+def test_other_fields_are_passed_in_more(serve_grpc: Callable[..., Served]) -> None:
+    with open_stub(serve_grpc()) as stub:
         pieces = list(
             stub.Generate(generate(more={"n": 2, "logprobs": True, "top_logprobs": 2}, stop=["l"]))
         )
-        texts = ["".join(one.text for one in pieces if one.index == index) for index in (0, 1)]
-        known = [json.loads(one.more_json) for one in pieces if one.more_json]
+        texts = ["".join(item.text for item in pieces if item.index == index) for index in (0, 1)]
+        more_json = [json.loads(item.more_json) for item in pieces if item.more_json]
     assert texts == ["he", "he"]
-    assert all(len(one["logprobs"]["content"][0]["top_logprobs"]) == 2 for one in known) and known
+    assert (
+        all(len(item["logprobs"]["content"][0]["top_logprobs"]) == 2 for item in more_json)
+        and more_json
+    )
 
 
 def test_a_prompt_is_continued(serve_grpc: Callable[..., Served]) -> None:
-    with talking(serve_grpc()) as stub:
-        pieces = list(stub.Generate(KIND["GenerateRequest"](prompt="Once", max_tokens=3)))
-    assert "".join(one.text for one in pieces) == "hel"
+    with open_stub(serve_grpc()) as stub:
+        pieces = list(
+            stub.Generate(MESSAGE_CLASSES["GenerateRequest"](prompt="Once", max_tokens=3))
+        )
+    assert "".join(item.text for item in pieces) == "hel"
     assert pieces[-1].usage.completion_tokens == 3
 
 
-def test_a_call_that_is_cancelled_ends_its_answer(serve_grpc: Callable[..., Served]) -> None:
+def test_cancelling_a_call_cancels_its_answer(serve_grpc: Callable[..., Served]) -> None:
     served = serve_grpc(b"x" * 400)
-    with talking(served) as stub:
+    with open_stub(served) as stub:
         call = stub.Generate(generate())
         assert next(call).text == "x"
         call.cancel()
-        assert "".join(one.text for one in stub.Generate(generate(max_tokens=5))) == "xxxxx"
+        assert "".join(item.text for item in stub.Generate(generate(max_tokens=5))) == "xxxxx"
         for _ in range(1000):
-            if not stub.Health(KIND["HealthRequest"]()).open:
+            if not stub.Health(MESSAGE_CLASSES["HealthRequest"]()).open:
                 break
     assert served.bridge.n_open == 0
 
 
 @pytest.mark.parametrize(
-    ("request_", "status", "told"),
+    ("request_", "status", "message"),
     [
         ({"model": "other"}, "NOT_FOUND", "not served here"),
         ({"temperature": -1.0}, "INVALID_ARGUMENT", "temp"),
@@ -156,37 +167,37 @@ def test_a_call_that_is_cancelled_ends_its_answer(serve_grpc: Callable[..., Serv
         ),
     ],
 )
-def test_what_is_wrong_has_a_status_and_words(
-    serve_grpc, request_: dict, status: str, told: str
+def test_errors_have_a_status_and_a_message(
+    serve_grpc, request_: dict, status: str, message: str
 ) -> None:
-    with talking(serve_grpc()) as stub, pytest.raises(grpc.RpcError) as refused:
+    with open_stub(serve_grpc()) as stub, pytest.raises(grpc.RpcError) as refused:
         list(stub.Generate(generate(**request_)))
     assert refused.value.code().name == status
-    assert told in refused.value.details()
+    assert message in refused.value.details()
     assert json.loads(dict(refused.value.trailing_metadata())["error-bin"])["error"]["message"]
 
 
-def test_a_key_is_needed_but_for_health(serve_grpc: Callable[..., Served]) -> None:
-    with talking(serve_grpc(keys=("secret-key-1",))) as stub:
-        assert stub.Health(KIND["HealthRequest"]()).serving
+def test_only_health_needs_no_key(serve_grpc: Callable[..., Served]) -> None:
+    with open_stub(serve_grpc(keys=("secret-key-1",))) as stub:
+        assert stub.Health(MESSAGE_CLASSES["HealthRequest"]()).serving
         for call in (
             lambda: list(stub.Generate(generate())),
-            lambda: stub.Tokenize(KIND["TokenizeRequest"]()),
+            lambda: stub.Tokenize(MESSAGE_CLASSES["TokenizeRequest"]()),
         ):
             with pytest.raises(grpc.RpcError) as refused:
                 call()
             assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
-        assert "".join(one.text for one in stub.Generate(generate(), metadata=KEY)) == "hello"
+        assert "".join(item.text for item in stub.Generate(generate(), metadata=KEY)) == "hello"
 
 
-def test_what_is_too_large_is_refused(serve_grpc: Callable[..., Served]) -> None:
-    with talking(serve_grpc(max_body=2048)) as stub, pytest.raises(grpc.RpcError) as refused:
-        stub.Tokenize(KIND["TokenizeRequest"](text="x" * 4096))
+def test_a_large_request_is_refused(serve_grpc: Callable[..., Served]) -> None:
+    with open_stub(serve_grpc(max_body=2048)) as stub, pytest.raises(grpc.RpcError) as refused:
+        stub.Tokenize(MESSAGE_CLASSES["TokenizeRequest"](text="x" * 4096))
     assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-class Between:
-    """A proxy before a server's port that counts what it passes on to it; of one connection."""
+class CountingProxy:
+    """A proxy for one connection to a server's port, which counts the bytes sent to the server."""
 
     def __init__(self, port: int) -> None:
         self.passed, self._port = 0, port
@@ -197,12 +208,14 @@ class Between:
         self._thread.start()
 
     def _run(self) -> None:
-        with self._listening, self._listening.accept()[0] as ours:
-            with socket.create_connection(("127.0.0.1", self._port)) as theirs:
-                back = threading.Thread(target=self._pass, args=(theirs, ours))
-                back.start()
-                self._pass(ours, theirs)
-                back.join()
+        with self._listening, self._listening.accept()[0] as client_socket:
+            with socket.create_connection(("127.0.0.1", self._port)) as include_folder:
+                return_thread = threading.Thread(
+                    target=self._pass, args=(include_folder, client_socket)
+                )
+                return_thread.start()
+                self._pass(client_socket, include_folder)
+                return_thread.join()
 
     def _pass(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
@@ -216,55 +229,55 @@ class Between:
             target.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Wait for its end, which is the client's."""
+        """Wait until the client has closed the connection."""
         self._thread.join(30)
 
     def wait(self, count: int) -> None:
-        """Until so many bytes went to the server."""
+        """Wait until `count` bytes were sent to the server."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.passed >= count, 30)
 
 
-def hold_reading_turn(stub: Any, other: Any, end: threading.Event) -> tuple[Any, Any]:
-    """Open a call that sends its head and no request until `end`, and wait until it occupies the
-    only reading turn. Return the call and the error of a second call.
+def hold_reading_slot(stub: Any, second_channel: Any, end: threading.Event) -> tuple[Any, Any]:
+    """Open a call that sends no request until `end` is set, and wait until it occupies the only
+    reading slot. Return this call and the error of a second call, which had to wait.
     """
     while True:
-        slow = other.stream_unary(f"/{SERVICE_NAME}/Tokenize").future(
+        slow = second_channel.stream_unary(f"/{SERVICE_NAME}/Tokenize").future(
             iter(lambda: None if end.wait() else b"", None)
         )
         # The server refuses the slow call if it arrives while a short call is being read.
         while not slow.done():
-            short = stub.Tokenize.future(KIND["TokenizeRequest"](text="x"))
+            short = stub.Tokenize.future(MESSAGE_CLASSES["TokenizeRequest"](text="x"))
             if error := short.exception(60):
                 return slow, error
 
 
-def test_a_request_stays_with_its_client_until_it_is_read(
+def test_flow_control_keeps_a_request_at_the_client(
     serve_grpc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "MAX_READING_CALLS", 1)
     monkeypatch.setattr(body_budget, "RESERVE_SECONDS", 0)
     served, end = serve_grpc(), threading.Event()
     large, address = (
-        KIND["TokenizeRequest"](text="x" * (1 << 20)),
+        MESSAGE_CLASSES["TokenizeRequest"](text="x" * (1 << 20)),
         f"127.0.0.1:{served.server.grpc_port}",
     )
     with (
-        closing(Between(served.server.grpc_port)) as between,
-        talking(served) as stub,
-        grpc.insecure_channel(address) as other,
+        closing(CountingProxy(served.server.grpc_port)) as proxy,
+        open_stub(served) as stub,
+        grpc.insecure_channel(address) as second_channel,
     ):
-        slow, busy = hold_reading_turn(stub, other, end)
+        slow, busy = hold_reading_slot(stub, second_channel, end)
         assert busy.code() == grpc.StatusCode.UNAVAILABLE
         monkeypatch.setattr(body_budget, "RESERVE_SECONDS", 60)
-        with grpc.insecure_channel(f"127.0.0.1:{between.port}") as channel:
-            through = Stub(channel)
-            waiting = through.Tokenize.future(large)
-            between.wait(body_budget.SMALL_BODY_BYTES // 2)
+        with grpc.insecure_channel(f"127.0.0.1:{proxy.port}") as channel:
+            proxied = Stub(channel)
+            waiting = proxied.Tokenize.future(large)
+            proxy.wait(body_budget.SMALL_BODY_BYTES // 2)
             for _ in range(20):  # the server reads this connection
-                assert through.Health(KIND["HealthRequest"]()).serving
-            assert between.passed < 4 * body_budget.SMALL_BODY_BYTES
+                assert proxied.Health(MESSAGE_CLASSES["HealthRequest"]()).serving
+            assert proxy.passed < 4 * body_budget.SMALL_BODY_BYTES
             end.set()
             assert len(waiting.result(60).tokens) == 1 << 20
         with pytest.raises(grpc.RpcError) as refused:

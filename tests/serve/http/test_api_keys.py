@@ -1,4 +1,6 @@
-"""A request's client: its key in any form, or its address, on every transport."""
+"""The client of a request is identified by its API key, in any header, or by its address, on every
+transport.
+"""
 
 from collections.abc import Callable
 
@@ -7,23 +9,23 @@ import pytest
 from llmcli.serve.http.api_keys import client_id, is_allowed
 from tests.api.forms.test_openai_chat import HELLO
 from tests.fixtures.server import Served
-from tests.serve.http.routes.test_websocket import ask, opened, until_over
+from tests.serve.http.routes.test_websocket import open_websocket, receive_answers, send_request
 from tests.serve.http.test_errors import post
 
 KEYS = "secret-key-1", "secret-key-2"
-WAYS = (
+HEADERS = (
     {"authorization": "Bearer secret-key-1"},
     {"authorization": "bearer   secret-key-1 "},
     {"x-api-key": "secret-key-1"},
 )
 
 
-def test_a_key_is_one_client_however_it_is_written() -> None:
+def test_a_key_is_the_same_client_in_any_header() -> None:
     assert {
-        client_id(headers, f"10.0.0.{number}", KEYS) for number, headers in enumerate(WAYS)
+        client_id(headers, f"10.0.0.{number}", KEYS) for number, headers in enumerate(HEADERS)
     } == {"secret-key-1"}
-    assert client_id(WAYS[0], "10.0.0.1", ()) == "10.0.0.1"
-    assert all(is_allowed(headers, KEYS) for headers in WAYS)
+    assert client_id(HEADERS[0], "10.0.0.1", ()) == "10.0.0.1"
+    assert all(is_allowed(headers, KEYS) for headers in HEADERS)
     for headers in (
         {},
         {"authorization": "secret-key-1"},
@@ -34,20 +36,20 @@ def test_a_key_is_one_client_however_it_is_written() -> None:
         assert is_allowed(headers, ())
 
 
-def test_every_way_in_tells_whose_it_is(
+def test_every_transport_passes_the_client_on(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve(keys=KEYS)
-    whose: list[str] = []
+    clients: list[str] = []
     answer = served.bridge.answer
 
-    def heard(*requests, samples: int = 1):
-        whose.extend(one.client for one in requests)
+    def record_answer(*requests, samples: int = 1):
+        clients.extend(request.client for request in requests)
         return answer(*requests, samples=samples)
 
-    monkeypatch.setattr(served.bridge, "answer", heard)
-    assert post(served, b'{"prompt": ["x", "y"]}', "/v1/completions", **WAYS[1])[0] == 200
-    with opened(served, additional_headers=WAYS[2]) as talk:
-        ask(talk, "a", messages=HELLO)
-        until_over(talk, "a")
-    assert whose == ["secret-key-1"] * 3
+    monkeypatch.setattr(served.bridge, "answer", record_answer)
+    assert post(served, b'{"prompt": ["x", "y"]}', "/v1/completions", **HEADERS[1])[0] == 200
+    with open_websocket(served, additional_headers=HEADERS[2]) as socket:
+        send_request(socket, "a", messages=HELLO)
+        receive_answers(socket, "a")
+    assert clients == ["secret-key-1"] * 3

@@ -1,4 +1,4 @@
-"""Request bodies in memory: large ones wait for the budget, small ones never do."""
+"""The memory of request bodies: large bodies wait for the budget, small bodies never do."""
 
 import asyncio
 import json
@@ -9,37 +9,39 @@ import pytest
 
 from llmcli.serve.http import body_budget
 from tests.fixtures.server import Served
-from tests.serve.http.routes.test_websocket import opened
+from tests.serve.http.routes.test_websocket import open_websocket
 from tests.serve.http.test_errors import post
 
-MOST = 1 << 20
+LARGEST = 1 << 20
 LARGE = b'{"prompt": "x", "max_tokens": 1, "user": "%s"}' % (
     b"y" * (body_budget.SMALL_BODY_BYTES + 1)
 )
 
 
 class Sender:
-    """A client of an application: what it sends, and what was read of it."""
+    """A client of an ASGI application: it sends a body in parts, and records what the application
+    has read.
+    """
 
     def __init__(self, app: Any, size: int) -> None:
-        self.parts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.read: list[int] = []
         self.scope = {
             "type": "http",
             "headers": [(b"content-length", b"%d" % size)],
             "sender": self,
         }
-        self.task = asyncio.ensure_future(app(self.scope, self.parts.get, self._hear))
+        self.task = asyncio.ensure_future(app(self.scope, self.messages.get, self._receive))
 
     def send(self, size: int, more: bool) -> None:
-        self.parts.put_nowait({"type": "http.request", "body": b"x" * size, "more_body": more})
+        self.messages.put_nowait({"type": "http.request", "body": b"x" * size, "more_body": more})
 
-    async def _hear(self, message: Any) -> None:
+    async def _receive(self, message: Any) -> None:
         pass
 
 
-async def reading(scope: Any, receive: Any, send: Any) -> None:
-    """Reads all, then answers."""
+async def read_then_respond(scope: Any, receive: Any, send: Any) -> None:
+    """Read the whole body, then respond."""
     more = True
     while more:
         message = await receive()
@@ -51,14 +53,14 @@ async def reading(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body"})
 
 
-def test_large_bodies_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_bodies_wait_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_budget, "MAX_LARGEST_BODIES", 1)
 
-    async def scene() -> None:
-        app = body_budget.BodyBudgetMiddleware(reading, body_budget.BodyBudget(MOST))
-        first, second, small = (Sender(app, size) for size in (MOST, MOST, 9))
-        for one in (first, second):
-            one.send(body_budget.SMALL_BODY_BYTES + 1, more=True)
+    async def scenario() -> None:
+        app = body_budget.BodyBudgetMiddleware(read_then_respond, body_budget.BodyBudget(LARGEST))
+        first, second, small = (Sender(app, size) for size in (LARGEST, LARGEST, 9))
+        for sender in (first, second):
+            sender.send(body_budget.SMALL_BODY_BYTES + 1, more=True)
         small.send(9, more=False)
         await small.task
         assert (len(first.read), len(second.read), small.read) == (1, 0, [9])
@@ -67,17 +69,20 @@ def test_large_bodies_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
         second.send(5, more=False)
         await second.task
         assert second.read == [body_budget.SMALL_BODY_BYTES + 1, 5]
-        gone, last = Sender(app, MOST), Sender(app, MOST)  # who leaves gives its room back, too
-        gone.send(body_budget.SMALL_BODY_BYTES + 1, more=True)
-        gone.parts.put_nowait({"type": "http.disconnect"})
+        disconnecting, last = (
+            Sender(app, LARGEST),
+            Sender(app, LARGEST),
+        )  # a disconnect frees the memory, too
+        disconnecting.send(body_budget.SMALL_BODY_BYTES + 1, more=True)
+        disconnecting.messages.put_nowait({"type": "http.disconnect"})
         last.send(body_budget.SMALL_BODY_BYTES + 1, more=False)
-        await asyncio.gather(gone.task, last.task)
+        await asyncio.gather(disconnecting.task, last.task)
 
-    asyncio.run(asyncio.wait_for(scene(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
-async def streaming(scope: Any, receive: Any, send: Any) -> None:
-    """Reads all, then answers until the client goes."""
+async def stream_until_disconnect(scope: Any, receive: Any, send: Any) -> None:
+    """Read the whole body, then stream until the client disconnects."""
     while (await receive())["more_body"]:
         pass
     await send({"type": "http.response.start"})
@@ -85,25 +90,27 @@ async def streaming(scope: Any, receive: Any, send: Any) -> None:
         pass
 
 
-def test_who_leaves_a_stream_needs_no_room_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disconnect_during_a_stream_reserves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_budget, "MAX_LARGEST_BODIES", 1)
 
-    async def scene() -> None:
-        app = body_budget.BodyBudgetMiddleware(streaming, body_budget.BodyBudget(MOST))
-        first = Sender(app, MOST)
-        first.send(MOST, more=False)
+    async def scenario() -> None:
+        app = body_budget.BodyBudgetMiddleware(
+            stream_until_disconnect, body_budget.BodyBudget(LARGEST)
+        )
+        first = Sender(app, LARGEST)
+        first.send(LARGEST, more=False)
         await asyncio.sleep(0)
-        second = Sender(app, MOST)  # has all the room from now on
+        second = Sender(app, LARGEST)  # reserves all of the memory
         second.send(body_budget.SMALL_BODY_BYTES + 1, more=True)
         await asyncio.sleep(0)
-        first.parts.put_nowait({"type": "http.disconnect"})
+        first.messages.put_nowait({"type": "http.disconnect"})
         await first.task
         second.task.cancel()
 
-    asyncio.run(asyncio.wait_for(scene(), 10))
+    asyncio.run(asyncio.wait_for(scenario(), 10))
 
 
-def test_who_finds_no_room_is_told_to_come_back(
+def test_a_large_body_without_memory_gets_retry_after(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(body_budget, "MAX_LARGEST_BODIES", 0)
@@ -118,7 +125,7 @@ def test_who_finds_no_room_is_told_to_come_back(
     assert post(served, b'{"prompt": "x", "max_tokens": 1}', "/v1/completions")[0] == 200
 
 
-def test_bodies_give_their_room_back(
+def test_bodies_free_their_memory(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(body_budget, "MAX_LARGEST_BODIES", 1)
@@ -134,9 +141,9 @@ def test_bodies_give_their_room_back(
         assert post(served, raw, "/v1/completions")[0] == status
 
 
-def over_a_socket(served: Served, text: str) -> str:
-    """What a request over a WebSocket ends with."""
-    with opened(served) as socket:
+def over_websocket(served: Served, text: str) -> str:
+    """Send a request over a WebSocket. Return the code of its error, or "done"."""
+    with open_websocket(served) as socket:
         body = {"prompt": "x", "max_tokens": 1, "user": text}
         socket.send(json.dumps({"id": "a", "path": "/v1/completions", "body": body}))
         while True:
@@ -147,10 +154,10 @@ def over_a_socket(served: Served, text: str) -> str:
 
 def over_grpc(served: Served, text: str) -> str:
     grpc = pytest.importorskip("grpc")
-    from tests.serve.grpc.test_service import KIND, talking
+    from tests.serve.grpc.test_service import MESSAGE_CLASSES, open_stub
 
-    with talking(served) as stub:
-        request = KIND["GenerateRequest"](prompt="x", max_tokens=1)
+    with open_stub(served) as stub:
+        request = MESSAGE_CLASSES["GenerateRequest"](prompt="x", max_tokens=1)
         request.more.update({"user": text})
         try:
             return "done" if list(stub.Generate(request)) else ""
@@ -158,8 +165,8 @@ def over_grpc(served: Served, text: str) -> str:
             return "busy" if error.code() == grpc.StatusCode.UNAVAILABLE else str(error)
 
 
-@pytest.mark.parametrize("send", [over_a_socket, over_grpc])
-def test_every_protocol_takes_room_from_one_account(
+@pytest.mark.parametrize("send", [over_websocket, over_grpc])
+def test_all_protocols_share_the_budget(
     serve: Callable[..., Served],
     monkeypatch: pytest.MonkeyPatch,
     send: Callable[[Served, str], str],
@@ -169,7 +176,7 @@ def test_every_protocol_takes_room_from_one_account(
     monkeypatch.setattr(body_budget, "RESERVE_SECONDS", 0)
     served = serve(max_body=len(LARGE) + 1000, **({"grpc_port": 0} if send is over_grpc else {}))
     budget = served.server.config.app.state.service.body_budget
-    assert [send(served, large) for _ in range(3)] == ["done"] * 3  # each gave its room back
+    assert [send(served, large) for _ in range(3)] == ["done"] * 3  # each has freed its memory
     reservation = asyncio.run(budget.reserve(len(LARGE)))
     assert (send(served, large), send(served, "y")) == ("busy", "done")
     assert post(served, LARGE, "/v1/completions")[0] == 503

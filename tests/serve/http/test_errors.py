@@ -1,4 +1,4 @@
-"""Bad requests get OpenAI's error object with the right status, and the server continues."""
+"""Invalid requests get OpenAI's error object with the right status, and the server continues."""
 
 import gzip
 import http.client
@@ -23,7 +23,9 @@ def post(
     method: str = "POST",
     **headers: str,
 ) -> Any:
-    """Status, headers and document of one raw request."""
+    """Send raw bytes as a request's body. Return the status, the headers and the parsed body of the
+    response.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", served.settings.port, timeout=30)
     try:
         connection.request(method, path, body, {"content-type": "application/json", **headers})
@@ -100,13 +102,13 @@ WRONG = {
 }
 
 
-def test_every_wrong_field_is_told_by_its_path(serve: Callable[..., Served]) -> None:
+def test_every_wrong_field_is_named_by_its_path(serve: Callable[..., Served]) -> None:
     served = serve()
-    for words, body in WRONG.items():
-        whole = body if words.startswith("messages") else {"messages": HELLO, **body}
-        status, _, found = post(served, json.dumps(whole).encode())
-        assert (status, found["error"]["type"]) == (400, "invalid_request_error"), (words, found)
-        assert words in found["error"]["message"], found
+    for message, body in WRONG.items():
+        body_with_messages = body if message.startswith("messages") else {"messages": HELLO, **body}
+        status, _, found = post(served, json.dumps(body_with_messages).encode())
+        assert (status, found["error"]["type"]) == (400, "invalid_request_error"), (message, found)
+        assert message in found["error"]["message"], found
     assert (
         client(served)
         .chat.completions.create(model="tiny", messages=HELLO)
@@ -127,22 +129,22 @@ RAW = {
 }
 
 
-def test_what_is_no_json_is_told(serve: Callable[..., Served]) -> None:
+def test_invalid_json_is_refused(serve: Callable[..., Served]) -> None:
     served = serve()
-    for body, words in RAW.items():
+    for body, message in RAW.items():
         status, _, found = post(served, body)
         assert status == 400
-        assert words in found["error"]["message"]
+        assert message in found["error"]["message"]
 
 
-def test_a_packed_body_is_refused_by_name(serve: Callable[..., Served]) -> None:
-    packed = gzip.compress(json.dumps({"messages": HELLO}).encode())
-    status, _, found = post(serve(), packed, **{"content-encoding": "gzip"})
+def test_a_compressed_body_is_refused(serve: Callable[..., Served]) -> None:
+    compressed = gzip.compress(json.dumps({"messages": HELLO}).encode())
+    status, _, found = post(serve(), compressed, **{"content-encoding": "gzip"})
     assert (status, found["error"]["type"]) == (415, "invalid_request_error")
     assert "gzip" in found["error"]["message"]
 
 
-def test_ten_megabytes_are_refused_whole_and_in_pieces(serve: Callable[..., Served]) -> None:
+def test_ten_megabytes_are_refused_even_in_chunks(serve: Callable[..., Served]) -> None:
     served = serve()
     large = b'{"messages": "' + b"x" * 10_000_000 + b'"}'
     assert post(served, large)[0] == 413
@@ -153,16 +155,16 @@ def test_ten_megabytes_are_refused_whole_and_in_pieces(serve: Callable[..., Serv
     connection.close()
 
 
-def test_a_text_that_cannot_fit_is_told_without_making_its_tokens(
+def test_a_very_long_text_is_refused_without_tokenizing_it(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve()
     monkeypatch.setattr(served.bridge.runner.model, "tokenize", None)
-    said = [{"role": "user", "content": "x" * 6_000_000}]
+    content = [{"role": "user", "content": "x" * 6_000_000}]
     for path, body in (
         ("/v1/completions", {"prompt": ["x" * 6_000_000]}),
-        ("/v1/chat/completions", {"messages": said}),
-        ("/v1/responses", {"input": said}),
+        ("/v1/chat/completions", {"messages": content}),
+        ("/v1/responses", {"input": content}),
     ):
         status, _, found = post(served, json.dumps(body).encode(), path)
         assert (status, found["error"]["code"], found["error"]["n_ctx"]) == (
@@ -173,7 +175,7 @@ def test_a_text_that_cannot_fit_is_told_without_making_its_tokens(
         assert found["error"]["n_prompt_tokens"] >= 1_500_000
 
 
-def test_what_is_only_tokenized_has_an_end(serve: Callable[..., Served]) -> None:
+def test_tokenize_has_limits(serve: Callable[..., Served]) -> None:
     served = serve()
     for body in ({"content": "x" * 2_100_000}, {"content": "x" * 200_000, "with_pieces": True}):
         status, _, found = post(served, json.dumps(body).encode(), "/tokenize")
@@ -184,7 +186,7 @@ def test_what_is_only_tokenized_has_an_end(serve: Callable[..., Served]) -> None
     )
 
 
-def test_one_request_is_given_so_many_answers_and_no_more(serve: Callable[..., Served]) -> None:
+def test_the_number_of_answers_to_a_request_is_limited(serve: Callable[..., Served]) -> None:
     status, _, found = post(
         serve(), json.dumps({"prompt": ["x"] * 200, "n": 6}).encode(), "/v1/completions"
     )
@@ -192,7 +194,7 @@ def test_one_request_is_given_so_many_answers_and_no_more(serve: Callable[..., S
     assert "1,200 answers" in found["error"]["message"]
 
 
-def test_paths_methods_and_other_models_are_told(serve: Callable[..., Served]) -> None:
+def test_unknown_paths_methods_and_models_are_refused(serve: Callable[..., Served]) -> None:
     served = serve()
     assert [
         post(served, b"", path, "GET")[0] for path in ("/nothing", "/v1/models", "/v1/models/other")
@@ -210,14 +212,14 @@ def test_paths_methods_and_other_models_are_told(serve: Callable[..., Served]) -
     )
 
 
-def test_letters_that_are_none_and_control_characters_are_answered(tiny: Served) -> None:
+def test_surrogates_and_control_characters_are_accepted(tiny: Served) -> None:
     for text in ("\\ud800 half", "\\u0000 zero", "\\uffff", "<|im_end|>", "{{ 7 * 7 }}", "\\u202e"):
-        said = f'{{"role": "user", "content": "{text}"}}'
-        body = f'{{"messages": [{said}], "max_tokens": 2, "stop": ["{text}"]}}'
+        content = f'{{"role": "user", "content": "{text}"}}'
+        body = f'{{"messages": [{content}], "max_tokens": 2, "stop": ["{text}"]}}'
         assert post(tiny, body.encode())[0] == 200
 
 
-def test_a_model_without_a_template_continues_texts_only(serve: Callable[..., Served]) -> None:
+def test_a_model_without_a_template_only_continues_texts(serve: Callable[..., Served]) -> None:
     served = serve(template=None)
     status, _, found = post(served, json.dumps({"messages": HELLO}).encode())
     assert status == 400
@@ -225,18 +227,18 @@ def test_a_model_without_a_template_continues_texts_only(serve: Callable[..., Se
     assert client(served).completions.create(model="tiny", prompt="x").choices[0].text == "hello"
 
 
-def test_a_template_that_refuses_is_the_requests_mistake(serve: Callable[..., Served]) -> None:
+def test_a_template_error_gets_status_400(serve: Callable[..., Served]) -> None:
     served = serve(template="{{ raise_exception('roles must alternate') }}")
     status, _, found = post(served, json.dumps({"messages": HELLO}).encode())
     assert status == 400
     assert "roles must alternate" in found["error"]["message"]
 
 
-def test_a_full_queue_says_when_to_come_back(serve: Callable[..., Served]) -> None:
+def test_a_full_queue_gets_retry_after(serve: Callable[..., Served]) -> None:
     served = serve(b"x" * 5000, parallel=1, waiting=0, n_ctx=8192)
     with (
-        client(served) as asked,
-        asked.chat.completions.create(model="tiny", messages=HELLO, stream=True) as stream,
+        client(served) as api,
+        api.chat.completions.create(model="tiny", messages=HELLO, stream=True) as stream,
     ):
         next(iter(stream))
         status, headers, found = post(served, json.dumps({"messages": HELLO}).encode())
@@ -245,7 +247,7 @@ def test_a_full_queue_says_when_to_come_back(serve: Callable[..., Served]) -> No
     assert found["error"]["code"] == "busy"
 
 
-def test_a_bug_of_ours_is_the_servers_mistake_and_it_goes_on(
+def test_a_bug_gets_status_500_and_the_server_continues(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = serve()
@@ -256,51 +258,51 @@ def test_a_bug_of_ours_is_the_servers_mistake_and_it_goes_on(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_an_answer_that_cannot_go_on_fails_alone(serve: Callable[..., Served]) -> None:
+def test_a_failed_answer_does_not_affect_others(serve: Callable[..., Served]) -> None:
     context = FakeContext(n_ctx=512, n_seq_max=4)
     logits = context._logits
     context._logits = lambda tokens: logits(tokens) * float("nan" if 120 in tokens else "1")  # type: ignore[method-assign]
-    with client(serve(context=context)) as asked:
+    with client(serve(context=context)) as api:
         with pytest.raises(openai.InternalServerError, match="NaN"):
-            asked.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}])
+            api.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}])
         assert (
-            asked.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content
+            api.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content
             == "hello"
         )
 
 
-def test_a_grammar_that_leads_nowhere_is_the_requests_mistake(
+def test_an_unsatisfiable_grammar_gets_status_400(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost(self: GrammarMatcher) -> None:
+    def fail_when_accepting(self: GrammarMatcher) -> None:
         if self.is_accepting:
             raise UnsatisfiableConstraint(
                 "the grammar cannot be followed any further", hint="simplify it"
             )
 
     served = serve()
-    monkeypatch.setattr(GrammarMatcher, "_check", lost)
+    monkeypatch.setattr(GrammarMatcher, "_check", fail_when_accepting)
     body: Any = {
         "model": "tiny",
         "messages": HELLO,
         "extra_body": {"grammar": 'root ::= "ab" [a-z]*'},
     }
-    with client(served) as asked:
+    with client(served) as api:
         with pytest.raises(openai.BadRequestError, match="any further"):
-            asked.chat.completions.create(**body)
-        with pytest.raises(openai.APIError, match="any further") as told:
-            list(asked.chat.completions.create(**body, stream=True))
-        assert told.value.type == "invalid_request_error"  # in a stream that had begun
+            api.chat.completions.create(**body)
+        with pytest.raises(openai.APIError, match="any further") as caught:
+            list(api.chat.completions.create(**body, stream=True))
+        assert caught.value.type == "invalid_request_error"  # in a stream that had begun
         assert (
-            asked.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content
+            api.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content
             == "hello"
         )
 
 
-def test_pages_of_an_allowed_origin_may_ask(serve: Callable[..., Served]) -> None:
-    asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+def test_an_allowed_origin_gets_cors_headers(serve: Callable[..., Served]) -> None:
+    api = {"origin": "https://a.example", "access-control-request-method": "POST"}
     status, headers, _ = post(
-        serve(cors=("https://a.example",)), b"", "/v1/models", "OPTIONS", **asked
+        serve(cors=("https://a.example",)), b"", "/v1/models", "OPTIONS", **api
     )
     assert (status, headers["access-control-allow-origin"]) == (200, "https://a.example")
-    assert "access-control-allow-origin" not in post(serve(), b"", "/v1/models", "GET", **asked)[1]
+    assert "access-control-allow-origin" not in post(serve(), b"", "/v1/models", "GET", **api)[1]

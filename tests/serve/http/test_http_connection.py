@@ -1,4 +1,4 @@
-"""Connections without a request, and request heads without an end."""
+"""Connections without a request, request heads without an end, and the limit of open files."""
 
 import resource
 import socket
@@ -9,18 +9,23 @@ import pytest
 from llmcli.serve import server
 from llmcli.serve.http import http_connection
 from tests.fixtures.server import Served
-from tests.serve.http.routes.test_websocket import ask, opened, text, until_over
+from tests.serve.http.routes.test_websocket import (
+    joined_text,
+    open_websocket,
+    receive_answers,
+    send_request,
+)
 from tests.serve.http.test_errors import post
 
 GOOD = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
-def open_to(served: Served) -> socket.socket:
+def connect_to(served: Served) -> socket.socket:
     return socket.create_connection(("127.0.0.1", served.settings.port), timeout=30)
 
 
-def closed(link: socket.socket) -> bool:
-    """Whether the server ends it, within its timeout."""
+def wait_until_closed(link: socket.socket) -> bool:
+    """Read until the server closes the connection, and return True."""
     with link:
         try:
             while link.recv(65536):
@@ -31,55 +36,55 @@ def closed(link: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize(
-    "begun", [b"", b"GET /health HTTP/1.1\r\nhost: l", b"POST /v1/completions HTTP/1.1\r\n"]
+    "received", [b"", b"GET /health HTTP/1.1\r\nhost: l", b"POST /v1/completions HTTP/1.1\r\n"]
 )
-def test_who_sends_no_request_is_sent_away(
-    serve: Callable[..., Served], begun: bytes, monkeypatch: pytest.MonkeyPatch
+def test_a_connection_without_a_request_is_closed(
+    serve: Callable[..., Served], received: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_connection, "TIMEOUT_SECONDS", 0.05)
     served = serve()
-    link = open_to(served)
-    link.sendall(begun)
-    assert closed(link)
+    link = connect_to(served)
+    link.sendall(received)
+    assert wait_until_closed(link)
     assert post(served, b"", "/health", "GET")[0] == 200
 
 
-def test_the_head_of_a_second_request_has_its_time_too(
+def test_an_incomplete_second_head_is_closed(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve()
-    link = open_to(served)
+    link = connect_to(served)
     link.sendall(GOOD)
     assert link.recv(65536).startswith(b"HTTP/1.1 200")
     monkeypatch.setattr(http_connection, "TIMEOUT_SECONDS", 0.05)
     link.sendall(GOOD[:20])
-    assert closed(link)
+    assert wait_until_closed(link)
 
 
-def test_a_socket_and_a_long_answer_outlive_it(
+def test_a_websocket_outlives_the_head_timeout(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_connection, "TIMEOUT_SECONDS", 0.05)
     served = serve()
-    with opened(served) as talk:
-        assert closed(open_to(served))  # so much time has passed
-        ask(talk, "a", stream=True)
-        assert text(until_over(talk, "a")["a"]) == "hello"
+    with open_websocket(served) as socket_client:
+        assert wait_until_closed(connect_to(served))  # the timeout of the first head has passed
+        send_request(socket_client, "a", stream=True)
+        assert joined_text(receive_answers(socket_client, "a")["a"]) == "hello"
 
 
-def test_a_head_without_an_end_is_not_read_to_it(serve: Callable[..., Served]) -> None:
+def test_an_endless_head_closes_the_connection(serve: Callable[..., Served]) -> None:
     served = serve()
-    link = open_to(served)
+    link = connect_to(served)
     link.sendall(GOOD[:-2])
-    with pytest.raises(OSError, match=r"reset|pipe"):  # noqa: PT012 (which of them tells is the system's)
+    with pytest.raises(OSError, match=r"reset|pipe"):  # noqa: PT012 (any of these calls may raise)
         for number in range(100_000):
             link.sendall(b"x-%d: %s\r\n" % (number, b"y" * 1000))
     link.close()
     assert post(served, b"", "/health", "GET")[0] == 200
 
 
-def test_requests_that_lie_ready_are_answered_in_turn(tiny: Served) -> None:
-    with open_to(tiny) as link:
+def test_pipelined_requests_are_answered_in_order(tiny: Served) -> None:
+    with connect_to(tiny) as link:
         body = b'{"prompt": "x", "max_tokens": 3}'
         head = (
             b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
@@ -92,14 +97,14 @@ def test_requests_that_lie_ready_are_answered_in_turn(tiny: Served) -> None:
     assert raw.count(b"HTTP/1.1 200 OK") == 3
 
 
-def test_as_many_connections_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[int, tuple[int, int]]] = []
-    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: told.append((which, limits)))
-    for limits, most in (
+def test_the_limit_of_open_files_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: calls.append((which, limits)))
+    for limits, expected in (
         ((1024, 4096), 4096),
         ((1024, resource.RLIM_INFINITY), 65536),
         ((70_000, 80_000), 70_000),
     ):
         monkeypatch.setattr(resource, "getrlimit", lambda which, limits=limits: limits)
         server._raise_file_limit()
-        assert told.pop() == (resource.RLIMIT_NOFILE, (most, limits[1]))
+        assert calls.pop() == (resource.RLIMIT_NOFILE, (expected, limits[1]))

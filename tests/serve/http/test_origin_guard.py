@@ -1,4 +1,4 @@
-"""Pages of other origins are refused; clients that are not browsers are unaffected."""
+"""Requests of foreign web pages are refused; clients that are not browsers are unaffected."""
 
 import json
 import socket
@@ -11,10 +11,10 @@ from websockets.sync.client import connect
 from llmcli.serve.http import origin_guard
 from tests.api.forms.test_openai_chat import HELLO
 from tests.fixtures.server import Served
-from tests.serve.http.routes.test_websocket import opened
+from tests.serve.http.routes.test_websocket import open_websocket
 from tests.serve.http.test_errors import post
 
-ASK = json.dumps({"messages": HELLO}).encode()
+CHAT_REQUEST = json.dumps({"messages": HELLO}).encode()
 EVIL = "https://evil.example"
 
 
@@ -35,55 +35,61 @@ EVIL = "https://evil.example"
         ("notlocalhost", 403),
     ],
 )
-def test_a_name_that_was_made_to_mean_this_machine_is_refused(
+def test_foreign_host_names_are_refused(
     serve: Callable[..., Served], host: str, status: int
 ) -> None:
     served = serve()
-    asked = {"host": host.format(port=served.settings.port)}
-    found = [post(served, ASK, **asked), post(served, b"", "/", "GET", **asked)]
-    assert [one[0] for one in found] == [status, status]
+    headers = {"host": host.format(port=served.settings.port)}
+    found = [post(served, CHAT_REQUEST, **headers), post(served, b"", "/", "GET", **headers)]
+    assert [response[0] for response in found] == [status, status]
     if status == 403:
-        assert {one[2]["error"]["type"] for one in found} == {"permission_error"}
-        assert all("--allow-host" in one[2]["error"]["message"] for one in found)
+        assert {response[2]["error"]["type"] for response in found} == {"permission_error"}
+        assert all("--allow-host" in response[2]["error"]["message"] for response in found)
 
 
-def test_names_that_were_told_and_keys_open_the_door(serve: Callable[..., Served]) -> None:
+def test_allowed_host_names_and_keys_are_accepted(serve: Callable[..., Served]) -> None:
     name = {"host": "box.example"}
-    assert post(serve(allow_hosts=("Box.example",)), ASK, **name)[0] == 200
-    assert post(serve(allow_hosts=("*",)), ASK, **name)[0] == 200
+    assert post(serve(allow_hosts=("Box.example",)), CHAT_REQUEST, **name)[0] == 200
+    assert post(serve(allow_hosts=("*",)), CHAT_REQUEST, **name)[0] == 200
     key = {"authorization": "Bearer secret-key-1"}
-    assert post(serve(keys=("secret-key-1",)), ASK, **name, **key, origin=EVIL)[0] == 200
-    assert post(serve(keys=("secret-key-1",)), ASK, **name)[0] == 401
+    assert post(serve(keys=("secret-key-1",)), CHAT_REQUEST, **name, **key, origin=EVIL)[0] == 200
+    assert post(serve(keys=("secret-key-1",)), CHAT_REQUEST, **name)[0] == 401
 
 
 @pytest.mark.parametrize(
     "origin", [EVIL, "null", "http://127.0.0.1:1", "http://localhost:3000", "file://", ""]
 )
-def test_other_pages_are_refused_whatever_they_send(
+def test_foreign_origins_are_refused_for_any_content_type(
     serve: Callable[..., Served], origin: str
 ) -> None:
     served = serve()
-    for kind in ("application/json", "text/plain", "application/x-www-form-urlencoded"):
-        status, _, found = post(served, ASK, **{"origin": origin, "content-type": kind})
+    for content_type in ("application/json", "text/plain", "application/x-www-form-urlencoded"):
+        status, _, found = post(
+            served, CHAT_REQUEST, **{"origin": origin, "content-type": content_type}
+        )
         assert status == 403 and "--cors" in found["error"]["message"]
-    assert served.bridge.metrics.last_token_age is None  # the model was not asked
+    assert served.bridge.metrics.last_token_age is None  # no token was generated
 
 
-def test_our_own_page_and_allowed_ones_ask_with_json_alone(serve: Callable[..., Served]) -> None:
+def test_the_own_page_and_allowed_origins_must_send_json(serve: Callable[..., Served]) -> None:
     served = serve(cors=("https://good.example",))
     for origin in (served.url, "https://good.example"):
-        assert post(served, ASK, origin=origin)[0] == 200
+        assert post(served, CHAT_REQUEST, origin=origin)[0] == 200
         assert (
             post(
-                served, ASK, **{"origin": origin, "content-type": "application/json; charset=utf-8"}
+                served,
+                CHAT_REQUEST,
+                **{"origin": origin, "content-type": "application/json; charset=utf-8"},
             )[0]
             == 200
         )
-        status, _, found = post(served, ASK, **{"origin": origin, "content-type": "text/plain"})
+        status, _, found = post(
+            served, CHAT_REQUEST, **{"origin": origin, "content-type": "text/plain"}
+        )
         assert status == 415 and "application/json" in found["error"]["message"]
-    assert post(served, ASK, origin=EVIL)[0] == 403
-    anyone = serve(cors=("*",))
-    assert post(anyone, ASK, origin=EVIL, host="evil.example")[0] == 200
+    assert post(served, CHAT_REQUEST, origin=EVIL)[0] == 403
+    any_origin = serve(cors=("*",))
+    assert post(any_origin, CHAT_REQUEST, origin=EVIL, host="evil.example")[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -98,50 +104,55 @@ def test_our_own_page_and_allowed_ones_ask_with_json_alone(serve: Callable[..., 
         ("app://obsidian.md", "app://obsidian.md"),
     ],
 )
-def test_an_origin_is_taken_as_people_type_it(typed: str, sent: str) -> None:
+def test_origins_are_normalized(typed: str, sent: str) -> None:
     assert origin_guard.parse_origin(typed) == sent
 
 
-def test_a_name_is_taken_with_its_port(serve: Callable[..., Served]) -> None:
+def test_a_host_name_may_have_a_port(serve: Callable[..., Served]) -> None:
     assert origin_guard.parse_host("Box.example.:8080") == "box.example"
-    assert post(serve(allow_hosts=("box.example:8080",)), ASK, host="box.example")[0] == 200
+    assert (
+        post(serve(allow_hosts=("box.example:8080",)), CHAT_REQUEST, host="box.example")[0] == 200
+    )
 
 
-def test_curl_says_that_it_sends_a_form_and_is_answered(serve: Callable[..., Served]) -> None:
-    assert post(serve(), ASK, **{"content-type": "application/x-www-form-urlencoded"})[0] == 200
+def test_the_content_type_of_curl_is_accepted(serve: Callable[..., Served]) -> None:
+    assert (
+        post(serve(), CHAT_REQUEST, **{"content-type": "application/x-www-form-urlencoded"})[0]
+        == 200
+    )
 
 
-def test_a_page_on_the_network_may_be_let_to_this_machine(serve: Callable[..., Served]) -> None:
-    asked = {
+def test_an_allowed_origin_may_access_the_private_network(serve: Callable[..., Served]) -> None:
+    request_headers = {
         "origin": "https://good.example",
         "access-control-request-method": "POST",
         "access-control-request-private-network": "true",
     }
     status, headers, _ = post(
-        serve(cors=("https://good.example",)), b"", "/v1/models", "OPTIONS", **asked
+        serve(cors=("https://good.example",)), b"", "/v1/models", "OPTIONS", **request_headers
     )
     assert (status, headers["access-control-allow-private-network"]) == (200, "true")
 
 
-def test_a_socket_of_another_page_or_name_is_not_opened(serve: Callable[..., Served]) -> None:
+def test_a_websocket_with_a_foreign_origin_or_host_is_refused(serve: Callable[..., Served]) -> None:
     served = serve()
-    with pytest.raises(InvalidStatus) as told, opened(served, origin=EVIL):
+    with pytest.raises(InvalidStatus) as caught, open_websocket(served, origin=EVIL):
         pass
-    assert told.value.response.status_code == 403
+    assert caught.value.response.status_code == 403
     with (
         socket.create_connection(("127.0.0.1", served.settings.port)) as link,
-        pytest.raises(InvalidStatus) as told,
+        pytest.raises(InvalidStatus) as caught,
     ):
         connect("ws://evil.example/v1/ws", sock=link)
-    assert told.value.response.status_code == 403
+    assert caught.value.response.status_code == 403
 
 
 @pytest.mark.parametrize("origin", ["http://[", "http://[::1", "//", "http://a b/"])
-def test_an_origin_that_is_no_address_is_refused(serve: Callable[..., Served], origin: str) -> None:
+def test_an_invalid_origin_is_refused(serve: Callable[..., Served], origin: str) -> None:
     served = serve()
-    assert post(served, ASK, origin=origin)[0] == 403
+    assert post(served, CHAT_REQUEST, origin=origin)[0] == 403
     with (
         pytest.raises(InvalidStatus, match="403"),
-        opened(served, additional_headers={"origin": origin}),
+        open_websocket(served, additional_headers={"origin": origin}),
     ):
         pass

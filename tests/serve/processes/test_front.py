@@ -1,5 +1,5 @@
-"""A request survives its process: it is retried before the first byte, and reported as broken after
-it.
+"""The front server retries a request whose process is lost before the first byte, and reports it as
+broken afterwards.
 """
 
 import asyncio
@@ -31,58 +31,60 @@ END = {"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": F
 
 
 class Script:
-    """An upstream that plays one list a request; Lost where it says so, a wait where it says None."""
+    """An upstream that plays a list of messages for each request. UpstreamLost and ApiError in a
+    list are raised; None waits until the request is cancelled.
+    """
 
-    def __init__(self, *plays: list[Any], why: str = "") -> None:
-        self.plays, self.why, self.asked, self.closed = list(plays), why, 0, 0
+    def __init__(self, *plays: list[Any], reason: str = "") -> None:
+        self.plays, self.reason, self.n_requests, self.closed = list(plays), reason, 0, 0
         self.bodies: list[bytes] = []
-        self.known: list[Any] = []
+        self.positions: list[Any] = []
 
     async def ask(
         self, scope: dict[str, Any], body: bytes, key: bytes
     ) -> AsyncGenerator[Any, None]:
-        self.asked += 1
+        self.n_requests += 1
         self.bodies.append(body)
-        self.known.append(scope.get(POSITION_KEY))
+        self.positions.append(scope.get(POSITION_KEY))
         try:
-            for one in self.plays.pop(0):
-                if one is UpstreamLost or isinstance(one, ApiError):
-                    raise one
-                if one is None:
+            for item in self.plays.pop(0):
+                if item is UpstreamLost or isinstance(item, ApiError):
+                    raise item
+                if item is None:
                     await asyncio.Event().wait()
-                yield one
+                yield item
         finally:
             self.closed += 1
 
     async def wait(self, seconds: float) -> str:
-        return self.why
+        return self.reason
 
     def stop(self) -> None:
         pass
 
 
-async def asked(
+async def run_request(
     app: Any,
     body: bytes = b"{}",
     *,
-    leaves: bool = False,
+    disconnects: bool = False,
     path: str = "/v1/chat/completions",
     headers: Any = (),
 ) -> list[Any]:
-    """What the application sends for one request; a client that `leaves` does so after the first
-    message.
+    """Return the ASGI messages that the application sends for one request. With `leaves`, the
+    client disconnects after the first message.
     """
     sent: list[Any] = []
     first = asyncio.Event()
-    parts = [
+    unread_messages = [
         {"type": "http.request", "body": body[:1], "more_body": True},
         {"type": "http.request", "body": body[1:]},
     ]
 
     async def receive() -> Any:
-        if parts:
-            return parts.pop(0)
-        await (first.wait() if leaves else asyncio.Event().wait())
+        if unread_messages:
+            return unread_messages.pop(0)
+        await (first.wait() if disconnects else asyncio.Event().wait())
         return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
@@ -100,16 +102,23 @@ async def asked(
     return sent
 
 
-async def talked(app: Any, body: Any, *, path: str = "/v1/ws", headers: Any = ()) -> list[Any]:
-    """What comes over a WebSocket for one request, until it is done."""
+async def run_websocket(
+    app: Any, body: Any, *, path: str = "/v1/ws", headers: Any = ()
+) -> list[Any]:
+    """Return the ASGI messages that the application sends for one request over a WebSocket, until
+    it is done.
+    """
     sent: list[Any] = []
     done = asyncio.Event()
     message = json.dumps({"id": "a", "path": "/v1/chat/completions", "body": body})
-    parts = [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": message}]
+    unread_messages = [
+        {"type": "websocket.connect"},
+        {"type": "websocket.receive", "text": message},
+    ]
 
     async def receive() -> Any:
-        if parts:
-            return parts.pop(0)
+        if unread_messages:
+            return unread_messages.pop(0)
         await done.wait()
         return {"type": "websocket.disconnect", "code": 1000}
 
@@ -129,28 +138,28 @@ async def talked(app: Any, body: Any, *, path: str = "/v1/ws", headers: Any = ()
 
 def run(upstream: Script, body: bytes = b"{}", **more: Any) -> list[Any]:
     settings = ServerSettings(("tiny",), max_body=100)
-    return asyncio.run(asked(FrontServer(upstream, settings), body, **more))
+    return asyncio.run(run_request(FrontServer(upstream, settings), body, **more))
 
 
 def error(sent: list[Any]) -> tuple[int, Any]:
     return sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"]
 
 
-def test_lost_before_the_first_byte_is_asked_again() -> None:
+def test_a_request_lost_before_the_first_byte_is_sent_again() -> None:
     upstream = Script([UpstreamLost], [UpstreamLost], [START, EVENT, END])
     assert run(upstream, b'{"a": 1}') == [START, EVENT, END]
     assert upstream.bodies == [b'{"a": 1}'] * 3
 
 
-def test_a_page_that_may_ask_may_also_read_why_nobody_answers() -> None:
+def test_an_allowed_origin_can_read_the_error() -> None:
     page = "https://good.example"
     front = FrontServer(Script(*[[UpstreamLost]] * 3), ServerSettings(("tiny",), cors=(page,)))
-    sent = asyncio.run(asked(front, b"{}", headers=[(b"origin", page.encode())]))
+    sent = asyncio.run(run_request(front, b"{}", headers=[(b"origin", page.encode())]))
     assert error(sent) == (503, "model_unavailable")
     assert dict(sent[0]["headers"])[b"access-control-allow-origin"] == page.encode()
 
 
-def test_lost_after_it_is_an_event() -> None:
+def test_a_stream_that_is_lost_ends_with_an_error_event() -> None:
     sent = run(Script([START, EVENT, UpstreamLost], [START, EVENT, END]))
     assert sent[:2] == [START, EVENT]
     assert sent[2]["more_body"] is False
@@ -158,49 +167,55 @@ def test_lost_after_it_is_an_event() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/messages"])
-def test_it_is_an_event_that_anthropics_client_knows(path: str) -> None:
+def test_the_error_event_has_anthropics_format(path: str) -> None:
     sent = run(Script([START, EVENT, UpstreamLost]), path=path)
     name, data = sent[-1]["body"].decode().rstrip("\n").split("\n")
     assert (name, sent[-1]["more_body"]) == ("event: error", False)
-    told = json.loads(data.removeprefix("data: "))
-    assert (told["type"], told["error"]["type"]) == ("error", "overloaded_error")
+    event = json.loads(data.removeprefix("data: "))
+    assert (event["type"], event["error"]["type"]) == ("error", "overloaded_error")
 
 
-def test_it_is_a_line_that_ollamas_clients_know() -> None:
+def test_the_error_event_has_ollamas_format() -> None:
     start = {**START, "headers": [(b"content-type", b"application/x-ndjson")]}
     sent = run(Script([start, {**EVENT, "body": b"{}\n"}, UpstreamLost]), path="/api/chat")
     assert json.loads(sent[-1]["body"]).keys() == {"error"}
     assert sent[-1]["more_body"] is False
 
 
-def telling(message: dict[str, Any], *told: tuple[int, int | None, str | None]) -> dict[str, Any]:
-    return {**message, MARKS_KEY: told}
+def with_marks(
+    message: dict[str, Any], *marks: tuple[int, int | None, str | None]
+) -> dict[str, Any]:
+    return {**message, MARKS_KEY: marks}
 
 
-def test_a_stream_goes_on_where_it_stopped() -> None:
+def test_a_stream_is_resumed_where_it_stopped() -> None:
     second, third = ({**EVENT, "body": b"data: %d\n\n" % number} for number in (2, 3))
     upstream = Script(
-        [telling(START), telling(EVENT, (0, 7, None), (1, None, None), (0, 8, None)), UpstreamLost],
-        [telling(START), telling(second, (0, None, "stop"), (1, 9, None)), UpstreamLost],
-        [telling(START), telling(third, (1, 10, None)), telling(END)],
+        [
+            with_marks(START),
+            with_marks(EVENT, (0, 7, None), (1, None, None), (0, 8, None)),
+            UpstreamLost,
+        ],
+        [with_marks(START), with_marks(second, (0, None, "stop"), (1, 9, None)), UpstreamLost],
+        [with_marks(START), with_marks(third, (1, 10, None)), with_marks(END)],
     )
     assert run(upstream) == [START, EVENT, second, third, END]
-    assert [one["tokens"] for one in upstream.known] == [
+    assert [item["tokens"] for item in upstream.positions] == [
         {},
         {0: [7, 8], 1: []},
         {0: [7, 8], 1: [9]},
     ]
-    assert [one["ends"] for one in upstream.known] == [{}, {}, {0: "stop"}]
-    assert len({(one["name"], one["created"], one["seed"]) for one in upstream.known}) == 1
+    assert [item["ends"] for item in upstream.positions] == [{}, {}, {0: "stop"}]
+    assert len({(item["name"], item["created"], item["seed"]) for item in upstream.positions}) == 1
 
 
-def test_a_stream_that_nobody_goes_on_with_is_told_as_broken() -> None:
-    begun = [telling(START), telling(EVENT, (0, 7, None)), UpstreamLost]
-    other = [{**START, "status": 500}, {"type": "http.response.body", "body": b"{}"}]
+def test_a_stream_that_cannot_be_resumed_ends_with_an_error() -> None:
+    interrupted = [with_marks(START), with_marks(EVENT, (0, 7, None)), UpstreamLost]
+    failed = [{**START, "status": 500}, {"type": "http.response.body", "body": b"{}"}]
     for plays in (
-        [begun, other, other],
-        [begun, [UpstreamLost], [UpstreamLost]],
-        [[telling(START), EVENT, UpstreamLost]],
+        [interrupted, failed, failed],
+        [interrupted, [UpstreamLost], [UpstreamLost]],
+        [[with_marks(START), EVENT, UpstreamLost]],
     ):
         sent = run(Script(*plays))
         assert sent[:2] == [START, EVENT]
@@ -208,46 +223,56 @@ def test_a_stream_that_nobody_goes_on_with_is_told_as_broken() -> None:
         assert json.loads(sent[2]["body"].removeprefix(b"data: "))["error"]["code"] == "model_lost"
 
 
-def test_a_stream_waits_for_those_who_have_too_much_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_stream_waits_for_busy_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "BUSY_PAUSE_SECONDS", 0.001)
-    begun = [telling(START), telling(EVENT, (0, 7, None)), UpstreamLost]
-    full = [{**START, "status": 429}, {"type": "http.response.body", "body": b"{}"}]
-    busy = [ApiError("as many requests wait as may wait", 429, code="busy")]  # as replicas say it
-    assert run(Script(begun, full, busy, full, busy, [telling(START), telling(END)])) == [
+    interrupted = [with_marks(START), with_marks(EVENT, (0, 7, None)), UpstreamLost]
+    busy_response = [{**START, "status": 429}, {"type": "http.response.body", "body": b"{}"}]
+    busy = [ApiError("the queue is full", 429, code="busy")]  # raised by replicas
+    assert run(
+        Script(
+            interrupted,
+            busy_response,
+            busy,
+            busy_response,
+            busy,
+            [with_marks(START), with_marks(END)],
+        )
+    ) == [
         START,
         EVENT,
         END,
     ]
     monkeypatch.setattr(front, "RESTART_WAIT_SECONDS", 0.002)
-    assert run(Script(begun, full, busy))[-1]["body"].startswith(b'data: {"error"')
-    assert error(run(Script(busy))) == (429, "busy")  # who has not begun is told at once
+    assert run(Script(interrupted, busy_response, busy))[-1]["body"].startswith(b'data: {"error"')
+    assert error(run(Script(busy))) == (429, "busy")  # a new request does not wait
 
 
-def test_a_stream_that_was_over_stays_so() -> None:
+def test_a_complete_stream_is_not_resumed() -> None:
     upstream = Script(
-        [telling(START), telling(END, (0, 7, None)), UpstreamLost], [telling(START), telling(END)]
+        [with_marks(START), with_marks(END, (0, 7, None)), UpstreamLost],
+        [with_marks(START), with_marks(END)],
     )
     assert run(upstream) == [START, END]
-    assert upstream.asked == 1
+    assert upstream.n_requests == 1
 
 
-def test_nobody_goes_on_with_a_stream_while_it_stops() -> None:
+def test_no_stream_is_resumed_while_the_server_stops() -> None:
     async def stopped() -> list[Any]:
-        made = FrontServer(upstream, ServerSettings(("tiny",)))
-        task = asyncio.create_task(asked(made))
+        server = FrontServer(upstream, ServerSettings(("tiny",)))
+        task = asyncio.create_task(run_request(server))
         while not upstream.waits:
             await asyncio.sleep(0)
-        made.stop()
+        server.stop()
         return await task
 
-    class Stopped(Script):
+    class StoppedScript(Script):
         waits, stopped = False, asyncio.Event()
 
         async def ask(
             self, scope: dict[str, Any], body: bytes, key: bytes
         ) -> AsyncGenerator[Any, None]:
-            self.asked += 1
-            for message in (telling(START), telling(EVENT, (0, 7, None))):
+            self.n_requests += 1
+            for message in (with_marks(START), with_marks(EVENT, (0, 7, None))):
                 yield message
             self.waits = True
             await self.stopped.wait()
@@ -256,13 +281,13 @@ def test_nobody_goes_on_with_a_stream_while_it_stops() -> None:
         def stop(self) -> None:
             self.stopped.set()
 
-    upstream = Stopped()
+    upstream = StoppedScript()
     sent = asyncio.run(stopped())
-    assert upstream.asked == 1
+    assert upstream.n_requests == 1
     assert b"model_lost" in sent[-1]["body"]
 
 
-def test_a_document_that_was_begun_stays_short() -> None:
+def test_a_lost_response_that_is_not_a_stream_stays_incomplete() -> None:
     start = {
         **START,
         "headers": [(b"content-type", b"application/json"), (b"content-length", b"99")],
@@ -270,103 +295,111 @@ def test_a_document_that_was_begun_stays_short() -> None:
     assert run(Script([start, UpstreamLost])) == [start]
 
 
-def test_what_loses_every_model_is_not_asked_for_ever() -> None:
+def test_the_number_of_tries_is_limited() -> None:
     upstream = Script(*[[UpstreamLost]] * 9)
     sent = run(upstream)
     assert error(sent) == (503, "model_unavailable")
     assert dict(sent[0]["headers"])[b"retry-after"]
-    assert upstream.asked == front.MAX_TRIES
+    assert upstream.n_requests == front.MAX_TRIES
 
 
-def test_nobody_there_says_why() -> None:
-    upstream = Script(why="no worker at a:1")
+def test_an_unavailable_model_is_reported_with_the_reason() -> None:
+    upstream = Script(reason="no worker at a:1")
     sent = run(upstream)
     assert error(sent) == (503, "model_unavailable")
     assert b"no worker at a:1" in sent[1]["body"]
-    assert not upstream.asked
+    assert not upstream.n_requests
 
 
-def test_a_body_that_is_too_large() -> None:
+def test_a_body_that_is_too_large_is_refused() -> None:
     upstream = Script([START, END])
     assert run(upstream, bytes(101))[0]["status"] == 413
-    assert not upstream.asked
+    assert not upstream.n_requests
 
 
-def test_a_client_that_leaves_ends_the_work() -> None:
+def test_a_disconnect_cancels_the_request() -> None:
     upstream = Script([START, None])
-    assert run(upstream, leaves=True) == [START]
+    assert run(upstream, disconnects=True) == [START]
     assert upstream.closed == 1
 
 
-def over_socket(upstream: Script, body: Any, **more: Any) -> list[Any]:
-    """What a WebSocket is told whose upstream has none; each message without the id of its request."""
+def websocket_messages(upstream: Script, body: Any, **more: Any) -> list[Any]:
+    """Return what a front server sends over a WebSocket: the types of its ASGI messages except
+    websocket.send, then the JSON messages without their id.
+    """
     settings, headers = (
         ServerSettings(("tiny",), keys=more.pop("keys", ())),
         more.pop("headers", []),
     )
-    sent = asyncio.run(talked(FrontServer(upstream, settings), body, headers=headers, **more))
-    texts = [json.loads(one["text"]) for one in sent if one["type"] == "websocket.send"]
-    assert all(one.pop("id") == "a" for one in texts)
-    return [one["type"] for one in sent if one["type"] != "websocket.send"] + texts
+    sent = asyncio.run(
+        run_websocket(FrontServer(upstream, settings), body, headers=headers, **more)
+    )
+    texts = [json.loads(item["text"]) for item in sent if item["type"] == "websocket.send"]
+    assert all(item.pop("id") == "a" for item in texts)
+    return [item["type"] for item in sent if item["type"] != "websocket.send"] + texts
 
 
-def test_a_socket_goes_on_request_by_request() -> None:
-    said = {**START, "headers": [(b"content-type", b"text/event-stream; charset=utf-8")]}
-    half = {
+def test_a_websocket_request_is_sent_again() -> None:
+    start_of_stream = {**START, "headers": [(b"content-type", b"text/event-stream; charset=utf-8")]}
+    first_chunk = {
         "type": "http.response.body",
         "body": b': still here\n\ndata: {"n": 1}\n\nda',
         "more_body": True,
     }
-    rest = {
+    second_chunk = {
         "type": "http.response.body",
         "body": b'ta: {"n": 2}\n\ndata: [DONE]\n\n',
         "more_body": False,
     }
-    upstream = Script([UpstreamLost], [said, half, rest])
-    told = over_socket(upstream, {"stream": True})
-    assert told == ["websocket.accept", {"data": {"n": 1}}, {"data": {"n": 2}}, {"done": True}]
+    upstream = Script([UpstreamLost], [start_of_stream, first_chunk, second_chunk])
+    messages = websocket_messages(upstream, {"stream": True})
+    assert messages == ["websocket.accept", {"data": {"n": 1}}, {"data": {"n": 2}}, {"done": True}]
     assert json.loads(upstream.bodies[0]) == {"stream": True}
     start = {**START, "headers": [(b"content-type", b"application/json")]}
-    whole = {"type": "http.response.body", "body": b'{"n": 3, "error": null}', "more_body": False}
-    assert over_socket(Script([start, whole]), {})[1:] == [
+    complete_body = {
+        "type": "http.response.body",
+        "body": b'{"n": 3, "error": null}',
+        "more_body": False,
+    }
+    assert websocket_messages(Script([start, complete_body]), {})[1:] == [
         {"data": {"n": 3, "error": None}},
         {"done": True},
     ]
 
 
-def test_a_socket_outlives_a_model() -> None:
+def test_a_stream_over_a_websocket_is_resumed() -> None:
     first = {"type": "http.response.body", "body": b'data: {"n": 1}\n\n', "more_body": True}
     second = {**first, "body": b'data: {"n": 2}\n\ndata: [DONE]\n\n', "more_body": False}
     upstream = Script(
-        [telling(START), telling(first, (0, 7, None)), UpstreamLost],
-        [telling(START), telling(second)],
+        [with_marks(START), with_marks(first, (0, 7, None)), UpstreamLost],
+        [with_marks(START), with_marks(second)],
     )
-    assert over_socket(upstream, {"stream": True})[1:] == [
+    assert websocket_messages(upstream, {"stream": True})[1:] == [
         {"data": {"n": 1}},
         {"data": {"n": 2}},
         {"done": True},
     ]
-    assert upstream.known[1]["tokens"] == {0: [7]}
+    assert upstream.positions[1]["tokens"] == {0: [7]}
 
 
-def test_a_socket_is_told_what_went_wrong() -> None:
+def test_errors_are_sent_over_a_websocket() -> None:
     start = {**START, "status": 400, "headers": [(b"content-type", b"application/json")]}
     raw = b'{"error": {"message": "no", "type": "invalid_request_error", "param": "n", "code": null, "n_ctx": 5}}'
-    (_, told) = over_socket(
+    (_, message) = websocket_messages(
         Script([start, {"type": "http.response.body", "body": raw, "more_body": False}]), {}
     )
-    assert told["error"] == json.loads(raw)["error"]
+    assert message["error"] == json.loads(raw)["error"]
     for play in (
         [START, UpstreamLost],
         [{**START, "headers": [(b"content-type", b"application/json")]}, UpstreamLost],
     ):
-        (_, told) = over_socket(Script(play), {})
-        assert told["error"]["code"] == "model_lost"
-    (_, told) = over_socket(Script(*[[UpstreamLost]] * 9), {})
-    assert told["error"]["code"] == "model_unavailable"
+        (_, message) = websocket_messages(Script(play), {})
+        assert message["error"]["code"] == "model_lost"
+    (_, message) = websocket_messages(Script(*[[UpstreamLost]] * 9), {})
+    assert message["error"]["code"] == "model_unavailable"
 
 
-def test_a_socket_needs_its_path_its_key_and_a_page_of_ours() -> None:
+def test_a_websocket_needs_its_path_its_key_and_an_allowed_origin() -> None:
     for more in (
         {"path": "/elsewhere"},
         {"keys": ("secret-key-1",)},
@@ -374,37 +407,39 @@ def test_a_socket_needs_its_path_its_key_and_a_page_of_ours() -> None:
         {"headers": [(b"host", b"evil.example")]},
     ):
         upstream = Script([START, END])
-        assert over_socket(upstream, {}, **more) == ["websocket.close"]
-        assert not upstream.asked
+        assert websocket_messages(upstream, {}, **more) == ["websocket.close"]
+        assert not upstream.n_requests
     key = [(b"authorization", b"Bearer secret-key-1")]
     assert (
-        over_socket(Script([START, END]), {}, keys=("secret-key-1",), headers=key)[0]
+        websocket_messages(Script([START, END]), {}, keys=("secret-key-1",), headers=key)[0]
         == "websocket.accept"
     )
 
 
-def test_nothing_is_begun_while_it_stops() -> None:
+def test_requests_are_refused_while_the_server_stops() -> None:
     async def stopping() -> list[Any]:
-        made = FrontServer(Script([START, END]), ServerSettings(("tiny",)))
-        await made.drain(1)
-        return await asked(made)
+        server = FrontServer(Script([START, END]), ServerSettings(("tiny",)))
+        await server.drain(1)
+        return await run_request(server)
 
     assert asyncio.run(stopping())[0]["status"] == 503
 
 
-def test_what_is_brought_without_a_key_is_not_read() -> None:
+def test_a_body_without_a_key_is_not_read() -> None:
     upstream = Script([START, END])
     settings = ServerSettings(("tiny",), max_body=100, keys=("secret-key-1",))
-    asyncio.run(asked(FrontServer(upstream, settings), b"x" * 1000))
-    assert upstream.bodies == [b""]  # the application says 401 to it
+    asyncio.run(run_request(FrontServer(upstream, settings), b"x" * 1000))
+    assert upstream.bodies == [b""]  # the application responds with 401
 
 
-def test_a_whole_answer_that_is_a_list_is_one_document() -> None:
-    async def scene() -> None:
-        read = AnswerDocuments()
-        await read.send(PLAIN)
-        await read.send({"type": "http.response.body", "body": b'[{"index": 0}, {"index": 1}]'})
-        read.raise_error()
-        assert read.queue.get_nowait() == [{"index": 0}, {"index": 1}]
+def test_a_response_that_is_a_list_is_one_document() -> None:
+    async def scenario() -> None:
+        documents = AnswerDocuments()
+        await documents.send(PLAIN)
+        await documents.send(
+            {"type": "http.response.body", "body": b'[{"index": 0}, {"index": 1}]'}
+        )
+        documents.raise_error()
+        assert documents.queue.get_nowait() == [{"index": 0}, {"index": 1}]
 
-    asyncio.run(scene())
+    asyncio.run(scenario())

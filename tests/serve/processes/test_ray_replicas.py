@@ -1,5 +1,5 @@
-"""Replicas without Ray: the refusal. With it: who is asked first. Servers under load are
-scripts/crash/kill_replica.py's.
+"""Replicas without Ray are refused; with Ray, requests are routed by prefix.
+scripts/crash/kill_replica.py tests servers under load.
 """
 
 import asyncio
@@ -18,20 +18,20 @@ Llmcli = Callable[..., Done]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
-def test_without_ray_the_extra_is_named(llmcli: Llmcli, tmp_path: Any) -> None:
+def test_without_ray_the_error_names_the_extra(llmcli: Llmcli, tmp_path: Any) -> None:
     lines = tmp_path / "in.jsonl"
     lines.write_text('"hello"\n')
-    for words in (
+    for arguments in (
         ("serve", "x.gguf", "--port", "0", "--replicas", "2"),
         ("serve", "x.gguf", "--port", "0", "--ray", "local"),
         ("batch", "x.gguf", str(lines), "-o", str(tmp_path / "out.jsonl"), "--ray", "local"),
     ):
-        done = llmcli(*words)
+        done = llmcli(*arguments)
         assert done.code == 1
         assert "Ray is not installed\nhint: pip install 'llmcli[ray]'" in done.err
 
 
-def test_what_replicas_do_not_have(llmcli: Llmcli, tmp_path: Any) -> None:
+def test_options_that_replicas_do_not_support_are_refused(llmcli: Llmcli, tmp_path: Any) -> None:
     lines = tmp_path / "in.jsonl"
     lines.write_text('"hello"\n')
     batch = (
@@ -45,7 +45,7 @@ def test_what_replicas_do_not_have(llmcli: Llmcli, tmp_path: Any) -> None:
         "--rpc",
         "a",
     )
-    for words, message in (
+    for arguments, message in (
         (
             ("serve", "x.gguf", "--port", "0", "--replicas", "2", "--rpc", "a"),
             "an RPC worker serves one client",
@@ -56,19 +56,19 @@ def test_what_replicas_do_not_have(llmcli: Llmcli, tmp_path: Any) -> None:
         ),
         (batch, "an RPC worker serves one client"),
     ):
-        done = llmcli(*words)
+        done = llmcli(*arguments)
         assert done.code == 2
         assert message in done.err
 
 
-def test_replicas_of_a_batch_need_a_cluster(llmcli: Llmcli) -> None:
+def test_batch_replicas_need_a_ray_address(llmcli: Llmcli) -> None:
     done = llmcli("batch", "x.gguf", "in.jsonl", "-o", "out.jsonl", "--replicas", "2")
     assert done.code == 2
     assert "--ray ADDRESS" in done.err
 
 
-@pytest.mark.filterwarnings("ignore")  # what Ray itself warns of at its import
-def test_a_prompt_goes_where_its_beginning_is() -> None:
+@pytest.mark.filterwarnings("ignore")  # Ray warns when it is imported
+def test_the_router_prefers_the_replica_of_the_prefix() -> None:
     pytest.importorskip("ray")
     from llmcli.serve.processes.ray_replicas import PrefixRouter
 
@@ -76,14 +76,14 @@ def test_a_prompt_goes_where_its_beginning_is() -> None:
         SimpleNamespace(replica_id=SimpleNamespace(unique_id=name)) for name in "abc"
     ]
 
-    def asked(key: bytes, those: list[Any]) -> list[list[str]]:
+    def choose(key: bytes, candidates: list[Any]) -> list[list[str]]:
         pending: Any = SimpleNamespace(kwargs={"key": key})
-        found = asyncio.run(
-            PrefixRouter.choose_replicas(object.__new__(PrefixRouter), those, pending)
+        groups = asyncio.run(
+            PrefixRouter.choose_replicas(object.__new__(PrefixRouter), candidates, pending)
         )
-        return [[one.replica_id.unique_id for one in rank] for rank in found]
+        return [[replica.replica_id.unique_id for replica in group] for group in groups]
 
     order = rank_replicas(b"key", "abc")
-    assert asked(b"key", replicas) == [order[:1], order[1:]]
-    assert asked(b"key", replicas[::-1]) == [order[:1], order[1:]]
-    assert asked(b"", replicas) == [["a", "b", "c"]]
+    assert choose(b"key", replicas) == [order[:1], order[1:]]
+    assert choose(b"key", replicas[::-1]) == [order[:1], order[1:]]
+    assert choose(b"", replicas) == [["a", "b", "c"]]

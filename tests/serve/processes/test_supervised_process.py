@@ -1,4 +1,4 @@
-"""A model in a separate process: killed, cleaned up, restarted."""
+"""A model in a separate process is restarted when it is killed."""
 
 import asyncio
 import errno
@@ -22,26 +22,28 @@ from llmcli.serve.processes import supervised_process as child_module
 from llmcli.serve.processes.front import FrontServer
 from llmcli.serve.processes.supervised_process import SupervisedProcess
 from tests.fixtures.server import CHAT, GREEDY
-from tests.serve.processes.test_front import asked, talked
+from tests.serve.processes.test_front import run_request, run_websocket
 
 
 def chunks(sent: list[Any]) -> list[Any]:
-    lines = b"".join(one.get("body", b"") for one in sent).decode().splitlines()
+    lines = b"".join(item.get("body", b"") for item in sent).decode().splitlines()
     return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
 
 
-def said(sent: list[Any]) -> list[str]:
-    """What each of two answers says."""
-    choices = [one["choices"][0] for one in chunks(sent)]
+def answer_texts(sent: list[Any]) -> list[str]:
+    """Return the texts of both answers of a stream."""
+    choices = [item["choices"][0] for item in chunks(sent)]
     return [
-        "".join(one["delta"].get("content", "") for one in choices if one["index"] == index)
+        "".join(item["delta"].get("content", "") for item in choices if item["index"] == index)
         for index in (0, 1)
     ]
 
 
 @contextmanager
-def stories_apart(path: Path) -> Iterator[tuple[EngineBridge, ServerSettings]]:
-    """What the other process opens: it gets there by name."""
+def open_stories_model(path: Path) -> Iterator[tuple[EngineBridge, ServerSettings]]:
+    """Open the model in the other process. The function is pickled by name, so it is at module
+    level.
+    """
     options = RunOptions(ctx_size=512, threads=1, threads_batch=1)
     with (
         open_runner(path, options, template=CHAT, slots=4, gpu_layers=0) as runner,
@@ -51,20 +53,20 @@ def stories_apart(path: Path) -> Iterator[tuple[EngineBridge, ServerSettings]]:
 
 
 @contextmanager
-def refused() -> Iterator[tuple[EngineBridge, ServerSettings]]:
+def fail_to_open() -> Iterator[tuple[EngineBridge, ServerSettings]]:
     raise UserError("no worker at a:1", hint="start it")
     yield
 
 
 @pytest.fixture
 def child(stories_gguf: Path) -> Iterator[SupervisedProcess]:
-    made = SupervisedProcess(partial(stories_apart, stories_gguf), lambda text: None)
-    made.start()
-    with closing(made):
-        yield made
+    process = SupervisedProcess(partial(open_stories_model, stories_gguf), lambda text: None)
+    process.start()
+    with closing(process):
+        yield process
 
 
-def test_a_model_that_is_killed_comes_back(child: SupervisedProcess) -> None:
+def test_a_killed_model_is_restarted_and_its_stream_resumed(child: SupervisedProcess) -> None:
     body = {
         "messages": [{"role": "user", "content": "Once"}],
         "max_tokens": 200,
@@ -76,18 +78,18 @@ def test_a_model_that_is_killed_comes_back(child: SupervisedProcess) -> None:
     }
     short = json.dumps({**body, "max_tokens": 5, "stream": False, "n": 1}).encode()
 
-    async def story() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-        made = FrontServer(child, ServerSettings(("tiny",)))
-        unbroken = await asked(made, json.dumps(body).encode())
-        seen: list[Any] = []
-        parts = [{"type": "http.request", "body": json.dumps(body).encode()}]
+    async def scenario() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+        server = FrontServer(child, ServerSettings(("tiny",)))
+        unbroken = await run_request(server, json.dumps(body).encode())
+        broken_messages: list[Any] = []
+        unread_messages = [{"type": "http.request", "body": json.dumps(body).encode()}]
 
         async def receive() -> Any:
-            return parts.pop() if parts else await asyncio.Event().wait()
+            return unread_messages.pop() if unread_messages else await asyncio.Event().wait()
 
         async def send(message: Any) -> None:
-            seen.append(message)
-            if len(seen) == 3:
+            broken_messages.append(message)
+            if len(broken_messages) == 3:
                 os.kill(child.pid, signal.SIGKILL)
 
         scope = {
@@ -97,86 +99,89 @@ def test_a_model_that_is_killed_comes_back(child: SupervisedProcess) -> None:
             "headers": [],
             "query_string": b"",
         }
-        await made(scope, receive, send)
-        return unbroken, seen, await asked(made, short), await talked(made, json.loads(short))
+        await server(scope, receive, send)
+        return (
+            unbroken,
+            broken_messages,
+            await run_request(server, short),
+            await run_websocket(server, json.loads(short)),
+        )
 
-    unbroken, broken, again, talk = asyncio.run(story())
-    first, second = said(unbroken), said(broken)
+    unbroken, broken, short_response, websocket_messages = asyncio.run(scenario())
+    first, second = answer_texts(unbroken), answer_texts(broken)
     assert second == first
     assert first[0] != first[1]
-    assert len({one["id"] for one in chunks(broken)}) == 1
+    assert len({item["id"] for item in chunks(broken)}) == 1
     assert broken[-1]["body"].endswith(b"data: [DONE]\n\n")
-    assert again[0]["status"] == 200
-    assert json.loads(again[1]["body"])["usage"]["completion_tokens"] == 5
-    assert talk[0]["type"] == "websocket.accept"
-    assert json.loads(talk[1]["text"])["data"]["usage"]["completion_tokens"] == 5
+    assert short_response[0]["status"] == 200
+    assert json.loads(short_response[1]["body"])["usage"]["completion_tokens"] == 5
+    assert websocket_messages[0]["type"] == "websocket.accept"
+    assert json.loads(websocket_messages[1]["text"])["data"]["usage"]["completion_tokens"] == 5
 
 
-def test_whoever_asks_while_a_lost_model_is_buried_waits_for_the_next(
+def test_a_request_waits_for_the_next_process(
     child: SupervisedProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its end of the link is closed; the process itself, which may have gigabytes to free, is still
-    there.
-    """
+    """The old process has closed its socket but not ended yet, because it frees its memory."""
     body = json.dumps({"messages": [{"role": "user", "content": "Once"}], "max_tokens": 5}).encode()
 
-    async def story() -> list[Any]:
-        made, closed, buried = (
+    async def scenario() -> list[Any]:
+        server, closed, may_exit = (
             FrontServer(child, ServerSettings(("tiny",))),
             asyncio.Event(),
             asyncio.Event(),
         )
-        end = child._wait_for_exit
+        wait_for_exit = child._wait_for_exit
 
-        async def ending() -> str:
+        async def delayed_wait_for_exit() -> str:
             closed.set()
-            await buried.wait()
-            return await end()
+            await may_exit.wait()
+            return await wait_for_exit()
 
-        monkeypatch.setattr(child, "_wait_for_exit", ending)
+        monkeypatch.setattr(child, "_wait_for_exit", delayed_wait_for_exit)
         assert await child.wait(30) == ""
         os.kill(child.pid, signal.SIGKILL)
         await closed.wait()
-        answer = asyncio.create_task(asked(made, body))
+        answer = asyncio.create_task(run_request(server, body))
         for _ in range(20):
             await asyncio.sleep(0)
-        buried.set()
+        may_exit.set()
         return await answer
 
-    assert asyncio.run(story())[0]["status"] == 200
+    assert asyncio.run(scenario())[0]["status"] == 200
 
 
-def test_a_model_for_which_the_system_has_no_file_just_now_is_tried_again(
+def test_a_restart_without_free_files_is_tried_again(
     child: SupervisedProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, told = child.start, list[str]()
+    start, notes = child.start, list[str]()
     monkeypatch.setattr(child_module, "RESTART_DELAYS_SECONDS", (0.0,))
-    monkeypatch.setattr(child, "_note", told.append)
+    monkeypatch.setattr(child, "_note", notes.append)
 
-    def refused() -> None:
+    def fail_to_open() -> None:
         monkeypatch.setattr(child, "start", start)
         raise OSError(errno.EMFILE, "Too many open files")
 
-    async def story() -> list[Any]:
+    async def scenario() -> list[Any]:
         assert await child.wait(30) == ""
-        monkeypatch.setattr(child, "start", refused)
+        monkeypatch.setattr(child, "start", fail_to_open)
         os.kill(child.pid, signal.SIGKILL)
         async with asyncio.timeout(60):
-            while not any("Too many open files" in text for text in told):
+            while not any("Too many open files" in text for text in notes):
                 await asyncio.sleep(0)
-        return await asked(
+        return await run_request(
             FrontServer(child, ServerSettings(("tiny",))),
             b'{"prompt": "Once", "max_tokens": 3}',
             path="/v1/completions",
         )
 
-    assert asyncio.run(story())[0]["status"] == 200
+    assert asyncio.run(scenario())[0]["status"] == 200
 
 
-def test_a_model_that_does_not_open_is_told_in_its_words() -> None:
+def test_an_error_of_the_model_process_is_raised() -> None:
     with (
-        closing(SupervisedProcess(refused, lambda text: None)) as made,
-        pytest.raises(UserError, match="no worker at a:1") as told,
+        closing(SupervisedProcess(fail_to_open, lambda text: None)) as process,
+        pytest.raises(UserError, match="no worker at a:1") as notes,
     ):
-        made.start()
-    assert told.value.hint == "start it"
+        process.start()
+    assert notes.value.hint == "start it"

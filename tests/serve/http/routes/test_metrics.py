@@ -1,4 +1,4 @@
-"""A server's metrics: /metrics, /health, /v1/kv."""
+"""/metrics, /health, /v1/kv, and llama-server's /props, /slots and /apply-template."""
 
 import re
 from collections.abc import Callable
@@ -23,21 +23,21 @@ def metrics(served: Served) -> dict[str, float]:
     assert [line for line in lines if not LINE.match(line)] == []
     found = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     typed = {line.split()[2]: line.split()[3] for line in lines if line.startswith("# TYPE")}
-    for name in found:  # each sample belongs to a metric whose kind was told
-        bare = name.split("{")[0]
-        assert bare in typed or typed[re.sub("_(bucket|sum|count)$", "", bare)] == "histogram"
+    for name in found:  # each sample belongs to a metric with a TYPE line
+        sample = name.split("{")[0]
+        assert sample in typed or typed[re.sub("_(bucket|sum|count)$", "", sample)] == "histogram"
     return {name: float(value) for name, value in found.items()}
 
 
-def test_what_was_done_is_counted(serve: Callable[..., Served]) -> None:
+def test_answers_and_tokens_are_counted(serve: Callable[..., Served]) -> None:
     served = serve(b"hello world")
     before = metrics(served)
     assert before["llmcli_num_requests_running"] == before["llmcli_generation_tokens_total"] == 0
     assert before["llmcli_kv_cells"] == 512
     assert "llmcli_last_token_age_seconds" not in before
-    with client(served) as asked:
-        asked.chat.completions.create(model="tiny", messages=HELLO)
-        asked.chat.completions.create(model="tiny", messages=HELLO, max_tokens=2)
+    with client(served) as api:
+        api.chat.completions.create(model="tiny", messages=HELLO)
+        api.chat.completions.create(model="tiny", messages=HELLO, max_tokens=2)
     after = metrics(served)
     assert after['llmcli_request_success_total{finished_reason="stop"}'] == 1
     assert after['llmcli_request_success_total{finished_reason="length"}'] == 1
@@ -71,19 +71,17 @@ def test_what_was_done_is_counted(serve: Callable[..., Served]) -> None:
     assert after['llmcli_model_info{model="tiny"}'] == 1
 
 
-def test_a_name_of_odd_letters_stays_a_label(serve: Callable[..., Served]) -> None:
+def test_a_model_name_is_escaped_in_its_label(serve: Callable[..., Served]) -> None:
     assert metrics(serve(names=('a"b\\c\nd',)))['llmcli_model_info{model="a\\"b\\\\c\\nd"}'] == 1
 
 
-def test_a_client_that_goes_is_counted(serve: Callable[..., Served]) -> None:
+def test_a_disconnect_is_counted(serve: Callable[..., Served]) -> None:
     served = serve(b"x" * 400)
     with httpx.stream(
         "POST", f"{served.v1}/chat/completions", json={"messages": HELLO, "stream": True}
     ) as answer:
         next(answer.iter_bytes())
-    for _ in range(
-        1000
-    ):  # the connection's end is noticed between steps; each turn asks the engine's thread
+    for _ in range(1000):  # each request runs on the engine's thread between two steps
         found = metrics(served)
         ended = sum(
             value
@@ -96,15 +94,15 @@ def test_a_client_that_goes_is_counted(serve: Callable[..., Served]) -> None:
     assert found["llmcli_num_requests_running"] == 0
 
 
-def test_health_tells_of_the_last_token_and_of_stopping(serve: Callable[..., Served]) -> None:
+def test_health_shows_the_last_token_and_stopping(serve: Callable[..., Served]) -> None:
     served = serve(keys=("secret-key-1",))
     assert httpx.get(f"{served.url}/health").json() == {
         "status": "ok",
         "open": 0,
         "last_token_age_ms": None,
     }
-    with client(served, api_key="secret-key-1") as asked:
-        asked.chat.completions.create(model="tiny", messages=HELLO)
+    with client(served, api_key="secret-key-1") as api:
+        api.chat.completions.create(model="tiny", messages=HELLO)
     assert httpx.get(f"{served.url}/health").json()["last_token_age_ms"] >= 0
     assert httpx.get(f"{served.url}/metrics").status_code == 401
     served.bridge.stop()
@@ -112,13 +110,11 @@ def test_health_tells_of_the_last_token_and_of_stopping(serve: Callable[..., Ser
     assert answer.status_code == 503 and answer.json()["error"]["type"] == "unavailable_error"
 
 
-def test_the_cache_is_told_cell_by_cell(serve: Callable[..., Served]) -> None:
+def test_the_cache_report_counts_cells_and_prefixes(serve: Callable[..., Served]) -> None:
     served = serve(b"hi")
-    with client(served) as asked:
-        asked.chat.completions.create(model="tiny", messages=HELLO)
-        asked.chat.completions.create(
-            model="tiny", messages=[{"role": "user", "content": "Another"}]
-        )
+    with client(served) as api:
+        api.chat.completions.create(model="tiny", messages=HELLO)
+        api.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Another"}])
     found = httpx.get(f"{served.v1}/kv?check=true").json()
     outside = found["outside"]
     assert (
@@ -128,23 +124,23 @@ def test_the_cache_is_told_cell_by_cell(serve: Callable[..., Served]) -> None:
         <= 512 << 20
     )
     assert found["checked"] and found["cells"] == 512
-    assert sum(one["own_cells"] for one in found["sequences"]) == found["used_cells"] > 0
-    assert {one["state"] for one in found["sequences"]} == {"cached"}
-    shared = 1 + len("<user>")  # both begin alike
+    assert sum(sequence["own_cells"] for sequence in found["sequences"]) == found["used_cells"] > 0
+    assert {sequence["state"] for sequence in found["sequences"]} == {"cached"}
+    shared = 1 + len("<user>")  # BOS and the common beginning of both prompts
     assert found["prefixes"][0]["tokens"] == shared and len(found["prefixes"][0]["children"]) == 2
     assert found["running"] == found["waiting"] == 0
     assert "Another" not in str(found)
 
 
 @pytest.mark.parametrize("path", ["metrics", "v1/kv", "health"])
-def test_they_are_read_and_not_written(serve: Callable[..., Served], path: str) -> None:
+def test_reports_refuse_post(serve: Callable[..., Served], path: str) -> None:
     assert httpx.post(f"{serve().url}/{path}").status_code == 405
 
 
-def test_what_llama_servers_programs_ask(serve: Callable[..., Served]) -> None:
+def test_props_slots_and_apply_template(serve: Callable[..., Served]) -> None:
     served = serve(b"hi", parallel=3)
-    with client(served) as asked:
-        asked.chat.completions.create(model="tiny", messages=HELLO)
+    with client(served) as api:
+        api.chat.completions.create(model="tiny", messages=HELLO)
     props = httpx.get(f"{served.url}/props").json()
     assert (props["total_slots"], props["model_alias"]) == (3, "tiny")
     assert props["default_generation_settings"]["n_ctx"] == 512
@@ -152,5 +148,5 @@ def test_what_llama_servers_programs_ask(serve: Callable[..., Served]) -> None:
     assert props["chat_template"].startswith("{% for m in messages %}")
     (slot,) = httpx.get(f"{served.url}/slots").json()
     assert not slot["is_processing"] and slot["n_ctx"] == 512 and slot["n_prompt_tokens"] > 0
-    shown = httpx.post(f"{served.url}/apply-template", json={"messages": HELLO}).json()["prompt"]
-    assert shown.endswith("<user>Once upon a time\n<assistant>")
+    prompt = httpx.post(f"{served.url}/apply-template", json={"messages": HELLO}).json()["prompt"]
+    assert prompt.endswith("<user>Once upon a time\n<assistant>")

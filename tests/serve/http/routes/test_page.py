@@ -1,4 +1,6 @@
-"""The page at /, in a real browser if one is installed: a chat, its figures, and no foreign code."""
+"""The chat page, in a browser if one is installed: it works, shows its figures, and runs no foreign
+code.
+"""
 
 import base64
 import hashlib
@@ -19,14 +21,14 @@ WRITTEN = "!controller && document.querySelectorAll('.assistant').length === {}"
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     folder: Path = tmp_path_factory.mktemp("browser")
-    with browsing(folder) as made:
-        yield made
+    with browsing(folder) as running_browser:
+        yield running_browser
 
 
 @pytest.fixture
 def tab(browser: Browser) -> Iterator[Tab]:
-    with browser.tab() as made:
-        yield made
+    with browser.tab() as open_tab:
+        yield open_tab
 
 
 def ask(tab: Tab, text: str, turns: int = 1) -> None:
@@ -34,11 +36,11 @@ def ask(tab: Tab, text: str, turns: int = 1) -> None:
     tab.until(WRITTEN.format(turns))
 
 
-def test_it_names_what_it_runs_by_its_hash_and_loads_nothing(serve: Callable[..., Served]) -> None:
+def test_the_policy_lists_the_hashes_of_script_and_style(serve: Callable[..., Served]) -> None:
     answer = httpx.get(serve(keys=("secret-key-1",)).url)
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     policy = dict(
-        one.split(" ", 1) for one in answer.headers["content-security-policy"].split("; ")
+        entry.split(" ", 1) for entry in answer.headers["content-security-policy"].split("; ")
     )
     assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
     for name in ("script", "style"):
@@ -51,7 +53,7 @@ def test_it_names_what_it_runs_by_its_hash_and_loads_nothing(serve: Callable[...
 
 
 @needs_browser
-def test_a_talk_is_shown_with_its_figures_and_the_cells(
+def test_a_conversation_is_shown_with_figures_and_cache_cells(
     serve: Callable[..., Served], tab: Tab
 ) -> None:
     served = serve(b"hello world")
@@ -78,18 +80,18 @@ def test_a_talk_is_shown_with_its_figures_and_the_cells(
     pixels = "byId('cells').getContext('2d').getImageData(0, 0, byId('cells').width, byId('cells').height)"
     assert (
         tab.js(f"new Set(new Uint32Array({pixels}.data.buffer)).size") > 2
-    )  # paper, free cells, held ones
+    )  # the background, free cells and used cells
     tab.js("byId('newChat').click()")
     assert tab.js("document.querySelectorAll('.turn').length") == 0
-    asked = {
+    requested_paths = {
         address.removeprefix(served.url) for address in tab.asked if not address.startswith("data:")
     }
-    assert asked == {"/", "/v1/models", "/v1/kv", "/v1/chat/completions"}
+    assert requested_paths == {"/", "/v1/models", "/v1/kv", "/v1/chat/completions"}
     assert tab.said == []
 
 
 @needs_browser
-def test_what_a_model_says_is_never_markup(serve: Callable[..., Served], tab: Tab) -> None:
+def test_answers_are_never_markup(serve: Callable[..., Served], tab: Tab) -> None:
     evil = (
         "<img src=x onerror=\"document.title='ran'\"><script>document.title='ran'</script><b>&amp;"
     )
@@ -101,23 +103,25 @@ def test_what_a_model_says_is_never_markup(serve: Callable[..., Served], tab: Ta
     ]
     assert tab.js("document.querySelectorAll('#log img, #log script, #log b, h1 i').length") == 0
     assert tab.js("document.title") == "<i>tiny</i>"
-    # And where it were, the policy would not let it run.
+    # even markup would not run, because of the Content-Security-Policy
     tab.js("document.body.innerHTML += '<img src=x onerror=\"document.title=1\">'")
     tab.until("document.querySelector('body > img').complete")
     assert tab.js("document.title") == "<i>tiny</i>"
-    assert any("Content Security Policy" in one for one in tab.said)
+    assert any("Content Security Policy" in entry for entry in tab.said)
 
 
 @needs_browser
-def test_an_answer_is_stopped_and_the_talk_goes_on(serve: Callable[..., Served], tab: Tab) -> None:
+def test_a_conversation_continues_after_a_stopped_answer(
+    serve: Callable[..., Served], tab: Tab
+) -> None:
     served = serve(b"x" * 400)
     tab.go(served.url)
     tab.js("byId('text').value = 'go'; byId('send').click()")
     tab.until("tokenTimes.length > 0")
     tab.js("byId('stop').click()")
     tab.until(WRITTEN.format(1))
-    said = tab.js("document.querySelector('.assistant .text').textContent")
-    assert set(said) <= {"x"}
+    answer = tab.js("document.querySelector('.assistant .text').textContent")
+    assert set(answer) <= {"x"}
     assert tab.js("conversation.map(one => one.role)") == ["user", "assistant"]
     tab.js("byId('max_tokens').value = '3'")
     ask(tab, "and", 2)
@@ -128,9 +132,7 @@ def test_an_answer_is_stopped_and_the_talk_goes_on(serve: Callable[..., Served],
 
 
 @needs_browser
-def test_a_key_is_asked_for_and_kept_for_the_tab_alone(
-    serve: Callable[..., Served], tab: Tab
-) -> None:
+def test_the_key_is_stored_only_for_the_tab(serve: Callable[..., Served], tab: Tab) -> None:
     tab.go(serve(keys=("secret-key-1",)).url)
     tab.until("byId('keyDialog').open")
     tab.js("byId('key').value = 'wrong-key-1'; document.querySelector('#keyDialog button').click()")
@@ -145,7 +147,7 @@ def test_a_key_is_asked_for_and_kept_for_the_tab_alone(
 
 
 @needs_browser
-def test_what_the_server_refuses_is_told_and_nothing_typed_is_lost(
+def test_an_error_is_shown_and_the_input_is_restored(
     serve: Callable[..., Served], tab: Tab
 ) -> None:
     tab.go(serve(n_ctx=256).url)
@@ -155,17 +157,17 @@ def test_what_the_server_refuses_is_told_and_nothing_typed_is_lost(
 
 
 @needs_browser
-def test_a_base_model_continues_what_is_there(serve: Callable[..., Served], tab: Tab) -> None:
+def test_a_base_model_continues_the_text(serve: Callable[..., Served], tab: Tab) -> None:
     tab.go(serve(b"upon a time", template=None).url)
     tab.until("byId('state').textContent === 'ready' && !isChat")
     ask(tab, "Once ")
     assert tab.js("document.querySelector('.assistant .text').textContent") == "upon a time"
-    assert any(one.endswith("/v1/completions") for one in tab.asked)
+    assert any(entry.endswith("/v1/completions") for entry in tab.asked)
     assert tab.said == []
 
 
 @needs_browser
-def test_thinking_stands_apart(serve: Callable[..., Served], tab: Tab) -> None:
+def test_thinking_is_shown_separately(serve: Callable[..., Served], tab: Tab) -> None:
     tab.go(serve(b"<think>let me see</think>It is <i>so</i>.").url)
     ask(tab, "Why?")
     assert (
@@ -180,23 +182,23 @@ def test_thinking_stands_apart(serve: Callable[..., Served], tab: Tab) -> None:
 @needs_browser
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [800, 375])
-def test_it_fits_screens_of_every_kind(
+def test_the_page_fits_small_and_large_screens(
     serve: Callable[..., Served], tab: Tab, width: int, dark: bool
 ) -> None:
     tab.size(width, 700, dark)
     tab.go(serve(b"a long " + b"word" * 60).url)
     tab.until("byId('state').textContent === 'ready'")
     ask(tab, "wide" * 100)
-    for opened in ("", "document.querySelectorAll('details').forEach(one => one.open = true)"):
-        tab.js(opened or "0")
+    for open_script in ("", "document.querySelectorAll('details').forEach(one => one.open = true)"):
+        tab.js(open_script or "0")
         assert tab.js("document.documentElement.scrollWidth") <= width
-        right = "Math.max(...[...document.querySelectorAll('body *')].map(one => one.getBoundingClientRect().right))"
-        assert tab.js(right) <= width + 1
+        right_edge = "Math.max(...[...document.querySelectorAll('body *')].map(one => one.getBoundingClientRect().right))"
+        assert tab.js(right_edge) <= width + 1
         box = tab.js("byId('send').getBoundingClientRect().toJSON()")
         assert box["top"] >= 0 and box["bottom"] <= 700 and box["right"] <= width
         assert tab.js("byId('log').clientHeight") >= 120
-    paper, ink = (
+    background, foreground = (
         sum(map(int, re.findall(r"\d+", tab.js(f"getComputedStyle(document.body).{name}"))[:3]))
         for name in ("backgroundColor", "color")
     )
-    assert (paper < 150) == dark and abs(paper - ink) > 450
+    assert (background < 150) == dark and abs(background - foreground) > 450

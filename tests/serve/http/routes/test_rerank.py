@@ -1,4 +1,4 @@
-"""/v1/rerank on a tiny BERT with a head, compared with transformers; --pooling."""
+"""/v1/rerank on a tiny BERT with a head, compared with transformers; and --pooling."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,110 +30,116 @@ OPTIONS = RunOptions(
 
 
 def head() -> dict[str, np.ndarray]:
-    chance = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     shapes = {
         "cls.weight": (bert.HIDDEN, bert.HIDDEN),
         "cls.bias": (bert.HIDDEN,),
         "cls.output.weight": (1, bert.HIDDEN),
         "cls.output.bias": (1,),
     }
-    return {name: chance.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    return {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def ranker(path: Path, model: Any = None, **more: Any) -> Iterator[Served]:
-    made = bert.bert(path, 4, model, head())
+def serve_reranker(path: Path, model: Any = None, **more: Any) -> Iterator[Served]:
+    model_path = bert.bert(path, 4, model, head())
     with (
-        open_runner(made, OPTIONS, native_sampling=False, needs_text=False) as runner,
+        open_runner(model_path, OPTIONS, native_sampling=False, needs_text=False) as runner,
         serving(runner, **more) as served,
     ):
         yield served
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[Served]:
-    """A tiny model that ranks, served."""
-    yield from ranker(tmp_path / "rank.gguf")
+def reranker(tmp_path: Path) -> Iterator[Served]:
+    """Serve a tiny reranker."""
+    yield from serve_reranker(tmp_path / "rank.gguf")
 
 
-def test_too_many_tokens_are_told_before_all_documents_are_cut_into_them() -> None:
-    class Long:
-        max_tokens, asked = 100_000, 0
+def test_too_many_tokens_are_refused_before_all_documents_are_tokenized() -> None:
+    class LongEmbedder:
+        max_tokens, n_calls = 100_000, 0
 
         def min_tokens(self, *texts: str) -> int:
             return 1
 
         def encode_pair(self, query: str, text: str) -> list[int]:
-            self.asked += 1
+            self.n_calls += 1
             return [1] * self.max_tokens
 
-    embedder: Any = Long()
+    embedder: Any = LongEmbedder()
     with pytest.raises(
         ApiError, match="first 4 documents have 400,000 tokens; the limit is 300,000"
     ):
         rerank.encode_pairs(embedder, "a long query", ["a"] * 1000)
-    assert embedder.asked == 4
+    assert embedder.n_calls == 4
 
 
-def test_what_is_certainly_too_long_is_told_without_cutting_it_into_tokens(tiny: Served) -> None:
+def test_a_very_long_text_is_refused_without_tokenizing_it(tiny: Served) -> None:
     embedder = tiny.bridge.runner.embedder()
     text = "Once upon a time there was a cat. " * 1000
     assert embedder.max_tokens < embedder.min_tokens(text) < len(embedder.encode(text))
     with pytest.MonkeyPatch.context() as patch:
         for name in ("encode", "encode_pair"):
-            patch.setattr(embedder, name, lambda *_: pytest.fail("it is cut into tokens"))
-        for cut, words in (
+            patch.setattr(embedder, name, lambda *_: pytest.fail("the text is tokenized"))
+        for encode, message in (
             (lambda: embeddings.encode_texts([text], embedder), r"input\[0\] has"),
             (
                 lambda: rerank.encode_pairs(embedder, "cats", [text]),
                 "document 0 and the query have",
             ),
         ):
-            with pytest.raises(ApiError, match=rf"{words} \d+ tokens or more") as told:
-                cut()
-            assert told.value.code == "context_length_exceeded"
+            with pytest.raises(ApiError, match=rf"{message} \d+ tokens or more") as caught:
+                encode()
+            assert caught.value.code == "context_length_exceeded"
 
 
-def ask(served: Served, path: str = "/v1/rerank", **body: Any) -> httpx.Response:
+def post_rerank(served: Served, path: str = "/v1/rerank", **body: Any) -> httpx.Response:
     return httpx.post(served.url + path, json={"query": "the cat", "documents": DOCUMENTS, **body})
 
 
-def test_scores_are_those_of_the_head_over_transformers_states(tmp_path: Path) -> None:
+def test_scores_equal_the_head_applied_to_transformers_states(tmp_path: Path) -> None:
     torch, model, weights = pytest.importorskip("torch"), bert.oracle(), head()
-    for served in ranker(tmp_path / "rank.gguf", model):
-        found = ask(served).json()
+    for served in serve_reranker(tmp_path / "rank.gguf", model):
+        found = post_rerank(served).json()
         pair = served.bridge.runner.embedder().encode_pair
         ids = [pair("the cat", text) for text in DOCUMENTS]
     assert ids[0] == [2, 7, 8, 3, 5, 6, 3]  # [CLS] the cat [SEP] hello world [SEP]
     scores = []
-    for one in ids:
+    for item in ids:
         with torch.no_grad():
-            first = model(torch.tensor([one])).last_hidden_state[0, 0].numpy()
+            first = model(torch.tensor([item])).last_hidden_state[0, 0].numpy()
         hidden = np.tanh(weights["cls.weight"] @ first + weights["cls.bias"])
         scores.append(
             float((weights["cls.output.weight"] @ hidden + weights["cls.output.bias"])[0])
         )
-    told = {one["index"]: one["relevance_score"] for one in found["results"]}
-    np.testing.assert_allclose([told[at] for at in range(len(DOCUMENTS))], scores, atol=1e-4)
-    ordered = [one["relevance_score"] for one in found["results"]]
+    by_index = {item["index"]: item["relevance_score"] for item in found["results"]}
+    np.testing.assert_allclose(
+        [by_index[index] for index in range(len(DOCUMENTS))], scores, atol=1e-4
+    )
+    ordered = [item["relevance_score"] for item in found["results"]]
     assert ordered == sorted(ordered, reverse=True)
     assert found["usage"]["total_tokens"] == sum(map(len, ids))
 
 
-def test_the_forms_of_jina_and_of_text_embeddings_inference(ranks: Served) -> None:
-    whole = ask(ranks).json()["results"]
-    assert [one["index"] for one in ask(ranks, top_n=2).json()["results"]] == [
-        one["index"] for one in whole[:2]
+def test_responses_in_the_formats_of_jina_and_text_embeddings_inference(reranker: Served) -> None:
+    ranking = post_rerank(reranker).json()["results"]
+    assert [item["index"] for item in post_rerank(reranker, top_n=2).json()["results"]] == [
+        item["index"] for item in ranking[:2]
     ]
-    given = [{"text": one} for one in DOCUMENTS]
-    (best,) = ask(ranks, top_n=1, return_documents=True, documents=given).json()["results"]
-    assert best["document"] == {"text": DOCUMENTS[whole[0]["index"]]}
-    old = ask(ranks, "/rerank", documents=None, texts=DOCUMENTS, return_text=True).json()
-    assert [one["index"] for one in old] == [one["index"] for one in whole]
-    assert set(old[0]) == {"index", "score", "text"}
+    documents = [{"text": item} for item in DOCUMENTS]
+    (best,) = post_rerank(reranker, top_n=1, return_documents=True, documents=documents).json()[
+        "results"
+    ]
+    assert best["document"] == {"text": DOCUMENTS[ranking[0]["index"]]}
+    tei_ranking = post_rerank(
+        reranker, "/rerank", documents=None, texts=DOCUMENTS, return_text=True
+    ).json()
+    assert [item["index"] for item in tei_ranking] == [item["index"] for item in ranking]
+    assert set(tei_ranking[0]) == {"index", "score", "text"}
 
 
 @pytest.mark.parametrize(
-    ("body", "told", "status"),
+    ("body", "message", "status"),
     [
         ({"query": None}, "query is missing", 400),
         ({"query": 5}, "query must be text", 400),
@@ -147,37 +153,37 @@ def test_the_forms_of_jina_and_of_text_embeddings_inference(ranks: Served) -> No
         ({"model": "other"}, "not served here", 404),
     ],
 )
-def test_what_is_wrong_is_told(ranks: Served, body: dict[str, Any], told: str, status: int) -> None:
-    answer = ask(ranks, **body)
-    assert (answer.status_code, told in answer.json()["error"]["message"]) == (status, True), (
+def test_errors_name_the_problem(
+    reranker: Served, body: dict[str, Any], message: str, status: int
+) -> None:
+    answer = post_rerank(reranker, **body)
+    assert (answer.status_code, message in answer.json()["error"]["message"]) == (status, True), (
         answer.text
     )
 
 
-def test_models_that_do_not_rank_say_so_and_one_that_does_embeds_nothing(
-    ranks: Served, tiny: Served
-) -> None:
-    answer = ask(tiny)
+def test_rerank_and_embeddings_need_the_right_model(reranker: Served, tiny: Served) -> None:
+    answer = post_rerank(tiny)
     assert answer.status_code == 400 and "does not rank" in answer.json()["error"]["message"]
-    answer = httpx.post(f"{ranks.v1}/embeddings", json={"input": "hello"})
+    answer = httpx.post(f"{reranker.v1}/embeddings", json={"input": "hello"})
     assert answer.status_code == 501 and "/v1/rerank" in answer.json()["error"]["message"]
 
 
-def test_vectors_are_pooled_as_is_asked_for(tmp_path: Path) -> None:
-    made = bert.bert(tmp_path / "bert.gguf", 1)
+def test_pooling_overrides_the_model_file(tmp_path: Path) -> None:
+    model_path = bert.bert(tmp_path / "bert.gguf", 1)
     found = {}
-    for wanted in (None, "mean", "cls", "last"):
-        with open_runner(made, OPTIONS, native_sampling=False, needs_text=False) as runner:
-            runner.pooling = wanted
-            work = runner.embedder().start_job([runner.embedder().encode("the cat sat")])
-            while work.step():
+    for pooling in (None, "mean", "cls", "last"):
+        with open_runner(model_path, OPTIONS, native_sampling=False, needs_text=False) as runner:
+            runner.pooling = pooling
+            job = runner.embedder().start_job([runner.embedder().encode("the cat sat")])
+            while job.step():
                 pass
-            found[wanted] = work.vectors[0]
+            found[pooling] = job.vectors[0]
     np.testing.assert_allclose(found[None], found["mean"], atol=1e-6)
     assert not np.allclose(found["mean"], found["cls"], atol=1e-3)
     assert not np.allclose(found["last"], found["cls"], atol=1e-3)
-    made = bert.bert(tmp_path / "rank.gguf", 4, None, head())
-    with open_runner(made, OPTIONS, native_sampling=False, needs_text=False) as runner:
+    model_path = bert.bert(tmp_path / "rank.gguf", 4, None, head())
+    with open_runner(model_path, OPTIONS, native_sampling=False, needs_text=False) as runner:
         runner.pooling = "cls"
         with pytest.raises(UserError, match="ranks pairs"):
             runner.embedder()

@@ -1,4 +1,4 @@
-"""The contract of every route: it needs the key unless it is open, and answers any body."""
+"""Every route needs the API key unless it is public, and responds to any body."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ PATHS = sorted(path for path, route in ROUTES.items() if not route.is_websocket)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_route_needs_the_key_unless_it_is_open(path: str, serve: Callable[..., Served]) -> None:
+def test_a_route_needs_the_key_unless_it_is_public(path: str, serve: Callable[..., Served]) -> None:
     served, route = serve(keys=(KEY,)), ROUTES[path]
     for address in (path, *route.further_paths):
         status, _, _ = post(served, b"", address.replace("{name:path}", "tiny"), route.methods[0])
@@ -21,7 +21,7 @@ def test_a_route_needs_the_key_unless_it_is_open(path: str, serve: Callable[...,
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_route_answers_an_empty_object(path: str, serve: Callable[..., Served]) -> None:
+def test_a_route_responds_to_an_empty_object(path: str, serve: Callable[..., Served]) -> None:
     served, route = serve(keys=(KEY,)), ROUTES[path]
     for method in route.methods:
         status, headers, _ = post(

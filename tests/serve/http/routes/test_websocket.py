@@ -1,4 +1,6 @@
-"""The WebSocket gives the same answers as HTTP, several at once, cancelled one by one."""
+"""The WebSocket gives the same answers as the HTTP API, several at once, and each can be
+cancelled.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -16,82 +18,83 @@ CHAT = "/v1/chat/completions"
 
 
 @contextmanager
-def opened(served: Served, **more: Any) -> Iterator[ClientConnection]:
+def open_websocket(served: Served, **more: Any) -> Iterator[ClientConnection]:
     address = f"{served.v1.replace('http', 'ws', 1)}/ws"
-    with connect(
-        address, max_queue=None, **more
-    ) as socket:  # whoever does not read cannot close in time
+    # without a limit on the queue, a client that does not read can still close in time
+    with connect(address, max_queue=None, **more) as socket:
         yield socket
 
 
-def ask(socket: ClientConnection, name: str, path: str = CHAT, **body: Any) -> None:
-    given = {"messages": HELLO, **body} if path == CHAT else body
-    socket.send(json.dumps({"id": name, "path": path, "body": given}))
+def send_request(socket: ClientConnection, name: str, path: str = CHAT, **body: Any) -> None:
+    request_body = {"messages": HELLO, **body} if path == CHAT else body
+    socket.send(json.dumps({"id": name, "path": path, "body": request_body}))
 
 
-def until_over(socket: ClientConnection, *names: str) -> dict[str, list[dict[str, Any]]]:
-    """What came with each id, until each is over."""
+def receive_answers(socket: ClientConnection, *names: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the messages of each id until all of them have ended."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    over: set[str] = set()
-    while over != set(names):
+    ended: set[str] = set()
+    while ended != set(names):
         message = json.loads(socket.recv(timeout=60))
         found[message.pop("id")].append(message)
-        over |= {
-            name for name, those in found.items() if those and those[-1].keys() & {"done", "error"}
+        ended |= {
+            name
+            for name, messages in found.items()
+            if messages and messages[-1].keys() & {"done", "error"}
         }
     return found
 
 
-def text(messages: list[dict[str, Any]]) -> str:
-    choices = [choice for one in messages if "data" in one for choice in one["data"]["choices"]]
+def joined_text(messages: list[dict[str, Any]]) -> str:
+    choices = [choice for item in messages if "data" in item for choice in item["data"]["choices"]]
     return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
-def test_it_says_what_http_says_whole_and_in_chunks(tiny: Served) -> None:
-    with client(tiny) as asked:
-        whole = asked.chat.completions.create(model="tiny", messages=HELLO, max_tokens=12)
-        vector = asked.embeddings.create(model="tiny", input="a cat", encoding_format="float")
-    with opened(tiny) as socket:
-        ask(socket, "a", max_tokens=12, stream=True)
-        ask(socket, "b", max_tokens=12)
-        ask(socket, "c", "/v1/embeddings", input="a cat")
-        found = until_over(socket, "a", "b", "c")
-    assert text(found["a"]) == whole.choices[0].message.content
+def test_answers_equal_those_of_http(tiny: Served) -> None:
+    with client(tiny) as api:
+        complete = api.chat.completions.create(model="tiny", messages=HELLO, max_tokens=12)
+        vector = api.embeddings.create(model="tiny", input="a cat", encoding_format="float")
+    with open_websocket(tiny) as socket:
+        send_request(socket, "a", max_tokens=12, stream=True)
+        send_request(socket, "b", max_tokens=12)
+        send_request(socket, "c", "/v1/embeddings", input="a cat")
+        found = receive_answers(socket, "a", "b", "c")
+    assert joined_text(found["a"]) == complete.choices[0].message.content
     assert found["a"][-2]["data"]["choices"][0]["finish_reason"] == "length"
     assert found["a"][-1] == {"done": True}
-    assert [set(one) for one in found["b"]] == [{"data"}, {"done"}]
+    assert [set(item) for item in found["b"]] == [{"data"}, {"done"}]
     assert (
         found["b"][0]["data"]["choices"][0]["message"]["content"]
-        == whole.choices[0].message.content
+        == complete.choices[0].message.content
     )
     assert found["c"][0]["data"]["data"][0]["embedding"] == pytest.approx(
         vector.data[0].embedding, abs=1e-3
     )
 
 
-def test_one_is_cancelled_and_the_others_go_on(serve: Callable[..., Served]) -> None:
+def test_cancelling_a_request_does_not_affect_others(serve: Callable[..., Served]) -> None:
     served = serve(b"x" * 400)
-    with opened(served) as socket:
-        ask(socket, "long", stream=True)
+    with open_websocket(served) as socket:
+        send_request(socket, "long", stream=True)
         first = json.loads(socket.recv(timeout=60))
         assert first["id"] == "long"
-        ask(socket, "short", stream=True, max_tokens=5)
+        send_request(socket, "short", stream=True, max_tokens=5)
         socket.send(json.dumps({"id": "long", "cancel": True}))
-        socket.send(
-            json.dumps({"id": "nobody", "cancel": True})
-        )  # has ended already, for all we know
-        found = until_over(socket, "long", "short")
+        socket.send(json.dumps({"id": "unknown", "cancel": True}))  # is ignored
+        found = receive_answers(socket, "long", "short")
         assert found["long"][-1] in ({"done": True, "cancelled": True}, {"done": True})
-        assert text(found["short"]) == "xxxxx"
-        ask(socket, "never", stream=True)
-        socket.send(json.dumps({"id": "never", "cancel": True}))  # perhaps before it has begun
-        assert until_over(socket, "never")["never"][-1]["done"]
-        ask(socket, "long", stream=True, max_tokens=1)  # an id that is over may come again
-        assert text(until_over(socket, "long")["long"]) == "x"
+        assert joined_text(found["short"]) == "xxxxx"
+        send_request(socket, "never", stream=True)
+        socket.send(json.dumps({"id": "never", "cancel": True}))  # possibly before it has begun
+        assert receive_answers(socket, "never")["never"][-1]["done"]
+        send_request(
+            socket, "long", stream=True, max_tokens=1
+        )  # the id of a finished request is free
+        assert joined_text(receive_answers(socket, "long")["long"]) == "x"
 
 
 @pytest.mark.parametrize(
-    ("message", "told", "code"),
+    ("message", "error", "code"),
     [
         ("nonsense", "not JSON", None),
         ("[]", "must be a JSON object", None),
@@ -111,27 +114,27 @@ def test_one_is_cancelled_and_the_others_go_on(serve: Callable[..., Served]) -> 
         (json.dumps({"id": "a", "path": "/v1/embeddings", "body": {}}), "input is missing", None),
     ],
 )
-def test_what_is_wrong_is_told_and_the_socket_stays(
-    serve, message: str, told: str, code: str | None
+def test_an_invalid_message_gets_an_error_and_the_socket_stays_open(
+    serve, message: str, error: str, code: str | None
 ) -> None:
-    with opened(serve()) as socket:
+    with open_websocket(serve()) as socket:
         socket.send(message)
         answer = json.loads(socket.recv(timeout=60))
-        assert told in answer["error"]["message"]
+        assert error in answer["error"]["message"]
         assert code is None or answer["error"]["code"] == code
-        ask(socket, "good", stream=True)
-        assert text(until_over(socket, "good")["good"]) == "hello"
+        send_request(socket, "good", stream=True)
+        assert joined_text(receive_answers(socket, "good")["good"]) == "hello"
 
 
-def test_an_id_in_use_and_too_many_at_once_are_refused(
+def test_a_used_id_and_too_many_requests_are_refused(
     serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from llmcli.serve.http.routes import websocket as route
 
     monkeypatch.setattr(route, "MAX_REQUESTS", 2)
-    with opened(serve(b"x" * 200)) as socket:
+    with open_websocket(serve(b"x" * 200)) as socket:
         for name in ("a", "a", "b", "c"):
-            ask(socket, name)
+            send_request(socket, name)
         refused: dict[str, Any] = {}
         while len(refused) < 2:
             message = json.loads(socket.recv(timeout=60))
@@ -141,47 +144,50 @@ def test_an_id_in_use_and_too_many_at_once_are_refused(
     assert refused["c"]["code"] == "busy" and "at most 2" in refused["c"]["message"]
 
 
-def test_a_socket_that_closes_ends_what_it_asked_for(serve: Callable[..., Served]) -> None:
+def test_closing_a_socket_cancels_its_requests(serve: Callable[..., Served]) -> None:
     served = serve(b"x" * 400)
-    with opened(served) as socket:
+    with open_websocket(served) as socket:
         for name in ("a", "b"):
-            ask(socket, name, stream=True)
+            send_request(socket, name, stream=True)
         json.loads(socket.recv(timeout=60))
-    with opened(
+    with open_websocket(
         served
-    ) as socket:  # what is left of the first is dropped before this one is answered, or has ended
-        ask(socket, "c", stream=True)
-        assert text(until_over(socket, "c")["c"]) == "x" * 400
+    ) as socket:  # the first socket's answers have ended or are cancelled first
+        send_request(socket, "c", stream=True)
+        assert joined_text(receive_answers(socket, "c")["c"]) == "x" * 400
     assert served.bridge.n_open == 0
 
 
-def test_what_is_under_way_is_told_before_the_server_ends(serve: Callable[..., Served]) -> None:
+def test_running_requests_finish_before_the_server_stops(serve: Callable[..., Served]) -> None:
     served = serve(b"x" * 300)
-    with opened(served) as socket:
-        ask(socket, "a", stream=True)
+    with open_websocket(served) as socket:
+        send_request(socket, "a", stream=True)
         first = json.loads(socket.recv(timeout=60))
         served.server.should_exit = True
-        found = until_over(socket, "a")["a"]
-        assert text([first, *found]) == "x" * 300 and found[-1] == {"done": True}
+        found = receive_answers(socket, "a")["a"]
+        assert joined_text([first, *found]) == "x" * 300 and found[-1] == {"done": True}
         with pytest.raises(ConnectionClosed) as closed:
             socket.recv(timeout=60)
     assert closed.value.rcvd.code == 1012  # the service restarts
 
 
-def test_a_key_is_needed_and_a_strange_page_is_not_let_in(serve: Callable[..., Served]) -> None:
+def test_a_socket_needs_the_key_and_an_allowed_origin(serve: Callable[..., Served]) -> None:
     served = serve(keys=("secret-key-1",), cors=("https://good.example",))
     good = {"additional_headers": {"Authorization": "Bearer secret-key-1"}}
     for more in ({}, {**good, "origin": "https://evil.example"}):
-        with pytest.raises((InvalidStatus, ConnectionClosed)), opened(served, **more) as socket:
+        with (
+            pytest.raises((InvalidStatus, ConnectionClosed)),
+            open_websocket(served, **more) as socket,
+        ):
             socket.recv(timeout=60)
     for origin in (None, "https://good.example", served.url):
-        with opened(served, origin=origin, **good) as socket:
-            ask(socket, "a", stream=True)
-            assert text(until_over(socket, "a")["a"]) == "hello"
+        with open_websocket(served, origin=origin, **good) as socket:
+            send_request(socket, "a", stream=True)
+            assert joined_text(receive_answers(socket, "a")["a"]) == "hello"
 
 
-def test_a_message_beyond_the_limit_closes_the_socket(serve: Callable[..., Served]) -> None:
-    with opened(serve(max_body=2048)) as socket:
+def test_a_message_larger_than_the_limit_closes_the_socket(serve: Callable[..., Served]) -> None:
+    with open_websocket(serve(max_body=2048)) as socket:
         socket.send(
             json.dumps({"id": "a", "path": CHAT, "body": {"messages": [{"content": "x" * 4096}]}})
         )
@@ -190,8 +196,8 @@ def test_a_message_beyond_the_limit_closes_the_socket(serve: Callable[..., Serve
     assert closed.value.rcvd.code == 1009
 
 
-def test_bytes_close_the_socket(serve: Callable[..., Served]) -> None:
-    with opened(serve()) as socket:
+def test_a_binary_message_closes_the_socket(serve: Callable[..., Served]) -> None:
+    with open_websocket(serve()) as socket:
         socket.send(b"\x00")
         with pytest.raises(ConnectionClosed):
             socket.recv(timeout=60)
