@@ -1,4 +1,4 @@
-"""The time of each phase, with a fake clock."""
+"""The times of the phases of an answer, with a fake clock."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ GREEDY = default_sampling().with_values({"temp": 0})
 
 
 class Clock:
-    """Says what time it is made to be."""
+    """A clock that shows the time in `now`."""
 
     now = 0.0
 
@@ -37,10 +37,12 @@ def runner(stories_gguf: Path) -> Iterator[Runner]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """llama_decode takes 100 s for a prompt and 10 for a token, a draw 3, a token's text 0.5."""
+    """Make functions take fixed times on a fake clock: llama_decode 100 s for a prompt and 10 s for
+    a token, drawing a token 3 s, and detokenizing 0.5 s.
+    """
     clock, library = Clock(), lib()
 
-    def slower(owner: Any, name: str, seconds: Any) -> None:
+    def slow_down(owner: Any, name: str, seconds: Any) -> None:
         function = getattr(owner, name)
 
         def slow(*args: Any) -> Any:
@@ -49,11 +51,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
         monkeypatch.setattr(owner, name, slow)
 
-    slower(library, "llama_decode", lambda context, batch: 10 if batch.n_tokens == 1 else 100)
+    slow_down(library, "llama_decode", lambda context, batch: 10 if batch.n_tokens == 1 else 100)
     for kind in (GreedyChain, GreedyNative):
-        slower(kind, "draw", 3)
-    slower(Detokenizer, "feed", 0.5)
-    slower(Runner, "encode_text", 7)
+        slow_down(kind, "draw", 3)
+    slow_down(Detokenizer, "feed", 0.5)
+    slow_down(Runner, "encode_text", 7)
     return clock
 
 
@@ -64,45 +66,43 @@ def measure(runner: Runner, clock: Clock, answers: int = 2) -> phases.PhaseBreak
     return phases.measure_phases(runner, PROMPT, GREEDY, 6, answers, show, clock=clock)
 
 
-def test_every_phase_gets_what_was_spent_in_it(runner: Runner, clock: Clock) -> None:
-    found = measure(runner, clock)
-    assert {phase: found.answer_seconds(phase) for phase in phases.PHASES} == {
+def test_every_phase_has_its_time(runner: Runner, clock: Clock) -> None:
+    breakdown = measure(runner, clock)
+    assert {phase: breakdown.answer_seconds(phase) for phase in phases.PHASES} == {
         "tokenize": (7, 7, 7), "prefill": (100, 100, 100), "decode": (50, 50, 50), "sample": (18, 18, 18),
         "detokenize": (3, 3, 3), "screen": (1.75, 1.75, 1.75), "python": (0, 0, 0),
     }  # fmt: skip
-    assert found.total_seconds == 179.75
-    assert {phase: found.token_seconds(phase) for phase in phases.TOKEN_PHASES} == {
+    assert breakdown.total_seconds == 179.75
+    assert {phase: breakdown.token_seconds(phase) for phase in phases.TOKEN_PHASES} == {
         "decode": (10, 10, 10), "sample": (3, 3, 3), "detokenize": (0.5, 0.5, 0.5), "screen": (0.25, 0.25, 0.25),
         "python": (0, 0, 0),
     }  # fmt: skip
-    assert [len(one.tokens) for one in found.answers] == [5, 5]
+    assert [len(answer.tokens) for answer in breakdown.answers] == [5, 5]
 
 
-def test_what_no_clock_has_seen_is_python_s(
+def test_unmeasured_time_belongs_to_the_phase_python(
     runner: Runner, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned = runner.engine.step
+    original_step = runner.engine.step
 
     def slow() -> Any:
         clock.now += 1
-        return planned()
+        return original_step()
 
     monkeypatch.setattr(runner.engine, "step", slow)
-    found = measure(runner, clock)
-    assert found.token_seconds("python") == (1, 1, 1)
-    assert found.answer_seconds("python") == (6, 6, 6)
-    assert found.answer_seconds("decode") == (50, 50, 50)
+    breakdown = measure(runner, clock)
+    assert breakdown.token_seconds("python") == (1, 1, 1)
+    assert breakdown.answer_seconds("python") == (6, 6, 6)
+    assert breakdown.answer_seconds("decode") == (50, 50, 50)
 
 
-def test_the_whole_is_its_parts_and_nothing_of_one_answer_helps_the_next(
-    runner: Runner, clock: Clock
-) -> None:
-    found = measure(runner, clock, answers=3)
-    assert [one.phases["prefill"] for one in found.answers] == [100, 100, 100]
-    assert found.prompt_tokens == len(runner.encode_text(PROMPT))
+def test_no_answer_reuses_the_cache_of_an_earlier_one(runner: Runner, clock: Clock) -> None:
+    breakdown = measure(runner, clock, answers=3)
+    assert [answer.phases["prefill"] for answer in breakdown.answers] == [100, 100, 100]
+    assert breakdown.prompt_tokens == len(runner.encode_text(PROMPT))
 
 
-def test_the_clocks_are_taken_out_again(runner: Runner) -> None:
+def test_the_timers_are_removed_after_the_measurement(runner: Runner) -> None:
     before = lib().llama_decode, GreedyChain.draw, Detokenizer.feed, runner.engine.resources
     phases.measure_phases(runner, PROMPT, GREEDY, 3, 1, lambda event: None)
     assert before == (
@@ -126,9 +126,9 @@ def test_the_clocks_are_taken_out_again(runner: Runner) -> None:
     assert not runner.engine.is_busy
 
 
-def test_a_probe_adds_up_and_begins_anew() -> None:
+def test_function_timers_add_up_and_can_be_reset() -> None:
     clock = Clock()
-    probe = FunctionTimers(clock)
+    timers = FunctionTimers(clock)
 
     def work(seconds: float) -> float:
         clock.now += seconds
@@ -136,15 +136,15 @@ def test_a_probe_adds_up_and_begins_anew() -> None:
             raise KeyError(seconds)
         return seconds
 
-    timed = probe.wrap("work", work)
+    timed = timers.wrap("work", work)
     assert timed(1) + timed(2) == 3
     with pytest.raises(KeyError):
         timed(5)
-    assert probe.reset() == {"work": 8}
-    assert probe.reset() == {}
+    assert timers.reset() == {"work": 8}
+    assert timers.reset() == {}
 
 
-def test_the_prompt_is_no_longer_than_asked_for(runner: Runner) -> None:
+def test_the_prompt_is_no_longer_than_requested(runner: Runner) -> None:
     lengths = [
         len(phases.encode_prompt(runner, phases.build_prompt(runner, count)))
         for count in (100, 200)

@@ -205,8 +205,8 @@ def _save_results(result: LoadResult, config: Config, ui: UI) -> None:
     ]
     rows += [
         (result.environments[0], best)
-        for metrics in result.max_loads
-        if (best := metrics.best_metrics)
+        for search_result in result.max_loads
+        if (best := search_result.best_metrics)
     ]
     runs = [
         history.BenchRun(

@@ -1,4 +1,4 @@
-"""Two interleaved sides on real models: what is measured, at which depth, and what is not counted."""
+"""The interleaved comparison on real models: depths, settling, memory and interruption."""
 
 import signal
 from dataclasses import replace
@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("depth", [0, 5])
-def test_a_generation_goes_on_and_begins_anew_behind_its_depth(model: Path, depth: int):
+def test_generation_restarts_at_its_depth_when_its_tokens_are_used_up(model: Path, depth: int):
     side = ModelTest(model, replace(TG, n_depth=depth))
     with (
         open_model(model, gpu_layers=0) as opened,
@@ -50,7 +50,7 @@ def test_a_generation_goes_on_and_begins_anew_behind_its_depth(model: Path, dept
 
 
 @pytest.mark.parametrize("depth", [0, 5])
-def test_a_prompt_is_read_behind_its_depth_every_time(model: Path, depth: int):
+def test_each_prompt_measurement_starts_at_the_depth(model: Path, depth: int):
     side = ModelTest(model, replace(TG, n_prompt=9, n_gen=0, n_depth=depth))
     with (
         open_model(model, gpu_layers=0) as opened,
@@ -62,12 +62,12 @@ def test_a_prompt_is_read_behind_its_depth_every_time(model: Path, depth: int):
             assert context.last_position(0) + 1 == depth + 9
 
 
-def test_what_settles_is_not_timed(model: Path, monkeypatch: pytest.MonkeyPatch):
-    """Every pass takes 1 ms on this clock, the first after a switch 100."""
-    side, asked = ModelTest(model, TG), []
+def test_settling_passes_are_not_timed(model: Path, monkeypatch: pytest.MonkeyPatch):
+    """On this fake clock, every pass takes 1 ms, and the first pass after a switch 100 ms."""
+    side, pass_counts = ModelTest(model, TG), []
 
-    def counted(passes):
-        asked.append(len(passes))
+    def timed_run(passes):
+        pass_counts.append(len(passes))
         return [0] + [
             (100 if len(passes) == 1 else 1) * 1_000_000 * (at + 1) for at in range(len(passes))
         ]
@@ -77,82 +77,88 @@ def test_what_settles_is_not_timed(model: Path, monkeypatch: pytest.MonkeyPatch)
         open_context(opened, side.context_options()) as context,
     ):
         measure = GenerationMeasurement(context, opened, side.test, MeasurementSize(1, 2))
-        monkeypatch.setattr(interleaved, "run_passes", counted)
+        monkeypatch.setattr(interleaved, "run_passes", timed_run)
         assert measure() == pytest.approx(1000)
-        assert asked == [1, 2]
+        assert pass_counts == [1, 2]
 
 
-def test_alike_sides_change_after_every_token_and_others_settle(model: Path):
+def test_only_sides_with_equal_weights_and_threads_alternate_after_every_token(model: Path):
     side = ModelTest(model, TG)
-    other, threads = (
+    other_file, threads = (
         ModelTest(model.with_name("other.gguf"), TG),
         ModelTest(model, replace(TG, n_threads=2)),
     )
     assert plan_measurement(side, side, 0.005) == MeasurementSize(0, 1)
-    for b in (other, threads):
+    for b in (other_file, threads):
         assert plan_measurement(side, b, 0.005) == MeasurementSize(10, 20)
         assert plan_measurement(side, b, 0.00001) == MeasurementSize(16, 32)
         assert plan_measurement(side, b, 2.0) == MeasurementSize(1, 1)
     prompt = replace(side, test=replace(TG, n_prompt=512, n_gen=0))
     assert plan_measurement(prompt, prompt, 0.01) == MeasurementSize(0, 1)
-    assert plan_measurement(prompt, replace(prompt, path=other.path), 0.01) == MeasurementSize(5, 1)
-    assert plan_measurement(prompt, replace(prompt, path=other.path), 2.0) == MeasurementSize(0, 1)
+    assert plan_measurement(prompt, replace(prompt, path=other_file.path), 0.01) == MeasurementSize(
+        5, 1
+    )
+    assert plan_measurement(prompt, replace(prompt, path=other_file.path), 2.0) == MeasurementSize(
+        0, 1
+    )
 
 
-def test_the_room_for_one_may_not_be_enough_for_two(
+def test_two_models_need_more_memory_than_two_settings_of_one_model(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Settings of one model share its weights; two models do not."""
+    """Two settings of one model share its weights; two models do not."""
     side = ModelTest(model, replace(TG, n_gen=0, n_prompt=8))
-    twin = ModelTest(
+    second_model = ModelTest(
         tiny_gguf.llama(tmp_path / "twin.gguf", hidden=64, ff=128, layers=2), side.test
     )
-    found = {}
-    for room in range(0, 40_000_000, 50_000):
-        monkeypatch.setattr(host, "available_memory", lambda room=room: room)
-        for name, b in (("shared", side), ("two", twin)):
-            if name not in found and interleaved.fit_in_memory(side, b):
-                found[name] = room
-        if len(found) == 2:
+    needed_bytes = {}
+    for free_bytes in range(0, 40_000_000, 50_000):
+        monkeypatch.setattr(host, "available_memory", lambda free_bytes=free_bytes: free_bytes)
+        for name, b in (("shared", side), ("two", second_model)):
+            if name not in needed_bytes and interleaved.fit_in_memory(side, b):
+                needed_bytes[name] = free_bytes
+        if len(needed_bytes) == 2:
             break
-    assert found["shared"] < found["two"]
+    assert needed_bytes["shared"] < needed_bytes["two"]
     monkeypatch.setattr(host, "available_memory", lambda: None)
-    assert interleaved.fit_in_memory(side, twin)
+    assert interleaved.fit_in_memory(side, second_model)
 
 
-def test_two_that_do_not_fit_are_loaded_in_turn(
+def test_sides_that_do_not_fit_into_memory_are_loaded_in_turn(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ):
     monkeypatch.setattr(interleaved, "fit_in_memory", lambda a, b: False)
     loaded = []
 
-    def counted(path, **how):
+    def counting_open(path, **options):
         loaded.append(path)
-        return open_model(path, **how)
+        return open_model(path, **options)
 
-    monkeypatch.setattr(interleaved, "open_model", counted)
+    monkeypatch.setattr(interleaved, "open_model", counting_open)
     side = ModelTest(model, TG)
-    (found,) = interleaved.compare_tests([(side, side)], QUICK, UI())
-    assert len(loaded) == 2 * len(found.a) >= 2 * QUICK.min_pairs
+    (comparison,) = interleaved.compare_tests([(side, side)], QUICK, UI())
+    assert len(loaded) == 2 * len(comparison.a) >= 2 * QUICK.min_pairs
     assert "do not fit into memory at the same time" in capsys.readouterr().err
 
 
-def test_all_tests_share_the_doubt_and_the_weights(model: Path, monkeypatch: pytest.MonkeyPatch):
+def test_all_tests_share_the_error_probability_and_the_weights(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+):
     loaded = []
 
-    def counted(path, **how):
+    def counting_open(path, **options):
         loaded.append(path)
-        return open_model(path, **how)
+        return open_model(path, **options)
 
-    monkeypatch.setattr(interleaved, "open_model", counted)
+    monkeypatch.setattr(interleaved, "open_model", counting_open)
     a = [ModelTest(model, TG), ModelTest(model, replace(TG, n_prompt=8, n_gen=0))]
     b = [replace(side, test=replace(side.test, n_ubatch=16)) for side in a]
-    found = interleaved.compare_tests(list(zip(a, b, strict=True)), QUICK, UI())
-    assert [one.confidence for one in found] == [pytest.approx(0.995)] * 2
+    comparisons = interleaved.compare_tests(list(zip(a, b, strict=True)), QUICK, UI())
+    assert [comparison.confidence for comparison in comparisons] == [pytest.approx(0.995)] * 2
     assert len(loaded) == 1
 
 
-def test_ctrl_c_ends_it(model: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ctrl_c_ends_the_comparison(model: Path, monkeypatch: pytest.MonkeyPatch):
     def interrupted(a, b, design, tick):
         signal.raise_signal(signal.SIGINT)
         while True:

@@ -1,4 +1,4 @@
-"""Two saved runs: which may be compared, and the confidence from samples that were not interleaved."""
+"""Comparison of two saved runs: which runs may be compared, and the interval of the ratio."""
 
 import json
 import math
@@ -42,7 +42,7 @@ ROW: dict[str, Any] = {
 }
 
 
-def none(number: int) -> Mapping[str, Any]:
+def no_such_run(number: int) -> Mapping[str, Any]:
     raise UserError(f"the history has no run {number}")
 
 
@@ -60,24 +60,24 @@ def side(name: str, *rows: dict[str, Any]) -> SavedRuns:
         (0.975, 10**6, 1.960),
     ],
 )
-def test_student_s_table(share: float, freedom: float, t: float):
+def test_quantiles_of_students_t(share: float, freedom: float, t: float):
     assert student_t_quantile(share, freedom) == pytest.approx(t, abs=6e-4)
 
 
-def test_runs_that_drift_apart_are_not_told_apart_too_often():
-    """Each run's whole level is off by what its repetitions differ by, and 3 % at the least."""
-    rng, missed, naive = np.random.default_rng(2), 0, 0
+def test_drift_between_runs_rarely_counts_as_a_difference():
+    """The speed of each run drifts as a whole, with a standard deviation of 3 %."""
+    rng, differences, welch_differences = np.random.default_rng(2), 0, 0
     for _ in range(200):
         a, b = (np.exp(rng.normal(0, 0.03) + 0.01 * rng.standard_normal(5)) * 100 for _ in range(2))
-        found = compare_rates(a.tolist(), b.tolist(), 0.99)
-        missed += not found.low <= 1 <= found.high
-        error = math.sqrt(sum(np.log(one).var(ddof=1) / 5 for one in (a, b)))
-        naive += abs(math.log(found.ratio)) > 3.36 * error
-    assert missed <= 5
-    assert naive > 50  # what Welch's interval alone would have called
+        comparison = compare_rates(a.tolist(), b.tolist(), 0.99)
+        differences += not comparison.low <= 1 <= comparison.high
+        error = math.sqrt(sum(np.log(rates).var(ddof=1) / 5 for rates in (a, b)))
+        welch_differences += abs(math.log(comparison.ratio)) > 3.36 * error
+    assert differences <= 5
+    assert welch_differences > 50  # Welch's interval without drift would report a difference
 
 
-def test_a_noisy_run_is_worth_less_and_a_single_repetition_nothing():
+def test_noise_widens_the_interval_and_one_repetition_has_none():
     steady = compare_rates([100, 101, 99], [120, 121, 119], 0.99)
     noisy = compare_rates([100, 150, 60], [120, 180, 70], 0.99)
     assert steady.differs and steady.ratio == pytest.approx(1.2, rel=0.001)
@@ -86,18 +86,18 @@ def test_a_noisy_run_is_worth_less_and_a_single_repetition_nothing():
     assert compare_rates([100, 100], [150, 150], 0.99).low > 1.3
 
 
-def test_a_number_is_a_run_of_the_history_and_json_a_file(tmp_path: Path):
+def test_a_number_names_a_run_of_the_history_and_a_json_name_a_file(tmp_path: Path):
     assert read_saved_runs("12", lambda number: {**ROW, "n_gen": number}) == side(
         "run 12", {"n_gen": 12}
     )
-    lines, whole = tmp_path / "a.jsonl", tmp_path / "b.json"
-    lines.write_text(json.dumps(ROW) + "\n\n" + json.dumps(ROW) + "\n")
-    whole.write_text(json.dumps([ROW]))
-    assert read_saved_runs(str(lines), none) == side("a.jsonl", {}, {})
-    assert read_saved_runs(str(whole), none) == side("b.json", {})
-    assert read_saved_runs("smollm2:135m", none) is None
+    jsonl_file, json_file = tmp_path / "a.jsonl", tmp_path / "b.json"
+    jsonl_file.write_text(json.dumps(ROW) + "\n\n" + json.dumps(ROW) + "\n")
+    json_file.write_text(json.dumps([ROW]))
+    assert read_saved_runs(str(jsonl_file), no_such_run) == side("a.jsonl", {}, {})
+    assert read_saved_runs(str(json_file), no_such_run) == side("b.json", {})
+    assert read_saved_runs("smollm2:135m", no_such_run) is None
     with pytest.raises(UserError, match="no run 7"):
-        read_saved_runs("7", none)
+        read_saved_runs("7", no_such_run)
 
 
 @pytest.mark.parametrize(
@@ -124,52 +124,59 @@ def test_a_number_is_a_run_of_the_history_and_json_a_file(tmp_path: Path):
         json.dumps({**ROW, "n_parallel": {}}),
     ],
 )
-def test_what_is_no_file_of_runs_is_refused(tmp_path: Path, text: str):
+def test_a_file_without_valid_runs_is_refused(tmp_path: Path, text: str):
     file = tmp_path / "x.json"
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(UserError, match=r"x\.json"):
-        read_saved_runs(str(file), none)
+        read_saved_runs(str(file), no_such_run)
 
 
-def test_a_file_that_is_not_there_is_one_line(tmp_path: Path):
+def test_a_missing_file_is_a_user_error(tmp_path: Path):
     with pytest.raises(UserError, match="cannot read"):
-        read_saved_runs(str(tmp_path / "none.json"), none)
+        read_saved_runs(str(tmp_path / "none.json"), no_such_run)
 
 
-def test_the_same_tests_are_compared_and_what_differs_is_told():
+def test_equal_tests_are_matched_and_differing_fields_are_listed():
     a = side("a", {}, {"n_prompt": 512, "n_gen": 0}, {"n_depth": 4096})
     b = side("b", {"n_threads": 1}, {"n_prompt": 512, "n_gen": 0, "n_threads": 1})
-    found = match_tests(a, b, False)
-    assert [format_test_name(one.a) for one in found] == ["tg128", "pp512"]
-    assert found[0].differences() == [("n_threads", 2, 1)]
+    matches = match_tests(a, b, False)
+    assert [format_test_name(match.a) for match in matches] == ["tg128", "pp512"]
+    assert matches[0].differences() == [("n_threads", 2, 1)]
 
 
-def test_several_settings_in_both_are_matched_by_their_settings():
+def test_repeated_tests_are_matched_by_their_settings():
     grid = [{"n_threads": 1}, {"n_threads": 2}]
     newer = [{**row, "build_commit": "y"} for row in grid]
-    found = match_tests(side("a", *grid), side("b", *newer), False)
-    assert [(one.a["n_threads"], one.b["n_threads"]) for one in found] == [(1, 1), (2, 2)]
+    matches = match_tests(side("a", *grid), side("b", *newer), False)
+    assert [(match.a["n_threads"], match.b["n_threads"]) for match in matches] == [(1, 1), (2, 2)]
     with pytest.raises(UserError, match="several times"):
         match_tests(side("a", *grid, *grid), side("b", *grid), True)
 
 
-def test_other_tests_and_machines_are_refused_unless_wanted():
-    a, deep, other = side("a", {}), side("b", {"n_depth": 512}), side("c", {"cpu_info": "another"})
+def test_different_tests_and_machines_are_refused_unless_ignored():
+    a, deep, other_machine = (
+        side("a", {}),
+        side("b", {"n_depth": 512}),
+        side("c", {"cpu_info": "another"}),
+    )
     with pytest.raises(
         UserError, match=r"a \(tg128\) and b \(tg128 @ d512\) have no test in common"
     ):
         match_tests(a, deep, False)
     with pytest.raises(UserError, match="cpu_info is 'cpu' in a and 'another' in c"):
-        match_tests(a, other, False)
+        match_tests(a, other_machine, False)
     assert match_tests(a, deep, True)[0].differences() == [("n_depth", 0, 512)]
-    assert match_tests(a, other, True)[0].differences() == [("cpu_info", "cpu", "another")]
+    assert match_tests(a, other_machine, True)[0].differences() == [("cpu_info", "cpu", "another")]
     with pytest.raises(UserError, match="no test in common"):
         match_tests(side("a", {}, {}), side("b", {"sampling": True}), True)
 
 
-def test_what_llama_bench_does_not_write_is_what_it_measures():
-    bare = {field: value for field, value in ROW.items() if field != "n_depth"}
-    ours = {**ROW, "n_parallel": 1, "sampling": False}
+def test_missing_fields_have_llama_benchs_defaults():
+    llama_bench_row = {field: value for field, value in ROW.items() if field != "n_depth"}
+    llmcli_row = {**ROW, "n_parallel": 1, "sampling": False}
     assert (
-        match_tests(SavedRuns("a", (bare,)), SavedRuns("b", (ours,)), False)[0].differences() == []
+        match_tests(SavedRuns("a", (llama_bench_row,)), SavedRuns("b", (llmcli_row,)), False)[
+            0
+        ].differences()
+        == []
     )

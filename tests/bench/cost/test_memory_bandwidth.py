@@ -1,4 +1,4 @@
-"""The bandwidth measurement: which memory is read, and how often."""
+"""The measurement of the memory bandwidth: buffer sizes, reads, and which reading is used."""
 
 from dataclasses import replace
 
@@ -8,31 +8,32 @@ from llmcli.bench.roofline import MachineBandwidth
 from llmcli.hardware import host
 
 
-def test_every_thread_reads_its_part_in_every_round(monkeypatch):
-    read: list[int] = []
-    monkeypatch.setattr(memory_bandwidth, "_read", lambda piece: read.append(piece.nbytes))
-    found = memory_bandwidth.measure_bandwidth(3 << 20, threads=3, rounds=4, seconds=0.0)
-    assert (found.nbytes, found.threads, len(found.round_rates)) == (3 << 20, 3, 4)
-    assert read == [1 << 20] * 3 * (
-        1 + 1 + 4
-    )  # once to touch it, once to see how long it takes, and the rounds
-    assert all(rate > 0 for rate in found.round_rates)
-    assert found.best_rate == max(found.round_rates)
+def test_every_thread_reads_its_segment_in_every_round(monkeypatch):
+    read_sizes: list[int] = []
+    monkeypatch.setattr(
+        memory_bandwidth, "_read", lambda segment: read_sizes.append(segment.nbytes)
+    )
+    reading = memory_bandwidth.measure_bandwidth(3 << 20, threads=3, rounds=4, seconds=0.0)
+    assert (reading.nbytes, reading.threads, len(reading.round_rates)) == (3 << 20, 3, 4)
+    # one read to allocate the memory, one to estimate the duration, and four rounds
+    assert read_sizes == [1 << 20] * 3 * (1 + 1 + 4)
+    assert all(rate > 0 for rate in reading.round_rates)
+    assert reading.best_rate == max(reading.round_rates)
 
 
-def test_the_whole_piece_is_read():
-    found = memory_bandwidth.measure_bandwidth(20 << 20, threads=1, rounds=1, seconds=0.0)
-    assert found.nbytes == 20 << 20
+def test_the_reading_covers_the_whole_buffer():
+    reading = memory_bandwidth.measure_bandwidth(20 << 20, threads=1, rounds=1, seconds=0.0)
+    assert reading.nbytes == 20 << 20
 
 
-def test_sizes_go_beyond_the_last_cache_and_stay_within_the_memory():
+def test_buffer_sizes_exceed_the_cache_but_not_the_memory():
     assert memory_bandwidth.buffer_sizes(32 << 20, 64 << 30) == [16 << 20, 256 << 20, 512 << 20]
     assert memory_bandwidth.buffer_sizes(300 << 20, 64 << 30) == [150 << 20, 600 << 20, 1200 << 20]
     assert max(memory_bandwidth.buffer_sizes(300 << 20, 1 << 30)) == 256 << 20
     assert max(memory_bandwidth.buffer_sizes(None, None)) == 512 << 20
 
 
-def test_the_roof_is_the_fastest_reading_beyond_the_cache_or_unknown():
+def test_the_bandwidth_is_the_fastest_reading_beyond_the_cache():
     cached, slow, fast = (
         BandwidthReading(64, 2, (9.0,)),
         BandwidthReading(640, 1, (3.0,)),
@@ -44,18 +45,18 @@ def test_the_roof_is_the_fastest_reading_beyond_the_cache_or_unknown():
     assert replace(machine, cache_bytes=400).bandwidth is None
 
 
-def test_caches_shared_by_cores_count_once(tmp_path, monkeypatch):
+def test_caches_that_cores_share_are_counted_once(tmp_path, monkeypatch):
     for cpu, shared in ((0, "0-1"), (1, "0-1"), (2, "2")):
         for level, kind, size in ((1, "Data", 32), (1, "Instruction", 64), (3, "Unified", 1024)):
             folder = tmp_path / str(cpu) / f"index{level}{kind}"
             folder.mkdir(parents=True)
-            told = {
+            files = {
                 "type": kind,
                 "level": str(level),
                 "shared_cpu_list": shared,
                 "size": f"{size}K",
             }
-            for name, text in told.items():
+            for name, text in files.items():
                 (folder / name).write_text(text + "\n")
     monkeypatch.setattr(host, "_caches", lambda cpu: sorted((tmp_path / str(cpu)).glob("index*")))
     monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: {0, 1, 2})

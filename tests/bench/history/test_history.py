@@ -1,4 +1,4 @@
-"""The history of runs survives a second writer, a lock, a damaged file and a newer format."""
+"""The benchmark history: parallel writers, locks, damaged files and newer formats."""
 
 import os
 import random
@@ -17,8 +17,8 @@ from llmcli.errors import UserError
 ROOT = Path(__file__).parents[3]
 
 
-class Listener:
-    """A watcher that remembers what it was told."""
+class NoteRecorder:
+    """A ProgressDisplay that records the notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -28,13 +28,13 @@ class Listener:
 
 
 @pytest.fixture
-def listener():
-    return Listener()
+def watcher():
+    return NoteRecorder()
 
 
 @pytest.fixture
-def history(tmp_path, listener):
-    return History(tmp_path / "data" / "bench.sqlite", listener)
+def history(tmp_path, watcher):
+    return History(tmp_path / "data" / "bench.sqlite", watcher)
 
 
 def run(model: str = "tiny", rate: float = 50.0, pad: int = 0) -> BenchRun:
@@ -51,41 +51,44 @@ def run(model: str = "tiny", rate: float = 50.0, pad: int = 0) -> BenchRun:
     )
 
 
-def test_runs_come_back_as_they_were_kept_with_numbers(history):
+def test_saved_runs_are_returned_with_their_numbers(history):
     assert history.runs() == []
     assert not history.path.exists()
     assert history.append([run("a"), run("b", 2.5)]) == [1, 2]
     assert history.append([run("a")]) == [3]
-    kept = history.runs()
-    assert [(one.id, one.model, one.samples_ts) for one in kept] == [
+    saved = history.runs()
+    assert [(entry.id, entry.model, entry.samples_ts) for entry in saved] == [
         (1, "a", (50.0, 50.0)),
         (2, "b", (2.5, 2.5)),
         (3, "a", (50.0, 50.0)),
     ]
-    assert history.find_run(2) == kept[1]
+    assert history.find_run(2) == saved[1]
     for number in (0, 4, 10**30):
         with pytest.raises(UserError, match=f"no run {number}"):
             history.find_run(number)
 
 
-def test_a_name_that_is_no_utf_8_is_kept_readable(history):
-    odd = run("/models/\udcff.gguf")
+def test_a_model_name_that_is_not_utf_8_is_escaped(history):
+    unescaped = run("/models/\udcff.gguf")
     assert history.append(
-        [replace(odd, document={**odd.document, "model_filename": odd.model})]
+        [replace(unescaped, document={**unescaped.document, "model_filename": unescaped.model})]
     ) == [1]
-    (kept,) = history.runs()
-    assert (kept.model, kept.document["model_filename"]) == ("/models/\\udcff.gguf", odd.model)
+    (saved,) = history.runs()
+    assert (saved.model, saved.document["model_filename"]) == (
+        "/models/\\udcff.gguf",
+        unescaped.model,
+    )
 
 
-def test_the_last_of_a_model_by_name_or_hash(history):
+def test_runs_are_filtered_by_model_name_or_hash(history):
     history.append([run("SmolLM2:135m"), run("gemma"), run("smollm2:135m"), run("smollm2:135m")])
-    assert [one.id for one in history.runs(model="smollm2", last=2)] == [3, 4]
-    assert [one.id for one in history.runs(last=1)] == [4]
+    assert [entry.id for entry in history.runs(model="smollm2", last=2)] == [3, 4]
+    assert [entry.id for entry in history.runs(last=1)] == [4]
     assert len(history.runs(model="c0ffeec")) == 4
     assert history.runs(model="other") == []
 
 
-def test_bandwidth_is_kept_for_each_machine_and_unknown_is_an_answer(history):
+def test_the_bandwidth_is_saved_per_machine_and_may_be_unknown(history):
     assert history.bandwidth("here") is None
     history.save_bandwidth("here", 1.5e10)
     history.save_bandwidth("there", None)
@@ -96,7 +99,7 @@ def test_bandwidth_is_kept_for_each_machine_and_unknown_is_an_answer(history):
     assert history.bandwidth("elsewhere") is None
 
 
-def test_two_processes_write_at_once_and_nothing_is_lost(history):
+def test_parallel_writers_lose_no_runs(history):
     program = """
 import sys
 from dataclasses import replace
@@ -122,71 +125,71 @@ for number in range(25):
         writer.stdin.write("go\n")
         writer.stdin.close()
     assert [writer.wait(120) for writer in writers] == [0, 0]
-    kept = history.runs()
-    assert [one.id for one in kept] == list(range(1, 51))
+    saved = history.runs()
+    assert [entry.id for entry in saved] == list(range(1, 51))
     for name in ("one", "two"):
-        assert [one.samples_ts[0] for one in kept if one.model == name] == [
+        assert [entry.samples_ts[0] for entry in saved if entry.model == name] == [
             float(n + 1) for n in range(25)
         ]
 
 
-def test_a_garbled_file_is_set_aside_and_what_can_be_read_goes_on(history, listener):
+def test_a_garbled_file_is_renamed_and_its_readable_runs_are_kept(history, watcher):
     history.append([run(pad=3000) for _ in range(40)])
-    before = bytearray(history.path.read_bytes())
+    content = bytearray(history.path.read_bytes())
     page = 4096
-    middle = len(before) // 2 // page * page
-    before[middle : middle + 2 * page] = b"\x99" * 2 * page
-    history.path.write_bytes(before)
-    found = history.runs()
-    assert 0 < len(found) < 40
-    assert "damaged" in listener.notes[0]
-    history.path.write_bytes(b"\0" * 100 + before[100:])  # its head, too
+    middle = len(content) // 2 // page * page
+    content[middle : middle + 2 * page] = b"\x99" * 2 * page
+    history.path.write_bytes(content)
+    readable = history.runs()
+    assert 0 < len(readable) < 40
+    assert "damaged" in watcher.notes[0]
+    history.path.write_bytes(b"\0" * 100 + content[100:])  # also overwrite the file header
     assert history.append([run("new")]) == [1]
-    (aside,) = history.path.parent.glob("bench.sqlite.damaged-*")
-    assert aside.read_bytes() == b"\0" * 100 + before[100:]
-    assert str(aside) in listener.notes[-1]
-    assert [one.model for one in history.runs()] == ["new"]
+    (renamed,) = history.path.parent.glob("bench.sqlite.damaged-*")
+    assert renamed.read_bytes() == b"\0" * 100 + content[100:]
+    assert str(renamed) in watcher.notes[-1]
+    assert [entry.model for entry in history.runs()] == ["new"]
 
 
-def test_a_truncated_file_keeps_its_first_runs_and_its_numbers(history, listener):
+def test_a_truncated_file_keeps_its_first_runs_and_their_numbers(history, watcher):
     history.append([run(pad=3000) for _ in range(40)])
-    whole = history.path.read_bytes()
-    history.path.write_bytes(whole[: len(whole) // 2])
+    content = history.path.read_bytes()
+    history.path.write_bytes(content[: len(content) // 2])
     assert history.append([run("new")]) == [41]
-    kept = history.runs()
-    assert kept[-1].model == "new"
-    assert 10 < len(kept) <= 40
-    assert [one.id for one in kept[:-1]] == list(range(1, len(kept)))
-    (aside,) = history.path.parent.glob("bench.sqlite.damaged-*")
-    assert aside.read_bytes() == whole[: len(whole) // 2]
+    saved = history.runs()
+    assert saved[-1].model == "new"
+    assert 10 < len(saved) <= 40
+    assert [entry.id for entry in saved[:-1]] == list(range(1, len(saved)))
+    (renamed,) = history.path.parent.glob("bench.sqlite.damaged-*")
+    assert renamed.read_bytes() == content[: len(content) // 2]
 
 
-def test_wherever_bytes_change_the_next_run_is_kept_and_found(history, listener):
+def test_a_run_can_be_saved_after_damage_at_any_offset(history, watcher):
     history.append([run(pad=1500) for _ in range(12)])
-    good, numbers = history.path.read_bytes(), random.Random(3)
-    named = good.index(b"CREATE TABLE runs") + 20
-    places = [named, *(numbers.randrange(100, len(good) - 40) for _ in range(12))]
-    for place in places:
-        spoilt = good[:place] + b"\xe5" * 40 + good[place + 40 :]
-        history.path.write_bytes(spoilt)
+    content, rng = history.path.read_bytes(), random.Random(3)
+    schema_offset = content.index(b"CREATE TABLE runs") + 20
+    offsets = [schema_offset, *(rng.randrange(100, len(content) - 40) for _ in range(12))]
+    for offset in offsets:
+        damaged = content[:offset] + b"\xe5" * 40 + content[offset + 40 :]
+        history.path.write_bytes(damaged)
         history.runs()
         history.append([run("new")])
-        assert [one.model for one in history.runs()][-1] == "new"
-        for aside in history.path.parent.glob("*.damaged-*"):
-            assert aside.read_bytes() == spoilt
-            aside.unlink()
+        assert [entry.model for entry in history.runs()][-1] == "new"
+        for renamed in history.path.parent.glob("*.damaged-*"):
+            assert renamed.read_bytes() == damaged
+            renamed.unlink()
 
 
 @pytest.mark.parametrize("content", [b"", b"no database at all, but a text of some length\n" * 100])
-def test_a_file_that_is_no_database_is_not_lost_either(history, content):
+def test_a_file_that_is_not_a_database_is_renamed(history, content):
     history.path.parent.mkdir()
     history.path.write_bytes(content)
     assert history.append([run()]) == [1]
-    aside = list(history.path.parent.glob("bench.sqlite.damaged-*"))
-    assert [one.read_bytes() for one in aside] == ([content] if content else [])
+    renamed = list(history.path.parent.glob("bench.sqlite.damaged-*"))
+    assert [file.read_bytes() for file in renamed] == ([content] if content else [])
 
 
-def test_rows_that_are_no_runs_are_passed_over(history):
+def test_invalid_rows_are_skipped(history):
     history.append([run("good")])
     with sqlite3.connect(history.path) as db:
         for document in (
@@ -204,36 +207,40 @@ def test_rows_that_are_no_runs_are_passed_over(history):
                 (document,),
             )
     db.close()
-    assert [one.model for one in history.runs()] == ["good"]
+    assert [entry.model for entry in history.runs()] == ["good"]
 
 
-def test_a_newer_form_is_left_alone(history):
+def test_a_newer_schema_is_refused_and_not_changed(history):
     history.append([run()])
     with sqlite3.connect(history.path) as db:
         db.execute("PRAGMA user_version = 7")
     db.close()
     before = history.path.read_bytes()
-    for act in (history.runs, lambda: history.append([run()]), lambda: history.bandwidth("here")):
+    for access in (
+        history.runs,
+        lambda: history.append([run()]),
+        lambda: history.bandwidth("here"),
+    ):
         with pytest.raises(UserError, match="newer llmcli"):
-            act()
+            access()
     assert history.path.read_bytes() == before
-    assert [one.name for one in history.path.parent.iterdir()] == ["bench.sqlite"]
+    assert [file.name for file in history.path.parent.iterdir()] == ["bench.sqlite"]
 
 
-def test_a_lock_that_is_not_let_go_is_told(history, monkeypatch):
+def test_a_lock_of_another_program_is_a_user_error(history, monkeypatch):
     history.append([run()])
     monkeypatch.setattr(database, "LOCK_SECONDS", 0.05)
-    other = sqlite3.connect(history.path, isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
+    locker = sqlite3.connect(history.path, isolation_level=None)
+    locker.execute("BEGIN EXCLUSIVE")
     with pytest.raises(UserError, match="another program is using it"):
         history.append([run()])
-    other.execute("COMMIT")
-    other.close()
+    locker.execute("COMMIT")
+    locker.close()
     assert history.append([run()]) == [2]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_may_not_be_written_can_be_read(history):
+def test_a_read_only_folder_can_be_read(history):
     history.append([run()])
     history.path.parent.chmod(0o500)
     history.path.chmod(0o400)
@@ -245,14 +252,16 @@ def test_a_folder_that_may_not_be_written_can_be_read(history):
         history.path.parent.chmod(0o700)
 
 
-def test_a_folder_in_its_place_is_told(history):
+def test_a_folder_at_the_path_of_the_file_is_a_user_error(history):
     history.path.mkdir(parents=True)
     with pytest.raises(UserError, match="cannot be opened"):
         history.append([run()])
 
 
-def test_what_a_killed_writer_left_is_undone_by_a_reader(history, tmp_path):
-    """A transaction that was never finished leaves a journal: the runs before it are there."""
+def test_a_reader_rolls_back_the_write_of_a_killed_process(history, tmp_path):
+    """The unfinished transaction leaves a journal file, with which the earlier runs are
+    restored.
+    """
     history.append([run("first", pad=3000)])
     program = """
 import os, sys, sqlite3
@@ -268,4 +277,4 @@ os._exit(9)
     done = subprocess.run([sys.executable, "-c", program, str(history.path)], cwd=ROOT, check=False)
     assert done.returncode == 9
     assert history.path.with_name("bench.sqlite-journal").exists()
-    assert [one.model for one in history.runs()] == ["first"]
+    assert [entry.model for entry in history.runs()] == ["first"]

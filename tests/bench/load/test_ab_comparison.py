@@ -1,4 +1,6 @@
-"""Two servers in comparison: ratios that can be checked by hand, and valid intervals."""
+"""Comparison of two servers: ratios that can be checked by hand, and the coverage of the
+intervals.
+"""
 
 import random
 
@@ -10,9 +12,9 @@ from llmcli.bench.load.generator import Load, LoadRun
 from llmcli.bench.load.records import LoadAnswer
 
 
-def turn(speed: float, count: int = 20) -> LoadRun:
-    """A turn in which everything takes 1/speed of what it takes at 1: first text after 0.1 s, then
-    10 a second.
+def make_run(speed: float, count: int = 20) -> LoadRun:
+    """Return the run of one turn in which all times are divided by `speed`. At speed 1, the first
+    text arrives after 0.1 s, and then 10 tokens per second.
     """
     answers = []
     for number in range(count):
@@ -23,45 +25,52 @@ def turn(speed: float, count: int = 20) -> LoadRun:
 
 
 @pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
+def fewer_bootstrap_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ab_comparison, "BOOTSTRAP_DRAWS", 40)
 
 
-def test_ratios_are_bs_in_units_of_as() -> None:
-    found = {one.name: one for one in compare_runs([turn(1.0)] * 8, [turn(2.0)] * 8).ratios}
-    assert found["output tok/s"].ratio == pytest.approx(2)
-    assert (found["output tok/s"].a, found["output tok/s"].b) == pytest.approx((5, 10))
+def test_ratios_are_b_divided_by_a() -> None:
+    ratios = {
+        ratio.name: ratio for ratio in compare_runs([make_run(1.0)] * 8, [make_run(2.0)] * 8).ratios
+    }
+    assert ratios["output tok/s"].ratio == pytest.approx(2)
+    assert (ratios["output tok/s"].a, ratios["output tok/s"].b) == pytest.approx((5, 10))
     for name in ("ttft p50", "ttft p99", "tpot p50", "itl p99", "e2el p50"):
-        assert found[name].ratio == pytest.approx(0.5)
-        assert (found[name].low, found[name].high) == pytest.approx((0.5, 0.5))
-    assert found["ttft p50"].a == pytest.approx(100)
+        assert ratios[name].ratio == pytest.approx(0.5)
+        assert (ratios[name].low, ratios[name].high) == pytest.approx((0.5, 0.5))
+    assert ratios["ttft p50"].a == pytest.approx(100)
 
 
-def test_a_percentile_that_too_few_requests_make_is_left_out_and_few_turns_tell_no_interval() -> (
-    None
-):
-    found = {one.name: one for one in compare_runs([turn(1.0)] * 4, [turn(2.0)] * 4).ratios}
-    assert "ttft p99" not in found  # 80 requests
-    assert "itl p99" in found  # 320 gaps
-    names = [one.name for one in compare_runs([turn(1.0)] * 8, [turn(1.0, 5)] * 8).ratios]
-    assert "ttft p99" not in names  # 160 requests of one side, 40 of the other
-    assert all(one.low is None and one.high is None for one in found.values())
+def test_percentiles_of_too_few_requests_and_intervals_of_too_few_turns_are_left_out() -> None:
+    ratios = {
+        ratio.name: ratio for ratio in compare_runs([make_run(1.0)] * 4, [make_run(2.0)] * 4).ratios
+    }
+    assert "ttft p99" not in ratios  # 80 requests
+    assert "itl p99" in ratios  # 320 gaps
+    names = [
+        ratio.name for ratio in compare_runs([make_run(1.0)] * 8, [make_run(1.0, 5)] * 8).ratios
+    ]
+    assert "ttft p99" not in names  # server A has 160 requests, but B only 40
+    assert all(ratio.low is None and ratio.high is None for ratio in ratios.values())
 
 
-def test_there_is_no_ratio_to_what_took_no_time() -> None:
-    at_once = turn(1.0)
-    for answer in at_once.answers:
+def test_a_time_of_zero_has_no_ratio() -> None:
+    instant = make_run(1.0)
+    for answer in instant.answers:
         answer.arrival_times = [answer.arrival_times[0]] * 5
-    names = [one.name for one in compare_runs([at_once] * 6, [turn(1.0)] * 6).ratios]
+    names = [ratio.name for ratio in compare_runs([instant] * 6, [make_run(1.0)] * 6).ratios]
     assert names == ["output tok/s", "ttft p50", "ttft p99", "e2el p50", "e2el p99"]
 
 
-def test_a_server_and_itself_are_level_whatever_the_machine_does_meanwhile() -> None:
-    rng, apart = random.Random(3), 0
+def test_a_server_rarely_differs_from_itself_on_a_changing_machine() -> None:
+    rng, differences = random.Random(3), 0
     for _ in range(20):
-        moods = [rng.uniform(0.5, 1.5) for _ in range(8)]
-        sides = [[turn(mood * rng.gauss(1, 0.05), 4) for mood in moods] for _ in range(2)]
+        machine_speeds = [rng.uniform(0.5, 1.5) for _ in range(8)]
+        sides = [
+            [make_run(machine_speed * rng.gauss(1, 0.05), 4) for machine_speed in machine_speeds]
+            for _ in range(2)
+        ]
         rate = compare_runs(*sides).ratios[0]
         assert rate.low is not None and rate.high is not None
-        apart += not rate.low <= 1 <= rate.high
-    assert apart <= 3
+        differences += not rate.low <= 1 <= rate.high
+    assert differences <= 3

@@ -1,4 +1,4 @@
-"""The client against servers with valid and invalid answers."""
+"""The client of load tests against servers with valid and invalid answers."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,19 +15,19 @@ JOB = LoadJob("tell me", 8)
 Servers = Callable[..., Scripted]
 
 
-def asked(server: LoadTarget, job: LoadJob = JOB, count: int = 1) -> list[LoadAnswer]:
-    async def all_of_them() -> list[LoadAnswer]:
+def send_jobs(server: LoadTarget, job: LoadJob = JOB, count: int = 1) -> list[LoadAnswer]:
+    async def send_all() -> list[LoadAnswer]:
         async with open_client(server) as client:
             answers = [LoadAnswer(0.0) for _ in range(count)]
             for answer in answers:
                 await client.send(job, answer)
             return answers
 
-    return asyncio.run(all_of_them())
+    return asyncio.run(send_all())
 
 
-def test_tokens_are_what_the_server_counted_not_the_chunks(scripted: Servers) -> None:
-    made = scripted(
+def test_the_servers_token_count_has_priority_over_the_chunks(scripted: Servers) -> None:
+    server = scripted(
         streamed(
             text(""),
             "a",
@@ -36,23 +36,23 @@ def test_tokens_are_what_the_server_counted_not_the_chunks(scripted: Servers) ->
             counted(20, 5, 12),
         )
     )
-    (one,) = asked(LoadTarget(made.url + "/v1", "m"))
-    assert (one.is_complete, one.tokens, one.token_counts, one.finish_reason) == (
+    (answer,) = send_jobs(LoadTarget(server.url + "/v1", "m"))
+    assert (answer.is_complete, answer.tokens, answer.token_counts, answer.finish_reason) == (
         True,
         5,
         [1, 1],
         "length",
     )
-    assert (one.prompt_tokens, one.cached_tokens) == (20, 12)
-    assert one.sent <= one.arrival_times[0] <= one.arrival_times[1] <= (one.ended or 0)
+    assert (answer.prompt_tokens, answer.cached_tokens) == (20, 12)
+    assert answer.sent <= answer.arrival_times[0] <= answer.arrival_times[1] <= (answer.ended or 0)
 
 
-def test_what_is_sent_is_openais(scripted: Servers) -> None:
-    made = scripted(streamed("a"))
-    server = LoadTarget(made.url + "/v1", "m", "secret", extra_fields={"temperature": 0})
-    asked(server, replace(JOB, shared="be short"))
-    asked(replace(server, chat=False), replace(JOB, shared="be short"))
-    chat, completion = made.bodies
+def test_request_bodies_follow_openais_api(scripted: Servers) -> None:
+    server = scripted(streamed("a"))
+    target = LoadTarget(server.url + "/v1", "m", "secret", extra_fields={"temperature": 0})
+    send_jobs(target, replace(JOB, shared="be short"))
+    send_jobs(replace(target, chat=False), replace(JOB, shared="be short"))
+    chat, completion = server.bodies
     assert chat == {
         "model": "m",
         "max_tokens": 8,
@@ -65,9 +65,9 @@ def test_what_is_sent_is_openais(scripted: Servers) -> None:
         ],
     }
     assert completion["prompt"] == "be short\ntell me"
-    assert made.heads[0].startswith("POST /v1/chat/completions ")
-    assert made.heads[1].startswith("POST /v1/completions ")
-    assert "Authorization: Bearer secret" in made.heads[0]
+    assert server.heads[0].startswith("POST /v1/chat/completions ")
+    assert server.heads[1].startswith("POST /v1/completions ")
+    assert "Authorization: Bearer secret" in server.heads[0]
 
 
 @pytest.mark.parametrize(
@@ -92,33 +92,35 @@ def test_what_is_sent_is_openais(scripted: Servers) -> None:
         (b"nonsense\r\n\r\n", "broken off", ""),
     ],
 )
-def test_what_goes_wrong_is_an_error_of_its_kind(
+def test_each_failure_has_its_kind_of_error(
     scripted: Servers, reply: bytes, kind: str, says: str
 ) -> None:
-    made = scripted(reply)
-    (one,) = asked(LoadTarget(made.url + "/v1", "m"))
-    assert (one.is_complete, one.error) == (False, kind)
-    assert one.error_message.startswith(says)
-    assert one.ended is not None
+    server = scripted(reply)
+    (answer,) = send_jobs(LoadTarget(server.url + "/v1", "m"))
+    assert (answer.is_complete, answer.error) == (False, kind)
+    assert answer.error_message.startswith(says)
+    assert answer.ended is not None
 
 
-def test_a_server_that_is_not_there_or_says_nothing_in_time(scripted: Servers) -> None:
-    made = scripted(streamed("a"))
+def test_a_missing_or_silent_server_is_an_error(scripted: Servers) -> None:
+    server = scripted(streamed("a"))
     gone = LoadTarget("http://127.0.0.1:1/v1", "m")
-    assert asked(gone)[0].error == "no connection"
-    assert asked(LoadTarget(made.url + "/v1", "m", timeout_seconds=0.0))[0].error == "timeout"
+    assert send_jobs(gone)[0].error == "no connection"
+    assert send_jobs(LoadTarget(server.url + "/v1", "m", timeout_seconds=0.0))[0].error == "timeout"
 
 
-def test_a_kept_connection_that_the_server_closed_costs_no_request(scripted: Servers) -> None:
-    made = scripted(streamed("a"))  # each connection ends with its answer
-    assert [one.error for one in asked(LoadTarget(made.url + "/v1", "m"), count=5)] == [None] * 5
+def test_a_closed_keep_alive_connection_fails_no_request(scripted: Servers) -> None:
+    server = scripted(streamed("a"))  # each connection ends with its answer
+    assert [answer.error for answer in send_jobs(LoadTarget(server.url + "/v1", "m"), count=5)] == [
+        None
+    ] * 5
 
 
 @pytest.mark.parametrize(("after", "stamps"), [(0, 0), (2, 3)])
-def test_a_client_may_go_away(scripted: Servers, after: int, stamps: int) -> None:
-    made = scripted(streamed("a", "b", "c", counted(9, 3), done=False))
-    (one,) = asked(LoadTarget(made.url + "/v1", "m"), replace(JOB, cancel_after=after))
-    assert (one.cancelled, one.is_complete, one.error, len(one.arrival_times)) == (
+def test_the_client_can_cancel_an_answer(scripted: Servers, after: int, stamps: int) -> None:
+    server = scripted(streamed("a", "b", "c", counted(9, 3), done=False))
+    (answer,) = send_jobs(LoadTarget(server.url + "/v1", "m"), replace(JOB, cancel_after=after))
+    assert (answer.cancelled, answer.is_complete, answer.error, len(answer.arrival_times)) == (
         True,
         False,
         None,
@@ -134,11 +136,11 @@ def test_a_client_may_go_away(scripted: Servers, after: int, stamps: int) -> Non
         ("https://h/api/v1/chat/completions", "https://h/api/v1"),
     ],
 )
-def test_an_address_is_taken_as_people_type_it(typed: str, base: str) -> None:
+def test_addresses_are_normalized_to_the_base_url(typed: str, base: str) -> None:
     assert parse_base_url(typed) == base
 
 
 @pytest.mark.parametrize("typed", ["ftp://h", "http://", "http://h:99999", "http://[::1"])
-def test_what_is_no_address_is_refused(typed: str) -> None:
+def test_an_invalid_address_is_refused(typed: str) -> None:
     with pytest.raises(UserError, match="is not a server address"):
         parse_base_url(typed)

@@ -1,4 +1,4 @@
-"""A local server for load tests ends with the process that started it, even if that is killed."""
+"""A local server for load tests stops when the process that started it ends."""
 
 import signal
 import socket
@@ -19,9 +19,7 @@ with open_local_server(sys.argv[1], ["-c", "64", "-np", "1"]) as url:
 STOP_SECONDS = 30.0
 
 
-def test_a_server_does_not_outlive_the_one_who_started_it(
-    stories_gguf: Path, tmp_path: Path
-) -> None:
+def test_the_server_stops_when_its_starter_is_killed(stories_gguf: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", STARTER, str(stories_gguf)]
     log = tmp_path / "log"
     with (
@@ -39,13 +37,13 @@ def test_a_server_does_not_outlive_the_one_who_started_it(
         with socket.create_connection(address, timeout=STOP_SECONDS) as connection:
             starter.send_signal(signal.SIGKILL)
             with suppress(ConnectionResetError):
-                assert connection.recv(1) == b""  # the server has closed it
-    assert _closes(address)
+                assert connection.recv(1) == b""  # the server has closed the connection
+    assert _refuses_connections(address)
 
 
-def _closes(address: tuple[str, int]) -> bool:
-    """Return whether connections are refused before STOP_SECONDS have passed. The server may close
-    its connections before its listening socket.
+def _refuses_connections(address: tuple[str, int]) -> bool:
+    """Return whether the address refuses connections within STOP_SECONDS. The server may close its
+    connections before its listening socket.
     """
     deadline = time.monotonic() + STOP_SECONDS
     while time.monotonic() < deadline:
@@ -57,7 +55,7 @@ def _closes(address: tuple[str, int]) -> bool:
     return False
 
 
-def test_an_end_of_input_is_a_signal_to_stop() -> None:
+def test_end_of_input_stops_the_process() -> None:
     program = (
         "import signal\n"
         "from llmcli.serve.processes import parent_watch\n"

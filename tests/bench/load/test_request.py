@@ -1,4 +1,4 @@
-"""The groups of settings of `bench load`: each checks its own values."""
+"""The settings classes of `bench load`: each checks its own values."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from llmcli.bench.load.request import (
 from llmcli.errors import UserError
 
 
-def test_loads_are_closed_ones_then_open_ones() -> None:
+def test_closed_loads_precede_open_loads() -> None:
     levels = LevelSettings(["1,2"], ["0.5"], "gamma", 2.0)
     assert [(load.arrivals, load.level) for load in levels.loads] == [
         ("closed", 1),
@@ -44,7 +44,7 @@ def test_loads_are_closed_ones_then_open_ones() -> None:
         (lambda: EndpointSettings(body="[1]"), "not a JSON object"),
     ],
 )
-def test_each_group_refuses_its_invalid_values(build: Callable[[], object], message: str) -> None:
+def test_each_class_refuses_invalid_values(build: Callable[[], object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build()
 
@@ -77,7 +77,7 @@ def test_each_group_refuses_its_invalid_values(build: Callable[[], object], mess
         ),
     ],
 )
-def test_groups_that_cannot_be_combined_are_refused(
+def test_settings_that_exclude_each_other_are_refused(
     servers: tuple[str, ...],
     levels: LevelSettings,
     search: SearchSettings,

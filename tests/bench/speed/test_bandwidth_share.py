@@ -1,4 +1,4 @@
-"""The used share of the memory bandwidth, and the stored bandwidth."""
+"""The share of the memory bandwidth that a test uses, and the saved bandwidth."""
 
 from dataclasses import replace
 
@@ -31,19 +31,19 @@ def header(tmp_path):
     )
 
 
-def test_a_step_reads_the_weights_once_and_the_kv_of_every_sequence(header):
+def test_a_step_reads_the_weights_once_and_every_kv_cache(header):
     cost = token_cost(header, 108)
     weights = sum(cost.weight_bytes.values())
     assert bandwidth_share.bandwidth_share(
         header, result(CASE, 50), 50.0 * (weights + cost.kv_bytes)
     ) == pytest.approx(1)
-    together = replace(CASE, n_parallel=8)
+    parallel = replace(CASE, n_parallel=8)
     assert bandwidth_share.bandwidth_share(
-        header, result(together, 50), 100.0 * (weights + 8 * cost.kv_bytes)
+        header, result(parallel, 50), 100.0 * (weights + 8 * cost.kv_bytes)
     ) == pytest.approx(0.5)
 
 
-def test_what_is_not_known_is_none(header, tmp_path):
+def test_the_share_is_none_if_anything_is_unknown(header, tmp_path):
     assert bandwidth_share.bandwidth_share(header, result(CASE, 50), None) is None
     assert (
         bandwidth_share.bandwidth_share(header, result(replace(CASE, n_prompt=8), 50), 1e9) is None
@@ -61,43 +61,45 @@ def test_what_is_not_known_is_none(header, tmp_path):
 
 
 @pytest.fixture
-def measured(monkeypatch):
-    """Readings that a test plans; what was asked for is in the list."""
-    asked: list[int] = []
+def fake_measurement(monkeypatch):
+    """Replace the bandwidth measurement. Returns the list of measured buffer sizes, and the rates
+    that the fake measurement returns.
+    """
+    buffer_sizes: list[int] = []
     rates = [1e10, 0.95e10, 1e10]
 
     def measure(nbytes, threads, rounds, seconds):
-        asked.append(nbytes)
+        buffer_sizes.append(nbytes)
         return BandwidthReading(nbytes, threads, tuple(rates))
 
     monkeypatch.setattr(memory_bandwidth, "measure_bandwidth", measure)
     monkeypatch.setattr(host, "last_cache_bytes", lambda: 32 << 20)
-    return asked, rates
+    return buffer_sizes, rates
 
 
-def test_memory_is_read_once_for_a_machine_and_again_when_asked_or_elsewhere(
-    tmp_path, measured, monkeypatch
+def test_the_bandwidth_is_measured_once_per_machine_and_on_request(
+    tmp_path, fake_measurement, monkeypatch
 ):
-    history, (asked, rates) = History(tmp_path / "h.sqlite", UI()), measured
+    history, (buffer_sizes, rates) = History(tmp_path / "h.sqlite", UI()), fake_measurement
     assert [bandwidth_share.machine_bandwidth(history, UI()) for _ in range(3)] == [1e10] * 3
-    assert asked == [256 << 20]
+    assert buffer_sizes == [256 << 20]
     rates[:] = [2e10]
     assert bandwidth_share.machine_bandwidth(history, UI(), remeasure=True) == 2e10
     assert bandwidth_share.machine_bandwidth(history, UI()) == 2e10
     monkeypatch.setattr(host, "machine_identity", lambda: "another machine")
     assert bandwidth_share.machine_bandwidth(history, UI()) == 2e10
-    assert len(asked) == 3
+    assert len(buffer_sizes) == 3
 
 
-def test_a_disturbed_reading_is_not_kept(tmp_path, measured):
-    history, (asked, rates) = History(tmp_path / "h.sqlite", UI()), measured
+def test_a_disturbed_measurement_is_not_saved(tmp_path, fake_measurement):
+    history, (buffer_sizes, rates) = History(tmp_path / "h.sqlite", UI()), fake_measurement
     rates[:] = [1e10, 5e9]
     assert [bandwidth_share.machine_bandwidth(history, UI()) for _ in range(2)] == [1e10] * 2
-    assert len(asked) == 2
+    assert len(buffer_sizes) == 2
 
 
-def test_a_cache_that_is_not_known_leaves_it_unknown(tmp_path, measured, monkeypatch):
-    history, (asked, _) = History(tmp_path / "h.sqlite", UI()), measured
+def test_without_the_cache_size_the_bandwidth_is_unknown(tmp_path, fake_measurement, monkeypatch):
+    history, (buffer_sizes, _) = History(tmp_path / "h.sqlite", UI()), fake_measurement
     monkeypatch.setattr(host, "last_cache_bytes", lambda: None)
     assert bandwidth_share.machine_bandwidth(history, UI()) is None
-    assert asked == []
+    assert buffer_sizes == []

@@ -1,4 +1,4 @@
-"""pp and tg on a real model, in llama-bench's output forms."""
+"""Speed tests on a real model, and llama-bench's output formats."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ from llmcli.bench.speed.run import SpeedSettings, run_tests
 from llmcli.errors import UserError
 from llmcli.ui import UI
 
-# The fields of llama-bench's JSON that scripts read (tools/llama-bench/README.md,
+# The fields of llama-bench's JSON that other programs read (tools/llama-bench/README.md,
 # compare-llama-bench.py).
 FIELDS = (  # noqa: SIM905
     "build_commit cpu_info model_filename model_type model_size model_n_params n_batch n_ubatch n_threads type_k "
@@ -26,7 +26,7 @@ def results(stories_gguf):
     return run_tests(stories_gguf, list(grid.tests()), SpeedSettings(3), UI())
 
 
-def test_json_has_llama_bench_s_fields_and_its_numbers_agree(results):
+def test_json_has_llama_benchs_fields_and_consistent_numbers(results):
     rows = json.loads(format_results(results, "json"))
     assert [(row["n_prompt"], row["n_gen"], row["n_depth"]) for row in rows] == [
         (40, 0, 0),
@@ -41,9 +41,8 @@ def test_json_has_llama_bench_s_fields_and_its_numbers_agree(results):
         assert row["samples_ts"] == pytest.approx(
             [count * 1e9 / ns for ns in row["samples_ns"]], rel=1e-3
         )
-        assert row["avg_ns"] == round(
-            sum(row["samples_ns"]) / 3
-        )  # whole nanoseconds, as llama-bench's
+        # an integer, as in llama-bench
+        assert row["avg_ns"] == round(sum(row["samples_ns"]) / 3)
         assert row["sampling"] is False
         assert (row["itl_ms"] is None) == (row["reading"] is None) == (row["n_gen"] == 0)
         if read := row["reading"]:
@@ -53,14 +52,14 @@ def test_json_has_llama_bench_s_fields_and_its_numbers_agree(results):
     assert [json.loads(line) for line in format_results(results, "jsonl").splitlines()] == rows
 
 
-def test_csv_quotes_every_value_and_reads_back(results):
+def test_csv_quotes_every_value_and_can_be_parsed(results):
     lines = format_results(results, "csv").splitlines()
     assert all(part.startswith('"') for part in lines[1].split('","')[0:1])
     rows = list(csv.DictReader(io.StringIO(format_results(results, "csv"))))
     assert [row["n_gen"] for row in rows] == ["0", "6", "0", "6"]
 
 
-def test_the_table_has_llama_bench_s_columns_and_test_names(results):
+def test_the_table_has_llama_benchs_columns_and_test_names(results):
     head, _, *rows = format_results(results, "md").splitlines()
     columns = [cell.strip() for cell in head.strip("|").split("|")]
     assert columns == [
@@ -81,11 +80,11 @@ def test_the_table_has_llama_bench_s_columns_and_test_names(results):
     assert " to " in line  # two depths
 
 
-def test_percentiles_are_in_order(results):
+def test_percentiles_increase(results):
     times = results[1].itl_ms
     assert times["p50"] <= times["p90"] <= times["p95"] <= times["p99"] <= times["max"]
 
 
-def test_nothing_to_run_is_said(stories_gguf):
+def test_an_empty_list_of_tests_is_refused(stories_gguf):
     with pytest.raises(UserError, match="no test"):
         run_tests(stories_gguf, [], SpeedSettings(1), UI())

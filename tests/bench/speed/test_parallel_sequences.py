@@ -1,4 +1,4 @@
-"""Sequences in one batch, and depths that are computed once."""
+"""Tests with several sequences in one batch, and depths that are computed only once."""
 
 from types import SimpleNamespace
 
@@ -17,8 +17,8 @@ from llmcli.ui import UI
 from tests.quant import tiny_gguf
 
 
-class Recorder:
-    """A context that keeps the rows it was to compute."""
+class RecordingContext:
+    """A context that records the batches it prepares."""
 
     n_batch, n_vocab = 8, 100
 
@@ -30,54 +30,50 @@ class Recorder:
         return lambda: None
 
 
-def recorded():
-    context = Recorder()
+def make_passes():
+    context = RecordingContext()
     model = SimpleNamespace(add_bos=True, bos=7)
     return context, RandomPasses(context, model, sequences=3)
 
 
-def test_prompts_stand_behind_one_another_and_each_has_its_last_row():
-    context, passes = recorded()
+def test_prompts_are_computed_in_order_and_have_logits_for_their_last_token():
+    context, passes = make_passes()
     passes.prompt_passes(0, 5)
-    places = [
+    cells = [
         (s, p) for rows in context.rows for s, p in zip(rows.sequences, rows.positions, strict=True)
     ]
-    assert places == [(s, p) for s in range(3) for p in range(5)]
+    assert cells == [(s, p) for s in range(3) for p in range(5)]
     assert [len(rows) for rows in context.rows] == [8, 7]
-    wanted = [
-        place
+    cells_with_logits = [
+        cell
         for rows in context.rows
-        for place, want in zip(
+        for cell, wants_logits in zip(
             zip(rows.sequences, rows.positions, strict=True), rows.wants_logits, strict=True
         )
-        if want
+        if wants_logits
     ]
-    assert wanted == [
-        (0, 4),
-        (1, 2),
-        (1, 4),
-        (2, 4),
-    ]  # the end of each prompt, and of each batch as llama-bench has it
-    firsts = [
+    # the last token of each prompt, and of each batch as in llama-bench
+    assert cells_with_logits == [(0, 4), (1, 2), (1, 4), (2, 4)]
+    first_tokens = [
         rows.tokens[i] for rows in context.rows for i, p in enumerate(rows.positions) if p == 0
     ]
-    assert firsts == [7, 7, 7]
+    assert first_tokens == [7, 7, 7]
 
 
-def test_a_step_has_a_token_of_every_sequence():
-    context, passes = recorded()
+def test_a_generation_pass_has_one_token_of_every_sequence():
+    context, passes = make_passes()
     passes.token_passes(5, 2)
     assert [(rows.sequences, rows.positions, rows.wants_logits) for rows in context.rows] == [
         ((0, 1, 2), (5, 5, 5), (True,) * 3), ((0, 1, 2), (6, 6, 6), (True,) * 3),
     ]  # fmt: skip
 
 
-def test_tokens_of_all_sequences_count(stories_gguf):
+def test_rates_count_the_tokens_of_all_sequences(stories_gguf):
     grid = ParameterGrid(
         [24], [4], [(8, 2)], [0, 16], [32], [16], ["f16"], ["f16"], [1], [-1], ["auto"], [1, 3]
     )
     results = run_tests(stories_gguf, list(grid.tests()), SpeedSettings(2), UI())
-    assert [one.title for one in results] == [
+    assert [result.title for result in results] == [
         "pp24",
         "tg4",
         "pp8+tg2",
@@ -91,22 +87,22 @@ def test_tokens_of_all_sequences_count(stories_gguf):
         "tg4 @ d16 x3",
         "pp8+tg2 @ d16 x3",
     ]
-    for one in results:
-        count = (one.test.n_prompt + one.test.n_gen) * one.test.n_parallel
-        assert one.samples_ts == pytest.approx([count * 1e9 / ns for ns in one.samples_ns])
-        assert one.each_ts == pytest.approx(sum(one.samples_ts) / 2 / one.test.n_parallel)
-        assert len(one.tokens_ms) == 2 * one.test.n_gen  # a gap is that of every sequence
+    for result in results:
+        count = (result.test.n_prompt + result.test.n_gen) * result.test.n_parallel
+        assert result.samples_ts == pytest.approx([count * 1e9 / ns for ns in result.samples_ns])
+        assert result.each_ts == pytest.approx(sum(result.samples_ts) / 2 / result.test.n_parallel)
+        assert len(result.tokens_ms) == 2 * result.test.n_gen  # one time per step of all sequences
 
 
-def test_a_window_and_a_recurrent_state_take_several_sequences_and_depths(tmp_path):
-    for made in (
+def test_sliding_window_and_recurrent_models_run_with_several_sequences_and_depths(tmp_path):
+    for path in (
         tiny_gguf.gemma3(tmp_path / "g.gguf", hidden=64, layers=6),
         tiny_gguf.mamba(tmp_path / "m.gguf"),
     ):
         grid = ParameterGrid(
             [20], [3], [], [0, 40], [64], [32], ["f16"], ["f16"], [1], [-1], ["auto"], [2]
         )
-        assert len(run_tests(made, list(grid.tests()), SpeedSettings(2), UI())) == 4
+        assert len(run_tests(path, list(grid.tests()), SpeedSettings(2), UI())) == 4
 
 
 @pytest.fixture
@@ -132,20 +128,20 @@ def test_a_depth_is_computed_once_for_all_repetitions_sequences_and_tests(
     assert computed == [(40, 1)] * 2  # once for each cache type
 
 
-def test_what_is_put_back_is_what_was_computed(stories_gguf, case):
+def test_a_restored_state_gives_the_same_logits(stories_gguf, case):
     depths = DepthStates()
     with open_model(stories_gguf) as model, measure.open_trial(model, case, depths) as trial:
         rows = BatchRows([5, 5], [40, 40], [0, 1], [True, True])
-        seen = []
+        logits = []
         for _ in range(2):
             trial.restore_depth()
             assert [trial.context.last_position(one) for one in (0, 1)] == [39, 39]
-            seen.append([row.logits.copy() for row in trial.context.decode(rows)])
-        for one in (seen[0][1], *seen[1]):
-            np.testing.assert_allclose(one, seen[0][0], atol=1e-3)
+            logits.append([row.logits.copy() for row in trial.context.decode(rows)])
+        for one in (logits[0][1], *logits[1]):
+            np.testing.assert_allclose(one, logits[0][0], atol=1e-3)
 
 
-def test_a_state_that_is_refused_is_computed_again(stories_gguf, case):
+def test_a_state_that_cannot_be_restored_is_computed_again(stories_gguf, case):
     depths = DepthStates()
     with open_model(stories_gguf) as model, measure.open_trial(model, case, depths) as trial:
         trial.restore_depth()

@@ -1,4 +1,4 @@
-"""llama-bench's value lists are parsed the same way."""
+"""Lists of parameter values in llama-bench's notation, and the tests of their combinations."""
 
 import pytest
 
@@ -17,26 +17,26 @@ from llmcli.errors import UserError
         (["1", "2,3"], [1, 2, 3]),
     ],
 )
-def test_lists_ranges_and_repeated_flags(texts, values):
+def test_lists_ranges_and_repeated_flags_are_parsed(texts, values):
     assert parse_numbers("-p", texts) == values
 
 
 @pytest.mark.parametrize(
     "text", ["", "x", "1-", "-5", "1,,2", "0-8*2", "9-1", "1-5+0", "1.5", "99999999999"]
 )
-def test_what_is_no_number_is_one_clear_error(text):
+def test_an_invalid_number_is_a_user_error(text):
     with pytest.raises(UserError, match="-p") as caught:
         parse_numbers("-p", [text])
     assert caught.value.hint
 
 
-def test_what_llamacpp_cannot_take_is_refused_before_it_crashes():
+def test_numbers_above_the_maximum_are_refused():
     assert parse_numbers("-t", ["512"], 1, 512) == [512]
     with pytest.raises(UserError, match="-t is 513"):
         parse_numbers("-t", ["512,513"], 1, 512)
 
 
-def test_pairs_and_words():
+def test_pairs_and_words_are_parsed():
     assert parse_pairs(["512,128"]) == [(512, 128)]
     assert parse_words("-fa", ["on,0"], ["auto", "off", "on"]) == ["on", "off"]
     for wrong in ("512", "1,2,3"):
@@ -46,7 +46,7 @@ def test_pairs_and_words():
         parse_words("-ctk", ["f17"], ["f16"])
 
 
-def test_the_tests_are_the_cross_product_with_the_model_reloaded_least():
+def test_the_grid_yields_all_combinations():
     grid = ParameterGrid(
         [64], [8], [(16, 4)], [0, 32], [512], [512], ["f16"], ["f16"], [1, 2], [-1], ["auto"]
     )

@@ -1,4 +1,6 @@
-"""The statistics of a comparison, on fixed noise that is worse than a machine's."""
+"""The statistics of a comparison, on simulated noise that is stronger than that of a real
+machine.
+"""
 
 import math
 import random
@@ -22,11 +24,11 @@ RUNS = 150
 
 
 class Machine:
-    """A clock, and sides that are measured on a host shared with others.
+    """A clock and simulated measurements on a machine that is shared with other programs.
 
-    Speed wanders (an AR(1) in its logarithm, and a square wave of a neighbour who takes a third),
-    single measurements have tails of a Student t with 3 degrees of freedom, and one in forty takes
-    twice as long.
+    The speed drifts (an AR(1) process in its logarithm, and a square wave of another program).
+    Single measurements have a Student t distribution with 3 degrees of freedom, and one in forty
+    takes twice as long.
     """
 
     def __init__(self, seed: int, noise: float = 0.04) -> None:
@@ -55,43 +57,48 @@ class Machine:
         )
 
 
-def runs(speed: float, noise: float = 0.04) -> Iterator[Comparison]:
+def simulate_comparisons(speed: float, noise: float = 0.04) -> Iterator[Comparison]:
     return (Machine(seed, noise).compare(speed) for seed in range(RUNS))
 
 
-def test_a_thing_is_not_found_to_differ_from_itself():
-    """99 % is meant over all looks: one or two of 150 may err, and five do so once in 50 such
-    tests.
+def test_equal_sides_rarely_differ():
+    """The confidence of 99 % covers all interim analyses, so one or two of 150 comparisons may err.
+    More than four err with a probability of about 2 %.
     """
-    assert sum(found.differs for found in runs(1.0)) <= 4
+    assert sum(comparison.differs for comparison in simulate_comparisons(1.0)) <= 4
 
 
 @pytest.mark.parametrize("speed", [0.8, 1.03])
-def test_the_interval_holds_what_is_true(speed: float):
-    found = list(runs(speed))
-    assert sum(one.low <= speed <= one.high for one in found) >= RUNS - 4
-    assert np.median([one.ratio for one in found]) == pytest.approx(speed, rel=0.004)
+def test_the_interval_contains_the_true_ratio(speed: float):
+    comparisons = list(simulate_comparisons(speed))
+    assert sum(comparison.low <= speed <= comparison.high for comparison in comparisons) >= RUNS - 4
+    assert np.median([comparison.ratio for comparison in comparisons]) == pytest.approx(
+        speed, rel=0.004
+    )
 
 
-def test_five_percent_are_found():
-    found = list(runs(1 / 1.05))
-    assert sum(one.differs and one.ratio < 1 for one in found) >= 0.97 * RUNS
+def test_a_difference_of_five_percent_is_found():
+    comparisons = list(simulate_comparisons(1 / 1.05))
+    assert (
+        sum(comparison.differs and comparison.ratio < 1 for comparison in comparisons)
+        >= 0.97 * RUNS
+    )
 
 
-def test_what_is_clear_early_ends_early_and_noise_takes_the_time_there_is():
+def test_a_clear_difference_ends_early():
     assert len(Machine(1, 0.001).compare(2.0).a) < len(Machine(1, 0.3).compare(1.0).a) / 3
 
 
-def test_looking_is_paid_for():
-    """The same pairs judged as one look of several have a wider interval than as the only one."""
+def test_an_interim_analysis_has_a_wider_interval():
+    """The same pairs have a wider interval in one of several analyses than in a single analysis."""
     pairs = np.random.default_rng(3).normal(size=(2, 60)) / 10
-    alone, among = (estimate_ratio(*np.exp(pairs), DESIGN, share) for share in (1.0, 0.1))
-    assert alone and among
-    assert among.low < alone.low <= alone.ratio == among.ratio <= alone.high < among.high
+    single, interim = (estimate_ratio(*np.exp(pairs), DESIGN, share) for share in (1.0, 0.1))
+    assert single and interim
+    assert interim.low < single.low <= single.ratio == interim.ratio <= single.high < interim.high
 
 
-def test_a_slow_side_is_measured_often_enough_to_tell():
-    """Where one measurement takes longer than the whole time, the fewest pairs that can tell are
+def test_slow_measurements_reach_the_minimum_number_of_pairs():
+    """If one measurement takes longer than the whole time, the minimum number of pairs is still
     measured.
     """
     now = [0.0]
@@ -103,16 +110,18 @@ def test_a_slow_side_is_measured_often_enough_to_tell():
 
         return measure
 
-    found = compare_pairs(side(1.0), side(1.5), DESIGN, clock=lambda: now[0], coin=random.Random(1))
-    assert len(found.a) == DESIGN.min_pairs
-    assert found.differs and found.ratio == pytest.approx(1.5)
-    surer = replace(DESIGN, confidence=1 - 1e-6)
+    comparison = compare_pairs(
+        side(1.0), side(1.5), DESIGN, clock=lambda: now[0], coin=random.Random(1)
+    )
+    assert len(comparison.a) == DESIGN.min_pairs
+    assert comparison.differs and comparison.ratio == pytest.approx(1.5)
+    stricter = replace(DESIGN, confidence=1 - 1e-6)
     assert compare_pairs(
-        side(1.0), side(1.5), surer, clock=lambda: now[0], coin=random.Random(1)
+        side(1.0), side(1.5), stricter, clock=lambda: now[0], coin=random.Random(1)
     ).differs
 
 
-def test_each_side_is_first_about_as_often_and_a_pair_has_both():
+def test_the_order_within_pairs_is_random():
     order: list[str] = []
     clock = iter(range(10**6))
     compare_pairs(
@@ -127,9 +136,9 @@ def test_each_side_is_first_about_as_often_and_a_pair_has_both():
     assert 0.4 < pairs.count("ab") / len(pairs) < 0.6
 
 
-def test_the_interval_of_published_data():
+def test_the_interval_matches_published_data():
     """Depression scores (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, table
-    3.1): the estimate and the 96.1 % interval of their examples 3.3 and 3.4.
+    3.1), with the estimate and the 96.1 % interval of examples 3.3 and 3.4.
     """
     before = [1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30]
     after = [0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29]
@@ -137,8 +146,8 @@ def test_the_interval_of_published_data():
     assert (middle, low, high) == pytest.approx((-0.46, -0.786, -0.010))
 
 
-def test_many_values_take_the_normal_curve_where_counting_ends():
-    """Either side of the change of method the interval is as wide."""
+def test_the_exact_and_the_normal_interval_have_the_same_width():
+    """The method changes at 300 values."""
     values = np.random.default_rng(7).normal(size=302)
     widths = []
     for count in (300, 301, 302):
@@ -147,8 +156,8 @@ def test_many_values_take_the_normal_curve_where_counting_ends():
     assert max(widths) / min(widths) < 1.03
 
 
-def test_of_very_many_values_some_in_a_row_count_as_one():
-    """Ten times as many values give an interval a third as wide, and still know the middle."""
+def test_averaging_consecutive_values_keeps_the_precision():
+    """Ten times as many values give an interval of about a third of the width."""
     values = 0.3 + np.random.default_rng(11).normal(size=15_007)
     (_, low, high), (middle, lowest, highest) = (
         signed_rank_interval(values[:1500], 0.01),
@@ -158,14 +167,14 @@ def test_of_very_many_values_some_in_a_row_count_as_one():
     assert (highest - lowest) / (high - low) == pytest.approx(0.316, rel=0.1)
 
 
-def test_too_few_say_so():
-    found = estimate_ratio([1.0, 1.1, 1.2], [2.0, 2.1, 2.2], DESIGN)
-    assert found and not found.differs
-    assert (found.low, found.high, found.resolution) == (0, math.inf, math.inf)
-    assert found.describe().startswith("too few measurements")
+def test_too_few_pairs_have_an_infinite_interval():
+    comparison = estimate_ratio([1.0, 1.1, 1.2], [2.0, 2.1, 2.2], DESIGN)
+    assert comparison and not comparison.differs
+    assert (comparison.low, comparison.high, comparison.resolution) == (0, math.inf, math.inf)
+    assert comparison.describe().startswith("too few measurements")
 
 
-def test_the_words_of_a_verdict():
+def test_the_description_of_a_comparison():
     pairs = (1.0,) * 20
     assert (
         Comparison(1.07, 1.05, 1.09, 0.99, pairs, pairs).describe()
@@ -181,7 +190,7 @@ def test_the_words_of_a_verdict():
     )
 
 
-def test_a_noisy_machine_is_known_by_one_side_alone():
+def test_one_noisy_side_makes_the_comparison_noisy():
     steady, restless = (100.0, 101.0, 99.0, 100.5), (100.0, 200.0, 97.0, 180.0)
     assert not Comparison(1, 0.9, 1.1, 0.99, steady, steady).is_noisy
     assert Comparison(1, 0.9, 1.1, 0.99, steady, restless).is_noisy

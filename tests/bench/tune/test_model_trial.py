@@ -1,4 +1,4 @@
-"""Settings measured on a tiny real model."""
+"""Timing of settings on a small real model."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 
 def contexts(trial: ModelTrial) -> list[tuple[int, str, str]]:
-    return list(trial._ready)
+    return list(trial._contexts)
 
 
 def test_prompts_and_answers_are_timed(model: Model) -> None:
@@ -34,12 +34,12 @@ def test_prompts_and_answers_are_timed(model: Model) -> None:
         assert trial.time_decode(SETTING, 16) > 0
         assert trial.time_decode(replace(SETTING, cache="bf16"), 4) > 0
         assert trial.time_decode(SETTING, 16, depth=100) > 0
-        context = list(trial._ready.values())[-1].context
+        context = list(trial._contexts.values())[-1].context
         assert context.last_position(0) == 115
     assert contexts(trial) == []
 
 
-def test_threads_need_no_other_context_the_rest_does(model: Model) -> None:
+def test_all_options_except_threads_need_their_own_context(model: Model) -> None:
     with ModelTrial(model, 64) as trial:
         for setting in (
             SETTING,
@@ -50,7 +50,7 @@ def test_threads_need_no_other_context_the_rest_does(model: Model) -> None:
             trial.time_prompt(setting, 64)
             trial.time_decode(setting, 2)
         assert contexts(trial) == [(64, "auto", "f16"), (32, "off", "f16")]
-        (context, *_) = [ready.context for ready in trial._ready.values()]
+        (context, *_) = [warm.context for warm in trial._contexts.values()]
         assert context.n_ubatch == 64
 
 

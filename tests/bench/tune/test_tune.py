@@ -1,4 +1,6 @@
-"""Tuning on a simulated machine: a real effect is found in time, and noise is not."""
+"""Tuning on a simulated machine: real effects are found within the time, and noise is not
+adopted.
+"""
 
 import math
 import random
@@ -17,7 +19,7 @@ SPACE = SearchSpace(
 
 
 class Machine:
-    """A clock, and what settings take: `gains` multiply the speed of the values that they name."""
+    """A simulated clock and machine. `gains`: factors of the speed for some values of options."""
 
     settling = 0.01
 
@@ -59,7 +61,7 @@ class Machine:
         )
 
 
-PLANTED: list[tuple[dict[tuple[str, object], float], RunSetting]] = [
+GAINS_AND_BEST: list[tuple[dict[tuple[str, object], float], RunSetting]] = [
     ({("threads", 2): 1.3}, RunSetting(2, 4)),
     ({("threads_batch", 8): 1.5, ("ubatch", 128): 1.2}, RunSetting(4, 8, 128)),
     ({("flash", "off"): 1.2}, RunSetting(4, 4, flash="off")),
@@ -67,15 +69,15 @@ PLANTED: list[tuple[dict[tuple[str, object], float], RunSetting]] = [
 ]
 
 
-@pytest.mark.parametrize(("gains", "best"), PLANTED)
-def test_what_is_planted_is_found_within_the_time(
+@pytest.mark.parametrize(("gains", "best"), GAINS_AND_BEST)
+def test_real_gains_are_found_within_the_time(
     gains: dict[tuple[str, object], float], best: RunSetting
 ) -> None:
     machine = Machine(gains)
-    found = machine.find()
-    assert found.setting == best
-    assert found.is_faster
-    assert found.comparison is not None
+    result = machine.find()
+    assert result.setting == best
+    assert result.is_faster
+    assert result.comparison is not None
     seconds = [
         work / math.prod(gains.get((name, getattr(best, name)), 1.0) for name in names)
         for work, names in (
@@ -83,29 +85,30 @@ def test_what_is_planted_is_found_within_the_time(
             (128 * 0.008, ("threads", "flash")),
         )
     ]
-    true = (512 * 0.0005 + 128 * 0.008) / sum(seconds)
-    assert found.comparison.low <= true <= found.comparison.high
+    true_ratio = (512 * 0.0005 + 128 * 0.008) / sum(seconds)
+    assert result.comparison.low <= true_ratio <= result.comparison.high
     assert machine.now <= 120 * 1.05
 
 
-def test_noise_alone_leaves_the_defaults() -> None:
-    """99 % is meant: of thirty machines on which nothing helps, one may err."""
+def test_noise_does_not_change_the_defaults() -> None:
+    """With a confidence of 99 %, at most one of thirty machines without gains may err."""
     assert (
         sum(Machine({}, noise=0.05, seed=seed).find(seconds=60).is_faster for seed in range(30))
         <= 1
     )
 
 
-def test_two_runs_agree() -> None:
+def test_several_runs_agree() -> None:
     gains: dict[tuple[str, object], float] = {("threads", 2): 1.15, ("ubatch", 256): 1.001}
-    found = [Machine(gains, noise=0.03, seed=seed).find() for seed in range(6)]
-    assert {one.setting for one in found} == {
-        RunSetting(2, 4)
-    }  # a thousandth does not earn a change
-    assert max(one.comparison.low for one in found) <= min(one.comparison.high for one in found)
+    results = [Machine(gains, noise=0.03, seed=seed).find() for seed in range(6)]
+    # a gain of 0.1 % is not sufficient
+    assert {result.setting for result in results} == {RunSetting(2, 4)}
+    assert max(result.comparison.low for result in results) <= min(
+        result.comparison.high for result in results
+    )
 
 
-def test_what_is_to_be_fast_is_what_is_searched_for() -> None:
+def test_the_objective_decides_which_options_matter() -> None:
     gains: dict[tuple[str, object], float] = {
         ("threads", 2): 1.3,
         ("threads_batch", 8): 1.3,
@@ -113,66 +116,67 @@ def test_what_is_to_be_fast_is_what_is_searched_for() -> None:
     }
     assert Machine(gains).find("answers").setting == RunSetting(2, 4)
     assert Machine(gains).find("prompts").setting == RunSetting(4, 8, 1024)
-    assert Machine(gains).find("chat").setting == RunSetting(
-        2, 8
-    )  # prompts of 512 tokens know no -ub 1024
+    # a micro-batch of 1024 tokens has no effect on prompts of 512 tokens
+    assert Machine(gains).find("chat").setting == RunSetting(2, 8)
 
 
-def test_a_mode_that_helps_one_part_and_harms_the_other_is_weighed() -> None:
-    class Torn(Machine):
+def test_a_mode_that_speeds_up_only_one_phase_is_judged_by_the_objective() -> None:
+    class SlowDecode(Machine):
         def time_decode(self, setting: RunSetting, tokens: int, depth: int) -> float:
             return super().time_decode(setting, tokens, depth) * (
                 1.3 if setting.flash == "off" else 1
             )
 
-    assert Torn({("flash", "off"): 1.2}).find("chat").setting == DEFAULT  # decode is most of a turn
-    assert Torn({("flash", "off"): 1.2}).find("prompts").setting.flash == "off"
+    assert (
+        SlowDecode({("flash", "off"): 1.2}).find("chat").setting == DEFAULT
+    )  # generation dominates
+    assert SlowDecode({("flash", "off"): 1.2}).find("prompts").setting.flash == "off"
 
 
-def test_a_mode_is_judged_behind_the_prompt_that_answers_have() -> None:
-    class Deep(Machine):
+def test_a_mode_is_judged_at_the_depth_of_the_objective() -> None:
+    class SlowAtDepth(Machine):
         def time_decode(self, setting: RunSetting, tokens: int, depth: int) -> float:
-            steep = 1 if setting.flash == "off" else 1 + depth / 512
-            return super().time_decode(setting, tokens, depth) * steep
+            factor = 1 if setting.flash == "off" else 1 + depth / 512
+            return super().time_decode(setting, tokens, depth) * factor
 
-    assert Deep({("flash", "off"): 0.9}).find("chat").setting.flash == "off"
-    assert Deep({("flash", "off"): 0.9}).find("answers").setting == DEFAULT
+    assert SlowAtDepth({("flash", "off"): 0.9}).find("chat").setting.flash == "off"
+    assert SlowAtDepth({("flash", "off"): 0.9}).find("answers").setting == DEFAULT
 
 
-def test_the_cache_type_is_tried_only_where_it_is_among_the_modes() -> None:
+def test_a_cache_type_is_tried_only_if_requested() -> None:
     gains: dict[tuple[str, object], float] = {("cache", "q8_0"): 1.3}
     assert Machine(gains).find().setting == DEFAULT
-    asked = SearchSpace(SPACE.threads, SPACE.ubatches, (*SPACE.modes, ("auto", "q8_0")))
-    assert Machine(gains).find(space=asked).setting == RunSetting(4, 4, cache="q8_0")
+    space = SearchSpace(SPACE.threads, SPACE.ubatches, (*SPACE.modes, ("auto", "q8_0")))
+    assert Machine(gains).find(space=space).setting == RunSetting(4, 4, cache="q8_0")
 
 
-def test_short_of_time_the_measurements_are_shorter() -> None:
-    whole, short = Machine({}).find(seconds=300), Machine({}).find(seconds=40)
-    assert whole.workload.tokens == (512, 32)
-    assert sum(short.workload.tokens) < sum(whole.workload.tokens)
+def test_less_time_makes_the_measurements_shorter() -> None:
+    long, short = Machine({}).find(seconds=300), Machine({}).find(seconds=40)
+    assert long.workload.tokens == (512, 32)
+    assert sum(short.workload.tokens) < sum(long.workload.tokens)
 
 
-def test_too_little_time_is_refused_with_what_would_do() -> None:
+def test_too_little_time_is_refused_with_a_sufficient_budget() -> None:
     with pytest.raises(UserError, match="too short") as refused:
         Machine({}).find(seconds=2)
-    enough = float(refused.value.hint.removeprefix("--budget "))
+    budget = float(refused.value.hint.removeprefix("--budget "))
     machine = Machine({})
-    machine.find(seconds=enough)
-    assert machine.now <= enough * 1.2
+    machine.find(seconds=budget)
+    assert machine.now <= budget * 1.2
 
 
-def test_one_processor_has_little_to_try() -> None:
-    only = SearchSpace((1,), (512,), (("auto", "f16"),))
+def test_a_single_cpu_with_one_value_per_option_needs_no_search() -> None:
+    space = SearchSpace((1,), (512,), (("auto", "f16"),))
     machine = Machine({})
-    found = tune.tune_settings(
-        machine, only, RunSetting(1, 1), "chat", 60, clock=lambda: machine.now
+    result = tune.tune_settings(
+        machine, space, RunSetting(1, 1), "chat", 60, clock=lambda: machine.now
     )
-    assert (found.setting, found.comparison, found.tried) == (RunSetting(1, 1), None, ())
+    assert (result.setting, result.comparison, result.tried) == (RunSetting(1, 1), None, ())
 
 
 @pytest.mark.parametrize(
     ("cores", "cpus", "counts"),
     [(1, 1, [1]), (2, 2, [1, 2]), (4, 8, [1, 2, 3, 4, 8]), (32, 64, [16, 24, 32, 64])],
 )
-def test_threads_worth_trying(cores: int, cpus: int, counts: list[int]) -> None:
+def test_thread_counts_to_try(cores: int, cpus: int, counts: list[int]) -> None:
     assert tune.thread_counts(cores, cpus) == counts

@@ -1,4 +1,4 @@
-"""Prompts of the load test: every mix of the folder, and request files."""
+"""Prompts of load tests: all mixes of the package, and request files."""
 
 import json
 from itertools import islice
@@ -10,17 +10,17 @@ from llmcli.bench.load import mixes, request_file
 from llmcli.bench.load.mixes import RequestLengths, UnitTokens
 from llmcli.errors import UserError
 
-ALL = mixes.load_mixes()
+MIXES = mixes.load_mixes()
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_prompts_are_as_long_as_asked_distinct_and_the_same_for_a_seed(name: str) -> None:
+@pytest.mark.parametrize("name", MIXES)
+def test_prompts_have_the_requested_length_and_depend_on_the_seed(name: str) -> None:
     fit, shape = UnitTokens(20, 1.5), RequestLengths(320, 16)
-    first, again, other = (
-        list(islice(mixes.generate_jobs(ALL[name], shape, fit, seed), 20)) for seed in (1, 1, 2)
+    first, repeated, other_seed = (
+        list(islice(mixes.generate_jobs(MIXES[name], shape, fit, seed), 20)) for seed in (1, 1, 2)
     )
-    assert first == again
-    texts = [job.text for job in first + other]
+    assert first == repeated
+    texts = [job.text for job in first + other_seed]
     assert len({text[:60] for text in texts}) == 40
     assert all(
         job.max_tokens == 16 and not job.shared and job.cancel_after is None for job in first
@@ -29,36 +29,36 @@ def test_prompts_are_as_long_as_asked_distinct_and_the_same_for_a_seed(name: str
     assert units == {200}
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_what_is_shared_is_the_same_in_all_and_of_that_length(name: str) -> None:
+@pytest.mark.parametrize("name", MIXES)
+def test_the_shared_text_is_equal_in_all_prompts_and_has_the_requested_length(name: str) -> None:
     fit, shape = UnitTokens(0, 1), RequestLengths(100, 16, shared_fraction=0.75)
-    found = [
+    prompts = [
         job
         for seed in (1, 2)
-        for job in islice(mixes.generate_jobs(ALL[name], shape, fit, seed), 5)
+        for job in islice(mixes.generate_jobs(MIXES[name], shape, fit, seed), 5)
     ]
-    assert len({job.shared for job in found}) == 1
-    assert len(found[0].shared.split("\n" if "\n" in found[0].shared else None)) == 75
-    assert len({job.text for job in found}) == 10
+    assert len({job.shared for job in prompts}) == 1
+    assert len(prompts[0].shared.split("\n" if "\n" in prompts[0].shared else None)) == 75
+    assert len({job.text for job in prompts}) == 10
 
 
-def test_some_clients_go_away_at_any_time() -> None:
-    found = [
+def test_canceled_requests_are_chosen_at_random() -> None:
+    cancellations = [
         job.cancel_after
         for job in islice(
             mixes.generate_jobs(
-                ALL["fixed"], RequestLengths(10, 8, cancelled_fraction=0.5), UnitTokens(0, 1), 1
+                MIXES["fixed"], RequestLengths(10, 8, cancelled_fraction=0.5), UnitTokens(0, 1), 1
             ),
             400,
         )
     ]
-    gone = [after for after in found if after is not None]
-    assert 150 < len(gone) < 250
-    assert set(gone) == set(range(8))
+    canceled = [after for after in cancellations if after is not None]
+    assert 150 < len(canceled) < 250
+    assert set(canceled) == set(range(8))
 
 
-def test_two_probes_tell_the_length_of_a_prompt() -> None:
-    mix = ALL["fixed"]
+def test_units_are_fitted_to_two_token_counts() -> None:
+    mix = MIXES["fixed"]
     fit = mixes.fit_units(mix, *(30 + 2 * units for units in mix.probe_units))
     assert (fit, fit.count_units(530), fit.count_units(3)) == (UnitTokens(30, 2), 250, 1)
     assert mixes.fit_units(mix, None, None).count_units(130) == 100
@@ -80,19 +80,25 @@ LINES = [
 
 
 @pytest.mark.parametrize("array", [False, True])
-def test_files_of_requests_are_read_in_every_form(tmp_path: Path, array: bool) -> None:
+def test_every_format_of_request_files_is_read(tmp_path: Path, array: bool) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text(json.dumps(LINES) if array else "\n\n".join(map(json.dumps, LINES)))
-    found = request_file.read_requests(path, RequestLengths(output_tokens=9))
-    said = [job.text or job.messages[-1]["content"] for job in found if job.text or job.messages]
-    assert said == ["one", "two", "three", "four", "five", "six"]
-    assert [job.max_tokens for job in found] == [5, 6, 9, 9, 9, 9]
-    order = list(islice(request_file.replay_requests(found, RequestLengths(), 1), 12))
-    assert sorted(map(str, order[:6])) == sorted(map(str, order[6:])) == sorted(map(str, found))
-    assert order == list(islice(request_file.replay_requests(found, RequestLengths(), 1), 12))
+    requests = request_file.read_requests(path, RequestLengths(output_tokens=9))
+    texts = [
+        job.text or job.messages[-1]["content"] for job in requests if job.text or job.messages
+    ]
+    assert texts == ["one", "two", "three", "four", "five", "six"]
+    assert [job.max_tokens for job in requests] == [5, 6, 9, 9, 9, 9]
+    replayed = list(islice(request_file.replay_requests(requests, RequestLengths(), 1), 12))
+    assert (
+        sorted(map(str, replayed[:6]))
+        == sorted(map(str, replayed[6:]))
+        == sorted(map(str, requests))
+    )
+    assert replayed == list(islice(request_file.replay_requests(requests, RequestLengths(), 1), 12))
 
 
-def test_a_line_ends_at_its_newline_alone(tmp_path: Path) -> None:
+def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text(
         '\ufeff{"prompt": "one\u2028two\x85three"}\r\n{"prompt": "four"}\r\n', encoding="utf-8"
@@ -114,13 +120,15 @@ def test_a_line_ends_at_its_newline_alone(tmp_path: Path) -> None:
         ('{"conversations": [3]}', "an invalid turn"),
     ],
 )
-def test_what_is_no_request_is_told_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_request_is_an_error_with_its_line(
+    tmp_path: Path, text: str, message: str
+) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text(text)
     with pytest.raises(UserError, match=message):
         request_file.read_requests(path, RequestLengths())
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read"):
         request_file.read_requests(tmp_path / "none.jsonl", RequestLengths())
