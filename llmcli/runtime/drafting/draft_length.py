@@ -5,12 +5,12 @@ A pass of m rows that yields k tokens replaces k passes of one row. It saves tim
 (Leviathan et al. 2023, with a measured cost). The expected k is computed from the drafter's
 chances, and the cost is that of PassCost.
 
-Chances are only estimates, so the time that drafting has saved so far is counted as well. Its unit
-is the plain token: the time of a pass of one row, which yields one token. A draft is made only if
-the answer could afford that all its guesses are wrong. It may then lose what drafting has saved
-before, and in addition the share MAX_LOSS_SHARE of the answer's tokens. At the beginning it may
-lose one short draft, or two if the chance of the first guess is high. After a longer draft a short
-one must still be affordable, so that a single failure does not end drafting.
+Chances are only estimates, so the time that drafting has saved so far is also counted. Its unit is
+the plain token: the time of a pass of one row, which yields one token. A draft is made only if the
+answer could afford that all its guesses are wrong. It may then lose what drafting has saved before,
+and in addition the share MAX_LOSS_SHARE of the answer's tokens. At the beginning it may lose one
+short draft, or two if the chance of the first guess is high. After a longer draft a short one must
+still be affordable, so that a single failure does not end drafting.
 
 A drafter with a model may need to read the text first. It may do so if this takes at most the share
 MAX_LOSS_SHARE of the time for the prompt and the answer so far, plus the time that drafting has

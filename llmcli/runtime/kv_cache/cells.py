@@ -14,8 +14,9 @@ from llmcli.runtime.kv_cache.radix_tree import RadixTree
 
 
 class CellMap:
-    """The tokens of every slot, and the number of the cell of each token. All changes are also made
-    in the memory, except those that a forward pass has made there already.
+    """The tokens of every slot, and the number of the cell of each token. Its methods change the
+    memory and this record together. Only `append` and `append_shared` record changes that the
+    memory has made already.
     """
 
     def __init__(self, memory: CacheMemory) -> None:

@@ -57,8 +57,8 @@ def match_after_gap(cached: list[int], tokens: Sequence[int]) -> int:
 
 
 def count_shared(first: list[int], second: list[int]) -> int:
-    """Return the length of the common prefix of two lists of cell numbers, found by bisection. This
-    needs lists that differ at every index after the common prefix, which holds for cells.
+    """Return the length of the common prefix of two lists of cell numbers, found by bisection.
+    Bisection works because two slots never share a cell after the common prefix.
     """
     return bisect_left(
         range(min(len(first), len(second))), True, key=lambda index: first[index] != second[index]
