@@ -34,7 +34,9 @@ THINKING_EFFORTS = {"enabled": "medium", "adaptive": "medium", "disabled": "none
 
 
 class MessagesForm(ConversationForm):
-    """Anthropic's messages endpoint."""
+    """A request to Anthropic's messages endpoint. The response is a message whose content is a list
+    of blocks: thinking, text and tool calls.
+    """
 
     path: ClassVar[str] = "/v1/messages"
     id_prefix: ClassVar[str] = "msg_"

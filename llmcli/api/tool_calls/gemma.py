@@ -13,7 +13,9 @@ from llmcli.api.tool_calls.brace_arguments import BraceArguments
 
 
 class GemmaCalls(ToolCallFormat):
-    """Gemma 4's calls."""
+    """A call is the function's name after `call:`, then its arguments in braces, between two
+    marks.
+    """
 
     name: ClassVar[str] = "gemma"
     order: ClassVar[int] = 1

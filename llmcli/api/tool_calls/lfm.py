@@ -22,7 +22,7 @@ OPENING, CLOSING = "<|tool_call_start|>", "<|tool_call_end|>"
 
 
 class LfmCalls(ToolCallFormat):
-    """A list of calls between two marks."""
+    """A list of calls, written like calls in Python or as JSON objects, between two marks."""
 
     name: ClassVar[str] = "lfm"
     order: ClassVar[int] = 1

@@ -28,7 +28,7 @@ def function_tags(outer_closing: str) -> TagArguments:
 
 
 class QwenCoderCalls(HermesCalls):
-    """A tag for the function, and inside it a tag for each argument."""
+    """A call is a tag with the function's name, which contains a tag for each argument."""
 
     name: ClassVar[str] = "coder"
     order: ClassVar[int] = 1
