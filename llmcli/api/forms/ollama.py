@@ -224,7 +224,7 @@ class OllamaGenerateForm(OllamaChatForm):
             **refused,
         }
 
-    def _prompt(
+    def _render_prompt(
         self, request: PromptRequest, runner: Runner, settings: ServerSettings
     ) -> RenderedPrompt:
         if not self._raw:
