@@ -1,10 +1,10 @@
-"""The memory check before a run. It accepts the planned settings, changes them to the nearest
-settings that fit, or refuses the run.
+"""Check before a run whether it fits into memory. The check accepts the planned settings, changes
+them to the nearest settings that fit, or refuses the run.
 
-Nearly always, an upper bound computed from the file's header shows that the run fits. If it does
+In most cases an upper bound, computed from the file's header, shows that the run fits. If it does
 not, a dry run of llama.cpp decides, which includes the draft model. KV cache, compute and output
-buffers and repacked weights are allocated, so they must fit. The weights in the mapped file may
-exceed the memory: the system then reads them again and again, which only makes the run slow.
+buffers and repacked weights are allocated, so they must fit. The weights in the mapped file may be
+larger than the memory. The system then reads them again and again, which only makes the run slow.
 """
 
 from collections.abc import Callable
@@ -16,19 +16,20 @@ from llmcli.runtime import kv_size
 from llmcli.runtime.binding import devices
 from quant.model_file import load_checks, read_header
 
-# bytes of everything else in the process: interpreter, vocabulary, graphs, prompts and answers
+# assumed bytes of the process besides the model: interpreter, vocabulary, graphs, prompts, answers
 PROCESS_BYTES = 256 << 20
 
 
 def check_memory(plan: RunPlan, fit_mode: str, note: Callable[[str], None]) -> RunPlan:
-    """Return the plan itself if it fits, otherwise the nearest plan that fits, if `fit_mode` allows
-    it.
+    """Return the plan itself if it fits into memory. Otherwise return the plan that fits with the
+    smallest changes, if `fit_mode` allows these changes.
 
-    `fit_mode` "on" allows any change. "off" skips the check. With any other mode, the context may
-    be shortened if the user did not set its size, and nothing else may change. `note` receives
-    messages for the user. Raises UserError, with the nearest settings that fit as its hint.
+    `fit_mode`: "on" allows any change, and "off" skips the check. Any other value only allows a
+    shorter context, if the user did not set its size. `note` receives messages for the user.
+
+    Raises UserError when no allowed plan fits. Its hint contains the nearest settings that fit.
     """
-    if fit_mode == "off" or _plenty(plan):
+    if fit_mode == "off" or _surely_fits(plan):
         return plan
     from llmcli.planning import nearest_fit  # imported only when needed, because the import is slow
 
@@ -41,46 +42,45 @@ def check_memory(plan: RunPlan, fit_mode: str, note: Callable[[str], None]) -> R
         reproducible=options.reproducible,
     )
     with nearest_fit.open_nearest_fit(plan) as dry_run:
-        free, disk_note = dry_run.free_after(plan), dry_run.disk_warning(plan)
+        free, disk_warning = dry_run.free_after(plan), dry_run.disk_warning(plan)
         fits = free is None or free >= 0
-        if fits and (not disk_note or (plan.is_ctx_requested and fit_mode != "on")):
-            return _told(plan, disk_note, note)
+        if fits and (not disk_warning or (plan.is_ctx_requested and fit_mode != "on")):
+            return _with_note(plan, disk_warning, note)
         nearest = dry_run.find_nearest(plan)
         may_use = nearest and (
             fit_mode == "on" or (not plan.is_ctx_requested and plan.only_shortens_to(nearest))
         )
-        # if both plans would be slow, a change gains nothing
+        # a change to a plan that is also slow gains nothing
         if nearest and may_use and not (fits and dry_run.disk_warning(nearest)):
             label = "--fit" if fit_mode == "on" else "limited by the available memory"
             note(f"{label}: {plan.describe(nearest)}")
-            return _told(nearest, dry_run.disk_warning(nearest), note)
+            return _with_note(nearest, dry_run.disk_warning(nearest), note)
         if fits:
-            return _told(plan, disk_note, note)
+            return _with_note(plan, disk_warning, note)
         raise dry_run.build_error(plan, nearest)
 
 
-def _told(wish: RunPlan, slow: str, note: Callable[[str], None]) -> RunPlan:
-    if slow:
-        note(slow)
-    return wish
+def _with_note(plan: RunPlan, warning: str, note: Callable[[str], None]) -> RunPlan:
+    """Return `plan`, after passing `warning` to `note` if it is not empty."""
+    if warning:
+        note(warning)
+    return plan
 
 
-def _plenty(wish: RunPlan) -> bool:
-    """Return whether the run fits for certain: an upper bound of its memory is at most what is
-    available.
+def _surely_fits(plan: RunPlan) -> bool:
+    """Return whether an upper bound of the run's memory is at most the available memory of the
+    host, of the GPU and of the address space (ulimit -v).
     """
-    need = upper_bound.upper_bound_bytes(wish.header, wish.context) + PROCESS_BYTES
-    if wish.drafting.model:
-        need += upper_bound.upper_bound_bytes(
-            read_header.read_header(wish.drafting.model), wish.draft_context
+    needed = upper_bound.upper_bound_bytes(plan.header, plan.context) + PROCESS_BYTES
+    if plan.drafting.model:
+        needed += upper_bound.upper_bound_bytes(
+            read_header.read_header(plan.drafting.model), plan.draft_context
         )
-    addresses, threads = (
-        memory_limits.address_free_bytes(),
-        max(wish.context.n_threads, wish.context.n_threads_batch),
-    )
+    addresses = memory_limits.address_free_bytes()
+    threads = max(plan.context.n_threads, plan.context.n_threads_batch)
     capacities = (
         host.available_memory(),
-        devices.free_gpu_bytes() if wish.gpu_layers else None,
+        devices.free_gpu_bytes() if plan.gpu_layers else None,
         None if addresses is None else addresses - threads * memory_limits.THREAD_BYTES,
     )
-    return all(capacity is None or need <= capacity for capacity in capacities)
+    return all(capacity is None or needed <= capacity for capacity in capacities)

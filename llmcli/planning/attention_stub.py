@@ -1,9 +1,9 @@
-"""A stub model (GGUF) that imitates the attention of another model, to measure attention without
-that model's weights.
+"""Build a stub model: a small GGUF file with the same attention heads as a given model, to measure
+the speed of its attention without its weights.
 
-The stub is a Llama of a few narrow blocks whose weights are zero. It has the same number and size
-of heads as the other model. Together with the cache types and the rows of a pass, these determine
-which kernels ggml uses.
+The stub is a Llama with a few narrow layers (blocks) whose weights are zero. ggml chooses its
+attention kernels by the number and the size of the heads, the cache types and the number of tokens
+in a pass, so the stub uses the kernels of the given model.
 """
 
 from dataclasses import dataclass
@@ -14,50 +14,54 @@ from quant.gguf import layout
 from quant.model_file.model_header import ModelHeader
 
 STUB_BLOCKS = 4
-# width of the residual stream; small, so that other matrix products hardly take time
+# width of the residual stream; small, so that the products with weights hardly take time
 STUB_WIDTH = 32
 VOCABULARY_SIZE = 32
 ALIGNMENT = 32
-HEAD_SIZE_MULTIPLE = 8  # heads of other sizes are not measured
+HEAD_SIZE_MULTIPLE = 8  # models with other head sizes are not measured
 STUB_ARCH = "llama"
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """The attention heads of a block. `queries`: number of query heads. `pairs`: number of
-    key-value heads. `size`: values per head.
-    """
+    """The attention heads of one layer."""
 
-    queries: int
-    pairs: int
-    size: int
+    queries: int  # number of query heads
+    pairs: int  # number of KV heads
+    size: int  # numbers in the key, and in the value, of one head
 
     @classmethod
-    def from_header(cls, header: ModelHeader, form: kv_size.CacheShape) -> Self | None:
-        """Return the heads of the block with the largest keys.
+    def from_header(cls, header: ModelHeader, cache_shape: kv_size.CacheShape) -> Self | None:
+        """Return the heads of the layer whose keys are largest.
 
-        Returns None if the heads are unknown, if keys and values differ in size, or if the size is
-        not a multiple of HEAD_SIZE_MULTIPLE. With an odd size, llama.cpp would abort, because RoPE
-        rotates pairs of values.
+        Return None if the number of heads is unknown, if keys and values differ in size, or if the
+        head size is not a multiple of HEAD_SIZE_MULTIPLE. (For an odd size llama.cpp would abort,
+        because RoPE rotates pairs of numbers.)
         """
         queries = header.get_int("attention.head_count")
-        largest = max(range(len(form.k_values)), key=form.k_values.__getitem__, default=None)
+        largest = max(
+            range(len(cache_shape.k_values)), key=cache_shape.k_values.__getitem__, default=None
+        )
         if (
             not queries
             or largest is None
-            or form.is_latent
-            or form.k_heads[largest] != form.v_heads[largest]
+            or cache_shape.is_latent
+            or cache_shape.k_heads[largest] != cache_shape.v_heads[largest]
         ):
             return None
-        size = form.k_heads[largest]
+        size = cache_shape.k_heads[largest]
         is_regular = (
-            size and size % HEAD_SIZE_MULTIPLE == 0 and queries * size % form.k_values[largest] == 0
+            size
+            and size % HEAD_SIZE_MULTIPLE == 0
+            and queries * size % cache_shape.k_values[largest] == 0
         )
-        return cls(queries, form.k_values[largest] // size, size) if is_regular else None
+        return cls(queries, cache_shape.k_values[largest] // size, size) if is_regular else None
 
 
 def build_stub_model(heads: HeadShape, n_ctx: int) -> bytes:
-    """Return the bytes of a complete GGUF file of the stub, with a context length of `n_ctx`."""
+    """Return the bytes of a complete GGUF file of the stub with these heads. `n_ctx`: the context
+    length in its metadata.
+    """
     numbers = {
         "context_length": n_ctx,
         "embedding_length": STUB_WIDTH,

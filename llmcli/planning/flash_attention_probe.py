@@ -1,7 +1,6 @@
-"""A measurement of whether this CPU computes attention faster without flash attention. It runs once
-for each shape of heads, and the result is saved.
+"""Measure whether this CPU computes attention faster without flash attention, and save the result.
 
-The result depends on the processor. A stub model with the same heads and hardly any weights is
+A stub model (attention_stub.py), which has the heads of the real model and hardly any weights, is
 measured instead of the real model.
 """
 
@@ -27,70 +26,66 @@ from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
 
-DEPTH_TOKENS, MAX_CELLS = (
-    512,
-    2048,
-)  # tokens in the cache before the measured ones; maximum cells of all answers together
-# Rows of a measured prompt, and of a micro-batch. There are not more, because without flash
-# attention the scores of a micro-batch are stored.
+# tokens in the cache of each answer before the measured ones, and maximum cells of all answers
+DEPTH_TOKENS, MAX_CELLS = 512, 2048
+# Tokens of a measured prompt, and of a micro-batch. The number is low, because without flash
+# attention the attention scores of a micro-batch are stored.
 PROMPT_ROWS = 256
 # prompt passes and generated tokens of one exchange, as in the objective "chat" of bench tune
 EXCHANGE_PASSES = 512 // PROMPT_ROWS, 128
-# Measured token passes and prompt passes of each variant, in alternating order. The shortest pass
-# counts, because other programs can only make a pass longer.
+# Number of measured passes with and without flash attention: passes that generate tokens, and
+# passes of a prompt. The shortest pass counts, because other programs can only make a pass longer.
 TOKEN_PASSES, PROMPT_PASSES = 12, 3
-# maximum ratio of the time without flash attention to the time with it; the margin below 1 allows
-# for noise
+# Flash attention is turned off only if the time without it is less than this share of the time with
+# it. The margin below 1 allows for noise.
 MAX_PLAIN_RATIO = 0.85
-# If the median pass takes more than this many times the shortest one, the machine was busy, and the
-# result is not saved.
+# If the median pass takes more than this many times the shortest pass, other programs were busy,
+# and the result is not saved.
 MAX_MEDIAN_RATIO = 1.3
-MAX_FILE_BYTES = 1 << 12  # maximum bytes of a saved result
+MAX_FILE_BYTES = 1 << 12  # maximum size of the file of a result
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """The conditions of a measurement, on which its result depends. `parallel`: number of answers
-    at a time. If there are several, a separate context computes their prompts.
-    """
+    """The conditions of a measurement. Results are saved by them."""
 
     heads: HeadShape
     type_k: str
     type_v: str
     threads: int
     threads_batch: int
+    # Number of answers that are generated at once. If there are several, a separate context, which
+    # always uses flash attention, computes their prompts.
     parallel: int
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTimes:
-    """Seconds for one exchange (a prompt and its answer) on the stub model: with flash attention
-    (`flash`) and without (`plain`).
-    """
+    """The seconds that the stub model takes for one exchange: a prompt and its answer."""
 
-    flash: float
-    plain: float
+    flash: float  # with flash attention
+    plain: float  # without flash attention
 
     @property
     def is_faster_without_flash(self) -> bool:
-        """Whether attention is clearly faster without flash attention."""
+        """Return whether attention is clearly faster without flash attention, beyond noise."""
         return self.plain < MAX_PLAIN_RATIO * self.flash
 
 
 def is_faster_without_flash(case: AttentionCase, config: Config) -> bool:
-    """Return whether attention is clearly faster without flash attention. The result comes from a
-    saved measurement or, if there is none, from a new one.
+    """Return whether attention is clearly faster without flash attention under the conditions of
+    `case`. If no result is saved, it is measured and saved. False if it cannot be measured.
     """
     path = cache_path(case, config)
-    times = _read(path)
+    times = _read_times(path)
     if times is None:
         try:
-            times, steady = measure_attention(case)
-        # Without space for the stub model or its file, keep flash attention; the real model may
-        # still fit.
+            times, is_steady = measure_attention(case)
+        # There is no memory for the stub model, or no space for its file. The real model may still
+        # fit, so this is no error.
         except (UserError, OSError):
             return False
-        if steady:
+        if is_steady:
             # if the result cannot be saved, the next run measures again
             with suppress(UserError):
                 write_atomically(
@@ -100,15 +95,17 @@ def is_faster_without_flash(case: AttentionCase, config: Config) -> bool:
 
 
 def cache_path(case: AttentionCase, config: Config) -> Path:
-    """Return the file in which the result for this case, machine and build is saved."""
+    """Return the path of the file with the result for this case, this machine and this build of
+    llama.cpp. The file may not exist.
+    """
     key = json.dumps(
         [asdict(case), rpc_workers.machine_and_workers(), tuned_profile.build_identity()]
     )
     return config.cache / "attention" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
-def _read(path: Path) -> AttentionTimes | None:
-    """Return the saved result; None if the file is missing or invalid."""
+def _read_times(path: Path) -> AttentionTimes | None:
+    """Return the result that is saved in a file, or None if the file is missing or invalid."""
     try:
         with path.open("rb") as file:
             stored = json.loads(file.read(MAX_FILE_BYTES))
@@ -122,13 +119,14 @@ def _read(path: Path) -> AttentionTimes | None:
 
 
 def measure_attention(case: AttentionCase) -> tuple[AttentionTimes, bool]:
-    """Measure attention with and without flash attention in alternating order. The second value is
-    whether the machine was quiet enough to save the result.
+    """Measure the stub model with and without flash attention, alternately. Return the times, and
+    whether other programs were quiet enough that the times may be saved.
 
-    Takes half a second for small heads.
+    Raises UserError when there is no memory for the stub, and OSError when its file cannot be
+    written.
     """
-    behind = min(DEPTH_TOKENS, MAX_CELLS // case.parallel)
-    n_ctx = (behind + 2 * TOKEN_PASSES) * case.parallel + PROMPT_ROWS
+    depth = min(DEPTH_TOKENS, MAX_CELLS // case.parallel)
+    n_ctx = (depth + 2 * TOKEN_PASSES) * case.parallel + PROMPT_ROWS
     options = ContextOptions(
         n_ctx,
         DEPTH_TOKENS,
@@ -148,48 +146,54 @@ def measure_attention(case: AttentionCase) -> tuple[AttentionTimes, bool]:
             for flash in ("on", "off")
         ]
         for context in contexts:
-            _fill(context, case.parallel, behind)
-        passes = _timed(
+            _fill_sequences(context, case.parallel, depth)
+        passes = _time_passes(
             contexts,
             TOKEN_PASSES,
-            lambda context, number: _answer(context, case.parallel, behind + number),
+            lambda context, number: _generate_tokens(context, case.parallel, depth + number),
         )
-        steady = all(
+        is_steady = all(
             statistics.median(seconds) < MAX_MEDIAN_RATIO * min(seconds) for seconds in passes
         )
-        answers = [min(seconds) for seconds in passes]
-        # Parallel prompts always use flash attention, so they take the same time in both variants.
+        token_seconds = [min(seconds) for seconds in passes]
+        # The prompts of parallel answers always use flash attention, so only the tokens matter.
         if case.parallel > 1:
-            return AttentionTimes(*answers), steady
-        prompts = [
+            return AttentionTimes(*token_seconds), is_steady
+        prompt_seconds = [
             min(seconds)
-            for seconds in _timed(contexts, PROMPT_PASSES, lambda context, number: _prompt(context))
+            for seconds in _time_passes(
+                contexts, PROMPT_PASSES, lambda context, number: _compute_prompt(context)
+            )
         ]
-        n_prompts, tokens = EXCHANGE_PASSES
+        n_prompt_passes, n_tokens = EXCHANGE_PASSES
         return AttentionTimes(
             *(
-                n_prompts * prompt + tokens * seconds
-                for prompt, seconds in zip(prompts, answers, strict=True)
+                n_prompt_passes * per_prompt + n_tokens * per_token
+                for per_prompt, per_token in zip(prompt_seconds, token_seconds, strict=True)
             )
-        ), steady
+        ), is_steady
 
 
-def _fill(context: Context, parallel: int, behind: int) -> None:
-    """Fill each of the `parallel` sequences with the same `behind` tokens."""
-    context.decode(BatchRows([1] * behind, list(range(behind)), [0] * behind, [False] * behind))
+def _fill_sequences(context: Context, parallel: int, depth: int) -> None:
+    """Put the same `depth` tokens into the cache of each of the first `parallel` sequences. They
+    are computed once and copied.
+    """
+    context.decode(BatchRows([1] * depth, list(range(depth)), [0] * depth, [False] * depth))
     state = context.read_state(0)
     for sequence in range(1, parallel):
         restored = context.write_state(sequence, state)
         assert restored, "there is room for all"
 
 
-def _answer(context: Context, parallel: int, at: int) -> None:
+def _generate_tokens(context: Context, parallel: int, position: int) -> None:
+    """Compute one token at `position` of each sequence in one pass."""
     context.decode(
-        BatchRows([1] * parallel, [at] * parallel, list(range(parallel)), [True] * parallel)
+        BatchRows([1] * parallel, [position] * parallel, list(range(parallel)), [True] * parallel)
     )
 
 
-def _prompt(context: Context) -> None:
+def _compute_prompt(context: Context) -> None:
+    """Compute a prompt of PROMPT_ROWS tokens in the last sequence, which is emptied first."""
     spare = context.n_seq_max - 1
     context.trim(spare, 0)
     context.decode(
@@ -202,16 +206,18 @@ def _prompt(context: Context) -> None:
     )
 
 
-def _timed(
-    ways: list[Context], times: int, work: Callable[[Context, int], None]
+def _time_passes(
+    contexts: list[Context], count: int, compute: Callable[[Context, int], None]
 ) -> list[list[float]]:
-    """Return the seconds of `times` passes in each context. The contexts are measured in
-    alternating order; a first pass in each is not timed.
+    """Return for each context the seconds of `count` passes. The contexts take turns, so that a
+    slow phase of the machine affects all. A first pass in each context is not timed.
+
+    `compute`: computes a pass in a context; its second argument is the number of the pass.
     """
-    seconds: list[list[float]] = [[] for _ in ways]
-    for number in range(times + 1):
-        for samples, context in zip(seconds, ways, strict=True):
-            begun = time.perf_counter()
-            work(context, number)
-            samples.append(time.perf_counter() - begun)
-    return [each[1:] for each in seconds]
+    seconds: list[list[float]] = [[] for _ in contexts]
+    for number in range(count + 1):
+        for samples, context in zip(seconds, contexts, strict=True):
+            start_time = time.perf_counter()
+            compute(context, number)
+            samples.append(time.perf_counter() - start_time)
+    return [samples[1:] for samples in seconds]

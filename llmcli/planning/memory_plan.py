@@ -1,9 +1,9 @@
-"""The memory plan of a run: how much memory a model and its context need on each device, computed
-before anything is allocated.
+"""Compute how much memory a model and its context need on each device, before anything is
+allocated.
 
-Weights, KV cache and compute buffers come from llama.cpp's own dry run. The KV cache of each layer
-is computed by arithmetic. The memory of the interpreter is that of this process during the dry run.
-None means unknown.
+A dry run of llama.cpp gives the sizes of weights, KV cache and compute buffers. The KV cache of
+each layer is computed from the header (runtime/kv_size.py). The memory of the interpreter is that
+of this process during the dry run. A size of None means that it is unknown.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -24,20 +24,17 @@ from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.draft_settings import draft_context_options
 from quant.model_file.model_header import ModelHeader
 
-PLANNED_CACHE_TYPES = (
-    "f16",
-    "q8_0",
-    "q4_0",
-)  # `plan` prints the largest context for each of these cache types
-# Longer contexts get no dry run, because it takes about 80 bytes per cell for llama.cpp's own
-# bookkeeping.
+# cache types for which `llmcli plan` prints the largest context
+PLANNED_CACHE_TYPES = ("f16", "q8_0", "q4_0")
+# Contexts with more cells get no dry run, because llama.cpp allocates about 80 bytes per cell even
+# in a dry run.
 MAX_CELLS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySums:
-    """The parts of a memory plan in bytes, summed over all devices. The fields mean the same as in
-    DeviceMemory; None if the part is unknown for at least one device.
+    """The bytes of a memory plan by purpose, summed over all devices. The fields mean the same as
+    in DeviceMemory. A field is None if it is unknown for at least one device.
     """
 
     weights: int | None
@@ -51,61 +48,59 @@ class MemorySums:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """The memory that a run needs on one device, in bytes; None: unknown.
+    """The memory that a run needs on one device (the host or a GPU), in bytes. None: unknown."""
 
-    `weights`: in the mapped file or in the device's own memory. `repacked`: copies of weights in
-    another layout. `kv`: KV cache. `compute`, `output`: buffers. `droppable`: mapped bytes that are
-    not read after loading, so the system can drop them. `available`: free bytes of the device.
-    """
-
-    device: str
-    weights: int | None
-    repacked: int | None
-    kv: int | None
-    compute: int | None
-    output: int
-    droppable: int | None
-    available: int | None
+    device: str  # name of the device
+    weights: int | None  # weights in the mapped file or in the device's memory
+    repacked: int | None  # copies of weights in the layout of this CPU's kernels
+    kv: int | None  # KV cache
+    compute: int | None  # buffers for intermediate results
+    output: int  # buffer for logits
+    droppable: int | None  # mapped bytes that are not read after loading; the system can drop them
+    available: int | None  # free bytes of the device, before the run
 
     @property
     def total(self) -> int | None:
-        """Everything that llama.cpp maps and allocates on the device."""
-        return _sum((self.weights, self.repacked, self.kv, self.compute, self.output))
+        """Return the bytes that llama.cpp maps and allocates on the device."""
+        return _sum_if_known((self.weights, self.repacked, self.kv, self.compute, self.output))
 
     def combined_with(self, other: "DeviceMemory") -> "DeviceMemory":
-        """Return the sum of the memory of two models on this device."""
+        """Return the memory of two models together on this device. `other`: the memory of the
+        second model.
+        """
         return replace(
             self,
-            weights=_sum((self.weights, other.weights)),
-            repacked=_sum((self.repacked, other.repacked)),
-            kv=_sum((self.kv, other.kv)),
-            compute=_sum((self.compute, other.compute)),
+            weights=_sum_if_known((self.weights, other.weights)),
+            repacked=_sum_if_known((self.repacked, other.repacked)),
+            kv=_sum_if_known((self.kv, other.kv)),
+            compute=_sum_if_known((self.compute, other.compute)),
             output=self.output + other.output,
-            droppable=_sum((self.droppable, other.droppable)),
+            droppable=_sum_if_known((self.droppable, other.droppable)),
         )
 
     @property
     def required(self) -> int | None:
-        """The bytes that must stay in memory. On the host, this is everything except the weights in
-        the mapped file, which the system can read again.
+        """Return the bytes that must stay in memory. On the host, the weights in the mapped file
+        are not included, because the system can read them again.
         """
         weights = 0 if self.device == HOST_DEVICE else self.weights
-        return _sum((weights, self.repacked, self.kv, self.compute, self.output))
+        return _sum_if_known((weights, self.repacked, self.kv, self.compute, self.output))
 
     @property
     def free_after(self) -> int | None:
-        """The available bytes minus everything that the run needs except `droppable`; negative if
-        it does not fit. Parts that are unknown count as 0. None if the available bytes are unknown.
+        """Return the bytes that the run leaves free on the device, negative if it does not fit.
+        `droppable` bytes count as free, and unknown sizes as 0. Return None if `available` is
+        unknown.
         """
         if self.available is None:
             return None
-        parts = (self.weights, self.repacked, self.kv, self.compute, self.output)
-        return self.available + (self.droppable or 0) - sum(part or 0 for part in parts)
+        sizes = (self.weights, self.repacked, self.kv, self.compute, self.output)
+        return self.available + (self.droppable or 0) - sum(size or 0 for size in sizes)
 
     @property
     def fits(self) -> bool | None:
-        """Whether the device has memory for everything, so that no weights must be read from the
-        disk again; None: unknown.
+        """Return whether the device has memory for everything, including the weights in the mapped
+        file. None: unknown.
         """
         if self.free_after is None or (self.free_after >= 0 and self.total is None):
             return None
@@ -114,37 +109,34 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The memory of one context on all devices, in bytes.
+    """The memory of a model with one context on all devices, in bytes. None: unknown."""
 
-    `cache`: the KV cache layer by layer. `overhead`: the process without the model, which is
-    interpreter, libraries, vocabulary and graphs. `resident`: the measured memory of the process;
-    None if only a dry run was made. `draft`: the part of `devices` that belongs to a draft model.
-    """
-
-    n_ctx: int
-    devices: tuple[DeviceMemory, ...]
-    cache: kv_size.KVCache | None
-    overhead: int | None
-    resident: int | None = None
-    draft: int | None = None
+    n_ctx: int  # length of the context in tokens
+    devices: tuple[DeviceMemory, ...]  # the host first
+    cache: kv_size.KVCache | None  # the KV cache, layer by layer
+    overhead: (
+        int | None
+    )  # the process without the model: interpreter, libraries, vocabulary, graphs
+    resident: int | None = None  # measured memory of the process; None after a dry run
+    draft: int | None = None  # how many bytes in `devices` belong to a draft model
 
     @property
     def sums(self) -> MemorySums:
-        """The parts of the plan, summed over all devices."""
+        """Return the bytes by purpose, summed over all devices."""
         return MemorySums(
-            weights=_sum(share.weights for share in self.devices),
-            repacked=_sum(share.repacked for share in self.devices),
-            kv=_sum(share.kv for share in self.devices),
-            compute=_sum(share.compute for share in self.devices),
+            weights=_sum_if_known(share.weights for share in self.devices),
+            repacked=_sum_if_known(share.repacked for share in self.devices),
+            kv=_sum_if_known(share.kv for share in self.devices),
+            compute=_sum_if_known(share.compute for share in self.devices),
             output=sum(share.output for share in self.devices),
-            droppable=_sum(share.droppable for share in self.devices),
-            total=_sum(share.total for share in self.devices),
+            droppable=_sum_if_known(share.droppable for share in self.devices),
+            total=_sum_if_known(share.total for share in self.devices),
         )
 
     @property
     def process_bytes(self) -> int | None:
-        """The memory of the whole process with a full context, including mapped files. This is the
-        number that `top` shows.
+        """Return the memory of the process with a full context, including mapped files. `top` shows
+        the same number.
         """
         host_totals = [share.total for share in self.devices if share.device == HOST_DEVICE]
         if self.resident is not None or self.overhead is None or None in host_totals:
@@ -153,66 +145,66 @@ class MemoryPlan:
 
     @property
     def can_run(self) -> bool | None:
-        """Whether the run is possible, perhaps only at the speed of the disk: everything that must
-        stay in memory fits. None: unknown.
+        """Return whether everything that must stay in memory fits on every device. The run is then
+        possible, perhaps only at the speed of the disk. None: unknown.
         """
-        answers = [
+        results = [
             None
             if share.required is None or share.available is None
             else share.required <= share.available
             for share in self.devices
         ]
-        return False if False in answers else None if None in answers else True
+        return False if False in results else None if None in results else True
 
     @property
     def fits(self) -> bool | None:
-        """Whether everything fits on every device. False if it does not fit on one of them;
-        otherwise None if it is unknown for one of them.
+        """Return whether everything, including the mapped weights, fits on every device. None:
+        unknown for at least one device, while it fits on the others.
         """
-        answers = [share.fits for share in self.devices]
-        return False if False in answers else None if None in answers else True
+        results = [share.fits for share in self.devices]
+        return False if False in results else None if None in results else True
 
 
 class Planner:
-    """Plans any number of contexts of one model file, by dry runs. Created by
+    """Computes memory plans for any number of contexts of one model file, by dry runs. Made by
     `open_memory_planner`.
-
-    `draft_planner`: the planner of a draft model, whose memory is added to each plan.
-    `bytes_by_type`: for each device, the bytes in the file of its weights by tensor type; empty if
-    unknown.
     """
 
     def __init__(
         self,
-        rehearsal: DryRun,
+        unloaded_model: DryRun,
         header: ModelHeader,
         options: ContextOptions,
         draft_planner: "Planner | None" = None,
     ) -> None:
-        self._rehearsal, self._header, self.options, self._beside = (
-            rehearsal,
-            header,
-            options,
-            draft_planner,
-        )
-        self._form = kv_size.read_shape(header.metadata)
-        placed = rehearsal.tensor_buffers()
-        self._mapped, self._droppable = _mapped(header, placed)
-        self.bytes_by_type = _types(header, placed)
+        """`unloaded_model`: the model opened without its weights. `draft_planner`: the planner of a
+        draft model, whose memory is added to each plan.
+        """
+        self._dry_run, self._header, self.options = unloaded_model, header, options
+        self._draft_planner = draft_planner
+        self._cache_shape = kv_size.read_shape(header.metadata)
+        tensor_buffers = unloaded_model.tensor_buffers()
+        self._mapped, self._droppable = _mapped_bytes(header, tensor_buffers)
+        # for each device, the bytes of its weights in the file by tensor type; empty if unknown
+        self.bytes_by_type = _bytes_by_type(header, tensor_buffers)
         self._free = free_by_device()
 
     def memory_plan(self) -> MemoryPlan:
-        """Return the memory plan of the context with the planner's `options`."""
+        """Return the memory plan of a context with the planner's own `options`. Raises UserError if
+        llama.cpp refuses the context.
+        """
         options = self.options
         if options.n_ctx > MAX_CELLS:
-            return self._unrehearsed()
-        with self._rehearsal.open_context(options) as context:
+            return self._plan_without_dry_run()
+        with self._dry_run.open_context(options) as context:
             overhead = host.resident_memory()
             shares, draft = (
-                self._shares(context.breakdown, context.output_bytes),
-                self._draft(options),
+                self._model_memory(context.breakdown, context.output_bytes),
+                self._draft_memory(options),
             )
-            cache = self._cache(options, context.n_ctx, sum(share.kv or 0 for share in shares))
+            cache = self._predict_cache(
+                options, context.n_ctx, sum(share.kv or 0 for share in shares)
+            )
             draft_totals = [share.total for share in draft]
             draft_bytes = (
                 None
@@ -224,8 +216,9 @@ class Planner:
             )
 
     def largest_context(self, cache_type: str) -> int | None:
-        """Return the longest context that fits if both K and V have this type, in steps of 256
-        cells and at most MAX_CELLS. 0: not even one step fits. None: unknown.
+        """Return the longest context, in tokens, that fits if K and V have this type. It is a
+        multiple of 256 cells, and at most MAX_CELLS. 0: no context fits. None: unknown, or the
+        model does not support the type.
         """
         if None in self._free.values() or not self.supports_cache_type(cache_type):
             return None
@@ -245,10 +238,11 @@ class Planner:
         return None if largest is None else largest * step
 
     def largest_sequence_count(self) -> int | None:
-        """Return how many sequences fit at a time if each is as long as one of this context. At
-        most MAX_SEQUENCES, and at most MAX_CELLS in total. 0: not even one fits. None: unknown.
+        """Return how many sequences fit at once if each is as long as a sequence of the planner's
+        `options`. At most MAX_SEQUENCES, with MAX_CELLS cells together. 0: none fits. None:
+        unknown.
 
-        All sequences share one context; a separate context for prompts is not counted.
+        All sequences are in one context. A second context for prompts is not counted.
         """
         tokens_per_sequence = -(-self.options.n_ctx // self.options.n_seq_max)
         parallel_options = (
@@ -271,28 +265,40 @@ class Planner:
         return largest_fitting(free_after, min(MAX_SEQUENCES, MAX_CELLS // tokens_per_sequence))
 
     def device_memory(self, options: ContextOptions) -> tuple[DeviceMemory, ...]:
-        """Return the memory of a context with other `options` on each device, the host first.
-        Raises UserError if llama.cpp refuses the context.
+        """Return the memory of the model, of a context with `options`, and of the draft model on
+        each device, the host first. Raises UserError if llama.cpp refuses the context.
         """
-        with self._rehearsal.open_context(options) as context:
+        with self._dry_run.open_context(options) as context:
             return merge_devices(
-                self._shares(context.breakdown, context.output_bytes), self._draft(options)
+                self._model_memory(context.breakdown, context.output_bytes),
+                self._draft_memory(options),
             )
 
-    def _draft(self, options: ContextOptions) -> tuple[DeviceMemory, ...]:
-        return self._beside.device_memory(draft_context_options(options)) if self._beside else ()
+    def _draft_memory(self, options: ContextOptions) -> tuple[DeviceMemory, ...]:
+        """Return the memory of the draft model on each device; empty without a draft model.
+        `options`: those of the model's context.
+        """
+        if self._draft_planner is None:
+            return ()
+        return self._draft_planner.device_memory(draft_context_options(options))
 
     def supports_cache_type(self, cache_type: str) -> bool:
-        """Return whether the model supports this type for both K and V, which depends on the size
-        of its heads.
+        """Return whether K and V of this model can both have this type. Quantized types need heads
+        of a suitable size. True if the model's cache cannot be predicted.
         """
-        return self._form is None or not kv_size.find_refusal(self._form, cache_type, cache_type)
+        shape = self._cache_shape
+        return shape is None or not kv_size.find_refusal(shape, cache_type, cache_type)
 
-    def _shares(self, allocated: MemoryBreakdown | None, output: int) -> tuple[DeviceMemory, ...]:
-        """Return the memory of this model, without a draft model, on each device, the host first.
-        `allocated` None: only the weights and the output buffer are known.
+    def _model_memory(
+        self, breakdown: MemoryBreakdown | None, output: int
+    ) -> tuple[DeviceMemory, ...]:
+        """Return the memory of this model and a context, without a draft model, on each device, the
+        host first.
+
+        `breakdown`: the bytes that llama.cpp reports. If it is None, only the weights and the
+        output buffer are known. `output`: bytes of the output buffer.
         """
-        if allocated is None:
+        if breakdown is None:
             return (
                 DeviceMemory(
                     HOST_DEVICE,
@@ -305,17 +311,20 @@ class Planner:
                     self._free[HOST_DEVICE],
                 ),
             )
-        return device_memory(allocated, output, self._free, self._mapped, self._droppable)
+        return device_memory(breakdown, output, self._free, self._mapped, self._droppable)
 
-    def _cache(self, options: ContextOptions, n_ctx: int, nbytes: int) -> kv_size.KVCache | None:
-        """Return the KV cache layer by layer. None if the rules for this model are unknown, or if
-        the computed size differs from `nbytes`, which llama.cpp reports (0: do not compare).
+    def _predict_cache(
+        self, options: ContextOptions, n_ctx: int, nbytes: int
+    ) -> kv_size.KVCache | None:
+        """Return the KV cache of a context of `n_ctx` tokens, layer by layer. Return None if it
+        cannot be predicted, or if its size is not `nbytes`, the size that llama.cpp reports. With
+        `nbytes` 0 the sizes are not compared.
         """
-        if self._form is None:
+        if self._cache_shape is None:
             return None
         flash, n_sequences = options.flash_attn != "off", options.n_seq_max
         cache = kv_size.predict_cache(
-            self._form,
+            self._cache_shape,
             n_ctx,
             options.type_k,
             options.type_v,
@@ -326,12 +335,12 @@ class Planner:
         )
         return cache if not nbytes or cache.nbytes == nbytes else None
 
-    def _unrehearsed(self) -> MemoryPlan:
-        """Return the plan of a context that is too long for a dry run. Only the weights and the KV
-        cache are known.
+    def _plan_without_dry_run(self) -> MemoryPlan:
+        """Return the plan of a context that is too long for a dry run. It contains only the weights
+        and the KV cache.
         """
         options = self.options
-        cache = self._cache(options, options.n_ctx, 0)
+        cache = self._predict_cache(options, options.n_ctx, 0)
         kv_bytes = cache.nbytes if cache else None
         share = DeviceMemory(
             HOST_DEVICE,
@@ -347,7 +356,7 @@ class Planner:
 
 
 def free_by_device() -> dict[str, int | None]:
-    """Return the free bytes of the host and of each GPU, by device name; None: unknown."""
+    """Return the free bytes of the host and of each GPU, by device name. None: unknown."""
     return {HOST_DEVICE: host.available_memory()} | {
         device.name: device.free_bytes
         for device in devices.list_devices()
@@ -356,8 +365,8 @@ def free_by_device() -> dict[str, int | None]:
 
 
 def least_free(shares: Iterable[DeviceMemory]) -> int | None:
-    """Return the smallest number of bytes that stay free on any device, negative if a device is too
-    small; None if it is unknown for a device.
+    """Return the bytes that stay free on the device with the least free memory, negative if it is
+    too small. Return None if they are unknown for any device. `shares`: the memory on each device.
     """
     free_bytes = [share.free_after if share.total is not None else None for share in shares]
     known_bytes = [nbytes for nbytes in free_bytes if nbytes is not None]
@@ -371,23 +380,25 @@ def open_memory_planner(
     gpu_layers: int,
     draft_planner: Planner | None = None,
 ) -> Iterator[Planner]:
-    """Open a planner for a model file whose header was checked, with resolved `options`. Raises the
-    same errors as loading the file.
+    """Open the planner of a model file for the `with` block. The header must have been checked, and
+    `options` must be resolved. `gpu_layers`: number of layers on the GPU; -1: all.
+
+    Raises UserError if llama.cpp cannot load the file.
     """
     with dry_run(
         header.path, gpu_layers=gpu_layers, latent=header.has_latent_attention
-    ) as rehearsal:
-        yield Planner(rehearsal, header, options, draft_planner)
+    ) as unloaded_model:
+        yield Planner(unloaded_model, header, options, draft_planner)
 
 
 def largest_gpu_layers(
     header: ModelHeader, options: ContextOptions, draft_planner: Planner | None = None
 ) -> int | None:
-    """Return the largest number of layers (-ngl) that fit on the GPUs with this context, by dry
-    runs. The output counts as one layer. None: no GPU, or unknown.
+    """Return the largest number of layers (-ngl) that fit on the GPUs with a context with these
+    options, by dry runs. The output matrix counts as one layer. None: no GPU, or unknown.
 
-    Only `llmcli plan` reports this number. `-ngl auto` does not use it: `_gpu_layers` in
-    resolve_options.py estimates the number without a dry run.
+    `llmcli plan` reports this number. `-ngl auto` does not use it: `_gpu_layers` in
+    resolve_options.py estimates a number without a dry run.
     """
     gpus = {device.name for device in devices.list_devices() if device.kind in devices.GPU_KINDS}
     if not gpus:
@@ -403,12 +414,14 @@ def largest_gpu_layers(
 
 
 def measure_loaded(header: ModelHeader, options: ContextOptions, gpu_layers: int) -> MemoryPlan:
-    """Load the model, compute one micro-batch, and return the measured memory plan."""
+    """Load the model, compute one micro-batch, and return the memory that it then has. Raises
+    UserError if llama.cpp cannot load the file.
+    """
     with (
         open_model(header.path, gpu_layers=gpu_layers, latent=header.has_latent_attention) as model,
         open_context(model, options) as context,
     ):
-        allocated = context.memory_breakdown()
+        breakdown = context.memory_breakdown()
         count = min(context.n_ubatch, context.n_batch, context.n_ctx - 1)
         token = model.bos if model.bos is not None else 0
         context.decode(
@@ -416,7 +429,7 @@ def measure_loaded(header: ModelHeader, options: ContextOptions, gpu_layers: int
         )
         resident = host.resident_memory()
         free = free_by_device()
-        if allocated is None:
+        if breakdown is None:
             devices_memory: tuple[DeviceMemory, ...] = (
                 DeviceMemory(
                     HOST_DEVICE,
@@ -430,30 +443,32 @@ def measure_loaded(header: ModelHeader, options: ContextOptions, gpu_layers: int
                 ),
             )
         else:
-            devices_memory = device_memory(allocated, context.output_bytes, free, None, None)
+            devices_memory = device_memory(breakdown, context.output_bytes, free, None, None)
         return MemoryPlan(context.n_ctx, devices_memory, None, None, resident)
 
 
 def device_memory(
-    allocated: MemoryBreakdown,
+    breakdown: MemoryBreakdown,
     output: int,
     free: dict[str, int | None],
     mapped: int | None,
     droppable: int | None,
 ) -> tuple[DeviceMemory, ...]:
-    """Return the memory of each device from llama.cpp's memory breakdown, the host first.
+    """Return the memory on each device, the host first, from the bytes that llama.cpp reports.
 
-    `output`: bytes of the output buffer on the host. `free`: free bytes by device. `mapped`: bytes
-    of the file that a loaded model maps on the host, which replace the weights of a dry run; None:
-    keep these. `droppable`: how many of the mapped bytes are not read after loading.
+    - `output`: bytes of the output buffer, which is on the host.
+    - `free`: free bytes by device.
+    - `mapped`: bytes of the model file that stay mapped on the host. They replace the host's
+      weights in `breakdown`, which are wrong in a dry run. None: use those in `breakdown`.
+    - `droppable`: how many of the mapped bytes are not read after loading.
     """
     names = [
         HOST_DEVICE,
-        *sorted({buffer.buffer_type.device for buffer in allocated.buffers} - {HOST_DEVICE}),
+        *sorted({buffer.buffer_type.device for buffer in breakdown.buffers} - {HOST_DEVICE}),
     ]
     device_shares = []
     for name in names:
-        buffers = [buffer for buffer in allocated.buffers if buffer.buffer_type.device == name]
+        buffers = [buffer for buffer in breakdown.buffers if buffer.buffer_type.device == name]
         weights = sum(
             buffer.model_bytes for buffer in buffers if not buffer.buffer_type.is_repacked
         )
@@ -475,7 +490,9 @@ def device_memory(
 def merge_devices(
     shares: tuple[DeviceMemory, ...], others: tuple[DeviceMemory, ...]
 ) -> tuple[DeviceMemory, ...]:
-    """Add the memory of two models, device by device."""
+    """Return the memory of two models together on each device. `shares` and `others`: the memory of
+    the first and of the second model.
+    """
     by_device = {share.device: share for share in shares}
     for other in others:
         by_device[other.device] = (
@@ -484,30 +501,34 @@ def merge_devices(
     return tuple(by_device.values())
 
 
-def _sum(addends: Iterable[int | None]) -> int | None:
-    """Return the sum; None if any of `addends` is None."""
+def _sum_if_known(addends: Iterable[int | None]) -> int | None:
+    """Return the sum of `addends`, or None if any of them is None."""
     terms = list(addends)
     known_terms = [term for term in terms if term is not None]
     return sum(known_terms) if len(known_terms) == len(terms) else None
 
 
-def _mapped(
-    header: ModelHeader, placed: list[tuple[str, BufferType]] | None
+def _mapped_bytes(
+    header: ModelHeader, tensor_buffers: list[tuple[str, BufferType]] | None
 ) -> tuple[int | None, int | None]:
-    """Return how many bytes of the model file stay mapped, and how many of these are not read after
-    loading. (None, None): unknown in this build of llama.cpp.
+    """Return how many bytes of the model file stay mapped in memory, and how many of these are not
+    read after loading. Both are None if `tensor_buffers` is None.
 
-    `placed`: the buffer type of each tensor. Each file is mapped as one piece, from the first to
-    the last tensor that is used in place. Tensors between them that were copied elsewhere are not
-    read again. Source: llama_model_loader::get_mapping_range.
+    llama.cpp maps each file as one range, from the first to the last tensor that is used without a
+    copy. Tensors in this range that were copied to another buffer are not read again. Source:
+    llama_model_loader::get_mapping_range.
+
+    `tensor_buffers`: the name of each tensor and the type of the buffer that contains it.
     """
     tensors = {tensor.name: tensor for tensor in header.tensors}
-    if placed is None or any(name not in tensors for name, _ in placed):
+    if tensor_buffers is None or any(name not in tensors for name, _ in tensor_buffers):
         return None, None
     mapped_names = {
-        name for name, place in placed if place.device == HOST_DEVICE and not place.is_repacked
+        name
+        for name, buffer_type in tensor_buffers
+        if buffer_type.device == HOST_DEVICE and not buffer_type.is_repacked
     }
-    spans = read = 0
+    mapped = used = 0
     for file in header.files:
         ranges = [
             (t.offset, t.offset + t.nbytes)
@@ -515,21 +536,21 @@ def _mapped(
             if t.file == file and t.name in mapped_names
         ]
         if ranges:
-            spans += max(end for _, end in ranges) - min(start for start, _ in ranges)
-            read += sum(end - start for start, end in ranges)
-    return spans, spans - read
+            mapped += max(end for _, end in ranges) - min(start for start, _ in ranges)
+            used += sum(end - start for start, end in ranges)
+    return mapped, mapped - used
 
 
-def _types(
-    header: ModelHeader, placed: list[tuple[str, BufferType]] | None
+def _bytes_by_type(
+    header: ModelHeader, tensor_buffers: list[tuple[str, BufferType]] | None
 ) -> dict[str, dict[str, int]]:
-    """Return the bytes that tensors take in the file, by device and tensor type. If a device stores
-    a tensor twice, it counts once.
+    """Return for each device the bytes that its tensors take in the file, by tensor type. A tensor
+    that a device stores twice counts once. Empty if `tensor_buffers` is None.
     """
     tensors = {tensor.name: tensor for tensor in header.tensors}
     by_device: dict[str, dict[str, int]] = {}
     for name, device in dict.fromkeys(
-        (name, place.device) for name, place in placed or () if name in tensors
+        (name, buffer_type.device) for name, buffer_type in tensor_buffers or () if name in tensors
     ):
         types, tensor = by_device.setdefault(device, {}), tensors[name]
         types[tensor.type] = types.get(tensor.type, 0) + tensor.nbytes
@@ -537,11 +558,12 @@ def _types(
 
 
 def largest_fitting(free_after: Callable[[int], int | None], limit: int) -> int | None:
-    """Return the largest n from 1 to `limit` for which free_after(n) is at least 0. 0: there is
-    none. None: unknown.
+    """Return the largest n from 1 to `limit` for which free_after(n) is not negative, or 0 if it is
+    negative for all n. Return None if free_after(1) or free_after(limit) is None.
 
-    `free_after` must decrease with n. It is nearly linear, so the secant's root or the number after
-    it is usually the answer.
+    `free_after`: returns the bytes that a plan of size n leaves free; they must decrease with n. A
+    call is a dry run and nearly linear in n, so the search is a secant search, which needs few
+    calls.
     """
     low, high = 1, limit
     at_low, at_high = free_after(low), free_after(high)
@@ -551,8 +573,9 @@ def largest_fitting(free_after: Callable[[int], int | None], limit: int) -> int 
         return 0 if at_low < 0 else limit
     guess = 0
     while high - low > 1:
-        line = low + int((high - low) * at_low / (at_low - at_high))
-        guess = min(max(line if line != guess else (low + high) // 2, low + 1), high - 1)
+        root = low + int((high - low) * at_low / (at_low - at_high))
+        # a root that repeats makes no progress, so the range is then halved
+        guess = min(max(root if root != guess else (low + high) // 2, low + 1), high - 1)
         for n in (guess, guess + 1):
             free = free_after(n) if low < n < high else None
             if free is not None and free >= 0:

@@ -1,7 +1,8 @@
-"""Dry runs that show how much memory a plan would leave free, and a search for the nearest plan
-that fits.
+"""Compute by a dry run how much memory a planned run leaves free, and search for the plan with the
+smallest changes that fits.
 
-Only used when an upper bound does not fit, since a dry run takes as long as reading the vocabulary.
+This is only used when the upper bound of upper_bound.py does not fit, because a dry run reads the
+vocabulary of the model and is therefore slow.
 """
 
 from collections.abc import Iterator
@@ -24,27 +25,27 @@ from llmcli.runtime.binding.devices import HOST_DEVICE
 from llmcli.units import format_size
 from quant.model_file import load_checks, read_header
 
-# bytes that the process grows by during a run, for Python objects, prompts and answers
+# by how much the process grows during a run: Python objects, prompts and answers
 GROWTH_BYTES = 64 << 20
-# A context is only shortened below this number of tokens if no smaller cache type and no smaller
-# number of sequences helps.
+# A context is only shortened below this number of tokens if neither a smaller cache type nor fewer
+# sequences are enough.
 MIN_USEFUL_TOKENS = 2048
 SMALLER_CACHE_TYPES = ("q8_0", "q4_0")  # cache types to try, best quality first
 
 
 class NearestFit:
-    """Dry runs of a model together with its draft model. They tell how much memory a plan leaves
-    free.
+    """Dry runs of a model together with its draft model, to find plans that fit into the memory of
+    this machine. Made by `open_nearest_fit`.
     """
 
     def __init__(self, planner: Planner) -> None:
         self._planner = planner
         self.free_by_device = free_by_device()
-        self._addresses = memory_limits.address_free_bytes()
+        self._free_address_bytes = memory_limits.address_free_bytes()
 
     def device_memory(self, plan: RunPlan) -> tuple[DeviceMemory, ...]:
-        """Return the memory of the model and its draft model on each device. For a context that is
-        too long for a dry run, only the KV cache is known.
+        """Return the memory that the model and its draft model need on each device. For a context
+        that is too long for a dry run, only the KV cache is known.
         """
         if plan.context.n_ctx <= MAX_CELLS:
             return self._planner.device_memory(plan.context)
@@ -56,11 +57,11 @@ class NearestFit:
         )
 
     def free_after(self, plan: RunPlan, *, weights: bool = False) -> int | None:
-        """Return the bytes that a plan leaves free on the fullest device, negative if it does not
-        fit; None: unknown.
+        """Return the bytes that a plan leaves free on the device with the least free memory. The
+        number is negative if the plan does not fit, and None if it is unknown.
 
-        Without `weights`, mapped weights do not count, because the system can read them again. With
-        `weights`, the mapped weights that a run reads repeatedly must stay in memory, too.
+        `weights`: whether the weights in the mapped model file count. They need not stay in memory,
+        because the system can read them from the file again; but the run is then slow.
         """
         cache, free = (
             upper_bound.predict_cache(plan.header, plan.context),
@@ -72,7 +73,7 @@ class NearestFit:
         shares = self.device_memory(plan)
         for share in shares:
             needed, free = (
-                _whole(share) if weights else share.required,
+                _reread_bytes(share) if weights else share.required,
                 free_bytes.get(share.device),
             )
             free_bytes[share.device] = None if needed is None or free is None else free - needed
@@ -80,74 +81,73 @@ class NearestFit:
         if free_bytes[HOST_DEVICE] is None or len(free_values) < len(free_bytes):
             return None
         free_values[0] -= GROWTH_BYTES
-        if self._addresses is not None:
+        if self._free_address_bytes is not None:
             mapped = sum(share.total or 0 for share in shares if share.device == HOST_DEVICE)
             threads = max(plan.context.n_threads, plan.context.n_threads_batch)
-            free_values.append(self._addresses - mapped - threads * memory_limits.THREAD_BYTES)
+            free_values.append(
+                self._free_address_bytes - mapped - threads * memory_limits.THREAD_BYTES
+            )
         return min(free_values)
 
     def largest_context(self, plan: RunPlan, *, weights: bool) -> int:
-        """Return the longest context that fits, at most that of the plan; 0 if none fits.
-        `weights`: as in `free_after`.
+        """Return the longest context, in tokens, with which the plan fits. It is at most that of
+        the plan, and 0 if no context fits. `weights`: as in `free_after`.
         """
-        most = min(plan.context.n_ctx, MAX_CELLS)
+        max_tokens = min(plan.context.n_ctx, MAX_CELLS)
 
-        def room(steps: int) -> int | None:
-            return self.free_after(
-                plan.with_changes(ctx_size=min(steps * kv_size.CELL_STEP, most)), weights=weights
-            )
+        def free_after(steps: int) -> int | None:
+            ctx_size = min(steps * kv_size.CELL_STEP, max_tokens)
+            return self.free_after(plan.with_changes(ctx_size=ctx_size), weights=weights)
 
         try:
-            return min(
-                (largest_fitting(room, -(-most // kv_size.CELL_STEP)) or 0) * kv_size.CELL_STEP,
-                most,
-            )
+            steps = largest_fitting(free_after, -(-max_tokens // kv_size.CELL_STEP)) or 0
+            return min(steps * kv_size.CELL_STEP, max_tokens)
         except UserError:  # the model does not support this cache type
             return 0
 
     def disk_warning(self, plan: RunPlan) -> str:
-        """Return a warning if the weights do not stay in memory, so that the run would read them
-        from the file again and again; otherwise "".
+        """Return a warning if the memory cannot hold the weights besides everything else, so that
+        the run would read them from the file again and again. Otherwise return "".
         """
-        room, free = self.free_after(plan, weights=True), self.free_by_device[HOST_DEVICE]
-        if room is None or room >= -GROWTH_BYTES or free is None:
+        free_after = self.free_after(plan, weights=True)
+        free = self.free_by_device[HOST_DEVICE]
+        if free_after is None or free_after >= -GROWTH_BYTES or free is None:
             return ""
         weights = sum(
             share.weights or 0 for share in self.device_memory(plan) if share.device == HOST_DEVICE
         )
         return (
-            f"warning: the weights ({format_size(weights)}) do not fit into memory with everything else "
-            f"({format_size(free)} are available): expect the speed of the disk"
+            f"warning: the weights ({format_size(weights)}) do not fit into memory with everything "
+            f"else ({format_size(free)} are available): expect the speed of the disk"
         )
 
     def find_nearest(self, plan: RunPlan) -> RunPlan | None:
-        """Return the nearest plan that fits; None if none does. It may have a shorter context,
-        smaller cache types or fewer sequences.
+        """Return the plan that fits with the smallest changes, or None if no plan fits. The changes
+        are a shorter context, smaller cache types and fewer sequences.
 
-        The context is not shortened below MIN_USEFUL_TOKENS if another change suffices. The weights
-        stay in memory, unless they are too large for any setting.
+        The context is not shortened below MIN_USEFUL_TOKENS if another change is enough. A plan
+        with which the weights stay in memory is preferred to one with which they do not.
         """
         return self._nearest(plan, weights=True) or self._nearest(plan, weights=False)
 
-    def _nearest(self, wish: RunPlan, *, weights: bool) -> RunPlan | None:
-        useful = min(wish.context.n_ctx, MIN_USEFUL_TOKENS)
-        shorter: list[RunPlan] = []
-        slots = wish.required_slots
+    def _nearest(self, plan: RunPlan, *, weights: bool) -> RunPlan | None:
+        """Return the nearest plan that fits, or None. `weights`: as in `free_after`."""
+        useful_tokens = min(plan.context.n_ctx, MIN_USEFUL_TOKENS)
+        short_plans: list[RunPlan] = []  # plans that fit with fewer tokens than that
+        slots = plan.required_slots
         while slots:
-            for kinds in _kinds(wish):
-                candidate = wish.with_changes(
-                    slots=slots, cache_type_k=kinds[0], cache_type_v=kinds[1]
-                )
+            for type_k, type_v in _cache_type_pairs(plan):
+                candidate = plan.with_changes(slots=slots, cache_type_k=type_k, cache_type_v=type_v)
                 longest = self.largest_context(candidate, weights=weights)
-                if longest >= useful:
+                if longest >= useful_tokens:
                     return candidate.with_changes(ctx_size=longest)
-                shorter += [candidate.with_changes(ctx_size=longest)] if longest else []
+                short_plans += [candidate.with_changes(ctx_size=longest)] if longest else []
             slots //= 2
-        return max(shorter, key=lambda plan: plan.context.n_ctx, default=None)
+        return max(short_plans, key=lambda plan: plan.context.n_ctx, default=None)
 
     def build_error(self, plan: RunPlan, nearest: RunPlan | None) -> UserError:
-        """Return the error for a plan that does not fit. It states the sizes of the parts; its hint
-        is the nearest plan.
+        """Return the error for a plan that does not fit. The message contains the sizes of weights,
+        cache and buffers. The hint contains the flags of `nearest`, the nearest plan that fits.
         """
         shares, free = self.device_memory(plan), self.free_by_device[HOST_DEVICE]
         sums = {
@@ -173,8 +173,10 @@ class NearestFit:
                 for name, free_bytes in self.free_by_device.items()
                 if free_bytes is not None
             )
-        if self._addresses is not None:
-            available += f", and {format_size(self._addresses)} of address space (ulimit -v)"
+        if self._free_address_bytes is not None:
+            available += (
+                f", and {format_size(self._free_address_bytes)} of address space (ulimit -v)"
+            )
         hint = (
             f"{plan.describe_flags(nearest)} would fit; --fit applies this"
             if nearest
@@ -186,8 +188,8 @@ class NearestFit:
 
 @contextmanager
 def open_nearest_fit(plan: RunPlan) -> Iterator[NearestFit]:
-    """Open dry runs of the model and the draft model of a plan. The model's header must have been
-    checked.
+    """Open the model and the draft model of a plan for dry runs, and close them after the `with`
+    block. The caller must have checked the model's header (load_checks.check_loadable).
     """
     with ExitStack() as stack:
         draft = None
@@ -204,26 +206,26 @@ def open_nearest_fit(plan: RunPlan) -> Iterator[NearestFit]:
         )
 
 
-def _kinds(wish: RunPlan) -> Iterator[tuple[str, str]]:
-    """Yield the types of K and V in the plan, then the smaller types that the model supports."""
-    current, cache_shape = (
-        (wish.options.cache_type_k, wish.options.cache_type_v),
-        kv_size.read_shape(wish.header.metadata),
-    )
+def _cache_type_pairs(plan: RunPlan) -> Iterator[tuple[str, str]]:
+    """Yield pairs of cache types for K and V: those of the plan, and then smaller ones that the
+    model supports.
+    """
+    current = plan.options.cache_type_k, plan.options.cache_type_v
+    cache_shape = kv_size.read_shape(plan.header.metadata)
     yield current
-    if wish.options.reproducible or wish.options.flash_attn == "off":
+    if plan.options.reproducible or plan.options.flash_attn == "off":
         return
     for kind in SMALLER_CACHE_TYPES:
-        smaller = all(
+        is_smaller = current != (kind, kind) and all(
             kv_size.BYTES_PER_32[kind] <= kv_size.BYTES_PER_32[current_kind]
             for current_kind in current
-        ) and current != (
-            kind,
-            kind,
         )
-        if smaller and not (cache_shape and kv_size.find_refusal(cache_shape, kind, kind)):
+        if is_smaller and not (cache_shape and kv_size.find_refusal(cache_shape, kind, kind)):
             yield kind, kind
 
 
-def _whole(share: DeviceMemory) -> int | None:
+def _reread_bytes(share: DeviceMemory) -> int | None:
+    """Return the bytes on a device that a run reads repeatedly, including the weights in the mapped
+    file. None: unknown.
+    """
     return None if share.total is None else share.total - (share.droppable or 0)

@@ -1,5 +1,5 @@
-"""Options of a run that the user did not set, chosen from the machine and the file's header before
-anything is loaded.
+"""Choose the options of a run that the user has not set, from the machine and the header of the
+model file, before anything is loaded: context size, threads, GPU layers, flash attention.
 """
 
 import re
@@ -22,17 +22,15 @@ from llmcli.runtime.requests.request import RunOptions
 from quant.model_file.model_header import ModelHeader
 
 DEFAULT_MAX_CTX = 8192  # maximum context size if the user sets none
-# Number of sequences in a chat: the current branch and the three used last, so that returning to
-# one of these computes nothing. There are not more, because each sequence needs a row of logits,
-# and its cells slow down the other ones.
+# Number of sequences in the context of a chat: the current branch and the three branches used last,
+# whose cells stay cached. More would cost time: each sequence needs memory for a row of logits, and
+# its cells slow down the others.
 CHAT_SEQUENCES = 4
 SCORING_BYTES = 40 << 20  # maximum bytes of logits in a pass for prompts that are scored
 OFFLOAD_BYTES = Schedule().swap_bytes
-RESERVED_BYTES = 256 << 20  # bytes that stay free for compute buffers and other programs
-# with more parallel answers, flash attention stays on
-MAX_PLAIN_ANSWERS = 8
-# If the keys and values of a token take fewer bytes, attention hardly takes time, and is not
-# measured.
+RESERVED_BYTES = 256 << 20  # memory that stays free for compute buffers and other programs
+MAX_PLAIN_ANSWERS = 8  # with more parallel answers, flash attention stays on
+# If K and V of a token take fewer bytes, attention takes hardly any time, and is not measured.
 MIN_TOKEN_BYTES = 4 << 10
 MAX_SCORE_BYTES = 512 << 20  # maximum bytes of attention scores that a pass may store
 
@@ -44,33 +42,37 @@ def resolve_options(
     slots: int = 1,
     predict: int | None = None,
 ) -> tuple[RunOptions, int]:
-    """Fill in the context size and the numbers of threads. Returns the options, and the number of
+    """Fill in the context size and the numbers of threads. Return the options, and the number of
     layers on the GPU (-1: all).
 
-    If the user sets no context size, it is that of the model, at most DEFAULT_MAX_CTX, and what
-    fits into the free memory. Each of the `slots` after the first adds the tokens of an answer
-    (`predict`) to the context. Raises UserError for option values that no model supports. Whether
-    this model fits is not checked here, but by `check_memory`.
+    If the user has set no context size, it is the length that the model was trained on, but at most
+    DEFAULT_MAX_CTX tokens and at most what fits into the free memory. Each of the `slots` sequences
+    after the first adds `predict` tokens, the length of an answer.
+
+    `warn` receives a message about a context that is longer than the model was trained on. Raises
+    UserError for option values that no model supports. Whether this model fits into memory is
+    checked later, by `check_memory`.
     """
     validate_options(options)
     threads = options.threads or host.core_count()
-    gpu = _gpu_layers(header, options)
+    gpu_layers = _gpu_layers(header, options)
     trained = header.context_length or 4096
-    roomy = min(trained, DEFAULT_MAX_CTX)
-    wanted = (
-        kv_size.round_up_cells(roomy + (slots - 1) * min(predict or 0, roomy))
-        if slots > 1
-        else roomy
-    )
+    default_size = min(trained, DEFAULT_MAX_CTX)
+    if slots > 1:
+        answer_tokens = (slots - 1) * min(predict or 0, default_size)
+        default_size = kv_size.round_up_cells(default_size + answer_tokens)
     size = options.ctx_size or min(
-        wanted, _fitting(header, options, slots, max(wanted, DEFAULT_MAX_CTX), on_gpu=gpu != 0)
+        default_size,
+        _longest_context(
+            header, options, slots, max(default_size, DEFAULT_MAX_CTX), on_gpu=gpu_layers != 0
+        ),
     )
     if size > trained * slots:
         warn(f"a context of {size} exceeds the {trained} tokens this model was trained on")
     filled = replace(
         options, ctx_size=size, threads=threads, threads_batch=options.threads_batch or threads
     )
-    return filled, gpu
+    return filled, gpu_layers
 
 
 def resolve_flash_attention(
@@ -81,15 +83,17 @@ def resolve_flash_attention(
     slots: int = 1,
     parallel: int = 1,
 ) -> RunOptions:
-    """Return the resolved options. Flash attention is turned off if the user did not set it and
-    this CPU computes attention faster without it.
+    """Return the options with flash attention turned off if this CPU computes attention faster
+    without it. Otherwise, or if the user has set flash attention, return them unchanged.
+    `parallel`: number of answers at once.
 
-    In passes of fewer than 64 rows, ggml's flash attention processes cells one by one
-    (ggml-cpu/ops.cpp, use_tiled). Whether this is slower than plain attention depends on the
-    processor, so it is measured. Prompts are slower without flash attention. If there are parallel
-    answers, a separate context with flash attention computes their prompts. Flash attention stays
-    on with more than MAX_PLAIN_ANSWERS parallel answers, and if there is no memory for the scores
-    that plain attention stores.
+    In passes of fewer than 64 tokens, ggml's flash attention processes cells one by one
+    (ggml-cpu/ops.cpp, use_tiled). Whether this is slower than plain attention, which computes and
+    stores all scores, depends on the processor, so it is measured. Prompts are always faster with
+    flash attention; a separate context with flash attention computes those of parallel answers.
+
+    Flash attention stays on with more than MAX_PLAIN_ANSWERS parallel answers, and if there is no
+    memory for the scores of plain attention.
     """
     request = _AttentionRequest(header, options, gpu_layers, slots, parallel)
     if any(is_reason(request) for is_reason in REASONS_TO_KEEP_FLASH):
@@ -102,45 +106,38 @@ def resolve_flash_attention(
 
 @dataclass(frozen=True, slots=True)
 class _AttentionRequest:
-    """A run for which to choose between flash attention and plain attention. `parallel`: number of
-    answers at a time.
-    """
+    """A run for which to choose between flash attention and plain attention."""
 
     header: ModelHeader
     options: RunOptions
     gpu_layers: int
-    slots: int
-    parallel: int
+    slots: int  # number of sequences in the context
+    parallel: int  # number of answers at once
 
     @property
     def cache_types(self) -> tuple[str, str]:
-        """The types of K and V in the cache."""
+        """Return the cache types of K and V."""
         return self.options.cache_type_k, self.options.cache_type_v
 
 
 @dataclass(frozen=True, slots=True)
 class _PlainAttention:
-    """The needs of a run without flash attention, in bytes.
+    """What a run without flash attention needs."""
 
-    `scores`: attention scores of a pass. `free`: memory that weights and caches leave free.
-    `per_token`: keys and values of one token. `prefill_cells`: size in cells of the separate
-    context for parallel prompts, 0: there is none. `case`: the conditions under which to measure
-    attention.
-    """
-
-    scores: int
-    free: int
-    per_token: int
-    prefill_cells: int
-    case: AttentionCase
+    scores: int  # bytes of the attention scores of a pass
+    free: int  # bytes of memory that the weights and the KV cache leave free
+    per_token: int  # bytes of K and V of one token
+    prefill_cells: int  # cells of the separate context for parallel prompts; 0: no such context
+    case: AttentionCase  # the conditions under which to measure attention
 
 
 def _is_decided(request: _AttentionRequest) -> bool:
-    """Return whether the user chose flash attention on or off, or a mode that requires it."""
+    """Return whether the user has set flash attention, or --reproducible, which requires it."""
     return request.options.flash_attn != "auto" or request.options.reproducible
 
 
 def _has_quantized_cache(request: _AttentionRequest) -> bool:
+    """Return whether K or V is quantized. A quantized V requires flash attention."""
     return not kv_size.FLOAT_TYPES.issuperset(request.cache_types)
 
 
@@ -157,15 +154,15 @@ def _has_many_answers(request: _AttentionRequest) -> bool:
 
 
 def _has_fixed_cells(request: _AttentionRequest) -> bool:
-    """Return whether parallel answers rule out plain attention, because the model's cells cannot be
-    moved.
+    """Return whether there are parallel answers, but the KV cells of this model cannot be moved
+    between contexts.
 
-    The prompts of parallel answers are computed in a context with flash attention, which stores
-    values differently. Their cells must be moved to the other context, and this model does not
-    allow it (state slicing).
+    The prompts of parallel answers are computed in a second context with flash attention, and their
+    cells are then moved to the context without it (binding/state_slicing.py). This is not possible
+    with a sliding window or with RoPE sections.
     """
     header = request.header
-    cache_shape = _shape(header, request.options)
+    cache_shape = _read_cache_shape(header, request.options)
     sections = header.metadata.get(f"{header.architecture}.rope.dimension_sections")
     has_window = cache_shape is not None and bool(cache_shape.window)
     return request.parallel > 1 and (has_window or sections is not None)
@@ -182,9 +179,13 @@ REASONS_TO_KEEP_FLASH: tuple[Callable[[_AttentionRequest], bool], ...] = (
 
 
 def _plan_plain_attention(request: _AttentionRequest) -> _PlainAttention | None:
-    """Return the needs of a run without flash attention; None if they are unknown."""
+    """Return what the run needs without flash attention, or None if this is unknown."""
     header, options, types = request.header, request.options, request.cache_types
-    cache_shape, cells, free = _shape(header, options), options.ctx_size, host.available_memory()
+    cache_shape, cells, free = (
+        _read_cache_shape(header, options),
+        options.ctx_size,
+        host.available_memory(),
+    )
     heads = HeadShape.from_header(header, cache_shape) if cache_shape else None
     if cache_shape is None or heads is None or not cells or free is None or not options.threads:
         return None
@@ -220,23 +221,25 @@ def _plan_plain_attention(request: _AttentionRequest) -> _PlainAttention | None:
 
 
 def _exceeds_memory(plain: _PlainAttention) -> bool:
-    """Return whether the attention scores of a pass take too much memory."""
+    """Return whether the attention scores of a pass take more than MAX_SCORE_BYTES or more than
+    half of the free memory.
+    """
     return plain.scores > min(MAX_SCORE_BYTES, plain.free // 2)
 
 
 def _is_measured_slower(plain: _PlainAttention, config: Config) -> bool:
-    """Return whether to keep flash attention because of speed: attention takes hardly any time, or
-    plain attention was not clearly faster on this CPU.
+    """Return whether attention takes noticeable time and plain attention is not clearly faster on
+    this CPU. This measures if no result is saved.
     """
     return plain.per_token >= MIN_TOKEN_BYTES and not is_faster_without_flash(plain.case, config)
 
 
 def spare_sequences(header: ModelHeader, options: RunOptions) -> int:
-    """Return how many sequences the context of a chat has. `options` must be resolved.
+    """Return the number of sequences in the context of a chat: CHAT_SEQUENCES, or 1 if the branches
+    of a chat cannot share cells. `options` must be resolved.
 
-    The number is 1 if branches of the chat cannot share cells. This is so with a sliding window,
-    which needs cells for each sequence, with recurrent state, and in the reproducible mode, in
-    which cells have the order of a single text.
+    Branches cannot share cells with a sliding window shorter than the context, with recurrent
+    state, and with --reproducible, where the cells must have the order of a single text.
     """
     cache_shape = kv_size.read_shape(header.metadata)
     if (
@@ -252,26 +255,28 @@ def spare_sequences(header: ModelHeader, options: RunOptions) -> int:
 
 
 def scoring_outputs(header: ModelHeader) -> int:
-    """Return how many rows of logits a pass of several answers reserves for prompts that are
-    scored. This is two tiles, or one if two exceed SCORING_BYTES, or 0 if one does.
+    """Return how many rows of logits to reserve in each pass for requests that score their prompt.
+    The result is two tiles of TILE_ROWS rows, one, or 0: as many as fit into SCORING_BYTES.
 
-    A pass computes as many rows of a scored prompt as it has rows of logits, so few rows make
-    scoring slow.
+    A pass can score only as many prompt tokens as it has rows of logits, so few rows make scoring
+    slow.
     """
     tile = 4 * _vocabulary_size(header) * TILE_ROWS
     return min(2, SCORING_BYTES // tile) * TILE_ROWS if tile else 0
 
 
 def offload_bytes(free_bytes: int | None) -> int:
-    """Return the maximum bytes of host memory for answers that are offloaded because the pool is
-    full. Finished answers may take the same amount, so both together take at most half of
-    `free_bytes`.
+    """Return how many bytes of host memory the KV cells of running answers may take that are
+    offloaded because the pool of cells is full. `free_bytes`: free host memory; None if unknown.
+
+    The result is at most a quarter of `free_bytes`, because the cells of finished answers may take
+    as much again.
     """
     return OFFLOAD_BYTES if free_bytes is None else min(OFFLOAD_BYTES, max(0, free_bytes) // 4)
 
 
 def validate_options(options: RunOptions) -> None:
-    """Raise UserError for an option value that no model supports."""
+    """Raise UserError for an option value that is wrong for every model, such as 0 threads."""
     for flag, value, limit in (
         ("--ctx-size", options.ctx_size, 2**31 - 1),
         ("--threads", options.threads, host.MAX_THREADS),
@@ -287,41 +292,48 @@ def validate_options(options: RunOptions) -> None:
     gemm.check_mode(options.gemm)
 
 
-def _fitting(header: ModelHeader, options: RunOptions, slots: int, most: int, on_gpu: bool) -> int:
-    """Return the longest context whose cache fits next to the weights, from `most` tokens down in
-    steps of 256. Contexts of 512 tokens or fewer are not checked.
+def _longest_context(
+    header: ModelHeader, options: RunOptions, slots: int, max_tokens: int, on_gpu: bool
+) -> int:
+    """Return the longest context, in tokens, whose KV cache fits into memory together with the
+    weights. The search goes from `max_tokens` down to 512 in steps of 256 and accepts 512 without a
+    check. Return `max_tokens` if the free memory or the size of the cache is unknown.
     """
     free = devices.free_gpu_bytes() if on_gpu else host.available_memory()
-    cache_shape = _shape(header, options)
+    cache_shape = _read_cache_shape(header, options)
     if free is None or cache_shape is None:
-        return most
+        return max_tokens
     available = free - header.tensor_bytes - RESERVED_BYTES - _output_bytes(header, slots)
-    size = most
+    size = max_tokens
 
-    def needed(cells: int) -> int:
+    def cache_bytes(cells: int) -> int:
         types = options.cache_type_k, options.cache_type_v
         return kv_size.predict_cache(
             cache_shape, cells, *types, n_ubatch=options.ubatch_size, n_seq_max=slots
         ).nbytes
 
-    while size > 512 and needed(size) > available:
+    while size > 512 and cache_bytes(size) > available:
         size -= kv_size.CELL_STEP
     return size
 
 
-def _shape(header: ModelHeader, options: RunOptions) -> kv_size.CacheShape | None:
-    form = kv_size.read_shape(header.metadata)
-    return kv_size.without_windows(form) if form and options.reproducible else form
+def _read_cache_shape(header: ModelHeader, options: RunOptions) -> kv_size.CacheShape | None:
+    """Return the cache shape of the model with these options, or None if it is unknown. With
+    --reproducible, layers with a sliding window keep all cells.
+    """
+    shape = kv_size.read_shape(header.metadata)
+    return kv_size.without_windows(shape) if shape and options.reproducible else shape
 
 
 def _output_bytes(header: ModelHeader, slots: int) -> int:
-    """Return the bytes of the logits of all sequences after the first. RESERVED_BYTES includes
-    those of the first.
+    """Return the bytes of the logits of all `slots` sequences except the first, whose logits are
+    part of RESERVED_BYTES.
     """
     return 4 * _vocabulary_size(header) * (slots - 1)
 
 
 def _vocabulary_size(header: ModelHeader) -> int:
+    """Return the number of rows of the embedding table, or 0 if the file has none."""
     return next(
         (tensor.shape[-1] for tensor in header.tensors if tensor.name == "token_embd.weight"),
         0,
@@ -329,11 +341,12 @@ def _vocabulary_size(header: ModelHeader) -> int:
 
 
 def _gpu_layers(header: ModelHeader, options: RunOptions) -> int:
-    """Return the number of layers on the GPU for -ngl; -1: all.
+    """Return the number of layers on the GPU that -ngl asks for; -1: all. Raises UserError for a
+    value of -ngl that is not a number, auto or all.
 
-    For `auto`, the number is estimated from the bytes of the weights and the free GPU memory,
-    without a dry run. `largest_gpu_layers` in memory_plan.py does not decide this: it only reports
-    the largest number that fits, for `llmcli plan`. Raises UserError for an invalid -ngl.
+    For `auto`, the number is estimated from the bytes of the weights and the free GPU memory.
+    (`largest_gpu_layers` in memory_plan.py finds the largest number that fits by dry runs; only
+    `llmcli plan` uses it.)
     """
     requested = options.gpu_layers.strip().lower()
     if requested == "all":

@@ -1,4 +1,4 @@
-"""The plan of a run: a model, its resolved options and the number of sequences."""
+"""`RunPlan`: what a run will load and allocate, so that its memory can be checked before."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,45 +13,46 @@ from quant.model_file.model_header import ModelHeader
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """A planned run, before its memory is checked. `options` must be resolved.
+    """A planned run: a model and its options, before its memory is checked."""
 
-    `slots`: number of sequences in the context. `required_slots`: how many of them are needed for
-    parallel answers; the others keep branches of a chat. `is_ctx_requested`: the user set the
-    context size.
-    """
-
-    name: str
+    name: str  # name of the model, for messages
     header: ModelHeader
-    options: RunOptions
-    gpu_layers: int
+    options: RunOptions  # with all values resolved (resolve_options.py)
+    gpu_layers: int  # number of layers on the GPU; -1: all
     drafting: DraftSettings
-    slots: int = 1
+    slots: int = 1  # number of sequences in the context
+    # How many of the sequences are needed for parallel answers. The others only cache the branches
+    # of a chat.
     required_slots: int = 1
-    is_ctx_requested: bool = False
+    is_ctx_requested: bool = False  # whether the user has set the context size
 
     def with_changes(self, slots: int | None = None, **options: Any) -> "RunPlan":
-        """Return a copy of the plan with another number of sequences or other options."""
+        """Return a copy of the plan with other `slots`, if given, and with some run options
+        changed.
+        """
         return replace(self, slots=slots or self.slots, options=replace(self.options, **options))
 
     @property
     def draft_context(self) -> ContextOptions:
-        """The options of the draft model's context."""
+        """Return the options of the llama.cpp context of the draft model."""
         return draft_context_options(self.context)
 
     def only_shortens_to(self, other: "RunPlan") -> bool:
-        """Return whether `other` is a change that a user hardly notices: the context may be
-        shorter, but the cache types are the same and all required sequences remain.
+        """Return whether a change to the plan `other` keeps the cache types and all required
+        sequences, so that at most the context becomes shorter. A user hardly notices this.
         """
         kinds = [(plan.options.cache_type_k, plan.options.cache_type_v) for plan in (self, other)]
         return kinds[0] == kinds[1] and other.slots >= self.required_slots
 
     @property
     def context(self) -> ContextOptions:
-        """The options of the run's context."""
+        """Return the options of the llama.cpp context of the run."""
         return context_options(self.options, self.slots, self.drafting, self.gpu_layers)
 
     def describe(self, other: "RunPlan") -> str:
-        """Describe the changes from this run to `other` in words."""
+        """Return the changes from this plan to `other` in words, such as "4,096 tokens of context
+        instead of 8,192".
+        """
         own_options, other_options = self.options, other.options
         changes = []
         if own_options.ctx_size != other_options.ctx_size:
@@ -72,7 +73,9 @@ class RunPlan:
         return ", ".join(changes) or "one branch of the chat; other branches are computed again"
 
     def describe_flags(self, other: "RunPlan") -> str:
-        """Describe the changes from this run to `other` as flags to type."""
+        """Return the changes from this plan to `other` as flags, such as "-c 4096 -ctk q8_0 -ctv
+        q8_0". Fewer sequences are described in words.
+        """
         kinds = other.options.cache_type_k, other.options.cache_type_v
         words = [f"-c {other.options.ctx_size}"]
         if kinds != (self.options.cache_type_k, self.options.cache_type_v):

@@ -1,8 +1,9 @@
-"""Profiles: the fastest settings that `bench tune` measured for a model on a machine. `chat` and
-`run` apply them.
+"""Profiles: the fastest settings of a model on a machine, as `bench tune` has measured them. `chat`
+and `run` apply them.
 
-Each profile is a small file in state/profiles. It belongs to one model, one machine and one build
-of llama.cpp, and is ignored on any other. Options that the user types take precedence.
+Each profile is a small JSON file in the folder state/profiles. It is valid for one model, one
+machine and one build of llama.cpp, and is ignored for others. Options that the user types replace
+those of the profile.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from llmcli.runtime.model_identity import content_hash
 from llmcli.runtime.requests.request import RunOptions
 from quant.model_file.model_header import ModelHeader
 
-SETTING_FLAGS = {
+SETTING_FLAGS = {  # the settings of a profile: fields of RunOptions, with their flags
     "threads": "-t",
     "threads_batch": "-tb",
     "ubatch_size": "-ub",
@@ -32,7 +33,7 @@ SETTING_FLAGS = {
     "cache_type_k": "-ctk",
     "cache_type_v": "-ctv",
 }
-# these settings were measured together, so they are applied together or not at all
+# These settings depend on each other, so they are applied together or not at all.
 MODE_FIELDS = ("flash_attn", "cache_type_k", "cache_type_v")
 MAX_NUMBERS = {
     "threads": host.MAX_THREADS,
@@ -40,44 +41,42 @@ MAX_NUMBERS = {
     "ubatch_size": 2**31 - 1,
 }
 PROFILE_FIELDS = tuple(SETTING_FLAGS)
-MAX_FILE_BYTES = 1 << 16  # maximum bytes of a profile
+MAX_FILE_BYTES = 1 << 16  # maximum size of a profile file
 
 
 @dataclass(frozen=True, slots=True)
 class TunedProfile:
-    """The fastest measured settings of one model.
+    """The fastest measured settings of one model on one machine."""
 
-    `settings`: the fields of RunOptions that differ from the defaults; empty if the defaults are as
-    fast. `fingerprint`: content fingerprint of the model. `objective`: what bench tune optimized.
-    `ratio`: the speed relative to the defaults, with its interval. `date`: such as 2026-11-22.
-    """
-
-    model: str
-    fingerprint: str
-    machine: str
-    build: str
-    objective: str
+    model: str  # name of the model
+    fingerprint: str  # hash of the model file (content_hash)
+    machine: str  # identity of the machine (rpc_workers.machine_and_workers)
+    build: str  # identity of the llama.cpp build (build_identity)
+    objective: str  # the kind of use that bench tune optimized, such as "chat"
+    # the fields of RunOptions that differ from the defaults; empty if the defaults are fastest
     settings: Mapping[str, Any] = field(default_factory=dict)
-    ratio: float = 1.0
-    low: float = 1.0
+    ratio: float = 1.0  # speed relative to the defaults
+    low: float = 1.0  # confidence interval of `ratio`
     high: float = 1.0
-    date: str = ""
+    date: str = ""  # such as 2026-11-22
 
     @property
     def is_current(self) -> bool:
-        """Whether the profile was measured on this machine with this build of llama.cpp."""
+        """Return whether the profile was measured on this machine with this build of llama.cpp."""
         return (self.machine, self.build) == (rpc_workers.machine_and_workers(), build_identity())
 
 
 def build_identity() -> str:
-    """Return the identity of the llama.cpp build: its version, devices and CPU features."""
+    """Return a text that identifies the build of llama.cpp: its version, devices and CPU features.
+    A measurement is valid only for the same text.
+    """
     kinds = dict.fromkeys(device.name.rstrip("0123456789") for device in devices.list_devices())
     features = library.lib().llama_print_system_info().decode("utf-8", "replace").strip(" |")
     return f"{library.llama_cpp_version()} {'+'.join(kinds)}, {features}"
 
 
 def format_flags(settings: Mapping[str, Any]) -> str:
-    """Return settings as the flags that a user would type, such as "-t 2 -ub 256"."""
+    """Return the settings of a profile as flags that a user can type, such as "-t 2 -ub 256"."""
     return " ".join(
         f"{SETTING_FLAGS[name]} {settings[name]}" for name in PROFILE_FIELDS if name in settings
     )
@@ -90,16 +89,19 @@ def apply_profile(
     config: Config,
     warn: Callable[[str], None],
 ) -> RunOptions:
-    """Return the options with the settings of the model's profile. Settings that the user typed
-    (`typed`) stay. The option `profile` becomes a description of the applied settings.
+    """Return the options with the settings of the model's profile, if there is one. The option
+    `profile` becomes a description of the applied settings.
 
-    No profile is applied in the reproducible mode, or if the user typed the number of GPU layers
-    and there is a GPU.
+    `typed`: the names of the options that the user typed, which are not changed. `warn` receives a
+    message about a profile that cannot be read.
+
+    No profile is applied with --reproducible, or if the user typed the number of GPU layers and
+    there is a GPU.
     """
-    layers_typed = "gpu_layers" in typed and devices.free_gpu_bytes() is not None
+    has_typed_layers = "gpu_layers" in typed and devices.free_gpu_bytes() is not None
     profile = (
         None
-        if options.reproducible or layers_typed or not _any(config, warn)
+        if options.reproducible or has_typed_layers or not _has_profiles(config, warn)
         else find_profile(header, config, warn)
     )
     if profile is None:
@@ -123,23 +125,23 @@ def apply_profile(
     return replace(options, **filled)
 
 
-def _any(config: Config, warn: Callable[[str], None]) -> bool:
-    """Return whether there may be a profile. Without any, the model file need not be read to find
-    its profile, which takes some milliseconds.
+def _has_profiles(config: Config, warn: Callable[[str], None]) -> bool:
+    """Return whether there is any profile. If there is none, the model file need not be hashed,
+    which takes some milliseconds.
     """
     root = profile_folder(config)
     try:
         return root.is_dir() and any(root.iterdir())
     except OSError as error:
-        warn(f"profiles are ignored: cannot read {root}: {_why(error)}")
+        warn(f"profiles are ignored: cannot read {root}: {_error_reason(error)}")
         return False
 
 
 def find_profile(
     header: ModelHeader, config: Config, warn: Callable[[str], None]
 ) -> TunedProfile | None:
-    """Return the profile of this model for this machine and build; None if there is none. `warn`
-    receives a message about a damaged profile.
+    """Return the profile of this model for this machine and this build of llama.cpp, or None if
+    there is none. `warn` receives a message about a profile that cannot be read.
     """
     try:
         fingerprint = content_hash(header)
@@ -152,15 +154,17 @@ def find_profile(
         return None
     except (OSError, ValueError) as error:
         warn(
-            f"the profile {path} cannot be read and is ignored ({_why(error)}); bench tune rewrites"
-            " it"
+            f"the profile {path} cannot be read and is ignored ({_error_reason(error)}); "
+            "bench tune rewrites it"
         )
         return None
     return profile if profile.is_current and profile.fingerprint == fingerprint else None
 
 
 def save_profile(profile: TunedProfile, config: Config) -> Path:
-    """Save a profile atomically, replacing an earlier one. Raises UserError."""
+    """Write a profile to its file, which is replaced at once, and return the path. Raises UserError
+    when the file cannot be written.
+    """
     path = profile_path(config, profile.fingerprint, profile.machine, profile.build)
     document = {"version": 1, **asdict(profile)}
     write_atomically(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
@@ -168,17 +172,16 @@ def save_profile(profile: TunedProfile, config: Config) -> Path:
 
 
 def delete_profiles(config: Config, name: str, header: ModelHeader | None) -> list[Path]:
-    """Delete the profiles of a model and of its quantized versions, for every machine, and return
-    their paths. Raises UserError.
+    """Delete the profiles of a model and of its quantizations, for all machines, and return the
+    paths of the deleted files. Raises UserError when a file cannot be deleted.
 
-    The profiles are found by the model's name and, if there is a `header`, by the content of its
-    file.
+    The profiles are found by the model's `name`, and by the hash of its file if `header` is given.
     """
     start = f"{content_hash(header)[:16]}-" if header else None
     matching = [
         path
         for path in profile_paths(config)
-        if _of(path, name) or (start and path.name.startswith(start))
+        if _is_of_model(path, name) or (start and path.name.startswith(start))
     ]
     for path in matching:
         try:
@@ -190,7 +193,10 @@ def delete_profiles(config: Config, name: str, header: ModelHeader | None) -> li
     return matching
 
 
-def _of(path: Path, name: str) -> bool:
+def _is_of_model(path: Path, name: str) -> bool:
+    """Return whether the profile at `path` belongs to the model `name` or to a quantization of it.
+    False if the profile cannot be read.
+    """
     try:
         model = read_profile(path).model
     except (OSError, ValueError):
@@ -199,37 +205,41 @@ def _of(path: Path, name: str) -> bool:
 
 
 def read_profiles(config: Config, warn: Callable[[str], None]) -> list[TunedProfile]:
-    """Return all profiles that can be read. `warn` receives a message about each of the others."""
+    """Return all profiles that can be read. `warn` receives a message about every other profile."""
     profiles = []
     for path in profile_paths(config):
         try:
             profiles.append(read_profile(path))
         except (OSError, ValueError) as error:
             warn(
-                f"the profile {path} cannot be read ({_why(error)}); delete it, or rewrite it with"
-                " bench tune"
+                f"the profile {path} cannot be read ({_error_reason(error)}); "
+                "delete it, or rewrite it with bench tune"
             )
     return profiles
 
 
 def profile_folder(config: Config) -> Path:
-    """Return the folder of the profiles."""
+    """Return the folder that contains the profiles. It may not exist yet."""
     return config.state / "profiles"
 
 
 def profile_paths(config: Config) -> list[Path]:
-    """Return the files of all profiles, sorted by name."""
+    """Return the paths of all profiles, sorted by file name."""
     return sorted(profile_folder(config).glob("*.json"))
 
 
 def profile_path(config: Config, fingerprint: str, machine: str, build: str) -> Path:
-    """Return the file of the profile of one model, machine and build."""
+    """Return the path of the profile for a model, a machine and a build of llama.cpp, which are
+    given as the identities in TunedProfile. The file may not exist.
+    """
     digest = hashlib.sha256(f"{machine}\0{build}".encode()).hexdigest()
     return profile_folder(config) / f"{fingerprint[:16]}-{digest[:16]}.json"
 
 
 def read_profile(path: Path) -> TunedProfile:
-    """Read a profile from a file. Raises OSError if it cannot be read, ValueError if it is invalid."""
+    """Read and check the profile at `path`. Raises OSError if the file cannot be read, and
+    ValueError if it is not a valid profile.
+    """
     with path.open("rb") as file:
         raw = file.read(MAX_FILE_BYTES + 1)
     if len(raw) > MAX_FILE_BYTES:
@@ -252,32 +262,33 @@ def read_profile(path: Path) -> TunedProfile:
     ):
         raise ValueError("its speeds are invalid")
     values: dict[str, Any] = {**texts, **speeds}
-    return TunedProfile(**values, settings=_settings(document.get("settings")))
+    return TunedProfile(**values, settings=_check_settings(document.get("settings")))
 
 
-def _settings(stored: Any) -> dict[str, Any]:
-    """Return the settings of a stored profile after checking them. Raises ValueError if one is
-    invalid.
+def _check_settings(stored: Any) -> dict[str, Any]:
+    """Return the settings of a profile file. Raises ValueError if one is unknown or has a value
+    that is not allowed.
     """
     if not isinstance(stored, dict) or not stored.keys() <= SETTING_FLAGS.keys():
         raise ValueError("it contains unknown settings")
-    for name, most in MAX_NUMBERS.items():
+    for name, maximum in MAX_NUMBERS.items():
         value = stored.get(name, 1)
-        if type(value) is not int or not 1 <= value <= most:
+        if type(value) is not int or not 1 <= value <= maximum:
             raise ValueError(f"{name} is {value!r}")
-    mode = RunOptions()
+    defaults = RunOptions()
     for name in MODE_FIELDS:
         if not isinstance(stored.get(name, ""), str):
             raise ValueError(f"{name} is {stored[name]!r}")
     with suppress(UserError):
         check_cache_types(
-            stored.get("cache_type_k", mode.cache_type_k),
-            stored.get("cache_type_v", mode.cache_type_v),
-            stored.get("flash_attn", mode.flash_attn),
+            stored.get("cache_type_k", defaults.cache_type_k),
+            stored.get("cache_type_v", defaults.cache_type_v),
+            stored.get("flash_attn", defaults.flash_attn),
         )
         return dict(stored)
     raise ValueError("its cache types and flash attention are incompatible")
 
 
-def _why(error: Exception) -> str:
+def _error_reason(error: Exception) -> str:
+    """Return the reason of an error without its path, for a message that names the path already."""
     return (error.strerror or "no reason given") if isinstance(error, OSError) else str(error)

@@ -1,9 +1,9 @@
-"""An upper bound of the memory of a run, computed from the file's header in well under a
+"""Compute an upper bound of the memory of a run from the header of its GGUF file, in less than a
 millisecond.
 
-If the bound is at most the available memory, the run fits and no dry run is needed. (A dry run
-takes as long as reading the vocabulary.) The bound is generous: it assumes that all weights are
-copied in another layout, that attention scores are stored, and that activations are wide.
+If the bound is at most the available memory, the run surely fits, and no dry run is needed. (A dry
+run is slower, because it reads the vocabulary.) The bound assumes the worst: all weights are copied
+to another layout, attention scores are stored, and activations are wide.
 """
 
 from llmcli.runtime import kv_size
@@ -11,26 +11,28 @@ from llmcli.runtime.binding.batch import reserved_outputs
 from llmcli.runtime.binding.context_options import ContextOptions
 from quant.model_file.model_header import ModelHeader
 
-CELL_NOTE_BYTES = 128  # bytes per cell for llama.cpp's own bookkeeping
-# assumed number of activation rows at a time, each as wide as the widest matrix
+CELL_NOTE_BYTES = 128  # bytes that llama.cpp uses per cell besides K and V
+# assumed number of activations stored per token, each as wide as the widest weight matrix
 ACTIVATION_ROWS = 12
-# size of repacked weights relative to the original; more than 1, because AMX adds padding
+# size of repacked weights relative to those in the file; above 1, because AMX adds padding
 REPACKED_RATIO = 1.25
 
 
 def upper_bound_bytes(header: ModelHeader, options: ContextOptions) -> int:
-    """Return an upper bound of all memory of a run in bytes: weights (mapped and repacked), KV
-    cache, and compute and output buffers.
+    """Return an upper bound of the bytes that a model and a context with these options take:
+    weights (mapped and repacked), KV cache, and compute and output buffers.
     """
     return (
         int(header.tensor_bytes * (1 + REPACKED_RATIO))
-        + _cache(header, options)
-        + _compute(header, options)
+        + _cache_bytes(header, options)
+        + _buffer_bytes(header, options)
     )
 
 
 def predict_cache(header: ModelHeader, options: ContextOptions) -> kv_size.KVCache | None:
-    """Return the KV cache with its exact size; None if the rules for this model are unknown."""
+    """Return the exact size of the KV cache, layer by layer. Return None if the size cannot be
+    predicted for this model.
+    """
     cache_shape = kv_size.read_shape(header.metadata)
     if cache_shape is None:
         return None
@@ -46,14 +48,14 @@ def predict_cache(header: ModelHeader, options: ContextOptions) -> kv_size.KVCac
     )
 
 
-def _cache(header: ModelHeader, options: ContextOptions) -> int:
-    """Return the bytes of the KV cache, or an upper bound if its rules are unknown. The bound
-    assumes 32-bit values and keys and values as wide as the widest matrix in each layer.
+def _cache_bytes(header: ModelHeader, options: ContextOptions) -> int:
+    """Return the bytes of the KV cache. If they cannot be predicted, return an upper bound: in each
+    layer, keys and values of 32-bit numbers that are as wide as the widest weight matrix.
     """
     exact = predict_cache(header, options)
     if exact:
         return exact.nbytes
-    layers, widest = header.get_int("block_count") or 1, _widest(header)
+    layers, widest = header.get_int("block_count") or 1, _max_row_values(header)
     # assume recurrent state in every layer, even if the header mentions none
     state = header.get_int("ssm.state_size") or 256
     return (
@@ -64,7 +66,10 @@ def _cache(header: ModelHeader, options: ContextOptions) -> int:
     )
 
 
-def _compute(header: ModelHeader, options: ContextOptions) -> int:
+def _buffer_bytes(header: ModelHeader, options: ContextOptions) -> int:
+    """Return an upper bound of the bytes of the compute and output buffers, and of llama.cpp's
+    bookkeeping for the cells.
+    """
     n_vocab = next(
         (tensor.shape[-1] for tensor in header.tensors if tensor.name == "token_embd.weight"), 0
     )
@@ -74,15 +79,15 @@ def _compute(header: ModelHeader, options: ContextOptions) -> int:
     scores = rows * cells * (8 * heads + 12)  # the scores as 32-bit floats, and a mask in two types
     return (
         scores
-        + 4 * rows * ACTIVATION_ROWS * _widest(header)
+        + 4 * rows * ACTIVATION_ROWS * _max_row_values(header)
         + 12 * n_vocab * outputs
         + CELL_NOTE_BYTES * cells
     )
 
 
-def _widest(header: ModelHeader) -> int:
-    """Return the largest number of values that a matrix reads or writes for one token. A matrix of
-    several experts counts once for each expert that a token uses.
+def _max_row_values(header: ModelHeader) -> int:
+    """Return the largest number of values that a weight matrix reads or writes for one token. For a
+    tensor of several experts, this is the sum over the experts that a token uses.
     """
     used = max(1, header.get_int("expert_used_count") or 1)
     rows = [
