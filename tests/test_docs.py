@@ -1,14 +1,14 @@
-"""README.md and docs/: their examples work, their links resolve, and the generated page is current.
+"""README.md and docs/: the examples work, the links resolve, and the generated page is current.
 
-The comment before a console block says what is done with it (docs/contributing.md):
+The comment before a console block determines how it is tested (docs/contributing.md):
 
-    <!-- run -->               every command is run and succeeds
-    <!-- run: exits 1 -->      every command is run; the last one exits with 1
-    <!-- parsed: reason -->    the commands and their options exist; running them needs too much
+    <!-- run -->               every command is run and must succeed
+    <!-- run: exits 1 -->      every command is run; the last one must exit with 1
+    <!-- parsed: reason -->    the commands and options must exist; running them is too expensive
     <!-- plugin test -->       a pytest command, run in a copy of the tree with the page's plug-ins
 
-The runnable blocks of a page run in one folder, one after another. Catalog names, and the files
-of MODELS, CHECKPOINTS and TEXTS, are a trained model of 1 MB there.
+The runnable blocks of a page run in one folder, one after another. Catalog names and the files of
+MODELS and CHECKPOINTS are a trained model of 1 MB there, and the files of TEXTS contain TEXT.
 """
 
 import importlib.util
@@ -57,7 +57,9 @@ READY_SECONDS, COMMAND_SECONDS = 60, 180
 
 @dataclass(frozen=True)
 class Command:
-    """A command line of an example, the lines typed into it, and the lines printed below it."""
+    """A command line of an example. `typed`: the lines that are typed into it after ">>> ".
+    `printed`: the lines of output below it.
+    """
 
     line: str
     typed: list[str] = field(default_factory=list)
@@ -66,7 +68,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page, with the comment before it."""
+    """A fenced code block of a page. `line`: its line number. `mark`: the comment before it."""
 
     page: Path
     line: int
@@ -83,22 +85,22 @@ class Block:
 
     @property
     def exit_code(self) -> int:
-        found = MARK.fullmatch(self.mark)
-        return int(found["code"] or 0) if found else 0
+        match = MARK.fullmatch(self.mark)
+        return int(match["code"] or 0) if match else 0
 
     def commands(self) -> list[Command]:
-        found: list[Command] = []
+        commands: list[Command] = []
         lines = iter(self.text.splitlines())
         for line in lines:
             if line.startswith("$ "):
                 while line.endswith("\\"):
                     line = line[:-1] + next(lines).strip()
-                found.append(Command(line[2:]))
+                commands.append(Command(line[2:]))
             elif line.startswith(">>> "):
-                found[-1].typed.append(line[4:])
+                commands[-1].typed.append(line[4:])
             else:
-                found[-1].printed.append(line)
-        return found
+                commands[-1].printed.append(line)
+        return commands
 
 
 def blocks(page: Path) -> list[Block]:
@@ -106,12 +108,12 @@ def blocks(page: Path) -> list[Block]:
     return [
         Block(
             page,
-            text.count("\n", 0, found.start("language")) + 1,
-            found["language"],
-            found["mark"] or "",
-            found["text"],
+            text.count("\n", 0, fence.start("language")) + 1,
+            fence["language"],
+            fence["mark"] or "",
+            fence["text"],
         )
-        for found in FENCE.finditer(text)
+        for fence in FENCE.finditer(text)
     ]
 
 
@@ -131,7 +133,7 @@ def test_every_block_of_commands_is_marked(page: Path) -> None:
             )
             assert block.text.startswith("$ "), f"{block} does not begin with a command"
         else:
-            assert not re.search(r"(?m)^\$ ", block.text), f"{block} has commands and is no console"
+            assert not re.search(r"(?m)^\$ ", block.text), f"{block}: commands outside a console"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,9 @@ def test_every_command_parses(block: Block) -> None:
 
 
 def simple_commands(line: str) -> Iterator[list[str]]:
-    """Yield the commands of a shell line, without redirections and variables before them."""
+    """Yield the words of each command in a shell line, without redirections and assignments of
+    variables.
+    """
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     lexer.commenters = "#"
@@ -163,17 +167,19 @@ def simple_commands(line: str) -> Iterator[list[str]]:
 
 
 def parse(words: list[str]) -> None:
-    """Raise if a program, a subcommand or an option does not exist."""
-    program, *rest = words
-    if program == "ssh" and "llmcli" in rest:
-        program, *rest = rest[rest.index("llmcli") :]
+    """Raise an exception if the program, a subcommand or an option does not exist. `words`: the
+    words of one command.
+    """
+    program, *arguments = words
+    if program == "ssh" and "llmcli" in arguments:
+        program, *arguments = arguments[arguments.index("llmcli") :]
     if program == ".venv/bin/python":
-        program, *rest = rest
+        program, *arguments = arguments
     if program == "llmcli":
-        parse_llmcli(rest)
+        parse_llmcli(arguments)
     elif program.startswith("scripts/"):
         text = (ROOT / program).read_text(encoding="utf-8")
-        options = [word.partition("=")[0] for word in rest if word.startswith("--")]
+        options = [word.partition("=")[0] for word in arguments if word.startswith("--")]
         assert [option for option in options if option not in text] == []
     else:
         assert program in PROGRAMS
@@ -190,8 +196,10 @@ def parse_llmcli(words: list[str]) -> None:
 
 def parse_command(command: Any, label: str, words: list[str], parent: Any) -> None:
     context = command.make_context(label, words, parent=parent)
-    if hasattr(command, "list_commands") and (rest := [*context._protected_args, *context.args]):
-        label, subcommand, words = command.resolve_command(context, rest)
+    if hasattr(command, "list_commands") and (
+        remaining := [*context._protected_args, *context.args]
+    ):
+        label, subcommand, words = command.resolve_command(context, remaining)
         parse_command(subcommand, label, words, context)
 
 
@@ -233,7 +241,9 @@ def models(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stage(models: Path, home: Path, tmp_path: Path) -> Path:
-    """A folder with what examples use, `llmcli` on the path, and a catalog of the small model."""
+    """A folder with the files that examples read. Next to it is a folder `bin` with the program
+    llmcli. In the user's catalog, every name of CATALOG is the small model.
+    """
     folder = tmp_path / "stage"
     folder.mkdir()
     for model in MODELS:
@@ -267,7 +277,9 @@ def test_the_examples_of_a_page_run(page: Path, stage: Path) -> None:
 
 
 class ExampleRunner:
-    """Runs blocks in one folder. A server runs until the next one starts or `stop_server`."""
+    """Runs code blocks in one folder. A server runs until the next one starts, or until
+    `stop_server`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -313,11 +325,11 @@ class ExampleRunner:
             timeout=COMMAND_SECONDS,
             check=False,
         )
-        said = f"{where}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-        assert done.returncode == code, said
-        assert "Traceback" not in done.stderr, said
+        output = f"{where}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        assert done.returncode == code, output
+        assert "Traceback" not in done.stderr, output
         if typed:
-            assert "error: " not in done.stdout + done.stderr, said
+            assert "error: " not in done.stdout + done.stderr, output
 
     def start_server(self, line: str, where: str) -> None:
         self.stop_server()
@@ -348,13 +360,13 @@ class ExampleRunner:
 
 CONTRIBUTING = ROOT / "docs" / "contributing.md"
 PLUGIN = re.compile(r'plugin: (?P<target>\S+) (from (?P<source>\S+)|after "(?P<line>.+)")')
-# The example of a block format is one that exists: the copy of the tree has it only once.
+# The example of a block format is Q8_0, which must be removed from the tree before.
 WITHOUT_Q8_0 = '\nFORMATS = tuple(known for known in FORMATS if known.name != "Q8_0")\n'
 
 
 @pytest.fixture(scope="module")
 def tree_with_plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the tree, by symbolic links, with the plug-ins of docs/contributing.md."""
+    """A copy of the source tree by symbolic links, with the plug-ins of docs/contributing.md."""
     folder = tmp_path_factory.mktemp("tree")
     for name in ("quant", "llmcli", "tests", "scripts"):
         shutil.copytree(
@@ -367,18 +379,18 @@ def tree_with_plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).symlink_to(ROOT / name)
     edit(folder / "quant" / "formats" / "legacy.py", lambda text: text + WITHOUT_Q8_0)
     for block in blocks(CONTRIBUTING):
-        found = PLUGIN.fullmatch(block.mark)
-        if found and found["source"]:
-            assert not (folder / found["target"]).exists(), block
-            (folder / found["target"]).write_text(block.text, encoding="utf-8")
-        elif found:
-            line = f"{found['line']}\n"
-            edit(folder / found["target"], partial(insert_after, line, block.text))
+        match = PLUGIN.fullmatch(block.mark)
+        if match and match["source"]:
+            assert not (folder / match["target"]).exists(), block
+            (folder / match["target"]).write_text(block.text, encoding="utf-8")
+        elif match:
+            line = f"{match['line']}\n"
+            edit(folder / match["target"], partial(insert_after, line, block.text))
     return folder
 
 
 def edit(path: Path, change: Callable[[str], str]) -> None:
-    """Replace a link by a changed copy of its file."""
+    """Replace a symbolic link by a changed copy of its file."""
     text = path.read_text(encoding="utf-8")
     path.unlink()
     path.write_text(change(text), encoding="utf-8")
@@ -410,7 +422,7 @@ def test_the_example_plug_ins_work(block: Block, tree_with_plugins: Path) -> Non
 
 
 def test_the_example_plug_ins_are_current() -> None:
-    """Else run scripts/build/plugin_examples.py."""
+    """If it fails, run scripts/build/plugin_examples.py."""
     page = CONTRIBUTING.read_text(encoding="utf-8")
     assert script("plugin_examples").insert_examples(page) == page
 
@@ -422,21 +434,23 @@ def test_readme_is_short_and_names_every_command() -> None:
     reference = script("cli_reference")
     missing = [
         command
-        for command, found in reference.all_commands()
-        if command and not hasattr(found, "list_commands") and f"`{shown(command)}`" not in rows
+        for command, command_object in reference.all_commands()
+        if command
+        and not hasattr(command_object, "list_commands")
+        and f"`{readme_name(command)}`" not in rows
     ]
     assert missing == []
 
 
-def shown(command: str) -> str:
-    """The name that the README has for a command."""
+def readme_name(command: str) -> str:
+    """Return the name under which the README lists a command."""
     return {"bench speed": "bench", "sessions show": "sessions", "sessions rm": "sessions"}.get(
         command, command
     )
 
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=name)
-def test_a_page_begins_with_whom_it_is_for(page: Path) -> None:
+def test_a_page_begins_with_its_audience(page: Path) -> None:
     title, first, *_ = page.read_text(encoding="utf-8").split("\n\n")
     assert title.startswith("# ")
     assert " is for people " in first
@@ -444,9 +458,9 @@ def test_a_page_begins_with_whom_it_is_for(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_the_paths_in_a_page_exist(page: Path) -> None:
-    """Paths in code spans; in architecture.md those below llmcli/, too."""
+    """Paths are in code spans. In architecture.md they may be relative to llmcli/."""
     text = page.read_text(encoding="utf-8")
-    plugins = {found["target"] for found in PLUGIN.finditer(text)}
+    plugins = {match["target"] for match in PLUGIN.finditer(text)}
     paths = {*re.findall(r"`((?:quant|llmcli|scripts|tests|docs)/[\w./-]+)`", text)} - plugins
     if page.stem == "architecture":
         steps = re.findall(r"`((?:api|chat|runtime|serve)/[\w./-]+)`", text)
@@ -459,7 +473,7 @@ def test_changelog_is_short() -> None:
 
 
 def test_the_command_reference_is_current() -> None:
-    """Else run scripts/build/cli_reference.py."""
+    """If it fails, run scripts/build/cli_reference.py."""
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     assert script("cli_reference").build_page() == page
 
@@ -484,13 +498,13 @@ def leaves(entry: Any) -> Iterator[str]:
     if isinstance(entry, str):
         yield entry
     else:
-        for part in entry.values() if isinstance(entry, dict) else entry:
-            yield from leaves(part)
+        for child in entry.values() if isinstance(entry, dict) else entry:
+            yield from leaves(child)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built strictly: a link to a page or heading that does not exist fails."""
+    """The built site. A link to a page or heading that does not exist fails the build."""
     folder = tmp_path_factory.mktemp("site")
     shutil.copytree(ROOT / "docs", folder / "docs")
     shutil.copy(ROOT / "zensical.toml", folder)
@@ -503,7 +517,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Page(HTMLParser):
-    """What a page loads, and the anchors in it."""
+    """Parses an HTML page. `loaded`: URLs of everything that it loads. `anchors`: ids in it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -518,7 +532,7 @@ class Page(HTMLParser):
             self.loaded += [values[key] for key in ("src", "href") if key in values]
 
 
-def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+def test_the_site_loads_nothing_from_other_hosts(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) >= len(PAGES) - 1
     for page in pages:
@@ -527,7 +541,7 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
         assert not re.search(r"url\([\"']?https?:|@import", sheet.read_text()), sheet
 
 
-def test_the_links_of_the_readme_lead_somewhere(site: Path) -> None:
+def test_the_links_of_the_readme_exist(site: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)]+)\)", text):
         path, _, anchor = target.partition("#")

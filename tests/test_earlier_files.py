@@ -1,12 +1,12 @@
-"""Files that an earlier llmcli wrote are read and resumed: journals, chats, profiles, stores.
+"""Files that an earlier version of llmcli wrote are read and resumed.
 
-tests/data/earlier was written by the tree before its packages were renamed, by
-`scripts/reference/earlier_files.py TREE OUT`: a batch, two calibrations and a quantization that
-SIGKILL ended, logs of chats (branches, thinking, a kill in the middle of an answer), a saved chat
-with its KV state, the profile of `bench tune`, the database of `bench history`, manifests of the
-store, the user's catalog with an alias, a plan of types, a certificate and a base's logits.
-expected.json has what that tree printed. FOLDER stands for the test's folder, and BUILD for the
-version of llama-cpp-python, which a killed run compares.
+The files in tests/data/earlier were written by the version before the packages were renamed
+(scripts/reference/earlier_files.py): a batch, two calibrations and a quantization that were killed,
+logs of chats (with branches, with thinking, killed in the middle of an answer), a saved chat with
+its KV state, the profile of `bench tune`, the database of `bench history`, manifests of the model
+store, the user's catalog with an alias, a plan of tensor types, a certificate, and the logits of a
+base model. expected.json has the output of that version. In the files, FOLDER stands for the folder
+of the test, and BUILD for the version of llama-cpp-python, which must match to resume a killed run.
 """
 
 import importlib.metadata
@@ -35,18 +35,22 @@ CALIBRATE = "calibrate little.gguf --text prose.txt -c 32 --chunks 8 -fa off -t 
 
 @dataclass(frozen=True)
 class Earlier:
-    """The working folder with the earlier files and LLMCLI_HOME."""
+    """A work folder with the earlier files and LLMCLI_HOME. `run`: runs a command line in it and
+    returns stdout. `expected`: output of the earlier version by command line.
+    """
 
     folder: Path
     run: Callable[..., str]
     expected: dict[str, Any]
 
     def json(self, line: str, stdin: str = "") -> Any:
-        """The document that a command prints."""
+        """Run a command with --json, and return the document that it prints."""
         return json.loads(self.run(f"{line} --json", stdin))
 
     def last_record(self, name: str = "") -> dict[str, Any]:
-        """The last line of a session's log; without a name, of the test's own newest log."""
+        """Return the last record of a session's log. Without a name, use the log that this test has
+        written.
+        """
         sessions = self.folder / "home/state/sessions"
         path = sessions / f"{name}.jsonl" if name else max(sessions.glob("2*.jsonl"))
         return json.loads(path.read_text().splitlines()[-1])
@@ -81,17 +85,17 @@ def earlier(
         monkeypatch.setattr(sys, "argv", ["llmcli", *line.split()])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_info:
             main()
         out, err = capsys.readouterr()
-        assert (ended.value.code or 0) == code, err
+        assert (exit_info.value.code or 0) == code, err
         return out
 
     return Earlier(tmp_path, run, json.loads((tmp_path / "expected.json").read_text()))
 
 
 def tensors(path: Path) -> dict[str, np.ndarray]:
-    """Every tensor of a GGUF, as arrays."""
+    """Return every tensor of a GGUF file as an array."""
     return {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(path).tensors}
 
 
@@ -144,7 +148,7 @@ def test_a_killed_calibration_with_moments_is_resumed(earlier: Earlier) -> None:
 
 
 @pytest.mark.parametrize("name", ["imatrix.gguf", "moments.gguf"])
-def test_calibration_files_are_added_up(name: str, earlier: Earlier) -> None:
+def test_calibration_files_are_merged(name: str, earlier: Earlier) -> None:
     earlier.run(f"calibrate --merge {name} {name} -o twice.gguf")
     once, twice = tensors(earlier.folder / name), tensors(earlier.folder / "twice.gguf")
     assert once.keys() == twice.keys()
@@ -153,9 +157,9 @@ def test_calibration_files_are_added_up(name: str, earlier: Earlier) -> None:
 
 
 @pytest.mark.parametrize("method", ["search --imatrix imatrix.gguf", "gptq --moments moments.gguf"])
-def test_calibration_files_steer_a_quantization(method: str, earlier: Earlier) -> None:
+def test_calibration_files_are_used_by_quantize(method: str, earlier: Earlier) -> None:
     quantize = "quantize little.gguf -t Q4_0 --threads 1"
-    document = earlier.json(f"{quantize} --method {method} -o steered.gguf")
+    document = earlier.json(f"{quantize} --method {method} -o calibrated.gguf")
     assert document["without_importance"] == 0
     assert document["methods"][method.split()[0]] > 0
     plain = earlier.json(f"{quantize} -o plain.gguf")
@@ -206,10 +210,10 @@ def test_chats_are_shown(name: str, earlier: Earlier) -> None:
 
 
 def test_chats_are_listed(earlier: Earlier) -> None:
-    found = {
+    chats = {
         row["name"]: (row["kind"], row["model"], row["turns"]) for row in earlier.json("sessions")
     }
-    assert found == {
+    assert chats == {
         "19990101T000000-1": ("sitting", "tales", 6), "19990102T000000-2": ("sitting", "tales", 1),
         "19990103T000000-3": ("sitting", "tales", 1), "19990104T000000-4": ("sitting", "tales", 1),
         "kept": ("saved", "tales", 1),
@@ -217,7 +221,7 @@ def test_chats_are_listed(earlier: Earlier) -> None:
 
 
 @pytest.mark.parametrize("name", ["19990101T000000-1", "19990102T000000-2", "19990104T000000-4"])
-def test_a_chat_is_resumed_where_it_was(name: str, earlier: Earlier) -> None:
+def test_a_chat_is_resumed_at_its_last_turn(name: str, earlier: Earlier) -> None:
     expected = earlier.expected[f"sessions show {name} --json"]
     earlier.run(f"{CHAT} --resume {name}", "And then?\n")
     document = earlier.json(f"sessions show {name}")
@@ -229,7 +233,7 @@ def test_a_chat_is_resumed_where_it_was(name: str, earlier: Earlier) -> None:
     assert (record["prompt"], record["system"]) == ("And then?", expected["system"])
 
 
-def test_what_a_killed_chat_was_asked_last_is_asked_again(earlier: Earlier) -> None:
+def test_the_last_question_of_a_killed_chat_is_asked_again(earlier: Earlier) -> None:
     earlier.run(f"{CHAT} --resume 19990104T000000-4", "/regen\n")
     record = earlier.last_record("19990104T000000-4")
     assert (record["prompt"], record["turn"]) == ("What came then?", 2)
@@ -275,9 +279,9 @@ def test_a_tuned_profile_is_listed_and_forgotten(earlier: Earlier) -> None:
 def test_a_tuned_profile_is_used_where_it_was_measured(earlier: Earlier) -> None:
     (profile,) = earlier.json("bench tune --show")
     earlier.run("chat tales -c 256 -n 4 --chat-template template.jinja", "Who was there?\n")
-    told = earlier.last_record().get("profile")
-    assert bool(told) == profile["here"]
-    assert not told or told.startswith(profile["flags"])
+    used_profile = earlier.last_record().get("profile")
+    assert bool(used_profile) == profile["here"]
+    assert not used_profile or used_profile.startswith(profile["flags"])
 
 
 def test_the_history_of_bench_is_read_and_compared(earlier: Earlier) -> None:
@@ -289,9 +293,9 @@ def test_the_history_of_bench_is_read_and_compared(earlier: Earlier) -> None:
     assert [row["test"] for row in rows] == ["pp16", "tg8", "pp32", "tg8", "pp16", "tg8"]
     document = earlier.json("bench compare 1 5 --anyway")
     expected = earlier.expected["bench compare 1 5 --json"]
-    words = {"verdict": ""}
-    assert [test | words for test in document["tests"]] == [
-        test | words for test in expected["tests"]
+    without_verdict = {"verdict": ""}
+    assert [test | without_verdict for test in document["tests"]] == [
+        test | without_verdict for test in expected["tests"]
     ]
 
 
@@ -300,7 +304,7 @@ def test_manifests_and_the_catalog_name_the_models(earlier: Earlier) -> None:
         assert earlier.json(line) == earlier.expected[f"{line} --json"], line
 
 
-def test_a_quantized_model_of_the_store_is_not_made_anew(earlier: Earlier) -> None:
+def test_a_quantized_model_of_the_store_is_reused(earlier: Earlier) -> None:
     manifest = earlier.folder / "home/data/models/little/Q8_0/manifest.json"
     before = manifest.read_bytes()
     document = earlier.json("pull little --quant Q8_0 --offline")
@@ -317,7 +321,7 @@ def test_an_alias_has_its_system_text_and_settings(earlier: Earlier) -> None:
     assert (record["settings"]["temp"], record["settings"]["top_k"]) == (0.25, 7)
 
 
-def test_a_base_s_logits_are_compared_with(earlier: Earlier) -> None:
+def test_stored_base_logits_are_used_by_eval(earlier: Earlier) -> None:
     document = earlier.json(f"eval tales --base-logits base.logits {STEADY}")
     expected = earlier.expected[f"eval tales --base-logits base.logits {STEADY} --json"]
     for name in ("chunks", "positions", "n_ctx", "text_tokens"):

@@ -1,5 +1,7 @@
-"""Imports point downward without circles, each foreign library has one door, and public names are
-clear.
+"""The structure of llmcli and quant: layers of imports, third-party libraries, public names.
+
+Imports point to lower layers and have no circles. Each third-party library is imported by few
+files. Class names are unique, and public names are none of the words in FORBIDDEN.
 """
 
 import ast
@@ -68,7 +70,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("folds", "allocation"),
     ),
 }
-# Modules of quant that every package of llmcli may import; the others are for QUANT_USERS.
+# Modules of quant that every package of llmcli may import. Only QUANT_USERS may import the others.
 QUANT_FOR_ALL = (
     "quant.errors",
     "quant.registry",
@@ -79,7 +81,7 @@ QUANT_FOR_ALL = (
     "quant.checkpoint.pickles",
 )
 QUANT_USERS = ("llmcli/commands/", "llmcli/workflows/", "llmcli/model_loader/")
-# The only files that import a foreign library.
+# Third-party library (or ctypes, subprocess) -> the only files and folders that may import it.
 DOORS = {
     "aiohttp": ("llmcli/http_client/",),
     "ctypes": ("quant/native/", "llmcli/runtime/binding/"),
@@ -154,7 +156,7 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def source_files(root: Path) -> dict[str, Path]:
-    """Return the modules of the product by dotted name; a package is its __init__.py."""
+    """Return the files of all modules in SOURCES by dotted name. A package is its __init__.py."""
     modules = {}
     for top in SOURCES:
         for path in sorted(root.glob(f"{top}/**/*.py")):
@@ -164,7 +166,9 @@ def source_files(root: Path) -> dict[str, Path]:
 
 
 def imported_names(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (module, name) for every import: at the top, lazy, or for types only."""
+    """Yield (module, name) for every import of a file, including those inside functions and for
+    types only. The name of `import module` is "".
+    """
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
@@ -174,7 +178,7 @@ def imported_names(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def import_graph(root: Path) -> dict[str, set[str]]:
-    """Return which module of the product imports which others."""
+    """Return for each module of SOURCES the set of modules of SOURCES that it imports."""
     modules = source_files(root)
     graph: dict[str, set[str]] = {}
     for module, path in modules.items():
@@ -187,7 +191,9 @@ def import_graph(root: Path) -> dict[str, set[str]]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Return the strongly connected components of more than one node (Tarjan's algorithm)."""
+    """Return the circles of a graph: its strongly connected components of more than one node
+    (Tarjan's algorithm).
+    """
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -215,9 +221,10 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def folder_graphs(graph: dict[str, set[str]]) -> dict[str, dict[str, set[str]]]:
-    """Return, for every folder, the graph of its direct children: modules and sub-packages.
+    """Return, for every folder, the graph of imports between its direct children, which are modules
+    and sub-packages.
 
-    A package's own __init__.py is a child named `__init__`, left out where it only has leaves.
+    Imports between a package's __init__.py and modules inside this package do not count.
     """
     folders: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for module, targets in graph.items():
@@ -227,13 +234,13 @@ def folder_graphs(graph: dict[str, set[str]]) -> dict[str, dict[str, set[str]]]:
             while depth < min(len(ours), len(theirs)) and ours[depth] == theirs[depth]:
                 depth += 1
             if depth == len(ours) or depth == len(theirs):
-                continue  # a package's __init__.py and what is inside it
+                continue  # a package's __init__.py and a module inside it
             folders["/".join(ours[:depth])][ours[depth]].add(theirs[depth])
     return folders
 
 
 def upward_imports(graph: dict[str, set[str]]) -> Iterator[str]:
-    """Yield each import that does not point to a lower layer."""
+    """Yield a message for each import that does not point to a lower layer."""
     ranks = {
         folder: {name: rank for rank, names in enumerate(layers) for name in names}
         for folder, layers in LAYERS.items()
@@ -256,7 +263,9 @@ def upward_imports(graph: dict[str, set[str]]) -> Iterator[str]:
 
 
 def forbidden_imports(root: Path) -> Iterator[str]:
-    """Yield each import that goes around a door, and each reader of the environment."""
+    """Yield a message for each import of a library or of quant by a file that may not import it,
+    and for each file that reads the environment besides llmcli/config.py.
+    """
     for path in source_files(root).values():
         file = path.relative_to(root).as_posix()
         for source, name in imported_names(path):
@@ -276,7 +285,7 @@ def forbidden_imports(root: Path) -> Iterator[str]:
 
 
 def public_classes(root: Path) -> dict[str, list[str]]:
-    """Return where each public class name is defined."""
+    """Return for each public class name the modules that define it."""
     places: dict[str, list[str]] = defaultdict(list)
     for module, path in source_files(root).items():
         for node in ast.walk(tree_of(path)):
@@ -286,7 +295,9 @@ def public_classes(root: Path) -> dict[str, list[str]]:
 
 
 def public_names(body: Iterable[ast.stmt]) -> Iterator[str]:
-    """Yield the public names of a module: definitions, constants, methods, properties, fields."""
+    """Yield the names that a module defines: functions, classes, constants, methods, properties and
+    fields. Those of a class have its name before them.
+    """
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name
@@ -307,7 +318,7 @@ def public_names(body: Iterable[ast.stmt]) -> Iterator[str]:
 
 
 def riddles(root: Path) -> Iterator[str]:
-    """Yield each public name that is a forbidden word."""
+    """Yield each module name and each public name that is a word of FORBIDDEN."""
     for module, path in source_files(root).items():
         if FORBIDDEN.intersection(module.split(".")):
             yield module

@@ -1,4 +1,6 @@
-"""Standard streams that are closed, full, or read by a program that exits early."""
+"""Commands whose standard streams are closed, on a full disk, or read by a program that exits
+early.
+"""
 
 import subprocess
 import sys
@@ -11,7 +13,9 @@ FULL = Path("/dev/full")
 
 
 def shell(line: str) -> subprocess.CompletedProcess[str]:
-    """One line for the shell, `llmcli` in it being ours."""
+    """Run a line of bash, in which `llmcli` means the program of this checkout. Assert that it
+    prints no traceback.
+    """
     line = f"set -o pipefail; {line.replace('llmcli', PROGRAM)}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
@@ -20,12 +24,12 @@ def shell(line: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("command", ["list --all", "list --all --json", "show smollm2:135m"])
-def test_a_reader_who_leaves_early_is_nobodys_error(command: str) -> None:
+def test_a_reader_that_exits_early_is_no_error(command: str) -> None:
     done = shell(f"llmcli {command} | true")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_reader_who_leaves_early_ends_an_answer(stories_gguf: Path) -> None:
+def test_a_reader_that_exits_early_ends_an_answer(stories_gguf: Path) -> None:
     done = shell(f"llmcli run {stories_gguf} 'Once upon a time' -t 1 | head -c 4")
     assert done.returncode == 0
     assert len(done.stdout) == 4
@@ -35,7 +39,7 @@ def test_a_reader_who_leaves_early_ends_an_answer(stories_gguf: Path) -> None:
 @pytest.mark.parametrize(
     "command", ["list --all", "list --all --json", "show smollm2:135m", "--version", "--help"]
 )
-def test_a_full_disk_behind_any_command_is_one_error(command: str) -> None:
+def test_a_full_disk_is_one_error(command: str) -> None:
     done = shell(f"llmcli {command} > {FULL}")
     first, second = done.stderr.splitlines()
     assert done.returncode == 1
@@ -43,7 +47,7 @@ def test_a_full_disk_behind_any_command_is_one_error(command: str) -> None:
     assert second.startswith("hint: ")
 
 
-def test_with_stdin_closed_there_is_nothing_to_answer(stories_gguf: Path) -> None:
+def test_a_closed_stdin_is_an_empty_prompt(stories_gguf: Path) -> None:
     chat = shell(f"llmcli chat {stories_gguf} -t 1 <&-")
     assert (chat.returncode, chat.stdout) == (0, "")
     run = shell(f"llmcli run {stories_gguf} -t 1 <&-")
@@ -52,16 +56,15 @@ def test_with_stdin_closed_there_is_nothing_to_answer(stories_gguf: Path) -> Non
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_closed_stream_swallows_what_was_for_it(
+def test_output_to_a_closed_stream_is_discarded(
     stories_gguf: Path, closed: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.gguf"
     assert shell(f"llmcli run {stories_gguf} Once -n 3 -t 1 {closed}").returncode == 0
     done = shell(f"llmcli quantize {stories_gguf} -o {out} {closed}")
     assert done.returncode == 0
-    assert (
-        shell(f"llmcli show {out} --json").returncode == 0
-    )  # nothing of what was said landed in the file
+    # The messages were not written to the file, which may have the number of a closed stream.
+    assert shell(f"llmcli show {out} --json").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -74,7 +77,7 @@ def test_a_closed_stream_swallows_what_was_for_it(
         "pull smollm2:135m",
     ],
 )
-def test_a_home_that_cannot_be_written_is_one_error(
+def test_a_home_folder_that_cannot_be_written_is_one_error(
     command: str, stories_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("no folder")
@@ -86,7 +89,7 @@ def test_a_home_that_cannot_be_written_is_one_error(
     assert second.startswith("hint: ")
 
 
-def test_a_name_is_never_cut_off_in_a_table(
+def test_names_in_a_table_are_wrapped_and_not_cut_off(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from llmcli.ui import UI

@@ -1,4 +1,4 @@
-"""The start-up time of `llmcli --help`: no heavy module is loaded."""
+"""Start-up of llmcli: commands import no heavy modules that they do not need."""
 
 import os
 import subprocess
@@ -34,9 +34,7 @@ COMPLETION = {"_LLMCLI_COMPLETE": "complete_bash", "COMP_WORDS": "llmcli ", "COM
 
 
 def start(*arguments: str, **environment: str) -> tuple[str, set[str]]:
-    """Run llmcli as the installed command does; what it printed, and the top-level modules it
-    imported.
-    """
+    """Run llmcli in a new process. Return its stdout and the top-level modules that it imported."""
     program = "import sys; sys.argv[0] = 'llmcli'; from llmcli.app import main; main()"
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", program, *arguments],
@@ -51,14 +49,14 @@ def start(*arguments: str, **environment: str) -> tuple[str, set[str]]:
 
 
 @pytest.mark.parametrize("argument", ["--help", "--version"])
-def test_asking_for_words_about_the_program_loads_nothing_heavy(argument: str) -> None:
+def test_help_and_version_load_no_heavy_module(argument: str) -> None:
     out, modules = start(argument)
     assert "llmcli" in out
-    assert "typer" in modules  # the dump is real
+    assert "typer" in modules  # the list of modules is not empty
     assert modules & HEAVY == set()
 
 
-def test_every_word_is_registered_by_the_module_that_is_said_to() -> None:
+def test_the_table_of_modules_has_every_command() -> None:
     folder = ROOT / "llmcli" / "commands"
     files = {path: path.stem for path in folder.glob("*.py")}
     files |= {path: path.parent.name for path in folder.glob("*/__init__.py")}
@@ -86,7 +84,7 @@ finally:
 """
 
 
-def test_a_command_loads_no_other() -> None:
+def test_a_command_loads_no_other_command() -> None:
     command = [sys.executable, "-c", LOADED]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     names = set(done.stderr.split())
@@ -100,7 +98,7 @@ def test_a_command_loads_no_other() -> None:
     )
 
 
-def test_a_word_that_is_misspelled_is_told_the_nearest() -> None:
+def test_a_misspelled_command_gets_a_suggestion() -> None:
     command = [sys.executable, "-m", "llmcli.app", "quantise"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, "Did you mean 'quantize'?" in done.stderr) == (2, True)
@@ -112,8 +110,8 @@ def test_shell_completion_loads_nothing_heavy() -> None:
     assert modules & HEAVY == set()
 
 
-def test_bench_completes_its_measurements_and_models_and_loads_nothing_heavy() -> None:
-    def offered(line: str) -> list[str]:
+def test_completion_of_bench_offers_subcommands_and_models_and_loads_nothing_heavy() -> None:
+    def complete(line: str) -> list[str]:
         count = len(line.split(" ")) - 1
         out, modules = start(
             _LLMCLI_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(count)
@@ -121,12 +119,12 @@ def test_bench_completes_its_measurements_and_models_and_loads_nothing_heavy() -
         assert modules & HEAVY == set()
         return out.split()
 
-    words = offered("llmcli bench ")
+    words = complete("llmcli bench ")
     assert {"roofline", "history", "smollm2:135m"} <= set(words)
     assert "speed" not in words
-    assert offered("llmcli bench roof") == ["roofline"]
-    assert "--sampling" in offered("llmcli bench --sam")
-    assert "roofline" not in offered("llmcli bench -p 512 ")
+    assert complete("llmcli bench roof") == ["roofline"]
+    assert "--sampling" in complete("llmcli bench --sam")
+    assert "roofline" not in complete("llmcli bench -p 512 ")
 
 
 def test_a_heavy_import_would_be_noticed() -> None:
@@ -135,7 +133,7 @@ def test_a_heavy_import_would_be_noticed() -> None:
     assert any(line.endswith(" numpy") for line in done.stderr.splitlines())
 
 
-def test_what_runs_a_model_loads_no_grammar_engine() -> None:
+def test_running_a_model_loads_no_grammar_engine() -> None:
     command = [
         sys.executable,
         "-X",
@@ -149,7 +147,7 @@ def test_what_runs_a_model_loads_no_grammar_engine() -> None:
     assert "llguidance" not in names
 
 
-def test_a_file_is_quantized_without_what_runs_models(stories_gguf: Path, tmp_path: Path) -> None:
+def test_quantize_loads_no_modules_that_run_models(stories_gguf: Path, tmp_path: Path) -> None:
     program = "import sys; from llmcli.app import main; sys.argv[0] = 'llmcli'; main()"
     words = [
         "quantize",
@@ -168,7 +166,7 @@ def test_a_file_is_quantized_without_what_runs_models(stories_gguf: Path, tmp_pa
     assert [name for name in names if name.startswith(unwanted)] == []
 
 
-PRESSED = """
+INTERRUPTED_IMPORT = """
 import sys
 class Pressed:
     def find_spec(self, name, *more):
@@ -180,14 +178,13 @@ main()
 """
 
 
-@pytest.mark.parametrize(
-    "module", ["cli", "models"]
-)  # before a command is known, and while it is loaded
-def test_ctrl_c_while_the_program_is_still_loading_is_no_traceback(module: str) -> None:
+# Ctrl-C before the command is known, and while its module is imported.
+@pytest.mark.parametrize("module", ["cli", "models"])
+def test_ctrl_c_during_imports_prints_no_traceback(module: str) -> None:
     command = [
         sys.executable,
         "-c",
-        PRESSED.replace("commands.models", f"commands.{module}"),
+        INTERRUPTED_IMPORT.replace("commands.models", f"commands.{module}"),
         "list",
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
@@ -202,7 +199,7 @@ main()
 """
 
 
-def test_an_import_that_fails_is_told_as_itself() -> None:
+def test_a_failed_import_is_reported_with_its_module() -> None:
     command = [sys.executable, "-c", BROKEN, "list"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 1

@@ -4,7 +4,6 @@ no script.
 
 import http.server
 import re
-import shutil
 import subprocess
 import threading
 import zlib
@@ -16,24 +15,9 @@ import numpy as np
 import pytest
 
 from llmcli.charts.html_page import ReportPage, render_html
+from tests.fixtures.browser import BROWSER, TIMEOUT_SECONDS, browser_process
 
-BROWSER = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
-TIMEOUT_SECONDS = 120
-# Flags for a browser without a window and without network requests of its own.
-BROWSER_FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--hide-scrollbars",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--no-first-run",
-    "--disable-extensions",
-)
 
 
 @pytest.fixture
@@ -45,8 +29,7 @@ def browser(tmp_path: Path) -> Callable[..., str]:
     def open_address(address: str, *flags: str) -> str:
         home = tmp_path / "browser"
         home.mkdir(exist_ok=True)
-        command = [str(BROWSER), *BROWSER_FLAGS, f"--user-data-dir={home}", *flags, address]
-        env = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
+        command, env = browser_process(home, *flags, address)
         result = subprocess.run(
             command, capture_output=True, timeout=TIMEOUT_SECONDS, env=env, check=False
         )

@@ -127,7 +127,7 @@ def test_guesses_change_neither_the_answer_nor_what_was_forced(
     assert guessed.finish == "stop"
     for one, other in zip(alone.tokens, guessed.tokens, strict=True):
         assert (one.id, one.forced, one.logprob) == (other.id, other.forced, other.logprob)
-    assert (sum(accepted for _, accepted in drafter.heard) > 0) == (right > 0)
+    assert (sum(accepted for _, accepted in drafter.results) > 0) == (right > 0)
     if right == 1 and jump == "off":
         assert len(context.batches) < len(alone.tokens) / 2
 

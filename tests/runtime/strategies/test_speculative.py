@@ -79,7 +79,7 @@ def test_however_many_guesses_are_wrong_the_text_is_the_same(right: float):
     drafter = Knowing(VERSE, right, chance=0.99)
     plain, guessed, context = both(VERSE, drafter, logprobs=True)
     assert said(guessed) == said(plain)
-    assert sum(accepted for _, accepted in drafter.heard) == guessed.n_accepted
+    assert sum(accepted for _, accepted in drafter.results) == guessed.n_accepted
     assert len(context.batches) == 1 + len(VERSE) - guessed.n_accepted
 
 

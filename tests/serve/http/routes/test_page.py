@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from tests.fixtures.browser import BROWSER, Browser, Tab, browsing
+from tests.fixtures.browser import BROWSER, Browser, Tab, run_browser
 from tests.fixtures.server import Served
 
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
@@ -21,7 +21,7 @@ WRITTEN = "!controller && document.querySelectorAll('.assistant').length === {}"
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     folder: Path = tmp_path_factory.mktemp("browser")
-    with browsing(folder) as running_browser:
+    with run_browser(folder) as running_browser:
         yield running_browser
 
 
@@ -84,10 +84,10 @@ def test_a_conversation_is_shown_with_figures_and_cache_cells(
     tab.js("byId('newChat').click()")
     assert tab.js("document.querySelectorAll('.turn').length") == 0
     requested_paths = {
-        address.removeprefix(served.url) for address in tab.asked if not address.startswith("data:")
+        address.removeprefix(served.url) for address in tab.requested_urls if not address.startswith("data:")
     }
     assert requested_paths == {"/", "/v1/models", "/v1/kv", "/v1/chat/completions"}
-    assert tab.said == []
+    assert tab.console_messages == []
 
 
 @needs_browser
@@ -107,7 +107,7 @@ def test_answers_are_never_markup(serve: Callable[..., Served], tab: Tab) -> Non
     tab.js("document.body.innerHTML += '<img src=x onerror=\"document.title=1\">'")
     tab.until("document.querySelector('body > img').complete")
     assert tab.js("document.title") == "<i>tiny</i>"
-    assert any("Content Security Policy" in entry for entry in tab.said)
+    assert any("Content Security Policy" in entry for entry in tab.console_messages)
 
 
 @needs_browser
@@ -162,8 +162,8 @@ def test_a_base_model_continues_the_text(serve: Callable[..., Served], tab: Tab)
     tab.until("byId('state').textContent === 'ready' && !isChat")
     ask(tab, "Once ")
     assert tab.js("document.querySelector('.assistant .text').textContent") == "upon a time"
-    assert any(entry.endswith("/v1/completions") for entry in tab.asked)
-    assert tab.said == []
+    assert any(entry.endswith("/v1/completions") for entry in tab.requested_urls)
+    assert tab.console_messages == []
 
 
 @needs_browser
