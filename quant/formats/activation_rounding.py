@@ -9,12 +9,16 @@ from the inputs' mean squares alone, as if the inputs were independent and Gauss
 accurate enough, because the error only matters for weights of about Q6_K and above.
 """
 
+import functools
 import math
 from typing import TYPE_CHECKING
 
 from quant.native import ggml
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from quant.native.ggml import F32
 
 MAX_CODE = 127
@@ -73,7 +77,15 @@ def _erf(values: "F32") -> "F32":
     """
     import numpy as np
 
-    points = np.linspace(0, ERF_TABLE_END, ERF_TABLE_POINTS)
-    table = [math.erf(point) for point in points]
+    points, table = _erf_table()
     result: F32 = np.clip(np.interp(values, points, table), 1e-12, 1.0).astype(np.float32)
     return result
+
+
+@functools.cache
+def _erf_table() -> tuple["NDArray[np.float64]", "NDArray[np.float64]"]:
+    """Return evenly spaced points and the error function at each."""
+    import numpy as np
+
+    points = np.linspace(0, ERF_TABLE_END, ERF_TABLE_POINTS)
+    return points, np.fromiter(map(math.erf, points), np.float64)
