@@ -10,7 +10,7 @@ import pytest
 from quant.convert import checkpoint_source
 from quant.errors import UserError
 from tests.quant import tiny_checkpoint
-from tests.quant.inputs import opened, write
+from tests.quant.quantized_checkpoint import opened, write
 
 torch = pytest.importorskip(
     "torch", reason="torch is not installed: safetensors has no int32 writer here"

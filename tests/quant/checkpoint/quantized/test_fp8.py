@@ -16,7 +16,7 @@ from quant.model_file import load_checks, read_header
 from quant.quantize import plan
 from quant.quantize.write import write_model
 from tests.quant import tiny_checkpoint
-from tests.quant.inputs import opened, write
+from tests.quant.quantized_checkpoint import opened, write
 
 torch = pytest.importorskip(
     "torch", reason="torch is not installed: eight-bit floats have no oracle"

@@ -15,7 +15,7 @@ from quant.model_file import read_header
 from quant.quantize import plan
 from quant.quantize.write import open_gguf, write_model
 from tests.quant import tiny_checkpoint
-from tests.quant.inputs import opened, write
+from tests.quant.quantized_checkpoint import opened, write
 
 torch = pytest.importorskip(
     "torch", reason="torch is not installed: safetensors has no int32 writer here"
