@@ -1,12 +1,12 @@
 """The array operations of the searches, for numpy and for torch: the same arithmetic on a CPU and
 on a GPU.
 
-numpy is the reference; torch is used if a GPU makes it faster. Elementwise operations write into
+numpy is the reference; torch is used if there is a GPU. Elementwise operations can write into
 existing arrays. Sums run over the first axis, so that they add in the same order for every column.
 
 Threads take turns on a device (`exclusive_access`), so that only one thread's arrays need memory
-there; meanwhile the other threads pack, decode and access files. If memory runs out anyway,
-DeviceOutOfMemory is raised and the caller retries with less.
+there. Meanwhile the other threads pack, decode and access files. If memory runs out anyway,
+DeviceOutOfMemory is raised and the caller retries with fewer rows.
 """
 
 import importlib.util
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     F64 = NDArray[np.float64]
 
 Array = Any  # an array of numpy, or a tensor of torch
-# parts of torch's error messages when CUDA's, Metal's or cuBLAS's memory runs out
+# Parts of torch's error messages for CUDA, Metal or cuBLAS when memory runs out.
 OUT_OF_MEMORY_TEXTS = ("out of memory", "ALLOC_FAILED")
 CPU_HINT = (
     "free some of its memory, or do without the GPU:"
     " put CUDA_VISIBLE_DEVICES= before the same command"
 )
-# device files of the GPU drivers of NVIDIA, of Windows Subsystem for Linux, and of AMD
+# Device files of the GPU drivers of NVIDIA, of Windows Subsystem for Linux, and of AMD.
 GPU_DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 class DeviceOutOfMemory(Exception):
-    """The device has no memory left for an operation."""
+    """The device does not have enough memory for an operation."""
 
 
 class NumpyBackend:
@@ -60,8 +60,8 @@ class NumpyBackend:
         self.where: Any = np.where
 
     def exclusive_access(self) -> AbstractContextManager[object]:
-        """Return a context with exclusive use of the device. It raises DeviceOutOfMemory if the
-        device runs out of memory. On a CPU it does nothing.
+        """Return a context in which the thread has the device for itself. It raises
+        DeviceOutOfMemory if the device runs out of memory. On a CPU it does nothing.
         """
         return nullcontext()
 
@@ -77,11 +77,11 @@ class NumpyBackend:
         return self.np.empty_like(values)
 
     def zeros(self, *shape: int) -> Array:
-        """Return F32 zeros."""
+        """Return F32 zeros of this shape."""
         return self.np.zeros(shape, self.np.float32)
 
     def clip_in_place(self, values: Array, low: Any, high: Any) -> None:
-        """Clip in place, which is faster than clip() for short arrays."""
+        """Clip values to low .. high in place. This is faster than clip() for short arrays."""
         self.np.maximum(values, low, out=values)
         self.np.minimum(values, high, out=values)
 
@@ -90,7 +90,9 @@ class NumpyBackend:
         return self.np.add.reduce(values, axis=0)
 
     def dot(self, *factors: Array) -> Array:
-        """Return the sums over the first axis of the products of two or three arrays."""
+        """Return the sums over the first axis of the products of two or three arrays of the same
+        shape.
+        """
         flat = (values.reshape(len(values), -1) for values in factors)
         return self.np.einsum(",".join(["ig"] * len(factors)) + "->g", *flat).reshape(
             factors[0].shape[1:]
@@ -110,11 +112,12 @@ class NumpyBackend:
             return values.astype(self.np.float16).astype(self.np.float32)
 
     def factor_udu(self, matrix: "F64") -> tuple[Array, Array] | None:
-        """Factor a matrix [n, n] into (I + F) D (I + F)^T, with F strictly upper triangular and D
-        diagonal.
+        """Factor a symmetric matrix [n, n] into (I + F) D (I + F)^T, with F strictly upper
+        triangular and D diagonal.
 
-        Returns F transposed [n, n] and D [n] as F32, or None if the matrix is not positive
-        definite. Uses one Cholesky factorization of the matrix with its rows and columns reversed.
+        Return F transposed [n, n] and D [n] as F32, or None if the matrix is not positive definite.
+        The factorization is a Cholesky factorization of the matrix with its rows and columns
+        reversed.
         """
         np = self.np
         try:
@@ -133,12 +136,15 @@ class NumpyBackend:
         return feed, (root * root).astype(np.float32)
 
     def to_numpy(self, values: Array) -> "F32":
+        """Return an array of this backend as a numpy array."""
         array: F32 = values
         return array
 
 
 class TorchBackend:
-    """The operations of torch on a device ("cuda", "mps" or "cpu"), as in NumpyBackend."""
+    """The operations of torch on a device ("cuda", "mps" or "cpu"). They are documented in
+    NumpyBackend.
+    """
 
     def __init__(self, device: str) -> None:
         import torch
@@ -158,8 +164,8 @@ class TorchBackend:
         with self.lock:
             try:
                 yield
-            except RuntimeError as problem:
-                if not _is_memory_error(problem):
+            except RuntimeError as error:
+                if not _is_memory_error(error):
                     raise
                 raise DeviceOutOfMemory from None
 
@@ -198,13 +204,14 @@ class TorchBackend:
         if self.device.type != "mps":  # MPS has no float64
             try:
                 return self._udu(self.torch.from_numpy(matrix).to(self.device))
-            except RuntimeError as problem:
-                if not _is_memory_error(problem):
+            except RuntimeError as error:
+                if not _is_memory_error(error):
                     raise
         factors = NumpyBackend().factor_udu(matrix)
         return factors and (self.array(factors[0]), self.array(factors[1]))
 
     def _udu(self, matrix: Array) -> tuple[Array, Array] | None:
+        """Do what factor_udu() does, with torch on the device."""
         lower, failed = self.torch.linalg.cholesky_ex(matrix.flip(0, 1))
         upper = lower.flip(0, 1)
         root = upper.diagonal()
@@ -217,9 +224,9 @@ class TorchBackend:
         return array
 
 
-def _is_memory_error(problem: RuntimeError) -> bool:
+def _is_memory_error(error: RuntimeError) -> bool:
     """Return whether an error of torch means that memory ran out."""
-    return any(words in str(problem) for words in OUT_OF_MEMORY_TEXTS)
+    return any(words in str(error) for words in OUT_OF_MEMORY_TEXTS)
 
 
 ArrayBackend = NumpyBackend | TorchBackend
@@ -229,7 +236,7 @@ ArrayBackend = NumpyBackend | TorchBackend
 def device() -> str | None:
     """Return the GPU that torch can use, "cuda" or "mps"; None if there is no torch or no GPU.
 
-    Importing torch takes seconds, so it is imported only if the system has a GPU driver.
+    Importing torch takes seconds, so torch is imported only if the system has a GPU driver.
     """
     has_driver = sys.platform in ("darwin", "win32") or any(
         Path(path).exists() for path in GPU_DEVICE_FILES
@@ -243,34 +250,34 @@ def device() -> str | None:
     return "mps" if torch.backends.mps.is_available() else None
 
 
-def retry_in_halves(solve: "Callable[[F32, int], U8]", label: str) -> "Callable[[F32, int], U8]":
-    """Return a function like `solve(rows, first)` that splits the rows in halves and retries if the
-    device runs out of memory.
+def retry_in_halves(encode: "Callable[[F32, int], U8]", label: str) -> "Callable[[F32, int], U8]":
+    """Return a function like the encoder `encode(rows, first)` that splits the rows in halves and
+    retries if the device runs out of memory.
 
-    It raises UserError if there is not enough memory for a single row.
+    It raises UserError, with `label`, if there is not enough memory for a single row.
     """
     import numpy as np
 
-    def solve_or_split(rows: "F32", first: int) -> "U8":
+    def encode_or_split(rows: "F32", first: int) -> "U8":
         try:
-            return solve(rows, first)
+            return encode(rows, first)
         except DeviceOutOfMemory:  # the memory of the failed attempt is freed when this block ends
             if len(rows) < 2:
                 raise out_of_memory_error(label) from None
         middle = len(rows) // 2
         return np.concatenate(
-            [solve_or_split(rows[:middle], first), solve_or_split(rows[middle:], first + middle)]
+            [encode_or_split(rows[:middle], first), encode_or_split(rows[middle:], first + middle)]
         )
 
-    return solve_or_split
+    return encode_or_split
 
 
 def out_of_memory_error(label: str) -> UserError:
-    """Return the error for a device that does not have enough memory even for the smallest part."""
+    """Return the error for a device that does not have enough memory even for a single row."""
     return UserError(f"the GPU has no memory left for {label}", hint=CPU_HINT)
 
 
 @cache
 def array_backend(device: str | None = None) -> ArrayBackend:
-    """Return the backend of torch on a device, or of numpy if `device` is None."""
+    """Return the backend of torch on a device, or that of numpy if `device` is None."""
     return TorchBackend(device) if device else NumpyBackend()

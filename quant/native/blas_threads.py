@@ -1,5 +1,5 @@
-"""Limits on the threads of numpy's BLAS, which by default uses every core, even if the user limits
-the threads with -t.
+"""Limits the threads of numpy's BLAS. By default BLAS uses every core, even if the user limits the
+threads with -t.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -18,8 +18,8 @@ def limit_threads(threads: int | None) -> AbstractContextManager[object]:
 
 
 def use_one_thread() -> None:
-    """Limit matrix products to the calling thread from now on, because encoders already run on
-    several threads.
+    """Limit matrix products to the calling thread from now on. Encoders call this, because they
+    already run on several threads.
     """
     _cached_pools().limit(limits=1, user_api="blas")
 
@@ -34,5 +34,7 @@ def _thread_pools() -> Any:
 
 @cache
 def _cached_pools() -> Any:
-    """Return the controller of thread pools. It is cached, because it is needed for each tensor."""
+    """Return the controller of thread pools, which is created once: it takes a while, and is needed
+    for each tensor.
+    """
     return _thread_pools()

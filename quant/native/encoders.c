@@ -1,8 +1,9 @@
-// Encoders of Q4_K, Q5_K and Q6_K without importance, with the same bytes as ggml (ggml/src/ggml-quants.c,
-// quantize_row_*_ref) but many groups at once: sums within a group depend on one another, groups do not. Each lane
-// does ggml's operations in ggml's order. scripts/build/llama.cmake builds it into libggml-base with
-// -ffp-contract=off, because ggml is compiled for any x86-64, without contracted multiply-adds. Called by
-// quant/native/ggml.py.
+// Encoders of Q4_K, Q5_K and Q6_K without importance. They write the same bytes as ggml
+// (quantize_row_*_ref in ggml/src/ggml-quants.c), but process many groups at once: sums within a
+// group depend on one another, groups do not. Each lane does ggml's operations in ggml's order;
+// variables have ggml's names. scripts/build/llama.cmake builds this file into libggml-base with
+// -ffp-contract=off, because ggml is compiled for any x86-64, without contracted multiply-adds.
+// Called by quant/native/ggml.py.
 #include <math.h>
 
 #include "ggml.h"
@@ -10,55 +11,60 @@
 #include "ggml-common.h"
 #include "lanes.h"
 
-#define NO_GROUP 1e-15f  // GROUP_MAX_EPS: a group with smaller values is all zero
+#define GROUP_MAX_EPS 1e-15f  // a group whose values are all smaller is stored as zeros
 
-static inline I clamp(I x, int low, int high) {
+static inline I clamp_lanes(I x, int low, int high) {
     x = (x & ~(x < low)) | (low & (x < low));
     return (x & ~(x > high)) | (high & (x > high));
 }
 static inline F magnitude(F x) { return (F)((I)x & 0x7fffffff); }
 
-// ggml's nearest_int: the low bits of a float that is too large to have a fraction.
+// ggml's nearest_int: after the addition, the low bits of the float are the rounded number, because
+// the float is too large to have a fraction.
 static inline I nearest(F x) { return ((I)(x + 12582912.f) & 0x007fffff) - 0x00400000; }
-static inline int nearest_one(float x) {
+static inline int nearest_scalar(float x) {
     float value = x + 12582912.f;
     int bits;
     memcpy(&bits, &value, sizeof(bits));
     return (bits & 0x007fffff) - 0x00400000;
 }
 
-// Transposes x[group][i] to out[i] with one group in each lane; lanes without a group are zero.
-static void gather(const float * x, int groups, int size, F * out) {
+// Transposes x[group][i] to out[i] with one group in each lane. Lanes without a group are zero.
+static void read_groups(const float * x, int groups, int size, F * out) {
     for (int i = 0; i < size; ++i) {
-        for (int lane = 0; lane < LANES; ++lane) out[i][lane] = lane < groups ? x[lane * size + i] : 0.f;
+        for (int lane = 0; lane < LANES; ++lane) {
+            out[i][lane] = lane < groups ? x[lane * size + i] : 0.f;
+        }
     }
 }
 
-// make_qkx2_quants: scale and minimum of 32 values in each lane, weighted by w; codes[lane * 32 + i] in 0..nmax.
+// make_qkx2_quants: returns the scale of 32 values in each lane, weighted by w, and writes -minimum
+// to the_min. The code of value i is codes[lane * 32 + i], in 0..nmax.
 static F scale_and_min(int nmax, const F * x, const F * w, uint8_t * codes, F * the_min,
                        float rmin, float rdelta, int steps) {
     F min = x[0], max = x[0], sum_w = w[0], sum_x = w[0] * x[0], level[32];
     for (int i = 1; i < 32; ++i) {
-        min = either(x[i] < min, x[i], min);
-        max = either(x[i] > max, x[i], max);
+        min = select_lanes(x[i] < min, x[i], min);
+        max = select_lanes(x[i] > max, x[i], max);
         sum_w += w[i];
         sum_x += w[i] * x[i];
     }
-    const F none = {0};
-    min = either(min > 0, none, min);
-    const I flat = max == min;
-    F iscale = (float)nmax / (max - min), scale = 1 / iscale, error = none;
+    const F zero = {0};
+    min = select_lanes(min > 0, zero, min);
+    const I is_constant = max == min;
+    F iscale = (float)nmax / (max - min), scale = 1 / iscale, error = zero;
     F best_iscale = iscale, best_from = min, from = min;
     for (int i = 0; i < 32; ++i) {
-        F l = __builtin_convertvector(clamp(nearest(iscale * (x[i] - from)), 0, nmax), F);
-        F off = scale * l + from - x[i];
-        error += w[i] * (off * off);
+        F l = __builtin_convertvector(clamp_lanes(nearest(iscale * (x[i] - from)), 0, nmax), F);
+        F difference = scale * l + from - x[i];
+        error += w[i] * (difference * difference);
     }
     for (int step = 0; step <= steps; ++step) {
         iscale = (rmin + rdelta * step + nmax) / (max - from);
-        F sum_l = none, sum_l2 = none, sum_xl = none;
+        F sum_l = zero, sum_l2 = zero, sum_xl = zero;
         for (int i = 0; i < 32; ++i) {
-            F l = level[i] = __builtin_convertvector(clamp(nearest(iscale * (x[i] - from)), 0, nmax), F);
+            I code = clamp_lanes(nearest(iscale * (x[i] - from)), 0, nmax);
+            F l = level[i] = __builtin_convertvector(code, F);
             F wl = w[i] * l;
             sum_l += wl;
             sum_l2 += wl * l;
@@ -67,42 +73,44 @@ static F scale_and_min(int nmax, const F * x, const F * w, uint8_t * codes, F * 
         F D = sum_w * sum_l2 - sum_l * sum_l;
         F this_scale = (sum_w * sum_xl - sum_x * sum_l) / D;
         F this_min = (sum_l2 * sum_x - sum_l * sum_xl) / D;
-        this_scale = either(this_min > 0, sum_xl / sum_l2, this_scale);
-        this_min = either(this_min > 0, none, this_min);
-        F this_error = none;
+        this_scale = select_lanes(this_min > 0, sum_xl / sum_l2, this_scale);
+        this_min = select_lanes(this_min > 0, zero, this_min);
+        F this_error = zero;
         for (int i = 0; i < 32; ++i) {
-            F off = this_scale * level[i] + this_min - x[i];
-            this_error += w[i] * (off * off);
+            F difference = this_scale * level[i] + this_min - x[i];
+            this_error += w[i] * (difference * difference);
         }
         I better = (D > 0) & (this_error < error);
-        best_iscale = either(better, iscale, best_iscale);
-        best_from = either(better, from, best_from);
-        error = either(better, this_error, error);
-        scale = either(better, this_scale, scale);
-        from = either(better, this_min, from);
+        best_iscale = select_lanes(better, iscale, best_iscale);
+        best_from = select_lanes(better, from, best_from);
+        error = select_lanes(better, this_error, error);
+        scale = select_lanes(better, this_scale, scale);
+        from = select_lanes(better, this_min, from);
     }
     for (int i = 0; i < 32; ++i) {
-        I l = clamp(nearest(best_iscale * (x[i] - best_from)), 0, nmax) & ~flat;
+        I l = clamp_lanes(nearest(best_iscale * (x[i] - best_from)), 0, nmax) & ~is_constant;
         for (int lane = 0; lane < LANES; ++lane) codes[lane * 32 + i] = (uint8_t)l[lane];
     }
     *the_min = -from;
-    return either(flat, none, scale);
+    return select_lanes(is_constant, zero, scale);
 }
 
-// Packs the eight 6-bit scales and minimums of a superblock into ggml's twelve bytes, with d and dmin, then computes
-// the codes again.
-static void pack_scales(const float * x, const float * scales, const float * mins, int nmax, uint8_t * packed,
-                        ggml_half * d_out, ggml_half * dmin_out, uint8_t * codes) {
+// Rounds the eight scales and minimums of a superblock to six bits, packs them into ggml's twelve
+// bytes, writes d and dmin, and computes the codes again with the rounded scales.
+static void pack_scales(const float * x, const float * scales, const float * mins, int nmax,
+                        uint8_t * packed, ggml_half * d_out, ggml_half * dmin_out,
+                        uint8_t * codes) {
     float max_scale = 0, max_min = 0;
     for (int j = 0; j < 8; ++j) {
         if (scales[j] > max_scale) max_scale = scales[j];
         if (mins[j] > max_min) max_min = mins[j];
     }
-    const float inv_scale = max_scale > 0 ? 63.f / max_scale : 0.f, inv_min = max_min > 0 ? 63.f / max_min : 0.f;
+    const float inv_scale = max_scale > 0 ? 63.f / max_scale : 0.f;
+    const float inv_min = max_min > 0 ? 63.f / max_min : 0.f;
     uint8_t ls[8], lm[8];
     for (int j = 0; j < 8; ++j) {
-        ls[j] = nearest_one(inv_scale * scales[j]);
-        lm[j] = nearest_one(inv_min * mins[j]);
+        ls[j] = nearest_scalar(inv_scale * scales[j]);
+        lm[j] = nearest_scalar(inv_min * mins[j]);
         if (ls[j] > 63) ls[j] = 63;
         if (lm[j] > 63) lm[j] = 63;
     }
@@ -118,18 +126,19 @@ static void pack_scales(const float * x, const float * scales, const float * min
         const float d = d0 * ls[j], dm = m0 * lm[j];
         if (!d) continue;
         for (int i = 0; i < 32; ++i) {
-            int l = nearest_one((x[32 * j + i] + dm) / d);
+            int l = nearest_scalar((x[32 * j + i] + dm) / d);
             codes[32 * j + i] = (uint8_t)(l < 0 ? 0 : l > nmax ? nmax : l);
         }
     }
 }
 
-// Scales, minimums and first codes of one or two superblocks; the output arrays have space for two.
+// Computes scales, minimums and first codes of one or two superblocks with `groups` groups in
+// total. The output arrays have space for two superblocks.
 static void search(const float * x, int groups, int nmax, float rmin, int steps,
                    float * scales, float * mins, uint8_t * codes) {
     for (int first = 0; first < groups; first += LANES) {
         F values[32], weights[32], sum = {0}, min;
-        gather(x + 32 * first, groups - first, 32, values);
+        read_groups(x + 32 * first, groups - first, 32, values);
         for (int i = 0; i < 32; ++i) sum += values[i] * values[i];
         for (int lane = 0; lane < LANES; ++lane) sum[lane] = sqrtf(sum[lane] / 32);
         for (int i = 0; i < 32; ++i) weights[i] = sum + magnitude(values[i]);
@@ -143,12 +152,13 @@ EXPORT void llmcli_encode_q4_K(const float * x, void * out, int64_t count) {
     block_q4_K * y = out;
     float scales[16], mins[16];
     uint8_t codes[2 * QK_K];
-    for (int64_t left = count / QK_K; left > 0; left -= 2, x += 2 * QK_K) {
-        const int blocks = left > 1 ? 2 : 1;
+    for (int64_t blocks_left = count / QK_K; blocks_left > 0; blocks_left -= 2, x += 2 * QK_K) {
+        const int blocks = blocks_left > 1 ? 2 : 1;
         search(x, 8 * blocks, 15, -1.f, 20, scales, mins, codes);
         for (int b = 0; b < blocks; ++b, ++y) {
             uint8_t * L = codes + b * QK_K;
-            pack_scales(x + b * QK_K, scales + 8 * b, mins + 8 * b, 15, y->scales, &y->d, &y->dmin, L);
+            pack_scales(x + b * QK_K, scales + 8 * b, mins + 8 * b, 15, y->scales, &y->d, &y->dmin,
+                        L);
             for (int j = 0; j < QK_K; j += 64) {
                 for (int l = 0; l < 32; ++l) y->qs[j / 2 + l] = L[j + l] | (L[j + l + 32] << 4);
             }
@@ -160,12 +170,13 @@ EXPORT void llmcli_encode_q5_K(const float * x, void * out, int64_t count) {
     block_q5_K * y = out;
     float scales[16], mins[16];
     uint8_t codes[2 * QK_K];
-    for (int64_t left = count / QK_K; left > 0; left -= 2, x += 2 * QK_K) {
-        const int blocks = left > 1 ? 2 : 1;
+    for (int64_t blocks_left = count / QK_K; blocks_left > 0; blocks_left -= 2, x += 2 * QK_K) {
+        const int blocks = blocks_left > 1 ? 2 : 1;
         search(x, 8 * blocks, 31, -0.5f, 15, scales, mins, codes);
         for (int b = 0; b < blocks; ++b, ++y) {
             uint8_t * L = codes + b * QK_K;
-            pack_scales(x + b * QK_K, scales + 8 * b, mins + 8 * b, 31, y->scales, &y->d, &y->dmin, L);
+            pack_scales(x + b * QK_K, scales + 8 * b, mins + 8 * b, 31, y->scales, &y->d, &y->dmin,
+                        L);
             memset(y->qh, 0, sizeof(y->qh));
             for (int j = 0; j < QK_K; j += 64) {
                 const int bit = j / 32;
@@ -179,44 +190,46 @@ EXPORT void llmcli_encode_q5_K(const float * x, void * out, int64_t count) {
     }
 }
 
-// make_qx_quants with x * x as weights: the scale of 16 values in each lane; codes[lane * 16 + i] in 0..63.
-static F scale_alone(const F * x, int8_t * codes) {
-    const F none = {0};
-    F max = none, amax = none, w[16], wx[16];
+// make_qx_quants with x * x as weights: returns the scale of 16 values in each lane. The code of
+// value i is codes[lane * 16 + i], in 0..63.
+static F scale_without_min(const F * x, int8_t * codes) {
+    const F zero = {0};
+    F max = zero, amax = zero, w[16], wx[16];
     for (int i = 0; i < 16; ++i) {
         F size = magnitude(x[i]);
-        max = either(size > amax, x[i], max);
-        amax = either(size > amax, size, amax);
+        max = select_lanes(size > amax, x[i], max);
+        amax = select_lanes(size > amax, size, amax);
         w[i] = x[i] * x[i];
         wx[i] = w[i] * x[i];
     }
-    const I nothing = amax < NO_GROUP;
-    F best_iscale = none, scale = none, best = none;
-    for (int try = 0; try < 19; ++try) {  // ggml's own scale first, then nine below and nine above
-        const int is = try == 0 ? 0 : try < 10 ? try - 10 : try - 9;
-        F iscale = -(32 + 0.1f * is) / max, sumlx = none, suml2 = none;
+    const I is_zero = amax < GROUP_MAX_EPS;
+    F best_iscale = zero, scale = zero, best = zero;
+    // The scale that covers all values first, then nine below and nine above.
+    for (int attempt = 0; attempt < 19; ++attempt) {
+        const int is = attempt == 0 ? 0 : attempt < 10 ? attempt - 10 : attempt - 9;
+        F iscale = -(32 + 0.1f * is) / max, sumlx = zero, suml2 = zero;
         for (int i = 0; i < 16; ++i) {
-            F l = __builtin_convertvector(clamp(nearest(iscale * x[i]), -32, 31), F);
+            F l = __builtin_convertvector(clamp_lanes(nearest(iscale * x[i]), -32, 31), F);
             sumlx += wx[i] * l;
             suml2 += w[i] * l * l;
         }
         F this_scale = sumlx / suml2;
         I better = suml2 > 0;
-        if (try == 0) {
-            this_scale = either(suml2 != 0, this_scale, none);
+        if (attempt == 0) {
+            this_scale = select_lanes(suml2 != 0, this_scale, zero);
             better = ~(I){0};
         } else {
             better &= sumlx * sumlx > best * suml2;
         }
-        best_iscale = either(better, iscale, best_iscale);
-        scale = either(better, this_scale, scale);
-        best = either(better, this_scale * sumlx, best);
+        best_iscale = select_lanes(better, iscale, best_iscale);
+        scale = select_lanes(better, this_scale, scale);
+        best = select_lanes(better, this_scale * sumlx, best);
     }
     for (int i = 0; i < 16; ++i) {
-        I l = (clamp(nearest(best_iscale * x[i]), -32, 31) + 32) & ~nothing;
+        I l = (clamp_lanes(nearest(best_iscale * x[i]), -32, 31) + 32) & ~is_zero;
         for (int lane = 0; lane < LANES; ++lane) codes[lane * 16 + i] = (int8_t)l[lane];
     }
-    return either(nothing, none, scale);
+    return select_lanes(is_zero, zero, scale);
 }
 
 EXPORT void llmcli_encode_q6_K(const float * x, void * out, int64_t count) {
@@ -224,10 +237,10 @@ EXPORT void llmcli_encode_q6_K(const float * x, void * out, int64_t count) {
     F values[16];
     float scales[16];
     int8_t L[QK_K];
-    for (int64_t left = count / QK_K; left > 0; --left, x += QK_K, ++y) {
+    for (int64_t blocks_left = count / QK_K; blocks_left > 0; --blocks_left, x += QK_K, ++y) {
         for (int first = 0; first < 16; first += LANES) {
-            gather(x + 16 * first, LANES, 16, values);
-            F scale = scale_alone(values, L + 16 * first);
+            read_groups(x + 16 * first, LANES, 16, values);
+            F scale = scale_without_min(values, L + 16 * first);
             memcpy(scales + first, &scale, sizeof(scale));
         }
         float max_scale = 0, max_size = 0;
@@ -237,21 +250,21 @@ EXPORT void llmcli_encode_q6_K(const float * x, void * out, int64_t count) {
                 max_scale = scales[j];
             }
         }
-        if (max_size < NO_GROUP) {
+        if (max_size < GROUP_MAX_EPS) {
             memset(y, 0, sizeof(*y));
             continue;
         }
         const float iscale = -128.f / max_scale;
         y->d = ggml_fp32_to_fp16(1 / iscale);
         for (int j = 0; j < 16; ++j) {
-            const int l = nearest_one(iscale * scales[j]);
+            const int l = nearest_scalar(iscale * scales[j]);
             y->scales[j] = (int8_t)(l > 127 ? 127 : l);
         }
         for (int j = 0; j < 16; ++j) {
             const float d = ggml_fp16_to_fp32(y->d) * y->scales[j];
             if (!d) continue;
             for (int i = 0; i < 16; ++i) {
-                const int l = nearest_one(x[16 * j + i] / d);
+                const int l = nearest_scalar(x[16 * j + i] / d);
                 L[16 * j + i] = (int8_t)((l < -32 ? -32 : l > 31 ? 31 : l) + 32);
             }
         }

@@ -1,7 +1,9 @@
-"""Bindings to libggml through ctypes: block sizes, and encoding and decoding of rows.
+"""Bindings to libggml through ctypes: block sizes of types, and encoding and decoding of rows.
 
-The library is the `libggml-base` that llama-cpp-python installs. It is found without importing
-llama_cpp, so that no backend is initialized and the bytes are llama.cpp's own.
+The library is the `libggml-base` that llama-cpp-python installs, so that the bytes are llama.cpp's
+own. It is found without importing llama_cpp, which would initialize the compute backends. If the
+library was built with our C files (encoders.c, searches.c, blocks.c), their functions are used,
+too.
 """
 
 import ctypes
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
     I16 = NDArray[np.int16]
     U8 = NDArray[np.uint8]
 
-# enum ggml_type of ggml.h. The gguf package is older than the library, and the library aborts on
-# unknown numbers, so this table is separate; a test compares it with ggml_type_name().
+# enum ggml_type of ggml.h. The gguf package's table is older than the library, and the library
+# aborts on unknown numbers, so this table is our own. A test compares it with ggml_type_name().
 TYPE_NAMES: dict[int, str] = {
     0: "F32",
     1: "F16",
@@ -65,9 +67,9 @@ TYPE_NAMES: dict[int, str] = {
 TYPE_NUMBERS = {name: number for number, name in TYPE_NAMES.items()}
 INTEGER_TYPES = frozenset({"I8", "I16", "I32", "I64"})
 FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16"})
-# The limits of ggml's searches. Above them sums become infinite or NaN, on which some searches
-# abort the process. MAX_VALUE is more than a format with an F16 scale can represent (Q6_K: 65504 *
-# 127 * 32).
+# The limits of ggml's searches. Above these limits sums become infinite or NaN, on which some
+# searches abort the process. MAX_VALUE is more than a format with an F16 scale can represent (Q6_K:
+# 65504 * 127 * 32).
 MAX_VALUE = 2.0**30
 MAX_WEIGHTED_SQUARE = 1e30  # limit of a value's square times its importance
 FP4_TYPES = frozenset({"MXFP4", "NVFP4"})  # these have no F16 scale and no search
@@ -75,7 +77,7 @@ FP4_TYPES = frozenset({"MXFP4", "NVFP4"})  # these have no F16 scale and no sear
 
 @dataclass(frozen=True, slots=True)
 class BlockSize:
-    """The block size of a type: a block of `values` values is stored in `nbytes` bytes."""
+    """The block size of a tensor type: a block of `values` values is stored in `nbytes` bytes."""
 
     values: int
     nbytes: int
@@ -83,11 +85,11 @@ class BlockSize:
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """The weight of each column in the rounding: `vectors` [matrices, columns], one for every
-    `rows_per_vector` rows.
+    """The importance of each column when rows are rounded. There is one vector of `vectors`
+    [matrices, columns] for every `rows_per_vector` rows.
 
-    The rows to encode may begin within a tensor: the first of them is row `first_row` of the rows
-    that the vectors apply to.
+    The rows to encode may begin in the middle of a tensor: `first_row` is the index of their first
+    row among all rows to which the vectors apply.
     """
 
     vectors: "F32"
@@ -99,8 +101,8 @@ class Importance:
         return replace(self, first_row=self.first_row + rows)
 
     def spans(self, first: int, last: int) -> "Iterator[tuple[int, int, F32]]":
-        """Yield the rows first .. last in ranges that have the same vector, as (first, last,
-        vector).
+        """Split the rows first .. last into ranges with the same vector. Yield each range as
+        (first, last, vector).
         """
         while first < last:
             number, within = divmod(self.first_row + first, self.rows_per_vector)
@@ -111,12 +113,12 @@ class Importance:
 
 @dataclass(frozen=True, slots=True)
 class ScaleSearchSettings:
-    """Settings of the search for scales in C (quant/native/searches.c): a group has `group_values`
-    values, a block has `groups` groups.
+    """Settings of the search for scales in C (quant/native/searches.c). A block has `groups` groups
+    of `group_values` values.
 
-    `levels` are the lowest and the highest level, `max_minimum` is the largest allowed minimum
-    (None: no minimums), `scale_range` the range of the integer scales (None: none). The other
-    settings are explained in quant/methods/search_settings.py.
+    `levels` are the lowest and the highest level. `max_minimum` is the largest allowed minimum,
+    None if groups have no minimums. `scale_range` is the range of the integer scales, None if the
+    format has none. The other settings are explained in quant/methods/search_settings.py.
     """
 
     group_values: int
@@ -130,37 +132,39 @@ class ScaleSearchSettings:
     scale_offsets: tuple[tuple[int, ...], ...]
 
 
-class _Grid(ctypes.Structure):
-    """`struct grid` of quant/native/searches.c."""
+class _CSearchSettings(ctypes.Structure):
+    """`struct settings` of quant/native/searches.c. The fields must have the same order and
+    types.
+    """
 
     _fields_ = [
         *(
             (name, ctypes.c_int32)
             for name in (
-                "size",
+                "group_values",
                 "groups",
                 "low",
                 "high",
-                "least",
-                "below",
-                "above",
+                "has_minimum",
+                "scale_low",
+                "scale_high",
                 "rounds",
-                "starts",
-                "looks",
+                "start_count",
+                "pass_count",
             )
         ),
-        ("most", ctypes.c_float),
-        ("spread", ctypes.c_float),
-        ("start", ctypes.c_void_p),
-        ("around", ctypes.c_void_p),
+        ("max_minimum", ctypes.c_float),
+        ("value_spread", ctypes.c_float),
+        ("starts", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleSearchResult:
     """The result of the search: levels [blocks, values] counted from the code of zero, d and m
-    [blocks], integer scales and minimums [blocks, groups]. Fields that the format does not have are
-    undefined.
+    [blocks], integer scales and minimums [blocks, groups]. The content of a field that the format
+    does not have is undefined.
     """
 
     levels: "I16"
@@ -171,9 +175,9 @@ class ScaleSearchResult:
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        """Memory addresses of the arrays."""
+        """Memory addresses of the arrays, in the order of `struct search_result` in blocks.c."""
         return tuple(
-            part.ctypes.data for part in (self.levels, self.d, self.m, self.scales, self.mins)
+            array.ctypes.data for array in (self.levels, self.d, self.m, self.scales, self.mins)
         )
 
 
@@ -195,12 +199,14 @@ _ToFloat = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int
 
 @cache
 def open_library() -> ctypes.CDLL:
-    """Open libggml-base. Raises UserError, with the folders that were searched, if llama-cpp-python
-    is not installed.
+    """Open libggml-base. Raises UserError, which lists the folders that were searched, if it is not
+    found.
     """
     spec = importlib.util.find_spec("llama_cpp")
     folders = (
-        [Path(place) / "lib" for place in (spec.submodule_search_locations or [])] if spec else []
+        [Path(location) / "lib" for location in (spec.submodule_search_locations or [])]
+        if spec
+        else []
     )
     names = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll", "libggml-base.dll")
     for folder in folders:
@@ -212,6 +218,9 @@ def open_library() -> ctypes.CDLL:
 
 
 def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare the types of the library's functions. Raises UserError if its type table has an
+    unknown layout.
+    """
     i64, size, ptr = ctypes.c_int64, ctypes.c_size_t, ctypes.c_void_p
     lib.ggml_quantize_chunk.argtypes = [ctypes.c_int, ptr, ptr, i64, i64, i64, ptr]
     lib.ggml_quantize_chunk.restype = size
@@ -240,16 +249,18 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
 
 @cache
 def block_size(name: str) -> BlockSize:
-    """Return the block size of a type, for Q4_K 256 values in 144 bytes."""
+    """Return the block size of a type. For Q4_K these are 256 values in 144 bytes."""
     traits = open_library().ggml_get_type_traits(TYPE_NUMBERS[name])[0]
     return BlockSize(traits.blck_size, traits.type_size)
 
 
 def row_bytes(name: str, columns: int) -> int:
-    """Return the bytes of one row; `columns` must be a multiple of the block size."""
-    shape = block_size(name)
-    assert columns % shape.values == 0, (name, columns)
-    return columns // shape.values * shape.nbytes
+    """Return the bytes of one row in type `name`. `columns` must be a multiple of the block
+    size.
+    """
+    block = block_size(name)
+    assert columns % block.values == 0, (name, columns)
+    return columns // block.values * block.nbytes
 
 
 def is_quantized(name: str) -> bool:
@@ -258,14 +269,15 @@ def is_quantized(name: str) -> bool:
 
 
 def encode(rows: "F32", name: str, *, label: str, importance: Importance | None = None) -> "U8":
-    """Encode float rows [rows, columns] as type `name`, to bytes [rows, row_bytes].
+    """Encode float rows [rows, columns] as type `name`. Return bytes [rows, row_bytes].
 
-    Rows are independent, and ctypes releases the GIL while ggml works, so several threads may
-    encode parts of a tensor. Without importance, the types of encoders.c are encoded by our own C
-    code, which gives ggml's bytes in a fraction of the time.
+    Rows are independent, and ctypes releases the GIL while ggml works, so that several threads may
+    encode parts of a tensor. Without importance, some types are encoded by our own C code
+    (encoders.c), which gives ggml's bytes in a fraction of the time.
 
-    Raises DamagedSourceError, with `label`, for NaN, infinite or too large values, on which ggml
-    would write garbage or abort.
+    `label` is the tensor's name for errors. Raises DamagedSourceError for NaN, infinite or too
+    large values, on which ggml would write garbage or abort. Raises UserError if the importance is
+    too large.
 
     Source: llama_tensor_quantize_impl.
     """
@@ -273,31 +285,33 @@ def encode(rows: "F32", name: str, *, label: str, importance: Importance | None 
 
     rows = np.ascontiguousarray(rows, dtype=np.float32)
     count, columns = rows.shape
-    out = np.empty((count, row_bytes(name, columns)), np.uint8)
+    blocks = np.empty((count, row_bytes(name, columns)), np.uint8)
     number, lib = TYPE_NUMBERS[name], open_library()
     # ggml aborts if a required imatrix is missing
     assert importance or not lib.ggml_quantize_requires_imatrix(number), (label, name)
     require_encodable(rows, name, label=label, importance=importance)
-    if importance is None and (fast := _encoder(name)):
-        fast(rows.ctypes.data, out.ctypes.data, rows.size)
+    if importance is None and (our_encoder := _encoder(name)):
+        our_encoder(rows.ctypes.data, blocks.ctypes.data, rows.size)
     elif importance is None:
-        lib.ggml_quantize_chunk(number, rows.ctypes.data, out.ctypes.data, 0, count, columns, None)
+        lib.ggml_quantize_chunk(
+            number, rows.ctypes.data, blocks.ctypes.data, 0, count, columns, None
+        )
     else:
         for first, last, vector in importance.spans(0, count):
             assert vector.shape == (columns,) and vector.dtype == np.float32, (label, vector.shape)
-            addresses = rows[first:last].ctypes.data, out[first:last].ctypes.data
+            addresses = rows[first:last].ctypes.data, blocks[first:last].ctypes.data
             lib.ggml_quantize_chunk(
                 number, *addresses, 0, last - first, columns, vector.ctypes.data
             )
-    require_finite_scales(out, name, label=label)
-    return out
+    require_finite_scales(blocks, name, label=label)
+    return blocks
 
 
 def require_encodable(
     rows: "F32", name: str, *, label: str, importance: Importance | None = None
 ) -> None:
     """Raise DamagedSourceError, with `label`, if float rows that will be encoded as `name` contain
-    NaN, infinite or too large values.
+    NaN, infinite or too large values. Raise UserError if the importance is too large.
     """
     largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0)))
     if not math.isfinite(largest):
@@ -315,8 +329,8 @@ def require_finite_scales(data: "U8", name: str, *, label: str) -> None:
 
 
 def require_finite(data: "U8", name: str, *, label: str) -> None:
-    """Raise DamagedSourceError, with `label`, if rows [rows, row_bytes] that are copied unchanged
-    contain NaN or infinity.
+    """Raise DamagedSourceError, with `label`, if stored rows [rows, row_bytes] of type `name`
+    contain NaN or infinity. It is called for rows that are copied unchanged.
 
     In quantized types only the scales are checked, as in ggml.
     """
@@ -338,7 +352,7 @@ def require_finite(data: "U8", name: str, *, label: str) -> None:
 
 def decode(data: "U8", name: str, columns: int, *, label: str) -> "F32":
     """Decode bytes [rows, row_bytes] of type `name` to floats [rows, columns] with ggml's own
-    routines.
+    routines. Raises UserError, with `label`, if the type cannot be decoded.
     """
     import numpy as np
 
@@ -347,13 +361,13 @@ def decode(data: "U8", name: str, columns: int, *, label: str) -> "F32":
     if name == "F64":
         return data.view(np.float64).reshape(-1, columns).astype(np.float32)
     data = np.ascontiguousarray(data).reshape(-1, row_bytes(name, columns))
-    out = np.empty((len(data), columns), np.float32)
-    _to_float(name, label)(data.ctypes.data, out.ctypes.data, out.size)
-    return out
+    floats = np.empty((len(data), columns), np.float32)
+    _to_float(name, label)(data.ctypes.data, floats.ctypes.data, floats.size)
+    return floats
 
 
 def is_decodable(name: str) -> bool:
-    """Return whether decode() supports a type: it does not support integers, or types that ggml
+    """Return whether decode() supports a type. It does not support integers, and types that ggml
     uses only during computations.
     """
     if name in FLOAT_TYPES:
@@ -364,8 +378,10 @@ def is_decodable(name: str) -> bool:
 
 
 @cache
-def _own(name: str, *arguments: Any) -> Callable[..., None] | None:
-    """Return a function of our own C code, or None if the installed llama.cpp was built without it."""
+def _c_function(name: str, *arguments: Any) -> Callable[..., None] | None:
+    """Return the function llmcli_`name` of our C code, or None if the installed llama.cpp was built
+    without it. `arguments` are its ctypes argument types.
+    """
     function = getattr(open_library(), f"llmcli_{name}", None)
     if function is not None:
         function.argtypes, function.restype = arguments, None
@@ -373,13 +389,17 @@ def _own(name: str, *arguments: Any) -> Callable[..., None] | None:
 
 
 def native_search() -> Callable[..., None] | None:
-    """Return our search in C, or None if the installed llama.cpp was built without it."""
-    return _own("search", *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 5)
+    """Return our search in C (searches.c), or None if the installed llama.cpp was built without
+    it.
+    """
+    return _c_function(
+        "search", *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 5
+    )
 
 
 def run_search(rows: "F32", weights: "F32", settings: ScaleSearchSettings) -> ScaleSearchResult:
-    """Search scales and levels for rows of floats [rows, columns]. `weights` [blocks of a row,
-    values] are the same for every row.
+    """Search scales and levels for rows of floats [rows, columns] with our C code. `weights`
+    [blocks of a row, values] are the same for every row.
     """
     import numpy as np
 
@@ -391,10 +411,15 @@ def run_search(rows: "F32", weights: "F32", settings: ScaleSearchSettings) -> Sc
     )
     count = rows.size // values
     starts = np.array(settings.starts, np.float32)
-    around = np.array(
-        [number for look in settings.scale_offsets for number in (len(look), *look)], np.int32
+    offsets = np.array(
+        [
+            number
+            for pass_offsets in settings.scale_offsets
+            for number in (len(pass_offsets), *pass_offsets)
+        ],
+        np.int32,
     )
-    grid = _Grid(
+    c_settings = _CSearchSettings(
         settings.group_values,
         settings.groups,
         *settings.levels,
@@ -406,7 +431,7 @@ def run_search(rows: "F32", weights: "F32", settings: ScaleSearchSettings) -> Sc
         settings.max_minimum or 0.0,
         settings.value_spread,
         starts.ctypes.data,
-        around.ctypes.data,
+        offsets.ctypes.data,
     )
     levels, scales, mins = (
         np.empty((count, width), np.int16) for width in (values, settings.groups, settings.groups)
@@ -415,39 +440,44 @@ def run_search(rows: "F32", weights: "F32", settings: ScaleSearchSettings) -> Sc
         levels, np.empty(count, np.float32), np.empty(count, np.float32), scales, mins
     )
     inputs = rows.ctypes.data, weights.ctypes.data, count, weights.size // settings.group_values
-    run(ctypes.addressof(grid), *inputs, *result.addresses)
+    run(ctypes.addressof(c_settings), *inputs, *result.addresses)
     return result
 
 
 def pack_blocks(result: ScaleSearchResult, name: str) -> "U8 | None":
-    """Return the search result as blocks [blocks, bytes] of a type, or None if the installed
-    llama.cpp was built without our C code for it.
+    """Return a search result as blocks [blocks, bytes] of type `name`, packed by our C code. Return
+    None if the installed llama.cpp was built without it.
     """
     import numpy as np
 
-    run = _own(f"pack_{_ggml_name(name)}", *_ROW_FUNCTION)
+    run = _c_function(f"pack_{_ggml_name(name)}", *_ROW_FUNCTION)
     if run is None:
         return None
-    out = np.empty((len(result.d), block_size(name).nbytes), np.uint8)
+    blocks = np.empty((len(result.d), block_size(name).nbytes), np.uint8)
     addresses = (ctypes.c_void_p * 5)(*result.addresses)
-    run(ctypes.addressof(addresses), out.ctypes.data, len(out))
-    return out
+    run(ctypes.addressof(addresses), blocks.ctypes.data, len(blocks))
+    return blocks
 
 
 _ROW_FUNCTION = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64  # arguments: values, blocks, count
 
 
 def _ggml_name(name: str) -> str:
-    """Return a type's name as it is in ggml's function names: q4_K for Q4_K."""
+    """Return a type's name as it is in ggml's function names: "q4_K" for "Q4_K"."""
     return name.lower().replace("_k", "_K")
 
 
 def _encoder(name: str) -> Callable[..., None] | None:
-    """Return our own encoder for a type, or None if the installed llama.cpp was built without it."""
-    return _own(f"encode_{_ggml_name(name)}", *_ROW_FUNCTION)
+    """Return our encoder of a type (encoders.c), or None if there is none or if the installed
+    llama.cpp was built without it.
+    """
+    return _c_function(f"encode_{_ggml_name(name)}", *_ROW_FUNCTION)
 
 
 def _check_limits(largest: float, importance: Importance | None, name: str, label: str) -> None:
+    """Raise an error if values up to `largest`, or their squares times the importance, are above
+    ggml's limits.
+    """
     if largest > MAX_VALUE:
         raise _too_large(label, name)
     weight = float(importance.vectors.max(initial=0)) if importance else 0
@@ -473,9 +503,12 @@ def _not_finite(label: str) -> DamagedSourceError:
 
 
 def _to_float(name: str, label: str) -> Callable[..., None]:
+    """Return the function that decodes a type other than F32 and F64. Raises UserError, with
+    `label`, if there is none.
+    """
     lib = open_library()
     if name == "F16":
-        return _own("widen", *_ROW_FUNCTION) or cast(
+        return _c_function("widen", *_ROW_FUNCTION) or cast(
             "Callable[..., None]", lib.ggml_fp16_to_fp32_row
         )
     if name == "BF16":

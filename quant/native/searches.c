@@ -1,7 +1,8 @@
-// The search of quant/methods (group_sums.py, group_scales.py, superblock_scales.py) with one group in each lane: the
-// same steps in the same order, with many starts in the time of one in numpy. scripts/build/llama.cmake builds it into
-// libggml-base, where multiply-adds may be contracted, so that its bytes may differ between CPUs. Called by
-// quant/native/ggml.py.
+// The search of `--method search` in C (quant/methods: group_sums.py, group_scales.py,
+// superblock_scales.py), with one group in each lane: the same steps in the same order as in
+// Python, with many starts in the time that numpy takes for one. scripts/build/llama.cmake builds
+// this file into libggml-base. Multiply-adds may be contracted here, so that the bytes may differ
+// between CPUs. Called by quant/native/ggml.py.
 #include <math.h>
 
 #include "ggml.h"
@@ -9,269 +10,338 @@
 #define LANES 16
 #include "lanes.h"
 
-#define MOST 32         // values in a group
-#define NOTHING 1e-36f  // as in group_sums.py
-#define SINGULAR 1e-5f
-#define LARGE 3e38f
-#define UPPER ((I){0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1})  // the second of two blocks of eight groups
+#define MAX_GROUP_VALUES 32
+// The next three as in group_sums.py.
+#define ZERO_GUARD 1e-36f
+#define MIN_DETERMINANT 1e-5f
+#define LARGEST_F32 3e38f
+// The lanes of the second block, if the lanes have two blocks of eight groups.
+#define SECOND_BLOCK ((I){0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1})
 
 typedef int16_t H __attribute__((vector_size(2 * LANES)));
 
-// Settings of the search; quant/native/ggml.py has the same structure. `least` says that groups have a minimum, which
-// is at most `most`; integer scales from `below` to `above` are used if `groups` is above 1.
-struct grid {
-    int32_t size, groups, low, high, least, below, above, rounds, starts, looks;
-    float most, spread;
-    const float * start;
-    const int32_t * around;  // for each look the number of offsets, then the offsets
+// Settings of the search; _CSearchSettings in quant/native/ggml.py has the same fields. A block has
+// `groups` groups of `group_values` values. Levels are from `low` to `high`. If `has_minimum`, a
+// group has a minimum, which is at most `max_minimum`. If `groups` is above 1, a group has an
+// integer scale from `scale_low` to `scale_high`.
+struct settings {
+    int32_t group_values, groups, low, high, has_minimum, scale_low, scale_high, rounds;
+    int32_t start_count, pass_count;
+    float max_minimum, value_spread;
+    const float * starts;
+    const int32_t * offsets;  // for each pass the number of offsets, then the offsets
 };
 
-// `bottom` is the best minimum if all values have level 0.
+// The values x and weights w of LANES groups, one group in each lane. `weight_sum` is the sum of w,
+// `product_sum` that of w x. `single_minimum` is the best minimum if all values have level 0.
 struct tile {
-    F x[MOST], w[MOST], wx[MOST], weight, along, bottom;
+    F x[MAX_GROUP_VALUES], w[MAX_GROUP_VALUES], wx[MAX_GROUP_VALUES];
+    F weight_sum, product_sum, single_minimum;
 };
 
-struct sums {
-    F plain, square, along;
+// The sums of w L, w L^2 and w L x over the levels L of each group (LevelSums in group_sums.py).
+struct level_sums {
+    F levels, squares, products;
 };
 
-BY_PARTS(I, less, a < b)
-BY_PARTS(I, at_most, a <= b)
-BY_PARTS(I, same, a == b)
-static inline F inverted(F x) { return x / (x * x + NOTHING); }
-static inline F root(F x) {
+DEFINE_BY_PARTS(I, less, a < b)
+DEFINE_BY_PARTS(I, at_most, a <= b)
+DEFINE_BY_PARTS(I, equal, a == b)
+// Returns 1 / x, but 0 for x near zero.
+static inline F invert(F x) { return x / (x * x + ZERO_GUARD); }
+static inline F square_root(F x) {
 #if defined(__AVX512F__)
     return (F)_mm512_sqrt_ps((__m512)x);
 #else
-    float * at = (float *)&x;
-    for (int lane = 0; lane < LANES; ++lane) at[lane] = sqrtf(at[lane]);
+    float * values = (float *)&x;
+    for (int lane = 0; lane < LANES; ++lane) values[lane] = sqrtf(values[lane]);
     return x;
 #endif
 }
-static inline F clip(F x, float low, float high) { return smaller(larger(x, all(low)), all(high)); }
-// Rounds numbers within 2^22: a float that is large enough has no fraction. Breaks if the compiler may reorder floats.
+static inline F clip(F x, float low, float high) {
+    return min_lanes(max_lanes(x, splat(low)), splat(high));
+}
+// Adding and subtracting this number rounds numbers within 2^22 to integers, because a float that
+// is large enough has no fraction. It breaks if the compiler may reorder floats.
 #define ROUNDING 12582912.f
-static inline F whole(F x) { return (x + ROUNDING) - ROUNDING; }
-static inline F rounded(F x, float low, float high) { return whole(clip(x, low, high)); }
+static inline F round_lanes(F x) { return (x + ROUNDING) - ROUNDING; }
+static inline F clip_and_round(F x, float low, float high) {
+    return round_lanes(clip(x, low, high));
+}
 
-// The sum over the groups of each block, added in order and written to all of the block's lanes.
-static inline F over_block(F x, int groups) {
+// Returns the sum over the groups of each block, in all lanes of the block. Lanes are added in
+// order.
+static inline F sum_block(F x, int groups) {
     if (groups == 1) return x;
-    float sum = 0, next = 0;
+    float sum = 0, second_sum = 0;
     for (int lane = 0; lane < LANES / 2; ++lane) sum += x[lane];
     if (groups == LANES) {
         for (int lane = LANES / 2; lane < LANES; ++lane) sum += x[lane];
-        return all(sum);
+        return splat(sum);
     }
-    for (int lane = LANES / 2; lane < LANES; ++lane) next += x[lane];
-    return either(UPPER, all(next), all(sum));
+    for (int lane = LANES / 2; lane < LANES; ++lane) second_sum += x[lane];
+    return select_lanes(SECOND_BLOCK, splat(second_sum), splat(sum));
 }
 
-static inline F halves(F x) {
+static inline F round_to_f16(F x) {
 #if defined(__AVX512F__)
-    return (F)_mm512_cvtph_ps(_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    return (F)_mm512_cvtph_ps(
+        _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #elif defined(__F16C__)
     for (int first = 0; first < LANES; first += 8) {
-        float * at = (float *)&x + first;
-        _mm256_storeu_ps(at, _mm256_cvtph_ps(_mm256_cvtps_ph(_mm256_loadu_ps(at), _MM_FROUND_TO_NEAREST_INT)));
+        float * part = (float *)&x + first;
+        const __m128i stored = _mm256_cvtps_ph(_mm256_loadu_ps(part), _MM_FROUND_TO_NEAREST_INT);
+        _mm256_storeu_ps(part, _mm256_cvtph_ps(stored));
     }
     return x;
 #else
-    for (int lane = 0; lane < LANES; ++lane) x[lane] = ggml_fp16_to_fp32(ggml_fp32_to_fp16(x[lane]));
+    for (int lane = 0; lane < LANES; ++lane) {
+        x[lane] = ggml_fp16_to_fp32(ggml_fp32_to_fp16(x[lane]));
+    }
     return x;
 #endif
 }
 
-static inline F level(const struct grid * g, F x, F inverse, F offset) {
-    return rounded(x * inverse + offset, g->low, g->high);
+// Returns the levels that are nearest to x, given 1 / scale and -minimum / scale.
+static inline F nearest_level(const struct settings * s, F x, F inverse, F offset) {
+    return clip_and_round(x * inverse + offset, s->low, s->high);
 }
 
-__attribute__((always_inline)) static inline struct sums sums_of(
-    const struct grid * g, const struct tile * t, F scale, F least, const int size, const int with_least) {
-    const F inverse = inverted(scale), offset = with_least ? -least * inverse : all(0);
-    const W low = (float)g->low - (W){0}, high = (float)g->high - (W){0};
-    struct sums s = {all(0), all(0), all(0)};
+// Returns the sums for the nearest levels. The last two parameters are constants, so that the
+// compiler makes a loop for each case.
+__attribute__((always_inline)) static inline struct level_sums sums_of_case(
+    const struct settings * s, const struct tile * t, F scale, F minimum, const int group_values,
+    const int has_minimum) {
+    const F inverse = invert(scale), offset = has_minimum ? -minimum * inverse : splat(0);
+    const W low = (float)s->low - (W){0}, high = (float)s->high - (W){0};
+    struct level_sums sums = {splat(0), splat(0), splat(0)};
     for (int first = 0; first < LANES; first += WIDTH) {
-        const W by = some(&inverse, first), from = some(&offset, first);
-        W plain = {0}, square = {0}, along = {0};
-        for (int i = 0; i < size; ++i) {
-            const W near = lower(upper(some(&t->x[i], first) * by + from, low), high);
-            const W l = (near + ROUNDING) - ROUNDING, wl = some(&t->w[i], first) * l;
-            if (with_least) plain += wl;
-            square += wl * l;
-            along += some(&t->wx[i], first) * l;
+        const W inverse_part = load_part(&inverse, first), offset_part = load_part(&offset, first);
+        W levels = {0}, squares = {0}, products = {0};
+        for (int i = 0; i < group_values; ++i) {
+            const W exact = load_part(&t->x[i], first) * inverse_part + offset_part;
+            const W clipped = min_part(max_part(exact, low), high);
+            const W l = (clipped + ROUNDING) - ROUNDING, wl = load_part(&t->w[i], first) * l;
+            if (has_minimum) levels += wl;
+            squares += wl * l;
+            products += load_part(&t->wx[i], first) * l;
         }
-        put(&s.plain, first, plain);
-        put(&s.square, first, square);
-        put(&s.along, first, along);
+        store_part(&sums.levels, first, levels);
+        store_part(&sums.squares, first, squares);
+        store_part(&sums.products, first, products);
     }
-    return s;
+    return sums;
 }
 
-static struct sums sums(const struct grid * g, const struct tile * t, F scale, F least) {
-    if (g->least) return g->size == 32 ? sums_of(g, t, scale, least, 32, 1) : sums_of(g, t, scale, least, 16, 1);
-    return g->size == 32 ? sums_of(g, t, scale, least, 32, 0) : sums_of(g, t, scale, least, 16, 0);
+// GroupSums.sums
+static struct level_sums nearest_sums(const struct settings * s, const struct tile * t, F scale,
+                                      F minimum) {
+    if (s->has_minimum) {
+        return s->group_values == 32 ? sums_of_case(s, t, scale, minimum, 32, 1)
+                                     : sums_of_case(s, t, scale, minimum, 16, 1);
+    }
+    return s->group_values == 32 ? sums_of_case(s, t, scale, minimum, 32, 0)
+                                 : sums_of_case(s, t, scale, minimum, 16, 0);
 }
 
-static inline F best(const struct grid * g, const struct tile * t, struct sums s, F * least) {
-    if (!g->least) return s.along * inverted(s.square);
-    const F both = t->weight * s.square, apart = both - s.plain * s.plain, inverse = inverted(apart);
-    F scale = (t->weight * s.along - t->along * s.plain) * inverse;
-    F own = (s.square * t->along - s.plain * s.along) * inverse;
-    const I alone = ~(less(SINGULAR * both, apart) & at_most(own, all(g->most)));
-    if (any(alone)) {
-        scale = either(alone, s.along * inverted(s.square), scale);
-        own = either(alone, either(same(s.square, all(0)), t->bottom, all(0)), own);
+// GroupSums.best_scales: returns the best scale, and writes the best minimum if groups have one.
+static inline F best_scales(const struct settings * s, const struct tile * t,
+                            struct level_sums sums, F * minimum) {
+    if (!s->has_minimum) return sums.products * invert(sums.squares);
+    const F product = t->weight_sum * sums.squares;
+    const F determinant = product - sums.levels * sums.levels, inverse = invert(determinant);
+    F scale = (t->weight_sum * sums.products - t->product_sum * sums.levels) * inverse;
+    F best_minimum = (sums.squares * t->product_sum - sums.levels * sums.products) * inverse;
+    const I unusable = ~(less(MIN_DETERMINANT * product, determinant) &
+                         at_most(best_minimum, splat(s->max_minimum)));
+    if (any_lane(unusable)) {
+        scale = select_lanes(unusable, sums.products * invert(sums.squares), scale);
+        const I is_zero = equal(sums.squares, splat(0));
+        const F level_minimum = select_lanes(is_zero, t->single_minimum, splat(0));
+        best_minimum = select_lanes(unusable, level_minimum, best_minimum);
     }
-    *least = own;
+    *minimum = best_minimum;
     return scale;
 }
 
-static F error(const struct grid * g, const struct tile * t, F scale, F least, struct sums s) {
-    const F error = scale * (scale * s.square - 2 * s.along);
-    return g->least ? error + least * (2 * scale * s.plain + least * t->weight - 2 * t->along) : error;
+// GroupSums.error
+static F scale_error(const struct settings * s, const struct tile * t, F scale, F minimum,
+                     struct level_sums sums) {
+    const F error = scale * (scale * sums.squares - 2 * sums.products);
+    return s->has_minimum ? error + minimum * (2 * scale * sums.levels + minimum * t->weight_sum -
+                                               2 * t->product_sum)
+                          : error;
 }
 
-static struct sums chosen(I which, struct sums a, struct sums b) {
-    return (struct sums){either(which, a.plain, b.plain), either(which, a.square, b.square),
-                         either(which, a.along, b.along)};
+// LevelSums.where
+static struct level_sums select_sums(I which, struct level_sums yes, struct level_sums no) {
+    return (struct level_sums){select_lanes(which, yes.levels, no.levels),
+                               select_lanes(which, yes.squares, no.squares),
+                               select_lanes(which, yes.products, no.products)};
 }
 
-// group_scales.py
-static F fitted(const struct grid * g, const struct tile * t, F * the_least, struct sums * the_sums) {
-    F low = t->x[0], high = t->x[0], span, found = all(0), error_found = all(0), least_found = all(0);
-    for (int i = 1; i < g->size; ++i) {
-        low = smaller(low, t->x[i]);
-        high = larger(high, t->x[i]);
+// fit_group_scales in group_scales.py: returns the best scale of each group, and writes its minimum
+// and its sums.
+static F fit_group_scales(const struct settings * s, const struct tile * t, F * out_minimum,
+                          struct level_sums * out_sums) {
+    F low = t->x[0], high = t->x[0], full_scale;
+    F best_scale = splat(0), best_error = splat(0), best_minimum = splat(0);
+    for (int i = 1; i < s->group_values; ++i) {
+        low = min_lanes(low, t->x[i]);
+        high = max_lanes(high, t->x[i]);
     }
-    if (g->least) {
-        low = clip(low, -LARGE, g->most);
-        span = (high - low) / (float)g->high;
+    if (s->has_minimum) {
+        low = clip(low, -LARGEST_F32, s->max_minimum);
+        full_scale = (high - low) / (float)s->high;
     } else {
-        span = either(less(-low, high), high, low) / (float)g->low;
+        full_scale = select_lanes(less(-low, high), high, low) / (float)s->low;
     }
-    for (int start = 0; start < g->starts; ++start) {
-        F scale = span / g->start[start], least = low;
-        struct sums s = {all(0), all(0), all(0)};
-        for (int round = 0; round < g->rounds; ++round) {
-            s = sums(g, t, scale, least);
-            scale = best(g, t, s, &least);
+    for (int start = 0; start < s->start_count; ++start) {
+        F scale = full_scale / s->starts[start], minimum = low;
+        struct level_sums sums = {splat(0), splat(0), splat(0)};
+        for (int round = 0; round < s->rounds; ++round) {
+            sums = nearest_sums(s, t, scale, minimum);
+            scale = best_scales(s, t, sums, &minimum);
         }
-        const F off = error(g, t, scale, least, s);
-        const I better = start ? less(off, error_found) : ~(I){0};
-        error_found = either(better, off, error_found);
-        found = either(better, scale, found);
-        least_found = either(better, least, least_found);
-        *the_sums = chosen(better, s, *the_sums);
+        const F error = scale_error(s, t, scale, minimum, sums);
+        const I better = start ? less(error, best_error) : ~(I){0};
+        best_error = select_lanes(better, error, best_error);
+        best_scale = select_lanes(better, scale, best_scale);
+        best_minimum = select_lanes(better, minimum, best_minimum);
+        *out_sums = select_sums(better, sums, *out_sums);
     }
-    *the_least = least_found;
-    return found;
+    *out_minimum = best_minimum;
+    return best_scale;
 }
 
-// superblock_scales.py, with d and m in all lanes of a block.
-struct steps {
+// SuperblockScales in superblock_scales.py, with d and m in all lanes of a block. The scale of a
+// group is d * scales, and its minimum is -m * mins.
+struct scales {
     F d, m, scales, mins;
 };
 
-static struct steps refitted(const struct grid * g, const struct tile * t, struct steps p, struct sums s) {
-    const F square = over_block(p.scales * p.scales * s.square, g->groups);
-    const F along = over_block(p.scales * s.along, g->groups);
-    struct steps tried = p;
-    I sound;
-    if (!g->least) {
-        tried.d = halves(along * inverted(square));
-        sound = ~same(tried.d, all(0));
+// SuperblockSearch._refit. Normal equations of x = d s - m t: s are scales times levels, t are
+// mins.
+static struct scales refit(const struct settings * s, const struct tile * t, struct scales p,
+                           struct level_sums sums) {
+    const F ss = sum_block(p.scales * p.scales * sums.squares, s->groups);
+    const F sx = sum_block(p.scales * sums.products, s->groups);
+    struct scales candidate = p;
+    I valid;
+    if (!s->has_minimum) {
+        candidate.d = round_to_f16(sx * invert(ss));
+        valid = ~equal(candidate.d, splat(0));
     } else {
-        const F cross = over_block(p.scales * p.mins * s.plain, g->groups);
-        const F weight = over_block(p.mins * p.mins * t->weight, g->groups);
-        const F down = over_block(p.mins * t->along, g->groups);
-        const F inverse = inverted(square * weight - cross * cross);
-        tried.d = halves((along * weight - down * cross) * inverse);
-        tried.m = halves((along * cross - down * square) * inverse);
-        sound = less(all(0), tried.d) & at_most(all(0), tried.m);
+        const F st = sum_block(p.scales * p.mins * sums.levels, s->groups);
+        const F tt = sum_block(p.mins * p.mins * t->weight_sum, s->groups);
+        const F tx = sum_block(p.mins * t->product_sum, s->groups);
+        const F inverse = invert(ss * tt - st * st);
+        candidate.d = round_to_f16((sx * tt - tx * st) * inverse);
+        candidate.m = round_to_f16((sx * st - tx * ss) * inverse);
+        valid = less(splat(0), candidate.d) & at_most(splat(0), candidate.m);
     }
-    const F before = over_block(error(g, t, p.d * p.scales, -(p.m * p.mins), s), g->groups);
-    const F after = over_block(error(g, t, tried.d * tried.scales, -(tried.m * tried.mins), s), g->groups);
-    const I better = sound & less(after, before);
-    p.d = either(better, tried.d, p.d);
-    p.m = either(better, tried.m, p.m);
+    const F old_error =
+        sum_block(scale_error(s, t, p.d * p.scales, -(p.m * p.mins), sums), s->groups);
+    const F new_error = sum_block(scale_error(s, t, candidate.d * candidate.scales,
+                                              -(candidate.m * candidate.mins), sums),
+                                  s->groups);
+    const I better = valid & less(new_error, old_error);
+    p.d = select_lanes(better, candidate.d, p.d);
+    p.m = select_lanes(better, candidate.m, p.m);
     return p;
 }
 
-static struct steps first_steps(const struct grid * g, const struct tile * t, F scale, F least, struct sums s) {
-    struct steps p = {all(0), all(0), all(0), all(0)};
-    F top = scale, down = -least;
-    for (int first = 0; first < LANES; first += g->groups) {
-        float most = scale[first], under = scale[first], deepest = down[first];
-        for (int lane = first; lane < first + g->groups; ++lane) {
-            most = scale[lane] > most ? scale[lane] : most;
-            under = scale[lane] < under ? scale[lane] : under;
-            deepest = down[lane] > deepest ? down[lane] : deepest;
+// SuperblockSearch.round_scales
+static struct scales round_scales(const struct settings * s, const struct tile * t, F scale,
+                                  F minimum, struct level_sums sums) {
+    struct scales p = {splat(0), splat(0), splat(0), splat(0)};
+    F d_lanes = scale, negated = -minimum;
+    for (int first = 0; first < LANES; first += s->groups) {
+        float largest = scale[first], smallest = scale[first], largest_negated = negated[first];
+        for (int lane = first; lane < first + s->groups; ++lane) {
+            largest = scale[lane] > largest ? scale[lane] : largest;
+            smallest = scale[lane] < smallest ? scale[lane] : smallest;
+            largest_negated = negated[lane] > largest_negated ? negated[lane] : largest_negated;
         }
-        const float d = g->below ? (most > -under ? most : under) / g->below : most / g->above;
-        for (int lane = first; lane < first + g->groups; ++lane) {
-            top[lane] = d;
-            p.m[lane] = g->least ? deepest / g->above : 0;
+        const float d = s->scale_low ? (largest > -smallest ? largest : smallest) / s->scale_low
+                                     : largest / s->scale_high;
+        for (int lane = first; lane < first + s->groups; ++lane) {
+            d_lanes[lane] = d;
+            p.m[lane] = s->has_minimum ? largest_negated / s->scale_high : 0;
         }
     }
-    p.d = halves(top);
-    p.m = halves(p.m);
-    p.scales = rounded(scale * inverted(p.d), g->below, g->above);
-    if (g->least) p.mins = rounded(down * inverted(p.m), g->below, g->above);
-    return refitted(g, t, p, s);
+    p.d = round_to_f16(d_lanes);
+    p.m = round_to_f16(p.m);
+    p.scales = clip_and_round(scale * invert(p.d), s->scale_low, s->scale_high);
+    if (s->has_minimum) {
+        p.mins = clip_and_round(negated * invert(p.m), s->scale_low, s->scale_high);
+    }
+    return refit(s, t, p, sums);
 }
 
-static void better_steps(const struct grid * g, const struct tile * t, struct steps * p, F * off, struct sums * s,
-                         F scales, struct sums own) {
-    const F scale = p->d * scales;
+// SuperblockSearch._accept_better: replaces scales, errors and sums in the groups where
+// `new_scales` lower the error.
+static void accept_better(const struct settings * s, const struct tile * t, struct scales * p,
+                          F * error, struct level_sums * sums, F new_scales,
+                          struct level_sums new_sums) {
+    const F scale = p->d * new_scales;
     F mins = p->mins;
-    if (g->least) mins = rounded((scale * own.plain - t->along) / t->weight * inverted(p->m), g->below, g->above);
-    const F tried = error(g, t, scale, -(p->m * mins), own);
-    const I which = less(tried, *off);
-    p->scales = either(which, scales, p->scales);
-    p->mins = either(which, mins, p->mins);
-    *off = either(which, tried, *off);
-    *s = chosen(which, own, *s);
+    if (s->has_minimum) {
+        mins = clip_and_round(
+            (scale * new_sums.levels - t->product_sum) / t->weight_sum * invert(p->m),
+            s->scale_low, s->scale_high);
+    }
+    const F new_error = scale_error(s, t, scale, -(p->m * mins), new_sums);
+    const I better = less(new_error, *error);
+    p->scales = select_lanes(better, new_scales, p->scales);
+    p->mins = select_lanes(better, mins, p->mins);
+    *error = select_lanes(better, new_error, *error);
+    *sums = select_sums(better, new_sums, *sums);
 }
 
-static struct steps improved(const struct grid * g, const struct tile * t, struct steps p, const int32_t * around,
-                             int neighbours) {
-    const struct steps begun = p;
-    const F least = -(p.m * p.mins);
-    struct sums s = sums(g, t, p.d * p.scales, least);
-    F off = error(g, t, p.d * p.scales, least, s), ignored;
-    for (int n = 0; n < neighbours; ++n) {
-        const F scales = clip(begun.scales + (float)around[n], g->below, g->above);
-        better_steps(g, t, &p, &off, &s, scales, sums(g, t, begun.d * scales, least));
+// SuperblockSearch.improve
+static struct scales improve(const struct settings * s, const struct tile * t, struct scales p,
+                             const int32_t * offsets, int offset_count) {
+    const struct scales initial = p;
+    const F minimum = -(p.m * p.mins);
+    struct level_sums sums = nearest_sums(s, t, p.d * p.scales, minimum);
+    F error = scale_error(s, t, p.d * p.scales, minimum, sums), ignored;
+    for (int n = 0; n < offset_count; ++n) {
+        const F scales = clip(initial.scales + (float)offsets[n], s->scale_low, s->scale_high);
+        accept_better(s, t, &p, &error, &sums, scales,
+                      nearest_sums(s, t, initial.d * scales, minimum));
     }
-    const F turned = best(g, t, s, &ignored) * inverted(p.d);
-    const struct sums frozen = s;
-    if (g->least) {
-        const F under = rounded(turned - 0.5f, g->below, g->above);
-        better_steps(g, t, &p, &off, &s, under, frozen);
-        better_steps(g, t, &p, &off, &s, clip(under + 1, g->below, g->above), frozen);
+    const F exact = best_scales(s, t, sums, &ignored) * invert(p.d);
+    const struct level_sums fixed_sums = sums;
+    if (s->has_minimum) {
+        const F integer = clip_and_round(exact - 0.5f, s->scale_low, s->scale_high);
+        accept_better(s, t, &p, &error, &sums, integer, fixed_sums);
+        accept_better(s, t, &p, &error, &sums,
+                      clip(integer + 1, s->scale_low, s->scale_high), fixed_sums);
     } else {
-        better_steps(g, t, &p, &off, &s, rounded(turned, g->below, g->above), frozen);
+        accept_better(s, t, &p, &error, &sums,
+                      clip_and_round(exact, s->scale_low, s->scale_high), fixed_sums);
     }
-    return refitted(g, t, p, s);
+    return refit(s, t, p, sums);
 }
 
-// Transposes sixteen rows of sixteen: lane i of row j becomes lane j of row i. Done in registers, which is faster than
-// reading lane by lane.
-static inline void turn(F rows[LANES]) {
+// Transposes sixteen rows of sixteen lanes: lane i of row j becomes lane j of row i. This is done
+// in registers, which is faster than reading lane by lane.
+static inline void transpose(F rows[LANES]) {
 #if !defined(__AVX512F__)
-    float * at = (float *)rows;
+    float * values = (float *)rows;
     for (int row = 0; row < LANES; ++row) {
         for (int lane = 0; lane < row; ++lane) {
-            const float kept = at[row * LANES + lane];
-            at[row * LANES + lane] = at[lane * LANES + row];
-            at[lane * LANES + row] = kept;
+            const float saved = values[row * LANES + lane];
+            values[row * LANES + lane] = values[lane * LANES + row];
+            values[lane * LANES + row] = saved;
         }
     }
 #else
     const I lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int step = LANES / 2; step; step /= 2) {
-        const I upper = (lane & step) != 0, first = lane + (upper & (LANES - step)), second = first + step;
+        const I upper = (lane & step) != 0, first = lane + (upper & (LANES - step));
+        const I second = first + step;
         for (int row = 0; row < LANES; ++row) {
             if (row & step) continue;
             const F a = rows[row], b = rows[row + step];
@@ -282,82 +352,88 @@ static inline void turn(F rows[LANES]) {
 #endif
 }
 
-// Reads the tile that begins with `group`; lanes after the last group repeat that group.
-static void gather(const struct grid * g, struct tile * t, const float * x, const float * w, int64_t group,
-                   int64_t groups, int64_t period) {
-    const int size = g->size;
-    int64_t own[LANES], beside[LANES], column = group % period;  // offsets of each lane's values and weights
+// Reads the tile that begins with group `group` of `groups`. Lanes after the last group repeat that
+// group. Weights repeat after `period` groups.
+static void read_tile(const struct settings * s, struct tile * t, const float * x, const float * w,
+                      int64_t group, int64_t groups, int64_t period) {
+    const int size = s->group_values;
+    // For each lane, the positions of its values and of its weights.
+    int64_t x_offsets[LANES], w_offsets[LANES], column = group % period;
     for (int lane = 0; lane < LANES; ++lane) {
         if (lane && group + lane < groups) column = column + 1 == period ? 0 : column + 1;
-        own[lane] = (group + lane < groups ? group + lane : groups - 1) * size;
-        beside[lane] = column * size;
+        x_offsets[lane] = (group + lane < groups ? group + lane : groups - 1) * size;
+        w_offsets[lane] = column * size;
     }
     for (int i = 0; i < size; i += LANES) {
         for (int lane = 0; lane < LANES; ++lane) {
-            t->x[i + lane] = load(x + own[lane] + i);
-            t->w[i + lane] = load(w + beside[lane] + i);
+            t->x[i + lane] = load(x + x_offsets[lane] + i);
+            t->w[i + lane] = load(w + w_offsets[lane] + i);
         }
-        turn(t->x + i);
-        turn(t->w + i);
+        transpose(t->x + i);
+        transpose(t->w + i);
     }
-    if (g->spread > 0) {
-        F mean = all(0);
-        for (int i = 0; i < size; ++i) mean += t->x[i] * t->x[i];
-        mean = over_block(mean, g->groups) / (float)(size * g->groups);
-        mean = inverted(root(mean));
+    if (s->value_spread > 0) {
+        F inverse = splat(0);
+        for (int i = 0; i < size; ++i) inverse += t->x[i] * t->x[i];
+        inverse = sum_block(inverse, s->groups) / (float)(size * s->groups);
+        inverse = invert(square_root(inverse));
         for (int i = 0; i < size; ++i) {
-            F ratio = t->x[i] * mean;
-            ratio = ratio * ratio + g->spread;
-            t->w[i] *= root(ratio);
+            F ratio = t->x[i] * inverse;
+            ratio = ratio * ratio + s->value_spread;
+            t->w[i] *= square_root(ratio);
         }
     }
-    t->weight = t->along = all(0);
+    t->weight_sum = t->product_sum = splat(0);
     for (int i = 0; i < size; ++i) {
         t->wx[i] = t->w[i] * t->x[i];
-        t->weight += t->w[i];
-        t->along += t->wx[i];
+        t->weight_sum += t->w[i];
+        t->product_sum += t->wx[i];
     }
-    t->bottom = clip(t->along / t->weight, -LARGE, g->most);
+    t->single_minimum = clip(t->product_sum / t->weight_sum, -LARGEST_F32, s->max_minimum);
 }
 
-// Searches scales for values x [blocks, groups of a block, size] with weights w, which repeat after `period` groups.
-// Outputs: levels of the shape of x, d and m [blocks], scales and mins [blocks, groups of a block].
-EXPORT void llmcli_search(const struct grid * g, const float * x, const float * w, int64_t blocks, int64_t period,
-                          int16_t * levels, float * d, float * m, int16_t * scales, int16_t * mins) {
-    const int64_t groups = blocks * g->groups;
+// Searches scales for values x [blocks, groups of a block, values of a group] with weights w, which
+// repeat after `period` groups. Outputs: levels in the shape of x, d and m [blocks], scales and
+// mins [blocks, groups of a block]. Outputs that the format does not have are not written.
+EXPORT void llmcli_search(const struct settings * s, const float * x, const float * w,
+                          int64_t blocks, int64_t period, int16_t * levels, float * d, float * m,
+                          int16_t * scales, int16_t * mins) {
+    const int64_t groups = blocks * s->groups;
     for (int64_t group = 0; group < groups; group += LANES) {
         struct tile t;
-        struct sums s = {all(0), all(0), all(0)};
-        struct steps p;
-        F least;
-        gather(g, &t, x, w, group, groups, period);
-        const F scale = fitted(g, &t, &least, &s);
-        if (g->groups == 1) {
-            p = (struct steps){halves(scale), g->least ? -halves(least) : all(0), all(1), all(1)};
+        struct level_sums sums = {splat(0), splat(0), splat(0)};
+        struct scales p;
+        F minimum;
+        read_tile(s, &t, x, w, group, groups, period);
+        const F scale = fit_group_scales(s, &t, &minimum, &sums);
+        if (s->groups == 1) {
+            p = (struct scales){round_to_f16(scale),
+                                s->has_minimum ? -round_to_f16(minimum) : splat(0), splat(1),
+                                splat(1)};
         } else {
-            p = first_steps(g, &t, scale, least, s);
-            const int32_t * around = g->around;
-            for (int look = 0; look < g->looks; ++look, around += 1 + around[0]) {
-                p = improved(g, &t, p, around + 1, around[0]);
+            p = round_scales(s, &t, scale, minimum, sums);
+            const int32_t * offsets = s->offsets;
+            for (int pass = 0; pass < s->pass_count; ++pass, offsets += 1 + offsets[0]) {
+                p = improve(s, &t, p, offsets + 1, offsets[0]);
             }
         }
-        const F inverse = inverted(p.d * p.scales), offset = p.m * p.mins * inverse;
-        const int here = groups - group < LANES ? groups - group : LANES;
-        for (int i = 0; i < g->size; i += LANES) {
-            F turned[LANES];
-            for (int j = 0; j < LANES; ++j) turned[j] = level(g, t.x[i + j], inverse, offset);
-            turn(turned);
-            for (int lane = 0; lane < here; ++lane) {
-                const H codes = __builtin_convertvector(turned[lane], H);
-                memcpy(levels + (group + lane) * g->size + i, &codes, sizeof(codes));
+        const F inverse = invert(p.d * p.scales), offset = p.m * p.mins * inverse;
+        const int used_lanes = groups - group < LANES ? groups - group : LANES;
+        for (int i = 0; i < s->group_values; i += LANES) {
+            F rows[LANES];
+            for (int j = 0; j < LANES; ++j) rows[j] = nearest_level(s, t.x[i + j], inverse, offset);
+            transpose(rows);
+            for (int lane = 0; lane < used_lanes; ++lane) {
+                const H codes = __builtin_convertvector(rows[lane], H);
+                memcpy(levels + (group + lane) * s->group_values + i, &codes, sizeof(codes));
             }
         }
-        for (int lane = 0; lane < here; ++lane) {
-            const int64_t own = group + lane;
-            d[own / g->groups] = p.d[lane];
-            if (g->least) m[own / g->groups] = g->groups == 1 ? -p.m[lane] : p.m[lane];
-            if (g->groups > 1) scales[own] = (int16_t)p.scales[lane];
-            if (g->groups > 1 && g->least) mins[own] = (int16_t)p.mins[lane];
+        for (int lane = 0; lane < used_lanes; ++lane) {
+            const int64_t g = group + lane;
+            d[g / s->groups] = p.d[lane];
+            if (s->has_minimum) m[g / s->groups] = s->groups == 1 ? -p.m[lane] : p.m[lane];
+            if (s->groups > 1) scales[g] = (int16_t)p.scales[lane];
+            if (s->groups > 1 && s->has_minimum) mins[g] = (int16_t)p.mins[lane];
         }
     }
 }

@@ -335,6 +335,6 @@ def test_it_needs_no_torch_and_no_c(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     known = evidence(moments, tmp_path)
     off = [lost(made("gptq", "Q4_K", rows, known), "Q4_K", rows, moments)]
     monkeypatch.setattr(array_backends.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(ggml, "_own", lambda *_: None)
+    monkeypatch.setattr(ggml, "_c_function", lambda *_: None)
     off.append(lost(made("gptq", "Q4_K", rows, known), "Q4_K", rows, moments))
     assert abs(off[1] / off[0] - 1) < 0.03

@@ -16,17 +16,17 @@
 
 typedef double D __attribute__((vector_size(8 * LANES)));
 
-static inline F least_of_all(void) { return all(-__builtin_inff()); }
+static inline F least_of_all(void) { return splat(-__builtin_inff()); }
 
 // e^x within 2 ulp; about 0 where it would be subnormal, infinite or NaN where it is too large, NaN for NaN.
 #if defined(__AVX512F__)
 // 2^k 2^r with |r| <= 1/2, where a minimax polynomial of degree six suffices. Nine of its steps are multiply-adds.
 static inline F exponential(F x) {
-    x = larger(all(-150.f), x);
+    x = max_lanes(splat(-150.f), x);
     const F shifted = x * 1.442695022f + 12582912.f;  // a float this large has no fraction
     const F k = shifted - 12582912.f;
     const F r = x * 1.925962989e-8f + (x * 1.442695022f - k);  // exact, because multiply-adds do not round products
-    F p = all(1.534581200e-4f);
+    F p = splat(1.534581200e-4f);
     p = p * r + 1.339993122e-3f;
     p = p * r + 9.618488957e-3f;
     p = p * r + 5.550328777e-2f;
@@ -41,7 +41,7 @@ static inline F exponential(F x) {
     const F shifted = x * 1.44269504f + 12582912.f;
     const F k = shifted - 12582912.f;
     const F r = (x - k * 0.693359375f) + k * 2.12194440e-4f;  // ln 2 in two parts: the first product is exact
-    F p = all(1.9875691500e-4f);
+    F p = splat(1.9875691500e-4f);
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
     p = p * r + 4.1665795894e-2f;
@@ -49,7 +49,7 @@ static inline F exponential(F x) {
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.f;
     const F out = (F)(((I)p + ((I)shifted << 23)) & (x >= -87.f));
-    return either(~(x <= 88.f), x + __builtin_inff(), out);
+    return select_lanes(~(x <= 88.f), x + __builtin_inff(), out);
 }
 #endif
 
@@ -70,7 +70,7 @@ __attribute__((always_inline)) static inline void piece(const float * x, int64_t
         const F a = part(x, count, first + i), b = part(x, count, first + i + 1);
         __builtin_prefetch(x + (first + i) * LANES + AHEAD);  // harmless past the end
         if (LANES == 16) __builtin_prefetch(x + (first + i + 1) * LANES + AHEAD);
-        top = larger(top, larger(a, b));
+        top = max_lanes(top, max_lanes(a, b));
         if (sums) {
             even += exponential(a - near);
             odd += exponential(b - near);
@@ -78,7 +78,7 @@ __attribute__((always_inline)) static inline void piece(const float * x, int64_t
     }
     if (vectors % 2) {
         const F a = part(x, count, first + vectors - 1);
-        top = larger(top, a);
+        top = max_lanes(top, a);
         if (sums) even += exponential(a - near);
     }
     *most = top;
@@ -125,12 +125,12 @@ EXPORT int64_t llmcli_likeliest(const float * x, int64_t count, float * largest,
     if (!known) strands(x, count, largest);
     const int64_t size = llmcli_strands(count);
     F top = least_of_all();
-    for (int64_t i = 0; i < size; i += LANES) top = larger(load(largest + i), top);
+    for (int64_t i = 0; i < size; i += LANES) top = max_lanes(load(largest + i), top);
     float most = -__builtin_inff();
     for (int lane = 0; lane < LANES; ++lane) most = top[lane] > most ? top[lane] : most;
     if (!(most > -__builtin_inff())) return -1;
     for (int64_t i = 0; i < size; i += LANES) {
-        if (!any(load(largest + i) == most)) continue;
+        if (!any_lane(load(largest + i) == most)) continue;
         for (int64_t at = i * PIECE; at < count && at < (i + LANES) * PIECE; ++at) {
             if (x[at] == most) return at;
         }
@@ -166,7 +166,7 @@ static float floor_of(const float * largest, int64_t size, int64_t few) {
     float heap[MOST_FEW];
     for (int64_t i = 0; i < few; ++i) heap[i] = -__builtin_inff();
     for (int64_t i = 0; i < size; i += LANES) {
-        if (!any(load(largest + i) > heap[0])) continue;
+        if (!any_lane(load(largest + i) > heap[0])) continue;
         for (int lane = 0; lane < LANES; ++lane) {
             if (!(largest[i + lane] > heap[0])) continue;
             heap[0] = largest[i + lane];
@@ -187,11 +187,11 @@ EXPORT int64_t llmcli_few(const float * x, int64_t count, float * largest, int k
     if (!(least > -__builtin_inff())) return 0;
     int64_t found = 0;
     for (int64_t i = 0; i < size; i += LANES) {
-        if (!any(load(largest + i) >= least)) continue;
+        if (!any_lane(load(largest + i) >= least)) continue;
         const int64_t vectors = (count + LANES - 1) / LANES, last = i / LANES * PIECE + PIECE;
         for (int64_t at = i / LANES * PIECE; at < last && at < vectors; ++at) {
             const F values = part(x, count, at);
-            if (!any(values >= least)) continue;
+            if (!any_lane(values >= least)) continue;
             for (int lane = 0; lane < LANES; ++lane) {
                 if (!(values[lane] >= least)) continue;
                 if (found == room) return 0;
