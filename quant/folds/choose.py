@@ -61,9 +61,9 @@ def parse_fold_kinds(text: str) -> tuple[str, ...]:
         return ()
     if words == ["auto"]:
         return AUTO_KINDS
-    if not words or (wrong := [word for word in words if word not in FOLD_KINDS]):
+    if not words or (unknown := [word for word in words if word not in FOLD_KINDS]):
         raise UserError(
-            f"{text!r} names no folds" if not words else f"unknown fold {wrong[0]!r}",
+            f"{text!r} names no folds" if not words else f"unknown fold {unknown[0]!r}",
             hint=f"--fold takes {', '.join(FOLD_KINDS)} (several with commas), auto or none",
         )
     return tuple(word for word in FOLD_KINDS if word in words)

@@ -116,7 +116,7 @@ class TensorEdit:
 
     @property
     def has_effect(self) -> bool:
-        """Whether the folds change the tensor."""
+        """Whether this edit changes the tensor at all."""
         return any(
             change is not None
             for change in (self.row_factors, self.column_factors, self.row_order, self.column_order)

@@ -132,5 +132,5 @@ def read_rows(read: "Callable[[int, int], U8]", rows: "Ints") -> "U8":
 
     distinct = np.unique(rows)
     runs = np.split(distinct, np.flatnonzero(np.diff(distinct) > MAX_ROW_GAP) + 1)
-    pieces = [read(int(run[0]), int(run[-1]) + 1)[run - run[0]] for run in runs]
-    return np.concatenate(pieces)[np.searchsorted(distinct, rows)]
+    ranges = [read(int(run[0]), int(run[-1]) + 1)[run - run[0]] for run in runs]
+    return np.concatenate(ranges)[np.searchsorted(distinct, rows)]

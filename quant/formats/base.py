@@ -79,11 +79,11 @@ class BlockFormat(ABC):
 
     @abstractmethod
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, bytes] into their fields."""
+        """Split stored blocks [blocks, bytes] into their fields."""
 
     @abstractmethod
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, bytes]."""
+        """Join fields into stored blocks [blocks, bytes], the inverse of unpack()."""
 
     @abstractmethod
     def levels(self, codes: "Ints") -> "F32":

@@ -108,7 +108,7 @@ class IQ2XXS(SignedCodebook):
     name, index_bits, factor = "IQ2_XXS", 8, 1 / 8
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 66] into fields."""
+        """Split stored blocks [blocks, 66 bytes] into their fields."""
         words = unpack_words(blocks[:, 2:], 4).reshape(-1, 8, 2)
         codes = (
             split_words(words[..., 0], 8, 4)
@@ -121,7 +121,7 @@ class IQ2XXS(SignedCodebook):
         )
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 66]."""
+        """Join fields into stored blocks [blocks, 66 bytes]."""
         import numpy as np
 
         codes = fields.codes.reshape(-1, 8, 4)
@@ -138,7 +138,7 @@ class IQ2XS(SignedCodebook):
     name, index_bits, factor = "IQ2_XS", 9, 1 / 8
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 74] into fields."""
+        """Split stored blocks [blocks, 74 bytes] into their fields."""
         words = unpack_words(blocks[:, 2:66], 2)
         codes = words & 511 | _with_eighth_sign(words >> 9) << 9
         return BlockFields(
@@ -146,7 +146,7 @@ class IQ2XS(SignedCodebook):
         )
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 74]."""
+        """Join fields into stored blocks [blocks, 74 bytes]."""
         words = pack_words(fields.codes & 0xFFFF, 2)
         return concat_bytes(pack_f16(fields.d), words, pack_fields(_stored_scales(fields), 4))
 
@@ -159,7 +159,7 @@ class IQ2S(SignedCodebook):
     name, index_bits, factor = "IQ2_S", 10, 1 / 8
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 82] into fields."""
+        """Split stored blocks [blocks, 82 bytes] into their fields."""
         low, signs = unpack_words(blocks[:, 2:34], 1), unpack_words(blocks[:, 34:66], 1)
         codes = low | unpack_fields(blocks[:, 66:74], 2) << 8 | signs << 10
         return BlockFields(
@@ -167,7 +167,7 @@ class IQ2S(SignedCodebook):
         )
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 82]."""
+        """Join fields into stored blocks [blocks, 82 bytes]."""
         low, top_bits, signs = (
             fields.codes & 255,
             pack_fields(fields.codes >> 8 & 3, 2),
@@ -186,8 +186,8 @@ class IQ3XXS(SignedCodebook):
     name, index_bits, factor = "IQ3_XXS", 8, 1 / 4
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 98] into fields. Two vectors of four values share eight sign
-        bits.
+        """Split stored blocks [blocks, 98 bytes] into their fields. Two vectors of four values
+        share eight sign bits.
         """
         words = unpack_words(blocks[:, 66:], 4)
         signs = split_words(_with_eighth_sign(split_words(words, 7, 4)), 4, 2).reshape(-1, 64)
@@ -195,7 +195,7 @@ class IQ3XXS(SignedCodebook):
         return BlockFields(codes, unpack_f16(blocks[:, :2]), scales=_odd_scales(words >> 28 & 15))
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 98]."""
+        """Join fields into stored blocks [blocks, 98 bytes]."""
         signs = join_words((fields.codes >> 8).reshape(-1, 8, 4, 2), 4)
         words = join_words(signs & 127, 7) | _stored_scales(fields) << 28
         return concat_bytes(pack_f16(fields.d), fields.codes & 255, pack_words(words, 4))
@@ -209,7 +209,7 @@ class IQ3S(SignedCodebook):
     name, index_bits, factor = "IQ3_S", 9, 1
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 110] into fields."""
+        """Split stored blocks [blocks, 110 bytes] into their fields."""
         codes = (
             unpack_words(blocks[:, 2:66], 1)
             | unpack_fields(blocks[:, 66:74], 1) << 8
@@ -220,7 +220,7 @@ class IQ3S(SignedCodebook):
         )
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 110]."""
+        """Join fields into stored blocks [blocks, 110 bytes]."""
         top_bits, signs = pack_fields(fields.codes >> 8 & 1, 1), pack_fields(fields.codes >> 9, 4)
         scales = pack_fields(_stored_scales(fields), 4)
         return concat_bytes(pack_f16(fields.d), fields.codes & 255, top_bits, signs, scales)
@@ -250,7 +250,7 @@ class IQ1S(ShiftedCodebook):
     name = "IQ1_S"
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 50] into fields."""
+        """Split stored blocks [blocks, 50 bytes] into their fields."""
         words = unpack_words(blocks[:, 34:], 2)  # [blocks, 8]
         top_bits = (split_words(words, 3, 4) | (words >> 15 << 3)[..., None]).reshape(-1, 32)
         return BlockFields(
@@ -260,8 +260,8 @@ class IQ1S(ShiftedCodebook):
         )
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 50]. The four codes of a group must have the same
-        shift.
+        """Join fields into stored blocks [blocks, 50 bytes]. The four codes of a group must have
+        the same shift.
         """
         top_bits = (fields.codes >> 8).reshape(-1, 8, 4)
         shift = top_bits[..., 0] >> 3
@@ -279,7 +279,9 @@ class IQ1M(ShiftedCodebook):
     name = "IQ1_M"
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 56] into fields. Each scale belongs to 16 values."""
+        """Split stored blocks [blocks, 56 bytes] into their fields. Each scale belongs to 16
+        values.
+        """
         codes = unpack_words(blocks[:, :32], 1) | unpack_fields(blocks[:, 32:48], 4) << 8
         words = unpack_words(blocks[:, 48:], 2)  # [blocks, 4]
         d = pack_words(join_words(words >> 12, 4)[:, None], 2)
@@ -288,7 +290,7 @@ class IQ1M(ShiftedCodebook):
         )
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 56]."""
+        """Join fields into stored blocks [blocks, 56 bytes]."""
         scales = join_words(_stored_scales(fields).reshape(-1, 4, 4), 3)
         words = scales | split_words(unpack_words(pack_f16(fields.d), 2)[:, 0], 4, 4) << 12
         return concat_bytes(

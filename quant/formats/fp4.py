@@ -43,14 +43,16 @@ class MXFP4(E2M1Format):
     name = "MXFP4"
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 17] into fields. d is a power of two, 2^-128 to 2^127."""
+        """Split stored blocks [blocks, 17 bytes] into their fields. d is a power of two, 2^-128 to
+        2^127.
+        """
         import numpy as np
 
         d = np.ldexp(np.float32(1), blocks[:, 0].astype(np.int32) - 128)
         return BlockFields(unpack_planes(blocks[:, 1:], 4).reshape(-1, 32), d)
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 17]."""
+        """Join fields into stored blocks [blocks, 17 bytes]."""
         import numpy as np
 
         exponents = np.frexp(fields.d)[1] + 127  # 2^n is 0.5 times 2^(n + 1)
@@ -65,8 +67,8 @@ class NVFP4(E2M1Format):
     name = "NVFP4"
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 36] into fields. d [blocks, 4] is 0 to 224; the byte 127, which is
-        NaN in this float format, reads as 0.
+        """Split stored blocks [blocks, 36 bytes] into their fields. d [blocks, 4] is 0 to 224; the
+        byte 127, which is NaN in this float format, reads as 0.
         """
         import numpy as np
 
@@ -78,7 +80,7 @@ class NVFP4(E2M1Format):
         return BlockFields(unpack_planes(blocks[:, 4:].reshape(-1, 4, 8), 4).reshape(-1, 64), d)
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 36]."""
+        """Join fields into stored blocks [blocks, 36 bytes]."""
         import numpy as np
 
         mantissas, exponents = np.frexp(fields.d)  # a mantissa from 0.5 to 1, and a power of two

@@ -32,13 +32,13 @@ class IQ4NL(TableFormat):
     name, table = "IQ4_NL", IQ4_LEVELS
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 18] into fields."""
+        """Split stored blocks [blocks, 18 bytes] into their fields."""
         return BlockFields(
             unpack_planes(blocks[:, 2:], 4).reshape(-1, 32), unpack_f16(blocks[:, :2])
         )
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 18]."""
+        """Join fields into stored blocks [blocks, 18 bytes]."""
         return concat_bytes(pack_f16(fields.d), pack_planes(fields.codes.reshape(-1, 2, 16), 4))
 
 
@@ -50,7 +50,7 @@ class IQ4XS(TableFormat):
     name, table = "IQ4_XS", IQ4_LEVELS
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 136] into fields. Scales are -32 to 31."""
+        """Split stored blocks [blocks, 136 bytes] into their fields. Scales are -32 to 31."""
         top_bits, low_nibbles = unpack_fields(blocks[:, 2:4], 2), unpack_fields(blocks[:, 4:8], 4)
         codes = unpack_planes(blocks[:, 8:].reshape(-1, 8, 16), 4).reshape(-1, 256)
         return BlockFields(
@@ -58,7 +58,7 @@ class IQ4XS(TableFormat):
         )
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 136]."""
+        """Join fields into stored blocks [blocks, 136 bytes]."""
         assert fields.scales is not None
         scales = fields.scales + 32
         top_bits, low_nibbles = pack_fields(scales >> 4, 2), pack_fields(scales & 15, 4)

@@ -38,13 +38,13 @@ class Q2K(LinearFormat):
     name, high = "Q2_K", 3
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 84] into fields. Scales and mins are 0 to 15."""
+        """Split stored blocks [blocks, 84 bytes] into their fields. Scales and mins are 0 to 15."""
         pairs = unpack_planes(blocks[:, :16], 4)
         d, m = unpack_f16(blocks[:, 80:82]), unpack_f16(blocks[:, 82:84])
         return BlockFields(unpack_two_bits(blocks[:, 16:80]), d, m, pairs[:, 0], pairs[:, 1])
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 84]."""
+        """Join fields into stored blocks [blocks, 84 bytes]."""
         import numpy as np
 
         assert fields.scales is not None and fields.mins is not None
@@ -62,7 +62,7 @@ class Q3K(LinearFormat):
     name, high, zero = "Q3_K", 7, 4
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 110] into fields. Scales are -32 to 31."""
+        """Split stored blocks [blocks, 110 bytes] into their fields. Scales are -32 to 31."""
         codes = unpack_two_bits(blocks[:, 32:96]) | _unpack_one_bit(blocks[:, :32]) << 2
         low_bits = unpack_planes(blocks[:, 96:104], 4).reshape(-1, 16)
         top_bits = unpack_planes(blocks[:, 104:108], 2).reshape(-1, 16)
@@ -71,7 +71,7 @@ class Q3K(LinearFormat):
         )
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 110]."""
+        """Join fields into stored blocks [blocks, 110 bytes]."""
         assert fields.scales is not None
         scales = fields.scales + 32
         third_bits, low_bits = (
@@ -95,7 +95,9 @@ class Q45K(LinearFormat):
         self.name, self.has_fifth_bit, self.high = name, has_fifth_bit, 31 if has_fifth_bit else 15
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 144 or 176] into fields. Scales and mins are 0 to 63."""
+        """Split stored blocks [blocks, 144 or 176 bytes] into their fields. Scales and mins are 0
+        to 63.
+        """
         import numpy as np
 
         codes = unpack_planes(blocks[:, -128:].reshape(-1, 4, 32), 4).reshape(-1, 256)
@@ -115,7 +117,7 @@ class Q45K(LinearFormat):
         )
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 144 or 176]."""
+        """Join fields into stored blocks [blocks, 144 or 176 bytes]."""
         import numpy as np
 
         assert fields.scales is not None and fields.mins is not None
@@ -145,7 +147,7 @@ class Q6K(LinearFormat):
     name, high, zero = "Q6_K", 63, 32
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 210] into fields. Scales are -128 to 127."""
+        """Split stored blocks [blocks, 210 bytes] into their fields. Scales are -128 to 127."""
         import numpy as np
 
         low_nibbles = unpack_planes(blocks[:, :128].reshape(-1, 2, 64), 4).reshape(-1, 256)
@@ -157,7 +159,7 @@ class Q6K(LinearFormat):
         )
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 210]."""
+        """Join fields into stored blocks [blocks, 210 bytes]."""
         import numpy as np
 
         assert fields.scales is not None

@@ -81,8 +81,8 @@ class LegacyNibbles(RangeFormat):
         self.zero = 0 if has_minimum else (self.high + 1) // 2
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 18 to 24] into fields. In the _1 types, `m` is the minimum
-        itself.
+        """Split stored blocks [blocks, 18 to 24 bytes] into their fields. In the _1 types, `m` is
+        the minimum itself.
         """
         codes = unpack_planes(blocks[:, -16:], 4).reshape(-1, 32)
         if self.has_fifth_bit:
@@ -94,7 +94,7 @@ class LegacyNibbles(RangeFormat):
         )
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 18 to 24]."""
+        """Join fields into stored blocks [blocks, 18 to 24 bytes]."""
         parts = [pack_f16(fields.d)]
         if self.has_minimum:
             parts.append(pack_f16(fields.m))
@@ -128,7 +128,7 @@ class LegacyNibbles(RangeFormat):
 
 
 def _values_at(values: "F32", indices: "NDArray[np.intp]") -> "F32":
-    """Return the value at the given index in each block, [blocks]. It is taken from the block
+    """Return the value at the given index in each block, [blocks]. It is copied from the block
     instead of computed, so that 0 and -0 stay distinct as in ggml.
     """
     import numpy as np
@@ -143,13 +143,13 @@ class Q80(RangeFormat):
     name, low, high = "Q8_0", -128, 127
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 34] into fields. Codes are signed."""
+        """Split stored blocks [blocks, 34 bytes] into their fields. Codes are signed."""
         import numpy as np
 
         return BlockFields(blocks[:, 2:].view(np.int8).astype(np.int16), unpack_f16(blocks[:, :2]))
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 34]."""
+        """Join fields into stored blocks [blocks, 34 bytes]."""
         import numpy as np
 
         return concat_bytes(pack_f16(fields.d), fields.codes.astype(np.int8).view(np.uint8))

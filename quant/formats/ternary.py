@@ -31,11 +31,11 @@ class Q10(TableFormat):
     name, table = "Q1_0", (-1, 1)
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 18] into fields."""
+        """Split stored blocks [blocks, 18 bytes] into their fields."""
         return BlockFields(unpack_fields(blocks[:, 2:], 1), unpack_f16(blocks[:, :2]))
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 18]."""
+        """Join fields into stored blocks [blocks, 18 bytes]."""
         return concat_bytes(pack_f16(fields.d), pack_fields(fields.codes, 1))
 
 
@@ -47,11 +47,11 @@ class Q20(LinearFormat):
     name, high, zero = "Q2_0", 3, 1
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 18] into fields."""
+        """Split stored blocks [blocks, 18 bytes] into their fields."""
         return BlockFields(unpack_fields(blocks[:, 2:], 2), unpack_f16(blocks[:, :2]))
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 18]."""
+        """Join fields into stored blocks [blocks, 18 bytes]."""
         return concat_bytes(pack_f16(fields.d), pack_fields(fields.codes, 2))
 
 
@@ -67,7 +67,7 @@ class TQ10(LinearFormat):
     name, high, zero = "TQ1_0", 2, 1
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 54] into fields."""
+        """Split stored blocks [blocks, 54 bytes] into their fields."""
         import numpy as np
 
         parts = (
@@ -78,7 +78,7 @@ class TQ10(LinearFormat):
         return BlockFields(np.concatenate(parts, axis=1), unpack_f16(blocks[:, 52:]))
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 54]."""
+        """Join fields into stored blocks [blocks, 54 bytes]."""
         codes = fields.codes
         parts = (
             _pack_digits(codes[:, :160], 5),
@@ -96,11 +96,11 @@ class TQ20(LinearFormat):
     name, high, zero = "TQ2_0", 2, 1
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 66] into fields."""
+        """Split stored blocks [blocks, 66 bytes] into their fields."""
         return BlockFields(unpack_two_bits(blocks[:, :64]), unpack_f16(blocks[:, 64:]))
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 66]."""
+        """Join fields into stored blocks [blocks, 66 bytes]."""
         return concat_bytes(pack_two_bits(fields.codes), pack_f16(fields.d))
 
 

@@ -79,7 +79,9 @@ class Gptq(Method):
         )
 
     def values_per_chunk(self, statistics: InputStatistics) -> int:
-        """Return the number of values in a panel."""
+        """Return the number of values in a panel, so that the encoder gets one panel in each
+        call.
+        """
         return panel_rows(statistics) * statistics.columns
 
     def backend_name(self) -> str:

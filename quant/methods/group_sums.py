@@ -77,7 +77,9 @@ class GroupSums:
         return ops.clip(levels, self.low, self.high, out=levels)
 
     def sums(self, scale: Array, minimum: Array | None) -> LevelSums:
-        """Return the sums for the levels that are nearest to the values."""
+        """Return the sums for the levels that are nearest to the values, given the scale and the
+        minimum of each group.
+        """
         ops, levels = self.ops, self.levels(scale, minimum)
         level_sums = None if self.max_minimum is None else ops.dot(self.w, levels)
         return LevelSums(level_sums, ops.dot(self.w, levels, levels), ops.dot(self.wx, levels))

@@ -121,7 +121,7 @@ def _search_in_c(
     )
     uniform = np.ones(rows.shape[1], np.float32)
     spans = importance.spans(0, len(rows)) if importance else ((0, len(rows), uniform),)
-    pieces = [
+    blocks = [
         pack_search_result(
             ggml.run_search(rows[first:last], settings.block_importance(vector), native_settings),
             format,
@@ -129,7 +129,7 @@ def _search_in_c(
         )
         for first, last, vector in spans
     ]
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
 
 def native_search_settings(

@@ -304,7 +304,7 @@ class AttentionSizes:
 
     @classmethod
     def from_header(cls, header: "ModelHeader") -> "AttentionSizes":
-        """Read the sizes from a header."""
+        """Read the sizes from a model's header."""
         architecture = header.architecture
         keys = HEAD_KEYS
         if architecture in ARCHS_WITH_ONE_HEAD_SIZE or architecture == "gpt-oss":

@@ -60,7 +60,7 @@ class TensorPlan:
 
     `method` is None if the tensor is copied or converted to a float type. `statistics` are the
     calibration statistics of the tensor's input. `replaced_type` is the recipe's type if a row's
-    length was no multiple of its block size, so that another type was taken; else None.
+    length was no multiple of its block size, so that another type replaced it; else None.
     """
 
     weight: Weight

@@ -209,7 +209,7 @@ class WriteRun:
         self.sha256 = ""
 
     def write_file(self, file_plan: Plan, out: Path) -> None:
-        """Write one file, continuing where an earlier run stopped."""
+        """Write the file of one plan to `out`, continuing where an earlier run stopped."""
         newest_mtime = str(file_plan.source.newest_mtime_ns)
         identity = {
             "source": file_plan.source.fingerprint,

@@ -71,7 +71,7 @@ class TensorPosition:
         return self.count // 8 <= self.index < 7 * self.count // 8
 
     def is_in_first(self, divisor: int) -> bool:
-        """Return whether the tensor is in the first 1 / `divisor` of the tensors."""
+        """Return whether the tensor is in the first 1 / `divisor` of the tensors of its role."""
         return self.index < self.count // divisor
 
     @property

@@ -86,11 +86,11 @@ class TypeMix:
         if "sequential" in settings and "sequential" not in self.settings:
             keys = {"method", "fold"}
         for key in sorted(keys):
-            planned, given = self.settings.get(key, ""), settings.get(key, "")
-            if planned != given:
+            planned, actual = self.settings.get(key, ""), settings.get(key, "")
+            if planned != actual:
                 raise UserError(
                     f"the plan was made with {_describe(key, planned)},"
-                    f" this run has {_describe(key, given)}",
+                    f" this run has {_describe(key, actual)}",
                     hint=f"use the same --{key}, or make a new plan with --plan-out FILE",
                 )
 

@@ -153,8 +153,10 @@ def parse_file_type(text: str) -> FileType:
     name = text.strip().upper().replace("-", "_")
     name = FILE_TYPE_ALIASES.get(name, name)
     if name not in FILE_TYPES:
-        near = difflib.get_close_matches(name, FILE_TYPES, n=3, cutoff=0.5) or list(FILE_TYPES)
-        raise UserError(f"there is no type {text!r}", hint=f"try {', '.join(near)}")
+        suggestions = difflib.get_close_matches(name, FILE_TYPES, n=3, cutoff=0.5) or list(
+            FILE_TYPES
+        )
+        raise UserError(f"there is no type {text!r}", hint=f"try {', '.join(suggestions)}")
     return FILE_TYPES[name]
 
 
@@ -164,8 +166,10 @@ def parse_tensor_type(text: str) -> str:
     """
     name = text.strip().upper()
     if name not in TENSOR_TYPES:
-        near = difflib.get_close_matches(name, TENSOR_TYPES, n=3, cutoff=0.5) or list(TENSOR_TYPES)
-        raise UserError(f"there is no tensor type {text!r}", hint=f"try {', '.join(near)}")
+        suggestions = difflib.get_close_matches(name, TENSOR_TYPES, n=3, cutoff=0.5) or list(
+            TENSOR_TYPES
+        )
+        raise UserError(f"there is no tensor type {text!r}", hint=f"try {', '.join(suggestions)}")
     return name
 
 
@@ -331,19 +335,19 @@ def _types_of_mix(
             hint="leave out --tensor-type, --pure and the like",
         )
     mix = dict(overrides.mix or {})
-    chosen, wrong = {name: TypeChoice(present) for name, _, present in tensors}, []
+    chosen, problems = {name: TypeChoice(present) for name, _, present in tensors}, []
     for name, shape, _ in quantizable_tensors(tensors, facts):
         kind = mix.pop(name, None)
         if kind is None:
-            wrong.append(f"it has no type for {name}")
+            problems.append(f"it has no type for {name}")
         elif shape[0] % ggml.block_size(kind).values:
-            wrong.append(f"rows of {shape[0]} are no multiple of the blocks of {kind}: {name}")
+            problems.append(f"rows of {shape[0]} are no multiple of the blocks of {kind}: {name}")
         else:
             chosen[name] = TypeChoice(kind)
-    wrong += [f"this model has no quantizable tensor {name}" for name in mix]
-    if wrong:
+    problems += [f"this model has no quantizable tensor {name}" for name in mix]
+    if problems:
         raise UserError(
-            f"the plan is not for this model: {list_first(wrong, 3)}",
+            f"the plan is not for this model: {list_first(problems, 3)}",
             hint="make one from this source with --plan-out FILE",
         )
     return chosen

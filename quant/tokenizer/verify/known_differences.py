@@ -134,7 +134,9 @@ class KnownDifferences:
         return ids == llama_cpp_ids or self.reference.is_tied(ids, llama_cpp_ids)
 
     def _make_variant(self, names: tuple[str, ...]) -> RowTokenizer:
-        """Return the model's tokenizer with the differences `names`, on the same pieces."""
+        """Return a copy of the model's tokenizer, with the same pieces, that has the known
+        differences `names`.
+        """
         original = self.reference.row_tokenizer
         variant = tokenizers.Tokenizer(original.tokenizer.model)
         variant.normalizer, variant.pre_tokenizer = self._text_steps(names)

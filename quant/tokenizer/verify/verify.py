@@ -178,8 +178,8 @@ class _Comparison:
         for difference, texts in self.explained.items():
             yield (
                 f"{explanations[difference]}: {len(set(texts))} of {count} test strings get "
-                "different ids than from the model's own tokenizer, as in every GGUF of this model; "
-                f"the first is {_shorten(texts[0])}"
+                "different ids than from the model's own tokenizer, as in every GGUF of this "
+                f"model; the first is {_shorten(texts[0])}"
             )
         yield from self._surrounding_note()
 
