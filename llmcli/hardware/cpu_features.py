@@ -1,11 +1,10 @@
-"""The CPU features of this machine, compared with those that llama.cpp was built for. Features have
-ggml's names.
+"""Compare the CPU features of this machine, such as AVX2, with those that llama.cpp was built for.
 
-A build of llama.cpp contains kernels only for the features that its compiler was told to use. It
-does not use any other feature of the processor. If the processor lacks one that the build uses, the
-process crashes.
+A build of llama.cpp contains kernels only for the features that were enabled when it was compiled.
+It makes no use of other features of the processor. If the processor lacks a feature that the build
+uses, the process crashes.
 
-Source: ggml_backend_cpu_get_features of ggml/src/ggml-cpu/ggml-cpu.cpp.
+Features have ggml's names (ggml_backend_cpu_get_features in ggml/src/ggml-cpu/ggml-cpu.cpp).
 """
 
 import platform
@@ -44,30 +43,28 @@ FEATURE_NAMES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class CpuFeature:
-    """One CPU feature: whether the processor has it, and whether llama.cpp's build uses it. None:
-    unknown.
-    """
+    """A CPU feature, and where it is present. None: unknown."""
 
-    name: str
-    in_cpu: bool | None
-    in_build: bool | None
+    name: str  # ggml's name, such as AVX2
+    in_cpu: bool | None  # whether the processor has it
+    in_build: bool | None  # whether llama.cpp was built to use it
 
 
 def build_features() -> dict[str, frozenset[str]]:
-    """Return the features that each backend of the build uses, such as {"CPU": {"AVX2", …}}. Raises
-    UserError if llama.cpp does not load.
+    """Return the features that llama.cpp was built to use, by backend: {"CPU": {"AVX2", …}, …}.
+    Raises UserError if llama.cpp cannot be loaded.
     """
     return parse_system_info(library.lib().llama_print_system_info().decode("utf-8", "replace"))
 
 
 def parse_system_info(text: str) -> dict[str, frozenset[str]]:
-    """Parse the output of llama_print_system_info into the features of each backend. An example of
-    the text is "CPU : SSE3 = 1 | AVX2 = 0 | CUDA : ARCHS = 900 | ".
+    """Return the features in the output of llama_print_system_info, by backend. Features with the
+    value 0 are left out. Example of a text: "CPU : SSE3 = 1 | AVX2 = 0 | CUDA : ARCHS = 900 | ".
     """
     by_backend: dict[str, set[str]] = {}
     backend = "CPU"
-    for part in text.split("|"):
-        name, colon, tail = part.partition(" : ")
+    for entry in text.split("|"):
+        name, colon, tail = entry.partition(" : ")
         if colon:
             backend = name.strip()
         feature, equals, value = (tail if colon else name).partition("=")
@@ -77,7 +74,9 @@ def parse_system_info(text: str) -> dict[str, frozenset[str]]:
 
 
 def cpu_flags() -> frozenset[str] | None:
-    """Return the processor's features under the operating system's names; None if they are unknown."""
+    """Return the features of the processor, in lower case, under the names that Linux or macOS
+    uses. None: unknown.
+    """
     if CPUINFO_FILE.exists():
         lines = re.findall(
             r"^(?:flags|Features)\s*:\s*(.*)$",
@@ -85,18 +84,20 @@ def cpu_flags() -> frozenset[str] | None:
             re.MULTILINE,
         )
         return frozenset(lines[0].lower().split()) if lines else None
-    return _sysctl() if platform.system() == "Darwin" else None
+    return _read_sysctl_flags() if platform.system() == "Darwin" else None
 
 
-def _sysctl() -> frozenset[str] | None:
+def _read_sysctl_flags() -> frozenset[str] | None:
+    """Return the features of the processor that sysctl reports on macOS, in lower case."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["sysctl", "hw.optional", "machdep.cpu"], capture_output=True, text=True, check=False
         )
     except OSError:
         return None
-    flags = re.findall(r"^hw\.optional\.(?:\w+\.)*(\w+): 1$", done.stdout, re.MULTILINE)
-    for line in re.findall(r"^machdep\.cpu\.(?:leaf7_)?features: (.*)$", done.stdout, re.MULTILINE):
+    output = process.stdout
+    flags = re.findall(r"^hw\.optional\.(?:\w+\.)*(\w+): 1$", output, re.MULTILINE)
+    for line in re.findall(r"^machdep\.cpu\.(?:leaf7_)?features: (.*)$", output, re.MULTILINE):
         flags += line.split()
     return frozenset(flag.lower() for flag in flags) or None
 
@@ -104,8 +105,10 @@ def _sysctl() -> frozenset[str] | None:
 def compare_features(
     build: Mapping[str, frozenset[str]] | None, detected_flags: frozenset[str] | None
 ) -> tuple[CpuFeature, ...]:
-    """Return all features that the processor has or the build uses. Features without a name in ggml
-    are left out.
+    """Return the features of FEATURE_NAMES that the processor has or that llama.cpp's build uses.
+
+    `build`: the features of the build by backend; None: unknown. `detected_flags`: the features of
+    the processor under the operating system's names; None: unknown.
     """
     used = None if build is None else build.get("CPU", frozenset())
     features = []
@@ -118,14 +121,14 @@ def compare_features(
 
 
 def unused_features(features: tuple[CpuFeature, ...]) -> tuple[str, ...]:
-    """Return the features that the processor has and the build does not use."""
+    """Return the names of the features that the processor has but the build does not use."""
     return tuple(
         feature.name for feature in features if feature.in_cpu and feature.in_build is False
     )
 
 
 def unsupported_features(features: tuple[CpuFeature, ...]) -> tuple[str, ...]:
-    """Return the features that the build uses and the processor does not have."""
+    """Return the names of the features that the build uses but the processor does not have."""
     return tuple(
         feature.name for feature in features if feature.in_build and feature.in_cpu is False
     )

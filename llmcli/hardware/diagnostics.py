@@ -1,7 +1,7 @@
-"""The diagnostics that `llmcli doctor` prints: versions, processor and build, devices, memory, load
-and folders.
+"""Collect what `llmcli doctor` prints about this installation: versions, CPU features, devices,
+memory, load and the sizes of folders.
 
-They need no model and no network, and change nothing. None means unknown.
+This needs no model and no network, and changes nothing. None means unknown.
 """
 
 import os
@@ -22,7 +22,7 @@ from llmcli.hardware.cpu_features import CpuFeature
 from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.devices import Device
 
-PACKAGES = (
+PACKAGES = (  # libraries whose versions are reported
     "llama-cpp-python",
     "gguf",
     "numpy",
@@ -32,43 +32,41 @@ PACKAGES = (
     "torch",
     "ray",
 )
-MAX_LOAD_PER_CORE = 0.5  # with more running programs per core, they slow down llama.cpp's threads
+MAX_LOAD_PER_CORE = 0.5  # with more running programs per core, llama.cpp's threads become slower
 SETUP_SCRIPT = Path("scripts/setup")
 
 
 @dataclass(frozen=True, slots=True)
 class FolderSize:
-    """The size of a folder that may grow over time. `nbytes`: total size of its files. `files`:
-    their number. Links are not followed.
-    """
+    """The size of a folder that may grow over time. Links in it are not followed."""
 
-    label: str
+    label: str  # what the folder contains, in words
     path: Path
-    nbytes: int
-    files: int
+    nbytes: int  # total size of its files
+    files: int  # number of its files
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnostics:
-    """All diagnostics. `load_error`: the reason why llama.cpp does not load, "" if it does.
-    `load_average`: mean number of programs that ran or waited for a CPU in the last minute.
-    """
+    """All diagnostics of this installation. Sizes are in bytes."""
 
-    versions: dict[str, str | None]
+    versions: dict[str, str | None]  # by name; None: not installed
     features: tuple[CpuFeature, ...]
-    backends: tuple[str, ...]
-    load_error: str
+    backends: tuple[str, ...]  # backends of llama.cpp, such as CPU and CUDA
+    load_error: str  # why llama.cpp cannot be loaded; "" if it can
     devices: tuple[Device, ...]
     total_memory: int | None
     available_memory: int | None
-    memory_limit: int | None
-    address_limit: int | None
-    load_average: float | None
+    memory_limit: int | None  # what a container still allows; None: no limit
+    address_limit: int | None  # what `ulimit -v` still allows; None: no limit
+    load_average: float | None  # mean number of programs that ran in the last minute
     folders: tuple[FolderSize, ...]
 
     @property
     def warnings(self) -> tuple[tuple[str, str], ...]:
-        """The problems that were found, each as a message and the command that helps."""
+        """Return the problems that were found, each as a message and a command or flag that
+        helps.
+        """
         warnings = []
         if self.load_error:
             warnings.append(
@@ -94,16 +92,19 @@ class Diagnostics:
         if self.load_average is not None and self.load_average > MAX_LOAD_PER_CORE * cores:
             warnings.append(
                 (
-                    f"{self.load_average:.1f} programs ran in the last minute on {cores} cores: they slow"
-                    " down llama.cpp's threads, which wait for each other",
-                    f"-t {max(1, cores - round(self.load_average))} leaves cores to the other programs",
+                    f"{self.load_average:.1f} programs ran in the last minute on {cores} cores: "
+                    "they slow down llama.cpp's threads, which wait for each other",
+                    f"-t {max(1, cores - round(self.load_average))} leaves cores to the other "
+                    "programs",
                 )
             )
         return tuple(warnings)
 
 
 def run_diagnostics(config: Config) -> Diagnostics:
-    """Run all diagnostics."""
+    """Collect all diagnostics. An installation in which llama.cpp cannot be loaded raises no error;
+    `load_error` then contains the reason.
+    """
     load_error, build = "", None
     found_devices: tuple[Device, ...] = ()
     try:
@@ -128,16 +129,19 @@ def run_diagnostics(config: Config) -> Diagnostics:
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Return the versions of llmcli, Python and the libraries, by name; None: not installed."""
+    """Return the versions of llmcli, Python, the operating system and the libraries in PACKAGES, by
+    name. None: not installed.
+    """
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     return {"llmcli": __version__, "python": platform.python_version(), "system": system} | {
-        name: _version(name) for name in PACKAGES
+        name: _installed_version(name) for name in PACKAGES
     }
 
 
 def rebuild_command(found_devices: tuple[Device, ...]) -> str:
-    """Return the command that rebuilds llama.cpp for this machine. It includes a GPU backend if
-    there is a GPU.
+    """Return the shell command that rebuilds llama.cpp for this machine, with the backend of its
+    GPU if `found_devices` contains one. It is scripts/setup in a checkout of llmcli, and pip
+    elsewhere.
     """
     names = {
         device.name.rstrip("0123456789")
@@ -148,14 +152,16 @@ def rebuild_command(found_devices: tuple[Device, ...]) -> str:
     if (Path(__file__).parents[2] / SETUP_SCRIPT).exists():
         return f"CMAKE_ARGS='{flags}' {SETUP_SCRIPT} --again"
     args = f"CMAKE_ARGS='{flags}' " if flags else ""
-    requirement = f"llama-cpp-python=={_version('llama-cpp-python') or ''}".removesuffix("==")
+    requirement = f"llama-cpp-python=={_installed_version('llama-cpp-python') or ''}".removesuffix(
+        "=="
+    )
     install = "-m pip install --force-reinstall --no-cache-dir --no-binary :all: --no-deps"
     return f"{args}{sys.executable} {install} {requirement}"
 
 
 def measure_folders(config: Config) -> tuple[FolderSize, ...]:
-    """Return the sizes of llmcli's folders, and of the Hugging Face cache, which other programs
-    use, too.
+    """Return the sizes of llmcli's folders and of the Hugging Face cache, which llmcli shares with
+    other programs.
     """
     labeled_paths = [
         ("models", store.models_folder(config)),
@@ -170,7 +176,7 @@ def measure_folders(config: Config) -> tuple[FolderSize, ...]:
 
 def measure_folder(path: Path) -> tuple[int, int]:
     """Return the total bytes and the number of the regular files in a folder and its subfolders.
-    Files that cannot be read do not count.
+    For the path of a file, return its size and 1. Files that cannot be read do not count.
     """
     if path.is_file():
         return path.stat().st_size, 1
@@ -186,7 +192,8 @@ def measure_folder(path: Path) -> tuple[int, int]:
     return nbytes, count
 
 
-def _version(name: str) -> str | None:
+def _installed_version(name: str) -> str | None:
+    """Return the version of an installed Python package, or None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

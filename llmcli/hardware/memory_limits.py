@@ -1,9 +1,9 @@
-"""Memory limits of this process: the limit of a container, and that of the address space (ulimit
--v).
+"""The memory limits of this process: the limit of its container, and the limit of its address space
+(ulimit -v).
 
-Containers use Linux control groups, version 1 or 2. The process's own group and every group above
-it may have a limit. The file pages of a group count as free, because the kernel drops them when it
-needs memory.
+Containers use Linux control groups, version 1 or 2. The control group of the process and every
+group above it may have a limit. Cached file pages count as free, because the kernel drops them when
+it needs memory.
 """
 
 import resource
@@ -15,11 +15,11 @@ CGROUP_ROOT, CGROUP_FILE, STATM_FILE = (
     Path("/proc/self/cgroup"),
     Path("/proc/self/statm"),
 )
-THREAD_BYTES = 72 << 20  # address space of one thread: its stack and the C library's arena
-# limits above this count as none, because version 1 reports a number near 2^63 for "no limit"
+THREAD_BYTES = 72 << 20  # address space that a thread takes: its stack and the C library's arena
+# A limit above this means "no limit", for which version 1 reports a number near 2^63.
 UNLIMITED_BYTES = 1 << 60
-# for each version of control groups: the file of the limit, the file of the usage, and the
-# reclaimable pages in memory.stat
+# For each version of control groups: the file with the limit, the file with the usage, and the
+# fields of memory.stat that count reclaimable bytes.
 LIMIT_FILES = {
     2: ("memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")),
     1: (
@@ -31,18 +31,22 @@ LIMIT_FILES = {
 
 
 def group_free_bytes() -> int | None:
-    """Return how many more bytes this process may use before a control group reaches its limit;
-    None without a limit.
+    """Return how many more bytes this process may use before one of its control groups reaches its
+    memory limit. None: no limit.
     """
     return min(
-        (free for version, folder in _groups() if (free := _room(version, folder)) is not None),
+        (
+            free
+            for version, folder in _control_groups()
+            if (free := _free_bytes(version, folder)) is not None
+        ),
         default=None,
     )
 
 
 def address_free_bytes() -> int | None:
-    """Return how many more bytes this process may map, for example a model's file; None without a
-    limit or if unknown.
+    """Return how many more bytes of address space this process may map, for example for a model
+    file. None: no limit, or unknown.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit in (resource.RLIM_INFINITY, -1):
@@ -54,8 +58,10 @@ def address_free_bytes() -> int | None:
     return max(0, limit - pages * resource.getpagesize())
 
 
-def _groups() -> Iterator[tuple[int, Path]]:
-    """Yield the version and folder of each visible control group of this process."""
+def _control_groups() -> Iterator[tuple[int, Path]]:
+    """Yield the version and the folder of each control group of this process: its own and those
+    above it, as far as they are visible in the container.
+    """
     try:
         lines = CGROUP_FILE.read_text().splitlines()
     except OSError:
@@ -72,7 +78,10 @@ def _groups() -> Iterator[tuple[int, Path]]:
         )
 
 
-def _room(version: int, folder: Path) -> int | None:
+def _free_bytes(version: int, folder: Path) -> int | None:
+    """Return how many more bytes a control group allows. None: no limit, or unknown. `version` and
+    `folder`: as `_control_groups` yields them.
+    """
     limit_name, usage_name, reclaimable = LIMIT_FILES[version]
     try:
         limit = int((folder / limit_name).read_text())

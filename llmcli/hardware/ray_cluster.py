@@ -1,5 +1,5 @@
-"""Ray clusters: check that Ray is installed, connect to a cluster or start a local one, and read
-its resources.
+"""Check that the library Ray is installed, connect to a Ray cluster or start a local one, and read
+the resources of a cluster.
 """
 
 import logging
@@ -13,25 +13,24 @@ from typing import Any
 from llmcli.errors import UserError
 from llmcli.hardware.rpc_workers import unreachable_workers
 
-OBJECT_STORE_BYTES = (
-    80 << 20
-)  # bytes of the object store of a local Ray; small, because requests and answers are small
+# Memory of a local cluster's object store. It is small, because requests and answers are small.
+OBJECT_STORE_BYTES = 80 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """The resources of a Ray cluster: running machines, CPUs, bytes of memory for tasks, and the
-    version of Ray.
-    """
+    """The resources of a Ray cluster."""
 
-    machines: int
-    cpus: float
-    memory: int
-    version: str
+    machines: int  # number of running machines
+    cpus: float  # number of CPUs
+    memory: int  # bytes of memory for tasks
+    version: str  # of Ray
 
 
 def read_cluster(address: str) -> RayCluster:
-    """Return the resources of the cluster at an address. Raises UserError if there is no cluster."""
+    """Return the resources of the Ray cluster at `address`. Raises UserError if there is no
+    cluster.
+    """
     import ray
 
     with open_cluster(address, 0) as machines:
@@ -43,22 +42,22 @@ def read_cluster(address: str) -> RayCluster:
 
 @contextmanager
 def open_cluster(address: str | None, cpus: float) -> Iterator[int]:
-    """Connect to the Ray cluster at `address`, or start a local Ray with `cpus` CPUs if it is None.
-    Yields the number of machines. Raises UserError if this fails.
+    """Connect to the Ray cluster at `address` for the `with` block, and yield its number of
+    machines. If `address` is None, start a local cluster with `cpus` CPUs. Raises UserError if this
+    fails.
     """
     import ray
 
-    if (
-        address and ":" in address and unreachable_workers([address])
-    ):  # check first, because Ray itself would try for minutes
+    # checked first, because Ray itself would try for minutes
+    if address and ":" in address and unreachable_workers([address]):
         raise UserError(
             f"no Ray at {address}: nothing listens there",
             hint="ray status on a machine of the cluster",
         )
     for name in ("ray", "ray.serve", "ray.data"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"ray\.")  # this advice is for developers of Ray
-    quiet: dict[str, Any] = {
+    warnings.filterwarnings("ignore", module=r"ray\.")  # they are for developers of Ray
+    quiet_options: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.ERROR,
         "include_dashboard": False,
@@ -67,7 +66,9 @@ def open_cluster(address: str | None, cpus: float) -> Iterator[int]:
         if address:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         else:
-            ray.init(num_cpus=-(-cpus // 1), object_store_memory=OBJECT_STORE_BYTES, **quiet)
+            ray.init(
+                num_cpus=-(-cpus // 1), object_store_memory=OBJECT_STORE_BYTES, **quiet_options
+            )
     except (ConnectionError, RuntimeError, ValueError) as error:
         where = address or "this machine"
         raise UserError(
@@ -79,17 +80,17 @@ def open_cluster(address: str | None, cpus: float) -> Iterator[int]:
         ray.shutdown()
 
 
-# value of --ray that starts a Ray cluster on this machine, for this process only
+# the value of --ray that starts a Ray cluster on this machine, for this process only
 LOCAL_RAY = "local"
 
 
 def require_ray(local: bool) -> None:
-    """Import Ray. Raises UserError if it is not installed. `local`: Ray will run on this machine
-    only.
+    """Import Ray. Raises UserError if it is not installed. `local`: whether Ray will run only on
+    this machine.
 
-    Ray listens on all addresses of a machine and executes what it receives. Therefore a local
-    cluster accepts only this process, which has a token. Ray reads the token during the import, so
-    it is set before.
+    Ray listens on all addresses of a machine and executes the code that it receives. So a local
+    cluster gets a secret token, which only this process knows. Ray reads the token when it is
+    imported.
     """
     from llmcli import config
 

@@ -1,8 +1,8 @@
-"""RPC workers: processes on this or other machines, whose devices store and compute a part of a
-model (llama.cpp's RPC backend).
+"""Find and check RPC workers: processes on this or other machines whose devices store and compute a
+part of a model (llama.cpp's RPC backend).
 
-If a worker does not answer, uses another protocol version or is lost, llama.cpp aborts. If a worker
-is serving another client, llama.cpp waits forever. To prevent both, each worker is probed first, in
+llama.cpp aborts the process if a worker does not answer, uses another protocol version or is lost.
+It waits forever for a worker that serves another client. So each worker is first probed here, in
 the same protocol and with a time limit.
 
 Source: ggml-rpc.cpp.
@@ -20,29 +20,27 @@ from llmcli.runtime.binding import devices, rpc
 
 DEFAULT_PORT = 50052  # default port of ggml-rpc-server
 PROTOCOL_VERSION = (7, 0)  # RPC_PROTO_MAJOR_VERSION, RPC_PROTO_MINOR_VERSION of ggml-rpc.h
-TIMEOUT_SECONDS = 5.0  # a worker that does not answer within these seconds counts as busy
+TIMEOUT_SECONDS = 5.0  # a worker that does not answer in this time counts as busy
 HELLO_COMMAND, DEVICE_COUNT_COMMAND, DEVICE_MEMORY_COMMAND = 14, 15, 11  # enum rpc_cmd
-CAPABILITY_BYTES = 24  # bytes of a worker's capabilities; if all are zero, it uses plain TCP
-MAX_DEVICES = 64  # a worker that reports more devices is invalid
+CAPABILITY_BYTES = 24  # length of the capabilities in the hello command; all zero for plain TCP
+MAX_DEVICES = 64  # an answer with more devices is not from a worker
 
 
 @dataclass(frozen=True, slots=True)
 class RpcWorker:
-    """One RPC worker. `endpoint`: its host:port. `protocol`: its protocol version. `memory`: free
-    and total bytes of each of its devices.
-    """
+    """An RPC worker that has answered."""
 
-    endpoint: str
-    protocol: tuple[int, int, int]
-    memory: tuple[tuple[int, int], ...]
+    endpoint: str  # host:port
+    protocol: tuple[int, int, int]  # major, minor and patch version of its protocol
+    memory: tuple[tuple[int, int], ...]  # free and total bytes of each of its devices
 
 
 def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Parse the value of --rpc, "host:port,host:port". An address without a port gets DEFAULT_PORT.
-    Raises UserError.
+    """Return the addresses in the value of --rpc, "host:port,host:port", each once. An address
+    without a port gets DEFAULT_PORT. Raises UserError for an invalid address.
     """
     addresses = []
-    for word in (part.strip() for part in text.split(",")):
+    for word in (address.strip() for address in text.split(",")):
         host, colon, port = word.partition(":")
         number = int(port) if port.isascii() and port.isdigit() and len(port) < 6 else 0
         if not host or (colon and not 1 <= number <= 65535):
@@ -63,11 +61,11 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
 def add_workers(
     addresses: Sequence[str], proportions: Sequence[float] = ()
 ) -> tuple[RpcWorker, ...]:
-    """Probe workers, and register their devices, so that models loaded by this process use them,
-    too.
+    """Probe the workers at `addresses` and register their devices with llama.cpp, so that models
+    that this process loads also use them. Return the workers that were not registered before.
 
-    `proportions`: the share of the model for each device; if empty, llama.cpp chooses shares by
-    free memory. Raises UserError if a worker cannot be used; then no worker is registered.
+    `proportions`: the share of a model that each device gets (--tensor-split). If empty, llama.cpp
+    chooses by free memory. Raises UserError if a worker cannot be used; then none is registered.
     """
     workers = tuple(
         probe_worker(worker) for worker in addresses if worker not in rpc.joined_workers()
@@ -75,7 +73,7 @@ def add_workers(
     for worker in workers:
         rpc.join_worker(worker.endpoint)
     n_devices = (
-        sum(worker.kind in devices.GPU_KINDS for worker in devices.list_devices())
+        sum(device.kind in devices.GPU_KINDS for device in devices.list_devices())
         if proportions
         else 0
     )
@@ -89,10 +87,12 @@ def add_workers(
 
 
 def probe_worker(endpoint: str) -> RpcWorker:
-    """Ask a worker for its version and its devices. Raises UserError if it cannot be used."""
+    """Ask the worker at `endpoint` (host:port) for its protocol version and its devices. Raises
+    UserError if it does not answer or has another version.
+    """
     host, _, port = endpoint.rpartition(":")
     try:
-        # like llama.cpp, which supports only IPv4 and uses the first address of a name
+        # llama.cpp also supports only IPv4 and uses the first address of a name
         address = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)[0][4]
     except OSError as error:
         raise UserError(
@@ -101,8 +101,8 @@ def probe_worker(endpoint: str) -> RpcWorker:
     try:
         with socket.create_connection(
             (str(address[0]), int(address[1])), timeout=TIMEOUT_SECONDS
-        ) as link:
-            return _ask(link, endpoint)
+        ) as connection:
+            return _query_worker(connection, endpoint)
     except TimeoutError:
         raise UserError(
             f"the worker at {endpoint} did not answer within {TIMEOUT_SECONDS:.0f} seconds",
@@ -117,7 +117,7 @@ def probe_worker(endpoint: str) -> RpcWorker:
 
 
 def unreachable_workers(addresses: Sequence[str]) -> list[str]:
-    """Return the addresses at which no worker listens."""
+    """Return those of the addresses (host:port) that accept no TCP connection."""
 
     def listens(endpoint: str) -> bool:
         host, _, port = endpoint.rpartition(":")
@@ -131,16 +131,16 @@ def unreachable_workers(addresses: Sequence[str]) -> list[str]:
 
 
 def machine_and_workers() -> str:
-    """Return a text that identifies this machine and the workers of its models. A saved measurement
-    is valid only for the same text.
+    """Return a text that identifies this machine and the RPC workers that this process has
+    registered. A saved measurement is valid only for the same text.
     """
     workers = rpc.joined_workers()
     return host_identity() + (f", workers {' '.join(workers)}" if workers else "")
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached only from this machine. Raises UserError for an
-    invalid IPv4 address.
+    """Return whether `host`, an IPv4 address or "localhost", can be reached only from this machine.
+    Raises UserError for any other text.
     """
     try:
         return ipaddress.IPv4Address("127.0.0.1" if host == "localhost" else host).is_loopback
@@ -151,12 +151,17 @@ def is_loopback(host: str) -> bool:
         ) from None
 
 
-def _ask(link: socket.socket, endpoint: str) -> RpcWorker:
+def _query_worker(connection: socket.socket, endpoint: str) -> RpcWorker:
+    """Return the worker on an open connection. Raises UserError if the program there is not a
+    worker or uses another protocol version.
+    """
     not_a_worker = UserError(
         f"the program at {endpoint} is not a llama.cpp worker", hint="check the port"
     )
     try:
-        answer = _call(link, HELLO_COMMAND, bytes(CAPABILITY_BYTES), 4 + CAPABILITY_BYTES)
+        answer = _send_command(
+            connection, HELLO_COMMAND, bytes(CAPABILITY_BYTES), 4 + CAPABILITY_BYTES
+        )
     except EOFError:
         raise not_a_worker from None
     major, minor, patch = answer[0], answer[1], answer[2]
@@ -167,11 +172,13 @@ def _ask(link: socket.socket, endpoint: str) -> RpcWorker:
             hint="use the same version of llmcli on both machines",
         )
     try:
-        (count,) = struct.unpack("<I", _call(link, DEVICE_COUNT_COMMAND, b"", 4))
+        (count,) = struct.unpack("<I", _send_command(connection, DEVICE_COUNT_COMMAND, b"", 4))
         if not 0 < count <= MAX_DEVICES:
             raise not_a_worker
         memory = [
-            struct.unpack("<QQ", _call(link, DEVICE_MEMORY_COMMAND, struct.pack("<I", n), 16))
+            struct.unpack(
+                "<QQ", _send_command(connection, DEVICE_MEMORY_COMMAND, struct.pack("<I", n), 16)
+            )
             for n in range(count)
         ]
     except EOFError:
@@ -181,21 +188,22 @@ def _ask(link: socket.socket, endpoint: str) -> RpcWorker:
     )
 
 
-def _call(link: socket.socket, command: int, body: bytes, size: int) -> bytes:
-    """Send a command to a worker, and return its answer, which must have `size` bytes. Raises
-    EOFError for any other answer.
+def _send_command(connection: socket.socket, command: int, body: bytes, size: int) -> bytes:
+    """Send a command with its arguments `body` to a worker, and return the answer. Raises EOFError
+    if the answer does not have `size` bytes.
     """
-    link.sendall(struct.pack("<BQ", command, len(body)) + body)
-    (length,) = struct.unpack("<Q", _read(link, 8))
+    connection.sendall(struct.pack("<BQ", command, len(body)) + body)
+    (length,) = struct.unpack("<Q", _receive(connection, 8))
     if length != size:
         raise EOFError
-    return _read(link, size)
+    return _receive(connection, size)
 
 
-def _read(link: socket.socket, size: int) -> bytes:
+def _receive(connection: socket.socket, size: int) -> bytes:
+    """Return the next `size` bytes. Raises EOFError if the connection ends before."""
     received = b""
     while len(received) < size:
-        chunk = link.recv(size - len(received))
+        chunk = connection.recv(size - len(received))
         if not chunk:
             raise EOFError
         received += chunk
