@@ -1,4 +1,4 @@
-"""`/v1/brief`: a conversation in OpenAI's fields, answered by its text alone."""
+"""`/v1/brief`: requests as for OpenAI's chat, with only the text of the answer."""
 
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
@@ -10,26 +10,26 @@ from llmcli.types import Event
 
 
 class Brief(ConversationForm):
-    """Reads what /v1/chat/completions reads, and writes {"text": …}."""
+    """Reads the fields of /v1/chat/completions, and answers with {"text": …}."""
 
     path: ClassVar[str] = "/v1/brief"
     id_prefix: ClassVar[str] = "brief-"
 
     def document(self, answers: Sequence[Answer]) -> Document:
-        """Return the document of a request that is not streamed."""
+        """Return the JSON document of an answer that is not streamed."""
         return {"text": answers[0].text}
 
     def stream_start(self) -> Iterable[Document]:
-        """Return the first chunks of a stream: none."""
+        """Return the chunks before the first token: none."""
         self.has_started = True
         return []
 
     def stream_event(self, event: Event) -> Iterable[Document]:
-        """Return the chunks of an event."""
+        """Return the chunks of one event, which has the text of a token."""
         return [{"text": event.text}] if event.text else []
 
     def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """Return the last chunks of a stream."""
+        """Return the chunks after the last token."""
         return [{"text": "", "finish": answers[0].finish}]
 
 

@@ -1,4 +1,4 @@
-"""`llmcli bench header REF`: how long the header of a model file takes to read."""
+"""`llmcli bench header REF`: the time to read the header of a model file."""
 
 import time
 from typing import Annotated
@@ -13,7 +13,7 @@ def header(
     ref: Annotated[str, typer.Argument(metavar="REF", help="catalog name, org/repo or file")],
     json: Json = False,
 ) -> None:
-    """Measure how long the header of a model file takes to read."""
+    """Measure the time to read the header of a model file."""
     from llmcli.model_loader.prepare import prepare_model
     from quant.model_file import read_header
 

@@ -1,4 +1,4 @@
-"""Q8_0: d, then 32 signed bytes."""
+"""Q8_0: a block is the scale d in F16, followed by 32 signed bytes."""
 
 from typing import TYPE_CHECKING
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
 
 
 class SignedBytes(LinearFormat):
-    """Evenly spaced codes from -128 to 127."""
+    """A format with evenly spaced codes from -128 to 127."""
 
     name, low, high = "Q8_0", -128, 127
 
     def unpack(self, blocks: "U8") -> BlockFields:
-        """Split blocks [blocks, 34] into fields."""
+        """Split the bytes of blocks [blocks, 34] into codes and scales."""
         import numpy as np
 
         return BlockFields(blocks[:, 2:].view(np.int8).astype(np.int16), unpack_f16(blocks[:, :2]))
 
     def pack(self, fields: BlockFields) -> "U8":
-        """Join fields into blocks [blocks, 34]."""
+        """Join codes and scales into the bytes of blocks [blocks, 34]."""
         import numpy as np
 
         return concat_bytes(pack_f16(fields.d), fields.codes.astype(np.int8).view(np.uint8))

@@ -1,4 +1,4 @@
-"""Weights as signed bytes with one scale for each row, in NAME and NAME_row_scale."""
+"""Checkpoints with weights as signed bytes (tensor NAME) and a scale per row (NAME_row_scale)."""
 
 from typing import TYPE_CHECKING
 
@@ -13,16 +13,16 @@ SCALE = "_row_scale"
 
 
 def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
-    """Return the tensors with every byte weight multiplied by its scales."""
+    """Return the tensors, with every pair of bytes and scales replaced by one float tensor."""
     result = dict(tensors)
     for name, codes in tensors.items():
         if codes.dtype == "I8" and name + SCALE in tensors:
-            result[name] = scaled(codes, result.pop(name + SCALE))
+            result[name] = apply_scales(codes, result.pop(name + SCALE))
     return result
 
 
-def scaled(codes: LazyTensor, scales: LazyTensor) -> LazyTensor:
-    """Return a float tensor whose rows are computed when they are read."""
+def apply_scales(codes: LazyTensor, scales: LazyTensor) -> LazyTensor:
+    """Return the float tensor codes * scales, whose rows are computed when they are read."""
 
     def read(first: int, last: int) -> "F32":
         factors = decode_values(scales.read(first, last), scales.dtype)

@@ -1,4 +1,4 @@
-"""Draft that the last token is repeated."""
+"""A draft method that guesses that the last token is repeated."""
 
 from typing import ClassVar
 
@@ -6,11 +6,11 @@ from llmcli.runtime.drafting.base import Draft, DrafterResources
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 
-CHANCE = 0.2  # that a token is repeated
+CHANCE = 0.2  # estimated probability that a token is repeated
 
 
 class Repeat:
-    """A drafter for --ngram-draft; the order puts it after the other drafters."""
+    """A drafter for --ngram-draft. By its `order`, it is used after the other drafters."""
 
     name: ClassVar[str] = "repeat"
     order: ClassVar[int] = 90
@@ -18,11 +18,11 @@ class Repeat:
 
     @classmethod
     def create(cls, resources: DrafterResources) -> "Repeat | None":
-        """Return a drafter, or None where it is not used."""
+        """Return a drafter, or None if the settings do not use it."""
         return cls() if resources.uses_ngrams else None
 
     def start(self, request: Request, seed: int) -> "RepeatDrafts":
-        """Return the drafts of one answer."""
+        """Return the drafts for a new answer."""
         return RepeatDrafts()
 
 
@@ -33,33 +33,33 @@ class RepeatDrafts:
         self.token = -1
 
     def follow(self, sequence: Sequence) -> None:
-        """Read the tokens that the answer has gained."""
+        """Read the tokens that are new in the answer."""
         self.token = sequence.tokens[-1]
 
     def on_context_shift(self) -> None:
-        """Do nothing: only the last token matters."""
+        """Do nothing, because only the last token matters."""
 
     def chances(self, count: int) -> list[float]:
-        """Return the chance of each draft to be right."""
+        """Return for each of `count` drafted tokens the probability that it is right."""
         return [CHANCE] * count
 
     def cost_seconds(self, count: int) -> float:
-        """Return the seconds that drafting takes."""
+        """Return the seconds to draft `count` tokens."""
         return 0.0
 
     def reading_seconds(self) -> float:
-        """Return the seconds that reading the text takes first."""
+        """Return the seconds to read new text before drafting."""
         return 0.0
 
     def draft(self, count: int) -> Draft:
-        """Return at most `count` tokens."""
+        """Return a draft of at most `count` tokens."""
         return Draft([self.token] * count)
 
     def record_result(self, drafted: int, accepted: int) -> None:
-        """Do nothing: the chance is fixed."""
+        """Do nothing, because the probability is fixed."""
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing, because no resources are open."""
 
 
 DRAFTERS = (Repeat,)

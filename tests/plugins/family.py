@@ -1,4 +1,4 @@
-"""Ernie 4.5, dense: Llama whose checkpoints already have interleaved rotary pairs."""
+"""Dense Ernie 4.5: a Llama whose checkpoints already have interleaved rotary pairs."""
 
 from dataclasses import replace
 

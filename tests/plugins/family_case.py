@@ -1,4 +1,4 @@
-"""Ernie 4.5: a small random checkpoint, made by transformers."""
+"""Test case of Ernie 4.5: a small random checkpoint that transformers makes."""
 
 from tests.quant.families import Case
 

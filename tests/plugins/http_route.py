@@ -8,7 +8,7 @@ from llmcli.serve.http.service import Route, Service
 
 
 async def vocabulary(service: Service, request: Request) -> Response:
-    """Return the size of the vocabulary."""
+    """Answer a request with the size of the vocabulary."""
     return json_response({"n_vocab": service.bridge.runner.model.n_vocab})
 
 

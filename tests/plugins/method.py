@@ -1,4 +1,4 @@
-"""The better of ggml's and the scale search's codes, row by row."""
+"""A quantization method that uses the better one of ggml's and the search's codes for each row."""
 
 from typing import TYPE_CHECKING
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 
 
 class BestOfTwo(Method):
-    """Encodes each row twice and keeps the blocks with the lower weighted error."""
+    """Encodes each row by both methods, and returns the blocks with the lower weighted error."""
 
     name, help, needs = "best-of-two", "the better of ggml and search for each row", "sums"
 
     def can_encode(self, format: "BlockFormat", statistics: InputStatistics) -> bool:
-        """Return whether the search has this format."""
+        """Return whether the search supports this format."""
         return Search().can_encode(format, statistics)
 
     def make_encoder(self, format: "BlockFormat", statistics: InputStatistics) -> RowEncoder:
-        """Return the encoder of one tensor's rows."""
+        """Return a function that encodes rows of one tensor."""
         encoders = [method.make_encoder(format, statistics) for method in (Ggml(), Search())]
-        weigh = statistics.importance_reader()
+        read_importance = statistics.importance_reader()
 
-        def solve(rows: "F32", first: int) -> "U8":
+        def encode_rows(rows: "F32", first: int) -> "U8":
             import numpy as np
 
-            importance = weigh(first, first + len(rows))
+            importance = read_importance(first, first + len(rows))
             weights = np.ones_like(rows)
             for begin, end, vector in importance.spans(0, len(rows)) if importance else ():
                 weights[begin:end] = vector
@@ -42,7 +42,7 @@ class BestOfTwo(Method):
             chosen: U8 = np.where((errors[0] < errors[1])[:, None], candidates[0], candidates[1])
             return chosen
 
-        return solve
+        return encode_rows
 
 
 METHODS = (BestOfTwo(),)

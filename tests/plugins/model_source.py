@@ -1,4 +1,4 @@
-"""A GGUF inside a zip archive on this disk."""
+"""A model source: a GGUF file in a zip archive on this disk."""
 
 import shutil
 import zipfile
@@ -13,14 +13,14 @@ from llmcli.types import ProgressDisplay
 
 
 class ZipArchive:
-    """A source whose `path` is the archive and whose `file` is the GGUF in it."""
+    """A source of the catalog with the fields `path` (the archive) and `file` (the GGUF in it)."""
 
     name, required_fields = "zip", ("path", "file")
 
     def fetch(
         self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay
     ) -> FetchedFiles:
-        """Extract the file and hash it."""
+        """Extract the file to `folder` and hash it. Raises UserError if that fails."""
         target = folder / Path(spec.file).name
         try:
             with zipfile.ZipFile(spec.path) as archive, archive.open(spec.file) as source:

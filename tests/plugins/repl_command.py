@@ -1,4 +1,4 @@
-"""/length: how long the last answer is."""
+"""The REPL command /length: the number of words in the last answer."""
 
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import ReplCommand
@@ -6,7 +6,7 @@ from llmcli.errors import UserError
 
 
 def count_words(session: ChatSession, rest: str) -> None:
-    """Count the words of the last answer."""
+    """Print the number of words in the last answer. Raises UserError if there is none."""
     if session.last_answer is None:
         raise UserError("there is no answer yet", hint="ask something first")
     session.ui.text(f"{len(session.last_answer.text.split()):,} words")

@@ -1,4 +1,4 @@
-"""brief: answers of at most 40 tokens."""
+"""The REPL setting `brief`: answers have at most 40 tokens."""
 
 from collections.abc import Iterable
 
@@ -9,19 +9,19 @@ TOKENS = 40
 
 
 def show_brief(session: ChatSession) -> str:
-    """Return the value in effect."""
+    """Return the current value, "on" or "off"."""
     return "on" if session.conversation.predict == TOKENS else "off"
 
 
 def change_brief(session: ChatSession, value: str) -> None:
-    """Set the limit; raises UserError for another word."""
+    """Set the limit of tokens. Raises UserError if `value` is neither "on" nor "off"."""
     session.conversation.predict = (
         TOKENS if SWITCH_WORDS[parse_choice("brief", SWITCH_WORDS, value)] else None
     )
 
 
 def list_values(session: ChatSession) -> Iterable[str]:
-    """Return the values that Tab offers."""
+    """Return the values that Tab completes."""
     return SWITCH_WORDS
 
 

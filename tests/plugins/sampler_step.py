@@ -1,4 +1,4 @@
-"""Top-a: drop tokens whose probability is below a share of the likeliest one's square."""
+"""Top-a sampling: drop tokens with p < top_a * (largest p)²."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ from llmcli.runtime.sampling.truncate import softmax
 
 @dataclass(frozen=True, slots=True)
 class TopA(SamplerStep):
-    """Keep tokens with p >= top_a * (largest p)²."""
+    """The step top-a of the sampler chain. It keeps tokens with p >= top_a * (largest p)²."""
 
     top_a: float = setting(
         0.0, "drop tokens below this share of max(p)², 0 = off", NumberLimits(0, 1)

@@ -1,4 +1,4 @@
-"""Plain decoding that ends an answer after its first line."""
+"""A decoding strategy that ends an answer after its first line."""
 
 from collections.abc import Iterator
 from typing import ClassVar
@@ -10,14 +10,16 @@ from llmcli.types import Event, Finish
 
 
 class OneLine(PlainStrategy):
-    """Draws a token a pass; a line break ends the answer."""
+    """Samples one token per pass, as plain decoding does. A line break ends the answer."""
 
     name: ClassVar[str] = "one-line"
 
     def accept(
         self, sequence: Sequence, rows: Iterator[RowLogits], spent: float
     ) -> tuple[list[Event], Finish | None]:
-        """Read the row of a pass; return the new events, and why the answer ends."""
+        """Sample a token from the logits of a pass. Return the new events, and the reason why the
+        answer ends, or None.
+        """
         events, finish = super().accept(sequence, rows, spent)
         if finish is None and any("\n" in event.text for event in events):
             finish = "stop"

@@ -1,4 +1,4 @@
-"""`<function_call>{"name": …, "arguments": {…}}</function_call>`."""
+"""Tool calls of the form `<function_call>{"name": …, "arguments": {…}}</function_call>`."""
 
 import json
 from typing import ClassVar
@@ -15,7 +15,7 @@ OPEN, CLOSE = "<function_call>", "</function_call>"
 
 
 class FunctionTags(ToolCallFormat):
-    """JSON between two tags, one pair for each call."""
+    """A format with the JSON of each call between two tags."""
 
     name: ClassVar[str] = "function-tags"
     order: ClassVar[int] = 5
@@ -25,12 +25,12 @@ class FunctionTags(ToolCallFormat):
     first_call_pattern: ClassVar[str] = json_call_pattern(rf"{OPEN}\s*")
 
     def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
-        """Parse the call at the beginning of `text`; None if more text is needed."""
+        """Parse the call at the beginning of `text`. Return None if more text is needed."""
         inner = text_between(text, OPEN, CLOSE, is_last)
         return inner and ParsedCalls(read_calls(json.loads(inner[0])), inner[1])
 
     def forced_frame(self, name: str) -> tuple[str, str]:
-        """Return the text before and after the arguments of a forced call."""
+        """Return the text before and the text after the arguments of a forced call."""
         return f'{OPEN}{{"name": {json.dumps(name)}, "arguments": ', "}" + CLOSE
 
 

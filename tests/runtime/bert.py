@@ -1,5 +1,5 @@
-"""Tiny random encoders for tests, BERT and T5's: as a GGUF, and the same weights in transformers,
-the oracle.
+"""Tiny random BERT and T5 encoders for tests: as GGUF files, and with the same weights in
+transformers, which computes the expected results.
 """
 
 from pathlib import Path
@@ -29,7 +29,7 @@ HIDDEN, LAYERS, HEADS, FF, CONTEXT = 32, 2, 4, 64, 64
 
 
 def oracle(seed: int = 0) -> Any:
-    """transformers' BertModel with random weights."""
+    """Return transformers' BertModel with random weights. Skip the test without torch."""
     torch = pytest.importorskip("torch")
     import transformers
 
@@ -53,8 +53,9 @@ def bert(
     model: Any = None,
     head: dict[str, np.ndarray] | None = None,
 ) -> Path:
-    """The model as a GGUF; random weights of its own without `model`. `pooling`: llama.h, enum
-    llama_pooling_type; `head`: more tensors, of a model that ranks.
+    """Write a BERT encoder to a GGUF file, and return its path. `pooling`: a number of enum
+    llama_pooling_type (llama.h). `model`: the weights; None means random ones. `head`: additional
+    tensors, for a model that ranks.
     """
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_context_length(CONTEXT)
@@ -69,8 +70,7 @@ def bert(
         writer.add_pooling_type(gguf.PoolingType(pooling))
     writer.add_token_type_count(2)
     writer.add_tokenizer_model("bert")
-    # WordPiece as convert_hf_to_gguf writes it: words begin with U+2581, what continues one stands
-    # bare.
+    # WordPiece as convert_hf_to_gguf.py writes it: the first piece of a word begins with U+2581.
     special = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
     writer.add_token_list(
         [w if w in special else w[2:] if w.startswith("##") else "\u2581" + w for w in WORDS]
@@ -108,10 +108,10 @@ BLOCK = {
 
 
 def _names() -> dict[str, str]:
-    more = {
+    block_names = {
         f"encoder.layer.{i}.{k}": f"blk.{i}.{v}" for i in range(LAYERS) for k, v in BLOCK.items()
     }
-    return NAMES | more
+    return NAMES | block_names
 
 
 def _weights(model: Any) -> dict[str, np.ndarray]:
@@ -125,7 +125,7 @@ def _weights(model: Any) -> dict[str, np.ndarray]:
 
 
 def _random() -> dict[str, np.ndarray]:
-    random, found = np.random.default_rng(0), {}
+    random, weights = np.random.default_rng(0), {}
     shapes = {
         "token_embd": (len(WORDS), HIDDEN),
         "position_embd": (CONTEXT, HIDDEN),
@@ -136,10 +136,10 @@ def _random() -> dict[str, np.ndarray]:
     for name in _names().values():
         role = name.rsplit(".", 1)[-1]
         shape = (HIDDEN,) if role.endswith("norm") else shapes.get(role, (HIDDEN, HIDDEN))
-        found[f"{name}.weight"] = random.normal(1.0 if role.endswith("norm") else 0.0, 0.1, shape)
+        weights[f"{name}.weight"] = random.normal(1.0 if role.endswith("norm") else 0.0, 0.1, shape)
         if not role.endswith("embd") and role != "token_types":
-            found[f"{name}.bias"] = random.normal(0.0, 0.1, shape[:1])
-    return found
+            weights[f"{name}.bias"] = random.normal(0.0, 0.1, shape[:1])
+    return weights
 
 
 PIECES = [
@@ -163,7 +163,7 @@ T5_NAMES = {
 
 
 def t5_oracle() -> Any:
-    """transformers' T5EncoderModel with random weights."""
+    """Return transformers' T5EncoderModel with random weights. Skip the test without torch."""
     torch = pytest.importorskip("torch")
     import transformers
 
@@ -182,7 +182,7 @@ def t5_oracle() -> Any:
 
 
 def t5(path: Path, model: Any) -> Path:
-    """The same as a GGUF."""
+    """Write the weights of a T5EncoderModel to a GGUF file, and return its path."""
     writer = gguf.GGUFWriter(path, "t5encoder")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(HIDDEN)

@@ -1,4 +1,4 @@
-"""Speculation on a real quantized model gives the bits of plain decoding."""
+"""Speculative decoding with a real quantized model gives the same bits as plain decoding."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,9 +35,12 @@ PROMPT = "Lily has a dog. Lily has a cat. Lily has a dog. Lily has a cat."
 def runner(
     request: pytest.FixtureRequest, stories: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Runner]:
-    """A small random llama with heads of 64, whose cache can be quantized."""
-    place = tmp_path_factory.mktemp("grown")
-    folder, file = tiny_checkpoint.grown(stories, place / "folder", layers=2), place / "model.gguf"
+    """A runner of a small random Llama with heads of 64, whose KV cache can be quantized."""
+    temporary = tmp_path_factory.mktemp("grown")
+    folder, file = (
+        tiny_checkpoint.grown(stories, temporary / "folder", layers=2),
+        temporary / "model.gguf",
+    )
     write.write_model(
         plan.plan_quantization(checkpoint_source.open_checkpoint(folder), request.param),
         file,
@@ -51,36 +54,38 @@ def runner(
 def answer(
     runner: Runner, sampling: Sampling, strategy: str, prompt: tuple[int, ...], tokens: int = 48
 ) -> Answer:
-    wanted = Request(prompt, sampling, tokens, ignore_eos=True, logprobs=True, strategy=strategy)
-    reply = runner.reply(wanted)
+    request = Request(prompt, sampling, tokens, ignore_eos=True, logprobs=True, strategy=strategy)
+    reply = runner.reply(request)
     for _ in reply:
         runner.engine.ledger.check()
     return reply.answer
 
 
-def guessing(runner: Runner, drafter: PromptLookup | Knowing) -> None:
-    means = runner.engine.resources
-    runner.engine.resources = replace(means, speculation=Speculation((drafter,), Steady(CHEAP), 16))
+def use_drafter(runner: Runner, drafter: PromptLookup | Knowing) -> None:
+    resources = runner.engine.resources
+    runner.engine.resources = replace(
+        resources, speculation=Speculation((drafter,), Steady(CHEAP), 16)
+    )
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM, PENALIZED], ids=["greedy", "warm", "penalized"])
 @pytest.mark.parametrize("length", [20, 300])
-def test_text_and_probabilities_are_plain_s_to_the_last_bit(
+def test_speculative_answers_equal_plain_ones_to_the_last_bit(
     runner: Runner, sampling: Sampling, length: int
 ):
     prompt = (runner.encode_text(PROMPT) * 20)[:length]
     plain = answer(runner, sampling, "plain", prompt)
     ids = [token.id for token in plain.tokens]
     for drafter in (PromptLookup(), Knowing(ids, 0.85, chance=0.99, n_vocab=runner.model.n_vocab)):
-        guessing(runner, drafter)
-        guessed = answer(runner, sampling, "speculative", prompt)
-        assert [(t.id, t.text, t.logprob) for t in guessed.tokens] == [
+        use_drafter(runner, drafter)
+        speculative = answer(runner, sampling, "speculative", prompt)
+        assert [(t.id, t.text, t.logprob) for t in speculative.tokens] == [
             (t.id, t.text, t.logprob) for t in plain.tokens
         ]
-    assert guessed.n_accepted > 20
+    assert speculative.n_accepted > 20
 
 
-def test_by_itself_it_guesses_only_over_a_quantized_cache(runner: Runner):
+def test_speculation_is_the_default_only_with_a_quantized_cache(runner: Runner):
     options = replace(runner.options, cache_type_k="f16", reproducible=False)
     with open_runner(runner.header.path, options, raw=True, drafting=DraftSettings()) as floats:
         assert floats.default_strategy() == "plain"
@@ -88,7 +93,7 @@ def test_by_itself_it_guesses_only_over_a_quantized_cache(runner: Runner):
     assert runner.context.n_outputs == 16
 
 
-def test_the_output_buffer_is_as_large_as_what_was_asked_for(stories_gguf: Path):
+def test_the_output_buffer_has_the_requested_number_of_rows(stories_gguf: Path):
     with (
         open_model(stories_gguf) as model,
         open_context(model, ContextOptions(256, n_outputs=8)) as context,
@@ -101,22 +106,22 @@ def test_the_output_buffer_is_as_large_as_what_was_asked_for(stories_gguf: Path)
             context.decode(BatchRows([5] * 9, range(8, 17), [0] * 9, [True] * 9))
 
 
-def test_looking_up_is_switched_while_the_model_stays_loaded(
+def test_ngram_drafts_are_switched_without_loading_the_model_again(
     runner: Runner, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda curve, most: True)
-    kinds = {
+    strategies = {
         "f16": {"auto": "plain", "on": "speculative"},
         "q8_0": {"auto": "speculative", "on": "speculative"},
     }
-    for kind, expected in kinds.items():
-        options = replace(runner.options, cache_type_k=kind, cache_type_v=kind)
+    for cache_type, expected in strategies.items():
+        options = replace(runner.options, cache_type_k=cache_type, cache_type_v=cache_type)
         with open_runner(
             runner.header.path, options, raw=True, drafting=DraftSettings("on")
         ) as opened:
-            for word, strategy in {"off": "plain", **expected}.items():
-                assert opened.set_ngram_draft(word)
-                assert (opened.ngram_draft, opened.default_strategy()) == (word, strategy)
+            for value, strategy in {"off": "plain", **expected}.items():
+                assert opened.set_ngram_draft(value)
+                assert (opened.ngram_draft, opened.default_strategy()) == (value, strategy)
     with open_runner(
         runner.header.path, options, raw=True, drafting=DraftSettings("off")
     ) as without:
@@ -124,20 +129,20 @@ def test_looking_up_is_switched_while_the_model_stays_loaded(
         assert without.ngram_draft == "off"
 
 
-def test_a_text_longer_than_the_context_is_plain_s(runner: Runner):
-    """Places move while guesses are made; what is dropped and moved is the same for both."""
+def test_speculative_and_plain_answers_are_equal_beyond_the_context(runner: Runner):
+    """Both strategies drop and move the same cells when the context is full."""
     options, texts = replace(runner.options, ctx_size=256), []
     with open_runner(runner.header.path, options, raw=True, drafting=DraftSettings("on")) as opened:
         prompt = (opened.encode_text(PROMPT) * 20)[:150]
         for strategy in ("plain", "speculative"):
-            means = opened.engine.resources
+            resources = opened.engine.resources
             opened.engine.resources = replace(
-                means, speculation=Speculation((PromptLookup(),), Steady(CHEAP), 16)
+                resources, speculation=Speculation((PromptLookup(),), Steady(CHEAP), 16)
             )
-            wanted = Request(
+            request = Request(
                 prompt, GREEDY, 300, ignore_eos=True, strategy=strategy, overflow=AttentionSinks(4)
             )
-            reply = opened.reply(wanted)
+            reply = opened.reply(request)
             for _ in reply:
                 opened.engine.ledger.check()
             texts.append((reply.answer.text, reply.answer.finish, len(reply.answer.tokens)))

@@ -1,4 +1,4 @@
-"""Ctrl-C while C code runs."""
+"""Ctrl-C while C code is running."""
 
 import signal
 import threading
@@ -9,38 +9,38 @@ from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.interrupt import allow_interrupts, defer_interrupts, on_interrupt
 
 
-def test_ctrl_c_is_still_heard_after_another_signal():
-    heard = threading.Event()
+def test_ctrl_c_is_handled_after_another_signal():
+    interrupted = threading.Event()
     old = signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
-        with on_interrupt(heard.set):
+        with on_interrupt(interrupted.set):
             signal.raise_signal(signal.SIGUSR1)
             signal.raise_signal(signal.SIGINT)
-            assert heard.wait(120)
+            assert interrupted.wait(120)
     finally:
         signal.signal(signal.SIGUSR1, old)
 
 
-def test_a_waiting_ctrl_c_ends_what_begins_next():
-    heard = threading.Event()
+def test_a_deferred_ctrl_c_interrupts_the_next_work():
+    interrupted = threading.Event()
     with defer_interrupts():
         signal.raise_signal(signal.SIGINT)
-        with on_interrupt(heard.set):
-            assert heard.is_set()
+        with on_interrupt(interrupted.set):
+            assert interrupted.is_set()
 
 
-def test_a_waiting_ctrl_c_that_nobody_took_is_raised_at_the_end():
+def test_a_deferred_ctrl_c_is_raised_at_the_end():
     done = []
     with pytest.raises(KeyboardInterrupt), defer_interrupts():  # noqa: PT012
         signal.raise_signal(signal.SIGINT)
         done.append("all of it")
     assert done == ["all of it"]
     with defer_interrupts():
-        pass  # it is told once
+        pass  # it is raised only once
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_stretch_that_can_be_left_anywhere_is_left_at_once():
+def test_ctrl_c_is_raised_at_once_where_interrupts_are_allowed():
     done = []
     with pytest.raises(KeyboardInterrupt), defer_interrupts():  # noqa: PT012
         with allow_interrupts():
@@ -57,6 +57,6 @@ def test_ctrl_c_while_a_model_is_loaded_frees_it(stories_gguf):
     with pytest.raises(KeyboardInterrupt), defer_interrupts():  # noqa: PT012
         signal.raise_signal(signal.SIGINT)
         with open_model(stories_gguf):
-            raise AssertionError("it was not to be opened")
+            raise AssertionError("the model was opened")
     with open_model(stories_gguf) as model:
         assert model.n_vocab == 512

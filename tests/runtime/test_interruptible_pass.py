@@ -1,4 +1,4 @@
-"""Ctrl-C during passes is handled at once, at the next pass, or at the end."""
+"""Ctrl-C during passes takes effect at once, at the next pass, or at the end."""
 
 import os
 import signal
@@ -10,25 +10,27 @@ from llmcli.runtime.binding.context import Aborted
 from llmcli.runtime.interruptible_pass import interruptible
 
 
-class Pass:
-    """A context of which only the running pass is told; `asked` counts."""
+class FakeContext:
+    """A context whose pass is aborted by the interrupt number `needed`, because earlier interrupts
+    do not reach a running pass.
+    """
 
-    def __init__(self, notices: int) -> None:
-        self.notices, self.asked, self.heard = notices, 0, threading.Event()
+    def __init__(self, needed: int) -> None:
+        self.needed, self.n_interrupts, self.aborted = needed, 0, threading.Event()
 
     def interrupt(self) -> None:
-        self.asked += 1
-        if self.asked >= self.notices:
-            self.heard.set()
+        self.n_interrupts += 1
+        if self.n_interrupts >= self.needed:
+            self.aborted.set()
 
     def run(self) -> None:
-        assert self.heard.wait(20), "nobody asked"
+        assert self.aborted.wait(20), "the pass was not interrupted"
         raise Aborted
 
 
-@pytest.mark.parametrize("notices", [1, 3])
-def test_a_pass_that_did_not_notice_is_followed_by_one_that_does(notices: int) -> None:
-    context = Pass(notices)
+@pytest.mark.parametrize("needed", [1, 3])
+def test_ctrl_c_is_repeated_until_a_pass_is_aborted(needed: int) -> None:
+    context = FakeContext(needed)
 
     def measure() -> None:
         with interruptible(context):
@@ -39,21 +41,21 @@ def test_a_pass_that_did_not_notice_is_followed_by_one_that_does(notices: int) -
         measure()
 
 
-def test_ctrl_c_in_the_last_pass_raises_behind_it() -> None:
-    context, through = Pass(1), []
+def test_ctrl_c_in_the_last_pass_is_raised_after_it() -> None:
+    context, finished = FakeContext(1), []
 
     def measure() -> None:
         with interruptible(context):
             os.kill(os.getpid(), signal.SIGINT)
-            through.append(context.heard.wait(20))
+            finished.append(context.aborted.wait(20))
 
     with pytest.raises(KeyboardInterrupt):
         measure()
-    assert through == [True]
+    assert finished == [True]
 
 
-def test_nothing_happens_where_nobody_presses() -> None:
-    context = Pass(1)
+def test_without_ctrl_c_nothing_is_interrupted() -> None:
+    context = FakeContext(1)
     with interruptible(context):
         pass
-    assert not context.asked
+    assert not context.n_interrupts

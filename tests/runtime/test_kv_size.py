@@ -1,5 +1,6 @@
-"""Predicted bytes against the ones llama.cpp allocates: the difference is 0. scripts/benchmarks/kv_size.py
-measures more.
+"""The predicted bytes of the KV cache equal those that llama.cpp allocates.
+
+scripts/benchmarks/kv_size.py compares more models and contexts.
 """
 
 from dataclasses import replace
@@ -32,22 +33,22 @@ LLAMA = {
 @pytest.mark.parametrize(
     ("kind", "nbytes"), [("f16", 47_185_920), ("q8_0", 25_067_520), ("q4_0", 13_271_040)]
 )
-def test_the_worked_example_of_the_notes(kind, nbytes):
-    form = kv_size.read_shape(LLAMA)
-    assert form is not None
-    cache = kv_size.predict_cache(form, 2000, kind, kind, n_ubatch=512)
+def test_cache_sizes_of_smollm2(kind, nbytes):
+    shape = kv_size.read_shape(LLAMA)
+    assert shape is not None
+    cache = kv_size.predict_cache(shape, 2000, kind, kind, n_ubatch=512)
     assert (cache.nbytes, cache.cells) == (nbytes, 2048)
     assert cache.bytes_per_token * cache.cells == nbytes
 
 
 def check(path: Path, n_ctx: int, type_k: str, type_v: str, flash: str, slots: int) -> None:
-    form = kv_size.read_shape(read_header.read_header(path).metadata)
-    assert form is not None
+    shape = kv_size.read_shape(read_header.read_header(path).metadata)
+    assert shape is not None
     options = ContextOptions(n_ctx, 512, 128, slots, 1, 1, type_k, type_v, flash)
     with open_model(path) as model, open_context(model, options) as context:
-        held = context.memory_breakdown()
+        breakdown = context.memory_breakdown()
         cache = kv_size.predict_cache(
-            form,
+            shape,
             context.n_ctx,
             type_k,
             type_v,
@@ -55,8 +56,8 @@ def check(path: Path, n_ctx: int, type_k: str, type_v: str, flash: str, slots: i
             n_seq_max=slots,
             flash=flash != "off",
         )
-        assert held is not None
-        assert cache.nbytes - held.context_bytes == 0
+        assert breakdown is not None
+        assert cache.nbytes - breakdown.context_bytes == 0
 
 
 CASES = [
@@ -83,7 +84,7 @@ def test_gemma3_with_its_sliding_window(gemma3, n_ctx, type_k, type_v, flash, sl
     check(gemma3, n_ctx, type_k, type_v, flash, slots)
 
 
-def test_what_is_not_known_is_not_guessed():
+def test_unknown_architectures_have_no_prediction():
     assert kv_size.read_shape({**LLAMA, "llama.attention.kv_lora_rank": 512}) is None
     assert (
         kv_size.read_shape(
@@ -101,15 +102,15 @@ def test_what_is_not_known_is_not_guessed():
     assert kv_size.read_shape({}) is None
 
 
-def test_a_window_that_llama_cpp_does_not_read_changes_nothing():
-    """Mistral v0.1 is a llama with a window in its header."""
+def test_a_window_that_llama_cpp_ignores_changes_nothing():
+    """Mistral v0.1 is a Llama with a window in its header, which llama.cpp does not use."""
     assert kv_size.read_shape(
         {**LLAMA, "llama.attention.sliding_window": 128}
     ) == kv_size.read_shape(LLAMA)
 
 
-def test_only_compressed_keys_are_kept_where_values_are_made_from_them():
-    """DeepSeek V2 Lite: 27 layers of 512 + 64 values, and no V."""
+def test_latent_attention_stores_only_compressed_keys():
+    """DeepSeek V2 Lite has 27 layers of 512 + 64 values, and no V cache."""
     head = {
         "block_count": 27,
         "embedding_length": 2048,
@@ -125,17 +126,18 @@ def test_only_compressed_keys_are_kept_where_values_are_made_from_them():
         "general.architecture": "deepseek2",
         **{f"deepseek2.{key}": value for key, value in head.items()},
     }
-    form = kv_size.read_shape(metadata)
-    assert form is not None
-    cache = kv_size.predict_cache(form, 4096, "f16", "f16", n_ubatch=512)
+    shape = kv_size.read_shape(metadata)
+    assert shape is not None
+    cache = kv_size.predict_cache(shape, 4096, "f16", "f16", n_ubatch=512)
     assert cache.nbytes == 27 * 4096 * 576 * 2
     assert sum(layer.v_bytes for layer in cache.layers) == 0
-    why = kv_size.find_refusal(form, "q8_0", "f16")
-    assert why
-    assert "-ctk q8_0 -ctv q8_0" in why[1]
+    refusal = kv_size.find_refusal(shape, "q8_0", "f16")
+    assert refusal
+    assert "-ctk q8_0 -ctv q8_0" in refusal[1]
 
 
-# Contexts of the tiny models: type K, type V, flash, one pool, tokens, sequences, micro-batch.
+# Contexts of the tiny models: type of K, type of V, flash attention, one pool, tokens, sequences,
+# micro-batch.
 TINY = [
     ("f16", "f16", "auto", True, 300, 1, 512),
     ("q8_0", "q8_0", "auto", False, 2500, 3, 64),
@@ -147,14 +149,14 @@ TINY = [
 
 
 def check_tiny(path: Path) -> kv_size.CacheShape:
-    form = kv_size.read_shape(read_header.read_header(path).metadata)
-    assert form is not None
+    shape = kv_size.read_shape(read_header.read_header(path).metadata)
+    assert shape is not None
     with open_model(path) as model:
         for type_k, type_v, flash, unified, n_ctx, slots, n_ubatch in TINY:
             options = ContextOptions(
                 n_ctx, 512, n_ubatch, slots, 1, 1, type_k, type_v, flash, unified
             )
-            if kv_size.find_refusal(form, type_k, type_v):
+            if kv_size.find_refusal(shape, type_k, type_v):
                 with (
                     pytest.raises(UserError, match=r"llama\.cpp refuses"),
                     open_context(model, options),
@@ -162,7 +164,7 @@ def check_tiny(path: Path) -> kv_size.CacheShape:
                     pass
                 continue
             cache = kv_size.predict_cache(
-                form,
+                shape,
                 n_ctx,
                 type_k,
                 type_v,
@@ -172,45 +174,45 @@ def check_tiny(path: Path) -> kv_size.CacheShape:
                 unified=unified,
             )
             with open_context(model, options) as context:
-                held = context.memory_breakdown()
-                assert held is not None
-                assert cache.nbytes - held.context_bytes == 0, options
+                breakdown = context.memory_breakdown()
+                assert breakdown is not None
+                assert cache.nbytes - breakdown.context_bytes == 0, options
                 assert cache.cells == context.n_ctx
-    return form
+    return shape
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_one_key_head_some_and_as_many_as_queries(tmp_path, kv_heads):
+def test_any_number_of_key_heads(tmp_path, kv_heads):
     assert not check_tiny(
         tiny_gguf.llama(tmp_path / "m.gguf", kv_heads=kv_heads, layers=3)
     ).is_latent
 
 
-def test_a_tiny_window(tmp_path):
-    form = check_tiny(tiny_gguf.gemma3(tmp_path / "m.gguf", hidden=128, layers=7))
-    assert form.is_windowed == (True, True, True, True, True, False, True)
+def test_a_sliding_window_in_some_layers(tmp_path):
+    shape = check_tiny(tiny_gguf.gemma3(tmp_path / "m.gguf", hidden=128, layers=7))
+    assert shape.is_windowed == (True, True, True, True, True, False, True)
 
 
 @pytest.mark.parametrize(
     "name", ["deepseek v2, compressed queries", "gpt-oss", "gemma2, window on other layers"]
 )
-def test_compressed_keys_and_the_windows_of_other_families(tmp_path, name):
+def test_compressed_keys_and_windows_of_other_families(tmp_path, name):
     pytest.importorskip("transformers", reason="transformers is not installed: it makes the models")
     (case,) = (case for case in families.cases() if case.name == name)
     folder, out = families.build(case, tmp_path / "model"), tmp_path / "model.gguf"
     write.write_model(
         plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "F32"), out, threads=1
     )
-    form = check_tiny(out)
-    assert form.is_latent == name.startswith("deepseek")
+    shape = check_tiny(out)
+    assert shape.is_latent == name.startswith("deepseek")
 
 
 def test_a_window_that_no_layer_has_is_refused_where_llama_cpp_would_abort(tmp_path, monkeypatch):
-    def window_of_none(writer: gguf.GGUFWriter, window: int) -> None:
+    def add_window_of_no_layer(writer: gguf.GGUFWriter, window: int) -> None:
         writer.add_uint32("gemma3.attention.sliding_window", window)
         writer.add_uint32("gemma3.attention.sliding_window_pattern", 1)
 
-    monkeypatch.setattr(gguf.GGUFWriter, "add_sliding_window", window_of_none)
+    monkeypatch.setattr(gguf.GGUFWriter, "add_sliding_window", add_window_of_no_layer)
     path = tiny_gguf.gemma3(tmp_path / "m.gguf", hidden=128)
     with (
         pytest.raises(UserError, match="no layer"),
@@ -219,15 +221,15 @@ def test_a_window_that_no_layer_has_is_refused_where_llama_cpp_would_abort(tmp_p
         pass
 
 
-def test_types_that_a_model_s_heads_do_not_fill_are_refused_before_it_is_loaded(stories_gguf):
-    """stories260K has heads of 8 values; llama.cpp refuses some of these pairs and computes
-    nonsense for others.
+def test_cache_types_whose_blocks_heads_do_not_fill_are_refused(stories_gguf):
+    """stories260K has heads of 8 values. llama.cpp refuses some of these types and computes wrong
+    results for others.
     """
-    wanted = RunOptions(
+    q8_0_keys = RunOptions(
         ctx_size=256, threads=1, batch_size=32, cache_type_k="q8_0", cache_type_v="f16"
     )
-    values = replace(wanted, cache_type_k="f16", cache_type_v="q4_0")
-    for options in (wanted, replace(wanted, flash_attn="off"), values):
+    q4_0_values = replace(q8_0_keys, cache_type_k="f16", cache_type_v="q4_0")
+    for options in (q8_0_keys, replace(q8_0_keys, flash_attn="off"), q4_0_values):
         with (
             pytest.raises(UserError, match="heads have 8") as caught,
             open_runner(stories_gguf, options),
@@ -247,5 +249,5 @@ def test_types_that_a_model_s_heads_do_not_fill_are_refused_before_it_is_loaded(
         ("embedding_length", None),
     ],
 )
-def test_a_header_that_makes_no_sense_predicts_nothing(key, value):
+def test_invalid_metadata_has_no_prediction(key, value):
     assert kv_size.read_shape({**LLAMA, f"llama.{key}": value}) is None

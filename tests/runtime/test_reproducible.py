@@ -1,4 +1,6 @@
-"""The reproducible mode: bit-equal logits for any batches, threads, turns and strategies."""
+"""The reproducible mode: logits have the same bits for any batches, threads, earlier turns and
+strategies.
+"""
 
 import json
 import subprocess
@@ -31,15 +33,16 @@ from tests.quant import families, tiny_checkpoint
 from tests.quant.families.gemma3 import SMALL
 
 GREEDY = default_sampling().with_values({"temp": 0})
-CHANCE = default_sampling().with_values(
+SAMPLED = default_sampling().with_values(
     {"temp": 1.5, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 11}
 )
-# tokens computed one by one behind each prompt: what the chunks left in the cache shows there
-DEPTHS = 5
+# Tokens that are computed one by one after each prompt. Their logits depend on all cells that the
+# prompt's passes have written.
+EXTRA_TOKENS = 5
 
 
-def made(folder: Path, kind: str) -> Path:
-    """A checkpoint quantized."""
+def quantize_checkpoint(folder: Path, kind: str) -> Path:
+    """Quantize a checkpoint to the type `kind`, and return the file next to it."""
     out = folder.with_suffix(f".{kind}.gguf")
     write.write_model(
         plan.plan_quantization(checkpoint_source.open_checkpoint(folder), kind), out, threads=1
@@ -49,7 +52,9 @@ def made(folder: Path, kind: str) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random llama with heads of 32 and rows of 256: large enough for every quantized type."""
+    """A checkpoint of a random Llama with heads of 32 and rows of 256, which are long enough for
+    every quantized type.
+    """
     return tiny_checkpoint.grown(
         stories, tmp_path_factory.mktemp("grown") / "model", hidden=256, layers=2, shards=1
     )
@@ -57,28 +62,32 @@ def folder(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["Q8_0", "Q4_0"])
 def weights(request: pytest.FixtureRequest, folder: Path) -> Path:
-    """Types that both AVX2 and AMX lay out anew or not at all, and that no tiled kernel takes."""
-    return made(folder, request.param)
+    """A model file in a type that llama.cpp treats alike on CPUs with AVX2 and with AMX: it repacks
+    the type on both or on neither, and has no tiled kernel for it.
+    """
+    return quantize_checkpoint(folder, request.param)
 
 
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Gemma 3 whose windows of 64 move on within a prompt."""
+    """A model file of a tiny Gemma 3 with windows of 64 tokens, shorter than the prompts."""
     case = families.Case(
         "window",
         "Gemma3ForCausalLM",
         SMALL | {"head_dim": 32, "query_pre_attn_scalar": 32},
         norm=0.0,
     )
-    return made(families.build(case, tmp_path_factory.mktemp("gemma") / "model"), "Q8_0")
+    return quantize_checkpoint(
+        families.build(case, tmp_path_factory.mktemp("gemma") / "model"), "Q8_0"
+    )
 
 
-def words(count: int, seed: int = 0) -> list[int]:
+def random_tokens(count: int, seed: int = 0) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(3, 500, count)]
 
 
 @contextmanager
-def opened(
+def open_context(
     path: Path, slots: int = 1, threads: int = 1, n_ubatch: int = 512, n_ctx: int = 512
 ) -> Iterator[Context]:
     options = ContextOptions(n_ctx, 512, n_ubatch, slots, threads, threads, "q8_0", "q8_0", "on")
@@ -87,21 +96,23 @@ def opened(
 
 
 def feed(context: Context, tokens: list[int], chunk: int, slot: int = 0) -> list[bytes]:
-    """The logits behind a prompt computed in pieces, then behind each of a few more tokens."""
-    found = []
-    pieces = [(at, tokens[at : at + chunk]) for at in range(0, len(tokens), chunk)]
-    for at, part in [*pieces, *((len(tokens) + step, [9]) for step in range(DEPTHS))]:
-        wants = [False] * (len(part) - 1) + [True]
+    """Compute a prompt in passes of `chunk` tokens, then EXTRA_TOKENS more tokens. Return the bytes
+    of the logits after the prompt and after each extra token.
+    """
+    logits = []
+    pieces = [(start, tokens[start : start + chunk]) for start in range(0, len(tokens), chunk)]
+    for start, piece in [*pieces, *((len(tokens) + step, [9]) for step in range(EXTRA_TOKENS))]:
+        with_logits = [False] * (len(piece) - 1) + [True]
         (row,) = context.decode(
-            BatchRows(part, range(at, at + len(part)), [slot] * len(part), wants)
+            BatchRows(piece, range(start, start + len(piece)), [slot] * len(piece), with_logits)
         )
-        found.append(row.logits.tobytes())
-    return found[len(pieces) - 1 :]
+        logits.append(row.logits.tobytes())
+    return logits[len(pieces) - 1 :]
 
 
-def test_a_prompt_in_chunks_is_the_whole_prompt(weights: Path) -> None:
-    tokens = words(300)
-    with opened(weights) as context:
+def test_the_size_of_prompt_chunks_changes_nothing(weights: Path) -> None:
+    tokens = random_tokens(300)
+    with open_context(weights) as context:
         whole = feed(context, tokens, 512)
         for chunk in (1, 2, 3, 4, 7, 16, 63, 64, 65, 128):
             context.clear()
@@ -112,29 +123,29 @@ def test_a_prompt_in_chunks_is_the_whole_prompt(weights: Path) -> None:
 def test_threads_and_micro_batches_change_nothing(
     threads: int, n_ubatch: int, weights: Path
 ) -> None:
-    with opened(weights) as context:
-        whole = feed(context, words(300), 512)
-    with opened(weights, threads=threads, n_ubatch=n_ubatch) as context:
-        assert feed(context, words(300), 512) == whole
+    with open_context(weights) as context:
+        whole = feed(context, random_tokens(300), 512)
+    with open_context(weights, threads=threads, n_ubatch=n_ubatch) as context:
+        assert feed(context, random_tokens(300), 512) == whole
 
 
-def test_windows_that_have_moved_on_change_nothing(windowed: Path) -> None:
-    with opened(windowed, n_ctx=1024) as context:
-        whole = feed(context, words(900), 512)
+def test_chunks_change_nothing_with_sliding_windows(windowed: Path) -> None:
+    with open_context(windowed, n_ctx=1024) as context:
+        whole = feed(context, random_tokens(900), 512)
     for n_ubatch, chunk in ((64, 512), (512, 70), (160, 512)):
-        with opened(windowed, n_ubatch=n_ubatch, n_ctx=1024) as context:
-            assert feed(context, words(900), chunk) == whole, (n_ubatch, chunk)
+        with open_context(windowed, n_ubatch=n_ubatch, n_ctx=1024) as context:
+            assert feed(context, random_tokens(900), chunk) == whole, (n_ubatch, chunk)
 
 
-def test_a_sequence_in_a_batch_is_the_sequence_alone(weights: Path) -> None:
-    prompts = [words(20 + 3 * number, seed=number) for number in range(8)]
+def test_other_sequences_in_a_batch_change_nothing(weights: Path) -> None:
+    prompts = [random_tokens(20 + 3 * number, seed=number) for number in range(8)]
     alone = []
-    with opened(weights) as context:
+    with open_context(weights) as context:
         for prompt in prompts:
             context.clear()
             alone.append(feed(context, prompt, 512))
     for count in range(2, 9):
-        with opened(weights, slots=8) as context:
+        with open_context(weights, slots=8) as context:
             for slot in range(count):
                 size = len(prompts[slot])
                 context.decode(
@@ -142,11 +153,13 @@ def test_a_sequence_in_a_batch_is_the_sequence_alone(weights: Path) -> None:
                         prompts[slot], range(size), [slot] * size, [False] * (size - 1) + [True]
                     )
                 )
-            for step in range(DEPTHS):
-                places = [len(prompt) + step for prompt in prompts[:count]]
-                rows = context.decode(BatchRows([9] * count, places, range(count), [True] * count))
-                found = [row.logits.tobytes() for row in rows]
-                assert found == [alone[slot][step + 1] for slot in range(count)], (count, step)
+            for step in range(EXTRA_TOKENS):
+                positions = [len(prompt) + step for prompt in prompts[:count]]
+                rows = context.decode(
+                    BatchRows([9] * count, positions, range(count), [True] * count)
+                )
+                logits = [row.logits.tobytes() for row in rows]
+                assert logits == [alone[slot][step + 1] for slot in range(count)], (count, step)
 
 
 @contextmanager
@@ -154,36 +167,36 @@ def runner(path: Path, slots: int = 1, n_ctx: int = 512, n_ubatch: int = 512) ->
     options = reproducible.with_required_options(
         RunOptions(ctx_size=n_ctx, threads=1, ubatch_size=n_ubatch)
     )
-    with open_runner(path, options, slots=slots) as made:
-        yield made
+    with open_runner(path, options, slots=slots) as opened:
+        yield opened
 
 
-def listen(runner: Runner) -> list[bytes]:
-    """Every row of logits that the engine reads from now on."""
-    heard: list[bytes] = []
+def record_logits(runner: Runner) -> list[bytes]:
+    """Return a list to which the bytes of every row of logits are appended from now on."""
+    recorded: list[bytes] = []
     decode = runner.context.decode
 
-    def told(rows: BatchRows) -> list[object]:
-        found = decode(rows)
-        heard.extend(row.logits.tobytes() for row in found)
-        return found
+    def recording_decode(rows: BatchRows) -> list[object]:
+        rows_of_logits = decode(rows)
+        recorded.extend(row.logits.tobytes() for row in rows_of_logits)
+        return rows_of_logits
 
-    runner.context.decode = told  # type: ignore[method-assign,assignment]
-    return heard
+    runner.context.decode = recording_decode  # type: ignore[method-assign,assignment]
+    return recorded
 
 
 def answers(
     runner: Runner, tokens: list[int], samples: int = 1, **settings: object
 ) -> list[Answer]:
-    asked = {"sampling": GREEDY, "max_tokens": 12, "ignore_eos": True, "logprobs": True} | settings
-    reply = runner.reply(Request(tuple(tokens), **asked), samples)  # type: ignore[arg-type]
+    fields = {"sampling": GREEDY, "max_tokens": 12, "ignore_eos": True, "logprobs": True} | settings
+    reply = runner.reply(Request(tuple(tokens), **fields), samples)  # type: ignore[arg-type]
     for _ in reply:
         pass
     runner.engine.ledger.check()
     return reply.answers
 
 
-def said(answer: Answer) -> list[int]:
+def token_ids(answer: Answer) -> list[int]:
     return [token.id for token in answer.tokens]
 
 
@@ -191,135 +204,143 @@ BEAMS = {"strategy": "beam", "search": BeamSettings(3)}
 
 
 @pytest.mark.parametrize(("slots", "before"), [(1, {}), (3, {}), (3, BEAMS)])
-def test_a_resumed_conversation_is_a_fresh_one(
+def test_cells_of_earlier_turns_change_nothing(
     slots: int, before: dict[str, object], weights: Path
 ) -> None:
-    """Cells kept from another turn, cut back from one that went elsewhere, or left behind by beams."""
-    tokens = words(100)
-    with runner(weights) as one:
-        fresh = listen(one)
-        (expected,) = answers(one, tokens)
-    with runner(weights, slots=slots) as one:
-        answers(one, [*tokens[:60], *words(40, seed=5)], **before)
-        answers(one, tokens[:80], **before)
-        resumed = listen(one)
-        (found,) = answers(one, tokens)
-        assert found.cached_tokens == (80 if slots == 1 else 0)
-    assert (said(found), resumed) == (said(expected), fresh)
+    """The prompt reuses cells of an earlier turn, of a turn that continued differently, or of a
+    beam search.
+    """
+    tokens = random_tokens(100)
+    with runner(weights) as opened:
+        fresh = record_logits(opened)
+        (expected,) = answers(opened, tokens)
+    with runner(weights, slots=slots) as opened:
+        answers(opened, [*tokens[:60], *random_tokens(40, seed=5)], **before)
+        answers(opened, tokens[:80], **before)
+        resumed = record_logits(opened)
+        (answer,) = answers(opened, tokens)
+        assert answer.cached_tokens == (80 if slots == 1 else 0)
+    assert (token_ids(answer), resumed) == (token_ids(expected), fresh)
 
 
-def test_samples_are_the_answers_of_their_seeds_alone(weights: Path) -> None:
-    with runner(weights, slots=3) as one:
-        together = answers(one, words(30), 3, sampling=CHANCE)
-    assert [answer.seed for answer in together] == [11, 12, 13]
-    for answer in together:
-        with runner(weights, n_ubatch=7) as one:
-            (alone,) = answers(one, words(30), sampling=CHANCE.with_values({"seed": answer.seed}))
-        assert (said(alone), [t.logprob for t in alone.tokens]) == (
-            said(answer),
+def test_several_samples_equal_single_answers_with_their_seeds(weights: Path) -> None:
+    with runner(weights, slots=3) as opened:
+        samples = answers(opened, random_tokens(30), 3, sampling=SAMPLED)
+    assert [answer.seed for answer in samples] == [11, 12, 13]
+    for answer in samples:
+        with runner(weights, n_ubatch=7) as opened:
+            (alone,) = answers(
+                opened, random_tokens(30), sampling=SAMPLED.with_values({"seed": answer.seed})
+            )
+        assert (token_ids(alone), [t.logprob for t in alone.tokens]) == (
+            token_ids(answer),
             [t.logprob for t in answer.tokens],
         )
 
 
-def test_one_beam_is_greedy(weights: Path) -> None:
-    with runner(weights) as one:
-        heard = listen(one)
-        (greedy,) = answers(one, words(40))
-        plain = heard[:]
-        heard.clear()
-        one.engine.ledger.evict_idle()
-        (beam,) = answers(one, words(40), strategy="beam", search=BeamSettings(1))
-        assert (said(beam), heard) == (said(greedy), plain)
+def test_beam_search_with_one_beam_is_greedy_decoding(weights: Path) -> None:
+    with runner(weights) as opened:
+        recorded = record_logits(opened)
+        (greedy,) = answers(opened, random_tokens(40))
+        plain = recorded[:]
+        recorded.clear()
+        opened.engine.ledger.evict_idle()
+        (beam,) = answers(opened, random_tokens(40), strategy="beam", search=BeamSettings(1))
+        assert (token_ids(beam), recorded) == (token_ids(greedy), plain)
 
 
-def test_a_draft_model_changes_nothing_that_is_drawn(
+def test_a_draft_model_does_not_change_the_sampled_tokens(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does how fast it is, which decides when it is asked."""
+    """Its speed, which determines how often it drafts, does not change them either."""
     monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda curve, most: True)
-    with runner(weights) as one:
-        (plain,) = answers(one, words(30), sampling=CHANCE, max_tokens=40)
+    with runner(weights) as opened:
+        (plain,) = answers(opened, random_tokens(30), sampling=SAMPLED, max_tokens=40)
     options = reproducible.with_required_options(RunOptions(ctx_size=512, threads=1))
-    with open_runner(weights, options, drafting=DraftSettings("off", weights)) as one:
-        means = one.engine.resources
-        assert means.speculation and means.speculation.is_reproducible
-        (drafter,) = means.speculation.drafters
+    with open_runner(weights, options, drafting=DraftSettings("off", weights)) as opened:
+        resources = opened.engine.resources
+        assert resources.speculation and resources.speculation.is_reproducible
+        (drafter,) = resources.speculation.drafters
         drafted = set()
         for cost in (0.0, 0.001):
-            drafter.one = cost
+            drafter.guess_seconds = cost
             cheap = replace(
-                means.speculation, pass_cost=Steady(CHEAP), max_rows=means.speculation.exact_rows
+                resources.speculation,
+                pass_cost=Steady(CHEAP),
+                max_rows=resources.speculation.exact_rows,
             )
-            one.engine.resources = replace(means, speculation=cheap)
+            opened.engine.resources = replace(resources, speculation=cheap)
             for temp in (1.5, 0.2):
-                (found,) = answers(
-                    one,
-                    words(30),
-                    sampling=CHANCE.with_values({"temp": temp}),
+                (speculative,) = answers(
+                    opened,
+                    random_tokens(30),
+                    sampling=SAMPLED.with_values({"temp": temp}),
                     max_tokens=40,
                     strategy="speculative",
                 )
-                drafted.add(found.n_drafted)
+                drafted.add(speculative.n_drafted)
                 if temp == 1.5:
-                    assert (said(found), [t.logprob for t in found.tokens]) == (
-                        said(plain),
+                    assert (token_ids(speculative), [t.logprob for t in speculative.tokens]) == (
+                        token_ids(plain),
                         [t.logprob for t in plain.tokens],
                     )
         assert max(drafted) > 0
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_the_same_seed_says_the_same_again(native: bool, weights: Path) -> None:
-    """Without the mode, too: one machine, one call after the other."""
+def test_the_same_seed_gives_the_same_answer(native: bool, weights: Path) -> None:
+    """Repeated calls on one machine give equal answers without the reproducible mode, too."""
     options = RunOptions(ctx_size=256, threads=1)
     texts = set()
     for _ in range(2):
-        with open_runner(weights, options, native_sampling=native) as one:
-            (answer,) = answers(one, words(30), sampling=CHANCE)
-            texts.add((tuple(said(answer)), tuple(token.logprob for token in answer.tokens)))
-            (other,) = answers(one, words(30), sampling=CHANCE.with_values({"seed": 12}))
-            assert said(other) != said(answer)
+        with open_runner(weights, options, native_sampling=native) as opened:
+            (answer,) = answers(opened, random_tokens(30), sampling=SAMPLED)
+            texts.add((tuple(token_ids(answer)), tuple(token.logprob for token in answer.tokens)))
+            (other_seed,) = answers(
+                opened, random_tokens(30), sampling=SAMPLED.with_values({"seed": 12})
+            )
+            assert token_ids(other_seed) != token_ids(answer)
     assert len(texts) == 1
 
 
-def test_k_quants_keep_to_one_kernel(stories: Path, tmp_path: Path) -> None:
-    """As they stand in the file, where tiled kernels would take eight rows; asked once a process,
-    so in a fresh one.
+def test_k_quants_use_one_kernel_for_any_number_of_rows(stories: Path, tmp_path: Path) -> None:
+    """Without repacking, llama.cpp would use a tiled kernel from eight rows on. It reads the
+    variable that disables this kernel once per process, so the test needs a new process.
     """
-    path = made(
+    path = quantize_checkpoint(
         tiny_checkpoint.grown(stories, tmp_path / "wide", hidden=1024, layers=2, shards=1), "Q4_K_M"
     )
     done = subprocess.run(
-        [sys.executable, "-c", ALONE, str(path)],
+        [sys.executable, "-c", CHUNKS_PROGRAM, str(path)],
         env=build_child_environ(GGML_CPU_TILED_MM="1"),
         check=False,
     )
     assert done.returncode == 0
 
 
-ALONE = """
+CHUNKS_PROGRAM = """
 import sys
 from pathlib import Path
 from llmcli import config
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.model import open_model
-from tests.runtime.test_reproducible import feed, words
+from tests.runtime.test_reproducible import feed, random_tokens
 
 config.disable_tiled_kernels()
 options = ContextOptions(256, 256, 256, 1, 1, 1, "q8_0", "q8_0", "on", swa_full=True)
 with open_model(Path(sys.argv[1]), gpu_layers=0, repack=False) as model, open_context(model, options) as context:
-    whole = feed(context, words(60), 60)
+    whole = feed(context, random_tokens(60), 60)
     for chunk in (1, 4, 7, 9):
         context.clear()
-        assert feed(context, words(60), chunk) == whole, chunk
+        assert feed(context, random_tokens(60), chunk) == whole, chunk
 """
 
 
-def test_run_tells_what_is_covered_and_cuts_as_it_is_told(folder: Path) -> None:
-    weights, found = made(folder, "Q8_0"), []
+def test_run_prints_the_guarantee_and_gives_the_same_bits_with_other_batches(folder: Path) -> None:
+    weights, results = quantize_checkpoint(folder, "Q8_0"), []
     for flags in (["-ub", "512", "-t", "1"], ["-ub", "6", "-b", "11", "-t", "2"]):
-        said = [
+        arguments = [
             "-p",
             "Once upon a time there was " * 6,
             "--raw",
@@ -332,7 +353,7 @@ def test_run_tells_what_is_covered_and_cuts_as_it_is_told(folder: Path) -> None:
             "3",
         ]
         main = [sys.executable, "-c", "from llmcli.app import main; main()"]
-        command = [*main, "run", str(weights), "--reproducible", "--json", *said, *flags]
+        command = [*main, "run", str(weights), "--reproducible", "--json", *arguments, *flags]
         done = subprocess.run(
             command,
             capture_output=True,
@@ -343,12 +364,12 @@ def test_run_tells_what_is_covered_and_cuts_as_it_is_told(folder: Path) -> None:
         assert reproducible.GUARANTEE in done.stderr
         answer = json.loads(done.stdout)
         assert answer["reproducible"] is True
-        found.append([(token["id"], token["logprob"]) for token in answer["tokens"]])
-    assert found[0] == found[1]
+        results.append([(token["id"], token["logprob"]) for token in answer["tokens"]])
+    assert results[0] == results[1]
 
 
-def test_floats_are_refused(folder: Path, stories_gguf: Path) -> None:
-    half = made(folder, "F16")
+def test_float_weights_are_refused(folder: Path, stories_gguf: Path) -> None:
+    half = quantize_checkpoint(folder, "F16")
     with pytest.raises(UserError, match=r"token_embd\.weight is F16, as are 14 more,") as caught:
         reproducible.check_model(read_header.read_header(half))
     assert "--q8_0" in caught.value.hint
@@ -361,33 +382,38 @@ def test_floats_are_refused(folder: Path, stories_gguf: Path) -> None:
     assert "leave out --reproducible" in caught.value.hint
 
 
-class Moody(FakeContext):
-    """A context whose logits know how many rows were computed with theirs, from `many` on."""
+class BatchDependentContext(FakeContext):
+    """A context whose logits differ if at least `n_rows` rows are computed in one pass."""
 
-    many = 8
+    n_rows = 8
 
     def clear(self) -> None:
         self.cells = [[] for _ in self.cells]
 
     def decode(self, rows: BatchRows) -> list[FakeRow]:
-        shift = np.float32(len(rows) >= self.many)
+        shift = np.float32(len(rows) >= self.n_rows)
         return [FakeRow(row.logits + shift) for row in super().decode(rows)]
 
 
-@pytest.mark.parametrize(("many", "expected"), [(2, False), (4, False), (8, False), (10, True)])
-def test_the_trial_finds_kernels_that_count_rows(many: int, expected: bool) -> None:
-    context = Moody()
-    context.many = many
+@pytest.mark.parametrize(("n_rows", "expected"), [(2, False), (4, False), (8, False), (10, True)])
+def test_the_trial_finds_kernels_that_depend_on_the_number_of_rows(
+    n_rows: int, expected: bool
+) -> None:
+    context = BatchDependentContext()
+    context.n_rows = n_rows
     context.n_vocab = 256  # type: ignore[attr-defined]
     assert reproducible.is_batch_invariant(context) is expected  # type: ignore[arg-type]
 
 
-def test_a_model_is_refused_where_no_layout_passes_the_trial(
+def test_a_model_is_refused_if_no_layout_passes_the_trial(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[Context] = []
     never: Callable[[Context], bool] = lambda context: bool(tried.append(context))  # noqa: E731
     monkeypatch.setattr(reproducible, "is_batch_invariant", never)
-    with pytest.raises(UserError, match="how many tokens are computed at once"), opened(weights):
+    with (
+        pytest.raises(UserError, match="how many tokens are computed at once"),
+        open_context(weights),
+    ):
         pass
-    assert 1 <= len(tried) <= 2  # where some layout cannot do it is not even tried
+    assert 1 <= len(tried) <= 2  # layouts that cannot be reproducible are not tried
