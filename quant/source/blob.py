@@ -97,6 +97,8 @@ def read_samples(blobs: Sequence[Blob]) -> "list[U8]":
         [step * (total - 1) // (SAMPLE_COUNT - 1) for step in range(SAMPLE_COUNT)] if total else []
     )
     samples = dict.fromkeys(_sample_around(blobs, position) for position in positions)
+    if all(isinstance(blob, LocalFile) for blob in blobs):  # threads would cost more than they save
+        return [blobs[index].read(offset, nbytes) for index, offset, nbytes in samples]
     with ThreadPoolExecutor(8, thread_name_prefix="sample") as pool:
         return list(pool.map(lambda sample: blobs[sample[0]].read(*sample[1:]), samples))
 

@@ -330,7 +330,7 @@ def test_wishes_that_make_no_sense_are_told(
 
 
 def test_a_plan_made_by_other_moments_serves(
-    quantized: Quantize, llmcli: Llmcli, model: Path, tmp_path: Path
+    quantized: Quantize, llmcli: Llmcli, model: Path, text: Path, tmp_path: Path
 ) -> None:
     mix = tmp_path / "plan.json"
     assert quantized(tmp_path / "one.gguf", "--plan-out", str(mix), "--dry-run").code == 0
@@ -346,6 +346,8 @@ def test_a_plan_made_by_other_moments_serves(
         "--sequential",
         "--threads",
         "1",
+        "--calibration",
+        str(text),
         "-o",
         str(tmp_path / "two.gguf"),
         "--dry-run",
