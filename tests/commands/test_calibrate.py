@@ -1,3 +1,7 @@
+"""`llmcli calibrate`: sums and moments against transformers and numpy, resuming, merging and
+errors.
+"""
+
 import json
 import subprocess
 import sys
@@ -24,7 +28,7 @@ Llmcli = Callable[..., Done]
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some 400 of the tiny models' tokens: nearly a byte each."""
+    """A text of about 400 tokens for the tiny models, whose tokens are nearly one byte each."""
     path = tmp_path_factory.mktemp("text") / "some.txt"
     path.write_text(
         "The quick brown fox jumps over the lazy dog, and the dog sleeps on. " * 6, encoding="utf-8"
@@ -32,12 +36,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def means(path: Path, name: str) -> Any:
+def mean_squares(path: Path, name: str) -> Any:
+    """Return the mean square of each column of this weight's input, read from an imatrix file."""
     entry = imatrix.load_imatrix(path).entries[name]
     return entry.mean_squares(0, 1, entry.count)[0]
 
 
-def test_sums_are_those_of_transformers_own_activations(
+def test_sums_equal_those_of_the_activations_of_transformers(
     llmcli: Llmcli, stories: Path, stories_gguf: Path, text: Path, tmp_path: Path
 ) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
@@ -58,7 +63,7 @@ def test_sums_are_those_of_transformers_own_activations(
         "--json",
     )
     assert done.code == 0, done.err
-    told = json.loads(done.out)
+    document = json.loads(done.out)
     with open_model(stories_gguf, vocab_only=True) as vocabulary:
         ids = vocabulary.tokenize(
             text.read_text().removesuffix("\n"), special=False, add_special=True
@@ -66,10 +71,10 @@ def test_sums_are_those_of_transformers_own_activations(
         bos = vocabulary.bos
     chunks = torch.tensor(ids[: len(ids) // 64 * 64]).view(-1, 64)
     chunks[:, 0] = bos
-    assert (told["chunks"], told["tokens"]) == (len(chunks), chunks.numel())
+    assert (document["chunks"], document["tokens"]) == (len(chunks), chunks.numel())
     model = transformers.AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)
     layers = model.model.layers
-    seen: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     for name, module in {
         "blk.0.attn_q.weight": layers[0].self_attn.q_proj,
         "blk.2.attn_v.weight": layers[2].self_attn.v_proj,
@@ -79,17 +84,17 @@ def test_sums_are_those_of_transformers_own_activations(
         "token_embd.weight": model.lm_head,
     }.items():
         module.register_forward_hook(
-            lambda _, entered, __, name=name: seen.update({name: entered[0].double()})
+            lambda _, args, __, name=name: inputs.update({name: args[0].double()})
         )
     with torch.inference_mode():
         model(chunks)
-    for name, entered in seen.items():
-        want = entered.square().mean((0, 1)).numpy()
-        found = means(out, name)
-        assert np.linalg.norm(found - want) < 2e-3 * np.linalg.norm(want), name
+    for name, rows in inputs.items():
+        expected = rows.square().mean((0, 1)).numpy()
+        actual = mean_squares(out, name)
+        assert np.linalg.norm(actual - expected) < 2e-3 * np.linalg.norm(expected), name
 
 
-def test_moments_of_values_are_of_what_transformers_attention_mixes(
+def test_moments_of_attention_values_equal_those_of_transformers(
     llmcli: Llmcli, stories: Path, stories_gguf: Path, text: Path, tmp_path: Path
 ) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
@@ -116,26 +121,29 @@ def test_moments_of_values_are_of_what_transformers_attention_mixes(
     model = transformers.AutoModelForCausalLM.from_pretrained(
         stories, dtype=torch.float32, attn_implementation="eager"
     )
-    entered: list[Any] = []
+    inputs: list[Any] = []
     model.model.layers[2].self_attn.v_proj.register_forward_hook(
-        lambda _, rows, __: entered.append(rows[0])
+        lambda _, args, __: inputs.append(args[0])
     )
     with torch.inference_mode():
-        shares = model(chunks, output_attentions=True).attentions[2]
-    shares = shares[:, :, QUERY_STEP - 1 :: QUERY_STEP]  # [chunks, heads, every other query, keys]
-    mixed = (shares.double() @ entered[0].double()[:, None]).flatten(0, 2).numpy()
-    second = moments.load_moments(out).input_of("blk.2.attn_v.weight")
-    assert second is not None
-    assert (second.mixed, second.names) == (True, ("blk.2.attn_v.weight",))
-    assert second.counts == (len(mixed),)
-    want = mixed.T @ mixed
-    assert np.linalg.norm(second.sums() - want) < 2e-3 * np.linalg.norm(want)
-    assert np.linalg.norm(second.first_mean() - mixed.mean(0)) < 2e-3 * np.linalg.norm(
+        weights = model(chunks, output_attentions=True).attentions[2]
+    # [chunks, heads, every QUERY_STEP-th query, keys]
+    weights = weights[:, :, QUERY_STEP - 1 :: QUERY_STEP]
+    mixed = (weights.double() @ inputs[0].double()[:, None]).flatten(0, 2).numpy()
+    actual = moments.load_moments(out).input_of("blk.2.attn_v.weight")
+    assert actual is not None
+    assert (actual.mixed, actual.names) == (True, ("blk.2.attn_v.weight",))
+    assert actual.counts == (len(mixed),)
+    expected = mixed.T @ mixed
+    assert np.linalg.norm(actual.sums() - expected) < 2e-3 * np.linalg.norm(expected)
+    assert np.linalg.norm(actual.first_mean() - mixed.mean(0)) < 2e-3 * np.linalg.norm(
         mixed.mean(0)
     )
 
 
-def test_llama_s_own_names_counts_and_keys(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
+def test_the_imatrix_has_the_names_counts_and_keys_of_llama_imatrix(
+    llmcli: Llmcli, tmp_path: Path, text: Path
+) -> None:
     model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=96, layers=2)
     out = tmp_path / "stats.gguf"
     words = (
@@ -155,20 +163,22 @@ def test_llama_s_own_names_counts_and_keys(llmcli: Llmcli, tmp_path: Path, text:
     done = llmcli(*words)
     assert done.code == 0, done.err
     assert "15 tensors over 96 tokens in 3 chunks of 32" in done.out
-    found = imatrix.load_imatrix(out)
-    assert (found.chunks, found.dataset) == (3, str(text))
+    statistics = imatrix.load_imatrix(out)
+    assert (statistics.chunks, statistics.dataset) == (3, str(text))
     matrices = {
         tensor.name for tensor in read_header.read_header(model).tensors if len(tensor.shape) > 1
     }
-    assert set(found.entries) == matrices - {"token_embd.weight"}
-    assert {entry.divisors for entry in found.entries.values()} == {(96.0,)}
-    assert np.array_equal(means(out, "blk.0.attn_q.weight"), means(out, "blk.0.attn_k.weight"))
+    assert set(statistics.entries) == matrices - {"token_embd.weight"}
+    assert {entry.divisors for entry in statistics.entries.values()} == {(96.0,)}
+    assert np.array_equal(
+        mean_squares(out, "blk.0.attn_q.weight"), mean_squares(out, "blk.0.attn_k.weight")
+    )
     raw = out.read_bytes()
     assert llmcli(*words).code == 0
     assert out.read_bytes() == raw
 
 
-def test_each_expert_has_sums_of_its_own(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
+def test_each_expert_has_its_own_sums(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
     model = tiny_gguf.llama(tmp_path / "moe.gguf", hidden=64, ff=96, layers=1, experts=4)
     out = tmp_path / "stats.gguf"
     done = llmcli(
@@ -184,13 +194,13 @@ def test_each_expert_has_sums_of_its_own(llmcli: Llmcli, tmp_path: Path, text: P
     assert sum(up.divisors) == 2 * tokens
     assert up.divisors == gate.divisors
     share = np.array(up.divisors) / sum(up.divisors)
-    each = up.mean_squares(0, 4, 64)
-    # Every token goes to two experts: their sums together are twice those of the router, which sees
-    # the same rows.
-    assert np.allclose(share @ each, router.mean_squares(0, 1, 64)[0], rtol=1e-5)
+    per_expert = up.mean_squares(0, 4, 64)
+    # Every token goes to two experts, so the sums of all experts are twice those of the router,
+    # whose input rows are the same.
+    assert np.allclose(share @ per_expert, router.mean_squares(0, 1, 64)[0], rtol=1e-5)
 
 
-def test_quantize_takes_it(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
+def test_quantize_uses_the_imatrix(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
     model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=256, ff=256, layers=1, tied=True)
     out = tmp_path / "stats.gguf"
     assert (
@@ -199,41 +209,45 @@ def test_quantize_takes_it(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
         ).code
         == 0
     )
-    small = tmp_path / "small.gguf"
-    done = llmcli("quantize", str(model), "--q2_k", "--imatrix", str(out), "-o", str(small))
+    quantized_file = tmp_path / "small.gguf"
+    done = llmcli(
+        "quantize", str(model), "--q2_k", "--imatrix", str(out), "-o", str(quantized_file)
+    )
     assert done.code == 0, done.err
-    assert "has no data for" not in done.err  # of the tied head too
-    assert read_header.read_header(small).metadata["quantize.imatrix.entries_count"] == 8
+    assert "has no data for" not in done.err  # not even for the head, which is the token embedding
+    assert read_header.read_header(quantized_file).metadata["quantize.imatrix.entries_count"] == 8
 
 
-def test_mistakes_are_one_line(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
+def test_unusable_texts_and_nan_weights_are_errors(
+    llmcli: Llmcli, tmp_path: Path, text: Path
+) -> None:
     model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
-    shipped, out = tmp_path / "plays.txt", tmp_path / "stats.gguf"
-    shipped.write_text(read_evaluation_text(None).content, encoding="utf-8")
+    evaluation_text, out = tmp_path / "plays.txt", tmp_path / "stats.gguf"
+    evaluation_text.write_text(read_evaluation_text(None).content, encoding="utf-8")
     norm = next(
-        one
-        for one in read_header.read_header(model).tensors
-        if one.name == "blk.0.attn_norm.weight"
+        tensor
+        for tensor in read_header.read_header(model).tensors
+        if tensor.name == "blk.0.attn_norm.weight"
     )
     raw = bytearray(model.read_bytes())
     raw[norm.offset : norm.offset + 4] = np.float32(np.nan).tobytes()
-    (broken := tmp_path / "nan.gguf").write_bytes(raw)
-    for words, why in (
-        ((str(model), "--text", str(shipped)), "it cannot be used for calibration"),
+    (nan_model := tmp_path / "nan.gguf").write_bytes(raw)
+    for words, message in (
+        ((str(model), "--text", str(evaluation_text)), "it cannot be used for calibration"),
         ((str(model), "--text", str(text)), "chunks of 512 need at least 1024 tokens, it has"),
-        ((str(broken), "--text", str(text), "--ctx", "32"), "the input of blk.0.attn_"),
+        ((str(nan_model), "--text", str(text), "--ctx", "32"), "the input of blk.0.attn_"),
         (
-            (str(broken), "--text", str(text), "--ctx", "32", "--moments", str(out) + "2"),
+            (str(nan_model), "--text", str(text), "--ctx", "32", "--moments", str(out) + "2"),
             "the input of blk.0.attn_",
         ),
     ):
         done = llmcli("calibrate", *words, "-o", str(out), "-t", "1")
         assert (done.code, done.out) == (1, ""), words
-        assert why in done.err
+        assert message in done.err
         assert not out.exists()
 
 
-def test_moments_are_numpys_own_of_the_rows_that_entered(
+def test_moments_equal_those_that_numpy_computes_from_the_input_rows(
     llmcli: Llmcli, tmp_path: Path, text: Path
 ) -> None:
     from llmcli.runtime.binding.context_options import ContextOptions
@@ -241,7 +255,7 @@ def test_moments_are_numpys_own_of_the_rows_that_entered(
     from llmcli.runtime.scoring.activations import open_activations
 
     model = tiny_gguf.llama(tmp_path / "moe.gguf", hidden=64, ff=96, layers=2, experts=4)
-    out, second = tmp_path / "stats.gguf", tmp_path / "moments.gguf"
+    out, moments_file = tmp_path / "stats.gguf", tmp_path / "moments.gguf"
     words = (
         "calibrate",
         str(model),
@@ -256,61 +270,61 @@ def test_moments_are_numpys_own_of_the_rows_that_entered(
         "-t",
         "1",
     )
-    done = llmcli(*words, "--moments", str(second))
+    done = llmcli(*words, "--moments", str(moments_file))
     assert done.code == 0, done.err
     assert "second moments of the 13 inputs of 17 weights" in done.err
     assert "one pass over the text" in done.err
-    found = moments.load_moments(second)
-    kept: dict[str, list[Any]] = {}
-    with open_model(model, gpu_layers=0) as opened:
-        ids = opened.tokenize(text.read_text(), special=False, add_special=True)[:128]
+    measured = moments.load_moments(moments_file)
+    rows_by_name: dict[str, list[Any]] = {}
+    with open_model(model, gpu_layers=0) as loaded_model:
+        ids = loaded_model.tokenize(text.read_text(), special=False, add_special=True)[:128]
 
-        def sink(seen: Any) -> None:
+        def sink(activation: Any) -> None:
             rows = (
-                seen.rows.copy()
-                if seen.experts is None
-                else (seen.rows.copy(), seen.experts.copy())
+                activation.rows.copy()
+                if activation.experts is None
+                else (activation.rows.copy(), activation.experts.copy())
             )
-            kept.setdefault(seen.name, []).append(rows)
+            rows_by_name.setdefault(activation.name, []).append(rows)
 
         with open_activations(
-            opened, ContextOptions(32, flash_attn="off"), found.names.__contains__, sink
+            loaded_model, ContextOptions(32, flash_attn="off"), measured.names.__contains__, sink
         ) as activations:
             for start in range(0, 128, 32):
                 activations.read(np.array(ids[start : start + 32], np.int32))
-    assert found.names == kept.keys()
-    assert "blk.1.ffn_down_exps.weight" in found.names
-    for name, shown in kept.items():
-        one = found.input_of(name)
-        assert one is not None
-        assert one.mixed == ("attn_v" in name)
-        if one.mixed:
+    assert measured.names == rows_by_name.keys()
+    assert "blk.1.ffn_down_exps.weight" in measured.names
+    for name, batches in rows_by_name.items():
+        input_moments = measured.input_of(name)
+        assert input_moments is not None
+        assert input_moments.mixed == ("attn_v" in name)
+        if input_moments.mixed:
             continue
-        for matrix in range(one.matrices):
-            x = np.concatenate([_entered(rows, matrix) for rows in shown]).astype(np.float64)
-            assert one.counts[matrix] == len(x)
+        for matrix in range(input_moments.matrices):
+            x = np.concatenate([_input_rows(rows, matrix) for rows in batches]).astype(np.float64)
+            assert input_moments.counts[matrix] == len(x)
             if len(x):
-                apart = np.linalg.norm(one.sums(matrix) - x.T @ x)
-                assert apart < 1e-5 * np.linalg.norm(x.T @ x), name
-    # The sums of squares beside them are the same measurement: the imatrix does not depend on
-    # --moments.
+                difference = np.linalg.norm(input_moments.sums(matrix) - x.T @ x)
+                assert difference < 1e-5 * np.linalg.norm(x.T @ x), name
+    # The sums of squares in the moments file equal those in the imatrix.
     entries = imatrix.load_imatrix(out).entries
-    for name in found.names:
+    for name in measured.names:
         if "attn_v" not in name:
             np.testing.assert_allclose(
-                found.imatrix.entries[name].sums(), entries[name].sums(), rtol=1e-5
+                measured.imatrix.entries[name].sums(), entries[name].sums(), rtol=1e-5
             )
-    raw, plain = out.read_bytes(), second.read_bytes()
+    imatrix_bytes, moments_bytes = out.read_bytes(), moments_file.read_bytes()
     assert llmcli(*words).code == 0
     for name, entry in imatrix.load_imatrix(out).entries.items():
         np.testing.assert_allclose(entry.sums(), entries[name].sums(), rtol=1e-3)
-    done = llmcli(*words, "--moments", str(second), "--memory", "1M")
+    done = llmcli(*words, "--moments", str(moments_file), "--memory", "1M")
     assert done.code == 0, done.err
     assert "4 passes over the text" in done.err
-    assert (out.read_bytes(), second.read_bytes()) == (raw, plain)
+    assert (out.read_bytes(), moments_file.read_bytes()) == (imatrix_bytes, moments_bytes)
 
 
-def _entered(rows: Any, matrix: int) -> Any:
+def _input_rows(rows: Any, matrix: int) -> Any:
+    """Return the input rows of one matrix: all rows, or those of the tokens sent to that expert."""
     if not isinstance(rows, tuple):
         return rows[0, 0]
     values, experts = rows
@@ -318,7 +332,8 @@ def _entered(rows: Any, matrix: int) -> Any:
     return values[tokens, slots % values.shape[1]]
 
 
-KILLED = """
+# Runs llmcli, and kills the process at the n-th call of Activations.read; n is the first argument.
+KILL_PROGRAM = """
 import os, sys
 from llmcli.app import main
 from llmcli.commands import calibrate
@@ -337,12 +352,12 @@ main()
 """
 
 
-@pytest.mark.parametrize("second", [False, True])
-def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(
-    second: bool, llmcli: Llmcli, tmp_path, text: Path
+@pytest.mark.parametrize("with_moments", [False, True])
+def test_a_killed_run_resumes_and_writes_the_same_bytes(
+    with_moments: bool, llmcli: Llmcli, tmp_path, text: Path
 ) -> None:
     model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=128, ff=160, layers=2)
-    whole, broken = tmp_path / "whole.gguf", tmp_path / "broken.gguf"
+    uninterrupted, resumed = tmp_path / "whole.gguf", tmp_path / "broken.gguf"
     words = [
         "calibrate",
         str(model),
@@ -357,34 +372,37 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(
     ]
 
     def outputs(out: Path) -> list[str]:
-        more = ["--moments", str(out.with_suffix(".moments")), "--memory", "1M"] if second else []
-        return ["-o", str(out), *more]
+        moments_flags = (
+            ["--moments", str(out.with_suffix(".moments")), "--memory", "1M"]
+            if with_moments
+            else []
+        )
+        return ["-o", str(out), *moments_flags]
 
-    assert llmcli(*words, *outputs(whole)).code == 0
-    left = (
-        15 if second else 4
-    )  # reads until it is killed; the first of fifteen is the survey, the next eight a pass
+    assert llmcli(*words, *outputs(uninterrupted)).code == 0
+    # With moments, read 1 finds the inputs of the weights, and reads 2 to 9 are the first pass.
+    killed_at = 15 if with_moments else 4
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(left), *words, *outputs(broken)], capture_output=True
+        [sys.executable, "-c", KILL_PROGRAM, str(killed_at), *words, *outputs(resumed)],
+        capture_output=True,
     )
     assert done.returncode == -9, done.stderr
-    assert not broken.exists()
-    done = llmcli(*words, *outputs(broken), "--json")
+    assert not resumed.exists()
+    done = llmcli(*words, *outputs(resumed), "--json")
     assert done.code == 0, done.err
     assert "resuming an earlier run" in done.err
-    assert json.loads(done.out)["resumed_chunks"] == (
-        12 if second else 3
-    )  # moments are saved four chunks at a time
-    assert broken.read_bytes() == whole.read_bytes()
-    if second:
+    # Moments are saved four chunks at a time.
+    assert json.loads(done.out)["resumed_chunks"] == (12 if with_moments else 3)
+    assert resumed.read_bytes() == uninterrupted.read_bytes()
+    if with_moments:
         assert (
-            broken.with_suffix(".moments").read_bytes()
-            == whole.with_suffix(".moments").read_bytes()
+            resumed.with_suffix(".moments").read_bytes()
+            == uninterrupted.with_suffix(".moments").read_bytes()
         )
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_text_too_short_for_the_width_is_told_with_what_would_do(
+def test_a_text_too_short_for_full_rank_is_reported_with_the_needed_length(
     llmcli: Llmcli, tmp_path: Path, text: Path
 ) -> None:
     model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=96, layers=1)
@@ -413,7 +431,7 @@ def test_a_text_too_short_for_the_width_is_told_with_what_would_do(
 def test_a_seed_chooses_the_chunks(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
     model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
 
-    def made(*more: str) -> bytes:
+    def imatrix_bytes(*flags: str) -> bytes:
         out = tmp_path / "stats.gguf"
         words = (
             "calibrate",
@@ -427,16 +445,14 @@ def test_a_seed_chooses_the_chunks(llmcli: Llmcli, tmp_path: Path, text: Path) -
             "--chunks",
             "2",
         )
-        assert llmcli(*words, "-t", "1", *more).code == 0
+        assert llmcli(*words, "-t", "1", *flags).code == 0
         return out.read_bytes()
 
-    assert made("--seed", "1") == made("--seed", "1")
-    assert len({made(), made("--seed", "1"), made("--seed", "2")}) == 3
+    assert imatrix_bytes("--seed", "1") == imatrix_bytes("--seed", "1")
+    assert len({imatrix_bytes(), imatrix_bytes("--seed", "1"), imatrix_bytes("--seed", "2")}) == 3
 
 
-def test_files_are_merged_into_one_and_kinds_are_not_mixed(
-    llmcli: Llmcli, tmp_path: Path, text: Path
-) -> None:
+def test_files_of_the_same_kind_are_merged(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
     model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
     a, b, m, out = (tmp_path / name for name in ("a.gguf", "b.gguf", "m.gguf", "out.gguf"))
     common = ("--text", str(text), "--ctx", "32", "-t", "1")
@@ -444,12 +460,12 @@ def test_files_are_merged_into_one_and_kinds_are_not_mixed(
     assert llmcli("calibrate", str(model), "-o", str(b), "--chunks", "2", *common).code == 0
     done = llmcli("calibrate", "--merge", str(a), str(b), "-o", str(out))
     assert done.code == 0, done.err
-    one, other, both = (imatrix.load_imatrix(path) for path in (a, b, out))
-    assert both.chunks == one.chunks + 2
-    for name, entry in both.entries.items():
-        assert entry.divisors[0] == one.entries[name].divisors[0] + 64
-        want = one.entries[name].sums() + other.entries[name].sums()
-        np.testing.assert_allclose(entry.sums(), want, rtol=1e-6)
+    first, second, merged = (imatrix.load_imatrix(path) for path in (a, b, out))
+    assert merged.chunks == first.chunks + 2
+    for name, entry in merged.entries.items():
+        assert entry.divisors[0] == first.entries[name].divisors[0] + 64
+        expected = first.entries[name].sums() + second.entries[name].sums()
+        np.testing.assert_allclose(entry.sums(), expected, rtol=1e-6)
     assert llmcli("calibrate", "--merge", str(m), str(m), "-o", str(tmp_path / "mm.gguf")).code == 0
     assert (
         moments.load_moments(tmp_path / "mm.gguf").inputs[0].counts[0]
@@ -463,7 +479,7 @@ def test_files_are_merged_into_one_and_kinds_are_not_mixed(
         "counts twice"
         in llmcli("calibrate", "--merge", str(a), str(a), "-o", str(tmp_path / "aa.gguf")).err
     )
-    for words, why in (
+    for words, message in (
         (("--merge", str(a), str(m)), "contains second moments"),
         (("--merge", str(a), "--text", str(text)), "--text cannot be combined with --merge"),
         (("--merge", str(a), str(b), "--memory", "1G"), "--memory cannot be combined with --merge"),
@@ -472,34 +488,42 @@ def test_files_are_merged_into_one_and_kinds_are_not_mixed(
     ):
         done = llmcli("calibrate", *words, "-o", str(tmp_path / "none.gguf"))
         assert done.code in (1, 2)
-        assert why in done.err
+        assert message in done.err
         assert not (tmp_path / "none.gguf").exists()
 
 
-def test_a_file_of_moments_steers_nothing_of_another_model(
+def test_a_moments_file_records_its_model_and_matches_its_tensors(
     tmp_path: Path, llmcli: Llmcli, text: Path
 ) -> None:
     model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
     words = ("--text", str(text), "--ctx", "32", "-t", "1")
-    second = tmp_path / "m.gguf"
+    moments_file = tmp_path / "m.gguf"
     assert (
         llmcli(
-            "calibrate", str(model), "-o", str(tmp_path / "s"), "--moments", str(second), *words
+            "calibrate",
+            str(model),
+            "-o",
+            str(tmp_path / "s"),
+            "--moments",
+            str(moments_file),
+            *words,
         ).code
         == 0
     )
-    found = moments.load_moments(second)
-    assert found.origin.model == write.open_gguf(model).fingerprint
+    measured = moments.load_moments(moments_file)
+    assert measured.origin.model == write.open_gguf(model).fingerprint
     assert (
         set(
-            found.match_tensors([(t.name, t.shape) for t in read_header.read_header(model).tensors])
+            measured.match_tensors(
+                [(t.name, t.shape) for t in read_header.read_header(model).tensors]
+            )
         )
-        == found.names
+        == measured.names
     )
 
 
-def test_no_line_of_the_text_that_ships_is_one_that_eval_reads() -> None:
-    def lines(text: str) -> set[str]:
+def test_the_calibration_texts_share_no_line_with_the_evaluation_text() -> None:
+    def long_lines(text: str) -> set[str]:
         return {
             " ".join(line.split())
             for line in text.splitlines()
@@ -507,20 +531,22 @@ def test_no_line_of_the_text_that_ships_is_one_that_eval_reads() -> None:
         }
 
     folder = resources.files("quant") / "texts"
-    read = lines((folder / "evaluation.txt").read_text(encoding="utf-8"))
+    evaluation_lines = long_lines((folder / "evaluation.txt").read_text(encoding="utf-8"))
     files = [file for file in (folder / "calibration").iterdir() if file.is_file()]
     assert len(files) > 4
-    words = [file.read_text(encoding="utf-8") for file in files]
-    talks = json.loads(
-        next(text for text, file in zip(words, files, strict=True) if file.name == "talks.json")
+    texts = [file.read_text(encoding="utf-8") for file in files]
+    conversations = json.loads(
+        next(text for text, file in zip(texts, files, strict=True) if file.name == "talks.json")
     )
-    told = "\n".join(content for talk in talks for _, content in talk)
-    assert len(read) > 1000
-    assert not read & lines("\n".join([*words, told]))
-    assert sum(len(text.encode()) for text in words) < 500 << 10
+    conversation_text = "\n".join(
+        content for conversation in conversations for _, content in conversation
+    )
+    assert len(evaluation_lines) > 1000
+    assert not evaluation_lines & long_lines("\n".join([*texts, conversation_text]))
+    assert sum(len(text.encode()) for text in texts) < 500 << 10
 
 
-def test_talks_that_ship_are_written_in_the_model_s_template(
+def test_the_calibration_conversations_use_the_chat_template_of_the_model(
     smollm2: Path, llmcli: Llmcli, tmp_path: Path
 ) -> None:
     from llmcli.runtime.binding.model import open_model
@@ -530,51 +556,53 @@ def test_talks_that_ship_are_written_in_the_model_s_template(
 
     subject = prepare_side(smollm2, RunOptions(512, 1, None, 512, 512, "0"), ui := UI(False))
     with open_model(smollm2, vocab_only=True) as model:
-        *plain, talks = texts.builtin_texts(subject, model, ui)
-        assert talks.content.startswith(
+        *plain_texts, conversations = texts.builtin_texts(subject, model, ui)
+        assert conversations.content.startswith(
             "<|im_start|>system\nYou are a helpful assistant. Answer briefly"
         )
-        assert talks.content.count("<|im_start|>assistant\n") > 40
-        assert talks.parses_special
-        assert not any(text.parses_special for text in plain)
-        turns = model.tokenize("<|im_start|>", special=True)
-        assert len(turns) == 1
+        assert conversations.content.count("<|im_start|>assistant\n") > 40
+        assert conversations.parses_special
+        assert not any(text.parses_special for text in plain_texts)
+        turn_start = model.tokenize("<|im_start|>", special=True)
+        assert len(turn_start) == 1
     chosen, names = texts.calibration_chunks(subject, [], 3, None, ui)
     assert (chosen.ids.shape, names) == ((3, 512), (texts.BUILTIN_NAME,))
-    every, _ = texts.calibration_chunks(subject, [], None, None, ui)
-    assert 60_000 < every.ids.size < 130_000
-    assert (every.ids == turns[0]).sum() > 80
-    assert (every.ids[:3] == chosen.ids).all()
+    all_chunks, _ = texts.calibration_chunks(subject, [], None, None, ui)
+    assert 60_000 < all_chunks.ids.size < 130_000
+    assert (all_chunks.ids == turn_start[0]).sum() > 80
+    assert (all_chunks.ids[:3] == chosen.ids).all()
 
 
-def test_a_small_disk_is_told_before_anything_is_read(
+def test_a_full_disk_is_an_error_before_the_text_is_read(
     llmcli: Llmcli, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
-    out, second = tmp_path / "stats.gguf", tmp_path / "moments.gguf"
+    out, moments_file = tmp_path / "stats.gguf", tmp_path / "moments.gguf"
     words = (
         "calibrate",
         str(model),
         "-o",
         str(out),
         "--moments",
-        str(second),
+        str(moments_file),
         "--text",
         str(text),
         "--ctx",
         "32",
     )
-    for free, code, why in (
+    for free, code, message in (
         (1000, 1, "has 1,000 bytes free, the moments need"),
         (110_000, 0, "left to save an unfinished pass: if interrupted, the pass starts again"),
     ):
-        monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: Usage(free))
+        monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: DiskUsage(free))
         done = llmcli(*words, "-t", "1")
         assert done.code == code, done.err
-        assert why in done.err
-        assert second.exists() == (code == 0)
+        assert message in done.err
+        assert moments_file.exists() == (code == 0)
 
 
 @dataclass(frozen=True)
-class Usage:
+class DiskUsage:
+    """The part of the result of `shutil.disk_usage` that llmcli reads."""
+
     free: int

@@ -22,29 +22,31 @@ TOKENIZER = (
 
 @pytest.fixture
 def folder(stories: Path, tmp_path: Path) -> Path:
+    """A copy of the stories checkpoint that a test may change."""
     return shutil.copytree(stories, tmp_path / "stories260K")
 
 
-def stored_as(folder: Path, dtype: str, **changes: np.ndarray) -> None:
-    """Store the folder's weights as another type, some of them changed."""
+def store_as(folder: Path, dtype: str, **changes: np.ndarray) -> None:
+    """Store the folder's weights again in this type; `changes` replaces tensors by name."""
     tensors = tiny_checkpoint.read(folder / "model.safetensors")
     tiny_checkpoint.save(folder / "model.safetensors", tensors | changes, dtype)
 
 
-def types(path: Path) -> set[str]:
+def matrix_types(path: Path) -> set[str]:
+    """Return the types of all tensors of a GGUF file that have two or more dimensions."""
     return {
         tensor.type for tensor in read_header.read_header(path).tensors if len(tensor.shape) > 1
     }
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-def test_auto_trusts_the_tensors_and_not_the_config(
+def test_the_automatic_type_is_that_of_the_tensors_not_of_the_config(
     llmcli: Any, folder: Path, tmp_path: Path, dtype: str
 ) -> None:
     tiny_checkpoint.edit(
         folder / "config.json", torch_dtype="float16" if dtype != "F16" else "bfloat16"
     )
-    stored_as(folder, dtype)
+    store_as(folder, dtype)
     done = llmcli("convert", str(folder), "--json")
     assert done.code == 0, done.err
     document = json.loads(done.out)
@@ -52,12 +54,12 @@ def test_auto_trusts_the_tensors_and_not_the_config(
         dtype,
         str(tmp_path / f"stories260K-{dtype}.gguf"),
     )
-    assert types(Path(document["path"])) == {dtype}
+    assert matrix_types(Path(document["path"])) == {dtype}
     assert dtype in done.err
 
 
 @pytest.mark.parametrize("outtype", ["f32", "f16", "bf16", "q8_0"])
-def test_the_type_is_the_one_asked_for(
+def test_outtype_is_the_type_of_the_file(
     llmcli: Any, folder: Path, tmp_path: Path, outtype: str
 ) -> None:
     out = tmp_path / "out.gguf"
@@ -65,10 +67,10 @@ def test_the_type_is_the_one_asked_for(
     header = read_header.read_header(out)
     load_checks.check_loadable(header)
     assert header.file_type == outtype.upper()
-    assert outtype.upper() in types(out)
+    assert outtype.upper() in matrix_types(out)
 
 
-def test_a_convert_and_a_quantize_to_the_same_type_are_the_same_file(
+def test_convert_and_quantize_write_the_same_file(
     llmcli: Any, folder: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "stories260K-BF16.gguf"
@@ -85,7 +87,7 @@ def test_a_value_too_large_for_f16_is_named(llmcli: Any, folder: Path, tmp_path:
     name = "model.layers.1.mlp.up_proj.weight"
     large = tiny_checkpoint.read(folder / "model.safetensors")[name].copy()
     large[3, 5] = 70000
-    stored_as(folder, "BF16", **{name: large})
+    store_as(folder, "BF16", **{name: large})
     out = tmp_path / "out.gguf"
     done = llmcli("convert", str(folder), "-o", str(out), "--outtype", "f16")
     assert (done.code, out.exists()) == (1, False)
@@ -98,13 +100,13 @@ def test_a_dry_run_writes_nothing(llmcli: Any, folder: Path, tmp_path: Path) -> 
     before = sorted(tmp_path.rglob("*"))
     done = llmcli("convert", str(folder), "--dry-run", "--json")
     assert (done.code, sorted(tmp_path.rglob("*"))) == (0, before)
-    told = json.loads(done.out)["bytes"]
+    predicted_bytes = json.loads(done.out)["bytes"]
     llmcli("convert", str(folder))
-    assert (tmp_path / "stories260K-F32.gguf").stat().st_size == told
+    assert (tmp_path / "stories260K-F32.gguf").stat().st_size == predicted_bytes
 
 
 @pytest.mark.parametrize("command", ["convert", "quantize"])
-def test_a_finetune_without_a_tokenizer_is_told_whose_it_may_take(
+def test_a_missing_tokenizer_is_an_error_that_names_the_base_model(
     llmcli: Any, folder: Path, stories: Path, tmp_path: Path, command: str
 ) -> None:
     for name in TOKENIZER:
@@ -124,7 +126,7 @@ def test_a_finetune_without_a_tokenizer_is_told_whose_it_may_take(
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["{folder}", "--outtype", "q4_k"], 2, "'q4_k'"),
         (["{file}"], 1, "is a file, but convert needs a checkpoint folder"),
@@ -134,19 +136,19 @@ def test_a_finetune_without_a_tokenizer_is_told_whose_it_may_take(
         (["{folder}", "--tokenizer", "{empty}/no"], 1, "there is no folder"),
     ],
 )
-def test_a_mistake_is_one_line_and_a_hint(
-    llmcli: Any, folder: Path, tmp_path: Path, words: list[str], code: int, said: str
+def test_invalid_arguments_are_an_error_without_output(
+    llmcli: Any, folder: Path, tmp_path: Path, words: list[str], code: int, message: str
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
-    places = {"folder": folder, "file": tmp_path / "x.gguf", "empty": tmp_path / "empty"}
-    done = llmcli("convert", *(word.format(**places) for word in words))
+    paths = {"folder": folder, "file": tmp_path / "x.gguf", "empty": tmp_path / "empty"}
+    done = llmcli("convert", *(word.format(**paths) for word in words))
     assert (done.code, done.out) == (code, "")
-    assert said in " ".join(done.err.split())
+    assert message in " ".join(done.err.split())
     assert "Traceback" not in done.err
 
 
-def test_the_flags_of_folders_are_refused_for_a_gguf(
+def test_flags_of_checkpoint_folders_are_refused_for_a_gguf(
     llmcli: Any, folder: Path, tmp_path: Path
 ) -> None:
     llmcli("convert", str(folder), "-o", str(tmp_path / "x.gguf"))
@@ -156,16 +158,18 @@ def test_the_flags_of_folders_are_refused_for_a_gguf(
         assert f"{flag[0]} applies to checkpoint folders" in done.err
 
 
-def test_a_models_name_goes_into_the_store(llmcli: Any, folder: Path, home: Path) -> None:
+def test_a_model_given_by_name_is_written_to_the_store(
+    llmcli: Any, folder: Path, home: Path
+) -> None:
     assert llmcli("alias", "lily", str(folder)).code == 0
     done = llmcli("convert", "lily", "--json")
     assert done.code == 0, done.err
-    made = json.loads(done.out)["path"]
-    assert Path(made).is_relative_to(home)
-    assert made in {entry["path"] for entry in json.loads(llmcli("list", "--json").out)}
+    path = json.loads(done.out)["path"]
+    assert Path(path).is_relative_to(home)
+    assert path in {entry["path"] for entry in json.loads(llmcli("list", "--json").out)}
 
 
-def test_pickled_weights_need_a_word(llmcli: Any, folder: Path, tmp_path: Path) -> None:
+def test_pickled_weights_need_allow_pickle(llmcli: Any, folder: Path, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: pickles have no writer")
     weights = {
         name: torch.from_numpy(a.copy())

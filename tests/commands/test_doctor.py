@@ -1,5 +1,5 @@
-"""`llmcli doctor`: the document, the warnings with their commands, and no network access by
-default.
+"""`llmcli doctor`: its JSON, the warnings and their commands, and that it uses the network only
+with --network.
 """
 
 import json
@@ -21,26 +21,26 @@ Llmcli = Callable[..., Done]
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine at rest, whose memory is not really read."""
+def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake a machine with no load, and its memory bandwidth, so that no memory is read."""
     reading = memory_bandwidth.BandwidthReading(1 << 28, 2, (2e10, 3e10))
     monkeypatch.setattr(memory_bandwidth, "measure_bandwidth", lambda *sizes, **more: reading)
     monkeypatch.setattr(diagnostics.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
-def document(done: Done) -> Any:
+def parse_json(done: Done) -> Any:
     return json.loads(done.out)
 
 
-def test_the_document(llmcli: Llmcli, home: Path) -> None:
-    place = home / "data" / "models" / "one"
-    place.mkdir(parents=True)
-    (place / "a.gguf").write_bytes(bytes(1000))
-    (place / "b.gguf").symlink_to(place / "a.gguf")
+def test_the_json_has_all_sections(llmcli: Llmcli, home: Path) -> None:
+    folder = home / "data" / "models" / "one"
+    folder.mkdir(parents=True)
+    (folder / "a.gguf").write_bytes(bytes(1000))
+    (folder / "b.gguf").symlink_to(folder / "a.gguf")
     done = llmcli("doctor", "--json")
     assert done.code == 0
-    told = document(done)
-    parts = (
+    document = parse_json(done)
+    sections = (
         "versions",
         "cpu",
         "backends",
@@ -52,29 +52,29 @@ def test_the_document(llmcli: Llmcli, home: Path) -> None:
         "warnings",
         "ray",
     )
-    assert tuple(told) == parts
-    assert told["versions"]["llmcli"]
-    assert told["versions"]["llama-cpp-python"]
-    assert told["cpu"]["missing"] == []
-    assert "CPU" in told["backends"]
-    assert "cpu" in [one["kind"] for one in told["devices"]]
-    assert told["network"] is None
-    assert told["workers"] is None
-    assert told["ray"] is None
-    assert told["memory"]["read_bandwidth_bytes_per_second"] in (3e10, None)
-    folders = {one["what"]: one for one in told["folders"]}
+    assert tuple(document) == sections
+    assert document["versions"]["llmcli"]
+    assert document["versions"]["llama-cpp-python"]
+    assert document["cpu"]["missing"] == []
+    assert "CPU" in document["backends"]
+    assert "cpu" in [device["kind"] for device in document["devices"]]
+    assert document["network"] is None
+    assert document["workers"] is None
+    assert document["ray"] is None
+    assert document["memory"]["read_bandwidth_bytes_per_second"] in (3e10, None)
+    folders = {row["what"]: row for row in document["folders"]}
     assert (folders["models"]["bytes"], folders["models"]["files"]) == (1000, 1)
     assert folders["llama.cpp builds"]["path"] == str(home / "cache" / "wheels")
     assert folders["conversations and profiles"]["bytes"] == 0
 
 
-def test_people_get_words(llmcli: Llmcli) -> None:
+def test_the_printed_report_has_all_sections(llmcli: Llmcli) -> None:
     out = llmcli("doctor").out
-    for words in ("processor: ", "llama.cpp uses: ", "memory: ", "stored files", "device CPU"):
-        assert words in out
+    for text in ("processor: ", "llama.cpp uses: ", "memory: ", "stored files", "device CPU"):
+        assert text in out
 
 
-def test_a_build_without_avx2_is_told_with_the_rebuild_command(
+def test_a_build_without_avx2_is_a_warning_with_the_rebuild_command(
     llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -87,12 +87,12 @@ def test_a_build_without_avx2_is_told_with_the_rebuild_command(
     assert done.code == 0
     assert "this processor supports AVX2, FMA, but llama.cpp was built without" in done.err
     assert "hint: CMAKE_ARGS='' scripts/setup --again" in done.err
-    assert document(llmcli("doctor", "--json"))["cpu"]["unused"] == ["AVX2", "FMA"]
+    assert parse_json(llmcli("doctor", "--json"))["cpu"]["unused"] == ["AVX2", "FMA"]
     monkeypatch.setattr(diagnostics, "SETUP_SCRIPT", Path("nowhere"))
     assert "-m pip install --force-reinstall" in llmcli("doctor").err
 
 
-def test_a_build_for_another_processor_is_told(
+def test_a_build_for_another_processor_is_a_warning(
     llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_features, "cpu_flags", lambda: frozenset({"pni"}))
@@ -104,22 +104,22 @@ def test_a_build_for_another_processor_is_told(
     assert "AVX512, which this processor does not support" in llmcli("doctor").err
 
 
-def test_a_library_that_does_not_load_is_told_and_the_rest_goes_on(
+def test_a_library_that_does_not_load_is_an_error_in_the_report(
     llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken() -> None:
+    def fail() -> None:
         raise UserError("llama.cpp's library does not load: libgomp.so.1", hint="install it")
 
-    monkeypatch.setattr(cpu_features, "build_features", broken)
+    monkeypatch.setattr(cpu_features, "build_features", fail)
     done = llmcli("doctor", "--json")
     assert done.code == 1
-    assert "libgomp" in document(done)["warnings"][0]["what"]
+    assert "libgomp" in parse_json(done)["warnings"][0]["what"]
     assert "libgomp" in done.err
-    assert document(done)["devices"] == []
+    assert parse_json(done)["devices"] == []
     assert "unknown" in llmcli("doctor").out
 
 
-def test_a_busy_machine_is_told(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_machine_is_a_warning(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnostics.os, "getloadavg", lambda: (3.0, 0.0, 0.0))
     monkeypatch.setattr(host, "core_count", lambda: 4)
     done = llmcli("doctor")
@@ -127,35 +127,35 @@ def test_a_busy_machine_is_told(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch)
     assert "-t 1 leaves cores to the other programs" in done.err
 
 
-def test_without_proc_and_with_little_memory_figures_are_unknown(
-    llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_are_unknown_without_proc(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("available_memory", "total_memory", "last_cache_bytes"):
         monkeypatch.setattr(host, name, lambda: None)
     monkeypatch.setattr(cpu_features, "cpu_flags", lambda: None)
-    told = document(llmcli("doctor", "--json"))
+    document = parse_json(llmcli("doctor", "--json"))
     assert (
-        told["memory"]["available_bytes"]
-        is told["memory"]["read_bandwidth_bytes_per_second"]
+        document["memory"]["available_bytes"]
+        is document["memory"]["read_bandwidth_bytes_per_second"]
         is None
     )
-    assert all(one["cpu"] is None for one in told["cpu"]["features"].values())
-    assert told["cpu"]["unused"] == []
+    assert all(feature["cpu"] is None for feature in document["cpu"]["features"].values())
+    assert document["cpu"]["unused"] == []
     assert "memory: unknown of unknown" in llmcli("doctor").out
 
 
 class _Server(BaseHTTPRequestHandler):
-    """The hub and a package index at once, on loopback."""
+    """The hub and the package index as one local server; `requested_paths` has the path of every
+    request.
+    """
 
     status = 200
 
     def do_HEAD(self) -> None:
-        self.asked.append(self.path)  # type: ignore[attr-defined]
+        self.requested_paths.append(self.path)  # type: ignore[attr-defined]
         self.send_response(self.status)
         self.end_headers()
 
     def do_GET(self) -> None:
-        self.asked.append(self.path)  # type: ignore[attr-defined]
+        self.requested_paths.append(self.path)  # type: ignore[attr-defined]
         page = b'<a href="llama_cpp_python-0.3.36.tar.gz">llama_cpp_python-0.3.36.tar.gz</a>'
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
@@ -164,16 +164,19 @@ class _Server(BaseHTTPRequestHandler):
         self.wfile.write(page)
 
     def log_message(self, *words: object) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Server]]:
-    handler = type("Handler", (_Server,), {"asked": []})
-    with HTTPServer(("127.0.0.1", 0), handler) as served:
-        thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01})
+    """Start the server, let llmcli use it as the hub and as pip's index, and return its handler
+    class.
+    """
+    handler = type("Handler", (_Server,), {"requested_paths": []})
+    with HTTPServer(("127.0.0.1", 0), handler) as http_server:
+        thread = threading.Thread(target=http_server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        url = f"http://127.0.0.1:{served.server_port}"
+        url = f"http://127.0.0.1:{http_server.server_port}"
         monkeypatch.setenv("HF_ENDPOINT", url)
         monkeypatch.setenv("PIP_INDEX_URL", url + "/simple")
         monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -187,27 +190,29 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Server]]:
         ):
             monkeypatch.delenv(name, raising=False)
         yield handler
-        served.shutdown()
+        http_server.shutdown()
         thread.join()
 
 
-def test_the_network_is_asked_on_request_only(llmcli: Llmcli, server: type[_Server]) -> None:
-    asked = server.asked  # type: ignore[attr-defined]
-    assert document(llmcli("doctor", "--json"))["network"] is None
-    assert asked == []
-    told = document(llmcli("doctor", "--network", "--json"))["network"]
-    assert [one["reachable"] for one in told] == [True, True], told
-    assert any(path.startswith("/api/") for path in asked)
-    assert any(path.startswith("/simple/") for path in asked)
+def test_the_network_is_used_only_with_network(llmcli: Llmcli, server: type[_Server]) -> None:
+    requested_paths = server.requested_paths  # type: ignore[attr-defined]
+    assert parse_json(llmcli("doctor", "--json"))["network"] is None
+    assert requested_paths == []
+    hosts = parse_json(llmcli("doctor", "--network", "--json"))["network"]
+    assert [host["reachable"] for host in hosts] == [True, True], hosts
+    assert any(path.startswith("/api/") for path in requested_paths)
+    assert any(path.startswith("/simple/") for path in requested_paths)
     server.status = 503
-    told = document(llmcli("doctor", "--network", "--json"))["network"]
-    assert (told[0]["reachable"], told[0]["problem"]) == (False, "status 503")
+    hosts = parse_json(llmcli("doctor", "--network", "--json"))["network"]
+    assert (hosts[0]["reachable"], hosts[0]["problem"]) == (False, "status 503")
 
 
-def test_a_network_that_does_not_answer(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:  # bound and not listening: refused at once
-        taken.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+def test_an_unreachable_network_is_reported(
+    llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as bound:  # without listen(), connections are refused at once
+        bound.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{bound.getsockname()[1]}")
         monkeypatch.setattr("llmcli.catalog.sources.wheel.ping_index", lambda: "no such index")
         done = llmcli("doctor", "--network")
     assert done.code == 0
@@ -215,9 +220,7 @@ def test_a_network_that_does_not_answer(llmcli: Llmcli, monkeypatch: pytest.Monk
     assert "no such index" in done.out
 
 
-def test_offline_and_network_exclude_each_other(
-    llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_refuses_network(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
     done = llmcli("doctor", "--network", "--offline")
     assert (done.code, done.out) == (1, "")
     assert "--offline forbids them" in done.err

@@ -1,4 +1,4 @@
-"""pull, list, show, rm, gc and alias on the command line."""
+"""`llmcli pull`, `list`, `show`, `rm`, `gc` and `alias`."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ FACTS = [
 
 @dataclass(frozen=True)
 class Done:
-    """What a command left behind."""
+    """The exit code, stdout and stderr of a command."""
 
     code: int
     out: str
@@ -40,34 +40,36 @@ class Done:
 
     @property
     def document(self):
+        """stdout parsed as JSON."""
         return json.loads(self.out)
 
 
 @pytest.fixture
 def llmcli(monkeypatch, capsys) -> Callable[..., Done]:
-    """One command line in this process."""
+    """Return a function that runs one command line in this process."""
 
     def call(*words: str) -> Done:
         from llmcli.app import main
 
         monkeypatch.setattr(sys, "argv", ["llmcli", *words])
         capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exit_info:
             main()
         out, err = capsys.readouterr()
         assert "Traceback" not in err
-        return Done(left.value.code or 0, out, err)
+        return Done(exit_info.value.code or 0, out, err)
 
     return call
 
 
 @pytest.fixture
 def published(hub, gguf):
+    """A hub with one repository of two GGUF files."""
     hub.add(REPO, {"tiny-Q4_K_M.gguf": gguf, "tiny-Q8_0.gguf": gguf + bytes(32)})
     return hub
 
 
-def test_pull_json_is_one_document_with_the_keys_of_the_contract(published, llmcli, gguf):
+def test_pull_json_has_the_documented_keys(published, llmcli, gguf):
     done = llmcli("pull", REPO, "--json")
     assert done.code == 0
     assert list(done.document) == IDENTITY
@@ -76,7 +78,7 @@ def test_pull_json_is_one_document_with_the_keys_of_the_contract(published, llmc
     assert Path(done.document["path"]).read_bytes() == gguf
 
 
-def test_list_and_show_json_have_the_keys_of_the_contract(published, llmcli):
+def test_list_and_show_json_have_the_documented_keys(published, llmcli):
     llmcli("pull", REPO)
     (row,) = llmcli("list", "--json").document
     assert list(row) == IDENTITY + FACTS
@@ -88,7 +90,7 @@ def test_list_and_show_json_have_the_keys_of_the_contract(published, llmcli):
     assert sum(kind["tensors"] for kind in shown["types"].values()) == len(header.tensors)
 
 
-def test_show_for_people_has_its_sections(published, llmcli):
+def test_the_printed_show_has_its_sections(published, llmcli):
     llmcli("pull", REPO)
     out = llmcli("show", REPO).out
     assert [line for line in out.splitlines() if line and not line.startswith(" ")] == [
@@ -101,7 +103,7 @@ def test_show_for_people_has_its_sections(published, llmcli):
     assert "llama" in out
 
 
-def test_show_of_an_absent_model_says_where_it_would_come_from(llmcli):
+def test_show_of_an_absent_model_names_its_source(llmcli):
     done = llmcli("show", "smollm2:135m-hf")
     assert "hub:HuggingFaceTB/SmolLM2-135M-Instruct" in done.out
     assert "to fetch it: llmcli pull smollm2:135m-hf" in done.out
@@ -138,21 +140,21 @@ def test_show_of_a_checkpoint_counts_its_tensors(stories, llmcli):
         ),
     ],
 )
-def test_what_a_checkpoint_says_of_itself_may_be_nonsense(stories, tmp_path, llmcli, file, text):
-    place = shutil.copytree(stories, tmp_path / "odd")
+def test_invalid_metadata_of_a_checkpoint_is_tolerated(stories, tmp_path, llmcli, file, text):
+    folder = shutil.copytree(stories, tmp_path / "odd")
     head = len(text).to_bytes(8, "little") if file.endswith(".safetensors") else b""
-    (place / file).write_bytes(head + text.encode())
-    assert llmcli("pull", str(place)).code == 0
+    (folder / file).write_bytes(head + text.encode())
+    assert llmcli("pull", str(folder)).code == 0
     for words in (
         ("list",),
         ("list", "--json"),
-        ("show", str(place)),
-        ("show", str(place), "--json"),
+        ("show", str(folder)),
+        ("show", str(folder), "--json"),
     ):
         assert llmcli(*words).code == 0
 
 
-def test_an_empty_list_says_how_to_begin(llmcli):
+def test_an_empty_list_suggests_a_command(llmcli):
     assert "llmcli pull smollm2:135m" in llmcli("list").out
     assert llmcli("list", "--json").document == []
 
@@ -163,7 +165,7 @@ def test_list_all_names_the_catalog(llmcli):
     assert "not on disk" in out
 
 
-def test_a_model_whose_file_is_gone_does_not_spoil_the_list(published, llmcli):
+def test_a_model_whose_file_is_missing_is_left_out_of_the_list(published, llmcli):
     llmcli("pull", REPO)
     llmcli("pull", f"{REPO}:Q8_0")
     Path(llmcli("show", REPO, "--json").document["path"]).unlink()
@@ -172,15 +174,15 @@ def test_a_model_whose_file_is_gone_does_not_spoil_the_list(published, llmcli):
     assert f"{REPO}: " in done.err
 
 
-def test_the_whole_road_from_a_checkpoint_on_the_hub_to_a_quantized_file(hub, stories, llmcli):
+def test_pull_quantizes_a_checkpoint_of_the_hub(hub, stories, llmcli):
     hub.add("someone/stories", stories)
     done = llmcli("pull", "someone/stories", "--q8_0", "--keep-source", "--json")
     assert done.code == 0
     assert done.document["name"] == "someone/stories:Q8_0"
     assert read_header.read_header(Path(done.document["path"])).file_type == "Q8_0"
     hub.requests.clear()
-    again = llmcli("pull", "someone/stories", "--quant", "q8_0", "--json")
-    assert again.document == done.document
+    second_pull = llmcli("pull", "someone/stories", "--quant", "q8_0", "--json")
+    assert second_pull.document == done.document
     assert hub.requests == []
     assert [row["name"] for row in llmcli("list", "--json").document] == [
         "someone/stories",
@@ -192,7 +194,7 @@ def test_the_whole_road_from_a_checkpoint_on_the_hub_to_a_quantized_file(hub, st
     assert [row["name"] for row in llmcli("list", "--json").document] == ["someone/stories"]
 
 
-def test_rm_says_what_it_freed(published, llmcli, gguf):
+def test_rm_reports_the_freed_bytes(published, llmcli, gguf):
     path = Path(llmcli("pull", REPO, "--json").document["path"])
     done = llmcli("rm", REPO)
     assert done.code == 0
@@ -201,7 +203,7 @@ def test_rm_says_what_it_freed(published, llmcli, gguf):
     assert llmcli("rm", REPO).code == 1
 
 
-def test_gc_dry_run_only_says_what_would_go(llmcli):
+def test_gc_dry_run_deletes_nothing(llmcli):
     junk = load_config().cache / "downloads" / "p-1.0" / "p.whl"
     junk.parent.mkdir(parents=True)
     junk.write_bytes(b"12345")
@@ -216,7 +218,7 @@ def test_gc_dry_run_only_says_what_would_go(llmcli):
     assert llmcli("gc").out == "nothing to free\n"
 
 
-def test_an_alias_carries_prompt_and_settings(published, llmcli):
+def test_an_alias_has_a_system_prompt_and_settings(published, llmcli):
     llmcli("pull", REPO)
     done = llmcli(
         "alias", "mine", REPO, "--system", "Be brief.", "--temp", "0.2", "--set", "top-k=5"
@@ -229,14 +231,14 @@ def test_an_alias_carries_prompt_and_settings(published, llmcli):
     assert len(llmcli("list", "--json").document) == 1
 
 
-def test_an_alias_of_a_model_that_is_here_is_here(published, llmcli):
+def test_an_alias_is_listed_when_its_model_is_on_disk(published, llmcli):
     llmcli("alias", "mine", REPO)
     assert llmcli("list", "--json").document == []
     (row,) = [row for row in llmcli("list", "--all", "--json").document if row["name"] == "mine"]
     assert (row["path"], row["source"]) == (None, f"alias:{REPO}")
     llmcli("pull", REPO)
-    model, own = llmcli("list", "--json").document
-    assert own == {**model, "name": "mine", "source": f"alias:{REPO}"}
+    model, alias = llmcli("list", "--json").document
+    assert alias == {**model, "name": "mine", "source": f"alias:{REPO}"}
     assert [row["name"] for row in llmcli("list", "--all", "--json").document].count("mine") == 1
 
 
@@ -261,7 +263,7 @@ def test_an_alias_of_a_model_that_is_here_is_here(published, llmcli):
         (["alias", "a", "smollm2:135m", "--set", "top_k"], 2, "is not a setting"),
     ],
 )
-def test_a_mistake_is_one_error_and_one_hint(llmcli, words, code, error):
+def test_invalid_arguments_are_one_error_and_one_hint(llmcli, words, code, error):
     done = llmcli(*words)
     assert done.code == code
     assert done.out == ""
@@ -270,7 +272,7 @@ def test_a_mistake_is_one_error_and_one_hint(llmcli, words, code, error):
     assert error in lines[0]
 
 
-def test_a_file_that_is_no_model_is_refused(tmp_path, llmcli):
+def test_a_file_that_is_not_a_model_is_an_error(tmp_path, llmcli):
     (tmp_path / "x.gguf").write_bytes(b"no model")
     for command in ("pull", "show"):
         done = llmcli(command, str(tmp_path / "x.gguf"))
@@ -279,15 +281,15 @@ def test_a_file_that_is_no_model_is_refused(tmp_path, llmcli):
     assert llmcli("list", "--json").document == []
 
 
-def test_text_from_the_hub_cannot_move_the_cursor(hub, gguf, llmcli):
+def test_file_names_of_the_hub_are_printed_without_escape_sequences(hub, gguf, llmcli):
     hub.add(REPO, {"evil\x1b[2J-Q8_0.gguf": gguf, "b-Q8_0.gguf": gguf})
     done = llmcli("pull", f"{REPO}:Q8_0")
     assert done.code == 1
     assert "\x1b" not in done.err
 
 
-def test_a_disk_that_fills_up_is_told_and_what_came_is_resumed(published, gguf, llmcli):
-    limited = (
+def test_a_full_disk_is_an_error_and_the_next_pull_resumes(published, gguf, llmcli):
+    program = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000));"
         f"sys.argv = ['llmcli', 'pull', {REPO!r}]; from llmcli.app import main; main()"
     )
@@ -297,7 +299,7 @@ def test_a_disk_that_fills_up_is_told_and_what_came_is_resumed(published, gguf, 
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     done = subprocess.run(
-        [sys.executable, "-c", limited], capture_output=True, text=True, env=env, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, env=env, check=False
     )
     assert done.returncode == 1
     assert "error: cannot write" in done.stderr
@@ -306,7 +308,7 @@ def test_a_disk_that_fills_up_is_told_and_what_came_is_resumed(published, gguf, 
     assert published.gets("tiny-Q4_K_M.gguf")[-1] == "bytes=20000-"
 
 
-def test_ctrl_c_leaves_with_130_and_the_next_pull_resumes(published, gguf, llmcli):
+def test_ctrl_c_exits_with_130_and_the_next_pull_resumes(published, gguf, llmcli):
     published.gate = threading.Event()
     child = subprocess.Popen(
         [sys.executable, "-m", "llmcli.app", "pull", REPO],
@@ -319,7 +321,7 @@ def test_ctrl_c_leaves_with_130_and_the_next_pull_resumes(published, gguf, llmcl
     blobs = load_config().hub_cache / "models--someone--Tiny-GGUF" / "blobs"
     arrived, pause = threading.Event(), threading.Event()
 
-    def watch() -> None:  # the half that was sent is on the disk soon after it was sent
+    def watch() -> None:  # waits until the first half of the file is on the disk
         while not any(path.stat().st_size for path in blobs.glob("*.incomplete")):
             pause.wait(0.01)
         arrived.set()

@@ -1,4 +1,4 @@
-"""No command overwrites its input files."""
+"""Commands refuse output paths that would overwrite their inputs, and unusable paths."""
 
 import os
 import tempfile
@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures.cli import Done
 from tests.quant import tiny_gguf
 
-WORDS = (
+TEXT = (
     "Once there was a bird that sang of rain, and the rain came down on the roofs of the town. " * 4
 )
 
@@ -31,18 +31,18 @@ WORDS = (
         "pareto m.gguf --types q4_0 --text t.txt --report m.gguf",
     ],
 )
-def test_a_file_that_is_read_stays(
+def test_an_output_path_that_is_also_an_input_is_refused(
     words: str, llmcli: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model = tiny_gguf.llama(Path("m.gguf"), hidden=64, ff=64, layers=1)
     Path("link.gguf").symlink_to(model)
-    (text := Path("t.txt")).write_text(WORDS, encoding="utf-8")
+    (text := Path("t.txt")).write_text(TEXT, encoding="utf-8")
     before = model.read_bytes()
     done = llmcli(*words.split())
     assert (done.code, done.out) == (1, ""), done.err
     assert "another name for the output" in done.err
-    assert (model.read_bytes(), text.read_text(encoding="utf-8")) == (before, WORDS)
+    assert (model.read_bytes(), text.read_text(encoding="utf-8")) == (before, TEXT)
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
         "link.gguf",
         "m.gguf",
@@ -60,12 +60,12 @@ def test_a_file_that_is_read_stays(
         "pareto m.gguf --types q4_0 --text t.txt --report pipe",
     ],
 )
-def test_no_file_takes_the_place_of_what_is_none(
+def test_an_output_path_that_is_a_pipe_is_refused(
     words: str, llmcli: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     tiny_gguf.llama(Path("m.gguf"), hidden=64, ff=64, layers=1)
-    Path("t.txt").write_text(WORDS, encoding="utf-8")
+    Path("t.txt").write_text(TEXT, encoding="utf-8")
     os.mkfifo("pipe")
     done = llmcli(*words.split())
     assert (done.code, done.out) == (1, ""), done.err
@@ -81,7 +81,7 @@ def test_no_file_takes_the_place_of_what_is_none(
         "serve m.gguf --api-key-file ~nobody-9/x",
     ],
 )
-def test_a_home_of_nobody_is_told(
+def test_a_path_with_an_unknown_home_directory_is_an_error(
     words: str, llmcli: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -92,16 +92,16 @@ def test_a_home_of_nobody_is_told(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("quantize m.gguf --q4_0 -o file/o.gguf", "file is a file, not a folder"),
         ("batch m.gguf m.gguf -o file/o.jsonl", "file is a file, not a folder"),
         ("export vllm m.gguf --original a/b -o file", "a file has the name of the needed folder"),
     ],
 )
-def test_a_file_where_a_folder_would_be_is_told(
+def test_a_file_with_the_name_of_a_needed_folder_is_an_error(
     words: str,
-    told: str,
+    message: str,
     llmcli: Callable[..., Done],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -111,10 +111,10 @@ def test_a_file_where_a_folder_would_be_is_told(
     Path("file").write_bytes(b"")
     done = llmcli(*words.split())
     assert (done.code, done.out) == (1, "")
-    assert told in done.err
+    assert message in done.err
 
 
-def test_where_no_temporary_file_can_be_made_it_is_told(
+def test_an_unusable_temporary_folder_is_an_error(
     llmcli: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_bytes(b"")

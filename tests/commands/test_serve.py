@@ -1,4 +1,6 @@
-"""`llmcli serve` before it loads a model: refusals with hints."""
+"""`llmcli serve`: invalid flags are refused before a model is loaded, and flags that change how the
+model is opened.
+"""
 
 import shutil
 import socket
@@ -16,7 +18,7 @@ KEY = "a-key-that-is-long"
 
 
 @pytest.mark.parametrize(
-    ("words", "told", "code"),
+    ("words", "message", "code"),
     [
         ((), "no model given", 2),
         (("x", "-m", "y"), "two models", 2),
@@ -45,27 +47,27 @@ KEY = "a-key-that-is-long"
         (("x", "--host", "256.1.1.1", "--api-key", KEY), "cannot listen on 256.1.1.1:8080", 1),
     ],
 )
-def test_what_cannot_be_served_is_told(
-    llmcli: Callable[..., Done], words: tuple[str, ...], told: str, code: int
+def test_invalid_flags_are_an_error_with_a_hint(
+    llmcli: Callable[..., Done], words: tuple[str, ...], message: str, code: int
 ) -> None:
     done = llmcli("serve", *words)
     assert (done.code, done.out) == (code, "")
-    assert told in done.err
+    assert message in done.err
     assert "hint: " in done.err
     assert "Traceback" not in done.err
 
 
-def test_a_port_that_is_taken_is_told_before_a_model_is_looked_for(
+def test_a_port_in_use_is_an_error_before_the_model_is_looked_up(
     llmcli: Callable[..., Done],
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = llmcli("serve", "no-such-model", "--port", str(taken.getsockname()[1]))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        done = llmcli("serve", "no-such-model", "--port", str(listener.getsockname()[1]))
     assert done.code == 1
     assert "in use" in done.err
     assert "--port" in done.err
 
 
-def test_files_of_keys_and_of_tls_are_read_before_a_model_is_looked_for(
+def test_unusable_key_files_are_an_error_before_the_model_is_looked_up(
     llmcli: Callable[..., Done], tmp_path: Path
 ) -> None:
     empty, pem = tmp_path / "keys", tmp_path / "pem"
@@ -79,12 +81,14 @@ def test_files_of_keys_and_of_tls_are_read_before_a_model_is_looked_for(
     )
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing to make a key with")
-def test_a_key_that_is_locked_is_told_and_nobody_is_asked_for_its_password(
+@pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="openssl, which makes the key, is not installed"
+)
+def test_a_tls_key_with_a_password_is_an_error_without_a_prompt(
     llmcli: Callable[..., Done], tmp_path: Path
 ) -> None:
     key, cert = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
-    made = (
+    key_flags = (
         "-newkey",
         "rsa:2048",
         "-passout",
@@ -96,13 +100,13 @@ def test_a_key_that_is_locked_is_told_and_nobody_is_asked_for_its_password(
         "-out",
         cert,
     )
-    subprocess.run(["openssl", "req", "-x509", *made], capture_output=True, check=True)
-    told = llmcli("serve", "x", "--ssl-key-file", key, "--ssl-cert-file", cert)
-    assert told.code == 1
-    assert "is protected by a password" in told.err
+    subprocess.run(["openssl", "req", "-x509", *key_flags], capture_output=True, check=True)
+    done = llmcli("serve", "x", "--ssl-key-file", key, "--ssl-cert-file", cert)
+    assert done.code == 1
+    assert "is protected by a password" in done.err
 
 
-def test_thinking_is_asked_for_where_the_template_can(fake: Callable[..., list[Runner]]) -> None:
+def test_reasoning_sets_the_switch_of_the_template(fake: Callable[..., list[Runner]]) -> None:
     from llmcli import config
     from llmcli.model_loader import open_server_model
     from llmcli.model_loader.run_flags import RunFlags
@@ -110,22 +114,26 @@ def test_thinking_is_asked_for_where_the_template_can(fake: Callable[..., list[R
     from llmcli.runtime.requests.request import RunOptions
     from llmcli.ui import UI
 
-    def opened(wanted: str) -> bool | None:
-        given = RunFlags(RunOptions(ctx_size=256, threads=1), {}, NO_SEARCH, reasoning=wanted)
+    def template_switch(reasoning: str) -> bool | None:
+        flags = RunFlags(RunOptions(ctx_size=256, threads=1), {}, NO_SEARCH, reasoning=reasoning)
         with open_server_model.open_server_model(
-            "fake", given, config.load_config(), UI(), 2
+            "fake", flags, config.load_config(), UI(), 2
         ) as hosted:
             assert hosted.runner.template is not None
             return hosted.runner.template.reasoning
 
     fake(template="{{ messages[0].content }}{{ enable_thinking }}")
-    assert [opened(wanted) for wanted in ("auto", "on", "off")] == [None, True, False]
+    assert [template_switch(reasoning) for reasoning in ("auto", "on", "off")] == [
+        None,
+        True,
+        False,
+    ]
     fake()
     with pytest.raises(UserError, match="no switch for thinking"):
-        opened("on")
+        template_switch("on")
 
 
-def test_clients_share_what_was_computed_unless_they_are_kept_apart(
+def test_clients_share_the_kv_cache_unless_the_server_is_private(
     fake: Callable[..., list[Runner]],
 ) -> None:
     from llmcli import config
@@ -136,21 +144,21 @@ def test_clients_share_what_was_computed_unless_they_are_kept_apart(
     from llmcli.runtime.sampling import default_sampling
     from llmcli.ui import UI
 
-    def cached(private: bool) -> int:
-        given = RunFlags(RunOptions(ctx_size=256, threads=1), {}, NO_SEARCH)
+    def cached_tokens_of_second_client(private: bool) -> int:
+        flags = RunFlags(RunOptions(ctx_size=256, threads=1), {}, NO_SEARCH)
         with open_server_model.open_server_model(
-            "fake", given, config.load_config(), UI(), 2, is_private=private
+            "fake", flags, config.load_config(), UI(), 2, is_private=private
         ) as hosted:
             engine = hosted.runner.engine
-            for client in "one", "other":
-                asked = engine.submit(
+            for client in "first", "second":
+                request_id = engine.submit(
                     Request(tuple(b"a long question"), default_sampling(), 4, client=client)
                 )
                 while engine.is_busy:
                     engine.step()
-                answer = engine.pop_answer(asked)
+                answer = engine.pop_answer(request_id)
         return answer.cached_tokens
 
     fake()
-    assert cached(private=False) > 0
-    assert cached(private=True) == 0
+    assert cached_tokens_of_second_client(private=False) > 0
+    assert cached_tokens_of_second_client(private=True) == 0

@@ -1,4 +1,6 @@
-"""`llmcli sessions` and `chat --resume`: stored conversations are found and resumed."""
+"""`llmcli sessions` and `chat --resume`: sessions and saved chats are listed, shown, removed and
+resumed.
+"""
 
 import json
 import os
@@ -14,35 +16,38 @@ Llmcli = Callable[..., Done]
 Fake = Callable[..., list[Any]]
 
 
-def kept(home: Path) -> list[str]:
-    """The names of the sittings, the newest first."""
-    found = sorted(
+def session_names(home: Path) -> list[str]:
+    """Return the names of the session files, newest first."""
+    paths = sorted(
         (home / "state" / "sessions").glob("*.jsonl"), key=lambda path: -path.stat().st_mtime_ns
     )
-    return [path.stem for path in found]
+    return [path.stem for path in paths]
 
 
-def aged(home: Path) -> str:
-    """Make the one sitting old, and give it another name; it."""
-    (name,) = kept(home)
+def age_session(home: Path) -> str:
+    """Make the only session file old, rename it accordingly, and return its new name.
+
+    A session's name is its start time, so a chat that starts later gets another name.
+    """
+    (name,) = session_names(home)
     path = home / "state" / "sessions" / f"{name}.jsonl"
     os.utime(path, (1e9, 1e9))
     path.rename(path.with_name("20010909T014640-1.jsonl"))
     return "20010909T014640-1"
 
 
-def test_a_sitting_goes_on_where_it_was_with_the_model_it_had(
+def test_the_last_session_is_resumed_with_its_model_and_settings(
     llmcli: Llmcli, fake: Fake, home: Path
 ) -> None:
     opened = fake(b"yes")
     llmcli("chat", "fake", "-sys", "Be brief.", "--temp", "0.5", stdin=b"a?\nb?\n/undo\n")
-    name = aged(home)
+    name = age_session(home)
     done = llmcli("chat", "--resume", stdin=b"c?\n/set temp\n/system\n")
     assert (done.code, done.out.splitlines()[0][:28]) == (0, f"loaded {name}: 1 "[:28])
     assert "it was saved without a KV state; " in done.out
     assert "Be brief." in done.out
     assert " 0.5 " in done.out
-    assert kept(home) == [name]
+    assert session_names(home) == [name]
     assert b"<system>Be brief.\n<user>a?\n<assistant>yes\n<user>c?\n" in bytes(
         token for token in opened[1].engine.ledger.tokens[0] if token < 256
     )
@@ -62,10 +67,12 @@ def test_a_sitting_goes_on_where_it_was_with_the_model_it_had(
     assert "1 turn on other branches" in shown.err
 
 
-def test_what_is_typed_wins_over_what_was(llmcli: Llmcli, fake: Fake, home: Path) -> None:
+def test_flags_override_the_settings_of_a_resumed_session(
+    llmcli: Llmcli, fake: Fake, home: Path
+) -> None:
     fake(b"yes")
     llmcli("chat", "fake", "-sys", "Be brief.", "--temp", "0.5", "-n", "7", stdin=b"a?\n")
-    name = aged(home)
+    name = age_session(home)
     line = ["fake", "--resume", name, "-sys", "", "--temp", "0.25", "-n", "-1"]
     done = llmcli("chat", *line, stdin=b"/set temp\n/set predict\n/system\n")
     assert " 0.25 " in done.out
@@ -73,13 +80,13 @@ def test_what_is_typed_wins_over_what_was(llmcli: Llmcli, fake: Fake, home: Path
     assert "no system text is set" in done.out
 
 
-def test_a_saved_chat_is_resumed_with_its_state(llmcli: Llmcli, fake: Fake, home: Path) -> None:
+def test_a_saved_chat_is_resumed_with_its_kv_state(llmcli: Llmcli, fake: Fake, home: Path) -> None:
     fake(b"yes")
     llmcli("chat", "fake", stdin=b"a?\n/save trip\n")
-    aged(home)
+    age_session(home)
     done = llmcli("chat", "fake", "--resume", "trip", stdin=b"b?\n/regen\n/tree\n")
     assert done.out.startswith("loaded trip: 1 turn, 24 of 25 tokens in the cache\n")
-    assert len(kept(home)) == 2  # a saved chat stays as it was saved
+    assert len(session_names(home)) == 2  # a resumed saved chat is written to a new session
     rows = json.loads(llmcli("sessions", "--json").out)
     assert sorted((row["kind"], row["turns"], row["first"]) for row in rows) == [
         ("saved", 1, "a?"),
@@ -88,14 +95,16 @@ def test_a_saved_chat_is_resumed_with_its_state(llmcli: Llmcli, fake: Fake, home
     ]
 
 
-def test_they_are_listed_shown_and_removed(llmcli: Llmcli, fake: Fake, home: Path) -> None:
+def test_sessions_and_saved_chats_are_listed_shown_and_removed(
+    llmcli: Llmcli, fake: Fake, home: Path
+) -> None:
     assert llmcli("sessions").out == "no conversations yet; llmcli chat starts one\n"
     assert json.loads(llmcli("sessions", "--json").out) == []
     fake(b"a long\nanswer\x1b[2J")
     llmcli("chat", "fake", stdin=b"what?\n/save trip\nmore?\n")
-    old = aged(home)
+    old = age_session(home)
     llmcli("chat", "fake", stdin=b"other?\n")
-    new = kept(home)[0]
+    new = session_names(home)[0]
     rows = json.loads(llmcli("sessions", "--json").out)
     assert [row["name"] for row in rows if row["name"] != "trip"] == [new, old]
     (trip,) = (row for row in rows if row["name"] == "trip")
@@ -117,11 +126,11 @@ def test_they_are_listed_shown_and_removed(llmcli: Llmcli, fake: Fake, home: Pat
         f"removed {old}",
     ]
     assert list((home / "state" / "saved").iterdir()) == []
-    assert kept(home) == [new]
+    assert session_names(home) == [new]
 
 
 @pytest.mark.parametrize(
-    ("words", "what", "hint"),
+    ("words", "message", "hint"),
     [
         (
             ["sessions", "show", "trap"],
@@ -140,19 +149,19 @@ def test_they_are_listed_shown_and_removed(llmcli: Llmcli, fake: Fake, home: Pat
         ),
     ],
 )
-def test_an_unknown_name_is_one_line_and_removes_nothing(
-    words: list[str], what: str, hint: str, llmcli: Llmcli, fake: Fake, home: Path
+def test_an_unknown_name_is_an_error_and_removes_nothing(
+    words: list[str], message: str, hint: str, llmcli: Llmcli, fake: Fake, home: Path
 ) -> None:
     fake(b"yes")
     llmcli("chat", "fake", stdin=b"a?\n/save trip\n")
     done = llmcli(*words)
     assert done.code == 1
-    assert done.err.splitlines()[0] == f"error: {what}"
+    assert done.err.splitlines()[0] == f"error: {message}"
     assert done.err.splitlines()[1].endswith(hint)
     assert len(list((home / "state" / "saved").iterdir())) == 2
 
 
-def test_nothing_to_go_on_with_is_told(llmcli: Llmcli, fake: Fake) -> None:
+def test_resume_without_a_session_is_an_error(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"yes")
     done = llmcli("chat", "--resume")
     assert (done.code, done.err) == (
@@ -161,10 +170,10 @@ def test_nothing_to_go_on_with_is_told(llmcli: Llmcli, fake: Fake) -> None:
     )
 
 
-def test_a_sitting_says_with_which_model_it_goes_on(llmcli: Llmcli, fake: Fake, home: Path) -> None:
+def test_resume_names_the_model(llmcli: Llmcli, fake: Fake, home: Path) -> None:
     fake(b"yes")
     llmcli("chat", "fake", stdin=b"a?\n")
-    name = aged(home)
+    name = age_session(home)
     done = llmcli("chat", "--resume", name, stdin=b"")
     assert (
         f"{name}: resumed with fake (with another model: llmcli chat REF --resume {name})\n"
@@ -172,7 +181,9 @@ def test_a_sitting_says_with_which_model_it_goes_on(llmcli: Llmcli, fake: Fake, 
     )
 
 
-def test_a_damaged_one_does_not_end_the_list(llmcli: Llmcli, fake: Fake, home: Path) -> None:
+def test_a_damaged_saved_chat_is_listed_with_a_warning(
+    llmcli: Llmcli, fake: Fake, home: Path
+) -> None:
     fake(b"yes")
     llmcli("chat", "fake", stdin=b"a?\n/save trip\n")
     (home / "state" / "saved" / "trip.jsonl").write_text("{")
@@ -182,7 +193,7 @@ def test_a_damaged_one_does_not_end_the_list(llmcli: Llmcli, fake: Fake, home: P
     assert llmcli("chat", "fake", "--resume", "trip").code == 1
 
 
-def test_a_running_chat_is_not_removed(llmcli: Llmcli, fake: Fake, home: Path) -> None:
+def test_a_session_in_use_is_not_removed(llmcli: Llmcli, fake: Fake, home: Path) -> None:
     from llmcli import config
     from llmcli.chat.conversation.conversation import Conversation
     from llmcli.chat.conversation.session_log import SessionLog
@@ -190,22 +201,20 @@ def test_a_running_chat_is_not_removed(llmcli: Llmcli, fake: Fake, home: Path) -
 
     fake(b"yes")
     llmcli("chat", "fake", stdin=b"a?\n")
-    name = aged(home)
+    name = age_session(home)
     log = SessionLog(
         config.load_config(), pytest.fail, home / "state" / "sessions" / f"{name}.jsonl"
     )
     assert log.resume(Conversation(default_sampling()))
     done = llmcli("sessions", "rm", name)
     assert (done.code, done.err.splitlines()[0]) == (1, f"error: {name} is in use")
-    again = llmcli("chat", "fake", "--resume", name, stdin=b"b?\n")
-    assert "another chat is using that session" in again.err
-    assert len(kept(home)) == 2
+    second_chat = llmcli("chat", "fake", "--resume", name, stdin=b"b?\n")
+    assert "another chat is using that session" in second_chat.err
+    assert len(session_names(home)) == 2
     log.close()
 
 
-def test_a_pipe_that_ends_in_the_middle_of_a_line_is_answered(
-    llmcli: Llmcli, fake: Fake, home: Path
-) -> None:
+def test_a_last_line_without_a_newline_is_answered(llmcli: Llmcli, fake: Fake, home: Path) -> None:
     fake(b"yes")
     done = llmcli("chat", "fake", stdin=b"one\ntwo")
     assert (done.code, done.out) == (0, "yes\nyes\n")

@@ -1,4 +1,4 @@
-"""`llmcli worker --rpc` and `--rpc`: one model in two processes, and errors of unusable workers."""
+"""`llmcli worker --rpc` and the flag --rpc: one model in two processes, and errors of workers."""
 
 import json
 import os
@@ -19,8 +19,8 @@ from tests.fixtures.cli import Done
 
 Llmcli = Callable[..., Done]
 COMMAND = (sys.executable, "-m", "llmcli.app")
-# What the model says is decided beforehand: greedy, no guesses, one thread.
-PLAIN = (
+# Greedy sampling without drafts on one thread, so that two runs give the same text.
+DETERMINISTIC = (
     "--temp",
     "0",
     "-t",
@@ -37,22 +37,23 @@ PLAIN = (
 
 @pytest.fixture
 def worker() -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A worker on a port of its own, and its process."""
+    """Start a worker on a free port, and return its address and its process."""
     with create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     words = (*COMMAND, "worker", "--rpc", "--port", str(port), "-t", "1")
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout
-            said = process.stdout.readline()
-            assert said.startswith("CPU: "), said
+            line = process.stdout.readline()
+            assert line.startswith("CPU: "), line
             assert f"worker at 127.0.0.1:{port}" in process.stdout.readline()
             yield f"127.0.0.1:{port}", process
         finally:
             process.kill()
 
 
-SHARES = """
+# Prints the planned and the measured memory of each device, with the model on a worker.
+MEMORY_PROGRAM = """
 import json, sys
 from dataclasses import asdict
 from pathlib import Path
@@ -70,28 +71,28 @@ print(json.dumps([[asdict(device) for device in plan.devices] for plan in plans]
 """
 
 
-def test_a_model_on_a_worker_says_what_it_says_here(
+def test_a_model_on_a_worker_generates_the_same_text(
     worker: tuple[str, subprocess.Popen[str]], stories_gguf: Path, llmcli: Llmcli
 ) -> None:
     endpoint, process = worker
-    told = json.loads(llmcli("doctor", "--rpc", endpoint, "--json").out)
-    assert told["workers"][0]["endpoint"] == endpoint
-    assert told["workers"][0]["devices"][0]["total_bytes"] > 0
-    words = ("run", str(stories_gguf), *PLAIN, "-n", "40", "--json")
-    here = json.loads(llmcli(*words).out)
+    document = json.loads(llmcli("doctor", "--rpc", endpoint, "--json").out)
+    assert document["workers"][0]["endpoint"] == endpoint
+    assert document["workers"][0]["devices"][0]["total_bytes"] > 0
+    words = ("run", str(stories_gguf), *DETERMINISTIC, "-n", "40", "--json")
+    local = json.loads(llmcli(*words).out)
     done = subprocess.run(
         (*COMMAND, *words, "--rpc", endpoint), capture_output=True, text=True, timeout=120
     )
-    there = json.loads(done.stdout)
-    assert there["text"] == here["text"]
-    assert there["kv"]["allocated_bytes"] == there["kv"]["predicted_bytes"]
+    remote = json.loads(done.stdout)
+    assert remote["text"] == local["text"]
+    assert remote["kv"]["allocated_bytes"] == remote["kv"]["predicted_bytes"]
     process.terminate()
     assert process.wait(30) == 0
 
 
-# Runs commands one after the other, and says of each what it ended with and with how many layers
-# elsewhere it loaded.
-COMMANDS = """
+# Runs commands one after the other. Prints for each its exit code, and for each model that it
+# loaded the number of layers outside the main process.
+COMMANDS_PROGRAM = """
 import json, sys
 from llmcli.app import main
 from llmcli.bench.tune import tune
@@ -112,15 +113,15 @@ for words in json.loads(sys.argv.pop()):
 """
 
 
-def test_what_measures_a_model_measures_it_on_a_worker(
+def test_measuring_commands_use_the_worker(
     worker: tuple[str, subprocess.Popen[str]], stories_gguf: Path, tmp_path: Path, llmcli: Llmcli
 ) -> None:
     endpoint, _ = worker
     model, text = str(stories_gguf), tmp_path / "text"
     text.write_text("One day a little girl named Lily found a needle in her room. " * 60)
-    read = ("--text", str(text), "--ctx", "64", "--chunks", "2", "-t", "1")
-    far = ("--rpc", endpoint)
-    asked = [
+    text_flags = ("--text", str(text), "--ctx", "64", "--chunks", "2", "-t", "1")
+    rpc_flags = ("--rpc", endpoint)
+    commands = [
         (
             "calibrate",
             model,
@@ -128,13 +129,26 @@ def test_what_measures_a_model_measures_it_on_a_worker(
             str(tmp_path / "far"),
             "--moments",
             str(tmp_path / "far.moments"),
-            *read,
-            *far,
+            *text_flags,
+            *rpc_flags,
         ),
-        ("bench", "phases", model, "-p", "8", "-n", "2", "-r", "1", "-t", "1", *far),
-        ("bench", "compare", model, "-p", "8", "-n", "4", "--seconds", "0.1", "-t", "1", *far),
-        ("bench", "tune", model, "--budget", "0.1", *far),
-        ("pareto", model, "--types", "Q8_0", "--seconds", "0", *read, *far),
+        ("bench", "phases", model, "-p", "8", "-n", "2", "-r", "1", "-t", "1", *rpc_flags),
+        (
+            "bench",
+            "compare",
+            model,
+            "-p",
+            "8",
+            "-n",
+            "4",
+            "--seconds",
+            "0.1",
+            "-t",
+            "1",
+            *rpc_flags,
+        ),
+        ("bench", "tune", model, "--budget", "0.1", *rpc_flags),
+        ("pareto", model, "--types", "Q8_0", "--seconds", "0", *text_flags, *rpc_flags),
         (
             "quantize",
             model,
@@ -144,59 +158,67 @@ def test_what_measures_a_model_measures_it_on_a_worker(
             "--verify",
             "--verify-text",
             str(text),
-            *far,
+            *rpc_flags,
         ),
     ]
     done = subprocess.run(
-        (sys.executable, "-c", COMMANDS, json.dumps(asked)), capture_output=True, text=True
+        (sys.executable, "-c", COMMANDS_PROGRAM, json.dumps(commands)),
+        capture_output=True,
+        text=True,
     )
-    told = [json.loads(line[5:]) for line in done.stderr.splitlines() if line.startswith("DONE ")]
-    assert len(told) == len(asked), done.stderr
-    for words, (code, layers) in zip(asked, told, strict=True):
+    results = [
+        json.loads(line[5:]) for line in done.stderr.splitlines() if line.startswith("DONE ")
+    ]
+    assert len(results) == len(commands), done.stderr
+    for words, (code, layers) in zip(commands, results, strict=True):
         assert code == 0 and layers and all(layers), (words, code, layers, done.stderr)
-    words = ("-o", str(tmp_path / "here"), "--moments", str(tmp_path / "here.moments"), *read)
+    words = ("-o", str(tmp_path / "here"), "--moments", str(tmp_path / "here.moments"), *text_flags)
     assert llmcli("calibrate", model, *words).code == 0
-    here, there = (imatrix.load_imatrix(tmp_path / name).entries for name in ("here", "far"))
-    assert list(here) == list(there)
-    for name, one in here.items():
+    local, remote = (imatrix.load_imatrix(tmp_path / name).entries for name in ("here", "far"))
+    assert list(local) == list(remote)
+    for name, entry in local.items():
         np.testing.assert_allclose(
-            one.mean_squares(0, 1, one.count), there[name].mean_squares(0, 1, one.count), rtol=1e-3
+            entry.mean_squares(0, 1, entry.count),
+            remote[name].mean_squares(0, 1, entry.count),
+            rtol=1e-3,
         )
-    mine, other = (
+    local_inputs, remote_inputs = (
         moments.load_moments(tmp_path / f"{name}.moments").inputs for name in ("here", "far")
     )
-    assert [(one.names, one.mixed) for one in mine] == [(one.names, one.mixed) for one in other]
-    for one, far_one in zip(mine, other, strict=True):
-        np.testing.assert_allclose(
-            one.sums(), far_one.sums(), rtol=1e-3, atol=1e-3 * one.sums().max()
-        )
+    assert len(local_inputs) == len(remote_inputs)
+    for local_input, remote_input in zip(local_inputs, remote_inputs, strict=True):
+        assert local_input.names == remote_input.names
+        assert local_input.mixed == remote_input.mixed
+        sums = local_input.sums()
+        np.testing.assert_allclose(sums, remote_input.sums(), rtol=1e-3, atol=1e-3 * sums.max())
 
 
-def test_the_receipt_tells_what_the_worker_holds(
+def test_the_planned_memory_of_the_worker_matches_the_measured(
     worker: tuple[str, subprocess.Popen[str]], stories_gguf: Path
 ) -> None:
     endpoint, _ = worker
     done = subprocess.run(
-        (sys.executable, "-c", SHARES, endpoint, str(stories_gguf)), capture_output=True, text=True
+        (sys.executable, "-c", MEMORY_PROGRAM, endpoint, str(stories_gguf)),
+        capture_output=True,
+        text=True,
     )
-    told, found = json.loads(done.stdout)
-    assert [one["device"] for one in told] == ["CPU", "RPC0"]
-    for here, there in zip(told, found, strict=True):
-        assert [here[part] for part in ("weights", "kv", "output")] == [
-            there[part] for part in ("weights", "kv", "output")
-        ]
-    assert told[0]["kv"] == 0 < told[1]["kv"]
-    assert told[1]["compute"] >= found[1]["compute"]
+    planned, measured = json.loads(done.stdout)
+    assert [device["device"] for device in planned] == ["CPU", "RPC0"]
+    for planned_device, measured_device in zip(planned, measured, strict=True):
+        for key in ("weights", "kv", "output"):
+            assert planned_device[key] == measured_device[key], key
+    assert planned[0]["kv"] == 0 < planned[1]["kv"]
+    assert planned[1]["compute"] >= measured[1]["compute"]
 
 
-def test_a_worker_lost_in_mid_answer_is_one_line(
+def test_a_worker_lost_during_an_answer_is_one_error(
     worker: tuple[str, subprocess.Popen[str]], stories_gguf: Path
 ) -> None:
     endpoint, process = worker
     words = (
         "run",
         str(stories_gguf),
-        *PLAIN,
+        *DETERMINISTIC,
         "-n",
         "-1",
         "--ignore-eos",
@@ -219,13 +241,13 @@ def test_a_worker_lost_in_mid_answer_is_one_line(
     assert "Traceback" not in err
 
 
-def test_a_worker_lost_in_a_chat_leaves_the_terminal_as_it_was(
+def test_a_worker_lost_in_a_chat_restores_the_terminal(
     worker: tuple[str, subprocess.Popen[str]], stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint, process = worker
     monkeypatch.setenv("TERM", "xterm")
-    (ours, theirs), said = pty.openpty(), b""
-    before = termios.tcgetattr(theirs)
+    (controller, terminal), screen = pty.openpty(), b""
+    before = termios.tcgetattr(terminal)
     words = (
         "chat",
         str(stories_gguf),
@@ -240,34 +262,35 @@ def test_a_worker_lost_in_a_chat_leaves_the_terminal_as_it_was(
     )
     try:
         with subprocess.Popen(
-            (*COMMAND, *words), stdin=theirs, stdout=theirs, stderr=theirs
+            (*COMMAND, *words), stdin=terminal, stdout=terminal, stderr=terminal
         ) as running:
-            while b">>>" not in said:
-                said += _more(ours)
-            os.write(ours, b"Once\r")
-            asked = len(said)
-            while len(said) < asked + 600:  # the line drawn anew, then the answer
-                said += _more(ours)
+            while b">>>" not in screen:
+                screen += _read_more(controller)
+            os.write(controller, b"Once\r")
+            length_before = len(screen)
+            while len(screen) < length_before + 600:  # the redrawn line, then the answer
+                screen += _read_more(controller)
             process.kill()
             while running.poll() is None:
-                if select.select([ours], [], [], 0.1)[0]:
-                    said += os.read(ours, 4096)
-            while select.select([ours], [], [], 0)[0]:
-                said += os.read(ours, 4096)
+                if select.select([controller], [], [], 0.1)[0]:
+                    screen += os.read(controller, 4096)
+            while select.select([controller], [], [], 0)[0]:
+                screen += os.read(controller, 4096)
         assert running.returncode == 1
-        assert f"\r\nerror: lost a worker: {endpoint}\r\nhint: ".encode() in said
-        assert termios.tcgetattr(theirs) == before
+        assert f"\r\nerror: lost a worker: {endpoint}\r\nhint: ".encode() in screen
+        assert termios.tcgetattr(terminal) == before
     finally:
-        os.close(ours)
-        os.close(theirs)
+        os.close(controller)
+        os.close(terminal)
 
 
-def _more(terminal: int) -> bytes:
-    assert select.select([terminal], [], [], 60)[0], "nothing more is said"
+def _read_more(terminal: int) -> bytes:
+    """Read the next bytes from the terminal, and fail if none arrive within 60 seconds."""
+    assert select.select([terminal], [], [], 60)[0], "no more output within 60 seconds"
     return os.read(terminal, 4096)
 
 
-def test_what_is_refused(llmcli: Llmcli, tmp_path: Path) -> None:
+def test_invalid_uses_of_rpc_and_worker_are_errors(llmcli: Llmcli, tmp_path: Path) -> None:
     (file := tmp_path / "file").write_bytes(b"")
     for words, code, message in (
         (("worker", "--rpc", "--cache", str(file)), 1, "a file has the name of the needed folder"),
@@ -329,8 +352,8 @@ def test_what_is_refused(llmcli: Llmcli, tmp_path: Path) -> None:
         assert message in done.err, (words, done.err)
 
 
-def test_a_port_that_is_taken(llmcli: Llmcli) -> None:
-    with create_server(("127.0.0.1", 0)) as taken:
-        done = llmcli("worker", "--rpc", "--port", str(taken.getsockname()[1]))
+def test_a_worker_on_a_port_in_use_is_an_error(llmcli: Llmcli) -> None:
+    with create_server(("127.0.0.1", 0)) as listener:
+        done = llmcli("worker", "--rpc", "--port", str(listener.getsockname()[1]))
     assert done.code == 1
     assert "cannot listen on" in done.err

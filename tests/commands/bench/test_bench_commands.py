@@ -1,4 +1,6 @@
-"""The contract of every subcommand of bench: a help sentence, --json, and its name in --help."""
+"""What every subcommand of `bench` must have: a help text whose first paragraph is a sentence,
+--json, and its name in the help of `bench`.
+"""
 
 from collections.abc import Callable
 
@@ -12,7 +14,7 @@ BENCHES = collect("llmcli.commands.bench", "BENCHES", "__name__")
 
 
 @pytest.mark.parametrize("name", sorted(BENCHES))
-def test_a_bench_is_explained_and_has_json(name: str, llmcli: Callable[..., Done]) -> None:
+def test_every_bench_command_has_help_and_json(name: str, llmcli: Callable[..., Done]) -> None:
     assert (BENCHES[name].__doc__ or "").split("\n\n")[0].strip().endswith(".")
     done = llmcli("bench", name, "--help")
     assert done.code == 0

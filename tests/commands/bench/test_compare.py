@@ -24,21 +24,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every pass takes a millisecond, in a context of micro-batches of 4 twice that, whatever this
-    machine does.
+    """Let every forward pass take 1 ms, or 2 ms in a context whose micro-batch is 4 tokens, on any
+    machine.
     """
 
-    def timed(passes: Sequence[Any]) -> list[int]:
+    def run_passes(passes: Sequence[Any]) -> list[int]:
         for forward in passes:
             forward()
-        each = 2 if passes and passes[0].func.__self__.n_ubatch == 4 else 1
-        return [at * each * 1_000_000 for at in range(len(passes) + 1)]
+        milliseconds = 2 if passes and passes[0].func.__self__.n_ubatch == 4 else 1
+        return [passes_done * milliseconds * 1_000_000 for passes_done in range(len(passes) + 1)]
 
-    monkeypatch.setattr(interleaved, "run_passes", timed)
+    monkeypatch.setattr(interleaved, "run_passes", run_passes)
 
 
 @pytest.mark.usefixtures("clock")
-def test_settings_that_differ_are_told_apart_and_by_how_much(llmcli: Llmcli, model: Path) -> None:
+def test_a_setting_that_halves_the_speed_is_reported_with_its_interval(
+    llmcli: Llmcli, model: Path
+) -> None:
     words = (
         "bench",
         "compare",
@@ -53,10 +55,10 @@ def test_settings_that_differ_are_told_apart_and_by_how_much(llmcli: Llmcli, mod
         "0,8",
         *QUICK,
     )
-    told = json.loads(llmcli(*words, "--json").out)
-    assert [row["test"] for row in told["tests"]] == ["pp8", "tg4", "pp8 @ d8", "tg4 @ d8"]
-    assert (told["interleaved"], told["b"]["settings"]) == (True, "-ub 4")
-    for row in told["tests"]:
+    document = json.loads(llmcli(*words, "--json").out)
+    assert [row["test"] for row in document["tests"]] == ["pp8", "tg4", "pp8 @ d8", "tg4 @ d8"]
+    assert (document["interleaved"], document["b"]["settings"]) == (True, "-ub 4")
+    for row in document["tests"]:
         assert row["differs"] and row["ratio"] == pytest.approx(0.5)
         assert row["low"] < 0.5 < row["high"]
         assert row["confidence"] == pytest.approx(1 - 0.01 / 4)
@@ -68,30 +70,42 @@ def test_settings_that_differ_are_told_apart_and_by_how_much(llmcli: Llmcli, mod
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_thing_and_itself_are_level_and_people_get_words(llmcli: Llmcli, model: Path) -> None:
+def test_a_model_does_not_differ_from_itself_in_the_printed_table(
+    llmcli: Llmcli, model: Path
+) -> None:
     done = llmcli("bench", "compare", str(model), str(model), "-p", "0", "-n", "4", *QUICK)
     assert done.code == 0
-    for words in (
+    for text in (
         "tiny.gguf\n",
         "tg4: no significant difference: ratio 1.000",
         "B / A",
         "probability of 0.99",
     ):
-        assert words in done.out
+        assert text in done.out
     assert "noisy" not in done.err
 
 
-@pytest.mark.parametrize("apart", [(), ("--apart",)])
-def test_two_models_are_measured_for_real(
-    llmcli: Llmcli, model: Path, tmp_path: Path, apart: tuple[str, ...]
+@pytest.mark.parametrize("apart_flag", [(), ("--apart",)])
+def test_two_models_are_compared_interleaved_and_one_after_the_other(
+    llmcli: Llmcli, model: Path, tmp_path: Path, apart_flag: tuple[str, ...]
 ) -> None:
-    other = tiny_gguf.llama(tmp_path / "other.gguf", hidden=64, ff=128, layers=1)
+    second_model = tiny_gguf.llama(tmp_path / "other.gguf", hidden=64, ff=128, layers=1)
     done = llmcli(
-        "bench", "compare", str(model), str(other), "-p", "8", "-n", "4", *QUICK, *apart, "--json"
+        "bench",
+        "compare",
+        str(model),
+        str(second_model),
+        "-p",
+        "8",
+        "-n",
+        "4",
+        *QUICK,
+        *apart_flag,
+        "--json",
     )
-    told = json.loads(done.out)
-    assert [Path(told[side]["path"]).name for side in "ab"] == ["tiny.gguf", "other.gguf"]
-    for row in told["tests"]:
+    document = json.loads(done.out)
+    assert [Path(document[side]["path"]).name for side in "ab"] == ["tiny.gguf", "other.gguf"]
+    for row in document["tests"]:
         assert row["low"] <= row["ratio"] <= row["high"]
         assert row["differs"] == (not row["low"] <= 1 <= row["high"])
 
@@ -112,9 +126,9 @@ def test_saved_runs_need_no_model(llmcli: Llmcli, model: Path, tmp_path: Path) -
         files.append(tmp_path / f"{number}.json")
         files[-1].write_text(json.dumps(rows))
     done = llmcli("bench", "compare", *map(str, files), "--json")
-    told = json.loads(done.out)
-    assert not told["interleaved"] and "not interleaved" in done.err
-    for row in told["tests"]:
+    document = json.loads(done.out)
+    assert not document["interleaved"] and "not interleaved" in done.err
+    for row in document["tests"]:
         assert row["differs"] and row["ratio"] == pytest.approx(3)
         assert ["n_threads", 1, 2] in row["differing"] and row["pairs"] is None
     done = llmcli("bench", "compare", *map(str, files))
@@ -126,9 +140,9 @@ def test_saved_runs_need_no_model(llmcli: Llmcli, model: Path, tmp_path: Path) -
     for row in rows:
         row["samples_ts"] = [300.0, 100.0, 50.0]
     files[1].write_text(json.dumps(rows))
-    told = llmcli("bench", "compare", *map(str, files))
-    assert "tg4: noisy machine: B alone ran at 60 to 260 tok/s" in told.err
-    assert "no significant difference" in told.out
+    done = llmcli("bench", "compare", *map(str, files))
+    assert "tg4: noisy machine: B alone ran at 60 to 260 tok/s" in done.err
+    assert "no significant difference" in done.out
     rows[0]["cpu_info"] = rows[1]["cpu_info"] = "another \x1b[31mcpu"
     files[1].write_text(json.dumps(rows))
     done = llmcli("bench", "compare", *map(str, files))
@@ -138,7 +152,7 @@ def test_saved_runs_need_no_model(llmcli: Llmcli, model: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "why"),
+    ("words", "code", "message"),
     [
         (["x.gguf", "--a", "-q 1"], 2, "unknown option '-q'"),
         (["x.gguf", "--b", "-t"], 2, "-t has no value"),
@@ -154,18 +168,20 @@ def test_saved_runs_need_no_model(llmcli: Llmcli, model: Path, tmp_path: Path) -
         (["x.json", "x.json"], 1, "cannot read x.json"),
     ],
 )
-def test_mistakes_are_one_line(llmcli: Llmcli, words: list[str], code: int, why: str) -> None:
+def test_invalid_arguments_are_an_error_without_output(
+    llmcli: Llmcli, words: list[str], code: int, message: str
+) -> None:
     done = llmcli("bench", "compare", *words)
     assert (done.code, done.out) == (code, "")
-    assert why in done.err
+    assert message in done.err
 
 
-def test_a_saved_run_is_not_compared_with_a_model_nor_measured_again(
+def test_saved_runs_refuse_a_model_and_the_flags_of_a_measurement(
     llmcli: Llmcli, tmp_path: Path
 ) -> None:
     file = tmp_path / "a.json"
     file.write_text(json.dumps([{"n_prompt": 0, "n_gen": 4, "samples_ts": [1.0, 1.1]}]))
-    for words, why in (
+    for words, message in (
         ((str(file), "m"), "but m is not"),
         ((str(file),), "but nothing is not"),
         ((str(file), str(file), "--a", "-t 1"), "cannot be measured again"),
@@ -176,4 +192,4 @@ def test_a_saved_run_is_not_compared_with_a_model_nor_measured_again(
     ):
         done = llmcli("bench", "compare", *words)
         assert (done.code, done.out) == (2, "")
-        assert why in done.err
+        assert message in done.err

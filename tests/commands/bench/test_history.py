@@ -1,3 +1,7 @@
+"""`llmcli bench history`: the list, its filters, an empty history and a database of a newer
+version.
+"""
+
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,17 +14,17 @@ from tests.fixtures.cli import Done
 Llmcli = Callable[..., Done]
 
 
-def keep(*models: str) -> None:
-    told = {"n_threads": 2, "samples_ts": [10.0, 12.0], "samples_ns": [100, 120], "sampling": False}
+def save_runs(*models: str) -> None:
+    row = {"n_threads": 2, "samples_ts": [10.0, 12.0], "samples_ns": [100, 120], "sampling": False}
     runs = [
-        BenchRun("2026-11-22T04:00:00Z", "a machine", "b", name, None, "c" * 64, "tg128", told)
+        BenchRun("2026-11-22T04:00:00Z", "a machine", "b", name, None, "c" * 64, "tg128", row)
         for name in models
     ]
     History(history_path(config.load_config()), UI()).append(runs)
 
 
 def test_runs_are_listed_oldest_first_and_filtered(llmcli: Llmcli) -> None:
-    keep("one", "two", "one")
+    save_runs("one", "two", "one")
     lines = llmcli("bench", "history").out.splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["1", "2", "3"]
     assert "11.00 ± 1.41" in lines[1]
@@ -32,16 +36,18 @@ def test_runs_are_listed_oldest_first_and_filtered(llmcli: Llmcli) -> None:
     assert (row["id"], row["test"], row["samples_ts"]) == (3, "tg128", [10.0, 12.0])
 
 
-def test_nothing_yet_is_said_and_makes_no_file(llmcli: Llmcli, home: Path) -> None:
+def test_an_empty_history_is_reported_without_creating_the_database(
+    llmcli: Llmcli, home: Path
+) -> None:
     assert "nothing was measured yet" in llmcli("bench", "history").out
     assert llmcli("bench", "history", "--json").out == "[]\n"
     assert not list(home.rglob("bench.sqlite*"))
 
 
-def test_a_newer_form_is_one_clear_line(llmcli: Llmcli) -> None:
+def test_a_database_of_a_newer_llmcli_is_an_error(llmcli: Llmcli) -> None:
     import sqlite3
 
-    keep("one")
+    save_runs("one")
     with sqlite3.connect(history_path(config.load_config())) as db:
         db.execute("PRAGMA user_version = 9")
     db.close()

@@ -1,4 +1,4 @@
-"""Report pages of plan, phases, compare and tune."""
+"""The report pages of `plan`, `bench phases`, `bench compare`, `bench tune` and sweeps."""
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
@@ -17,11 +17,12 @@ Llmcli = Callable[..., Done]
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
+    """The path of the report page, which is not yet written."""
     return tmp_path / "out.html"
 
 
 def titles(page: Path) -> list[str | None]:
-    return [one.text for one in ElementTree.fromstring(page.read_text()).iter("h2")]
+    return [heading.text for heading in ElementTree.fromstring(page.read_text()).iter("h2")]
 
 
 def cells(page: Path) -> list[list[str]]:
@@ -29,7 +30,7 @@ def cells(page: Path) -> list[list[str]]:
     return [["".join(cell.itertext()) for cell in row] for row in tree.iter("tr")]
 
 
-def test_plan_writes_its_receipt_to_the_byte(llmcli: Llmcli, tmp_path: Path, out: Path) -> None:
+def test_plan_reports_exact_byte_counts(llmcli: Llmcli, tmp_path: Path, out: Path) -> None:
     model = tiny_gguf.llama(tmp_path / "<b>.gguf", layers=2)
     done = llmcli("plan", str(model), "-c", "512", "--measure", "--report", str(out), "--chart")
     assert done.code == 0
@@ -46,19 +47,23 @@ def test_plan_writes_its_receipt_to_the_byte(llmcli: Llmcli, tmp_path: Path, out
     assert bars == ["predicted", "loaded"]
 
 
-def test_plan_tries_the_path_first(llmcli: Llmcli, tmp_path: Path) -> None:
+def test_plan_checks_the_report_path_before_the_model(llmcli: Llmcli, tmp_path: Path) -> None:
     done = llmcli("plan", "no-such-model", "--report", str(tmp_path))
     assert (done.code, "it is a folder" in done.err) == (1, True)
 
 
-def test_phases_draw_an_answer_and_a_token(llmcli: Llmcli, stories_gguf: Path, out: Path) -> None:
+def test_phases_charts_the_time_of_an_answer_and_of_a_token(
+    llmcli: Llmcli, stories_gguf: Path, out: Path
+) -> None:
     words = ("bench", "phases", str(stories_gguf), "-p", "16", "-n", "4", "-r", "1", "-t", "1")
     done = llmcli(*words, "--report", str(out), "--chart")
     assert titles(out)[:2] == ["An answer", "A token"]
     assert "decode (llama.cpp)" in done.out.partition("An answer")[2]
 
 
-def test_compare_draws_intervals_around_1(llmcli: Llmcli, tmp_path: Path, out: Path) -> None:
+def test_compare_charts_the_ratio_and_both_speeds(
+    llmcli: Llmcli, tmp_path: Path, out: Path
+) -> None:
     model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=128, layers=1)
     words = ("bench", "compare", str(model), "-p", "0", "-n", "4", "--seconds", "0.1", "-t", "1")
     done = llmcli(*words, "--report", str(out), "--chart")
@@ -70,38 +75,38 @@ def test_compare_draws_intervals_around_1(llmcli: Llmcli, tmp_path: Path, out: P
     assert "as fast: 1" in done.out
 
 
-FASTER, NEVER = (
+FASTER_THAN_DEFAULTS, TOO_FEW_PAIRS = (
     Comparison(1.2, 1.1, 1.3, 0.99, (1.0,), (1.2,)),
     Comparison(1, 0, float("inf"), 0.9, (1.0,), (1.0,)),
 )
 
 
-@pytest.mark.parametrize("told", [None, FASTER, NEVER])
-def test_tune_draws_what_was_tried(
+@pytest.mark.parametrize("comparison", [None, FASTER_THAN_DEFAULTS, TOO_FEW_PAIRS])
+def test_tune_charts_the_tried_values(
     llmcli: Llmcli,
     stories_gguf: Path,
     out: Path,
     monkeypatch: pytest.MonkeyPatch,
-    told: Comparison | None,
+    comparison: Comparison | None,
 ) -> None:
     default, best = RunSetting(1, 1), RunSetting(2, 2)
     tried = (
         TriedSetting("threads", best, 1.2, 6, True),
         TriedSetting("mode", RunSetting(1, 1, flash="off"), 0.9, 3, False),
     )
-    found = TuningResult(
+    result = TuningResult(
         default,
-        best if told else default,
+        best if comparison else default,
         tried,
         TuningWorkload((512, 32), (512, 128), (0.001, 0.01)),
         9.0,
-        told,
+        comparison,
     )
-    monkeypatch.setattr(tune, "tune_settings", lambda *words, **more: found)
+    monkeypatch.setattr(tune, "tune_settings", lambda *args, **options: result)
     done = llmcli("bench", "tune", str(stories_gguf), "--report", str(out))
     assert done.code == 0
     assert titles(out) == [
-        *(["Best settings relative to the defaults"] if told else []),
+        *(["Best settings relative to the defaults"] if comparison else []),
         "Tried values",
         "Machine",
         "Build",
@@ -113,7 +118,7 @@ def test_tune_draws_what_was_tried(
     ]
 
 
-def test_a_sweep_draws_each_value_beside_the_fastest(
+def test_a_sweep_charts_each_value_relative_to_the_fastest(
     llmcli: Llmcli, tmp_path: Path, out: Path
 ) -> None:
     model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=128, layers=1)

@@ -1,4 +1,4 @@
-"""`bench phases` on a tiny real model."""
+"""`llmcli bench phases` on a tiny real model."""
 
 import json
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from tests.fixtures.cli import Done
 Llmcli = Callable[..., Done]
 
 
-def test_shares_add_up_and_every_answer_is_there(llmcli: Llmcli, stories_gguf: Path) -> None:
+def test_the_shares_of_the_phases_add_up_to_1(llmcli: Llmcli, stories_gguf: Path) -> None:
     words = ("-p", "64", "-n", "4", "-r", "2", "-t", "1", "--json")
-    told = json.loads(llmcli("bench", "phases", str(stories_gguf), *words).out)
-    assert list(told["phases"]) == [
+    document = json.loads(llmcli("bench", "phases", str(stories_gguf), *words).out)
+    assert list(document["phases"]) == [
         "tokenize",
         "prefill",
         "decode",
@@ -23,17 +23,19 @@ def test_shares_add_up_and_every_answer_is_there(llmcli: Llmcli, stories_gguf: P
         "screen",
         "python",
     ]
-    assert sum(one["share"] for one in told["phases"].values()) == pytest.approx(1)
-    assert sum(one["answer_ms"]["p50"] for one in told["phases"].values()) == pytest.approx(
-        told["answer_ms"]
+    assert sum(times["share"] for times in document["phases"].values()) == pytest.approx(1)
+    assert sum(times["answer_ms"]["p50"] for times in document["phases"].values()) == pytest.approx(
+        document["answer_ms"]
     )
-    assert len(told["answers"]) == 2
-    assert all(value > 0 for one in told["answers"] for value in one.values())
-    assert (told["generated_tokens"], told["threads"]) == (4, 1)
-    assert 30 < told["prompt_tokens"] <= 64
+    assert len(document["answers"]) == 2
+    assert all(value > 0 for times in document["answers"] for value in times.values())
+    assert (document["generated_tokens"], document["threads"]) == (4, 1)
+    assert 30 < document["prompt_tokens"] <= 64
 
 
-def test_people_get_a_table_and_none_of_the_text(llmcli: Llmcli, stories_gguf: Path) -> None:
+def test_the_printed_result_is_a_table_without_the_generated_text(
+    llmcli: Llmcli, stories_gguf: Path
+) -> None:
     done = llmcli(
         "bench",
         "phases",
@@ -56,12 +58,12 @@ def test_people_get_a_table_and_none_of_the_text(llmcli: Llmcli, stories_gguf: P
     assert len(done.out.splitlines()) == 11
 
 
-def test_mistakes_are_one_line(llmcli: Llmcli, stories_gguf: Path) -> None:
-    for words, why in (
+def test_invalid_arguments_are_an_error_without_output(llmcli: Llmcli, stories_gguf: Path) -> None:
+    for words, message in (
         (["-t", "0"], "--threads"),
         (["-ctk", "q9"], "cache type"),
         (["-fa", "x"], "flash"),
     ):
         done = llmcli("bench", "phases", str(stories_gguf), *words)
         assert (done.code, done.out) == (1, "")
-        assert why in done.err
+        assert message in done.err

@@ -1,5 +1,5 @@
-"""`--report` and `--chart`: the page is written completely or not at all; results are printed
-anyway.
+"""--report and --chart of `bench`: a failed write leaves the old page intact, and the results are
+printed in every case.
 """
 
 import io
@@ -25,7 +25,7 @@ FAST = ("-r", "1", "-t", "1")
 
 @pytest.fixture(autouse=True)
 def memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A memory that gives 10 GB/s; short prompts."""
+    """Fake a memory bandwidth of 10 GB/s, and shorten the prompts."""
     monkeypatch.setattr(host, "last_cache_bytes", lambda: 16)
     monkeypatch.setattr(memory_bandwidth, "buffer_sizes", lambda cache, available: [64, 256])
     monkeypatch.setattr(
@@ -39,14 +39,14 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A model whose name is markup."""
+    """A model whose file name is HTML markup, to test that pages escape it."""
     return tiny_gguf.llama(
         tmp_path / "<img src=x onerror=alert(1)>.gguf", hidden=64, ff=128, layers=2
     )
 
 
 def titles(page: Path) -> list[str | None]:
-    return [one.text for one in ElementTree.fromstring(page.read_text()).iter("h2")]
+    return [heading.text for heading in ElementTree.fromstring(page.read_text()).iter("h2")]
 
 
 def test_bench_and_roofline_write_a_page(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
@@ -77,26 +77,26 @@ def test_bench_and_roofline_write_a_page(llmcli: Llmcli, model: Path, tmp_path: 
     assert not list(tmp_path.glob(".out.html*"))
 
 
-def test_memory_alone_has_a_page_too(llmcli: Llmcli, tmp_path: Path) -> None:
+def test_roofline_without_a_model_writes_a_page(llmcli: Llmcli, tmp_path: Path) -> None:
     assert llmcli("bench", "roofline", "--report", str(tmp_path / "m.html")).code == 0
     assert titles(tmp_path / "m.html") == ["Reading memory", "Machine"]
 
 
 @pytest.mark.parametrize("command", [("bench",), ("bench", "roofline")])
-def test_a_path_that_cannot_be_written_is_told_before_anything_is_measured(
+def test_an_unwritable_report_path_is_an_error_before_any_measurement(
     llmcli: Llmcli,
     model: Path,
     tmp_path: Path,
     command: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def never(*args: object, **more: object) -> None:
+    def fail(*args: object, **options: object) -> None:
         raise AssertionError("measured")
 
-    monkeypatch.setattr(memory_bandwidth, "measure_bandwidth", never)
-    monkeypatch.setattr("llmcli.bench.speed.measure.measure_test", never)
+    monkeypatch.setattr(memory_bandwidth, "measure_bandwidth", fail)
+    monkeypatch.setattr("llmcli.bench.speed.measure.measure_test", fail)
     (tmp_path / "file").write_text("a file")
-    for path, why in (
+    for path, reason in (
         (tmp_path, "it is a folder"),
         (tmp_path / "file" / "out.html", "File exists"),
         (tmp_path / ("x" * 300), "File name too long"),
@@ -105,20 +105,20 @@ def test_a_path_that_cannot_be_written_is_told_before_anything_is_measured(
         done = llmcli(*command, str(model), *FAST, "--report", str(path))
         assert (done.code, done.out) == (1, "")
         first, second = done.err.splitlines()
-        assert first.startswith("error: cannot write ") and why in first
+        assert first.startswith("error: cannot write ") and reason in first
         assert second.startswith("hint: ")
 
 
-def test_a_page_that_fails_in_the_end_leaves_the_results_and_the_old_page(
+def test_a_failed_write_leaves_the_printed_results_and_the_old_page(
     llmcli: Llmcli, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out.html"
     out.write_text("the old page")
 
-    def full(handle: int) -> None:
+    def fail_on_full_disk(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.fsync", fail_on_full_disk)
     done = llmcli(
         "bench", str(model), "-p", "0", "-n", "4", *FAST, "--report", str(out), "-o", "json"
     )
@@ -129,7 +129,9 @@ def test_a_page_that_fails_in_the_end_leaves_the_results_and_the_old_page(
     assert not list(tmp_path.glob(".out.html*"))
 
 
-def test_charts_are_drawn_when_they_are_asked_for(llmcli: Llmcli, model: Path) -> None:
+def test_charts_are_printed_only_with_chart_when_stdout_is_a_pipe(
+    llmcli: Llmcli, model: Path
+) -> None:
     words = ("bench", str(model), "-p", "0", "-n", "4", *FAST)
     assert "Percentiles" not in llmcli(*words).out  # a pipe
     assert "Percentiles" in llmcli(*words, "--chart").out
@@ -147,26 +149,26 @@ def test_charts_are_drawn_when_they_are_asked_for(llmcli: Llmcli, model: Path) -
 @pytest.mark.parametrize(
     ("encoding", "unicode"), [("utf-8", True), ("iso8859-1", False), ("ascii", False)]
 )
-def test_a_terminal_that_lacks_letters_gets_ascii(
+def test_charts_are_ascii_when_the_encoding_lacks_block_characters(
     monkeypatch: pytest.MonkeyPatch, encoding: str, unicode: bool
 ) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="replace")
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setenv("COLUMNS", "57")
-    seen: list[tuple[int, bool]] = []
-    UI().print_drawing(lambda *how: str(seen.append(how)))
-    assert seen == [(57, unicode)]
+    calls: list[tuple[int, bool]] = []
+    UI().print_drawing(lambda *layout: str(calls.append(layout)))
+    assert calls == [(57, unicode)]
 
 
-def test_a_terminal_shows_what_a_table_does_not(
+def test_a_terminal_gets_the_charts_that_add_to_the_table(
     llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: self is sys.stdout, raising=False)
     monkeypatch.setenv("COLUMNS", "60")
     words = ("bench", str(model), "-p", "0", "-n", "4", *FAST)
     out = llmcli(*words).out
-    assert "Percentiles" in out and "Generation" not in out  # one bar says nothing
-    drawn = out.partition("Percentiles")[2]
-    assert max(map(len, drawn.splitlines())) <= 60
-    assert "\x1b" not in drawn
+    assert "Percentiles" in out and "Generation" not in out  # a chart of one bar adds nothing
+    charts = out.partition("Percentiles")[2]
+    assert max(map(len, charts.splitlines())) <= 60
+    assert "\x1b" not in charts
     assert "Percentiles" not in llmcli(*words, "--no-chart").out

@@ -1,3 +1,5 @@
+"""`llmcli bench roofline` on a tiny model, with a fake memory bandwidth."""
+
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,9 @@ Llmcli = Callable[..., Done]
 
 @pytest.fixture(autouse=True)
 def memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A memory that gives 10 GB/s to all threads, behind a cache of 16 bytes; and short prompts."""
+    """Fake a memory bandwidth of 10 GB/s for all threads and a last-level cache of 16 bytes, and
+    shorten the prompts.
+    """
     monkeypatch.setattr(host, "last_cache_bytes", lambda: 16)
     monkeypatch.setattr(memory_bandwidth, "buffer_sizes", lambda cache, available: [64, 256])
     monkeypatch.setattr(
@@ -32,12 +36,12 @@ def model(tmp_path: Path) -> Path:
     return tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=128, layers=2)
 
 
-def test_figures_agree_with_one_another(llmcli: Llmcli, model: Path) -> None:
+def test_the_figures_are_consistent(llmcli: Llmcli, model: Path) -> None:
     done = llmcli("bench", "roofline", str(model), "-d", "0,32", "-r", "1", "-t", "1", "--json")
-    told = json.loads(done.out)
-    assert told["read_bandwidth_bytes_per_second"] == 1e10
-    assert [row["n_depth"] for row in told["decode"]] == [0, 32]
-    for row in told["decode"]:
+    document = json.loads(done.out)
+    assert document["read_bandwidth_bytes_per_second"] == 1e10
+    assert [row["n_depth"] for row in document["decode"]] == [0, 32]
+    for row in document["decode"]:
         assert row["bytes_per_token"] == sum(row["weights_bytes"].values()) + row["kv_bytes"]
         assert row["attainable_tokens_per_second"] == pytest.approx(1e10 / row["bytes_per_token"])
         assert row["roofline_fraction"] == pytest.approx(
@@ -46,18 +50,22 @@ def test_figures_agree_with_one_another(llmcli: Llmcli, model: Path) -> None:
         assert row["intensity"] == pytest.approx(
             row["operations_per_token"] / row["bytes_per_token"]
         )
-    ridge = told["prefill"]["ridge_operations_per_byte"]
-    assert ridge == pytest.approx(told["prefill"]["operations_per_second"] / 1e10)
+    ridge = document["prefill"]["ridge_operations_per_byte"]
+    assert ridge == pytest.approx(document["prefill"]["operations_per_second"] / 1e10)
 
 
-def test_people_get_words_for_it(llmcli: Llmcli, model: Path) -> None:
+def test_the_printed_result_names_bandwidth_and_attainable_speed(
+    llmcli: Llmcli, model: Path
+) -> None:
     done = llmcli("bench", "roofline", str(model), "-r", "1", "-t", "1")
     assert done.code == 0
-    for words in ("memory bandwidth: 10.0 GB/s", "attainable tok/s", "depth 0: "):
-        assert words in done.out
+    for text in ("memory bandwidth: 10.0 GB/s", "attainable tok/s", "depth 0: "):
+        assert text in done.out
 
 
-def test_memory_alone_needs_no_model(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bandwidth_is_measured_without_a_model(
+    llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert set(json.loads(llmcli("bench", "roofline", "--json").out)) == {
         "cpu_info",
         "last_cache_bytes",
@@ -73,7 +81,7 @@ def test_memory_alone_needs_no_model(llmcli: Llmcli, monkeypatch: pytest.MonkeyP
     )
 
 
-def test_a_noisy_machine_is_told(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_noisy_machine_is_a_warning(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         memory_bandwidth,
         "measure_bandwidth",
@@ -82,7 +90,7 @@ def test_a_noisy_machine_is_told(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
     assert "something else uses this machine" in llmcli("bench", "roofline").err
 
 
-def test_what_was_read_is_what_bench_sets_its_rows_beside(
+def test_bench_uses_the_saved_bandwidth_of_an_undisturbed_measurement(
     llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llmcli("bench", "roofline")
@@ -91,14 +99,14 @@ def test_what_was_read_is_what_bench_sets_its_rows_beside(
         "measure_bandwidth",
         lambda size, threads, *how: BandwidthReading(size, threads, (1e9, 2e10)),
     )
-    llmcli("bench", "roofline")  # disturbed: not kept
+    llmcli("bench", "roofline")  # a disturbed measurement, which is not saved
     (row,) = json.loads(
         llmcli("bench", str(model), "-p", "0", "-n", "4", "-r", "1", "-t", "1", "-o", "json").out
     )
     assert row["read_bandwidth_bytes_per_second"] == 1e10
 
 
-def test_bench_itself_takes_llama_bench_s_words_as_before(llmcli: Llmcli, model: Path) -> None:
+def test_bench_accepts_the_flags_of_llama_bench(llmcli: Llmcli, model: Path) -> None:
     for words in (["-m", str(model), "-p", "8", "-n", "0"], [str(model), "-p", "8", "-n", "0"]):
         rows = json.loads(llmcli("bench", *words, "-r", "1", "-o", "json").out)
         assert [(row["n_prompt"], row["n_gen"]) for row in rows] == [(8, 0)]
@@ -107,12 +115,12 @@ def test_bench_itself_takes_llama_bench_s_words_as_before(llmcli: Llmcli, model:
     assert "--n-depth" in llmcli("bench", "roofline", "--help").out
 
 
-def test_mistakes_are_one_line(llmcli: Llmcli, model: Path) -> None:
-    for words, why in (
+def test_invalid_arguments_are_an_error_without_output(llmcli: Llmcli, model: Path) -> None:
+    for words, message in (
         (["-d", "x"], "-d"),
         (["-ctk", "q9"], "cache type"),
         (["-t", "100000"], "--threads"),
     ):
         done = llmcli("bench", "roofline", str(model), *words)
         assert (done.code, done.out) == (1, "")
-        assert why in done.err
+        assert message in done.err

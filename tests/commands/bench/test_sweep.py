@@ -1,4 +1,6 @@
-"""`bench REF --threads-sweep` and similar flags on the command line, with a tiny model."""
+"""`llmcli bench REF` with --threads-sweep, --fa-sweep, --kv-sweep and --ubatch-sweep on a tiny
+model.
+"""
 
 import json
 from collections.abc import Callable
@@ -16,7 +18,7 @@ Llmcli = Callable[..., Done]
 
 @pytest.fixture(autouse=True)
 def memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A memory that need not be read."""
+    """Fake the memory bandwidth, so that no buffer is read."""
     monkeypatch.setattr(memory_bandwidth, "buffer_sizes", lambda cache, available: [64])
     monkeypatch.setattr(
         memory_bandwidth,
@@ -30,13 +32,11 @@ def model(tmp_path: Path) -> Path:
     return tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=128, layers=2)
 
 
-def test_a_sweep_is_a_list_of_values_and_a_table_of_their_places(
-    llmcli: Llmcli, model: Path
-) -> None:
+def test_a_sweep_measures_each_value_and_ranks_them(llmcli: Llmcli, model: Path) -> None:
     done = llmcli("bench", str(model), "--fa-sweep", "-p", "8", "-n", "2", "-t", "1", "-r", "2")
     assert done.code == 0
     assert "of the fastest" in done.out
-    assert done.out.count("too few rounds") == 2  # one of two is the fastest, of either test
+    assert done.out.count("too few rounds") == 2  # of the slower value, in each of the two tests
     done = llmcli(
         "bench", str(model), "--fa-sweep", "-p", "8", "-n", "0", "-t", "1", "-r", "2", "--json"
     )
@@ -46,7 +46,7 @@ def test_a_sweep_is_a_list_of_values_and_a_table_of_their_places(
     ]
 
 
-def test_sweeps_span_a_grid_of_what_can_be(llmcli: Llmcli, model: Path) -> None:
+def test_two_sweeps_measure_every_valid_combination(llmcli: Llmcli, model: Path) -> None:
     words = [
         "--ubatch-sweep",
         "--kv-sweep",
@@ -64,13 +64,13 @@ def test_sweeps_span_a_grid_of_what_can_be(llmcli: Llmcli, model: Path) -> None:
     ]
     rows = json.loads(llmcli("bench", str(model), *words).out)
     assert {(row["n_ubatch"], row["type_k"], row["type_v"]) for row in rows} == {
-        (size, kind, kind) for size in (64, 128) for kind in ("f32", "f16", "bf16")
+        (size, cache_type, cache_type)
+        for size in (64, 128)
+        for cache_type in ("f32", "f16", "bf16")
     }  # without flash attention V cannot be quantized
 
 
-def test_micro_batches_are_tried_on_a_prompt_that_is_long_enough(
-    llmcli: Llmcli, model: Path
-) -> None:
+def test_a_micro_batch_sweep_measures_only_the_prompt(llmcli: Llmcli, model: Path) -> None:
     words = ["-t", "1", "-r", "1", "--json", "-p", "128"]
     rows = json.loads(llmcli("bench", str(model), "--ubatch-sweep", *words).out)
     assert [(row["n_prompt"], row["n_gen"], row["n_ubatch"]) for row in rows] == [
@@ -79,9 +79,7 @@ def test_micro_batches_are_tried_on_a_prompt_that_is_long_enough(
     ]
 
 
-def test_a_sweep_and_values_of_the_same_option_exclude_each_other(
-    llmcli: Llmcli, model: Path
-) -> None:
+def test_a_sweep_refuses_values_of_the_same_option(llmcli: Llmcli, model: Path) -> None:
     for words in (
         ("--threads-sweep", "-t", "1"),
         ("--kv-sweep", "-ctv", "q8_0"),

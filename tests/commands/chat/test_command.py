@@ -1,3 +1,5 @@
+"""`llmcli run` and `llmcli chat`: input, output, JSON, samples, beams and errors."""
+
 import io
 import json
 import signal
@@ -57,26 +59,36 @@ SHAPE: dict[str, Any] = {
 }
 
 
-def wrong(shape: Any, value: Any, where: str = "") -> list[str]:
-    """Every place where a document is not as the contract says."""
+def type_errors(shape: Any, value: Any, where: str = "") -> list[str]:
+    """Return one message for each value whose type is not the one that `shape` gives.
+
+    `shape` has types in place of values: a dict names the exact keys, and a list has one entry,
+    which describes every element.
+    """
     if isinstance(shape, dict):
         if not isinstance(value, dict) or set(shape) != set(value):
             return [f"{where}: keys {sorted(value)} instead of {sorted(shape)}"]
         return [
-            problem for key in shape for problem in wrong(shape[key], value[key], f"{where}.{key}")
+            error
+            for key in shape
+            for error in type_errors(shape[key], value[key], f"{where}.{key}")
         ]
     if isinstance(shape, list):
-        return [problem for one in value for problem in wrong(shape[0], one, f"{where}[]")]
+        return [
+            error for element in value for error in type_errors(shape[0], element, f"{where}[]")
+        ]
     return (
         [] if isinstance(value, shape) and not isinstance(value, bool) else [f"{where}: {value!r}"]
     )
 
 
-def strictly(text: str) -> Any:
-    def refuse(word: str) -> None:
+def parse_strict_json(text: str) -> Any:
+    """Parse JSON, and refuse NaN and Infinity, which Python's parser accepts."""
+
+    def reject_constant(word: str) -> None:
         raise AssertionError(f"{word} is not JSON")
 
-    return json.loads(text, parse_constant=refuse)
+    return json.loads(text, parse_constant=reject_constant)
 
 
 def test_run_prints_the_answer_on_stdout_and_the_timing_on_stderr(
@@ -89,7 +101,7 @@ def test_run_prints_the_answer_on_stdout_and_the_timing_on_stderr(
     assert "KV" in done.err
 
 
-def test_run_takes_the_prompt_from_stdin_from_p_and_from_a_file(
+def test_run_reads_the_prompt_from_stdin_an_argument_or_a_file(
     llmcli: Llmcli, fake: Fake, tmp_path: Path
 ) -> None:
     opened = fake(b"yes")
@@ -104,8 +116,8 @@ def test_run_takes_the_prompt_from_stdin_from_p_and_from_a_file(
         (["fake", "Sum up:"], b"a text\n", "Sum up:\n\na text"),
     ):
         assert llmcli("run", *words, stdin=stdin).out == "yes\n"
-        held = bytes(token for token in opened[-1].engine.ledger.tokens[0] if token < 256)
-        assert held.startswith(f"<user>{expected}\n<assistant>".encode())
+        context_text = bytes(token for token in opened[-1].engine.ledger.tokens[0] if token < 256)
+        assert context_text.startswith(f"<user>{expected}\n<assistant>".encode())
 
 
 def test_escape_sequences_of_a_model_never_reach_the_terminal(llmcli: Llmcli, fake: Fake) -> None:
@@ -114,13 +126,11 @@ def test_escape_sequences_of_a_model_never_reach_the_terminal(llmcli: Llmcli, fa
     out = llmcli("run", "fake", "x", "--temp", "0").out
     assert not set(out) & set("\x1b\x07\r\x9b\u202e")
     assert out.startswith("␛[2J␛]0;owned␇ a␍b")
-    answer = strictly(llmcli("run", "fake", "x", "--temp", "0", "--json").out)
+    answer = parse_strict_json(llmcli("run", "fake", "x", "--temp", "0", "--json").out)
     assert answer["text"] == evil  # programs get the exact text
 
 
-def test_a_setting_typed_wins_over_the_alias_and_that_over_the_default(
-    llmcli: Llmcli, fake: Fake
-) -> None:
+def test_a_flag_overrides_the_alias_which_overrides_the_default(llmcli: Llmcli, fake: Fake) -> None:
     fake(settings={"temp": 0.3, "top_k": 7}, system="Speak Latin.")
     out = llmcli("chat", "fake", "--top-k", "9", stdin=b"/show\n").out
     rows = {line.split()[0]: line.split()[1] for line in out.splitlines() if len(line.split()) > 1}
@@ -128,7 +138,7 @@ def test_a_setting_typed_wins_over_the_alias_and_that_over_the_default(
     assert "Speak Latin." in out
 
 
-def test_a_base_model_continues_the_text_and_says_so(llmcli: Llmcli, fake: Fake) -> None:
+def test_a_base_model_continues_the_text_with_a_note(llmcli: Llmcli, fake: Fake) -> None:
     opened = fake(b" there was", template=None)
     done = llmcli("run", "fake", "Once", "--temp", "0")
     assert done.out == " there was\n"
@@ -145,27 +155,29 @@ def test_raw_sends_the_prompt_as_it_is(llmcli: Llmcli, fake: Fake) -> None:
 
 def test_a_stop_text_ends_the_answer_and_is_not_shown(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"one two three")
-    done = strictly(
+    done = parse_strict_json(
         llmcli("run", "fake", "x", "--temp", "0", "-r", " two", "-r", "three", "--json").out
     )
     assert (done["text"], done["finish"]) == ("one", "stop")
 
 
-def test_an_answer_that_fills_the_context_says_so(llmcli: Llmcli, fake: Fake) -> None:
+def test_an_answer_that_fills_the_context_finishes_with_context_full(
+    llmcli: Llmcli, fake: Fake
+) -> None:
     fake(lambda tokens: ord("a"), n_ctx=40)
     done = llmcli("run", "fake", "x", "--temp", "0", "--json")
-    assert strictly(done.out)["finish"] == "context_full"
+    assert parse_strict_json(done.out)["finish"] == "context_full"
 
 
-def test_beams_are_told_with_their_scores_best_first(llmcli: Llmcli, fake: Fake) -> None:
+def test_beams_are_reported_with_scores_best_first(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"It is Paris.")
-    document = strictly(llmcli("run", "fake", "Which city?", "--beams", "3", "--json").out)
+    document = parse_strict_json(llmcli("run", "fake", "Which city?", "--beams", "3", "--json").out)
     shape = {
         **SHAPE,
         "beams": [{"text": str, "score": NUMBER}],
         "kv": dict.fromkeys(SHAPE["kv"], object),
     }
-    assert wrong(shape, document) == []
+    assert type_errors(shape, document) == []
     assert len(document["beams"]) == 3
     assert document["beams"][0]["text"] == document["text"] == "It is Paris."
     done = llmcli(
@@ -187,9 +199,7 @@ def test_beams_are_told_with_their_scores_best_first(llmcli: Llmcli, fake: Fake)
     assert "warning" not in done.err
 
 
-def test_sampling_settings_do_not_apply_to_beams_and_that_is_said(
-    llmcli: Llmcli, fake: Fake
-) -> None:
+def test_sampling_settings_with_beams_are_a_warning(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"hello")
     done = llmcli("run", "fake", "x", "--beams", "2", "--temp", "2", "--top-k", "3")
     assert "with 2 beams the sampling settings do not apply: --temp, --top-k" in done.err
@@ -205,7 +215,9 @@ def test_three_questions_through_a_pipe_are_answered_in_order(llmcli: Llmcli, fa
     assert "(+0 reused)" not in done.err.splitlines()[1]
 
 
-def test_an_error_in_one_line_is_told_and_the_next_goes_on(llmcli: Llmcli, fake: Fake) -> None:
+def test_an_invalid_line_is_an_error_and_the_next_line_is_answered(
+    llmcli: Llmcli, fake: Fake
+) -> None:
     fake(b"ok", n_ctx=128)
     lines = (
         b"/nonsense\n" + b"x" * 300 + b"\nbad \xff byte\n//exit is a message\n/set temp -1\nfine\n"
@@ -226,7 +238,7 @@ def test_lines_between_fences_are_one_message(llmcli: Llmcli, fake: Fake) -> Non
     )
 
 
-def test_exit_ends_the_talk_before_the_end_of_the_pipe(llmcli: Llmcli, fake: Fake) -> None:
+def test_bye_ends_the_chat_before_the_end_of_stdin(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"ok")
     assert llmcli("chat", "fake", stdin=b"/bye\nmore\n").out == ""
 
@@ -242,7 +254,7 @@ def test_a_system_text_that_the_template_drops_goes_into_the_first_message(
     assert done.err.count("does not support a system text") == 1
 
 
-def test_a_template_that_raises_is_one_error_and_the_talk_goes_on(
+def test_a_template_that_raises_is_an_error_and_the_chat_continues(
     llmcli: Llmcli, fake: Fake
 ) -> None:
     template = "{% if messages|length > 1 %}{{ raise_exception('alone') }}{% endif %}{{ messages[0].content }}"
@@ -259,11 +271,11 @@ def test_a_chat_template_may_be_a_file_or_the_jinja_text_itself(
     opened = fake(b"ok")
     file = tmp_path / "mine.jinja"
     file.write_text("FILE {{ messages[0].content }}")
-    for given, expected in (
+    for template, expected in (
         (str(file), b"FILE hi"),
         ("TEXT {{ messages[0].content }}", b"TEXT hi"),
     ):
-        llmcli("run", "fake", "hi", "--chat-template", given)
+        llmcli("run", "fake", "hi", "--chat-template", template)
         assert bytes(t for t in opened[-1].engine.ledger.tokens[0] if t < 256).startswith(expected)
 
 
@@ -320,20 +332,20 @@ def test_a_chat_template_may_be_a_file_or_the_jinja_text_itself(
         (["run", "fake", "x", "--mirostat", "3"], b"", 1, "mirostat must be from 0 to 2, not 3"),
     ],
 )
-def test_bad_input_is_one_error_and_one_hint(
+def test_invalid_input_is_one_error_and_one_hint(
     llmcli: Llmcli, fake: Fake, words: list[str], stdin: bytes, code: int, message: str
 ) -> None:
     fake()
     done = llmcli(*words, stdin=stdin)
-    first, second, *rest = done.err.splitlines()
+    first, second, *extra_lines = done.err.splitlines()
     assert (done.code, done.out) == (code, "")
     assert first.startswith("error: ")
     assert message in first
     assert second.startswith("hint: ")
-    assert rest == []
+    assert extra_lines == []
 
 
-def test_samples_are_shown_one_under_the_other_with_their_seeds(llmcli: Llmcli, fake: Fake) -> None:
+def test_samples_are_printed_in_order_with_their_seeds(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"ok")
     done = llmcli("run", "fake", "x", "--temp", "0", "-s", "5", "--samples", "2")
     assert done.out == "--- sample 1 · seed 5 ---\nok\n--- sample 2 · seed 6 ---\nok\n"
@@ -344,17 +356,17 @@ def test_samples_are_shown_one_under_the_other_with_their_seeds(llmcli: Llmcli, 
 def test_samples_in_json_each_have_tokens_finish_and_seed(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"ok")
     words = ["run", "fake", "x", "--temp", "0", "-s", "5", "--json"]
-    document = strictly(llmcli(*words, "--samples", "3").out)
+    document = parse_strict_json(llmcli(*words, "--samples", "3").out)
     shape = {"text": str, "tokens": SHAPE["tokens"], "finish": str, "seed": int}
-    assert wrong([shape], document["samples"]) == []
-    assert [one["seed"] for one in document["samples"]] == [5, 6, 7]
-    assert [one["text"] for one in document["samples"]] == ["ok"] * 3
+    assert type_errors([shape], document["samples"]) == []
+    assert [sample["seed"] for sample in document["samples"]] == [5, 6, 7]
+    assert [sample["text"] for sample in document["samples"]] == ["ok"] * 3
     assert document["seed"] == 5
     assert document["tokens"] == document["samples"][0]["tokens"]
-    assert "samples" not in strictly(llmcli(*words, "--samples", "1").out)
+    assert "samples" not in parse_strict_json(llmcli(*words, "--samples", "1").out)
 
 
-def test_a_logit_bias_may_be_given_many_times(llmcli: Llmcli, fake: Fake) -> None:
+def test_several_logit_biases_apply_together(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"ok")
     bias = ["-l", f"{ord('o')}-inf", "--logit-bias", f"{ord('a')}+100"]
     assert llmcli("run", "fake", "x", "--temp", "0", "-n", "3", *bias).out == "aaa\n"
@@ -366,18 +378,18 @@ def test_a_logit_bias_may_be_given_many_times(llmcli: Llmcli, fake: Fake) -> Non
     )
 
 
-def test_a_full_disk_behind_stdout_is_one_error(
+def test_a_full_disk_is_one_error(
     llmcli: Llmcli, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake()
 
-    class Full(io.StringIO):
+    class FullDisk(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError(28, "No space left on device")
 
     for form in ((), ("--json",)):
         with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", Full())
+            patch.setattr(sys, "stdout", FullDisk())
             done = llmcli("run", "fake", "x", *form)
         assert done.code == 1
         assert done.err.startswith(
@@ -386,7 +398,7 @@ def test_a_full_disk_behind_stdout_is_one_error(
 
 
 @pytest.mark.model
-def test_ctrl_c_ends_run_with_what_was_said_and_130(smollm2: Path) -> None:
+def test_ctrl_c_ends_run_with_the_partial_answer_and_exit_code_130(smollm2: Path) -> None:
     words = [
         sys.executable,
         "-m",
@@ -404,14 +416,14 @@ def test_ctrl_c_ends_run_with_what_was_said_and_130(smollm2: Path) -> None:
     assert child.stdout
     first = child.stdout.read(1)
     child.send_signal(signal.SIGINT)
-    rest, err = child.communicate(timeout=120)
+    remaining, err = child.communicate(timeout=120)
     assert child.returncode == 130
-    assert (first + rest).endswith(b"\n")
+    assert (first + remaining).endswith(b"\n")
     assert err.rstrip().endswith(b"(stopped by the user)")
 
 
 @pytest.mark.model
-def test_ctrl_c_in_an_answer_ends_a_piped_chat(smollm2: Path, home: Path) -> None:
+def test_ctrl_c_during_an_answer_ends_a_piped_chat(smollm2: Path, home: Path) -> None:
     words = [sys.executable, "-m", "llmcli.app", "chat", str(smollm2), "-t", "1", "--ignore-eos"]
     child = subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -426,41 +438,47 @@ def test_ctrl_c_in_an_answer_ends_a_piped_chat(smollm2: Path, home: Path) -> Non
     assert child.returncode == 130
     assert b"Traceback" not in err
     (log,) = (home / "state" / "sessions").glob("*.jsonl")
-    assert [strictly(line)["finish"] for line in log.read_text().splitlines()] == ["cancelled"]
+    assert [parse_strict_json(line)["finish"] for line in log.read_text().splitlines()] == [
+        "cancelled"
+    ]
 
 
-def test_llamacpps_words_for_automatic_can_be_pasted(llmcli: Llmcli, fake: Fake) -> None:
+def test_the_automatic_values_of_llama_cpp_flags_are_accepted(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"ok")
     line = "-m fake -p hi -n -1 -c 0 -t -1 -tb 0 -b 2048 -ub 512 -ngl 99 -fa auto -ctk f16 -ctv f16 -s 1 --temp 0"
     assert llmcli("run", *line.split()).out == "ok\n"
 
 
 @pytest.mark.parametrize("form", [(), ("--json",), ("--temp", "0")])
-def test_weights_that_are_no_numbers_are_one_error(
+def test_nan_weights_are_one_error(
     llmcli: Llmcli, stories_gguf: Path, tmp_path: Path, form: tuple[str, ...]
 ) -> None:
-    whole, damaged = stories_gguf.read_bytes(), tmp_path / "damaged.gguf"
-    damaged.write_bytes(whole[: len(whole) // 2] + b"\xff" * (len(whole) - len(whole) // 2))
+    original, damaged = stories_gguf.read_bytes(), tmp_path / "damaged.gguf"
+    damaged.write_bytes(
+        original[: len(original) // 2] + b"\xff" * (len(original) - len(original) // 2)
+    )
     done = llmcli("run", str(damaged), "Once", "-n", "4", "-t", "1", *form)
     assert (done.code, done.out) == (1, "")
     assert done.err.splitlines()[-2].startswith("error: the model computes no numbers (NaN)")
     assert done.err.splitlines()[-1].startswith("hint: ")
 
 
-def test_zero_tokens_are_no_tokens(llmcli: Llmcli, fake: Fake) -> None:
+def test_predict_0_generates_nothing(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"hello")
-    document = strictly(llmcli("run", "fake", "hi", "-n", "0", "--json").out)
+    document = parse_strict_json(llmcli("run", "fake", "hi", "-n", "0", "--json").out)
     assert (document["text"], document["tokens"], document["finish"]) == ("", [], "length")
 
 
-def test_an_unknown_model_lists_the_nearest(llmcli: Llmcli) -> None:
+def test_an_unknown_model_suggests_the_nearest_name(llmcli: Llmcli) -> None:
     done = llmcli("run", "smolm2:135m", "hi")
     assert done.code == 1
     assert "did you mean smollm2:135m" in done.err
 
 
 @pytest.mark.model
-def test_run_json_is_the_contracts_document(llmcli: Llmcli, smollm2: Path) -> None:
+def test_run_json_has_the_documented_keys_and_consistent_figures(
+    llmcli: Llmcli, smollm2: Path
+) -> None:
     done = llmcli(
         "run",
         str(smollm2),
@@ -476,9 +494,9 @@ def test_run_json_is_the_contracts_document(llmcli: Llmcli, smollm2: Path) -> No
         "7",
         "--ignore-eos",
     )
-    document = strictly(done.out)
+    document = parse_strict_json(done.out)
     assert done.code == 0
-    assert wrong(SHAPE, document) == []
+    assert type_errors(SHAPE, document) == []
     assert (document["finish"], document["seed"], document["model"]["file_type"]) == (
         "length",
         7,
@@ -505,8 +523,10 @@ def test_the_second_turn_of_a_chat_reuses_the_first(
     assert done.code == 0
     assert done.out.count("difference") == 1
     (log,) = (home / "state" / "sessions").glob("*.jsonl")
-    first, second, third = (strictly(line)["timing"] for line in log.read_text().splitlines())
+    first, second, third = (
+        parse_strict_json(line)["timing"] for line in log.read_text().splitlines()
+    )
     assert first["cached_tokens"] == 0
-    # All of the first prompt and its answer but the last token, which was never computed.
+    # The first prompt and answer, except the answer's last token, which was never decoded.
     assert second["cached_tokens"] >= first["prompt_tokens"] + first["generated_tokens"] - 2
     assert third["cached_tokens"] > second["cached_tokens"]

@@ -1,4 +1,4 @@
-"""--on-full on the command line: a pipe continues, and an endless answer ends at a limit."""
+"""`run` and `chat` with --on-full, when the answer fills the context."""
 
 import json
 from collections.abc import Callable
@@ -10,34 +10,36 @@ from tests.fixtures.cli import Done
 
 Llmcli = Callable[..., Done]
 Fake = Callable[..., list[Any]]
-THREE = b"tell me all\nand then?\nand now?\n"
+THREE_QUESTIONS = b"tell me all\nand then?\nand now?\n"
 
 
-def filling(tokens: list[int]) -> int:
-    """An answer without an end."""
+def endless_reply(tokens: list[int]) -> int:
+    """Return the next token of an answer that never ends."""
     return ord("a") + len(tokens) % 26
 
 
-def test_a_pipe_of_three_questions_goes_on_when_the_first_answer_filled_the_context(
+def test_shift_answers_all_questions_after_the_first_fills_the_context(
     llmcli: Llmcli, fake: Fake
 ) -> None:
-    fake(filling, n_ctx=128)
-    done = llmcli("chat", "fake", "--temp", "0", "--endless", "--on-full", "shift", stdin=THREE)
+    fake(endless_reply, n_ctx=128)
+    done = llmcli(
+        "chat", "fake", "--temp", "0", "--endless", "--on-full", "shift", stdin=THREE_QUESTIONS
+    )
     assert (done.code, len(done.out.splitlines())) == (0, 3)
     assert done.err.count("1 turn left the context") == 2
     assert done.err.count("the context is full with this answer alone") == 3
 
 
-def test_stop_refuses_the_others_and_says_what_to_type(llmcli: Llmcli, fake: Fake) -> None:
-    fake(filling, n_ctx=128)
-    done = llmcli("chat", "fake", "--temp", "0", "--endless", stdin=THREE)
+def test_stop_refuses_the_next_questions_with_a_hint(llmcli: Llmcli, fake: Fake) -> None:
+    fake(endless_reply, n_ctx=128)
+    done = llmcli("chat", "fake", "--temp", "0", "--endless", stdin=THREE_QUESTIONS)
     assert (done.code, len(done.out.splitlines())) == (1, 1)
     assert done.err.count("the context holds 128") == 2
     assert "/set on_full shift" in done.err
 
 
-def test_what_a_hint_says_can_be_piped(llmcli: Llmcli, fake: Fake) -> None:
-    fake(filling, n_ctx=128)
+def test_the_commands_of_the_hint_can_be_piped(llmcli: Llmcli, fake: Fake) -> None:
+    fake(endless_reply, n_ctx=128)
     lines = b"tell me all\n/context drop 1\n/set predict 4\nand then?\n/context\n"
     done = llmcli("chat", "fake", "--temp", "0", "--endless", stdin=lines)
     assert done.code == 0
@@ -45,19 +47,19 @@ def test_what_a_hint_says_can_be_piped(llmcli: Llmcli, fake: Fake) -> None:
     assert "and then?" in done.out
 
 
-def test_an_endless_answer_is_windowed_and_counted(llmcli: Llmcli, fake: Fake) -> None:
-    runners = fake(filling, n_ctx=64)
+def test_sinks_evicts_tokens_of_an_endless_answer(llmcli: Llmcli, fake: Fake) -> None:
+    runners = fake(endless_reply, n_ctx=64)
     words = ("--raw", "-n", "300", "--ignore-eos", "--on-full", "sinks", "--temp", "0", "--json")
     done = llmcli("run", "fake", "It was a dark night", *words)
-    told = json.loads(done.out)
-    assert (done.code, told["finish"], len(told["tokens"])) == (0, "length", 300)
-    assert told["overflow"]["times"] > 5 and told["overflow"]["recomputed"] == 0
+    document = json.loads(done.out)
+    assert (done.code, document["finish"], len(document["tokens"])) == (0, "length", 300)
+    assert document["overflow"]["times"] > 5 and document["overflow"]["recomputed"] == 0
     assert "tokens left the context; its first 5 stay" in done.err
     runners[0].engine.ledger.check()
 
 
 @pytest.mark.parametrize("mode", ["", "rotate", "SHIFT "])
-def test_another_mode_is_refused_with_those_there_are(
+def test_an_unknown_mode_is_an_error_that_lists_the_modes(
     mode: str, llmcli: Llmcli, fake: Fake
 ) -> None:
     fake()

@@ -1,4 +1,4 @@
-"""The values of --ngram-draft and --model-draft, and the reported acceptance."""
+"""`run` with --ngram-draft and --model-draft: invalid values, and the reported acceptance."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from tests.fixtures.drafts import CHEAP, Steady
         (("-md", "small.gguf", "--beams", "2"), "--model-draft drafts for one answer", "--beams"),
     ],
 )
-def test_what_cannot_be_is_one_clear_line(
+def test_invalid_draft_flags_are_one_error(
     words: tuple[str, ...],
     message: str,
     hint: str,
@@ -40,12 +40,12 @@ def test_what_cannot_be_is_one_clear_line(
     assert "Traceback" not in done.err
 
 
-def test_a_line_and_the_json_tell_what_was_guessed_where_something_was(
+def test_drafted_and_accepted_tokens_are_reported_when_any_were_drafted(
     llmcli: Callable[..., Done], fake: Callable[..., list[Runner]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = json.loads(_run(llmcli, fake, monkeypatch, "--json").out)["timing"]
-    assert "drafted_tokens" not in plain
-    monkeypatch.setattr(Runner, "__init__", _guessing(Runner.__init__))
+    without_draft = json.loads(_run(llmcli, fake, monkeypatch, "--json").out)["timing"]
+    assert "drafted_tokens" not in without_draft
+    monkeypatch.setattr(Runner, "__init__", _init_with_prompt_lookup(Runner.__init__))
     timing = json.loads(_run(llmcli, fake, monkeypatch, "--json").out)["timing"]
     assert timing["drafted_tokens"] >= timing["accepted_tokens"] > 0
     assert "drafted tokens accepted" in _run(llmcli, fake, monkeypatch).err
@@ -57,22 +57,23 @@ def _run(
     monkeypatch: pytest.MonkeyPatch,
     *words: str,
 ) -> Done:
+    """Answer with a fake model that repeats one sentence, so that prompt lookup finds drafts."""
     text = b"one two three four. one two three four. one two three four. one two three four."
-    fake(lambda tokens: text[at] if 0 <= (at := _said(tokens)) < len(text) else 257)
+    fake(lambda tokens: text[n] if 0 <= (n := _answer_length(tokens)) < len(text) else 257)
     return llmcli("run", "fake", "hi", "--temp", "0", *words)
 
 
-def _said(tokens: list[int]) -> int:
-    """How much of the answer stands behind the prompt's end."""
+def _answer_length(tokens: list[int]) -> int:
+    """Return how many tokens of the answer follow the prompt."""
     raw = bytes(token for token in tokens if token < 256)
     return len(raw) - raw.index(b"<assistant>") - len(b"<assistant>")
 
 
-def _guessing(made: Callable[..., None]) -> Callable[..., None]:
-    """Runners that look up, at prices that do not move."""
+def _init_with_prompt_lookup(original_init: Callable[..., None]) -> Callable[..., None]:
+    """Return a `Runner.__init__` that adds prompt-lookup drafts with constant costs."""
 
-    def init(self: Runner, *args: object, **more: object) -> None:
-        made(self, *args, **more)
+    def init(self: Runner, *args: object, **options: object) -> None:
+        original_init(self, *args, **options)
         self.engine.resources = replace(
             self.engine.resources, speculation=Speculation((PromptLookup(),), Steady(CHEAP), 16)
         )

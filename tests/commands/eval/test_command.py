@@ -1,3 +1,5 @@
+"""`llmcli eval`: perplexity against transformers, comparison with a base, resuming, and errors."""
+
 import json
 import shutil
 from collections.abc import Callable
@@ -10,6 +12,7 @@ import pytest
 
 from llmcli.runtime.scoring import chunk_scorer
 from llmcli.workflows.evaluation import evaluate, models
+from llmcli.workflows.evaluation.models import open_scorers
 from quant.convert import checkpoint_source
 from quant.model_file import read_header
 from quant.quantize import plan, write
@@ -23,16 +26,18 @@ EXACT = ("-ctk", "f32", "-ctv", "f32", "-fa", "off")
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About 900 of the model's tokens."""
-    whole = (resources.files("quant") / "texts" / "evaluation.txt").read_text(encoding="utf-8")
+    """A text of about 900 tokens for the stories model."""
+    evaluation_text = (resources.files("quant") / "texts" / "evaluation.txt").read_text(
+        encoding="utf-8"
+    )
     path = tmp_path_factory.mktemp("text") / "some.txt"
-    path.write_text(whole[:1600] + "\n", encoding="utf-8")
+    path.write_text(evaluation_text[:1600] + "\n", encoding="utf-8")
     return path
 
 
 @pytest.fixture(scope="module")
-def small(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model in Q4_0."""
+def small_gguf(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stories model in Q4_0."""
     out = tmp_path_factory.mktemp("small") / "stories260K-Q4_0.gguf"
     write.write_model(
         plan.plan_quantization(checkpoint_source.open_checkpoint(stories), "Q4_0"), out, threads=1
@@ -41,12 +46,15 @@ def small(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def told(llmcli: Llmcli, text: Path) -> Callable[..., dict[str, Any]]:
-    """The document of one evaluation in chunks of 64."""
+def evaluate_json(llmcli: Llmcli, text: Path) -> Callable[..., dict[str, Any]]:
+    """Return a function that runs `eval` in chunks of 64 tokens and returns its JSON.
+
+    The JSON lacks `elapsed_ms`, so that two runs compare equal.
+    """
 
     def call(*words: str | Path) -> dict[str, Any]:
-        own = () if "--base-logits" in words else ("--text", str(text), "--ctx", "64")
-        done = llmcli("eval", *map(str, words), *own, "-t", "1", "--json")
+        text_flags = () if "--base-logits" in words else ("--text", str(text), "--ctx", "64")
+        done = llmcli("eval", *map(str, words), *text_flags, "-t", "1", "--json")
         assert done.code == 0, done.err
         document = json.loads(done.out)
         document.pop("elapsed_ms")
@@ -55,8 +63,8 @@ def told(llmcli: Llmcli, text: Path) -> Callable[..., dict[str, Any]]:
     return call
 
 
-def test_perplexity_is_that_of_transformers(
-    told: Callable[..., Any], stories: Path, stories_gguf: Path, text: Path
+def test_perplexity_equals_that_of_transformers(
+    evaluate_json: Callable[..., Any], stories: Path, stories_gguf: Path, text: Path
 ) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     from llmcli.runtime.binding.model import open_model
@@ -74,123 +82,144 @@ def test_perplexity_is_that_of_transformers(
         ).logits
     logp = torch.log_softmax(logits[:, 32:-1].double(), -1)
     nll = -logp.gather(-1, chunks[:, 33:, None]).flatten()
-    found = told(stories_gguf, *EXACT)
-    assert (found["chunks"], found["positions"]) == (len(chunks), len(nll))
-    assert found["perplexity"]["value"] == pytest.approx(float(nll.mean().exp()), rel=1e-5)
+    document = evaluate_json(stories_gguf, *EXACT)
+    assert (document["chunks"], document["positions"]) == (len(chunks), len(nll))
+    assert document["perplexity"]["value"] == pytest.approx(float(nll.mean().exp()), rel=1e-5)
     error = float(nll.mean().exp() * nll.std(unbiased=True) / len(nll) ** 0.5)
-    assert found["perplexity"]["error"] == pytest.approx(error, rel=1e-3)
+    assert document["perplexity"]["error"] == pytest.approx(error, rel=1e-3)
 
 
-def test_a_file_beside_what_it_was_made_of(
-    told: Callable[..., Any], small: Path, stories_gguf: Path
+def test_a_quantized_file_is_compared_with_its_base(
+    evaluate_json: Callable[..., Any], small_gguf: Path, stories_gguf: Path
 ) -> None:
-    found = told(small, "--base", stories_gguf)
-    alone = told(stories_gguf)
-    assert found["base_perplexity"]["value"] == pytest.approx(
-        alone["perplexity"]["value"], rel=1e-9
+    document = evaluate_json(small_gguf, "--base", stories_gguf)
+    base_document = evaluate_json(stories_gguf)
+    assert document["base_perplexity"]["value"] == pytest.approx(
+        base_document["perplexity"]["value"], rel=1e-9
     )
-    assert found["perplexity_ratio"]["value"] == pytest.approx(
-        found["perplexity"]["value"] / found["base_perplexity"]["value"]
+    assert document["perplexity_ratio"]["value"] == pytest.approx(
+        document["perplexity"]["value"] / document["base_perplexity"]["value"]
     )
-    assert 0.001 < found["kl_divergence"]["value"] < 0.5
-    assert 0.5 < found["same_top"]["value"] < 1
-    same = told(stories_gguf, "--base", stories_gguf)
-    assert same["kl_divergence"]["maximum"] < 1e-6
-    assert same["same_top"] == {"value": 1, "error": 0}
+    assert 0.001 < document["kl_divergence"]["value"] < 0.5
+    assert 0.5 < document["same_top"]["value"] < 1
+    self_document = evaluate_json(stories_gguf, "--base", stories_gguf)
+    assert self_document["kl_divergence"]["maximum"] < 1e-6
+    assert self_document["same_top"] == {"value": 1, "error": 0}
 
 
-def test_a_cache_type_can_be_judged(told: Callable[..., Any], stories_gguf: Path) -> None:
-    keys = told(stories_gguf, "--base", stories_gguf, "-ctk", "bf16")
-    both = told(stories_gguf, "--base", stories_gguf, "-ctk", "bf16", "-ctv", "bf16")
+def test_a_kv_cache_type_is_compared_with_f16(
+    evaluate_json: Callable[..., Any], stories_gguf: Path
+) -> None:
+    keys = evaluate_json(stories_gguf, "--base", stories_gguf, "-ctk", "bf16")
+    both = evaluate_json(stories_gguf, "--base", stories_gguf, "-ctk", "bf16", "-ctv", "bf16")
     assert (keys["type_k"], keys["type_v"]) == ("bf16", "f16")
     assert 1e-6 < keys["kl_divergence"]["value"] < both["kl_divergence"]["value"]
 
 
-def test_what_was_killed_goes_on_and_ends_as_if_it_had_not(
+def test_a_killed_evaluation_resumes_with_the_same_result(
     llmcli: Llmcli,
-    told: Callable[..., Any],
-    small: Path,
+    evaluate_json: Callable[..., Any],
+    small_gguf: Path,
     stories_gguf: Path,
     text: Path,
     home: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    words = (small, "--base", stories_gguf, "-b", "128")  # two chunks a pass
-    whole = told(*words)
+    words = (small_gguf, "--base", stories_gguf, "-b", "128")  # two chunks in one forward pass
+    uninterrupted = evaluate_json(*words)
     (journal,) = (home / "cache" / "evaluations").glob("*.records")
     raw = journal.read_bytes()
-    assert told(*words, "--fresh")["resumed_chunks"] == 0
+    assert evaluate_json(*words, "--fresh")["resumed_chunks"] == 0
     assert journal.read_bytes() == raw
-    journal.write_bytes(raw[: len(raw) * 2 // 3])  # as a kill in the middle of a write leaves it
-    rest = told(*words)
-    assert 0 < rest.pop("resumed_chunks") < whole["chunks"]
-    assert rest == {key: value for key, value in whole.items() if key != "resumed_chunks"}
+    journal.write_bytes(raw[: len(raw) * 2 // 3])  # as after a kill during a write
+    resumed = evaluate_json(*words)
+    assert 0 < resumed.pop("resumed_chunks") < uninterrupted["chunks"]
+    assert resumed == {
+        key: value for key, value in uninterrupted.items() if key != "resumed_chunks"
+    }
 
-    put, count = RecordLog.append, 0
+    append, count = RecordLog.append, 0
 
-    def interrupted(self: RecordLog, records: dict[int, bytes]) -> None:
+    def interrupt_third_append(self: RecordLog, records: dict[int, bytes]) -> None:
         nonlocal count
-        put(self, records)
+        append(self, records)
         count += 1
         if count == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(RecordLog, "append", interrupted)
-    again = ("eval", *map(str, words), "--text", str(text), "--ctx", "64", "-t", "1", "--fresh")
-    assert llmcli(*again).code == 130
-    monkeypatch.setattr(RecordLog, "append", put)
-    assert told(*words)["resumed_chunks"] == 6
-
-
-def test_a_small_edit_of_the_file_begins_anew(
-    told: Callable[..., Any], small: Path, tmp_path: Path
-) -> None:
-    own = Path(shutil.copy2(small, tmp_path / "own.gguf"))
-    before = told(own, "--save-base", tmp_path / "base")
-    assert told(own)["resumed_chunks"] == before["chunks"]
-    tensor = next(
-        one for one in read_header.read_header(own).tensors if one.name == "blk.0.ffn_down.weight"
+    monkeypatch.setattr(RecordLog, "append", interrupt_third_append)
+    fresh_words = (
+        "eval",
+        *map(str, words),
+        "--text",
+        str(text),
+        "--ctx",
+        "64",
+        "-t",
+        "1",
+        "--fresh",
     )
-    with own.open("r+b") as file:
+    assert llmcli(*fresh_words).code == 130
+    monkeypatch.setattr(RecordLog, "append", append)
+    assert evaluate_json(*words)["resumed_chunks"] == 6
+
+
+def test_a_change_of_the_model_file_starts_again(
+    evaluate_json: Callable[..., Any], small_gguf: Path, tmp_path: Path
+) -> None:
+    model_file = Path(shutil.copy2(small_gguf, tmp_path / "own.gguf"))
+    before = evaluate_json(model_file, "--save-base", tmp_path / "base")
+    assert evaluate_json(model_file)["resumed_chunks"] == before["chunks"]
+    tensor = next(
+        tensor
+        for tensor in read_header.read_header(model_file).tensors
+        if tensor.name == "blk.0.ffn_down.weight"
+    )
+    with model_file.open("r+b") as file:
         file.seek(tensor.offset)
-        file.write(np.float16(8).tobytes())  # the scale of its first block
-    after = told(own, "--save-base", tmp_path / "base")
+        file.write(np.float16(8).tobytes())  # the scale of the tensor's first block
+    after = evaluate_json(model_file, "--save-base", tmp_path / "base")
     assert after["resumed_chunks"] == 0
     assert after["perplexity"]["value"] != before["perplexity"]["value"]
-    assert told(own, "--base-logits", tmp_path / "base")["kl_divergence"]["value"] < 1e-4
+    assert (
+        evaluate_json(model_file, "--base-logits", tmp_path / "base")["kl_divergence"]["value"]
+        < 1e-4
+    )
 
 
-def test_a_small_edit_of_the_base_begins_anew_with_its_kept_logits(
-    told: Callable[..., Any], small: Path, stories_gguf: Path, tmp_path: Path
+def test_a_change_of_the_base_starts_again_with_the_new_base_logits(
+    evaluate_json: Callable[..., Any], small_gguf: Path, stories_gguf: Path, tmp_path: Path
 ) -> None:
-    base, file = Path(shutil.copy2(small, tmp_path / "own.gguf")), tmp_path / "base"
-    told(base, "--save-base", file)
-    before = told(stories_gguf, "--base-logits", file)
-    assert told(stories_gguf, "--base-logits", file)["resumed_chunks"] == before["chunks"]
+    base, file = Path(shutil.copy2(small_gguf, tmp_path / "own.gguf")), tmp_path / "base"
+    evaluate_json(base, "--save-base", file)
+    before = evaluate_json(stories_gguf, "--base-logits", file)
+    assert evaluate_json(stories_gguf, "--base-logits", file)["resumed_chunks"] == before["chunks"]
     tensor = next(
-        one for one in read_header.read_header(base).tensors if one.name == "blk.0.ffn_down.weight"
+        tensor
+        for tensor in read_header.read_header(base).tensors
+        if tensor.name == "blk.0.ffn_down.weight"
     )
     with base.open("r+b") as stream:
         stream.seek(tensor.offset)
         stream.write(np.float16(8).tobytes())
-    told(base, "--save-base", file)
-    after = told(stories_gguf, "--base-logits", file)
+    evaluate_json(base, "--save-base", file)
+    after = evaluate_json(stories_gguf, "--base-logits", file)
     assert after["resumed_chunks"] == 0
     assert after["kl_divergence"]["value"] != before["kl_divergence"]["value"]
 
 
-def test_another_rotation_of_the_cache_begins_anew(
-    told: Callable[..., Any], stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_change_of_the_kv_cache_rotation_starts_again(
+    evaluate_json: Callable[..., Any], stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = (stories_gguf, "-ctk", "bf16")
-    assert told(*words)["resumed_chunks"] == 0
+    assert evaluate_json(*words)["resumed_chunks"] == 0
     monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
-    assert told(*words)["resumed_chunks"] == 0
+    assert evaluate_json(*words)["resumed_chunks"] == 0
     monkeypatch.delenv("LLAMA_ATTN_ROT_DISABLE")
-    assert told(*words)["resumed_chunks"] > 0
+    assert evaluate_json(*words)["resumed_chunks"] > 0
 
 
-def test_other_settings_begin_anew_and_more_chunks_go_on(
+def test_other_settings_start_again_and_more_chunks_resume(
     llmcli: Llmcli, stories_gguf: Path, text: Path
 ) -> None:
     words = ("eval", str(stories_gguf), "--text", str(text), "-t", "1")
@@ -198,92 +227,105 @@ def test_other_settings_begin_anew_and_more_chunks_go_on(
     assert (
         "2 of 3 chunks were computed before" in llmcli(*words, "--ctx", "64", "--chunks", "3").err
     )
-    other = llmcli(*words, "--ctx", "32", "-ctk", "bf16")
+    done = llmcli(*words, "--ctx", "32", "-ctk", "bf16")
     assert (
         "starting again: the last evaluation of this model had other values of: --ctx, -ctk"
-        in other.err
+        in done.err
     )
-    assert "computed before" not in other.err
+    assert "computed before" not in done.err
 
 
-def test_one_after_the_other_gives_the_same(
-    told: Callable[..., Any], small: Path, stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
+def test_alternating_models_gives_the_same_result(
+    evaluate_json: Callable[..., Any],
+    small_gguf: Path,
+    stories_gguf: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    words = (small, "--base", stories_gguf, "-b", "128")
-    whole = told(*words)
+    words = (small_gguf, "--base", stories_gguf, "-b", "128")
+    expected = evaluate_json(*words)
     monkeypatch.setattr(evaluate, "both_fit", lambda model, base: False)
     with monkeypatch.context() as patch:
-        patch.setattr(models, "MAX_BUFFERED_BYTES", 3 * 4 * 512 * 31 * 2)  # three groups at a turn
-        assert told(*words, "--fresh") == whole
-    opened, turns = models.open_scorers, 0
+        patch.setattr(models, "MAX_BUFFERED_BYTES", 3 * 4 * 512 * 31 * 2)  # three groups of chunks
+        assert evaluate_json(*words, "--fresh") == expected
+    loads = 0
 
-    def counted(*given: Any) -> Any:
-        nonlocal turns
-        turns += 1
-        return opened(*given)
+    def count_loads(*args: Any) -> Any:
+        nonlocal loads
+        loads += 1
+        return open_scorers(*args)
 
-    monkeypatch.setattr(models, "open_scorers", counted)
-    monkeypatch.setattr(
-        models.host, "available_memory", lambda: 2 * 4 * 512 * 31 * 2
-    )  # half of it: one group
-    assert told(*words, "--fresh") == whole
-    assert turns == 2 * -(-whole["chunks"] // 2)
+    monkeypatch.setattr(models, "open_scorers", count_loads)
+    # The buffer may use half of the available memory: the logits of one group of chunks.
+    monkeypatch.setattr(models.host, "available_memory", lambda: 2 * 4 * 512 * 31 * 2)
+    assert evaluate_json(*words, "--fresh") == expected
+    assert loads == 2 * -(-expected["chunks"] // 2)
 
 
-def test_blocks_and_batches_change_nothing_but_the_last_digits(
-    told: Callable[..., Any], stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
+def test_batch_sizes_change_perplexity_only_by_rounding(
+    evaluate_json: Callable[..., Any], stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = told(stories_gguf, *EXACT)["perplexity"]["value"]
-    assert told(stories_gguf, *EXACT, "-b", "48", "-ub", "16")["perplexity"][
+    expected = evaluate_json(stories_gguf, *EXACT)["perplexity"]["value"]
+    assert evaluate_json(stories_gguf, *EXACT, "-b", "48", "-ub", "16")["perplexity"][
         "value"
-    ] == pytest.approx(whole, rel=1e-5)
+    ] == pytest.approx(expected, rel=1e-5)
     monkeypatch.setattr(chunk_scorer, "LOGITS_BYTES", 5 * 4 * 512)  # five rows of logits at once
-    assert told(stories_gguf, *EXACT, "--fresh")["perplexity"]["value"] == pytest.approx(
-        whole, rel=1e-5
+    assert evaluate_json(stories_gguf, *EXACT, "--fresh")["perplexity"]["value"] == pytest.approx(
+        expected, rel=1e-5
     )
 
 
-def test_kept_base_logits_tell_the_same_within_their_error(
-    told: Callable[..., Any], llmcli: Llmcli, small: Path, stories_gguf: Path, tmp_path: Path
+def test_saved_base_logits_give_the_same_result_within_the_sampling_error(
+    evaluate_json: Callable[..., Any],
+    llmcli: Llmcli,
+    small_gguf: Path,
+    stories_gguf: Path,
+    tmp_path: Path,
 ) -> None:
     file = tmp_path / "base.logits"
-    exact = told(small, "--base", stories_gguf, "--save-base", file)
+    exact = evaluate_json(small_gguf, "--base", stories_gguf, "--save-base", file)
     assert file.stat().st_size < 2.7e3 * exact["positions"]
-    kept = told(small, "--base-logits", file)
+    with_saved = evaluate_json(small_gguf, "--base-logits", file)
     for name in ("perplexity", "base_perplexity", "perplexity_ratio", "same_top", "rms_delta_p"):
-        assert kept[name]["value"] == pytest.approx(exact[name]["value"], rel=1e-6), name
-    error = kept["kl_divergence_sampling_error"]
+        assert with_saved[name]["value"] == pytest.approx(exact[name]["value"], rel=1e-6), name
+    error = with_saved["kl_divergence_sampling_error"]
     assert 0 < error < 0.02 * exact["kl_divergence"]["value"]
-    assert kept["kl_divergence"]["value"] == pytest.approx(
+    assert with_saved["kl_divergence"]["value"] == pytest.approx(
         exact["kl_divergence"]["value"], abs=5 * error + 1e-5
     )
-    recognised = llmcli("eval", str(small), "--base", str(file), "-t", "1", "--json")
-    assert json.loads(recognised.out)["kl_divergence"] == kept["kl_divergence"]
-    other = tmp_path / "alone.logits"
-    told(stories_gguf, "--save-base", other)
-    assert told(small, "--base-logits", other)["kl_divergence"] == kept["kl_divergence"]
+    done = llmcli("eval", str(small_gguf), "--base", str(file), "-t", "1", "--json")
+    assert json.loads(done.out)["kl_divergence"] == with_saved["kl_divergence"]
+    second_file = tmp_path / "alone.logits"
+    evaluate_json(stories_gguf, "--save-base", second_file)
+    assert (
+        evaluate_json(small_gguf, "--base-logits", second_file)["kl_divergence"]
+        == with_saved["kl_divergence"]
+    )
     raw = file.read_bytes()
     file.write_bytes(raw[:-1])
-    assert "was not finished" in llmcli("eval", str(small), "--base-logits", str(file)).err
+    assert "was not finished" in llmcli("eval", str(small_gguf), "--base-logits", str(file)).err
 
 
-def test_saving_goes_on_where_it_was_killed(
-    told: Callable[..., Any], stories_gguf: Path, tmp_path: Path, home: Path
+def test_saving_base_logits_resumes_after_a_kill(
+    evaluate_json: Callable[..., Any], stories_gguf: Path, tmp_path: Path, home: Path
 ) -> None:
     file, words = tmp_path / "base.logits", (stories_gguf, "-b", "128")
-    told(*words, "--save-base", file)
+    evaluate_json(*words, "--save-base", file)
     raw = file.read_bytes()
     file.unlink()
     file.with_name("base.logits.part").write_bytes(raw[: len(raw) // 2])
-    found = told(*words, "--save-base", file)
-    assert 0 < found["resumed_chunks"] < found["chunks"]
+    resumed = evaluate_json(*words, "--save-base", file)
+    assert 0 < resumed["resumed_chunks"] < resumed["chunks"]
     assert file.read_bytes() == raw
-    assert told(*words, "--save-base", file)["resumed_chunks"] == found["chunks"]
+    assert evaluate_json(*words, "--save-base", file)["resumed_chunks"] == resumed["chunks"]
 
 
-def test_people_get_a_table(llmcli: Llmcli, small: Path, stories_gguf: Path, text: Path) -> None:
+def test_the_printed_result_is_a_table(
+    llmcli: Llmcli, small_gguf: Path, stories_gguf: Path, text: Path
+) -> None:
     base = ("--base", str(stories_gguf), "-t", "1")
-    done = llmcli("eval", str(small), *base, "--text", str(text), "--ctx", "64", "--chunks", "4")
+    done = llmcli(
+        "eval", str(small_gguf), *base, "--text", str(text), "--ctx", "64", "--chunks", "4"
+    )
     assert done.code == 0
     for words in (
         "against stories260K-F32.gguf",
@@ -295,16 +337,18 @@ def test_people_get_a_table(llmcli: Llmcli, small: Path, stories_gguf: Path, tex
         assert words in done.out
 
 
-def test_the_text_that_ships_is_read_where_none_is_named(
-    llmcli: Llmcli, stories_gguf: Path
-) -> None:
+def test_the_bundled_text_is_the_default(llmcli: Llmcli, stories_gguf: Path) -> None:
     done = llmcli("eval", str(stories_gguf), "--chunks", "1", "-t", "1", "--json")
-    told = json.loads(done.out)
-    assert (told["chunks"], told["n_ctx"], told["positions"]) == (1, 512, 255)
-    assert told["text_tokens"] > 100_000
+    document = json.loads(done.out)
+    assert (document["chunks"], document["n_ctx"], document["positions"]) == (
+        1,
+        512,
+        255,
+    )
+    assert document["text_tokens"] > 100_000
 
 
-def test_another_vocabulary_is_refused_by_the_token(
+def test_a_base_with_another_vocabulary_is_an_error_that_names_a_token(
     llmcli: Llmcli, stories_gguf: Path, tmp_path: Path, text: Path
 ) -> None:
     other = tiny_gguf.llama(tmp_path / "other.gguf", hidden=64, ff=64, layers=1, vocab=512)
@@ -314,7 +358,7 @@ def test_another_vocabulary_is_refused_by_the_token(
     assert "token " in done.err
 
 
-def test_a_model_of_nan_is_told_in_words(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
+def test_nan_weights_are_an_error(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
     path = tiny_gguf.llama(tmp_path / "nan.gguf", hidden=64, ff=64, layers=1)
     norm = next(
         tensor
@@ -329,15 +373,15 @@ def test_a_model_of_nan_is_told_in_words(llmcli: Llmcli, tmp_path: Path, text: P
     assert "the model produced logits that are NaN or infinite in chunk 1" in done.err
 
 
-def test_mistakes_are_one_line(
+def test_invalid_arguments_are_an_error(
     llmcli: Llmcli, stories: Path, stories_gguf: Path, tmp_path: Path, text: Path
 ) -> None:
-    odd, short = tmp_path / "odd.txt", tmp_path / "short.txt"
-    odd.write_bytes(b"text \xff")
+    not_utf8, short = tmp_path / "odd.txt", tmp_path / "short.txt"
+    not_utf8.write_bytes(b"text \xff")
     short.write_text("Once upon a time")
     model = str(stories_gguf)
-    for words, code, why in (
-        ((model, "--text", str(odd)), 1, "not UTF-8 text: byte 5 is 0xff"),
+    for words, code, message in (
+        ((model, "--text", str(not_utf8)), 1, "not UTF-8 text: byte 5 is 0xff"),
         ((model, "--text", str(short)), 1, "chunks of 512 need at least 1024 tokens, it has"),
         ((model, "--text", str(tmp_path / "none.txt")), 1, "cannot read"),
         ((model, "--text", str(text), "--ctx", "4"), 1, "--ctx is 4"),
@@ -354,10 +398,10 @@ def test_mistakes_are_one_line(
     ):
         done = llmcli("eval", *words)
         assert (done.code, done.out) == (code, ""), words
-        assert why in done.err, words
-    tiny_one = tiny_gguf.llama(tmp_path / "t.gguf", hidden=64, ff=64, layers=1)
-    beyond = llmcli(
-        "eval", str(tiny_one), "--ctx", "128", "--text", str(text), "--chunks", "1", "-t", "1"
+        assert message in done.err, words
+    tiny_model = tiny_gguf.llama(tmp_path / "t.gguf", hidden=64, ff=64, layers=1)
+    done = llmcli(
+        "eval", str(tiny_model), "--ctx", "128", "--text", str(text), "--chunks", "1", "-t", "1"
     )
-    assert beyond.code == 0
-    assert "the 64 tokens this model was trained on" in beyond.err
+    assert done.code == 0
+    assert "the 64 tokens this model was trained on" in done.err

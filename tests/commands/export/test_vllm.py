@@ -1,4 +1,6 @@
-"""`llmcli export vllm`: which weights are exported, which files are written, and what is refused."""
+"""`llmcli export vllm`: which weights are exported, which files are written, and what is
+refused.
+"""
 
 import json
 import shlex
@@ -13,7 +15,7 @@ from tests.fixtures.cli import Done
 Llmcli = Callable[..., Done]
 
 
-def test_the_float_weights_go_along_and_not_the_gguf(llmcli: Llmcli) -> None:
+def test_an_alias_exports_the_float_weights_and_the_flags(llmcli: Llmcli) -> None:
     done = llmcli(
         "export",
         "vllm",
@@ -32,8 +34,8 @@ def test_the_float_weights_go_along_and_not_the_gguf(llmcli: Llmcli) -> None:
     assert done.code == 0
     words = shlex.split(done.out)
     assert words[:3] == ["vllm", "serve", "HuggingFaceTB/SmolLM2-135M-Instruct"]
-    table = dict(zip(words[3::2], words[4::2], strict=True))
-    assert table == {
+    flags = dict(zip(words[3::2], words[4::2], strict=True))
+    assert flags == {
         "--served-model-name": "smollm2:135m",
         "--max-model-len": "4096",
         "--kv-cache-dtype": "auto",
@@ -52,13 +54,17 @@ def test_the_float_weights_go_along_and_not_the_gguf(llmcli: Llmcli) -> None:
         ("org/Some-GGUF:Q4_K_M", "org/Some-GGUF:Q4_K_M", False),
     ],
 )
-def test_a_name_becomes_a_repository(llmcli: Llmcli, ref: str, model: str, floats: bool) -> None:
+def test_a_model_name_becomes_a_hub_repository(
+    llmcli: Llmcli, ref: str, model: str, floats: bool
+) -> None:
     done = llmcli("export", "vllm", ref, "--json", "--offline")
     assert json.loads(done.out)["config"]["model"] == model
     assert ("vllm-gguf-plugin" in done.err) == (not floats)
 
 
-def test_a_file_is_a_gguf_unless_its_original_is_named(llmcli: Llmcli, stories_gguf: Path) -> None:
+def test_a_gguf_file_is_exported_unless_original_names_its_source(
+    llmcli: Llmcli, stories_gguf: Path
+) -> None:
     done = llmcli("export", "vllm", str(stories_gguf), "--json")
     assert json.loads(done.out)["config"]["model"] == str(stories_gguf)
     assert "vllm-gguf-plugin" in done.err
@@ -81,10 +87,10 @@ def test_a_file_is_a_gguf_unless_its_original_is_named(llmcli: Llmcli, stories_g
     }
 
 
-def test_the_folder_holds_a_yaml_the_template_and_a_start(
+def test_the_output_folder_has_a_config_a_template_and_a_start_script(
     llmcli: Llmcli, stories: Path, tmp_path: Path
 ) -> None:
-    out, odd = tmp_path / "there", "{% if x %}'\"#: é{% endif %}\n"
+    out, template = tmp_path / "there", "{% if x %}'\"#: é{% endif %}\n"
     done = llmcli(
         "export",
         "vllm",
@@ -92,7 +98,7 @@ def test_the_folder_holds_a_yaml_the_template_and_a_start(
         "-o",
         str(out),
         "--chat-template",
-        odd,
+        template,
         "-ctk",
         "q8_0",
         "-ctv",
@@ -106,12 +112,12 @@ def test_the_folder_holds_a_yaml_the_template_and_a_start(
         "kv-cache-dtype": "fp8",
         "chat-template": "chat_template.jinja",
     }
-    assert (out / "chat_template.jinja").read_text() == odd
+    assert (out / "chat_template.jinja").read_text() == template
     assert (out / "serve.sh").stat().st_mode & 0o111
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "messages"),
     [
         (["--mirostat", "2", "-sys", "hi"], ("--mirostat", "--system goes as a message")),
         (["-ctk", "q4_0", "-ctv", "q4_0"], ("K q4_0 and V q4_0",)),
@@ -121,10 +127,10 @@ def test_the_folder_holds_a_yaml_the_template_and_a_start(
         (["-c", "4096"], ("512 tokens",)),
     ],
 )
-def test_what_vllm_cannot_do_is_refused_by_name(
-    llmcli: Llmcli, stories: Path, words: list[str], told: str
+def test_options_that_vllm_lacks_are_refused_by_name(
+    llmcli: Llmcli, stories: Path, words: list[str], messages: tuple[str, ...]
 ) -> None:
     done = llmcli("export", "vllm", str(stories), *words)
     assert (done.code, done.out) == (1, "")
-    for word in told:
-        assert word in done.err
+    for message in messages:
+        assert message in done.err

@@ -1,3 +1,5 @@
+"""`run` and `chat` with a JSON schema or a grammar."""
+
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ from tests.fixtures.fakes import TEMPLATE
 
 Llmcli = Callable[..., Done]
 Fake = Callable[..., list[Any]]
-CALL = {
+SCHEMA = {
     "type": "object",
     "properties": {
         "radius": {"type": "integer", "minimum": 0, "maximum": 99},
@@ -26,62 +28,62 @@ CALL = {
 }
 
 
-def test_run_answers_with_a_document_of_the_schema(
+def test_run_generates_a_document_that_matches_the_schema(
     llmcli: Llmcli, fake: Fake, tmp_path: Path
 ) -> None:
     fake(b"Gladly! It is 4 metres.")
     file = tmp_path / "call.json"
-    file.write_text(json.dumps(CALL))
+    file.write_text(json.dumps(SCHEMA))
     for words in (
         ["-jf", str(file)],
-        ["--json-schema", json.dumps(CALL)],
-        ["-j", json.dumps(CALL), "--temp", "0"],
+        ["--json-schema", json.dumps(SCHEMA)],
+        ["-j", json.dumps(SCHEMA), "--temp", "0"],
     ):
         done = llmcli("run", "fake", "Which radius?", *words)
         assert done.code == 0, done.err
-        jsonschema.validate(json.loads(done.out), CALL)
+        jsonschema.validate(json.loads(done.out), SCHEMA)
         assert "tok forced" in done.err
 
 
-def test_json_tells_of_the_constraint_and_marks_forced_tokens(llmcli: Llmcli, fake: Fake) -> None:
+def test_json_describes_the_constraint_and_marks_forced_tokens(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"Gladly!")
-    told = json.loads(llmcli("run", "fake", "Which?", "-j", json.dumps(CALL), "--json").out)
-    jsonschema.validate(json.loads(told["text"]), CALL)
-    forced = [token for token in told["tokens"] if token["forced"]]
-    assert told["constraint"] == {
+    document = json.loads(llmcli("run", "fake", "Which?", "-j", json.dumps(SCHEMA), "--json").out)
+    jsonschema.validate(json.loads(document["text"]), SCHEMA)
+    forced = [token for token in document["tokens"] if token["forced"]]
+    assert document["constraint"] == {
         "kind": "json_schema",
         "engine": "llguidance",
         "jump": "lossless",
         "complete": True,
         "forced_tokens": len(forced),
-        "constraint_ms": pytest.approx(sum(t["constraint_ms"] for t in told["tokens"])),
+        "constraint_ms": pytest.approx(sum(t["constraint_ms"] for t in document["tokens"])),
     }
     assert len(forced) > 15
     assert {token["logprob"] for token in forced} == {None}
-    assert told["finish"] == "stop"
+    assert document["finish"] == "stop"
 
 
-def test_an_answer_that_was_cut_is_no_success_and_says_why(llmcli: Llmcli, fake: Fake) -> None:
+def test_a_truncated_document_is_an_error_with_the_reason(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"Gladly!")
-    done = llmcli("run", "fake", "Which?", "-j", json.dumps(CALL), "-n", "7")
+    done = llmcli("run", "fake", "Which?", "-j", json.dumps(SCHEMA), "-n", "7")
     assert done.code == 1
     assert done.out == '{"radiu\n'
     assert (
         "error: the JSON document is incomplete: the limit of 7 tokens was reached\nhint: "
         in done.err
     )
-    done = llmcli("run", "fake", "Which?", "-j", json.dumps(CALL), "-r", "unit", "--json")
+    done = llmcli("run", "fake", "Which?", "-j", json.dumps(SCHEMA), "-r", "unit", "--json")
     assert done.code == 1
-    told = json.loads(done.out)
-    assert (told["constraint"]["complete"], told["finish"]) == (False, "stop")
+    document = json.loads(done.out)
+    assert (document["constraint"]["complete"], document["finish"]) == (False, "stop")
     assert "a stop text came first" in done.err
     fake(b"Gladly!", n_ctx=40)
-    done = llmcli("run", "fake", "Which?", "-j", json.dumps(CALL))
+    done = llmcli("run", "fake", "Which?", "-j", json.dumps(SCHEMA))
     assert done.code == 1
     assert "incomplete: the context is full" in done.err
 
 
-def test_an_answer_may_end_at_its_limit_where_the_grammar_accepts(
+def test_an_answer_may_end_at_its_limit_when_the_grammar_accepts_it(
     llmcli: Llmcli, fake: Fake
 ) -> None:
     fake(b"aaaaaaaaaaaaaaaaaaaaa")
@@ -89,64 +91,69 @@ def test_an_answer_may_end_at_its_limit_where_the_grammar_accepts(
     assert (done.code, done.out) == (0, "aaaa\n")
 
 
-def test_beams_are_documents_of_the_schema_all_of_them(
+def test_every_beam_is_a_document_that_matches_the_schema(
     llmcli: Llmcli, fake: Fake, tmp_path: Path
 ) -> None:
     fake(b"Gladly! It is 4 metres.")
     file = tmp_path / "call.json"
-    file.write_text(json.dumps(CALL))
+    file.write_text(json.dumps(SCHEMA))
     done = llmcli("run", "fake", "Which radius?", "-jf", str(file), "--beams", "4", "--json")
     assert done.code == 0, done.err
-    told = json.loads(done.out)
-    assert [one["complete"] for one in told["beams"]] == [True] * 4
-    for one in told["beams"]:
-        jsonschema.validate(json.loads(one["text"]), CALL)
-    assert len({one["text"] for one in told["beams"]}) == 4
-    assert told["text"] == told["beams"][0]["text"]
-    assert (told["constraint"]["jump"], told["constraint"]["complete"]) == ("off", True)
-    assert told["constraint"]["constraint_ms"] == pytest.approx(
-        sum(t["constraint_ms"] for t in told["tokens"])
+    document = json.loads(done.out)
+    assert [beam["complete"] for beam in document["beams"]] == [True] * 4
+    for beam in document["beams"]:
+        jsonschema.validate(json.loads(beam["text"]), SCHEMA)
+    assert len({beam["text"] for beam in document["beams"]}) == 4
+    assert document["text"] == document["beams"][0]["text"]
+    assert (document["constraint"]["jump"], document["constraint"]["complete"]) == ("off", True)
+    assert document["constraint"]["constraint_ms"] == pytest.approx(
+        sum(t["constraint_ms"] for t in document["tokens"])
     )
-    cut = llmcli("run", "fake", "Which radius?", "-jf", str(file), "--beams", "4", "-n", "7")
-    assert (cut.code, cut.out) == (1, '{"radiu\n')
-    assert "error: the JSON document is incomplete: the limit of 7 tokens was reached\n" in cut.err
+    truncated = llmcli("run", "fake", "Which radius?", "-jf", str(file), "--beams", "4", "-n", "7")
+    assert (truncated.code, truncated.out) == (1, '{"radiu\n')
+    assert (
+        "error: the JSON document is incomplete: the limit of 7 tokens was reached\n"
+        in truncated.err
+    )
 
 
-def test_samples_are_told_apart(llmcli: Llmcli, fake: Fake) -> None:
+def test_every_sample_reports_whether_its_document_is_complete(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"Gladly!")
     done = llmcli("run", "fake", "Which?", "-j", '{"type": "boolean"}', "--samples", "3", "--json")
-    told = json.loads(done.out)["samples"]
-    assert {json.loads(one["text"]) for one in told} <= {True, False}
-    assert [one["constraint"]["complete"] for one in told] == [True] * 3
+    samples = json.loads(done.out)["samples"]
+    assert {json.loads(sample["text"]) for sample in samples} <= {True, False}
+    assert [sample["constraint"]["complete"] for sample in samples] == [True] * 3
     assert done.code == 0
-    cut = llmcli(
-        "run", "fake", "Which?", "-j", json.dumps(CALL), "--samples", "2", "-n", "9", "--json"
+    truncated = llmcli(
+        "run", "fake", "Which?", "-j", json.dumps(SCHEMA), "--samples", "2", "-n", "9", "--json"
     )
-    assert [one["constraint"]["complete"] for one in json.loads(cut.out)["samples"]] == [
+    assert [
+        sample["constraint"]["complete"] for sample in json.loads(truncated.out)["samples"]
+    ] == [
         False,
         False,
     ]
-    assert cut.code == 1
+    assert truncated.code == 1
 
 
-def test_the_document_comes_after_the_thinking_that_the_prompt_opens(
+def test_the_document_follows_the_thinking_that_the_prompt_opens(
     llmcli: Llmcli, fake: Fake
 ) -> None:
     fake(
         b"Let me see.</think>\n\nIt is four.",
         template=TEMPLATE + "{% if add_generation_prompt %}<think>{% endif %}",
     )
-    done = llmcli("run", "fake", "Which?", "-j", json.dumps(CALL), "--temp", "0")
+    done = llmcli("run", "fake", "Which?", "-j", json.dumps(SCHEMA), "--temp", "0")
     assert done.code == 0, done.err
-    jsonschema.validate(json.loads(done.out), CALL)
-    told = json.loads(
-        llmcli("run", "fake", "Which?", "-j", json.dumps(CALL), "--temp", "0", "--json").out
+    jsonschema.validate(json.loads(done.out), SCHEMA)
+    document = json.loads(
+        llmcli("run", "fake", "Which?", "-j", json.dumps(SCHEMA), "--temp", "0", "--json").out
     )
-    assert told["thinking"] == "<think>Let me see.</think>"
-    jsonschema.validate(json.loads(told["content"]), CALL)
-    assert told["constraint"]["complete"]
-    assert not any(token["forced"] for token in told["tokens"][:19])
-    done = llmcli("run", "fake", "Which?", "-j", json.dumps(CALL), "--temp", "0", "-n", "5")
+    assert document["thinking"] == "<think>Let me see.</think>"
+    jsonschema.validate(json.loads(document["content"]), SCHEMA)
+    assert document["constraint"]["complete"]
+    assert not any(token["forced"] for token in document["tokens"][:19])
+    done = llmcli("run", "fake", "Which?", "-j", json.dumps(SCHEMA), "--temp", "0", "-n", "5")
     assert done.code == 1
     assert "incomplete: the limit of 5 tokens" in done.err
 
@@ -186,7 +193,7 @@ def test_every_answer_of_a_chat_follows_the_grammar(llmcli: Llmcli, fake: Fake) 
         ),
     ],
 )
-def test_contradictions_and_mistakes_are_one_line_before_a_model_is_loaded(
+def test_invalid_flags_are_one_error_before_a_model_is_loaded(
     words: list[str], code: int, message: str, llmcli: Llmcli
 ) -> None:
     done = llmcli("run", "no-model-of-this-name", "Which?", *words)
@@ -196,7 +203,7 @@ def test_contradictions_and_mistakes_are_one_line_before_a_model_is_loaded(
     assert message in errors[0]
 
 
-def test_what_only_the_engine_refuses_leaves_the_chat_intact(llmcli: Llmcli, fake: Fake) -> None:
+def test_a_schema_that_only_the_engine_refuses_is_an_error(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"Gladly!")
     done = llmcli("run", "fake", "Which?", "-j", '{"items": {"type": "text"}}')
     assert done.code == 1
@@ -210,12 +217,14 @@ def test_what_only_the_engine_refuses_leaves_the_chat_intact(llmcli: Llmcli, fak
     [{"temp": 0}, {"seed": 3}, {"mirostat": 2}, {"xtc_probability": 0.5, "typical": 0.5}],
     ids=str,
 )
-def test_a_real_models_answers_are_valid(settings: dict[str, float], stories_gguf: Path) -> None:
+def test_the_answers_of_a_real_model_match_the_schema(
+    settings: dict[str, float], stories_gguf: Path
+) -> None:
     schema = {
-        **CALL,
-        "properties": {**CALL["properties"], "note": {"type": "string", "maxLength": 12}},
+        **SCHEMA,
+        "properties": {**SCHEMA["properties"], "note": {"type": "string", "maxLength": 12}},
     }  # type: ignore[dict-item]
-    asked = Constraint(
+    constraint = Constraint(
         "json_schema", json.dumps({**schema, "required": ["radius", "unit", "note"]})
     )
     with open_runner(stories_gguf, RunOptions(ctx_size=256, threads=1), raw=True) as runner:
@@ -224,11 +233,11 @@ def test_a_real_models_answers_are_valid(settings: dict[str, float], stories_ggu
             default_sampling().with_values(settings),
             128,
             strategy="guided",
-            grammar=runner.grammars(asked),
+            grammar=runner.grammars(constraint),
             logprobs=True,
         )
         reply = runner.reply(request)
         list(reply)
         runner.engine.ledger.check()
-    jsonschema.validate(json.loads(reply.answer.text), json.loads(asked.text))
+    jsonschema.validate(json.loads(reply.answer.text), json.loads(constraint.text))
     assert any(token.forced for token in reply.answer.tokens)

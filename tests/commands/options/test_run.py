@@ -1,3 +1,5 @@
+"""The table of the flags that `run` and `chat` share."""
+
 import re
 import subprocess
 import sys
@@ -14,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("command", ["chat", "run"])
-def test_every_option_of_the_table_is_explained(command: str, llmcli: Callable[..., Done]) -> None:
+def test_every_flag_is_in_the_help(command: str, llmcli: Callable[..., Done]) -> None:
     out = llmcli(command, "--help").out
     for flag in run_flags():
         assert all(
@@ -22,17 +24,17 @@ def test_every_option_of_the_table_is_explained(command: str, llmcli: Callable[.
         ), flag
 
 
-def test_every_sampling_setting_is_an_option_of_its_name() -> None:
+def test_every_sampling_setting_has_a_flag_of_its_name() -> None:
     words = {word for flag in run_flags() for word in flag.spellings}
     assert {"--" + name.replace("_", "-") for name in sampling_settings()} <= words
 
 
-def test_no_spelling_means_two_things() -> None:
+def test_no_spelling_belongs_to_two_flags() -> None:
     words = [word for flag in run_flags() for word in flag.spellings]
     assert len(words) == len(set(words))
 
 
-def test_help_of_chat_loads_no_engine() -> None:
+def test_the_help_of_chat_imports_no_heavy_module() -> None:
     program = (
         "import sys; sys.argv = ['llmcli', 'chat', '--help']; from llmcli.app import main; main()"
     )
@@ -49,7 +51,7 @@ def test_help_of_chat_loads_no_engine() -> None:
         if "|" in line
     }
     assert "typer" in loaded
-    heavy = {
+    heavy_modules = {
         "torch",
         "llama_cpp",
         "transformers",
@@ -58,18 +60,18 @@ def test_help_of_chat_loads_no_engine() -> None:
         "huggingface_hub",
         "llguidance",
     }
-    assert not loaded & heavy
+    assert not loaded & heavy_modules
 
 
-def test_the_options_named_as_fields_are_the_run_options() -> None:
+def test_the_runtime_flags_are_the_fields_of_run_options() -> None:
     from dataclasses import fields
 
     from llmcli.runtime.requests.request import RunOptions
 
-    decided = {"profile", "scoring_outputs", "prefill_cells"}  # from the machine, and what is run
+    without_flag = {"profile", "scoring_outputs", "prefill_cells"}  # llmcli sets these fields
     assert {flag.name for flag in RUNTIME_FLAGS} == {
         field.name for field in fields(RunOptions)
-    } - decided
+    } - without_flag
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_the_options_named_as_fields_are_the_run_options() -> None:
         (["-ngl", "9"], "-ngl 0, not 9"),
     ],
 )
-def test_what_contradicts_the_reproducible_mode_is_refused(
+def test_flags_that_contradict_the_reproducible_mode_are_refused(
     flags: list[str], needed: str, llmcli: Callable[..., Done]
 ) -> None:
     done = llmcli("run", "any.gguf", "hi", "--reproducible", *flags)

@@ -25,36 +25,42 @@ from quant.model_file import read_header
 from tests.fixtures.cli import Done
 
 Llmcli = Callable[..., Done]
-NOTHING = CertifiedEstimate(0.0, 0.0)
+ZERO = CertifiedEstimate(0.0, 0.0)
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speed is measured in a moment."""
+def short_speed_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the speed tests to 8 prompt tokens and 4 generated tokens."""
     monkeypatch.setattr(verify, "SPEED_TESTS", ((8, 0), (0, 4)))
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    whole = (resources.files("quant") / "texts" / "evaluation.txt").read_text(encoding="utf-8")
+    """The first 1,200 characters of the evaluation text."""
+    evaluation_text = (resources.files("quant") / "texts" / "evaluation.txt").read_text(
+        encoding="utf-8"
+    )
     path = tmp_path_factory.mktemp("text") / "some.txt"
-    path.write_text(whole[:1200] + "\n", encoding="utf-8")
+    path.write_text(evaluation_text[:1200] + "\n", encoding="utf-8")
     return path
 
 
 @pytest.fixture
 def pareto(llmcli: Llmcli, text: Path) -> Callable[..., Done]:
-    """Two types, in chunks of 64, on one thread."""
+    """Return a function that runs `pareto` on 4 chunks of 64 tokens with one thread.
+
+    The types are Q4_0 and Q8_0 unless the words name others.
+    """
 
     def call(*words: str | Path) -> Done:
-        own = ("--text", str(text), "--ctx", "64", "--chunks", "4", "-t", "1")
+        flags = ("--text", str(text), "--ctx", "64", "--chunks", "4", "-t", "1")
         types = () if "--types" in words else ("--types", "Q4_0,Q8_0")
-        return llmcli("pareto", *map(str, words), *own, *types)
+        return llmcli("pareto", *map(str, words), *flags, *types)
 
     return call
 
 
-def test_every_setting_is_made_read_and_timed_and_goes_again(
+def test_every_setting_is_measured_and_its_file_is_deleted(
     pareto: Callable[..., Done],
     llmcli: Llmcli,
     stories_gguf: Path,
@@ -70,98 +76,101 @@ def test_every_setting_is_made_read_and_timed_and_goes_again(
     assert first["tensor_bytes"] < second["tensor_bytes"]
     assert min(first["elapsed_ms"], second["elapsed_ms"]) > 0
     assert first["answers"]["kld"]["value"] > second["answers"]["kld"]["value"] > 0
-    assert [one["test"] for one in first["speed"]] == ["pp8", "tg4"]
+    assert [speed["test"] for speed in first["speed"]] == ["pp8", "tg4"]
     assert "disk: " in done.err
     assert "Ctrl-C keeps what is finished" in done.err
-    left = {path.suffix for path in (home / "cache" / "pareto").rglob("*") if path.is_file()}
-    assert left == {".json", ""}  # the figures, and the lock
-    made = tmp_path / "q4.gguf"
-    llmcli("quantize", str(stories_gguf), "--q4_0", "-o", str(made), "--threads", "1")
+    suffixes = {path.suffix for path in (home / "cache" / "pareto").rglob("*") if path.is_file()}
+    assert suffixes == {".json", ""}  # the results, and the lock file
+    q4_file = tmp_path / "q4.gguf"
+    llmcli("quantize", str(stories_gguf), "--q4_0", "-o", str(q4_file), "--threads", "1")
     words = ("--text", str(text), "--ctx", "64", "--chunks", "4", "-t", "1", "--json")
-    exact = json.loads(llmcli("eval", str(made), "--base", str(stories_gguf), *words).out)
-    assert first["tensor_bytes"] == read_header.read_header(made).tensor_bytes
-    kld = exact["kl_divergence"]["value"]
+    eval_document = json.loads(
+        llmcli("eval", str(q4_file), "--base", str(stories_gguf), *words).out
+    )
+    assert first["tensor_bytes"] == read_header.read_header(q4_file).tensor_bytes
+    kld = eval_document["kl_divergence"]["value"]
     assert first["answers"]["kld"]["value"] == pytest.approx(
         kld, abs=5 * first["doubt"] + 1e-4 * kld + 1e-6
     )
-    drawn = page.read_text()
-    titles = {one.text for one in ElementTree.fromstring(drawn).iter("h2")}
+    html = page.read_text()
+    titles = {heading.text for heading in ElementTree.fromstring(html).iter("h2")}
     assert {"Divergence over size", "Speed over size", "All settings"} <= titles
-    assert not re.search(r'<(img|script|link|a|iframe)|url\((?!#)|@import|(src|href)="', drawn)
+    assert not re.search(r'<(img|script|link|a|iframe)|url\((?!#)|@import|(src|href)="', html)
 
 
-def test_what_was_interrupted_goes_on_with_the_settings_that_are_left(
+def test_an_interrupted_run_resumes_with_the_remaining_settings(
     pareto: Callable[..., Done], stories: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words: tuple[Any, ...] = (stories, "--seconds", "0", "-o", "csv")
-    point, made = compare._measure_setting, 0
+    measure_setting, calls = compare._measure_setting, 0
 
-    def interrupted(*given: Any) -> ParetoPoint:
-        nonlocal made
-        made += 1
-        if made == 2:
+    def interrupt_second_call(*args: Any) -> ParetoPoint:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
             raise KeyboardInterrupt
-        return point(*given)
+        return measure_setting(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(compare, "_measure_setting", interrupted)
+        patched.setattr(compare, "_measure_setting", interrupt_second_call)
         assert pareto(*words).code == 130
     assert list((home / "cache" / "bases").glob("*.gguf")) == []
     done = pareto(*words)
     assert done.code == 0
     assert "1 of 2 settings were finished before" in done.err
     rows = list(csv.DictReader(io.StringIO(done.out)))
-    assert [one["setting"] for one in rows] == ["Q4_0", "Q8_0"]
-    whole = pareto(*words, "--fresh")
-    assert "finished before" not in whole.err
-    again = list(csv.DictReader(io.StringIO(whole.out)))
-    for one, other in zip(rows, again, strict=True):
-        assert {**one, "seconds": ""} == {**other, "seconds": ""}
-    more = pareto(*words, "--types", "Q4_0,Q5_0,Q8_0")
-    assert "2 of 3 settings were finished before" in more.err
+    assert [row["setting"] for row in rows] == ["Q4_0", "Q8_0"]
+    fresh = pareto(*words, "--fresh")
+    assert "finished before" not in fresh.err
+    fresh_rows = list(csv.DictReader(io.StringIO(fresh.out)))
+    for row, fresh_row in zip(rows, fresh_rows, strict=True):
+        assert {**row, "seconds": ""} == {**fresh_row, "seconds": ""}
+    with_third_type = pareto(*words, "--types", "Q4_0,Q5_0,Q8_0")
+    assert "2 of 3 settings were finished before" in with_third_type.err
 
 
-def test_files_stay_where_they_are_to_be_kept_and_people_get_a_table(
+def test_keep_saves_the_files_and_the_printed_result_is_a_table(
     pareto: Callable[..., Done], stories_gguf: Path, tmp_path: Path
 ) -> None:
-    keep = tmp_path / "kept"
-    done = pareto(stories_gguf, "--seconds", "0", "--keep", keep, "--chart")
+    folder = tmp_path / "kept"
+    done = pareto(stories_gguf, "--seconds", "0", "--keep", folder, "--chart")
     assert done.code == 0
-    assert {one.name for one in keep.iterdir()} == {
+    assert {file.name for file in folder.iterdir()} == {
         "stories260K-F32-Q4_0.gguf",
         "stories260K-F32-Q8_0.gguf",
     }
     assert "| setting |" in done.out
     assert "Divergence over size" in done.out
     assert "Speed over size" not in done.out
-    kept = keep / "stories260K-F32-Q4_0.gguf"
-    whole = kept.read_bytes()
-    kept.unlink()
+    q4_file = folder / "stories260K-F32-Q4_0.gguf"
+    q4_bytes = q4_file.read_bytes()
+    q4_file.unlink()
     assert (
         "1 of 2 settings were finished before"
-        in pareto(stories_gguf, "--seconds", "0", "--keep", keep).err
+        in pareto(stories_gguf, "--seconds", "0", "--keep", folder).err
     )
-    kept.write_bytes((keep / "stories260K-F32-Q8_0.gguf").read_bytes())  # another file of that name
+    # A file of the same name with other content is written again.
+    q4_file.write_bytes((folder / "stories260K-F32-Q8_0.gguf").read_bytes())
     assert (
         "1 of 2 settings were finished before"
-        in pareto(stories_gguf, "--seconds", "0", "--keep", keep).err
+        in pareto(stories_gguf, "--seconds", "0", "--keep", folder).err
     )
-    assert kept.read_bytes() == whole
+    assert q4_file.read_bytes() == q4_bytes
 
 
-def test_what_was_finished_goes_by_the_name_that_it_has_now(
+def test_a_finished_setting_is_reported_under_its_current_name(
     pareto: Callable[..., Done], stories_gguf: Path
 ) -> None:
     words: tuple[Any, ...] = (stories_gguf, "--seconds", "0", "--types", "Q4_0", "--json")
-    (alone,) = json.loads(pareto(*words).out)["settings"]
+    (unnamed,) = json.loads(pareto(*words).out)["settings"]
     done = pareto(*words, "--methods", "ggml,search")
     assert "1 of 2 settings were finished before" in done.err
     first, second = json.loads(done.out)["settings"]
     assert (first["name"], second["name"]) == ("Q4_0 ggml", "Q4_0 search")
-    assert first == {**alone, "name": "Q4_0 ggml", "dominated_by": first["dominated_by"]}
+    assert first == {**unnamed, "name": "Q4_0 ggml", "dominated_by": first["dominated_by"]}
 
 
-def test_the_time_of_a_part_is_not_told_as_that_of_the_whole(
+def test_an_interrupted_quantization_reports_no_elapsed_time(
     pareto: Callable[..., Done], stories_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words: tuple[Any, ...] = (
@@ -176,17 +185,17 @@ def test_the_time_of_a_part_is_not_told_as_that_of_the_whole(
     )
     finish = ResumableWriter.finish
 
-    def killed(draft: ResumableWriter) -> str:
+    def interrupt(writer: ResumableWriter) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ResumableWriter, "finish", killed)
+    monkeypatch.setattr(ResumableWriter, "finish", interrupt)
     assert pareto(*words).code == 130
     monkeypatch.setattr(ResumableWriter, "finish", finish)
-    (one,) = json.loads(pareto(*words).out)["settings"]
-    assert one["elapsed_ms"] == 0
+    (setting,) = json.loads(pareto(*words).out)["settings"]
+    assert setting["elapsed_ms"] == 0
 
 
-def test_folds_and_sizes_are_settings_too(
+def test_folds_and_target_sizes_are_settings(
     pareto: Callable[..., Done],
     llmcli: Llmcli,
     stories_gguf: Path,
@@ -204,21 +213,21 @@ def test_folds_and_sizes_are_settings_too(
     done = pareto(*words, "--types", "Q4_0", "--fold", "none", "--fold", "awq")
     assert done.code == 0, done.err
     assert "--fold awq needs an imatrix: collecting from" in done.err
-    plain, folded = json.loads(done.out)["settings"]
-    assert (plain["name"], folded["name"]) == ("Q4_0 fold none", "Q4_0 fold awq")
-    assert (plain["fold"], folded["fold"], plain["tensor_bytes"]) == (
+    unfolded, folded = json.loads(done.out)["settings"]
+    assert (unfolded["name"], folded["name"]) == ("Q4_0 fold none", "Q4_0 fold awq")
+    assert (unfolded["fold"], folded["fold"], unfolded["tensor_bytes"]) == (
         "",
         "awq",
         folded["tensor_bytes"],
     )
-    assert plain["answers"]["kld"] != folded["answers"]["kld"]
-    sized = pareto(*words, "--types", "", "--target-size", "0.26M,0.33M")
-    assert sized.code == 0, sized.err
-    less, more = json.loads(sized.out)["settings"]
-    assert (less["name"], more["name"]) == ("0.26M", "0.33M")
-    assert less["tensor_bytes"] < 260_000 < more["tensor_bytes"] < 330_000
+    assert unfolded["answers"]["kld"] != folded["answers"]["kld"]
+    done = pareto(*words, "--types", "", "--target-size", "0.26M,0.33M")
+    assert done.code == 0, done.err
+    smaller, larger = json.loads(done.out)["settings"]
+    assert (smaller["name"], larger["name"]) == ("0.26M", "0.33M")
+    assert smaller["tensor_bytes"] < 260_000 < larger["tensor_bytes"] < 330_000
     measured = {path.name for path in (home / "cache" / "sensitivity").glob("*.records")}
-    alone = (
+    quantize_flags = (
         "--target-size",
         "0.26M",
         "--threads",
@@ -227,28 +236,27 @@ def test_folds_and_sizes_are_settings_too(
         "-o",
         str(tmp_path / "o.gguf"),
     )
-    assert llmcli("quantize", str(stories_gguf), *alone).code == 0
-    assert measured == {
-        path.name for path in (home / "cache" / "sensitivity").glob("*.records")
-    }  # it knew all
+    assert llmcli("quantize", str(stories_gguf), *quantize_flags).code == 0
+    # quantize needed no measurement beyond those that pareto saved.
+    assert measured == {path.name for path in (home / "cache" / "sensitivity").glob("*.records")}
 
 
-def test_a_damaged_figure_is_made_anew(
+def test_a_damaged_result_file_is_measured_again(
     pareto: Callable[..., Done], stories_gguf: Path, home: Path
 ) -> None:
     words: tuple[Any, ...] = (stories_gguf, "--seconds", "0", "--types", "Q8_0")
     pareto(*words)
     (file,) = (home / "cache" / "pareto").rglob("*.json")
-    said = json.loads(file.read_text())
-    file.write_text(json.dumps({**said, "nbytes": "many"}))
+    saved = json.loads(file.read_text())
+    file.write_text(json.dumps({**saved, "nbytes": "many"}))
     assert "finished before" not in pareto(*words).err
-    assert json.loads(file.read_text())["nbytes"] == said["nbytes"]
+    assert json.loads(file.read_text())["nbytes"] == saved["nbytes"]
 
 
-def test_mistakes_are_one_line(
+def test_invalid_arguments_are_an_error(
     pareto: Callable[..., Done], stories_gguf: Path, tmp_path: Path
 ) -> None:
-    for words, code, why in (
+    for words, code, message in (
         (("--types", "Q9_X"), 1, "Q9_X"),
         (("--types", ","), 2, "nothing to compare"),
         (("--target-size", "some"), 2, "'some' is not a size"),
@@ -258,17 +266,17 @@ def test_mistakes_are_one_line(
     ):
         done = pareto(stories_gguf, *words)
         assert (done.code, done.out) == (code, ""), words
-        assert why in done.err, words
+        assert message in done.err, words
 
 
-def test_every_size_is_held_against_what_there_is_before_the_first_is_measured(
+def test_an_impossible_target_size_is_an_error_before_any_measurement(
     pareto: Callable[..., Done], stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise AssertionError("something was measured")
 
-    monkeypatch.setattr(scratch_model, "open_scratch_model", never)
-    monkeypatch.setattr(ensure_statistics, "_statistics_file", never)
+    monkeypatch.setattr(scratch_model, "open_scratch_model", fail)
+    monkeypatch.setattr(ensure_statistics, "_statistics_file", fail)
     done = pareto(stories_gguf, "--target-size", "330K,10K", "--methods", "gptq")
     assert (done.code, done.out) == (1, "")
     assert "no mix of these types makes a file of 10,000 bytes" in done.err
@@ -278,11 +286,16 @@ def point(
     name: str,
     nbytes: int,
     kld: float,
-    ratio: tuple[float, float] | None = None,
+    speed_interval: tuple[float, float] | None = None,
     klds: tuple[float, ...] = (),
 ) -> ParetoPoint:
+    """Return a measured setting with this file size, mean KL divergence, and interval of the
+    relative speed; `klds` are the divergences of the chunks.
+    """
     speed = (
-        (SpeedComparison("tg32", 1.0, 1.0, (), (), 1.0, ratio[0], ratio[1], 12),) if ratio else ()
+        (SpeedComparison("tg32", 1.0, 1.0, (), (), 1.0, speed_interval[0], speed_interval[1], 12),)
+        if speed_interval
+        else ()
     )
     answers = AnswerMetrics(
         "t",
@@ -291,42 +304,45 @@ def point(
         1,
         255,
         "F32",
-        NOTHING,
-        NOTHING,
-        NOTHING,
+        ZERO,
+        ZERO,
+        ZERO,
         CertifiedEstimate(kld, 0.0),
         kld,
         {},
         kld,
-        NOTHING,
-        NOTHING,
+        ZERO,
+        ZERO,
     )
     return ParetoPoint(
         name, name, "ggml", "", "{}", nbytes, 4.5, answers, 0.0, speed, 0.0, klds or (kld, kld)
     )
 
 
-def test_a_setting_is_beaten_by_one_that_is_no_larger_and_nearer() -> None:
-    small, large, near = point("small", 10, 0.5), point("large", 20, 0.1), point("near", 10, 0.2)
+def test_a_setting_is_dominated_by_a_smaller_one_of_lower_divergence() -> None:
+    small, large, better = (
+        point("small", 10, 0.5),
+        point("large", 20, 0.1),
+        point("better", 10, 0.2),
+    )
     assert dominated_by([small, large]) == {}
-    assert dominated_by([small, large, near]) == {"small": "near"}
+    assert dominated_by([small, large, better]) == {"small": "better"}
     assert dominated_by([large, replace(large, name="twin")]) == {}
     assert dominated_by([large, point("waste", 30, 0.1)]) == {"waste": "large"}
 
 
-def test_of_one_size_the_nearer_is_better_only_where_the_chunks_support_it() -> None:
-    one = point("one", 10, 0.2, klds=(0.1, 0.2, 0.3))
-    nearer = point(
-        "nearer", 10, 0.19, klds=(0.09, 0.19, 0.289)
-    )  # chunks differ far more than the files
-    assert dominated_by([one, nearer]) == {"one": "nearer"}
-    assert dominated_by([one, point("luck", 10, 0.19, klds=(0.02, 0.3, 0.25))]) == {}
-    assert dominated_by([one, point("small luck", 9, 0.19, klds=(0.02, 0.3, 0.25))]) == {
-        "one": "small luck"
+def test_at_equal_size_a_lower_divergence_must_be_significant_over_the_chunks() -> None:
+    first = point("first", 10, 0.2, klds=(0.1, 0.2, 0.3))
+    # Lower in every chunk, although the chunks differ far more than the two settings.
+    lower = point("lower", 10, 0.19, klds=(0.09, 0.19, 0.289))
+    assert dominated_by([first, lower]) == {"first": "lower"}
+    assert dominated_by([first, point("chance", 10, 0.19, klds=(0.02, 0.3, 0.25))]) == {}
+    assert dominated_by([first, point("smaller", 9, 0.19, klds=(0.02, 0.3, 0.25))]) == {
+        "first": "smaller"
     }
 
 
-def test_a_slower_one_beats_nothing_where_the_noise_supports_it() -> None:
+def test_a_significantly_slower_setting_dominates_nothing() -> None:
     fast, slow = point("fast", 20, 0.2, (1.9, 2.1)), point("slow", 10, 0.1, (0.9, 1.1))
     assert dominated_by([fast, slow]) == {}
     assert dominated_by([fast, point("unsure", 10, 0.1, (1.8, 2.0))]) == {"fast": "unsure"}
