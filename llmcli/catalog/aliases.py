@@ -1,7 +1,8 @@
-"""Adds and removes aliases in the user's models.toml, without touching the rest of the file.
+"""Adds, replaces and removes aliases in the user's models.toml, and leaves the other text of the
+file as it is, with its comments and its order.
 
-Comments, order and all other tables stay as they are. The new text is parsed before it is written,
-and an edit that would change anything else is refused.
+Before the new text is written, it is parsed and compared with the old content. If anything but the
+alias differs, an error is raised and the file is not changed.
 """
 
 import tomllib
@@ -27,10 +28,11 @@ def write_alias(
     settings: Mapping[str, Any],
     force: bool,
 ) -> bool:
-    """Make `name` an alias of `target`; return whether `name` existed before.
+    """Make `name` an alias of the model `target`, with an optional system text and settings. Return
+    whether the catalog already had the name.
 
-    Raises UserError if the name is taken and `force` is not set, if the target is unknown, or if
-    the user's file is written in a way that cannot be edited safely.
+    Raises UserError if the catalog has the name and `force` is not set, if the name is invalid, if
+    there is no model `target`, or if the user's file cannot be edited safely.
     """
     entries = catalog.load_catalog(config)
     if not NAME_PATTERN.fullmatch(name):
@@ -39,9 +41,11 @@ def write_alias(
             hint="use letters, digits and . _ -, with one optional :TAG",
         )
     if name in entries and not force:
-        old = entries[name]
-        owner = "one of your aliases" if old.alias else f"a model of {old.origin}"
-        raise UserError(f"{name} is already {owner}", hint="choose another name, or use --force")
+        existing = entries[name]
+        description = "one of your aliases" if existing.alias else f"a model of {existing.origin}"
+        raise UserError(
+            f"{name} is already {description}", hint="choose another name, or use --force"
+        )
     other_entries = {key: entry for key, entry in entries.items() if key != name}
     ref = parse_ref(target, other_entries, config)
     # A file is stored by its absolute path, so that the alias works in every folder.
@@ -50,16 +54,21 @@ def write_alias(
         table["system"] = system
     if settings:
         table["settings"] = dict(settings)
-    _replace(config, name, table)
+    _write_entry(config, name, table)
     return name in entries
 
 
 def delete_alias(config: Config, name: str) -> None:
-    """Remove an alias from the user's file; downloaded weights stay."""
-    _replace(config, name, None)
+    """Remove an alias from the user's file. The weights of its model stay on the disk. Raises
+    UserError if the file cannot be edited safely.
+    """
+    _write_entry(config, name, None)
 
 
-def _replace(config: Config, name: str, table: Mapping[str, Any] | None) -> None:
+def _write_entry(config: Config, name: str, table: Mapping[str, Any] | None) -> None:
+    """Replace the entry `name` in the user's file by `table`; None removes the entry. Raises
+    UserError if the edited text would differ in anything else.
+    """
     from tomlkit.exceptions import TOMLKitError
 
     path = config.user_catalog
@@ -69,7 +78,7 @@ def _replace(config: Config, name: str, table: Mapping[str, Any] | None) -> None
     if table:
         expected[name] = dict(table)
     try:
-        after = _edit(text, name, table)
+        after = _edit_text(text, name, table)
         is_safe = tomllib.loads(after) == {**before, "models": expected} or (
             not expected and tomllib.loads(after) in ({}, {"models": {}})
         )
@@ -89,10 +98,10 @@ def _replace(config: Config, name: str, table: Mapping[str, Any] | None) -> None
     write_atomically(path, data)
 
 
-def _edit(text: str, name: str, table: Mapping[str, Any] | None) -> str:
-    """Return `text` with `table` where the first table of `name` was, or at the end.
-
-    All tables of `name` are removed; without `table`, nothing replaces them.
+def _edit_text(text: str, name: str, table: Mapping[str, Any] | None) -> str:
+    """Return the TOML text with the entry `name` replaced by `table`, or without the entry if
+    `table` is None. All tables of the entry are removed. The new table is written where the first
+    of them was, or at the end of the text.
     """
     import tomlkit
     from tomlkit.items import Table, Whitespace
@@ -110,8 +119,8 @@ def _edit(text: str, name: str, table: Mapping[str, Any] | None) -> str:
                 and entry_key.key == name
                 and not entry_key.is_dotted()
             ):
-                # tomlkit gives a table the comments before the next table, which must stay.
-                # Whitespace is the item that is written as it is.
+                # For tomlkit, comments before the next table are a part of this table. They must
+                # stay. Whitespace is an item whose text is written unchanged.
                 entries[index] = (None, Whitespace(block + _final_comments(entry)))
                 block = ""
     after = tomlkit.dumps(document).rstrip("\n")
@@ -119,7 +128,7 @@ def _edit(text: str, name: str, table: Mapping[str, Any] | None) -> str:
 
 
 def _final_comments(item: "Item") -> str:
-    """Return the blank lines and the comments after the last value of a table."""
+    """Return the blank lines and comments after the last value of a table, as text."""
     from tomlkit.items import AoT, Table
 
     if isinstance(item, AoT):

@@ -1,6 +1,5 @@
-"""The catalog: models.toml files parsed into entries.
-
-The built-in file comes first; the user's file adds to it and overrides it.
+"""The catalog: a list of model names with their sources and default settings. It is read from two
+models.toml files. Entries of the user's file replace built-in entries of the same name.
 """
 
 import re
@@ -16,7 +15,8 @@ from llmcli.config import Config
 from llmcli.errors import UserError
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9._-]+)?")
-# A package name or version. Both are used in a folder name and as arguments of pip.
+# A package name or version. The pattern is strict because both become parts of a folder name and
+# arguments of pip.
 PACKAGE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
 ENTRY_KEYS = {
@@ -33,11 +33,14 @@ ENTRY_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """One entry of the catalog: a name, and the model that it stands for.
+    """An entry of the catalog: a model name and what it stands for.
 
-    An entry has either `sources`, or an `alias` that names another model. `original` is the hub
-    repository with the float weights that a GGUF was made from. `origin` is the models.toml file
-    that defines the entry.
+    - `origin`: the models.toml file that contains the entry.
+    - `quant`: the type to which a float checkpoint is quantized by default.
+    - `system`, `settings`: default system text and sampling settings.
+    - `sources`: where the weights can be downloaded, in order of preference. `alias`: the name of
+      another model that this name stands for. An entry has either of these.
+    - `original`: hub repository with the float weights from which a GGUF was made.
     """
 
     name: str
@@ -53,22 +56,21 @@ class CatalogEntry:
 
 
 class InvalidSource(ValueError):
-    """An error in an entry's description of a source. The exception's text is the reason."""
+    """Raised if a source in a catalog file is described wrongly. Its text says what is wrong."""
 
 
 def builtin_catalog_path() -> Path:
-    """Return the path of the built-in models.toml: in the package, or at the top of a checkout of
-    it.
+    """Return the path of the built-in models.toml. It is in the installed package or, in a git
+    checkout, in the folder above the package.
     """
     package = Path(llmcli.__file__).parent
-    inside = package / "models.toml"
-    return inside if inside.is_file() else package.parent / "models.toml"
+    packaged = package / "models.toml"
+    return packaged if packaged.is_file() else package.parent / "models.toml"
 
 
 def load_catalog(config: Config) -> dict[str, CatalogEntry]:
-    """Return every entry by name; the user's entries override the built-in ones.
-
-    Raises UserError that names the file and line of an error in a catalog.
+    """Return all entries of both files by name. Raises UserError with file and line if a file is
+    wrong.
     """
     entries = read_catalog(builtin_catalog_path())
     if config.user_catalog.is_file():
@@ -77,8 +79,10 @@ def load_catalog(config: Config) -> dict[str, CatalogEntry]:
 
 
 def read_catalog(path: Path) -> dict[str, CatalogEntry]:
-    """Read the entries of one models.toml. Raises UserError."""
-    text = _text(path)
+    """Return the entries of one models.toml by name. Raises UserError if it cannot be read or is
+    wrong.
+    """
+    text = _read_text(path)
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -87,18 +91,19 @@ def read_catalog(path: Path) -> dict[str, CatalogEntry]:
         ) from None
     table = document.get("models", {})
     if unknown := [key for key in document if key != "models"]:
-        raise _wrong(
+        raise _catalog_error(
             path,
             text,
             unknown[0],
             f'unknown key {unknown[0]!r}; tables must be named [models."NAME"]',
         )
     if not isinstance(table, dict):
-        raise _wrong(path, text, "models", "`models` must be a table")
-    return {name: _entry(path, text, name, value) for name, value in table.items()}
+        raise _catalog_error(path, text, "models", "`models` must be a table")
+    return {name: _parse_entry(path, text, name, value) for name, value in table.items()}
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
+    """Return the text of a file. Raises UserError if it cannot be read or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -110,10 +115,14 @@ def _text(path: Path) -> str:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _entry(path: Path, text: str, name: str, value: Any) -> CatalogEntry:
-    def check(fine: bool, message: str) -> None:
-        if not fine:
-            raise _wrong(path, text, name, f"{name}: {message}")
+def _parse_entry(path: Path, text: str, name: str, value: Any) -> CatalogEntry:
+    """Return the entry `name`, whose parsed TOML is `value`. Raises UserError if it is wrong.
+    `path`, `text`: the file and its text, for the line number in the error.
+    """
+
+    def check(is_valid: bool, message: str) -> None:
+        if not is_valid:
+            raise _catalog_error(path, text, name, f"{name}: {message}")
 
     check(
         NAME_PATTERN.fullmatch(name) is not None,
@@ -134,15 +143,15 @@ def _entry(path: Path, text: str, name: str, value: Any) -> CatalogEntry:
     )
     check(bool(sources) != bool(value.get("alias")), "needs either `sources` or `alias`")
     try:
-        specs = tuple(_spec(item) for item in sources)
+        specs = tuple(_parse_source(item) for item in sources)
     except InvalidSource as error:
-        raise _wrong(path, text, name, f"{name}: {error}") from None
-    plain = {key: value[key] for key in ENTRY_KEYS - {"settings", "sources"} if key in value}
-    return CatalogEntry(name, path, settings=settings, sources=specs, **plain)
+        raise _catalog_error(path, text, name, f"{name}: {error}") from None
+    text_fields = {key: value[key] for key in ENTRY_KEYS - {"settings", "sources"} if key in value}
+    return CatalogEntry(name, path, settings=settings, sources=specs, **text_fields)
 
 
-def _spec(table: dict[str, Any]) -> Spec:
-    """Return the source that a table describes. Raises InvalidSource."""
+def _parse_source(table: dict[str, Any]) -> Spec:
+    """Return the source that a TOML table describes. Raises InvalidSource if the table is wrong."""
     from llmcli.catalog.sources import SOURCES  # lazy: most commands need no source
 
     source = SOURCES.get(str(table.get("kind")))
@@ -159,17 +168,19 @@ def _spec(table: dict[str, Any]) -> Spec:
         raise InvalidSource(f"unknown key {extra} in a source")
     if missing := [key for key in source.required_fields if not table.get(key)]:
         raise InvalidSource(f"a source of kind {source.name} needs `{missing[0]}`")
-    parts = tuple(_weight_file(part) for part in table.get("parts", ()))
+    parts = tuple(_parse_part(part) for part in table.get("parts", ()))
     if not SHA256_PATTERN.fullmatch(table.get("sha256") or "0" * 64):
         raise InvalidSource("`sha256` must be 64 digits 0-9 a-f")
     return Spec(**{**table, "parts": parts})
 
 
-def _weight_file(table: Any) -> WeightFile:
-    """Return the wheel member that an entry of `parts` describes. Raises InvalidSource."""
+def _parse_part(table: Any) -> WeightFile:
+    """Return the file in a wheel that an element of `parts` describes. Raises InvalidSource if the
+    element is wrong.
+    """
     try:
         part = WeightFile(**table)
-    except TypeError:  # `table` is not a table, or a key of it is missing or unknown
+    except TypeError:  # not a table, or a key is missing or unknown
         raise InvalidSource(
             "a part must be a table of package, version, member and bytes"
         ) from None
@@ -181,10 +192,9 @@ def _weight_file(table: Any) -> WeightFile:
     return part
 
 
-def _wrong(path: Path, text: str, word: str, message: str) -> UserError:
-    """Return a UserError for an error in the file `path`, whose content is `text`.
-
-    The error names the line that contains `word` first.
+def _catalog_error(path: Path, text: str, word: str, message: str) -> UserError:
+    """Return the error for something wrong in the file `path`, whose content is `text`. Its line
+    number is that of the first line that contains `word`.
     """
     line = next((number for number, line in enumerate(text.splitlines(), 1) if word in line), 1)
     return UserError(f"{path}, line {line}: {message}", hint=f"correct it in {path}")

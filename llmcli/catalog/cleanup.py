@@ -1,4 +1,4 @@
-"""Frees disk space: removes one model, or everything that no model needs."""
+"""Frees disk space: `rm` removes a model, and `gc` removes files that no model needs."""
 
 import shutil
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llmcli import file_lock
 from llmcli.catalog import remote_checkpoint, scratch_folders, store
+from llmcli.catalog.hub import download
 from llmcli.catalog.model_ref import ModelRef
 from llmcli.catalog.sources import hub
 from llmcli.catalog.sources.wheel import LOCK_NAME, wheel_folder
@@ -20,7 +21,9 @@ from quant.model_file import read_header
 
 @dataclass(frozen=True, slots=True)
 class RemovableItem:
-    """A file or folder that can be deleted, its size in bytes, and the reason."""
+    """A file or folder that can be or was deleted. `nbytes`: the disk space that this frees.
+    `reason`: text for the user that says what it is.
+    """
 
     path: Path
     nbytes: int
@@ -28,11 +31,12 @@ class RemovableItem:
 
 
 def remove_model(ref: ModelRef, config: Config) -> list[RemovableItem]:
-    """Remove a model and everything quantized from it, or one quantization (NAME:TYPE).
+    """Remove a model with everything that was quantized from it, or only one quantization
+    (NAME:TYPE). Return what was removed.
 
-    Files in the Hugging Face cache are deleted by huggingface_hub, and only those that no other
-    model uses. A file that the user named by its path is never deleted. Raises UserError if the
-    model is not on this disk.
+    In the Hugging Face cache, only files that no other model uses are deleted. A file that the user
+    pulled by its path is never deleted. Raises UserError if the model is not on this disk, or
+    another process works on it.
     """
     file_type = (
         ref.quant
@@ -46,20 +50,22 @@ def remove_model(ref: ModelRef, config: Config) -> list[RemovableItem]:
                 f"another llmcli is working on {name}",
                 hint="wait for it, then run the same command again",
             )
-        return _one_type(ref, file_type, config) if file_type else _all(ref, config)
+        return _remove_type(ref, file_type, config) if file_type else _remove_all(ref, config)
 
 
-def _one_type(ref: ModelRef, file_type: str, config: Config) -> list[RemovableItem]:
+def _remove_type(ref: ModelRef, file_type: str, config: Config) -> list[RemovableItem]:
+    """Remove the quantization of a model to one type. Raises UserError if there is none."""
     folder = store.quantized_folder(config, ref.name, file_type)
     if not folder.is_dir():
         raise _missing_error(ref)
     return [
         *_forget_remote_checkpoint(folder, config),
-        _delete(folder, f"{ref.name} as {file_type}"),
+        _delete_folder(folder, f"{ref.name} as {file_type}"),
     ]
 
 
-def _all(ref: ModelRef, config: Config) -> list[RemovableItem]:
+def _remove_all(ref: ModelRef, config: Config) -> list[RemovableItem]:
+    """Remove a model and its quantizations. Raises UserError if it is not on this disk."""
     manifest, folder = (
         store.load_manifest(config, ref.full_name),
         store.model_folder(config, ref.full_name),
@@ -85,29 +91,33 @@ def _all(ref: ModelRef, config: Config) -> list[RemovableItem]:
         for quantization in sorted(folder.glob("*/"))
         for item in _forget_remote_checkpoint(quantization, config)
     ]
-    return [*items, _delete(folder, "what llmcli made from it" if items else ref.full_name)]
+    return [*items, _delete_folder(folder, "what llmcli made from it" if items else ref.full_name)]
 
 
 def find_garbage(config: Config, *, delete: bool = False) -> list[RemovableItem]:
-    """Find what can be deleted without loss: partial files, wheels that are not unpacked yet,
-    records without files.
+    """Return what can be deleted without loss: files of interrupted runs, downloaded wheels, and
+    records of models whose files are missing. What another process works on is left out.
 
-    Models that another process works on are skipped. With `delete`, each item is deleted when it is
-    found, while its lock is held, so that no other process can start using it in between.
+    `delete`: delete each item as soon as it is found. Its lock is still held then, so that no other
+    process can start to use it.
     """
     items = []
     for item in chain(
-        _wheels(config), _folders(config), _partials(config), _scratch(config), _elsewhere(config)
+        _find_wheels(config),
+        _find_in_models(config),
+        _find_partial_downloads(config),
+        _find_cached_scratch_files(config),
+        _find_scratch_folders(config),
     ):
         if delete:
-            _discard(item, config)
+            _delete_item(item, config)
         items.append(item)
     return items
 
 
-def _discard(item: RemovableItem, config: Config) -> None:
-    """Delete an item. Delete the folder around it, too, if that is empty and in a folder of llmcli
-    or in the Hugging Face cache.
+def _delete_item(item: RemovableItem, config: Config) -> None:
+    """Delete a file or folder. Also delete its parent folder if that is then empty and belongs to
+    llmcli or to the Hugging Face cache.
     """
     if item.path.is_dir():
         shutil.rmtree(item.path)
@@ -123,10 +133,11 @@ def _missing_error(ref: ModelRef) -> UserError:
 
 
 def _forget_remote_checkpoint(folder: Path, config: Config) -> list[RemovableItem]:
-    """Delete what the Hugging Face cache contains only for one quantization of a remote checkpoint.
+    """Delete the files that a remote checkpoint has left in the Hugging Face cache, such as its
+    config and tokenizer, unless another model uses them. Return what was deleted.
 
-    `folder` is the folder of the quantization. Its manifest and the small files of the checkpoint
-    that no other model uses are deleted. Does nothing for any other folder.
+    `folder`: the folder of a quantization. Its manifest is deleted, too. If it was not quantized
+    from a remote checkpoint, do nothing.
     """
     manifest = store.read_manifest(folder / "manifest.json")
     if manifest is None or not (paths := remote_checkpoint.small_hub_files(config, manifest)):
@@ -155,6 +166,7 @@ def _forget_remote_checkpoint(folder: Path, config: Config) -> list[RemovableIte
 
 
 def _unshared_files(manifest: Manifest, config: Config) -> list[Path]:
+    """Return the files of a model that no other model uses."""
     shared = {
         file.path
         for other_manifest in store.list_manifests(config)
@@ -164,36 +176,39 @@ def _unshared_files(manifest: Manifest, config: Config) -> list[Path]:
     return [Path(file.path) for file in manifest.files if file.path not in shared]
 
 
-def _delete(folder: Path, reason: str) -> RemovableItem:
-    item = RemovableItem(folder, _bytes(folder), reason)
+def _delete_folder(folder: Path, reason: str) -> RemovableItem:
+    """Delete a folder. Return it as an item with its former size."""
+    item = RemovableItem(folder, _size(folder), reason)
     shutil.rmtree(folder)
     return item
 
 
-def _bytes(path: Path) -> int:
+def _size(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder."""
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _wheels(config: Config) -> Iterator[RemovableItem]:
+def _find_wheels(config: Config) -> Iterator[RemovableItem]:
+    """Yield the downloaded wheels, unless another process is downloading or unpacking wheels."""
     folder = wheel_folder(config)
     if not folder.is_dir():
         return
     with file_lock.hold_lock(config.cache / LOCK_NAME) as is_locked:
         for path in sorted(folder.iterdir()) if is_locked else ():
-            yield RemovableItem(path, _bytes(path), "downloaded wheel")
+            yield RemovableItem(path, _size(path), "downloaded wheel")
 
 
-def _partials(config: Config) -> Iterator[RemovableItem]:
-    for path in hub.find_partial_files(config):
+def _find_partial_downloads(config: Config) -> Iterator[RemovableItem]:
+    """Yield the unfinished downloads in the Hugging Face cache."""
+    for path in download.find_partial_files(config):
         yield RemovableItem(path, path.stat().st_size, "partial download")
 
 
-def _scratch(config: Config) -> Iterator[RemovableItem]:
-    """Find files that a killed verification, measurement or comparison left in the cache.
-
-    Files of finished runs are not included, except for second moments, which are large and can be
-    measured again.
+def _find_cached_scratch_files(config: Config) -> Iterator[RemovableItem]:
+    """Yield files that killed verifications, measurements and comparisons left in llmcli's cache.
+    Second moments are yielded even if their measurement was finished, because they are large and
+    can be measured again.
     """
     copies = {
         "bases": "a checkpoint's copy for a verification",
@@ -204,28 +219,29 @@ def _scratch(config: Config) -> Iterator[RemovableItem]:
     ):
         with file_lock.hold_lock(lock) as is_locked:
             for path in sorted(lock.parent.glob(f"*{lock.stem}.gguf*")) if is_locked else ():
-                yield RemovableItem(path, _bytes(path), copies[lock.parent.name])
+                yield RemovableItem(path, _size(path), copies[lock.parent.name])
     for lock in sorted((config.cache / "calibrations").glob("*.lock")):
         with file_lock.hold_lock(lock) as is_locked:
             for path in sorted(lock.parent.glob(f"*{lock.stem}.*")) if is_locked else ():
                 if path != lock and path.name != f"{lock.stem}.imatrix.gguf":
                     yield RemovableItem(
-                        path, _bytes(path), "second moments that can be measured again"
+                        path, _size(path), "second moments that can be measured again"
                     )
     for lock in sorted((config.cache / "pareto").glob("*/lock")):
         with file_lock.hold_lock(lock) as is_locked:
             for path in sorted(lock.parent.iterdir()) if is_locked else ():
                 if path != lock and path.suffix != ".json":
-                    yield RemovableItem(path, _bytes(path), "unfinished comparison")
+                    yield RemovableItem(path, _size(path), "unfinished comparison")
 
 
-def _elsewhere(config: Config) -> Iterator[RemovableItem]:
-    """Find the scratch folders that killed runs left beside the user's own files."""
+def _find_scratch_folders(config: Config) -> Iterator[RemovableItem]:
+    """Yield the scratch folders that killed runs left next to the user's own files."""
     for path in scratch_folders.find_abandoned(config):
-        yield RemovableItem(path, _bytes(path), "unfinished quantize --sequential")
+        yield RemovableItem(path, _size(path), "unfinished quantize --sequential")
 
 
-def _folders(config: Config) -> Iterator[RemovableItem]:
+def _find_in_models(config: Config) -> Iterator[RemovableItem]:
+    """Yield what can be deleted in the folders of models, except those that are locked."""
     for folder in sorted(
         path
         for path in store.models_folder(config).glob("*")
@@ -235,35 +251,38 @@ def _folders(config: Config) -> Iterator[RemovableItem]:
             store.models_folder(config) / ".locks" / f"{folder.name}.lock"
         ) as is_locked:
             if is_locked:
-                yield from _folder_items(folder)
+                yield from _find_in_folder(folder)
 
 
-def _folder_items(folder: Path) -> Iterator[RemovableItem]:
-    """Find the files and folders in a model's folder that belong to no complete model."""
+def _find_in_folder(folder: Path) -> Iterator[RemovableItem]:
+    """Yield the files and folders in a model's folder that do not belong to a complete model."""
     needed = _needed_files(folder)
     for path in sorted(folder.iterdir()):
         if path.is_dir():
             needed_by_quantization = _needed_files(path)
             if not needed_by_quantization:
-                yield RemovableItem(path, _bytes(path), "unfinished quantization")
+                yield RemovableItem(path, _size(path), "unfinished quantization")
             else:
                 yield from (
-                    RemovableItem(file, _bytes(file), "unfinished file")
+                    RemovableItem(file, _size(file), "unfinished file")
                     for file in sorted(path.iterdir())
                     if file not in needed_by_quantization
                 )
         elif path not in needed:
             yield RemovableItem(
                 path,
-                _bytes(path),
+                _size(path),
                 "record without its files" if path.name == "manifest.json" else "unfinished file",
             )
 
 
 def _needed_files(folder: Path) -> set[Path]:
+    """Return the files in a folder that belong to a complete model: those that the manifest lists,
+    the manifest itself and the certificates. Without a usable manifest, return the complete GGUFs.
+    """
     manifest = store.read_manifest(folder / "manifest.json")
     if manifest is None or not all(Path(file.path).is_file() for file in manifest.files):
-        # The next `pull` or `run` uses a complete file even if its record is missing or damaged.
+        # The next `pull` or `run` uses a complete GGUF even if its manifest is missing or damaged.
         return {path for path in folder.glob("*.gguf") if _is_complete(path)}
     files = [Path(file.path) for file in manifest.files]
     certificates = (
@@ -273,7 +292,7 @@ def _needed_files(folder: Path) -> set[Path]:
 
 
 def _is_complete(path: Path) -> bool:
-    """Return whether a GGUF contains everything that its header describes."""
+    """Return whether a GGUF can be read and contains all tensors that its header lists."""
     try:
         read_header.read_header(path)
     except UserError:

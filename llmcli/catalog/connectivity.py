@@ -1,4 +1,4 @@
-"""Connectivity checks: whether the hub and the package index answer."""
+"""Checks whether the hub and pip's package index can be reached (`llmcli doctor --network`)."""
 
 import time
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from llmcli.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class ConnectivityCheck:
-    """The check of one host: it answered or failed after `ms` milliseconds; `problem` is "" if it
-    answered.
+    """The result of a request to one host. `name`: what the host is. `ms`: milliseconds until it
+    answered or failed. `problem`: why it failed, "" if it answered.
     """
 
     name: str
@@ -25,9 +25,8 @@ class ConnectivityCheck:
 
 
 def check_connectivity(config: Config) -> list[ConnectivityCheck]:
-    """Send a small request to the hub and to pip's package index.
-
-    Raises UserError if offline.
+    """Send a small request to the hub and another to pip's package index, and return both results.
+    Raises UserError if --offline is set.
     """
     if config.offline:
         raise UserError(

@@ -1,7 +1,8 @@
-"""Finds a model by its name: a model on this disk is used, any other is downloaded.
+"""Returns a model for the name that the user typed. If the model is not on this disk, it is
+downloaded.
 
-Every command gets its models through this module. The transfers, and how they resume, are in
-sources/hub.py and hub/retry.py.
+All commands get their models from this module. The downloads themselves are in sources/ and
+hub/download.py.
 """
 
 from collections.abc import Mapping
@@ -26,13 +27,17 @@ from quant.source.blob import Blob
 
 @dataclass(frozen=True, slots=True)
 class FetchedModel:
-    """A model on this disk.
+    """A model on this disk, with the settings that its name stands for.
 
-    `path` is the GGUF to load (the first shard of a split one), or the folder of a float
-    checkpoint. `quant` is the type to quantize to: always set for a checkpoint, and None for a GGUF
-    unless the name requests another type. `sha256` is empty for a file that was named by its path
-    and never pulled. For a checkpoint that stays on the hub, `blobs` are its safetensors, and
-    `record` is what the store should record about models quantized from it.
+    - `path`: the GGUF to load (the first shard of a split model), or the folder of a checkpoint.
+    - `nbytes`, `sha256`: of all files. The sha256 is empty for a path that was never pulled.
+    - `source`: where the files are from, such as `hub:org/repo`; `revision`: the hub's commit.
+    - `quant`: the type to which the model should be quantized; None if it is used as it is. Always
+      set for a checkpoint.
+    - `entry`, `system`, `settings`: the entry of the catalog, and its default system text and
+      sampling settings.
+    - `blobs`, `record`: only for a checkpoint that stays on the hub (remote_checkpoint.py): its
+      safetensors by name, and what to record in the manifest of a model quantized from it.
     """
 
     name: str
@@ -52,7 +57,12 @@ class FetchedModel:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRef:
-    """A name with its aliases followed: the sources and the defaults of the model."""
+    """A model name after all aliases were replaced by their targets.
+
+    `ref`: the name of the model itself. `entry`: the first catalog entry, which may be an alias, or
+    None. `sources`: where the weights can be fetched. `system`, `settings`: the defaults of the
+    model and of its aliases.
+    """
 
     ref: ModelRef
     entry: CatalogEntry | None
@@ -62,9 +72,9 @@ class ResolvedRef:
 
 
 def resolve_ref(text: str, config: Config) -> ResolvedRef:
-    """Look up a name in the catalog, and follow its aliases to a model.
-
-    The system prompt and settings of an alias override those of its target. Raises UserError.
+    """Look up a model name and replace aliases by their targets. The system text and the settings
+    of an alias override those of its target. Raises UserError if there is no such model, or if
+    aliases form a circle.
     """
     entries = catalog.load_catalog(config)
     system: str | None = None
@@ -79,7 +89,7 @@ def resolve_ref(text: str, config: Config) -> ResolvedRef:
             system = entry.system if system is None else system
             settings = {**entry.settings, **settings}
         if entry is None or not entry.alias:
-            return ResolvedRef(ref, outermost, _sources(ref, entry), system, settings)
+            return ResolvedRef(ref, outermost, _sources_of(ref, entry), system, settings)
         aliases.append(entry.name)
         text = entry.alias if ref.quant is None else f"{entry.alias}:{ref.quant}"
         if entry.alias in aliases:
@@ -97,7 +107,9 @@ def find_model(
     revision: str | None = None,
     source: str | None = None,
 ) -> FetchedModel | None:
-    """Return the model if it is on this disk, without using the network, else None."""
+    """Return the model called `text` if it is on this disk with this revision and kind of source,
+    otherwise None. Never uses the network. Raises UserError for an unknown name.
+    """
     resolved = resolve_ref(text, config)
     return find_local(resolved, config, watcher, revision, source)
 
@@ -111,24 +123,27 @@ def fetch_model(
     source: str | None = None,
     force: bool = False,
 ) -> FetchedModel:
-    """Return the model called `ref`, downloading it if it is not on this disk.
+    """Return the model called `ref`. Download it if it is not on this disk.
 
-    A model on this disk is used only if it has the `revision` (hub only) and the kind of `source`,
-    where these are given. With `force`, the revision is looked up and all files are verified again;
-    files that do not match are downloaded. Raises UserError.
+    - `revision`: branch, tag or commit on the hub; `source`: kind of source, such as "hub". If they
+      are set, a model on this disk is used only if it has both.
+    - `force`: ask the hub for the newest commit of the revision, verify all files again, and
+      download those that differ.
+
+    Raises UserError if the name is unknown or every source fails.
     """
     resolved = resolve_ref(ref, config)
     if resolved.ref.kind == "path":
-        return _local(resolved, config, watcher)
+        return _model_at_path(resolved, config, watcher)
     specs = allowed_sources(resolved, revision, source)
     if not force and (model := find_local(resolved, config, watcher, revision, source)):
-        return model  # no lock is needed, because nothing is downloaded
+        return model  # nothing is downloaded, so no lock is needed
     with file_lock.hold_lock(
         store.lock_path(config, resolved.ref.name), watcher, resolved.ref.name
     ):
         if not force and (model := find_local(resolved, config, watcher, revision, source)):
             return model
-        spec, fetched = _first(resolved, specs, config, watcher)
+        spec, fetched = _fetch_first(resolved, specs, config, watcher)
         name = (
             resolved.ref.full_name
             if resolved.ref.kind == "hub" and fetched.kind == "gguf"
@@ -150,11 +165,13 @@ def fetch_model(
 
 
 def register_local(ref: str, config: Config, watcher: ProgressDisplay) -> FetchedModel:
-    """Hash a file or folder without moving it, and list it in the store. Raises UserError."""
+    """Add a file or folder on this disk to the store: hash its files and write a manifest. The
+    files stay where they are. Raises UserError if there is no readable model at this path.
+    """
     resolved = resolve_ref(ref, config)
     if not (manifest := store.load_unchanged(config, resolved.ref.name, watcher)):
-        model = _local(resolved, config, watcher)
-        _readable(model.kind, model.path)  # checked before the slow hashing
+        model = _model_at_path(resolved, config, watcher)
+        _check_readable(model.kind, model.path)  # before the hashing, which is slow
         spec = Spec("local", path=resolved.ref.name)
         fetched = SOURCES["local"].fetch(
             spec, store.model_folder(config, resolved.ref.name), config, watcher
@@ -168,7 +185,8 @@ def register_local(ref: str, config: Config, watcher: ProgressDisplay) -> Fetche
     return build_model(resolved, manifest)
 
 
-def _sources(ref: ModelRef, entry: CatalogEntry | None) -> tuple[Spec, ...]:
+def _sources_of(ref: ModelRef, entry: CatalogEntry | None) -> tuple[Spec, ...]:
+    """Return the sources of a model: those of its catalog entry, its repository, or its path."""
     if entry:
         return entry.sources
     if ref.kind == "hub":
@@ -183,9 +201,9 @@ def find_local(
     revision: str | None = None,
     source: str | None = None,
 ) -> FetchedModel | None:
-    """Return the model if it is on this disk with this revision and source, else None."""
+    """Return a model whose name is already resolved, as find_model does."""
     if resolved.ref.kind == "path":
-        return _local(resolved, config, watcher)
+        return _model_at_path(resolved, config, watcher)
     manifest = (
         store.load_unchanged(config, resolved.ref.full_name, watcher)
         if resolved.ref.kind == "hub"
@@ -199,7 +217,7 @@ def find_local(
             and resolved.ref.quant
             and manifest.kind == "gguf"
         ):
-            return None  # a file of this repository with another type
+            return None  # the GGUF on this disk is of the same repository, but of another type
     if manifest is None or (revision and revision not in (manifest.revision, manifest.requested)):
         return None
     if source and not manifest.source.startswith(f"{source}:"):
@@ -207,15 +225,15 @@ def find_local(
     return build_model(resolved, manifest)
 
 
-def _local(resolved: ResolvedRef, config: Config, watcher: ProgressDisplay) -> FetchedModel:
-    """Return a model given by its path. It is not hashed, so that slow disks do not delay the
-    start.
+def _model_at_path(resolved: ResolvedRef, config: Config, watcher: ProgressDisplay) -> FetchedModel:
+    """Return the model at a path. Its files are not hashed, because that would delay the start. The
+    sha256 is set only if the model was pulled before and has not changed.
     """
     path = Path(resolved.ref.name)
     kind, files = find_model_files(path)
     manifest = store.load_manifest(config, resolved.ref.name)
     is_hashed = manifest is not None and all(file.is_unchanged for file in manifest.files)
-    return _finish(
+    return _apply_defaults(
         resolved,
         FetchedModel(
             name=resolved.ref.name,
@@ -229,7 +247,9 @@ def _local(resolved: ResolvedRef, config: Config, watcher: ProgressDisplay) -> F
 
 
 def allowed_sources(resolved: ResolvedRef, revision: str | None, source: str | None) -> list[Spec]:
-    """Return the sources of the requested kind, with the revision filled in. Raises UserError."""
+    """Return the sources of a model that have the kind `source` and support `revision`, which is
+    set in them. None allows all. Raises UserError if no source remains.
+    """
     kinds = ", ".join(dict.fromkeys(spec.kind for spec in resolved.sources))
     specs = [spec for spec in resolved.sources if source in (None, spec.kind)]
     if not specs:
@@ -247,10 +267,12 @@ def allowed_sources(resolved: ResolvedRef, revision: str | None, source: str | N
     return specs
 
 
-def _first(
+def _fetch_first(
     resolved: ResolvedRef, specs: list[Spec], config: Config, watcher: ProgressDisplay
 ) -> tuple[Spec, FetchedFiles]:
-    """Fetch from the first source that succeeds; each failure is printed as a note."""
+    """Fetch a model from the first source that succeeds, and print a note about each source that
+    fails. Return the source and the files. Raises UserError if all sources fail.
+    """
     failures: list[UserError] = []
     for spec in specs:
         if spec.note:
@@ -259,7 +281,7 @@ def _first(
             fetched = SOURCES[spec.kind].fetch(
                 spec, store.model_folder(config, resolved.ref.name), config, watcher
             )
-            _readable(fetched.kind, fetched.path)
+            _check_readable(fetched.kind, fetched.path)
             return spec, fetched
         except UserError as error:
             failures.append(error)
@@ -275,8 +297,8 @@ def _first(
     )
 
 
-def _readable(kind: str, path: Path) -> None:
-    """Raise UserError if a GGUF is not complete and valid. Folders are not checked."""
+def _check_readable(kind: str, path: Path) -> None:
+    """Raise UserError if a GGUF is incomplete or invalid. Checkpoint folders are not checked."""
     if kind == "gguf":
         from quant.model_file import read_header
 
@@ -284,8 +306,8 @@ def _readable(kind: str, path: Path) -> None:
 
 
 def build_model(resolved: ResolvedRef, manifest: Manifest) -> FetchedModel:
-    """Combine a manifest of the store with the catalog's defaults."""
-    return _finish(
+    """Return the model that a manifest describes, with the defaults of the resolved name."""
+    return _apply_defaults(
         resolved,
         FetchedModel(
             name=manifest.name,
@@ -299,10 +321,9 @@ def build_model(resolved: ResolvedRef, manifest: Manifest) -> FetchedModel:
     )
 
 
-def _finish(resolved: ResolvedRef, model: FetchedModel) -> FetchedModel:
-    """Return `model` with the file type that it should have, the system prompt and the settings.
-
-    They are taken from the name and from the catalog.
+def _apply_defaults(resolved: ResolvedRef, model: FetchedModel) -> FetchedModel:
+    """Return `model` with the type to quantize to, the system text and the settings, which are
+    determined by the typed name and its catalog entry.
     """
     requested = (
         resolved.ref.quant if not (resolved.ref.kind == "hub" and model.kind == "gguf") else None

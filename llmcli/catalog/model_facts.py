@@ -1,4 +1,6 @@
-"""The properties of a model on this disk that `list` and `show` print, under their JSON names."""
+"""Reads the properties of a model that `list` and `show` print, such as its architecture and its
+number of parameters, as JSON objects.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,6 +22,7 @@ FACT_KEYS = (
     "types",
     "roles",
 )
+# Bits per value of the dtypes in safetensors. Unknown dtypes count as 8 bits.
 DTYPE_BITS = {
     "F64": 64,
     "F32": 32,
@@ -35,9 +38,8 @@ DTYPE_BITS = {
 
 
 def read_facts(kind: str, path: Path) -> dict[str, Any]:
-    """Return the properties of a model under the keys of FACT_KEYS.
-
-    `types` maps a type to {"tensors", "bytes"}. Raises UserError for a broken GGUF.
+    """Return the properties of a model, with FACT_KEYS as keys. `kind`: "gguf" or "folder"; `path`:
+    the GGUF or the checkpoint folder. Raises UserError if the GGUF is invalid.
     """
     return (
         checkpoint_facts(path) if kind == "folder" else header_facts(read_header.read_header(path))
@@ -45,7 +47,9 @@ def read_facts(kind: str, path: Path) -> dict[str, Any]:
 
 
 def header_facts(header: model_header.ModelHeader) -> dict[str, Any]:
-    """Return the properties of a GGUF under the keys of FACT_KEYS."""
+    """Return the properties of a GGUF, with FACT_KEYS as keys. `types` contains the number of
+    tensors and bytes of each tensor type, and `roles` those of each kind of weight.
+    """
     return {
         "architecture": header.architecture,
         "parameters": header.parameters,
@@ -58,12 +62,14 @@ def header_facts(header: model_header.ModelHeader) -> dict[str, Any]:
             name: {"tensors": count, "bytes": nbytes}
             for name, (count, nbytes) in header.type_totals.items()
         },
-        "roles": {name: _role(tensors) for name, tensors in header.tensors_by_role.items()},
+        "roles": {name: _role_facts(tensors) for name, tensors in header.tensors_by_role.items()},
     }
 
 
 def tensor_rows(header: model_header.ModelHeader) -> list[dict[str, Any]]:
-    """Return every tensor of a GGUF in file order: name, shape in ggml's order, type, bytes."""
+    """Return name, shape, type and bytes of every tensor of a GGUF, in the order of the file. The
+    shape is in ggml's order, with the row length first.
+    """
     return [
         {
             "name": tensor.name,
@@ -75,7 +81,10 @@ def tensor_rows(header: model_header.ModelHeader) -> list[dict[str, Any]]:
     ]
 
 
-def _role(tensors: Sequence[TensorInfo]) -> dict[str, Any]:
+def _role_facts(tensors: Sequence[TensorInfo]) -> dict[str, Any]:
+    """Return the numbers of tensors, parameters and bytes of the tensors with one role, and the
+    number of tensors of each type.
+    """
     kinds = [tensor.type for tensor in tensors]
     return {
         "tensors": len(tensors),
@@ -86,21 +95,20 @@ def _role(tensors: Sequence[TensorInfo]) -> dict[str, Any]:
 
 
 def empty_facts() -> dict[str, Any]:
-    """Return None for every key of FACT_KEYS, for a model that is not on this disk."""
+    """Return the properties of a model that is not on this disk: None for every key."""
     return dict.fromkeys(FACT_KEYS)
 
 
 def checkpoint_facts(path: Path) -> dict[str, Any]:
-    """Return the properties of a checkpoint folder, from its JSON files and the headers of its
-    safetensors.
-
-    Unreadable headers are skipped. Pickles are not opened: their file type is "pickled".
+    """Return the properties of a checkpoint folder, with FACT_KEYS as keys. They are read from its
+    JSON files and the headers of its safetensors. Headers that cannot be read are skipped. Pickles
+    are not opened; such a checkpoint has the file type "pickled".
     """
     config = read_checkpoint_config(path)
     types: dict[str, dict[str, int]] = {}
     bits = parameters = 0
     for file in sorted(path.glob("*.safetensors")):
-        for tensor in _tensors(file):
+        for tensor in _read_tensor_table(file):
             count = 1
             for dimension in tensor["shape"]:
                 count *= dimension
@@ -110,33 +118,34 @@ def checkpoint_facts(path: Path) -> dict[str, Any]:
             parameters += count
             bits += count * DTYPE_BITS.get(tensor["dtype"], 8)
     architectures, context = config.get("architectures"), config.get("max_position_embeddings")
-    tokenizer = _json(path / "tokenizer_config.json")
-    unread = "pickled" if pickles.find_pickles(path) else "unknown"
+    tokenizer = _read_json(path / "tokenizer_config.json")
+    fallback_type = "pickled" if pickles.find_pickles(path) else "unknown"
     return {
-        "architecture": _word(
+        "architecture": _text_or_unknown(
             architectures[0] if isinstance(architectures, list) and architectures else None
         ),
         "parameters": parameters,
-        "file_type": max(types, key=lambda name: types[name]["bytes"], default=unread),
+        "file_type": max(types, key=lambda name: types[name]["bytes"], default=fallback_type),
         "bits_per_weight": round(bits / parameters, 3) if parameters else 0.0,
         "context_length": context if isinstance(context, int) else 0,
-        "tokenizer": _word(tokenizer.get("tokenizer_class")),
+        "tokenizer": _text_or_unknown(tokenizer.get("tokenizer_class")),
         "has_template": "chat_template" in tokenizer or (path / "chat_template.jinja").is_file(),
         "types": types,
         "roles": {},
     }
 
 
-def _word(value: Any) -> str:
+def _text_or_unknown(value: Any) -> str:
     return value if isinstance(value, str) and value else "unknown"
 
 
 def read_checkpoint_config(path: Path) -> Mapping[str, Any]:
-    """Read a checkpoint's config.json; return an empty mapping if it cannot be read."""
-    return _json(path / "config.json")
+    """Return the config.json of a checkpoint folder. Empty if it is missing or invalid."""
+    return _read_json(path / "config.json")
 
 
-def _json(path: Path) -> Mapping[str, Any]:
+def _read_json(path: Path) -> Mapping[str, Any]:
+    """Return the JSON object in a file. Empty if the file is missing or invalid."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -144,8 +153,11 @@ def _json(path: Path) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _tensors(file: Path) -> list[dict[str, Any]]:
-    """Read the tensor table at the head of a safetensors file (8 bytes of length, then JSON)."""
+def _read_tensor_table(file: Path) -> list[dict[str, Any]]:
+    """Return the JSON objects, with `dtype` and `shape`, of all tensors of a safetensors file. Its
+    header is 8 bytes with the length of the JSON text, and the JSON text. Invalid objects are left
+    out; the list is empty if the header cannot be read.
+    """
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
@@ -162,11 +174,14 @@ def _tensors(file: Path) -> list[dict[str, Any]]:
     return [
         row
         for row in rows
-        if isinstance(row, dict) and isinstance(row.get("dtype"), str) and _sides(row.get("shape"))
+        if isinstance(row, dict)
+        and isinstance(row.get("dtype"), str)
+        and _is_valid_shape(row.get("shape"))
     ]
 
 
-def _sides(shape: Any) -> bool:
+def _is_valid_shape(shape: Any) -> bool:
+    """Return whether a JSON value is a list of at most 8 dimensions below 2**32."""
     if not isinstance(shape, list) or len(shape) > 8:
         return False
     return all(type(dimension) is int and 0 <= dimension < 1 << 32 for dimension in shape)

@@ -1,6 +1,5 @@
-"""Parses the names that a user may give a model: catalog names, hub repositories, files, folders.
-
-Parsing checks only whether paths exist; it opens no file and makes no connection.
+"""Parses the model names that users type: a name in the catalog, a hub repository, a file or a
+folder. It checks whether a path exists, but opens no file and makes no connection.
 """
 
 import difflib
@@ -23,10 +22,10 @@ HUB_PREFIXES = ("hf://", "hf.co/", "https://hf.co/", "huggingface.co/", "https:/
 
 @dataclass(frozen=True, slots=True)
 class ModelRef:
-    """One parsed model name.
+    """A parsed model name.
 
-    `name` is the catalog name, the repository or the absolute path. `quant` is the requested type
-    in upper case, or the path of one file in a hub repository.
+    `kind`: what `name` is: a catalog name, a hub repository (org/repo) or an absolute path.
+    `quant`: the requested type in upper case, or the path of a GGUF in the repository, or None.
     """
 
     kind: Literal["catalog", "hub", "path"]
@@ -35,75 +34,85 @@ class ModelRef:
 
     @property
     def full_name(self) -> str:
-        """The name with its type: the key under which the store keeps the model."""
+        """The name with the requested type, NAME:TYPE. The store uses it as the model's name."""
         return f"{self.name}:{self.quant}" if self.quant else self.name
 
 
 def parse_ref(text: str, entries: Mapping[str, CatalogEntry], config: Config) -> ModelRef:
-    """Parse `text`. Raises UserError that suggests similar names if nothing matches."""
+    """Return the model that the typed name `text` means. `entries`: the catalog. Raises UserError
+    with similar names if there is no such model.
+    """
     text = text.strip()
-    if text != (shown := text.encode("utf-8", "replace").decode()):
+    if text != (printable := text.encode("utf-8", "replace").decode()):
         raise UserError(
-            f"{shown} is not UTF-8 text", hint="rename the file with mv, then use the new name"
+            f"{printable} is not UTF-8 text", hint="rename the file with mv, then use the new name"
         )
     for prefix in HUB_PREFIXES:
         if text.startswith(prefix):
-            return _hub(text.removeprefix(prefix).rstrip("/"), text)
+            return _parse_hub_name(text.removeprefix(prefix).rstrip("/"), text)
     if "://" in text:
         raise UserError(
             f"llmcli does not download from the host of {text}",
             hint="download the file yourself, then give its path",
         )
-    if ref := _named(text, entries):
+    if ref := _parse_catalog_name(text, entries):
         return ref
-    if path_ref := _path(text):
+    if path_ref := _parse_path(text):
         return path_ref
     if REPO_PATTERN.fullmatch(text):
-        return _hub(text, text)
+        return _parse_hub_name(text, text)
     raise unknown_model_error(text, entries, config)
 
 
 def full_type_name(text: str) -> str:
-    """Return the full upper-case name of a type: q4_k -> Q4_K_M."""
+    """Return the full name of a type in upper case. For example, q4_k is Q4_K_M."""
     return TYPE_OF_SHORT_NAME.get(text.upper(), text.upper())
 
 
 def unknown_model_error(
     text: str, entries: Mapping[str, CatalogEntry], config: Config
 ) -> UserError:
-    """Return the error for an unknown name: the places searched, and similar names."""
-    near = difflib.get_close_matches(text.lower(), entries, n=3, cutoff=0.5)
-    near += [
+    """Return the error for an unknown name. It says where llmcli has searched, and lists similar
+    names.
+    """
+    similar = difflib.get_close_matches(text.lower(), entries, n=3, cutoff=0.5)
+    similar += [
         name
         for name in entries
-        if name.split(":")[0] == text.lower().split(":")[0] and name not in near
+        if name.split(":")[0] == text.lower().split(":")[0] and name not in similar
     ]
-    places = f"the catalog ({builtin_catalog_path().name}), your own ({config.user_catalog}) and local files"
+    searched = f"the catalog ({builtin_catalog_path().name}), your own ({config.user_catalog}) and local files"
     hint = (
-        f"did you mean {', '.join(near[:5])}?"
-        if near
+        f"did you mean {', '.join(similar[:5])}?"
+        if similar
         else "`llmcli list --all` shows the names; a hub model is org/repo"
     )
     return UserError(
-        f"no model called {text!r}; searched {places}; a hub model is written org/repo", hint=hint
+        f"no model called {text!r}; searched {searched}; a hub model is written org/repo", hint=hint
     )
 
 
-def _named(text: str, entries: Mapping[str, CatalogEntry]) -> ModelRef | None:
-    folded = {name.lower(): name for name in entries}
-    if name := folded.get(text.lower()):
+def _parse_catalog_name(text: str, entries: Mapping[str, CatalogEntry]) -> ModelRef | None:
+    """Return the catalog entry that `text` names, with or without a type; None if there is none.
+    Upper and lower case are equal.
+    """
+    names_by_lower_case = {name.lower(): name for name in entries}
+    if name := names_by_lower_case.get(text.lower()):
         return ModelRef("catalog", name)
     head, colon, quant = text.rpartition(":")
-    if colon and TYPE_PATTERN.fullmatch(quant) and (name := folded.get(head.lower())):
+    if colon and TYPE_PATTERN.fullmatch(quant) and (name := names_by_lower_case.get(head.lower())):
         return ModelRef("catalog", name, full_type_name(quant))
     return None
 
 
-def _path(text: str) -> ModelRef | None:
-    if path := _existing(text):
+def _parse_path(text: str) -> ModelRef | None:
+    """Return the existing file or folder that `text` names, with or without a type; None if `text`
+    does not look like a path. Raises UserError if it looks like a path that does not exist.
+    """
+    if path := _existing_path(text):
         return ModelRef("path", str(path))
     head, colon, quant = text.rpartition(":")
-    if colon and TYPE_PATTERN.fullmatch(quant) and (path := _existing(head)):
+    if colon and TYPE_PATTERN.fullmatch(quant) and (path := _existing_path(head)):
         return ModelRef("path", str(path), full_type_name(quant))
     if (
         text.startswith(("./", "../", "/", "~"))
@@ -114,7 +123,8 @@ def _path(text: str) -> ModelRef | None:
     return None
 
 
-def _existing(text: str) -> Path | None:
+def _existing_path(text: str) -> Path | None:
+    """Return the absolute path of an existing file or folder, or None."""
     try:
         path = Path(text).expanduser().absolute()
         return path if text and path.exists() else None
@@ -122,7 +132,10 @@ def _existing(text: str) -> Path | None:
         return None
 
 
-def _hub(text: str, typed: str) -> ModelRef:
+def _parse_hub_name(text: str, typed: str) -> ModelRef:
+    """Return the hub repository that `text`, without a prefix such as hf://, names. Raises
+    UserError that quotes `typed` if it is not a repository name.
+    """
     match = REPO_PATTERN.fullmatch(text)
     if not match:
         raise UserError(f"{typed} is not a hub model", hint="write org/repo or org/repo:Q4_K_M")

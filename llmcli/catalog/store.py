@@ -1,7 +1,8 @@
-"""The models on this disk: folders, manifests and locks.
+"""The store: records which models are on this disk, and where.
 
-data/models/NAME/manifest.json describes a fetched model (local files, or files in the Hugging Face
-cache). data/models/NAME/TYPE/ contains a model that llmcli quantized from it.
+data/models/NAME/manifest.json records the files of a fetched model. These can be in the same
+folder, in the Hugging Face cache or anywhere else. data/models/NAME/TYPE/ contains a model that
+llmcli has quantized from it, with its own manifest.json.
 """
 
 import hashlib
@@ -20,7 +21,9 @@ from llmcli.types import ProgressDisplay
 
 @dataclass(frozen=True, slots=True)
 class VerifiedFile:
-    """A file on this disk: its sha256, and its size and modification time when it was hashed."""
+    """A file on this disk with its sha256. `bytes`, `mtime_ns`: its size, and its modification time
+    in nanoseconds, when it was hashed.
+    """
 
     path: str
     bytes: int
@@ -29,7 +32,7 @@ class VerifiedFile:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether size and modification time are still the same as when the file was hashed."""
+        """Whether the file still has the size and the modification time that it had when hashed."""
         try:
             now = Path(self.path).stat()
         except OSError:
@@ -39,13 +42,15 @@ class VerifiedFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The record of one model on this disk.
+    """The record of one model on this disk, which is stored as manifest.json.
 
-    - `path`: the file to load (the first shard), or the folder of a float checkpoint.
-    - `sha256`: the file's hash; for several files, the hash of their lines `SHA256  NAME`.
-    - `requested`: the revision that was requested; `revision`: the commit that it pointed to.
-    - `derived_from`: for a quantized model, the model that it was made from; `settings`: how it was
-      made.
+    - `kind`, `path`: a GGUF (its first shard), or the folder of a float checkpoint.
+    - `files`: all files of the model.
+    - `source`: where they are from, such as `hub:org/repo`.
+    - `requested`: the requested revision; `revision`: the commit that it pointed to.
+    - `derived_from`, `file_type`, `settings`: only for a quantized model: the name of the original
+      model, the type, and how it was quantized.
+    - `created`: UTC time.
     """
 
     name: str
@@ -62,10 +67,14 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
+        """The size of all files."""
         return sum(file.bytes for file in self.files)
 
     @property
     def sha256(self) -> str:
+        """The sha256 of the file. For several files, the sha256 of a text with one line
+        `SHA256  NAME` for each file, as sha256sum prints it.
+        """
         if len(self.files) == 1:
             return self.files[0].sha256
         lines = "".join(f"{file.sha256}  {Path(file.path).name}\n" for file in self.files)
@@ -73,12 +82,14 @@ class Manifest:
 
 
 def models_folder(config: Config) -> Path:
-    """Return the folder that contains one folder for each model."""
+    """Return the folder of the store, which contains one folder for each model."""
     return config.data / "models"
 
 
 def model_folder(config: Config, name: str) -> Path:
-    """Return the folder of the model `name`; for an absolute path, it is named by stem and hash."""
+    """Return the folder of the model `name` in the store. If `name` is an absolute path, the name
+    of the folder consists of the file's stem and a hash of the path.
+    """
     if name.startswith("/"):
         digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:12]
         return models_folder(config) / f"local-{quote(Path(name).stem, safe='')[:80]}-{digest}"
@@ -86,7 +97,7 @@ def model_folder(config: Config, name: str) -> Path:
 
 
 class OriginalModel(Protocol):
-    """A fetched model, from which other models can be quantized."""
+    """A model from which another model is quantized. FetchedModel has these properties."""
 
     @property
     def name(self) -> str: ...
@@ -97,16 +108,20 @@ class OriginalModel(Protocol):
 
 
 def quantized_path(config: Config, model: OriginalModel, file_type: str) -> Path:
-    """Return the path for `model` quantized to `file_type`; nothing is created."""
-    return quantized_folder(config, model.name, file_type) / f"{_stem(model.name)}-{file_type}.gguf"
+    """Return the path of the GGUF that is or will be quantized from `model` to `file_type`."""
+    return (
+        quantized_folder(config, model.name, file_type)
+        / f"{_file_stem(model.name)}-{file_type}.gguf"
+    )
 
 
 def quantized_folder(config: Config, name: str, file_type: str) -> Path:
-    """Return the folder for the model `name` quantized to `file_type`."""
+    """Return the folder of the GGUF that is quantized from the model `name` to `file_type`."""
     return model_folder(config, name) / file_type
 
 
-def _stem(name: str) -> str:
+def _file_stem(name: str) -> str:
+    """Return a model name as the first part of a file name: without a path, `/` and `:`."""
     return quote(
         Path(name).stem if name.startswith("/") else name.replace("/", "-").replace(":", "-"),
         safe="",
@@ -114,15 +129,14 @@ def _stem(name: str) -> str:
 
 
 def load_manifest(config: Config, name: str) -> Manifest | None:
-    """Return the manifest of `name`, or None if it is missing or broken."""
+    """Return the manifest of the model `name`, or None if it is missing or invalid."""
     return read_manifest(model_folder(config, name) / "manifest.json")
 
 
 def load_quantized(config: Config, model: OriginalModel, file_type: str) -> Manifest | None:
-    """Return the quantization of `model` on this disk, if it was made from exactly this content.
-
-    Returns None for a model without a sha256 (a file named by its path): quantizing it then checks
-    whether the file has changed.
+    """Return the manifest of the GGUF on this disk that was quantized from `model` to `file_type`.
+    Return None if there is none, if it was quantized from other content, or if its files have
+    changed. Also return None if `model` has no sha256 (see FetchedModel).
     """
     manifest = read_manifest(quantized_path(config, model, file_type).with_name("manifest.json"))
     if (
@@ -135,16 +149,20 @@ def load_quantized(config: Config, model: OriginalModel, file_type: str) -> Mani
 
 
 def save_manifest(config: Config, manifest: Manifest) -> Manifest:
-    """Write the manifest of a fetched model; `llmcli list` shows the model from then on."""
-    manifest = replace(manifest, created=manifest.created or _now())
-    _write(model_folder(config, manifest.name) / "manifest.json", manifest)
+    """Write the manifest of a fetched model, which adds the model to the store. Return the manifest
+    with its time of creation.
+    """
+    manifest = replace(manifest, created=manifest.created or _utc_now())
+    _write_manifest(model_folder(config, manifest.name) / "manifest.json", manifest)
     return manifest
 
 
 def record_quantized(
     config: Config, model: OriginalModel, file_type: str, settings: Mapping[str, Any] | None = None
 ) -> Manifest:
-    """Record the finished file at `quantized_path()` as `model` quantized to `file_type`."""
+    """Write the manifest of the finished GGUF at quantized_path(config, model, file_type), and
+    return it. `settings`: how the GGUF was quantized.
+    """
     path = quantized_path(config, model, file_type)
     manifest = Manifest(
         name=f"{model.name}:{file_type}",
@@ -156,14 +174,16 @@ def record_quantized(
         derived_from=model.name,
         file_type=file_type,
         settings={**(settings or {}), "source_sha256": model.sha256},
-        created=_now(),
+        created=_utc_now(),
     )
-    _write(path.with_name("manifest.json"), manifest)
+    _write_manifest(path.with_name("manifest.json"), manifest)
     return manifest
 
 
 def remote_quantizations(config: Config, name: str) -> list[Manifest]:
-    """Return the complete and unchanged models that were quantized from a remote checkpoint."""
+    """Return the manifests of the models that were quantized from the remote checkpoint `name` and
+    whose files have not changed.
+    """
     manifests = (
         read_manifest(path) for path in sorted(model_folder(config, name).glob("*/manifest.json"))
     )
@@ -177,7 +197,7 @@ def remote_quantizations(config: Config, name: str) -> list[Manifest]:
 
 
 def list_manifests(config: Config) -> list[Manifest]:
-    """Return all manifests, sorted by name."""
+    """Return the manifests of all fetched and quantized models, sorted by name."""
     all_manifests = [
         read_manifest(path)
         for depth in ("*", "*/*")
@@ -189,10 +209,9 @@ def list_manifests(config: Config) -> list[Manifest]:
 
 
 def load_unchanged(config: Config, name: str, watcher: ProgressDisplay) -> Manifest | None:
-    """Return the manifest of a model whose files all exist and are unchanged, else None.
-
-    A file with a new modification time is hashed again; if its content is the same, the manifest is
-    updated.
+    """Return the manifest of the model `name` if all its files exist and are unchanged, otherwise
+    None. A file with another modification time is hashed. If its content has not changed, the new
+    time is stored in the manifest.
     """
     manifest = load_manifest(config, name)
     if manifest is None or all(file.is_unchanged for file in manifest.files):
@@ -208,12 +227,12 @@ def load_unchanged(config: Config, name: str, watcher: ProgressDisplay) -> Manif
             return None
         files.append(current)
     manifest = replace(manifest, files=tuple(files))
-    _write(model_folder(config, name) / "manifest.json", manifest)
+    _write_manifest(model_folder(config, name) / "manifest.json", manifest)
     return manifest
 
 
 def hash_file(path: Path, watcher: ProgressDisplay | None = None) -> VerifiedFile:
-    """Hash a file; return its manifest record."""
+    """Hash a file and return it with its sha256. `watcher`: shows the progress; None hides it."""
     before = path.stat()
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -229,30 +248,32 @@ def hash_file(path: Path, watcher: ProgressDisplay | None = None) -> VerifiedFil
 
 
 def describe_file(path: Path, sha256: str) -> VerifiedFile:
-    """Return the manifest record of a file that was hashed while it was written."""
+    """Return a file with its already known `sha256`, which is not computed again."""
     status = path.stat()
     return VerifiedFile(str(path), status.st_size, sha256, status.st_mtime_ns)
 
 
 def lock_path(config: Config, name: str) -> Path:
-    """Return the lock file of the model `name`."""
+    """Return the path of the lock file of the model `name`. It is locked while the model is
+    downloaded or removed.
+    """
     return models_folder(config) / ".locks" / f"{model_folder(config, name).name}.lock"
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """Read a manifest; return None if it is missing or broken."""
+    """Return the manifest in the file `path`, or None if it is missing or invalid."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
         return Manifest(
             **{**table, "files": tuple(VerifiedFile(**file) for file in table["files"])}
         )
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # `gc` reports the broken ones
+        return None  # `gc` lists invalid manifests
 
 
-def _write(path: Path, manifest: Manifest) -> None:
+def _write_manifest(path: Path, manifest: Manifest) -> None:
     write_atomically(path, (json.dumps(asdict(manifest), indent=1) + "\n").encode())
 
 
-def _now() -> str:
+def _utc_now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,3 +1,5 @@
+"""Adding and removing aliases in the user's models.toml."""
+
 import tomllib
 from pathlib import Path
 
@@ -9,7 +11,7 @@ from llmcli.config import load_config
 from llmcli.errors import UserError
 from llmcli.runtime.sampling import default_sampling
 
-WRITTEN = """# my models
+USER_CATALOG = """# my models
 [models.first]   # the first
 alias = "smollm2:135m"
 system = '''
@@ -30,7 +32,8 @@ alias = "gemma3:270m"
 """
 
 
-def user(text: str) -> Path:
+def write_user_catalog(text: str) -> Path:
+    """Write the user's models.toml and return its path."""
     path = load_config().user_catalog
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -53,32 +56,32 @@ def test_an_alias_is_written_and_read_back():
     )
 
 
-def test_everything_else_in_the_file_stays_as_it_was():
-    path = user(WRITTEN)
+def test_replacing_an_alias_leaves_the_rest_of_the_file_unchanged():
+    path = write_user_catalog(USER_CATALOG)
     aliases.write_alias(load_config(), "tiny", "gemma3:270m", "new", {}, force=True)
     text = path.read_text()
-    assert text.startswith(WRITTEN[: WRITTEN.index('[models."tiny"]\nalias')])
+    assert text.startswith(USER_CATALOG[: USER_CATALOG.index('[models."tiny"]\nalias')])
     assert text.endswith('# about the last\n[models.last]\nalias = "gemma3:270m"\n')
     assert tomllib.loads(text)["models"]["tiny"] == {"alias": "gemma3:270m", "system": "new"}
 
 
-def test_deleting_takes_only_its_own_table():
-    path = user(WRITTEN)
+def test_deleting_an_alias_leaves_the_other_tables():
+    path = write_user_catalog(USER_CATALOG)
     aliases.delete_alias(load_config(), "tiny")
     assert sorted(tomllib.loads(path.read_text())["models"]) == ["first", "last"]
     assert "# about the last" in path.read_text()
 
 
 @pytest.mark.parametrize("name", ["first", "tiny", "last"])
-def test_comments_outside_of_the_table_stay(name):
-    path = user(WRITTEN + "# the end\n")
+def test_deleting_an_alias_leaves_the_comments_outside_of_its_table(name):
+    path = write_user_catalog(USER_CATALOG + "# the end\n")
     aliases.delete_alias(load_config(), name)
     comments = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert comments == ["# my models", "# about tiny", "# about the last", "# the end"]
 
 
-def test_tables_of_a_name_may_be_apart():
-    path = user(
+def test_all_tables_of_an_alias_are_replaced():
+    path = write_user_catalog(
         '[models.tiny]\nalias = "smollm2:135m"\n\n# about a\n[models.a]\nalias = "gemma3:270m"\n\n'
         "# about settings\n[models.tiny.settings]\ntemp = 0.1\n\n"
         '# about the last\n[models.last] # last\nalias = "gemma3:270m" # value\n'
@@ -90,18 +93,18 @@ def test_tables_of_a_name_may_be_apart():
     )
 
 
-def test_a_file_that_tomlkit_cannot_read_is_refused():
+def test_a_file_that_tomlkit_cannot_read_is_not_edited():
     text = (
         '[models.tiny.settings]\ntemp = 0.1\n\n[models.tiny]\nalias = "gemma3:270m"\n'
         '[models]\n[models.a]\nalias = "gemma3:270m"\n[models.tiny.limits]\nq = 1\n'
     )
-    path = user(text)
+    path = write_user_catalog(text)
     with pytest.raises(UserError, match="cannot safely edit tiny"):
         aliases.delete_alias(load_config(), "tiny")
     assert path.read_text() == text
 
 
-def test_the_last_alias_leaves_a_file_that_reads():
+def test_deleting_the_last_alias_leaves_a_valid_file():
     aliases.write_alias(load_config(), "a", "smollm2:135m", None, {"temp": 0.5}, force=False)
     aliases.delete_alias(load_config(), "a")
     assert "a" not in catalog.load_catalog(load_config())
@@ -109,7 +112,7 @@ def test_the_last_alias_leaves_a_file_that_reads():
     assert catalog.load_catalog(load_config())["b"].alias == "smollm2:135m"
 
 
-def test_a_name_that_is_taken_is_not_shadowed_in_silence():
+def test_an_existing_name_is_replaced_only_with_force():
     with pytest.raises(UserError, match=r"smollm2:135m is already a model of .*models\.toml"):
         aliases.write_alias(load_config(), "smollm2:135m", "gemma3:270m", None, {}, force=False)
     aliases.write_alias(load_config(), "mine", "gemma3:270m", None, {}, force=False)
@@ -118,7 +121,7 @@ def test_a_name_that_is_taken_is_not_shadowed_in_silence():
     assert aliases.write_alias(load_config(), "mine", "smollm2:135m", None, {}, force=True) is True
 
 
-def test_an_unknown_target_and_a_strange_name_are_told():
+def test_an_unknown_target_or_an_invalid_name_raises_an_error():
     with pytest.raises(UserError, match="no model called 'nothing'"):
         aliases.write_alias(load_config(), "mine", "nothing", None, {}, force=False)
     with pytest.raises(UserError, match="is not a valid name"):
@@ -130,20 +133,20 @@ def test_an_unknown_target_and_a_strange_name_are_told():
 @pytest.mark.parametrize(
     "text", ['models.tiny = {alias = "smollm2:135m"}\n', '[models]\ntiny.alias = "smollm2:135m"\n']
 )
-def test_a_file_that_cannot_be_edited_safely_is_left_alone(text):
-    path = user(text)
+def test_a_file_that_cannot_be_edited_safely_is_not_changed(text):
+    path = write_user_catalog(text)
     with pytest.raises(UserError, match="cannot safely edit"):
         aliases.write_alias(load_config(), "tiny", "gemma3:270m", None, {}, force=True)
     assert path.read_text() == text
 
 
-def test_a_file_without_a_last_newline_is_continued():
-    path = user('[models.a]\nalias = "smollm2:135m"')
+def test_an_alias_is_appended_to_a_file_without_a_final_newline():
+    path = write_user_catalog('[models.a]\nalias = "smollm2:135m"')
     aliases.write_alias(load_config(), "b", "a", None, {}, force=False)
     assert list(tomllib.loads(path.read_text())["models"]) == ["a", "b"]
 
 
-def test_an_alias_of_a_file_means_the_same_in_every_folder(tmp_path, monkeypatch):
+def test_an_alias_of_a_file_stores_the_absolute_path(tmp_path, monkeypatch):
     (tmp_path / "m.gguf").touch()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -152,13 +155,13 @@ def test_an_alias_of_a_file_means_the_same_in_every_folder(tmp_path, monkeypatch
     assert resolve_ref("mine", load_config()).ref.name == str(tmp_path / "m.gguf")
 
 
-def test_a_system_text_that_is_not_utf8_is_refused_and_nothing_is_written():
+def test_a_system_text_that_is_not_utf8_raises_an_error_and_writes_nothing():
     with pytest.raises(UserError, match="not UTF-8"):
         aliases.write_alias(load_config(), "mine", "smollm2:135m", "a\udcff", {}, force=False)
     assert not load_config().user_catalog.exists()
 
 
-def test_biases_of_tokens_are_kept_with_a_name():
+def test_logit_biases_are_stored_with_an_alias():
     values = default_sampling().with_values({"logit_bias": "15043+1,2-inf"}).as_dict()
     aliases.write_alias(
         load_config(),
@@ -168,5 +171,5 @@ def test_biases_of_tokens_are_kept_with_a_name():
         {"logit_bias": values["logit_bias"]},
         force=False,
     )
-    kept = catalog.load_catalog(load_config())["mine"].settings
-    assert default_sampling().with_values(kept).as_dict() == values
+    settings = catalog.load_catalog(load_config())["mine"].settings
+    assert default_sampling().with_values(settings).as_dict() == values

@@ -1,4 +1,4 @@
-"""A checkpoint on the hub is quantized while it is read in parts, without a copy on the disk."""
+"""Pulling a remote checkpoint: it is quantized while it is read in parts from a fake hub."""
 
 import hashlib
 import json
@@ -17,10 +17,10 @@ from tests.quant import tiny_checkpoint
 
 Llmcli = Callable[..., Done]
 REF = "org/grown"
-HEADS = (
-    70_000 * 3
-)  # bytes of three shards that are read before the weights, and again by every command
-SAMPLES = 64 * 4096
+# Bytes of the three shards that every command reads in advance, before the weights.
+ADVANCE_BYTES = 70_000 * 3
+# Bytes that are read a second time, as samples of the weights.
+SAMPLE_BYTES = 64 * 4096
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +31,7 @@ def folder(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub that has it; no waiting between tries."""
+    """A hub with the checkpoint. Retries do not wait."""
     from llmcli.catalog.hub import retry
 
     monkeypatch.setattr(retry.time, "sleep", lambda _: None)
@@ -44,55 +44,59 @@ def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 @pytest.fixture
 def expected(hub: Hub, tmp_path: Path, llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """What quantizing the same checkpoint from the disk gives, downloaded into a home of its own."""
+    """The GGUF that is quantized from the checkpoint after a complete download."""
     with monkeypatch.context() as patch:
         patch.setenv("LLMCLI_HOME", str(tmp_path / "other"))
         patch.setenv("HF_HOME", str(tmp_path / "other" / "huggingface"))
-        made = Path(
-            pulled(llmcli("pull", REF, "--q4_k_m", "--keep-source", "--json"))["path"]
+        expected_gguf = Path(
+            json_output(llmcli("pull", REF, "--q4_k_m", "--keep-source", "--json"))["path"]
         ).read_bytes()
     shutil.rmtree(tmp_path / "other")
     hub.requests.clear()
-    return made
+    return expected_gguf
 
 
-def pulled(done: Done) -> dict:
-    assert done.code == 0, done.err
-    return json.loads(done.out)
+def json_output(result: Done) -> dict:
+    """Return the JSON that a successful command printed."""
+    assert result.code == 0, result.err
+    return json.loads(result.out)
 
 
 def tensors(path: Path) -> dict[str, tuple[str, bytes]]:
-    """Type and bytes of every tensor: a folder's file does not name the repository that the hub's
-    names.
+    """Return the type and the bytes of every tensor. (The metadata of a GGUF from a folder and from
+    the hub differ, because only the latter contains the repository's name.)
     """
     data = path.read_bytes()
     return {
-        t.name: (t.type, data[t.offset : t.offset + t.nbytes])
-        for t in read_header.read_header(path).tensors
+        tensor.name: (tensor.type, data[tensor.offset : tensor.offset + tensor.nbytes])
+        for tensor in read_header.read_header(path).tensors
     }
 
 
-def weights(hub: Hub) -> list[tuple[int, int]]:
-    """Every range of the shards that was asked for, first and last byte."""
+def requested_ranges(hub: Hub) -> list[tuple[int, int]]:
+    """Return the first and the last byte of every range of the shards that was requested."""
     ranges = [
-        asked
-        for method, path, asked in hub.requests
+        header
+        for method, path, header in hub.requests
         if method == "GET" and path.endswith(".safetensors")
     ]
-    assert all(ranges), "a whole shard was asked for"
-    return [tuple(map(int, asked.removeprefix("bytes=").split("-"))) for asked in ranges if asked]  # type: ignore[misc]
+    assert all(ranges), "a complete shard was requested"
+    return [
+        tuple(map(int, header.removeprefix("bytes=").split("-"))) for header in ranges if header
+    ]  # type: ignore[misc]
 
 
-def fetched(hub: Hub) -> int:
-    return sum(last - first + 1 for first, last in weights(hub))
+def requested_bytes(hub: Hub) -> int:
+    return sum(last - first + 1 for first, last in requested_ranges(hub))
 
 
-def stored(folder: Path) -> int:
+def weight_bytes(folder: Path) -> int:
+    """Return the size of the safetensors of a checkpoint."""
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
-def taken(home: Path) -> int:
-    """Bytes of the disk under the homes of llmcli and of the hub's cache."""
+def occupied_bytes(home: Path) -> int:
+    """Return the bytes of disk that all files in a folder occupy."""
     return sum(
         path.lstat().st_blocks * 512
         for path in home.rglob("*")
@@ -101,7 +105,7 @@ def taken(home: Path) -> int:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_with_faults_in_every_twentieth_answer_the_file_is_the_one_from_disk_and_little_lies_here(
+def test_a_pull_with_many_failed_requests_needs_little_disk_and_gives_the_expected_gguf(
     seed: int,
     hub: Hub,
     expected: bytes,
@@ -109,33 +113,34 @@ def test_with_faults_in_every_twentieth_answer_the_file_is_the_one_from_disk_and
     home: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from llmcli.catalog.hub import range_reader
-    from llmcli.catalog.sources import hub as source
+    from llmcli.catalog.hub import download, range_reader
+    from llmcli.catalog.sources import hub as hub_source
 
-    peak, advance = [0], _Lines.advance
+    usages, advance = [0], _Lines.advance
 
     def sample(bar: _Lines, amount: int) -> None:
-        peak.append(taken(home))
+        usages.append(occupied_bytes(home))
         advance(bar, amount)
 
     monkeypatch.setattr(_Lines, "advance", sample)
-    for module in (range_reader, source):  # one that is too short for a busy machine is tried again
+    # On a busy machine this is sometimes too short. The request is then repeated.
+    for module in (range_reader, download, hub_source):
         monkeypatch.setattr(module, "TIMEOUT_SECONDS", 0.5)
     hub.faults = Faults(seed)
-    made = pulled(llmcli("pull", REF, "--q4_k_m", "--json"))
+    model = json_output(llmcli("pull", REF, "--q4_k_m", "--json"))
     assert len(hub.faults.happened) >= 5
-    assert Path(made["path"]).read_bytes() == expected
-    assert made["sha256"] == hashlib.sha256(expected).hexdigest()
-    assert len(expected) < max(peak) <= 1.1 * len(expected)
-    assert taken(home) <= 1.1 * len(expected)
+    assert Path(model["path"]).read_bytes() == expected
+    assert model["sha256"] == hashlib.sha256(expected).hexdigest()
+    assert len(expected) < max(usages) <= 1.1 * len(expected)
+    assert occupied_bytes(home) <= 1.1 * len(expected)
 
 
-def test_every_byte_of_the_weights_is_asked_for_once(
+def test_every_byte_of_the_weights_is_requested_about_once(
     hub: Hub, llmcli: Llmcli, folder: Path
 ) -> None:
-    done = llmcli("pull", f"{REF}:Q4_K_M", "--json")
-    made = pulled(done)
-    assert made | {"path": "", "sha256": "", "bytes": 0} == {
+    result = llmcli("pull", f"{REF}:Q4_K_M", "--json")
+    model = json_output(result)
+    assert model | {"path": "", "sha256": "", "bytes": 0} == {
         "name": f"{REF}:Q4_K_M",
         "path": "",
         "bytes": 0,
@@ -143,34 +148,39 @@ def test_every_byte_of_the_weights_is_asked_for_once(
         "source": f"quantized:{REF}",
         "revision": hub.repos[REF].commit,
     }
-    # q and k are read by heads, which slabs cut: a little more than once
-    assert stored(folder) <= fetched(hub) <= 1.1 * stored(folder) + HEADS + SAMPLES
-    assert "in parts from the hub" in done.err
-    assert "sha256 of parts cannot be" in done.err
+    # q and k are read in units of heads, some of which are read twice.
+    assert (
+        weight_bytes(folder)
+        <= requested_bytes(hub)
+        <= 1.1 * weight_bytes(folder) + ADVANCE_BYTES + SAMPLE_BYTES
+    )
+    assert "in parts from the hub" in result.err
+    assert "sha256 of parts cannot be" in result.err
 
 
-def test_it_is_the_same_record_as_after_a_download(hub: Hub, llmcli: Llmcli, home: Path) -> None:
-    straight = pulled(llmcli("pull", REF, "--q4_k_m", "--json"))
-    record = json.loads((Path(straight["path"]).parent / "manifest.json").read_text())
-    assert record["settings"]["sha256_unchecked"] == [
+def test_the_manifest_is_the_same_as_after_a_download(hub: Hub, llmcli: Llmcli, home: Path) -> None:
+    remote = json_output(llmcli("pull", REF, "--q4_k_m", "--json"))
+    remote_manifest = json.loads((Path(remote["path"]).parent / "manifest.json").read_text())
+    assert remote_manifest["settings"]["sha256_unchecked"] == [
         f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)
     ]
-    assert "config.json" in record["settings"]["sha256_checked"]
+    assert "config.json" in remote_manifest["settings"]["sha256_checked"]
     assert llmcli("rm", REF).code == 0
-    kept = pulled(llmcli("pull", REF, "--q4_k_m", "--keep-source", "--json"))
-    assert kept == straight
-    again = json.loads((Path(kept["path"]).parent / "manifest.json").read_text())
-    assert again["settings"]["source_sha256"] == record["settings"]["source_sha256"]
-    assert {key: again[key] for key in again.keys() - {"settings", "created", "files"}} == {
-        key: record[key] for key in record.keys() - {"settings", "created", "files"}
+    downloaded = json_output(llmcli("pull", REF, "--q4_k_m", "--keep-source", "--json"))
+    assert downloaded == remote
+    manifest = json.loads((Path(downloaded["path"]).parent / "manifest.json").read_text())
+    assert manifest["settings"]["source_sha256"] == remote_manifest["settings"]["source_sha256"]
+    assert {key: manifest[key] for key in manifest.keys() - {"settings", "created", "files"}} == {
+        key: remote_manifest[key]
+        for key in remote_manifest.keys() - {"settings", "created", "files"}
     }
     assert any(
         path.stat().st_size > 1 << 20 for path in (home / "huggingface").rglob("*.safetensors")
     )
 
 
-def test_what_is_here_needs_no_network_under_any_of_its_names(hub: Hub, llmcli: Llmcli) -> None:
-    made = pulled(llmcli("pull", REF, "--q4_k_m", "--json"))
+def test_a_pulled_model_makes_no_request_under_any_of_its_names(hub: Hub, llmcli: Llmcli) -> None:
+    model = json_output(llmcli("pull", REF, "--q4_k_m", "--json"))
     hub.requests.clear()
     for words in (
         ("pull", REF, "--q4_k_m"),
@@ -179,69 +189,76 @@ def test_what_is_here_needs_no_network_under_any_of_its_names(hub: Hub, llmcli: 
         ("show", f"{REF}:Q4_K_M"),
         ("show", REF),
     ):
-        assert pulled(llmcli(*words, "--json"))["path"] == made["path"]
-    (row,) = pulled(llmcli("list", "--json"))
+        assert json_output(llmcli(*words, "--json"))["path"] == model["path"]
+    (row,) = json_output(llmcli("list", "--json"))
     assert (row["name"], row["path"], row["revision"]) == (
         f"{REF}:Q4_K_M",
-        made["path"],
-        made["revision"],
+        model["path"],
+        model["revision"],
     )
-    answer = pulled(llmcli("run", REF, "Once", "-n", "2", "-t", "1", "--json"))
-    assert answer["model"]["path"] == made["path"]
+    answer = json_output(llmcli("run", REF, "Once", "-n", "2", "-t", "1", "--json"))
+    assert answer["model"]["path"] == model["path"]
     assert hub.requests == []
 
 
-def test_another_type_is_not_made_of_the_one_that_is_here(
+def test_another_type_is_quantized_from_the_checkpoint(
     hub: Hub, llmcli: Llmcli, folder: Path, tmp_path: Path
 ) -> None:
-    pulled(llmcli("pull", REF, "--q4_k_m", "--json"))
-    other = pulled(llmcli("run", REF, "Once", "--quant", "q8_0", "-n", "1", "-t", "1", "--json"))
+    json_output(llmcli("pull", REF, "--q4_k_m", "--json"))
+    other = json_output(
+        llmcli("run", REF, "Once", "--quant", "q8_0", "-n", "1", "-t", "1", "--json")
+    )
     assert other["model"]["file_type"] == "Q8_0"
     direct = tmp_path / "direct.gguf"
     assert llmcli("quantize", str(folder), "--q8_0", "-o", str(direct)).code == 0
     assert tensors(Path(other["model"]["path"])) == tensors(direct)
 
 
-def test_offline_a_checkpoint_that_is_not_here_is_refused(hub: Hub, llmcli: Llmcli) -> None:
-    done = llmcli("pull", REF, "--q4_k_m", "--offline")
-    assert (done.code, hub.requests) == (1, [])
-    assert "llmcli is offline" in done.err
-    commit = pulled(llmcli("pull", REF, "--q4_k_m", "--json"))["revision"]
-    done = llmcli("pull", REF, "--revision", commit, "--offline")
-    assert done.code == 1
+def test_offline_a_checkpoint_that_is_not_on_this_disk_raises_an_error(
+    hub: Hub, llmcli: Llmcli
+) -> None:
+    result = llmcli("pull", REF, "--q4_k_m", "--offline")
+    assert (result.code, hub.requests) == (1, [])
+    assert "llmcli is offline" in result.err
+    commit = json_output(llmcli("pull", REF, "--q4_k_m", "--json"))["revision"]
+    result = llmcli("pull", REF, "--revision", commit, "--offline")
+    assert result.code == 1
     assert (
         "only a part of org/grown is in the Hugging Face cache (model-00001-of-00003.safetensors is missing)"
-        in done.err
+        in result.err
     )
 
 
-def test_only_the_output_must_fit_on_the_disk(
+def test_the_disk_needs_space_only_for_the_output(
     hub: Hub, expected: bytes, llmcli: Llmcli, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(folder)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=len(expected)))
-    assert stored(folder) > 2 * len(expected)
-    assert Path(pulled(llmcli("pull", REF, "--q4_k_m", "--json"))["path"]).read_bytes() == expected
+    assert weight_bytes(folder) > 2 * len(expected)
+    assert (
+        Path(json_output(llmcli("pull", REF, "--q4_k_m", "--json"))["path"]).read_bytes()
+        == expected
+    )
     assert llmcli("rm", REF).code == 0
-    done = llmcli("pull", REF, "--q4_k_m", "--keep-source")
-    assert done.code == 1
-    assert "not enough disk" in done.err
+    result = llmcli("pull", REF, "--q4_k_m", "--keep-source")
+    assert result.code == 1
+    assert "not enough disk" in result.err
 
 
-def test_a_server_that_gives_no_parts_is_said_and_the_checkpoint_is_downloaded(
+def test_without_range_support_the_checkpoint_is_downloaded_after_a_note(
     hub: Hub, expected: bytes, llmcli: Llmcli, folder: Path
 ) -> None:
     hub.ignore_range = True
-    done = llmcli("pull", REF, "--q4_k_m", "--json")
-    assert Path(pulled(done)["path"]).read_bytes() == expected
+    result = llmcli("pull", REF, "--q4_k_m", "--json")
+    assert Path(json_output(result)["path"]).read_bytes() == expected
     assert (
         "does not send parts of model-00001-of-00003.safetensors (status 200): downloading the whole"
-        in done.err
+        in result.err
     )
-    assert pulled(llmcli("show", REF, "--json"))["bytes"] > stored(folder)
+    assert json_output(llmcli("show", REF, "--json"))["bytes"] > weight_bytes(folder)
 
 
-def test_the_token_goes_to_the_hub_alone_and_an_address_that_expires_is_asked_for_again(
+def test_the_token_is_sent_only_to_the_hub_and_expired_addresses_are_renewed(
     hub: Hub, expected: bytes, llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.repos[REF].token, hub.redirects = "secret", True
@@ -250,28 +267,28 @@ def test_the_token_goes_to_the_hub_alone_and_an_address_that_expires_is_asked_fo
         hub.lasting = lasting
         hub.requests.clear()
         hub.elsewhere.clear()
-        made = pulled(llmcli("pull", REF, "--q4_k_m", "--force", "--json"))
-        assert Path(made["path"]).read_bytes() == expected
+        model = json_output(llmcli("pull", REF, "--q4_k_m", "--force", "--json"))
+        assert Path(model["path"]).read_bytes() == expected
         assert hub.elsewhere
         assert {token for _, _, token in hub.elsewhere} == {None}
-        asked = len(weights(hub))
-        assert asked < 30 if lasting else asked > 60  # the address is used again while it is good
+        n_requests = len(requested_ranges(hub))  # to the hub, not to the host it redirects to
+        assert n_requests < 30 if lasting else n_requests > 60
         assert llmcli("rm", REF).code == 0
 
 
 @pytest.mark.parametrize(
-    ("switch", "said"), [({"gated": True}, "is gated"), ({"token": "x"}, "no public model")]
+    ("access", "message"), [({"gated": True}, "is gated"), ({"token": "x"}, "no public model")]
 )
-def test_what_the_hub_refuses_is_told_as_ever(
-    hub: Hub, llmcli: Llmcli, folder: Path, switch, said
+def test_an_inaccessible_repository_has_the_same_error_as_for_a_download(
+    hub: Hub, llmcli: Llmcli, folder: Path, access, message
 ) -> None:
-    hub.add(REF, folder, **switch)
-    done = llmcli("pull", REF, "--q4_k_m")
-    assert done.code == 1
-    assert said in done.err
+    hub.add(REF, folder, **access)
+    result = llmcli("pull", REF, "--q4_k_m")
+    assert result.code == 1
+    assert message in result.err
 
 
-def test_an_interrupted_pull_goes_on_and_asks_for_no_finished_tensor_again(
+def test_an_interrupted_pull_resumes_without_requesting_finished_tensors(
     hub: Hub,
     folder: Path,
     expected: bytes,
@@ -290,34 +307,32 @@ def test_an_interrupted_pull_goes_on_and_asks_for_no_finished_tensor_again(
         patch.setattr(_Lines, "advance", stop)
         assert llmcli("pull", REF, "--q4_k_m").code == 130
     assert not list(home.rglob("*.gguf"))
-    with Hub() as other:  # the reads that were under way still ask the first one
+    with Hub() as other:  # reads that had begun may still request from the first hub
         other.add(REF, folder)
         monkeypatch.setenv("HF_ENDPOINT", other.url)
-        done = llmcli("pull", REF, "--q4_k_m", "--json")
-        assert Path(pulled(done)["path"]).read_bytes() == expected
-        assert "resumed an earlier run" in done.err
-        assert fetched(other) < 0.7 * stored(folder)
+        result = llmcli("pull", REF, "--q4_k_m", "--json")
+        assert Path(json_output(result)["path"]).read_bytes() == expected
+        assert "resumed an earlier run" in result.err
+        assert requested_bytes(other) < 0.7 * weight_bytes(folder)
 
 
-def test_a_hub_that_goes_away_is_told_and_what_was_made_is_kept(
-    hub: Hub, expected: bytes, llmcli: Llmcli
-) -> None:
+def test_a_pull_resumes_after_the_hub_has_failed(hub: Hub, expected: bytes, llmcli: Llmcli) -> None:
     class Failing(list):  # type: ignore[type-arg]
-        def append(self, asked: object) -> None:
-            super().append(asked)
+        def append(self, request: object) -> None:
+            super().append(request)
             hub.status = 503 if len(self) > 115 else None
 
     hub.requests = Failing()
-    done = llmcli("pull", REF, "--q4_k_m")
-    assert done.code == 1
-    assert "the hub failed with status 503" in done.err
+    result = llmcli("pull", REF, "--q4_k_m")
+    assert result.code == 1
+    assert "the hub failed with status 503" in result.err
     hub.requests, hub.status = [], None
     again = llmcli("pull", REF, "--q4_k_m", "--json")
-    assert Path(pulled(again)["path"]).read_bytes() == expected
+    assert Path(json_output(again)["path"]).read_bytes() == expected
     assert "resumed an earlier run" in again.err
 
 
-def test_a_file_that_becomes_another_is_noticed(
+def test_a_file_that_changes_on_the_hub_raises_an_error(
     hub: Hub, llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     advance, repo = _Lines.advance, hub.repos[REF]
@@ -329,18 +344,21 @@ def test_a_file_that_becomes_another_is_noticed(
         advance(bar, amount)
 
     monkeypatch.setattr(_Lines, "advance", change)
-    done = llmcli("pull", REF, "--q4_k_m")
-    assert done.code == 1
-    assert "model-00002-of-00003.safetensors of org/grown has changed since" in done.err
+    result = llmcli("pull", REF, "--q4_k_m")
+    assert result.code == 1
+    assert "model-00002-of-00003.safetensors of org/grown has changed since" in result.err
 
 
-def test_quantize_and_convert_take_a_hubs_checkpoint_as_it_comes(
+def test_quantize_and_convert_read_a_remote_checkpoint(
     hub: Hub, folder: Path, expected: bytes, llmcli: Llmcli, tmp_path: Path, home: Path
 ) -> None:
     out = tmp_path / "out.gguf"
-    plan = pulled(llmcli("quantize", REF, "--q4_k_m", "-o", str(out), "--dry-run", "--json"))
-    assert (plan["bytes"], fetched(hub) < HEADS + SAMPLES) == (len(expected), True)
-    assert pulled(llmcli("quantize", REF, "--q4_k_m", "--dry-run", "--json"))["bytes"] == len(
+    plan = json_output(llmcli("quantize", REF, "--q4_k_m", "-o", str(out), "--dry-run", "--json"))
+    assert (plan["bytes"], requested_bytes(hub) < ADVANCE_BYTES + SAMPLE_BYTES) == (
+        len(expected),
+        True,
+    )
+    assert json_output(llmcli("quantize", REF, "--q4_k_m", "--dry-run", "--json"))["bytes"] == len(
         expected
     )
     assert not list(home.rglob("*Q4_K_M*"))
@@ -351,19 +369,19 @@ def test_quantize_and_convert_take_a_hubs_checkpoint_as_it_comes(
     assert tensors(tmp_path / "c.gguf") == tensors(tmp_path / "d.gguf")
 
 
-def test_rm_takes_the_small_files_too_and_gc_what_was_never_finished(
+def test_rm_deletes_the_small_files_and_gc_an_unfinished_quantization(
     hub: Hub, llmcli: Llmcli, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for kind in ("--q4_k_m", "--q8_0"):
-        pulled(llmcli("pull", REF, kind, "--json"))
+        json_output(llmcli("pull", REF, kind, "--json"))
     blobs = home / "huggingface" / "hub" / "models--org--grown" / "blobs"
-    before = len(list(blobs.iterdir()))
-    assert before >= 4
+    n_blobs = len(list(blobs.iterdir()))
+    assert n_blobs >= 4
     assert llmcli("rm", f"{REF}:Q8_0").code == 0
-    assert len(list(blobs.iterdir())) == before  # the other one's too
+    assert len(list(blobs.iterdir())) == n_blobs  # the other quantization needs them
     assert llmcli("rm", REF).code == 0
     assert not blobs.exists() or not list(blobs.iterdir())
-    assert pulled(llmcli("list", "--json")) == []
+    assert json_output(llmcli("list", "--json")) == []
     with monkeypatch.context() as patch:
         patch.setattr(_Lines, "advance", lambda bar, _: (_ for _ in ()).throw(KeyboardInterrupt))
         assert llmcli("pull", REF, "--q4_k_m").code == 130

@@ -1,8 +1,9 @@
-"""Chooses the files of a hub repository that make up the model.
+"""Chooses which files of a hub repository to fetch: one GGUF with all its shards, or the files of a
+float checkpoint.
 
-The result is one GGUF with its shards, or a float checkpoint. The rules for GGUFs are llama.cpp's
-(common/download.cpp), but where llama.cpp takes the first of several matching files, the user must
-choose. The choice depends only on names and sizes, and for pickles on whether torch is installed.
+The rules for GGUFs are those of llama.cpp (common/download.cpp). However, if several files match,
+llama.cpp takes the first, and llmcli asks the user to choose. The choice depends only on names and
+sizes, and for pickles also on whether torch is installed.
 """
 
 import re
@@ -22,9 +23,9 @@ from quant.checkpoint.pickles import (
 )
 
 TYPE_SUFFIX = re.compile(r"[-.](\w+)$")
-# how the names of GGUFs begin that are not models
+# Words in the names of GGUFs that do not contain a language model.
 AUXILIARY_PREFIXES = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
-# files that a conversion needs beside the weights: data, never code or pickles
+# Files that a conversion needs in addition to the weights. They contain data, never code.
 CONVERSION_FILES = {
     "config.json",
     "generation_config.json",
@@ -46,9 +47,8 @@ CONVERSION_FILES = {
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """One file of a repository: its path there, its size and its digest.
-
-    The digest is a sha256 for LFS files and the git blob id for small ones.
+    """A file of a hub repository. `name`: its path in the repository. `size`: in bytes. `digest`:
+    its sha256 in hex or, for a small file that git stores itself, its git blob id.
     """
 
     name: str
@@ -58,8 +58,8 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class ChosenFiles:
-    """The files to fetch; for a GGUF, the first one is the file to load. `note` is printed before
-    that.
+    """The files to fetch. `kind`: "gguf" or "folder" (a checkpoint). `files`: of a GGUF, the first
+    is the file to load. `note`: text to print for the user, or "".
     """
 
     kind: str
@@ -68,20 +68,21 @@ class ChosenFiles:
 
 
 def choose_files(spec: Spec, blobs: Sequence[HubFile], allow_pickle: bool = False) -> ChosenFiles:
-    """Choose the files for `spec`. Raises UserError that lists the alternatives.
+    """Choose the files that `spec` asks for from the files `blobs` of the repository.
 
-    A GGUF is preferred unless `spec` requests safetensors. Pickled weights need `allow_pickle` and
-    torch.
+    A GGUF is preferred to a checkpoint, unless `spec` requests safetensors. Pickled weights are
+    chosen only if there are no others, and need `allow_pickle` and torch. Raises UserError that
+    lists the alternatives if nothing or several files match.
     """
-    first = [blob for blob in blobs if _is_model(blob.name)]
+    first_files = [blob for blob in blobs if _is_model(blob.name)]
     if spec.file or spec.quant.lower().endswith(".gguf"):
-        return ChosenFiles("gguf", _named(spec.file or spec.quant, spec.repo, blobs))
-    if first and spec.format != "safetensors":
-        return _by_type(spec, first, blobs)
-    if weights := _weights(blobs, allow_pickle):
-        return _folder(spec, blobs, weights)
+        return ChosenFiles("gguf", _choose_by_name(spec.file or spec.quant, spec.repo, blobs))
+    if first_files and spec.format != "safetensors":
+        return _choose_by_type(spec, first_files, blobs)
+    if weights := _safetensors(blobs, allow_pickle):
+        return _choose_checkpoint(spec, blobs, weights)
     if pickles := _pickles(blobs):
-        return _pickled(spec, blobs, pickles, allow_pickle)
+        return _choose_pickles(spec, blobs, pickles, allow_pickle)
     kinds = sorted({blob.name.rpartition(".")[2] for blob in blobs if "." in blob.name})
     raise UserError(
         f"{spec.repo} contains neither GGUF nor safetensors (only {', '.join(kinds) or 'nothing'})",
@@ -90,7 +91,9 @@ def choose_files(spec: Spec, blobs: Sequence[HubFile], allow_pickle: bool = Fals
 
 
 def type_in_name(name: str) -> str:
-    """Return the type in a file name: Model-Q4_K_M-00001-of-00002.gguf -> Q4_K_M."""
+    """Return the type in the name of a GGUF, or "" if there is none. For example,
+    Model-Q4_K_M-00001-of-00002.gguf has the type Q4_K_M.
+    """
     shard = parse_shard_name(name)
     stem = shard.stem if shard else name[: -len(".gguf")]
     type_match = TYPE_SUFFIX.search(stem)
@@ -98,6 +101,7 @@ def type_in_name(name: str) -> str:
 
 
 def _is_model(name: str) -> bool:
+    """Return whether a file is a GGUF with a language model: a complete one, or its first shard."""
     shard = parse_shard_name(name)
     base = name.rpartition("/")[2]
     return (
@@ -107,70 +111,83 @@ def _is_model(name: str) -> bool:
     )
 
 
-def _by_type(spec: Spec, first: Sequence[HubFile], blobs: Sequence[HubFile]) -> ChosenFiles:
-    for wanted in [spec.quant] if spec.quant else ["Q4_K_M", "Q8_0"]:
-        names = [wanted, wanted.removesuffix("_M")] if wanted.endswith("_K_M") else [wanted]
+def _choose_by_type(
+    spec: Spec, first_files: Sequence[HubFile], blobs: Sequence[HubFile]
+) -> ChosenFiles:
+    """Return the GGUF of the requested type. If no type is requested, return Q4_K_M, else Q8_0,
+    else the first GGUF. `first_files`: the GGUFs, each represented by its first shard.
+
+    Raises UserError if the repository does not have the type, or several GGUFs have it.
+    """
+    for type_name in [spec.quant] if spec.quant else ["Q4_K_M", "Q8_0"]:
+        names = (
+            [type_name, type_name.removesuffix("_M")] if type_name.endswith("_K_M") else [type_name]
+        )
         for name in names:
-            matches = [blob for blob in first if type_in_name(blob.name) == name]
+            matches = [blob for blob in first_files if type_in_name(blob.name) == name]
             matches = matches or [
                 blob
-                for blob in first
+                for blob in first_files
                 if re.search(re.escape(name) + "[.-]", blob.name, re.IGNORECASE)
             ]
             if len(matches) > 1:
                 raise UserError(
-                    f"{spec.repo}:{name} matches {_listing(matches, blobs)}",
+                    f"{spec.repo}:{name} matches {_describe_models(matches, blobs)}",
                     hint=f"choose one: {spec.repo}:{matches[0].name}",
                 )
             if matches:
                 note = (
                     ""
-                    if wanted == (spec.quant or "Q4_K_M")
+                    if type_name == (spec.quant or "Q4_K_M")
                     else f"{spec.repo} has no Q4_K_M; taking {matches[0].name}"
                 )
-                return ChosenFiles("gguf", _shards(matches[0], blobs), note=note)
+                return ChosenFiles("gguf", _all_shards(matches[0], blobs), note=note)
     if spec.quant:
         raise UserError(
-            f"{spec.repo} has no {spec.quant}; it has {_listing(first, blobs)}",
-            hint=f"for example: {spec.repo}:{type_in_name(first[0].name) or first[0].name}",
+            f"{spec.repo} has no {spec.quant}; it has {_describe_models(first_files, blobs)}",
+            hint=f"for example: {spec.repo}:{type_in_name(first_files[0].name) or first_files[0].name}",
         )
     return ChosenFiles(
         "gguf",
-        _shards(first[0], blobs),
-        note=f"{spec.repo} has no Q4_K_M; taking {first[0].name}",
+        _all_shards(first_files[0], blobs),
+        note=f"{spec.repo} has no Q4_K_M; taking {first_files[0].name}",
     )
 
 
-def _named(name: str, repo: str, blobs: Sequence[HubFile]) -> tuple[HubFile, ...]:
+def _choose_by_name(name: str, repo: str, blobs: Sequence[HubFile]) -> tuple[HubFile, ...]:
+    """Return the file called `name` with all its shards. Raises UserError if there is none."""
     for blob in blobs:
         if blob.name.lower() == name.lower():
-            return _shards(blob, blobs)
+            return _all_shards(blob, blobs)
     ggufs = [blob for blob in blobs if _is_model(blob.name)]
     raise UserError(
         f"{repo} has no file {name}",
-        hint=f"it has {_listing(ggufs, blobs)}" if ggufs else "it has no GGUF at all",
+        hint=f"it has {_describe_models(ggufs, blobs)}" if ggufs else "it has no GGUF at all",
     )
 
 
-def _shards(first: HubFile, blobs: Sequence[HubFile]) -> tuple[HubFile, ...]:
-    """Return all shards in order if `first` is a shard, else `first` alone. Raises UserError."""
-    shard = parse_shard_name(first.name)
+def _all_shards(file: HubFile, blobs: Sequence[HubFile]) -> tuple[HubFile, ...]:
+    """Return all shards of the split model to which `file` belongs, in order. Return only `file` if
+    it is not a shard. Raises UserError if a shard is missing in the repository.
+    """
+    shard = parse_shard_name(file.name)
     if not shard:
-        return (first,)
+        return (file,)
     table = {blob.name: blob for blob in blobs}
     if missing := [name for name in shard.all_names if name not in table]:
         raise UserError(
-            f"{', '.join(missing[:3])} of the split model {first.name} "
-            "is missing in the repository",
+            f"{', '.join(missing[:3])} of the split model {file.name} is missing in the repository",
             hint="choose another type",
         )
     return tuple(table[name] for name in shard.all_names)
 
 
-def _folder(
+def _choose_checkpoint(
     spec: Spec, blobs: Sequence[HubFile], weights: tuple[HubFile, ...], remark: str = ""
 ) -> ChosenFiles:
-    """Return the weights and the files that a conversion needs beside them."""
+    """Return a checkpoint: its weights, and the files that a conversion also needs. `remark`: note
+    for the user. Raises UserError if the repository has no config.json.
+    """
     conversion_files = tuple(blob for blob in blobs if blob.name in CONVERSION_FILES)
     if not any(blob.name == "config.json" for blob in conversion_files):
         raise UserError(
@@ -180,11 +197,12 @@ def _folder(
     return ChosenFiles("folder", conversion_files + weights, remark)
 
 
-def _weights(blobs: Sequence[HubFile], allow_pickle: bool) -> tuple[HubFile, ...]:
-    """Return model*.safetensors with their index, or else all safetensors at the top level.
+def _safetensors(blobs: Sequence[HubFile], allow_pickle: bool) -> tuple[HubFile, ...]:
+    """Return the safetensors called model*, with their index. If there are none, return all
+    safetensors at the top level of the repository.
 
-    Safetensors with other names cannot always be read. If the repository also has pickles and they
-    are allowed, the result is therefore empty, so that the pickles are used.
+    Safetensors with other names cannot always be read. Therefore they are not returned if the
+    repository also has pickles and these are allowed.
     """
     top_level = [
         blob
@@ -196,22 +214,24 @@ def _weights(blobs: Sequence[HubFile], allow_pickle: bool) -> tuple[HubFile, ...
 
 
 def _pickles(blobs: Sequence[HubFile]) -> tuple[HubFile, ...]:
-    """Return the pickled weights at the top level, with their index."""
+    """Return the pickled weights at the top level of the repository, with their index."""
     names = choose_pickles([blob.name for blob in blobs if "/" not in blob.name])
     return tuple(blob for blob in blobs if blob.name in names)
 
 
-def _pickled(
+def _choose_pickles(
     spec: Spec, blobs: Sequence[HubFile], pickles: tuple[HubFile, ...], allowed: bool
 ) -> ChosenFiles:
-    """Return a checkpoint of pickles. Raises UserError if it cannot be read."""
+    """Return a checkpoint with pickled weights. Raises UserError if pickles are not allowed, torch
+    is missing, or it is not clear which pickles belong together.
+    """
     names = [blob.name for blob in pickles]
     total = format_size(sum(blob.size for blob in pickles))
     remark = (
         f"{spec.repo} has pickled weights, which cannot be read in parts: "
         f"{total} are downloaded first and kept"
     )
-    choice = _folder(spec, blobs, pickles, remark)
+    choice = _choose_checkpoint(spec, blobs, pickles, remark)
     if len(names) > 1 and INDEX_FILE not in names:
         raise UserError(
             f"{spec.repo} has {len(names)} pickled files and no {SINGLE_FILE}: "
@@ -224,11 +244,13 @@ def _pickled(
     return choice
 
 
-def _listing(first: Sequence[HubFile], blobs: Sequence[HubFile]) -> str:
-    """Describe several models, each given by its first file: type, file name and total size."""
+def _describe_models(first_files: Sequence[HubFile], blobs: Sequence[HubFile]) -> str:
+    """Return a text that lists GGUFs with type, file name and total size. `first_files`: the GGUFs,
+    each represented by its first shard.
+    """
     descriptions = []
-    for blob in first:
-        total = sum(shard.size for shard in _shards(blob, blobs))
+    for blob in first_files:
+        total = sum(shard.size for shard in _all_shards(blob, blobs))
         descriptions.append(
             f"{type_in_name(blob.name) or blob.name} ({blob.name}, {format_size(total)})"
         )

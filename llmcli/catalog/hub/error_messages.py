@@ -1,4 +1,6 @@
-"""Errors of the hub, of huggingface_hub and of the network as one-line messages with a hint."""
+"""Converts errors of the hub, of huggingface_hub and of the network to UserErrors with one line of
+text and a hint.
+"""
 
 import json
 import logging
@@ -11,8 +13,8 @@ from llmcli.errors import UserError
 from llmcli.types import ProgressDisplay
 
 
-class _Retries(logging.Handler):
-    """Forwards huggingface_hub's log lines about retries to `watcher` as notes."""
+class _RetryHandler(logging.Handler):
+    """A log handler that prints messages of huggingface_hub about retries as notes."""
 
     def __init__(self, watcher: ProgressDisplay) -> None:
         super().__init__(logging.WARNING)
@@ -26,20 +28,24 @@ class _Retries(logging.Handler):
 
 @contextmanager
 def note_retries(watcher: ProgressDisplay) -> Iterator[None]:
-    """Print huggingface_hub's log lines about retries as notes; its other log lines are dropped."""
+    """While the with block runs, print log messages of huggingface_hub about retries as notes for
+    the user. Its other log messages are discarded.
+    """
     logger = logging.getLogger("huggingface_hub")
-    handler = _Retries(watcher)
-    before, handlers = logger.propagate, logger.handlers
+    handler = _RetryHandler(watcher)
+    propagate, handlers = logger.propagate, logger.handlers
     logger.handlers, logger.propagate = [handler], False
     try:
         yield
     finally:
-        logger.handlers, logger.propagate = handlers, before
+        logger.handlers, logger.propagate = handlers, propagate
 
 
 @contextmanager
 def explain_error(spec: Spec, config: Config) -> Iterator[None]:
-    """Convert errors of the hub and the network into UserErrors."""
+    """Convert errors of the hub, the network and the cache's disk in the with block to UserErrors.
+    `spec`: the repository that is accessed.
+    """
     import httpx2
     from huggingface_hub import errors
 
@@ -50,15 +56,15 @@ def explain_error(spec: Spec, config: Config) -> Iterator[None]:
             f"{spec.repo} is not a valid repository name", hint="write org/repo"
         ) from None
     except errors.HfHubHTTPError as error:
-        raise _refused(error, spec, config) from None
+        raise _explain_refusal(error, spec, config) from None
     except (
         errors.LocalEntryNotFoundError,
         errors.OfflineModeIsEnabled,
         httpx2.TransportError,
     ) as error:
-        host = _elsewhere(error, config) or config.hub_endpoint
+        host = _redirect_host(error, config) or config.hub_endpoint
         raise UserError(
-            f"no connection to {host}: {_reason(error)}",
+            f"no connection to {host}: {_first_line(error)}",
             hint="check the network (proxy: HTTPS_PROXY, mirror: HF_ENDPOINT); "
             "downloaded data is kept, and the download resumes",
         ) from None
@@ -79,11 +85,9 @@ def explain_error(spec: Spec, config: Config) -> Iterator[None]:
         ) from None
 
 
-def _refused(error: Exception, spec: Spec, config: Config) -> UserError:
-    """Return a UserError for a request that the hub refused.
-
-    The library's error classes inherit from each other, so the most specific ones are checked
-    first.
+def _explain_refusal(error: Exception, spec: Spec, config: Config) -> UserError:
+    """Return the UserError for an HTTP status with which the hub refused a request. The error
+    classes of huggingface_hub inherit from each other, so the most specific are checked first.
     """
     from huggingface_hub import errors
 
@@ -118,7 +122,7 @@ def _refused(error: Exception, spec: Spec, config: Config) -> UserError:
             f"the hub has no public model {spec.repo}",
             hint="check the spelling; for a private model, set HF_TOKEN",
         )
-    if host := _elsewhere(error, config):
+    if host := _redirect_host(error, config):
         return UserError(
             f"{host}, to which the hub redirects for {spec.repo}, answers with status {status}",
             hint="run the same command again; if it fails again, "
@@ -142,17 +146,17 @@ def _refused(error: Exception, spec: Spec, config: Config) -> UserError:
     )
 
 
-def _elsewhere(error: Exception, config: Config) -> str:
-    """Return the host that an error came from, or "" if it is the hub itself.
-
-    The hub stores large files on other hosts.
+def _redirect_host(error: Exception, config: Config) -> str:
+    """Return the host that caused an error if it is not the hub itself but one to which the hub has
+    redirected, otherwise "". The hub stores large files on other hosts.
     """
-    # error.request is a property that may raise
+    # The property error.request can raise, so the attribute behind it is read.
     request = getattr(error, "response", None) or getattr(error, "_request", None)
     host = str(request.url.host) if request else ""
     return "" if host in config.hub_endpoint else host
 
 
-def _reason(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
+    """Return the first line of the text of an error's cause, or of the error itself."""
     cause = error.__cause__ or error
     return (str(cause) or type(cause).__name__).splitlines()[0]

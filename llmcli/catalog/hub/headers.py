@@ -1,10 +1,10 @@
-"""The HTTP headers of a request to the hub."""
+"""The HTTP headers that llmcli sends to the hub."""
 
 from llmcli.config import Config
 
 
 def hub_headers(config: Config) -> dict[str, str]:
-    """Return headers with the program's name and, if there is one, the user's token."""
+    """Return the headers for a request: the program's name and, if it is set, the user's token."""
     from huggingface_hub import __version__
 
     headers = {"user-agent": f"llmcli; hf_hub/{__version__}"}

@@ -1,4 +1,4 @@
-"""Tests with one small request whether the hub answers."""
+"""Checks with one small request whether the hub answers."""
 
 from llmcli.config import Config, disable_hub_telemetry
 
@@ -6,9 +6,8 @@ TIMEOUT_SECONDS = 15.0
 
 
 def ping_hub(config: Config) -> str:
-    """Return "" if the hub answered, or a short description of the failure.
-
-    Any status below 500 counts as an answer.
+    """Return "" if the hub answers with a status below 500, otherwise a short text about the
+    failure.
     """
     disable_hub_telemetry()
     import httpx2

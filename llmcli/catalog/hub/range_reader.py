@@ -1,8 +1,8 @@
-"""Reads byte ranges of files that stay on the hub, with retries.
+"""Reads byte ranges of files that stay on the hub, and retries after failures.
 
-Every request names the commit. Sizes, ETags and the hub's headers are compared with the hub's file
-listing, so that all parts come from the same file. The sha256 cannot be checked, because the parts
-arrive in another order.
+Every request names the commit. The size, the ETag and other headers of each response are compared
+with the hub's file listing, so that all ranges are of the same content. The sha256 of the file
+cannot be checked, because the ranges are not read in order.
 """
 
 import re
@@ -25,20 +25,23 @@ if TYPE_CHECKING:
     from quant.native.ggml import U8
 
 TIMEOUT_SECONDS = 15.0  # the longest wait for the next byte
-READ_STATUSES = (429, *RETRIED_STATUSES)  # retried: many small reads may exceed a rate limit
-# answers of a redirect address that is no longer valid
+# Statuses after which a read is retried. Many small reads can exceed the hub's rate limit (429).
+READ_STATUSES = (429, *RETRIED_STATUSES)
+# Statuses with which a host answers if the address to which the hub redirected has expired.
 EXPIRED_STATUSES = (400, 401, 403, 404, 410)
-# bytes fetched in advance from each file, which usually contain its tensor table
+# Bytes that are read in advance from each file. They usually contain its tensor table.
 HEAD_BYTES = 1 << 16
 CONTENT_RANGE_PATTERN = re.compile(r"bytes ([0-9]{1,19})-[0-9]{1,19}/([0-9]{1,19}|\*)")
 
 
 class RangesUnsupported(UserError):
-    """The server does not support byte ranges."""
+    """The server ignores the requested byte range, so that a file cannot be read in parts."""
 
 
 class RemoteFile:
-    """One file of a repository at one commit; implements quant.source.blob.Blob."""
+    """A file of a repository at one commit, which can be read in parts. Implements
+    quant.source.blob.Blob, so that quant can quantize a checkpoint that stays on the hub.
+    """
 
     def __init__(
         self, spec: Spec, commit: str, blob: "HubFile", config: Config, watcher: ProgressDisplay
@@ -58,16 +61,16 @@ class RemoteFile:
             **hub_headers(config),
             "Accept-Encoding": "identity",
         }
-        # the address to which the hub redirects for the content; None if unknown or expired
+        # The address to which the hub redirects for the content. None if unknown or expired.
         self.content_url: str | None = None
-        self.etags: dict[str, str] = {}  # host -> the ETag it sends for this content
+        self.etags: dict[str, str] = {}  # the ETag of the file, by the host that sends it
         self.first_bytes = b""
         self.lock, self.noted_break = threading.Lock(), False
 
     def read(self, offset: int, nbytes: int) -> "U8":
-        """Return exactly `nbytes` bytes from `offset` as uint8 `[nbytes]`.
-
-        Raises UserError if MAX_FAILURES consecutive requests fail.
+        """Return `nbytes` bytes of the file from `offset` on, as a uint8 array `[nbytes]`. Raises
+        UserError if retry.MAX_FAILURES consecutive requests receive nothing, or if the file has
+        changed on the hub.
         """
         import numpy as np
 
@@ -79,56 +82,61 @@ class RemoteFile:
         return out
 
     def _fill(self, out: memoryview, offset: int) -> None:
-        """Fill `out` with the bytes from `offset` on, resuming after every broken answer."""
+        """Fill `out` with the bytes of the file from `offset` on. After a broken connection,
+        request only the missing bytes.
+        """
         filled = 0
 
         def fetch() -> None:
             nonlocal filled
-            for chunk in self._ask(offset + filled, len(out) - filled):
+            for chunk in self._request_range(offset + filled, len(out) - filled):
                 out[filled : filled + len(chunk)] = chunk
                 filled += len(chunk)
 
         resume_transfer(fetch, lambda: len(out) - filled, self._report_break, READ_STATUSES)
 
-    def _ask(self, start: int, nbytes: int, hub: bool = False) -> Iterator[bytes]:
-        """Yield up to `nbytes` bytes from one request for the range that begins at `start`.
+    def _request_range(self, start: int, nbytes: int, hub: bool = False) -> Iterator[bytes]:
+        """Request `nbytes` bytes from `start` on, and yield them in chunks as they arrive.
 
-        The token is sent to the hub only. With `hub`, the known address of the content is not used.
-        The answer is read to its end, so that the connection can be reused, unless it is longer
-        than requested.
+        The request goes to `content_url` if that is known and `hub` is False, otherwise to the hub.
+        Only the hub receives the user's token. The response is read to its end, so that the
+        connection can be reused, except if it is longer than the requested range.
         """
         from huggingface_hub import get_session, hf_raise_for_status
 
-        direct = None if hub else self.content_url
+        content_url = None if hub else self.content_url
         headers = {**self.headers, "Range": f"bytes={start}-{start + nbytes - 1}"}
-        if direct:
+        if content_url:
             headers = {
                 name: value for name, value in headers.items() if name.lower() != "authorization"
             }
         with get_session().stream(
-            "GET", direct or self.url, headers=headers, timeout=TIMEOUT_SECONDS
+            "GET", content_url or self.url, headers=headers, timeout=TIMEOUT_SECONDS
         ) as response:
-            expired = bool(direct) and response.status_code in EXPIRED_STATUSES
-            if not expired:
+            is_expired = bool(content_url) and response.status_code in EXPIRED_STATUSES
+            if not is_expired:
                 if response.status_code == 416:
-                    raise self._no_ranges(response)
+                    raise self._ranges_unsupported(response)
                 hf_raise_for_status(response)
-                self._check(response, start)
+                self._check_response(response, start)
                 for chunk in response.iter_raw():
                     yield chunk[:nbytes]
                     nbytes -= len(chunk)
                     if nbytes < 0:
                         return
-        if expired:
+        if is_expired:
             self.content_url = None
-            yield from self._ask(start, nbytes, hub=True)
+            yield from self._request_range(start, nbytes, hub=True)
 
-    def _check(self, response: Any, start: int) -> None:
-        """Raise an error unless the answer is the requested range of the listed file."""
+    def _check_response(self, response: Any, start: int) -> None:
+        """Check the headers of a response to a request for the range from `start` on. Raises
+        RangesUnsupported if it is not a range, httpx2.RemoteProtocolError if it is another range,
+        and UserError if the file has changed. Store the address to which the hub has redirected.
+        """
         import httpx2
 
         if response.status_code != 206:
-            raise self._no_ranges(response)
+            raise self._ranges_unsupported(response)
         content_range = CONTENT_RANGE_PATTERN.fullmatch(response.headers.get("content-range", ""))
         if (
             not content_range
@@ -136,14 +144,15 @@ class RemoteFile:
             or response.headers.get("content-encoding", "identity") != "identity"
         ):
             raise httpx2.RemoteProtocolError("the server sent another range than requested")
-        linked = [_tag(step.headers.get("x-linked-etag")) for step in (*response.history, response)]
-        commits = [step.headers.get("x-repo-commit") for step in (*response.history, response)]
-        host, tag = response.url.host, _tag(response.headers.get("etag"))
+        steps = (*response.history, response)  # the redirects and the final response
+        linked_etags = [_strong_etag(step.headers.get("x-linked-etag")) for step in steps]
+        commits = [step.headers.get("x-repo-commit") for step in steps]
+        host, etag = response.url.host, _strong_etag(response.headers.get("etag"))
         with self.lock:
-            is_same_content = tag == (self.etags.setdefault(host, tag) if tag else tag)
+            is_same_content = etag == (self.etags.setdefault(host, etag) if etag else etag)
         if (
             content_range[2] not in (str(self.size), "*")
-            or not {*linked} <= {self.digest, ""}
+            or not {*linked_etags} <= {self.digest, ""}
             or not {*commits} <= {self.commit, None}
             or not is_same_content
         ):
@@ -156,7 +165,8 @@ class RemoteFile:
         ):
             self.content_url = str(response.url)
 
-    def _no_ranges(self, response: Any) -> RangesUnsupported:
+    def _ranges_unsupported(self, response: Any) -> RangesUnsupported:
+        """Return the error for a response that is not the requested range."""
         return RangesUnsupported(
             f"{response.url.host} does not send parts of {self.path.name} "
             f"(status {response.status_code})",
@@ -164,7 +174,9 @@ class RemoteFile:
         )
 
     def _report_break(self, pause: float) -> None:
-        """Print a note about the first broken connection of a file, and about every long wait."""
+        """Print a note if this is the first broken connection of the file, or if the server has
+        asked to wait more than 10 seconds. `pause`: the seconds that it has asked to wait.
+        """
         if pause > 10:
             self.watcher.note(f"the hub reports too many requests; waiting {pause:.0f} s")
         elif not self.noted_break:
@@ -173,13 +185,20 @@ class RemoteFile:
 
 
 def fetch_heads(files: Sequence[RemoteFile]) -> None:
-    """Fetch the first HEAD_BYTES of every file, several files at once. Raises RangesUnsupported."""
+    """Read the first HEAD_BYTES of every file in parallel and store them, so that reading the
+    tensor tables needs no further requests. Raises RangesUnsupported if the server does not send
+    ranges.
+    """
     with ThreadPoolExecutor(8, thread_name_prefix="head") as pool:
-        heads = pool.map(lambda file: file.read(0, min(HEAD_BYTES, file.size)).tobytes(), files)
-        for file, head in zip(files, heads, strict=True):
-            file.first_bytes = head
+        all_first_bytes = pool.map(
+            lambda file: file.read(0, min(HEAD_BYTES, file.size)).tobytes(), files
+        )
+        for file, first_bytes in zip(files, all_first_bytes, strict=True):
+            file.first_bytes = first_bytes
 
 
-def _tag(value: str | None) -> str:
-    """Return a strong ETag without its quotes; "" for a weak one or none."""
+def _strong_etag(value: str | None) -> str:
+    """Return an ETag without its quotes, or "" if it is missing or weak (W/...). Weak ETags do not
+    guarantee identical bytes.
+    """
     return "" if not value or value.startswith("W/") else value.strip('"')

@@ -1,4 +1,6 @@
-"""Retries of hub requests: small ones are repeated, transfers resume where they broke."""
+"""Retries requests to the hub after temporary failures. A small request is repeated. A transfer is
+resumed where it was interrupted.
+"""
 
 import re
 import time
@@ -9,16 +11,15 @@ if TYPE_CHECKING:
     import httpx2
 
 MAX_TRIES = 5  # of a small request
-MAX_FAILURES = 6  # consecutive requests of a transfer that received nothing
-MAX_PAUSE_SECONDS = 300.0
+MAX_FAILURES = 6  # consecutive requests without any data, after which a transfer fails
+MAX_PAUSE_SECONDS = 300.0  # longer waits that a server asks for are shortened to this
 RETRIED_STATUSES = (408, 500, 502, 503, 504)
 Response = TypeVar("Response")
 
 
 def with_retries(request: Callable[[], Response]) -> Response:
-    """Return `request()`; after a transient failure, try again.
-
-    If the host cannot be reached, the error is raised at once.
+    """Call `request` and return its result. After a temporary failure, call it again, up to
+    MAX_TRIES times in total. If the host cannot be reached at all, raise the error at once.
     """
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -43,11 +44,11 @@ def resume_transfer(
     report_break: Callable[[float], None],
     statuses: Sequence[int] = RETRIED_STATUSES,
 ) -> None:
-    """Call `fetch` until `count_missing` returns 0; a call may fail or end early.
+    """Call `fetch`, which requests the missing bytes, until `count_missing` returns 0.
 
-    Transient failures and answers with one of `statuses` are retried. Before each retry,
-    `report_break` receives the seconds that the server asks to wait, or 0. Raises the last error
-    after MAX_FAILURES consecutive calls that fetched nothing.
+    A call may fail or end early. After a broken connection or a response with one of `statuses`, it
+    is repeated. Before that, `report_break` is called with the seconds that the server has asked to
+    wait, or 0. After MAX_FAILURES consecutive calls without new bytes, the last error is raised.
     """
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
@@ -74,8 +75,8 @@ def resume_transfer(
 
 
 def _requested_pause(response: "httpx2.Response") -> float:
-    """Return the seconds that the server asks to wait, at most MAX_PAUSE_SECONDS; 0 if it does not
-    say.
+    """Return the seconds that a server asks to wait in the header Retry-After, at most
+    MAX_PAUSE_SECONDS. 0 if the header is missing or not a number.
     """
     text = response.headers.get("retry-after", "")
     return min(float(text), MAX_PAUSE_SECONDS) if re.fullmatch("[0-9]+", text) else 0.0

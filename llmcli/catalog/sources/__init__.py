@@ -1,4 +1,6 @@
-"""The kinds of sources for weights, by name; each module of this folder defines one."""
+"""The kinds of sources from which weights can be fetched, such as the hub. Each module of this
+folder exports a tuple SOURCES.
+"""
 
 from llmcli.catalog.sources.base import ModelSource
 from quant.registry import collect

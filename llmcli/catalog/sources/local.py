@@ -1,4 +1,4 @@
-"""A file or folder on this disk, used in place and never copied."""
+"""The source "local": a file or folder on this disk, which is used where it is and never copied."""
 
 from pathlib import Path
 from typing import Literal
@@ -14,26 +14,28 @@ from quant.checkpoint.pickles import find_pickles
 
 
 class LocalSource:
-    """A GGUF (with all shards of a split one), or a folder with config.json and weights."""
+    """The kind of source for a GGUF on this disk, or for a folder with config.json and weights."""
 
     name, required_fields = "local", ("path",)
 
     def fetch(
         self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay
     ) -> FetchedFiles:
+        """Hash the files at `spec.path`. Raises UserError if there is no model."""
         path = Path(spec.path).expanduser().absolute()
         kind, files = find_model_files(path)
-        measured = tuple(hash_file(file, watcher) for file in files)
-        return FetchedFiles(kind, path if kind == "folder" else files[0], measured, spec.label)
+        hashed_files = tuple(hash_file(file, watcher) for file in files)
+        return FetchedFiles(kind, path if kind == "folder" else files[0], hashed_files, spec.label)
 
 
 def find_model_files(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
-    """Return the kind of model at `path`, and its files.
+    """Return the kind of the model at `path`, and all its files; of a GGUF, the file to load is the
+    first. `path`: a GGUF, which must be the first shard of a split model, or a folder.
 
-    A split GGUF must be named by its first shard. Raises UserError if there is no model.
+    Raises UserError if there is no model, or several, or shards are missing.
     """
     if path.is_dir():
-        return _folder(path)
+        return _find_in_folder(path)
     if not path.is_file():
         raise UserError(f"no such file: {path}", hint=f"ls {path.parent}")
     if not (shard := parse_shard_name(path.name)):
@@ -52,7 +54,10 @@ def find_model_files(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]
     return "gguf", files
 
 
-def _folder(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
+def _find_in_folder(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
+    """Return the kind and the files of the model in a folder: a checkpoint with safetensors, else a
+    single GGUF, else a checkpoint with pickles. Raises UserError if there is none of these.
+    """
     weights = sorted(path.glob("*.safetensors"))
     side_files = [*sorted(path.glob("*.json")), *sorted(path.glob("tokenizer.model"))]
     if (path / "config.json").is_file() and weights:

