@@ -1,6 +1,8 @@
-"""The entry point: main() turns errors into messages and exit codes.
+"""The entry point of the program. main() runs the command line and turns errors into messages and
+exit codes.
 
-The commands are imported inside main(), so that Ctrl-C during the import ends the program cleanly.
+The commands are imported inside main(), so that Ctrl-C during the import ends the program without a
+traceback.
 """
 
 import errno
@@ -9,22 +11,24 @@ import os
 import sys
 from contextlib import suppress
 
-# Texts that Python raises for an unknown ~NAME, and when no temporary folder is writable. These
-# errors carry no errno.
+# Messages of Python's errors for an unknown ~NAME, and for a system without a writable temporary
+# folder. These errors have no errno.
 NO_HOME_MESSAGE, NO_TEMP_FOLDER_MESSAGE = (
     "Could not determine home directory.",
     "No usable temporary directory",
 )
-# OSErrors that the user can resolve: disk space and permissions. Any other OSError is a bug.
+# Errors of the operating system that the user can resolve: disk space and permissions. Any other
+# OSError is a bug.
 USER_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 
 
 def main() -> None:
-    """Run the command line.
+    """Run the command line of this process. An error that the user can resolve prints a message and
+    a hint. Any other error is a bug and prints a traceback.
 
-    A user error prints one line and a hint; a bug prints a traceback.
+    Exits with 0 on success, 2 for wrong usage, 130 after Ctrl-C, and 1 for other errors.
     """
-    _standard_streams()
+    _fix_standard_streams()
     try:
         _run()
     except KeyboardInterrupt:
@@ -33,7 +37,9 @@ def main() -> None:
 
 
 def _run() -> None:
-    """Run the command and print user errors. Errors raised by the imports are not caught here."""
+    """Import and run the commands. Print a UserError and raise SystemExit for it. Errors while the
+    modules are imported are not handled.
+    """
     from llmcli import config
     from llmcli.commands.cli import app
     from llmcli.errors import OutputClosed, UsageError, UserError
@@ -63,7 +69,7 @@ def _run() -> None:
             ) from error
     except UserError as error:
         UI().error(str(error), error.hint)
-        _settle_output()
+        _flush_output()
         if config.load_config().debug:
             raise
         raise SystemExit(2 if isinstance(error, UsageError) else 1) from None
@@ -72,21 +78,24 @@ def _run() -> None:
         raise SystemExit(0) from None
 
 
-def _standard_streams() -> None:
-    """Open missing standard streams, and let stdout replace characters that it cannot encode.
+def _fix_standard_streams() -> None:
+    """Open closed standard streams on the null device, and let stdout replace characters that it
+    cannot encode.
 
-    If a standard stream is closed, the next opened file gets descriptor 0, 1 or 2, and llama.cpp's
-    log output would be written into it.
+    If a standard stream stayed closed, the next opened file would get its descriptor (0, 1 or 2),
+    and llama.cpp would write its log into that file.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # the lowest free descriptor is the missing one
+        if getattr(sys, name) is None:  # os.open returns the lowest free descriptor: the closed one
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 
 
-def _settle_output() -> None:
-    """Flush stdout. If that fails, discard its buffer: an error message was already printed."""
+def _flush_output() -> None:
+    """Flush stdout after an error message. If this fails, discard the buffered output, because a
+    second error message would not help.
+    """
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -94,7 +103,9 @@ def _settle_output() -> None:
 
 
 def _drop_output() -> None:
-    """Discard what stdout and stderr still buffer, so that Python does not write it at exit."""
+    """Redirect stdout and stderr to the null device, so that Python does not fail at exit when it
+    writes what they still buffer.
+    """
     null_device = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

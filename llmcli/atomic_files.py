@@ -1,4 +1,6 @@
-"""Files that appear complete or not at all: written under a temporary name, then renamed."""
+"""Write files so that other programs see either the complete file or no file: write to a temporary
+name in the same folder, and then rename.
+"""
 
 import errno
 import hashlib
@@ -20,17 +22,21 @@ HINT_OF_ERRNO = {
 
 
 class AtomicWriter:
-    """A partial file, open for appending, with the hashes of its whole content.
-
-    Content that an earlier attempt left in the file is read at the start, so that the hashes cover
-    it. `position` is the number of bytes in the file. `on_progress` receives the number of new
-    bytes; bytes that are written again after `restart` are not reported, so that progress never
-    runs backwards. `size` is the size of the complete file, which a git blob id needs in advance.
+    """A partial download that is appended to, with the hashes of everything in it. It may continue
+    the file of an earlier, interrupted attempt. `position` is the number of bytes in the file.
     """
 
     def __init__(
         self, path: Path, size: int, on_progress: Callable[[int], None] = lambda _: None
     ) -> None:
+        """Open the partial file `path`, and hash the bytes that are already in it.
+
+        `size`: the size of the complete file, which is part of a git blob id. `on_progress`
+        receives the number of new bytes after each write. Bytes that are written a second time
+        after `restart` are not reported, so that progress never runs backwards.
+
+        Raises UserError if the file cannot be opened.
+        """
         make_folder(path.parent)
         self.path, self.size, self.on_progress = path, size, on_progress
         try:
@@ -41,9 +47,9 @@ class AtomicWriter:
         if self.file.tell() > size:
             self.file.truncate(0)
         self.file.seek(0)
-        self._forget()
+        self._reset_hashes()
         while chunk := self.file.read(CHUNK_BYTES):
-            self._hash(chunk)
+            self._add_to_hashes(chunk)
         self.max_position = self.position
 
     def __enter__(self) -> "AtomicWriter":
@@ -58,7 +64,9 @@ class AtomicWriter:
         self.file.close()
 
     def write(self, chunk: bytes) -> int:
-        """Append bytes. Raises UserError on a full disk; what is already written stays."""
+        """Append `chunk`, and return its length. Raises UserError if the disk is full. The bytes
+        that were written before stay in the file, so a later attempt can continue.
+        """
         try:
             remaining = memoryview(chunk)
             while remaining:
@@ -68,30 +76,31 @@ class AtomicWriter:
                 f"cannot write {self.path}: {error.strerror}",
                 hint="free disk space, then run the same command again",
             ) from None
-        self._hash(chunk)
+        self._add_to_hashes(chunk)
         if self.position > self.max_position:
             self.on_progress(self.position - self.max_position)
             self.max_position = self.position
         return len(chunk)
 
     def restart(self) -> None:
-        """Empty the file, because the server sends it again from the beginning."""
+        """Empty the file, because the server will send it again from the beginning."""
         self.file.truncate(0)
         self.file.seek(0)
-        self._forget()
+        self._reset_hashes()
 
     def has_digest(self, digest: str) -> bool:
-        """Return whether the content matches `digest`: 64 hex digits are a sha256, 40 a git blob
-        id.
+        """Return whether the contents of the file have the hash `digest` in hexadecimal. A digest
+        of 64 digits is a SHA-256, one of 40 digits a git blob id.
         """
         return digest == (self.sha256 if len(digest) == 64 else self.git_hash.hexdigest())
 
     @property
     def sha256(self) -> str:
+        """Return the SHA-256 of the file so far, in hexadecimal."""
         return self.sha256_hash.hexdigest()
 
     def commit(self, path: Path) -> None:
-        """Make the file durable and rename it to `path`."""
+        """Flush the complete file to the disk and rename it to `path`. It is closed then."""
         os.fsync(self.file.fileno())
         self.file.close()
         make_folder(path.parent)
@@ -99,24 +108,28 @@ class AtomicWriter:
         sync_folder(path.parent)
 
     def discard(self) -> None:
-        """Delete the file, because its content is wrong."""
+        """Close and delete the file, because its contents are wrong."""
         self.file.close()
         self.path.unlink(missing_ok=True)
 
-    def _forget(self) -> None:
+    def _reset_hashes(self) -> None:
+        """Set the position and the hashes to those of an empty file."""
         self.position = 0
         self.sha256_hash = hashlib.sha256()
         self.git_hash = hashlib.sha1(b"blob %d\0" % self.size, usedforsecurity=False)
 
-    def _hash(self, chunk: bytes) -> None:
+    def _add_to_hashes(self, chunk: bytes) -> None:
+        """Update the position and the hashes by the next bytes of the file."""
         self.sha256_hash.update(chunk)
-        if self.size < 64 * CHUNK_BYTES:  # larger files are in LFS, whose digest is a sha256
+        if self.size < 64 * CHUNK_BYTES:  # larger files are in Git LFS, which uses SHA-256
             self.git_hash.update(chunk)
         self.position += len(chunk)
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder. Raises UserError if that is not possible."""
+    """Create a folder and its parent folders, if they do not exist. Raises UserError if this is not
+    possible.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -124,13 +137,17 @@ def make_folder(path: Path) -> None:
 
 
 def write_error(path: Path, error: OSError) -> UserError:
-    """Return a UserError for an OSError while writing `path`."""
+    """Return the UserError that reports an OSError while writing `path`. Its hint depends on the
+    cause.
+    """
     hint = HINT_OF_ERRNO.get(error.errno or 0, "make room or check the folder's permissions")
     return UserError(f"cannot write {path}: {error.strerror}", hint=hint)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power failure, on systems that can flush a folder."""
+    """Flush the entries of `folder` to the disk, so that a rename in it survives a power failure.
+    Do nothing on systems that cannot flush a folder.
+    """
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -140,10 +157,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Raise UserError if `write_atomically` could not replace `path`. Nothing is changed."""
-    _ordinary(path)
+    """Raise UserError if `write_atomically` could not write `path`. An existing file there is not
+    changed. Missing parent folders are created.
+    """
+    _require_regular_file(path)
     make_folder(path.parent)
-    temporary = _beside(path)
+    temporary = _temporary_path(path)
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o666))
         temporary.unlink()
@@ -152,7 +171,9 @@ def require_writable(path: Path) -> None:
 
 
 def require_distinct_paths(outputs: Iterable[Path | None], inputs: Iterable[Path | None]) -> None:
-    """Raise UserError if a file to be written is also read, or is written twice."""
+    """Raise UserError if a file of `outputs` is also in `inputs`, or twice in `outputs`. Paths of
+    None are ignored.
+    """
     uses = {
         os.path.realpath(path.expanduser()): "is also read, and would be overwritten"
         for path in inputs
@@ -168,13 +189,14 @@ def require_distinct_paths(outputs: Iterable[Path | None], inputs: Iterable[Path
 
 
 def write_atomically(path: Path, *data: bytes | memoryview, mode: int = 0o666) -> None:
-    """Replace `path` by the concatenation of `data`, or leave it unchanged.
+    """Write `data`, one after another, to the file `path`. If this fails, an existing file there is
+    unchanged, and UserError is raised.
 
-    `mode` is narrowed by the user's umask.
+    `mode`: the permissions of the file, from which those in the user's umask are removed.
     """
-    _ordinary(path)
+    _require_regular_file(path)
     make_folder(path.parent)
-    temporary = _beside(path)
+    temporary = _temporary_path(path)
     try:
         with os.fdopen(
             os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb"
@@ -190,8 +212,10 @@ def write_atomically(path: Path, *data: bytes | memoryview, mode: int = 0o666) -
         temporary.unlink(missing_ok=True)
 
 
-def _ordinary(path: Path) -> None:
-    """Raise UserError if `path` is a folder, a device or a pipe: a rename would replace it."""
+def _require_regular_file(path: Path) -> None:
+    """Raise UserError if `path` exists and is not a regular file. A rename would replace a device
+    or a pipe, and fail for a folder.
+    """
     try:
         if path.exists() and not path.is_file():
             kind = "a folder" if path.is_dir() else "not a regular file"
@@ -200,5 +224,6 @@ def _ordinary(path: Path) -> None:
         raise write_error(path, error) from None
 
 
-def _beside(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
+    """Return the path of this process's temporary file for writing `path`, in the same folder."""
     return path.with_name(f".{path.name}.{os.getpid()}.part")

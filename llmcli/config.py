@@ -1,4 +1,6 @@
-"""The only reader of os.environ: where files are stored, and which switches are set."""
+"""Read the configuration from environment variables: where files are stored, and which switches are
+set. No other module reads or changes os.environ.
+"""
 
 import os
 import re
@@ -6,44 +8,38 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-TRUE_WORDS = {"1", "true", "yes", "on"}
+TRUE_WORDS = {"1", "true", "yes", "on"}  # values of a variable that turn a switch on
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Folders and switches.
+    """The folders and the switches of llmcli."""
 
-    - `data`: models that llmcli quantized or unpacked.
-    - `config`: the user's catalog.
-    - `state`: sessions and history.
-    - `cache`: files that can be downloaded or computed again.
-    - `hub_cache`: the ordinary Hugging Face cache, shared with other programs.
-    - `allow_pickle`: set by a command's option, never by the environment.
-    """
-
-    data: Path
-    config: Path
-    state: Path
-    cache: Path
-    offline: bool
-    debug: bool
+    data: Path  # folder of models that llmcli has quantized or unpacked
+    config: Path  # folder of the user's catalog
+    state: Path  # folder of conversations, profiles and histories
+    cache: Path  # folder of files that can be downloaded or computed again
+    offline: bool  # make no network connection
+    debug: bool  # print a traceback for user errors, too
     color: bool
-    native_sampling: bool
-    hub_endpoint: str
-    hub_cache: Path
+    native_sampling: bool  # sample with llama.cpp's samplers where possible, not with numpy
+    hub_endpoint: str  # URL of the Hugging Face hub, without a slash at the end
+    hub_cache: Path  # the ordinary Hugging Face cache, shared with other programs
     hub_token: str | None
+    # Whether pickled weights may be read. Only a command's option sets it, not the environment.
     allow_pickle: bool = False
 
     @property
     def user_catalog(self) -> Path:
-        """The user's own models.toml."""
+        """Return the path of the user's own models.toml. The file may not exist."""
         return self.config / "models.toml"
 
 
 def load_config(environ: Mapping[str, str] | None = None) -> Config:
-    """Read the configuration from `environ` (default: os.environ).
+    """Read the configuration from the environment variables `environ`, by default os.environ.
 
-    If LLMCLI_HOME is set, the data, config, state and cache folders are subfolders of it.
+    The data, config, state and cache folders are subfolders of LLMCLI_HOME if that is set.
+    Otherwise they are in the usual places of the operating system.
     """
     env = os.environ if environ is None else environ
     if home := env.get("LLMCLI_HOME"):
@@ -65,20 +61,19 @@ def load_config(environ: Mapping[str, str] | None = None) -> Config:
         config=config,
         state=state,
         cache=cache,
-        offline=_true(env, "HF_HUB_OFFLINE") or _true(env, "LLMCLI_OFFLINE"),
-        debug=_true(env, "LLMCLI_DEBUG"),
+        offline=_is_true(env, "HF_HUB_OFFLINE") or _is_true(env, "LLMCLI_OFFLINE"),
+        debug=_is_true(env, "LLMCLI_DEBUG"),
         color=not env.get("NO_COLOR"),
         native_sampling=env.get("LLMCLI_NATIVE_SAMPLING", "1") not in ("0", "false", "off"),
         hub_endpoint=(env.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
         hub_cache=Path(env.get("HF_HUB_CACHE") or hub / "hub").expanduser().absolute(),
-        hub_token=_token(env, hub),
+        hub_token=_read_hub_token(env, hub),
     )
 
 
 def wheel_cache_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the folder where scripts/setup keeps the wheels of llama.cpp that it built.
-
-    It must agree with cache_folder in scripts/build/build_llama.py.
+    """Return the folder in which scripts/setup stores the llama.cpp wheels that it builds. The rule
+    must be the same as in cache_folder of scripts/build/build_llama.py.
     """
     env = os.environ if environ is None else environ
     if explicit := env.get("LLMCLI_WHEEL_CACHE"):
@@ -89,22 +84,21 @@ def wheel_cache_folder(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def disable_backtrace() -> None:
-    """Keep an abort inside llama.cpp from starting a debugger. Call it before the library is
-    loaded.
+    """Turn off llama.cpp's backtraces, because an abort in it would start a debugger to print one.
+    Call this before the library is loaded.
     """
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 
 def disable_tiled_kernels() -> None:
-    """Make llama.cpp use the same kernel for k-quants at every batch size.
-
-    Sets an environment variable, which llama.cpp reads at its first matrix product.
+    """Turn off llama.cpp's tiled kernels, so that k-quants use the same kernel at every batch size.
+    Call this before the first matrix product, when llama.cpp reads the environment variable.
     """
     os.environ["GGML_CPU_TILED_MM"] = "0"
 
 
 def disable_hub_telemetry() -> None:
-    """Turn off telemetry, progress bars and update checks of huggingface_hub. Call it before the
+    """Turn off telemetry, progress bars and update checks of huggingface_hub. Call this before the
     library is imported.
     """
     for name in (
@@ -116,47 +110,47 @@ def disable_hub_telemetry() -> None:
 
 
 def configure_ray(token: str | None) -> None:
-    """Turn off Ray's usage statistics, and require `token` from every client of the cluster.
-
-    With `token` None, the cluster's own authentication settings apply. Call it before Ray is
+    """Turn off Ray's usage statistics, and make the cluster accept only clients that know `token`.
+    With `token` None, the cluster's own authentication settings apply. Call this before Ray is
     imported.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if token:
         os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", token
-    # `ray start` wrote this file, so the cluster requires its token
+    # `ray start` has written this file, so the cluster requires the token in it.
     elif (Path.home() / ".ray" / "auth_token").exists():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # avoids a deprecation warning
 
 
 def has_rotated_cache() -> bool:
-    """Return whether llama.cpp rotates quantized K and V before storing them.
-
-    It does unless the variable LLAMA_ATTN_ROT_DISABLE is a number other than 0. Source:
-    src/llama-kv-cache.cpp.
+    """Return whether llama.cpp rotates quantized keys and values before it stores them. It does
+    unless the variable LLAMA_ATTN_ROT_DISABLE is a number other than 0 (src/llama-kv-cache.cpp).
     """
     return not re.match(r"\s*[+-]?0*[1-9]", os.environ.get("LLAMA_ATTN_ROT_DISABLE", ""))
 
 
 def build_child_environ(**changes: str) -> dict[str, str]:
-    """Return the environment for a child process: this process's environment with `changes`."""
+    """Return the environment variables for a child process: those of this process, with some
+    changed or added.
+    """
     return {**os.environ, **changes}
 
 
-def _token(env: Mapping[str, str], hub: Path) -> str | None:
-    """Return the user's hub token: HF_TOKEN, or the file that `hf auth login` writes."""
+def _read_hub_token(env: Mapping[str, str], hub: Path) -> str | None:
+    """Return the user's token for the hub: HF_TOKEN, or the one in the file that `hf auth login`
+    writes. None: no token. `hub`: the folder of that file.
+    """
     if token := env.get("HF_TOKEN", "").strip():
         return token
     file = Path(env.get("HF_TOKEN_PATH") or hub / "token").expanduser()
     try:
         return file.read_text(encoding="utf-8").strip() or None
-    except (
-        OSError,
-        ValueError,
-    ):  # missing, unreadable or not text: the hub will report it if it needs a token
+    # missing, unreadable or not text: the hub reports an error if it needs a token
+    except (OSError, ValueError):
         return None
 
 
-def _true(env: Mapping[str, str], name: str) -> bool:
+def _is_true(env: Mapping[str, str], name: str) -> bool:
+    """Return whether the variable `name` turns a switch on."""
     return env.get(name, "").strip().lower() in TRUE_WORDS

@@ -1,11 +1,17 @@
-"""Errors that the user can resolve. Bugs are not caught: they end with a traceback."""
+"""The errors that the program reports as messages. Any other exception is a bug and ends with a
+traceback.
+"""
 
 from quant.errors import UserError as UserError
 
 
 class OutputClosed(Exception):
-    """The program that reads stdout has ended (`llmcli list | head -1`). This is not an error."""
+    """Raised when the program that reads stdout has ended (`llmcli list | head -1`). llmcli then
+    exits silently with 0.
+    """
 
 
 class UsageError(UserError):
-    """A command line with invalid usage. It exits with 2; other user errors exit with 1."""
+    """A UserError for a command line that is wrong by itself, such as two options that exclude each
+    other. llmcli exits with 2 for it, and with 1 for other user errors.
+    """

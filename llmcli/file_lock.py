@@ -1,4 +1,4 @@
-"""Lock files between processes."""
+"""Lock files, with which llmcli processes exclude each other from a resource."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +12,14 @@ from llmcli.types import ProgressDisplay
 def hold_lock(
     path: Path, watcher: ProgressDisplay | None = None, resource: str = ""
 ) -> Iterator[bool]:
-    """Hold the lock file at `path` inside the block; yield whether this process has the lock.
+    """Hold the lock file at `path` during the `with` block. Yield whether this process has the
+    lock.
 
-    If another process has the lock: without a watcher, yields False at once; with a watcher, prints
-    a note that names `resource`, and waits. The kernel frees the lock of a dead process.
+    If another process has the lock, there are two cases. Without `watcher`, False is yielded at
+    once. With `watcher`, a note that names `resource` is printed there, and this process waits for
+    the lock. The kernel releases the lock of a process that has died.
+
+    Raises UserError if the lock file cannot be written.
     """
     from filelock import FileLock, Timeout
 

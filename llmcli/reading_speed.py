@@ -1,8 +1,9 @@
-"""Human reading speeds, to put a model's generation speed into perspective.
+"""Compare the speed of a model with the speeds at which people read.
 
-Tokens per second are converted to words per minute by the number of tokens that the model needs for
-a word of the sample text below. The text is English prose: other languages, code and tables need
-more tokens per word in most vocabularies. The reading speeds are rules of thumb.
+Tokens per second are converted to words per minute with the number of tokens that the model's
+vocabulary needs for a word of the sample text below. The text is English prose. Other languages,
+code and tables need more tokens per word in most vocabularies. The reading speeds are rules of
+thumb.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,21 +39,22 @@ SAMPLE_WORDS = len(SAMPLE_TEXT.split())
 
 @dataclass(frozen=True, slots=True)
 class ReadingPace:
-    """Converts between a model's tokens per second and words per minute."""
+    """Converts between tokens per second and words per minute for the vocabulary of a model."""
 
-    tokens_per_word: float
+    tokens_per_word: float  # mean over the sample text
 
     def words_per_minute(self, rate: float) -> float:
-        """Return the words per minute at `rate` tokens per second."""
+        """Return the words per minute of a model that generates `rate` tokens per second."""
         return rate * 60 / self.tokens_per_word
 
     def tokens_per_second(self, words: float) -> float:
-        """Return the tokens per second for `words` words per minute."""
+        """Return the tokens per second that are needed for `words` words per minute."""
         return words * self.tokens_per_word / 60
 
     def build_document(self, rate: float) -> dict[str, Any]:
-        """Return a JSON object. `times` is the speed divided by each of READING_PACES, so that a
-        value below 1 is slower than people read.
+        """Return the reading pace at `rate` tokens per second as a JSON object. Its field `times`
+        contains the speed divided by each of READING_PACES. A value below 1 means that the model is
+        slower than people read.
         """
         words = self.words_per_minute(rate)
         times = {
@@ -65,32 +67,34 @@ class ReadingPace:
         }
 
     def format_line(self, rates: Sequence[float]) -> str:
-        """Return the lowest and the highest of `rates`, in tokens per second, as one line.
+        """Return one line that compares the lowest and the highest of `rates`, in tokens per
+        second, with READING_PACES.
 
         Example: `98.0 tok/s are 4,455 words a minute (1.32 tokens a word): 18 × silent reading, …`.
         """
         low, high = min(rates), max(rates)
-        ends = (low,) if f"{low:.1f}" == f"{high:.1f}" else (low, high)
-        speeds = " to ".join(f"{rate:.1f}" for rate in ends)
-        words = " to ".join(f"{self.words_per_minute(rate):,.0f}" for rate in ends)
+        limits = (low,) if f"{low:.1f}" == f"{high:.1f}" else (low, high)
+        speeds = " to ".join(f"{rate:.1f}" for rate in limits)
+        words = " to ".join(f"{self.words_per_minute(rate):,.0f}" for rate in limits)
         times = ", ".join(
-            f"{_digits(self.words_per_minute(low) / pace)} × {name}"
+            f"{_format_ratio(self.words_per_minute(low) / pace)} × {name}"
             for name, pace in READING_PACES.items()
         )
-        slowest = "" if len(ends) == 1 else "at least "
+        prefix = "" if len(limits) == 1 else "at least "
         return (
             f"{speeds} tok/s are {words} words a minute ({self.tokens_per_word:.2f} tokens a word):"
-            f" {slowest}{times}"
+            f" {prefix}{times}"
         )
 
 
 def measure_pace(tokenize: Callable[[str], Sequence[int]]) -> ReadingPace | None:
-    """Measure a model's tokens per word over the sample text; None if its vocabulary cannot encode
-    the text.
+    """Return the reading pace of a model whose tokenizer is `tokenize`, measured on the sample
+    text. Return None if the vocabulary cannot encode the text.
     """
     count = len(tokenize(SAMPLE_TEXT))
     return ReadingPace(count / SAMPLE_WORDS) if count else None
 
 
-def _digits(times: float) -> str:
-    return f"{times:.0f}" if times >= 10 else f"{times:.1f}" if times >= 1 else f"{times:.2f}"
+def _format_ratio(ratio: float) -> str:
+    """Return a ratio with about two significant digits."""
+    return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}" if ratio >= 1 else f"{ratio:.2f}"

@@ -1,6 +1,5 @@
-"""Reads the terminal's mode, turns off its echo, and restores the mode.
-
-Without a terminal or without termios (Windows) there is no mode to read.
+"""Read the terminal's mode (the settings of termios), turn off its echo, and restore the mode.
+Without a terminal or without termios (Windows) there is no mode.
 """
 
 import sys
@@ -16,20 +15,22 @@ LOCAL_MODES_INDEX = 3  # index of the local modes in the list that tcgetattr ret
 
 
 def read_mode() -> list[Any] | None:
-    """Return the terminal's current mode, or None without a terminal."""
+    """Return the current mode of the terminal of stdin, as tcgetattr gives it. None: no
+    terminal.
+    """
     if termios is None or not sys.stdin.isatty():
         return None
     return termios.tcgetattr(sys.stdin.fileno())
 
 
 def disable_echo(mode: list[Any]) -> None:
-    """Stop the terminal from echoing keys. `mode` is its current mode."""
-    quiet = [*mode]
-    quiet[LOCAL_MODES_INDEX] &= ~termios.ECHO
-    termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, quiet)
+    """Make the terminal not show the keys that the user types. `mode`: its current mode."""
+    silent_mode = [*mode]
+    silent_mode[LOCAL_MODES_INDEX] &= ~termios.ECHO
+    termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, silent_mode)
 
 
 def restore_mode(mode: list[Any]) -> None:
-    """Restore `mode`; do nothing if the terminal is closed."""
+    """Set the terminal to `mode`, which `read_mode` returned. Do nothing if it is closed."""
     with suppress(termios.error):
         termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, mode)

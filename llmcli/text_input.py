@@ -1,4 +1,4 @@
-"""Text from the user: files, arguments and templates, decoded as UTF-8."""
+"""Read text that the user gives: files, arguments and chat templates. It must be UTF-8."""
 
 from pathlib import Path
 
@@ -6,10 +6,11 @@ from llmcli.errors import UserError
 
 
 def decode_utf8(raw: bytes, name: str, start: int = 0, hint_prefix: str = "") -> str:
-    """Decode UTF-8. Raises UserError that names the first invalid byte.
+    """Decode the UTF-8 bytes `raw`. Raises UserError, which states the first invalid byte and its
+    position, if they are not UTF-8.
 
-    In the message, `name` names the input, and the position of the byte is counted from `start`,
-    the offset of `raw` in that input. `hint_prefix` is put before the hint.
+    For the message: `name` is the name of the input, `start` is the position of `raw` in the input,
+    and `hint_prefix` is put before the hint.
     """
     try:
         return raw.decode("utf-8")
@@ -20,18 +21,21 @@ def decode_utf8(raw: bytes, name: str, start: int = 0, hint_prefix: str = "") ->
         ) from None
 
 
-MAX_TEXT_BYTES = 1 << 26  # largest text file that is read whole
+MAX_TEXT_BYTES = 1 << 26  # maximum size of a text file
 
 
 def require_utf8(label: str, text: str) -> None:
-    """Raise UserError if `text`, an argument named `label`, is not UTF-8."""
+    """Raise UserError if `text`, an argument of the command line, was not UTF-8. `label`: its name
+    for the message.
+    """
     decode_utf8(text.encode("utf-8", "surrogateescape"), label)
 
 
 def read_template(file_or_text: str) -> str:
-    """Return the Jinja text that --chat-template names: a file's content, or `file_or_text` itself.
+    """Return the Jinja text of a value of --chat-template: the contents of the file with this name,
+    or the value itself if it contains a brace.
 
-    Raises UserError if it is neither.
+    Raises UserError if it is neither, or if the file cannot be read.
     """
     path = Path(file_or_text).expanduser()
     try:
@@ -50,11 +54,12 @@ def read_template(file_or_text: str) -> str:
 def read_limited(
     path: Path, max_bytes: int, hint: str, special_file_hint: str = "", folder_hint: str = ""
 ) -> bytes:
-    """Return at most `max_bytes + 1` bytes of a file; more than `max_bytes` mean that it is too
-    long.
+    """Return the first `max_bytes` + 1 bytes of a file. The file is too long if the result has more
+    than `max_bytes` bytes; the caller must check this.
 
-    Raises UserError with `hint` if the file cannot be read. If given, `folder_hint` is the hint for
-    a folder, and `special_file_hint` the hint for anything else that is not a regular file.
+    Raises UserError with `hint` if the file cannot be read. If `folder_hint` is given, it is the
+    hint for a folder. If `special_file_hint` is given, anything else that is not a regular file is
+    refused with this hint.
     """
     try:
         if folder_hint and path.is_dir():
@@ -68,12 +73,10 @@ def read_limited(
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file.
-
-    Raises UserError if the file cannot be read, is too large or is not UTF-8; the error names the
-    first invalid byte.
+    """Return the text of a UTF-8 file. Raises UserError if the file cannot be read, is not UTF-8,
+    or has more than MAX_TEXT_BYTES bytes.
     """
-    # limited, because the path may name an endless device
+    # limited, because the path may be that of an endless device
     raw = read_limited(path, MAX_TEXT_BYTES, hint="check the name")
     if len(raw) > MAX_TEXT_BYTES:
         raise UserError(

@@ -1,37 +1,37 @@
-"""Values and protocols that several packages share."""
+"""Values and protocols that several packages of llmcli share: messages of a conversation, the
+tokens of an answer, and progress displays.
+"""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-# "failed": the model or its grammar could not continue this answer; `Answer.error` gives the
-# reason.
+# Why an answer ended. "failed": the model or its grammar could not continue the answer;
+# `Answer.error` is the reason.
 Finish = Literal["stop", "length", "cancelled", "context_full", "repetition", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation.
+    """One message of a conversation."""
 
-    `role` is system, user, assistant or tool. `template_fields` contains further fields that chat
-    templates read: tool_calls, tool_call_id, name, reasoning_content.
-    """
-
-    role: str
+    role: str  # system, user, assistant or tool
     content: str
+    # Further fields for the chat template: tool_calls, tool_call_id, name, reasoning_content.
     template_fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTime:
-    """One generated token and its time in milliseconds.
+    """One generated token, and how many milliseconds it took.
 
-    - `ms`: the time since the previous token; for the first token, since the call.
-    - `decode_ms`, `sample_ms`, `constraint_ms`: the parts of `ms` spent in the forward pass, the
-      sampler and the grammar.
-    - `logprob`: the log-softmax over the whole vocabulary, None if it was not requested.
-    - `forced`: the grammar allowed only this token, so none was sampled.
+    - `ms`: the time since the previous token. For the first token, the time since the user's call.
+    - `decode_ms`, `sample_ms`, `constraint_ms`: how much of `ms` the forward pass, the sampler and
+      the grammar took.
+    - `logprob`: the log-softmax over the whole vocabulary; None if it was not requested.
+    - `forced`: whether the token was inserted without sampling, because the grammar allowed no
+      other.
     """
 
     id: int
@@ -45,22 +45,26 @@ class TokenTime:
 
     @property
     def other_ms(self) -> float:
-        """Milliseconds outside the forward pass, sampling and the grammar: detokenizing, stop
-        strings, display.
+        """Return the milliseconds that neither the forward pass nor the sampler nor the grammar
+        took, but detokenizing, stop strings and the display.
         """
         return max(0.0, self.ms - self.decode_ms - self.sample_ms - self.constraint_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What one step produced for one sequence: a token, and the text that became visible with it.
+    """What the engine reports about a running answer: usually a new token and its text.
 
-    - `text` may be empty: the token ends inside a character or inside a possible stop string.
-    - `finish` is set in the last event of a sequence; that event has no token if the sequence ended
-      without one.
-    - `top_logprobs`: the likeliest tokens of the step and their log-probabilities, if requested.
-    - `prompt_logprobs`: for every prompt token after the first, its log-probability and the
-      likeliest tokens there, if requested. It comes in a separate event before all others.
+    - `sequence`: the number of the answer.
+    - `token`: None in a last event without a token, and in the event of the prompt.
+    - `text`: the text that can be shown now. It is empty while the text ends inside a character or
+      inside a possible stop string.
+    - `finish`: why the answer ended, in its last event; None in all others.
+    - `top_logprobs`: the likeliest tokens at the position of `token` and their log-probabilities,
+      if requested.
+    - `prompt_logprobs`: for every prompt token after the first, its log-probability, and the
+      likeliest tokens at its position with theirs. If requested, they are in a separate first
+      event.
     """
 
     sequence: int
@@ -72,15 +76,19 @@ class Event:
 
 
 class ProgressBar(Protocol):
-    """A running progress display."""
+    """The progress of one task, shown to the user."""
 
-    def advance(self, amount: int) -> None: ...
+    def advance(self, amount: int) -> None:
+        """Add `amount` to the finished part of the task, in the unit of the bar."""
+        ...
 
-    def describe(self, text: str) -> None: ...
+    def describe(self, text: str) -> None:
+        """Replace the label of the bar."""
+        ...
 
 
 class ProgressDisplay(Protocol):
-    """A receiver of progress bars and notes, such as the terminal."""
+    """Shows progress bars and notes to the user. UI implements it."""
 
     def bar(
         self,
@@ -88,7 +96,11 @@ class ProgressDisplay(Protocol):
         total: int | None,
         unit: Literal["bytes", "tensors", "tests"] = "bytes",
         done: int = 0,
-    ) -> AbstractContextManager[ProgressBar]: ...
+    ) -> AbstractContextManager[ProgressBar]:
+        """Show a progress bar during a `with` block. `total`: the size of the task in `unit`; None:
+        unknown. `done`: how much of it was finished before.
+        """
+        ...
 
     def note(self, text: str) -> None:
         """Print one line that is neither a result nor an error."""

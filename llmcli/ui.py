@@ -1,7 +1,8 @@
-"""The only output channel: text, tables, progress and errors for people, or one JSON document.
+"""`UI`: all output of llmcli to the terminal. It prints text, tables, progress and errors for
+people, or a single JSON document.
 
-With `json=True`, stdout carries exactly one document and everything else goes to stderr. Rich is
-imported only when something is drawn, so that `--help` stays fast.
+With --json, stdout gets exactly one JSON document, and everything else is printed on stderr. Rich
+is imported only when something is drawn, so that `--help` is fast.
 """
 
 import io
@@ -24,17 +25,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UI:
-    """Output settings. `color` False (NO_COLOR, or no terminal) draws plain text."""
+    """Prints the output of a command, with the settings of the command line."""
 
-    json: bool = False
-    color: bool = True
+    json: bool = False  # whether stdout is reserved for a JSON document (--json)
+    color: bool = True  # whether to use colors and bold text; False with NO_COLOR
 
     def text(self, line: str = "") -> None:
-        """Print one line; with --json it goes to stderr."""
+        """Print one line on stdout, or on stderr with --json. Control characters are made visible."""
         write_now(sys.stderr if self.json else sys.stdout, escape_controls(line) + "\n")
 
     def note(self, text: str) -> None:
-        """Print one line on stderr that is neither a result nor an error."""
+        """Print one line on stderr that is neither a result nor an error. Control characters are
+        made visible.
+        """
         write_now(sys.stderr, escape_controls(text) + "\n")
 
     def warn(self, text: str) -> None:
@@ -42,13 +45,15 @@ class UI:
         self.note(f"warning: {text}")
 
     def error(self, message: str, hint: str = "") -> None:
-        """Print `error: …` and `hint: …` on stderr, one line each."""
+        """Print the message of an error on stderr, and in a second line its hint, if there is
+        one.
+        """
         self.note("error: " + " ".join(message.split()))
         if hint:
             self.note("hint: " + " ".join(hint.split()))
 
     def result(self, document: Any) -> None:
-        """Print the JSON document of a --json run."""
+        """Print the JSON document of a command with --json on stdout, in one line."""
         write_now(
             sys.stdout, json_module.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
         )
@@ -56,14 +61,16 @@ class UI:
     def table(
         self, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()
     ) -> None:
-        """Print a table. `right` names the columns that are aligned to the right."""
+        """Print a table. `columns`: the headers. `right`: the headers of the columns that are
+        aligned to the right.
+        """
         from rich.table import Table
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, header_style="bold" if self.color else "")
         for number, column in enumerate(columns):
-            # Users copy the first column to type it again: on a narrow screen it wraps instead of
-            # being cut.
+            # The first column contains names that users copy, so it wraps on a narrow screen
+            # instead of being cut.
             table.add_column(
                 column,
                 justify="right" if column in right else "left",
@@ -73,15 +80,15 @@ class UI:
         for row in rows:
             table.add_row(*(Text(escape_controls(cell)) for cell in row))
         stream = sys.stderr if self.json else sys.stdout
-        # Rich exits at a broken pipe, and a full disk must be reported: draw to a string, then
-        # write.
+        # The table is drawn to a string first, because Rich would end the program at a broken pipe
+        # and hide that a disk is full.
         drawn = io.StringIO()
         self._console(stream, drawn).print(table)
         write_now(stream, drawn.getvalue())
 
     def print_drawing(self, draw: Callable[[int, bool], str]) -> None:
-        """Print the result of `draw`, which gets the terminal's width in columns and whether
-        Unicode can be shown.
+        """Print the text that `draw` returns. `draw` is called with the width of the terminal in
+        columns, and whether the terminal can show Unicode.
         """
         stream = sys.stderr if self.json else sys.stdout
         try:
@@ -100,37 +107,42 @@ class UI:
         ] = "bytes",
         done: int = 0,
     ) -> Iterator[ProgressBar]:
-        """Show a progress bar on stderr; without a terminal, print one line at the end.
+        """Show a progress bar on stderr during the `with` block. If stderr is not a terminal, print
+        one line at the end instead.
 
-        `done` is the amount that was already complete, such as a resumed download.
+        `total`: the size of the task in `unit`; None: unknown. `done`: how much of it was finished
+        before, such as the part of a resumed download.
         """
         label = escape_controls(label)
         if not sys.stderr.isatty():
-            quiet = _Lines(self, label)
-            yield quiet
-            quiet.close(total, unit)
+            log_lines = _Lines(self, label)
+            yield log_lines
+            log_lines.close(total, unit)
             return
-        with self._progress(unit) as progress:
+        with self._rich_progress(unit) as progress:
             task = progress.add_task(label, total=total, completed=done)
             yield _RichBar(progress, task)
 
     def markdown(self, text: str) -> str:
-        """Render Markdown for this terminal, as complete lines.
+        """Return Markdown `text` rendered for this terminal, as complete lines.
 
-        The text comes from a model: control characters are made visible, also when written as
-        entities; HTML and images are shown as source.
+        The text was written by a model, so nothing in it may act on the terminal. Control
+        characters are made visible, even if they are written as entities, and HTML and images are
+        shown as source.
         """
         from rich.markdown import Markdown
 
         drawing = Markdown(escape_controls(text), hyperlinks=False, code_theme="ansi_dark")
-        _tame(drawing.parsed)
+        _show_as_text(drawing.parsed)
         drawn = io.StringIO()
         self._console(sys.stdout, drawn).print(drawing)
         lines = [line.rstrip() for line in drawn.getvalue().strip("\n").split("\n")]
         return "\n".join(lines) + "\n"
 
     def code(self, line: str, language: str) -> str:
-        """Highlight one line of code, if its language is known. The terminal wraps long lines."""
+        """Return one line of code with syntax highlighting, if `language` is known and colors are
+        used. The line is not wrapped.
+        """
         from rich.syntax import Syntax
 
         line = escape_controls(line)
@@ -142,7 +154,8 @@ class UI:
         self._console(sys.stdout, drawn).print(painted, soft_wrap=True)
         return drawn.getvalue()
 
-    def _progress(self, unit: str) -> "Progress":
+    def _rich_progress(self, unit: str) -> "Progress":
+        """Return Rich's progress display for tasks that are measured in `unit`."""
         from rich.progress import (
             BarColumn,
             DownloadColumn,
@@ -171,7 +184,9 @@ class UI:
         )
 
     def _console(self, stream: TextIO, file: TextIO | None = None) -> "Console":
-        """Return a console that matches `stream` and writes to `file` (default: `stream`)."""
+        """Return a Rich console that draws as `stream` can show it. It writes to `file`, or to
+        `stream` by default.
+        """
         from rich.console import Console
 
         terminal = stream.isatty()
@@ -187,6 +202,8 @@ class UI:
 
 
 class _RichBar:
+    """A ProgressBar on a terminal, drawn by Rich."""
+
     def __init__(self, progress: "Progress", task: Any) -> None:
         self.progress, self.task = progress, task
 
@@ -202,7 +219,7 @@ class _RichBar:
 
 
 class _Lines:
-    """Progress without a terminal: one line at the end."""
+    """A ProgressBar without a terminal. It prints one line when the task has ended."""
 
     def __init__(self, ui: UI, label: str) -> None:
         self.ui, self.label, self.count = ui, label, 0
@@ -211,19 +228,19 @@ class _Lines:
         self.count += amount
 
     def describe(self, text: str) -> None:
-        """Do nothing: a log needs no intermediate state."""
+        """Do nothing: only the end of the task is printed."""
 
     def close(self, total: int | None, unit: str) -> None:
+        """Print the label and the size of the finished task."""
         amount = total if total is not None else self.count
         self.ui.note(
             f"{self.label}: " + (format_size(amount) if unit == "bytes" else f"{amount} {unit}")
         )
 
 
-def _tame(tokens: Iterable[Any]) -> None:
-    """Change parsed Markdown so that all of its content is shown as text.
-
-    Line breaks are kept.
+def _show_as_text(tokens: Iterable[Any]) -> None:
+    """Change the tokens of parsed Markdown so that Rich shows HTML, images and control characters
+    in them as plain text. Line breaks in a paragraph stay line breaks.
     """
     for token in tokens:
         token.content = escape_controls(token.content)
@@ -242,14 +259,14 @@ def _tame(tokens: Iterable[Any]) -> None:
                     f"![{token.content}]({escape_controls(str(token.attrs.get('src', '')))})"
                 )
                 token.children = None
-        _tame(token.children or ())
+        _show_as_text(token.children or ())
 
 
 def write_now(stream: TextIO, text: str) -> None:
-    """Write and flush `text`.
+    """Write `text` to `stream` and flush it.
 
-    Raises OutputClosed if the pipe is closed, and UserError for other errors, such as a full disk;
-    an OSError of stderr is not converted.
+    Raises OutputClosed if the reader of a pipe has ended, and UserError for other errors, such as a
+    full disk. Such an error of stderr is raised as OSError, because no message could be printed.
     """
     try:
         stream.write(text)
@@ -258,7 +275,7 @@ def write_now(stream: TextIO, text: str) -> None:
         raise OutputClosed from None
     except OSError as error:
         if stream is sys.stderr:
-            raise  # stderr: an error message could not be printed either
+            raise
         raise UserError(
             f"cannot write the output: {error.strerror}",
             hint="free disk space, or write the output somewhere else",
@@ -266,11 +283,11 @@ def write_now(stream: TextIO, text: str) -> None:
 
 
 def escape_controls(text: str) -> str:
-    """Replace control characters by visible ones; tab and newline stay.
+    """Return `text` with visible characters in place of control characters, except tab and newline.
+    Text from a model, a GGUF header or a server must not be printed without this.
 
-    C0 and DEL are replaced by their pictures (U+2400…). C1, bidirectional overrides and other
-    format characters that can reorder or hide text are replaced by U+FFFD. Text from a model, a
-    GGUF header or a server must be passed through this function before it is printed.
+    C0 and DEL become their Unicode pictures (U+2400…). C1, bidirectional overrides and other format
+    characters that can reorder or hide text become U+FFFD.
     """
     return text if text.isascii() and text.isprintable() else text.translate(_PICTURES)
 

@@ -1,7 +1,8 @@
-"""A source as a file that llama.cpp can run: the GGUF itself, or a temporary copy in floats.
+"""Make a file that llama.cpp can run from a source of weights: the GGUF itself, or a temporary copy
+of a checkpoint as a GGUF of floats.
 
-The copy is stored in the cache under the source's fingerprint; if a run is killed, the next one
-resumes writing it.
+The copy is in the cache folder, under the fingerprint of the source. If its writing is interrupted,
+the next run resumes it.
 """
 
 import os
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
 
 
 def float_copy_plan(source: "Source") -> "Plan | None":
-    """Return the plan of the float copy that a source needs before it can run; None for a GGUF.
+    """Return the plan of the float copy that a source needs before llama.cpp can run it. Return
+    None for a GGUF, which needs none.
 
-    Weights of other types (FP8, packed codes) become F32. Folds are left out, because the folded
-    result is compared with the unfolded source.
+    Weights that are not floats (FP8, packed codes) become F32. If `source` has folds applied, the
+    source without folds is copied, because results are compared with it.
     """
     source = source.origin or source
     if not source.path.is_dir():
@@ -41,14 +43,14 @@ def float_copy_plan(source: "Source") -> "Plan | None":
 
 
 def require_vocabulary(source: "Source", hint: str = "name a model that has its tokenizer") -> None:
-    """Raise UserError if the source has no vocabulary."""
+    """Raise UserError, with `hint`, if the source has no vocabulary and so cannot read text."""
     if not any(key == "tokenizer.ggml.tokens" for key, _ in source.entries):
         raise UserError(f"{source.name} has no vocabulary, so it cannot read text", hint=hint)
 
 
 def require_disk_space(bytes_by_folder: dict[Path, int]) -> None:
-    """Raise UserError if a disk has too little space. `bytes_by_folder`: needed bytes; folders of
-    one disk are added up.
+    """Raise UserError if a disk has too little free space. `bytes_by_folder`: how many bytes each
+    folder needs. The folders need not exist. Those on the same disk are added up.
     """
     disks: dict[int, tuple[Path, int]] = {}
     for folder, nbytes in bytes_by_folder.items():
@@ -67,7 +69,9 @@ def require_disk_space(bytes_by_folder: dict[Path, int]) -> None:
 
 @contextmanager
 def vocabulary_only_gguf(source: "Source") -> Iterator[Path]:
-    """Yield a temporary GGUF with the source's metadata and no weights, enough for tokenizing."""
+    """Yield the path of a temporary GGUF with the metadata of the source and no weights. It is
+    enough to tokenize with llama.cpp, and is deleted after the `with` block.
+    """
     with tempfile.TemporaryDirectory(prefix="llmcli-") as folder:
         file = Path(folder) / f"{source.name}.gguf"
         file.write_bytes(lay_out_file(source.entries, (), source.alignment).header)
@@ -76,9 +80,10 @@ def vocabulary_only_gguf(source: "Source") -> Iterator[Path]:
 
 @contextmanager
 def open_runnable(source: "Source", config: "Config", ui: "UI", threads: int = 0) -> Iterator[Path]:
-    """Yield the path of a file that llama.cpp can run; a float copy is removed afterwards.
+    """Yield the path of a GGUF file of the source that llama.cpp can run. If it is a float copy, it
+    is deleted after the `with` block. `threads`: 0 uses all cores.
 
-    Raises UserError.
+    Raises UserError if the copy cannot be written.
     """
     plan = float_copy_plan(source)
     if plan is None:
@@ -98,9 +103,8 @@ def open_runnable(source: "Source", config: "Config", ui: "UI", threads: int = 0
             write.write_model(
                 plan, copy_path, threads=threads, on_tensor=lambda progress: bar.advance(1)
             )
-        os.utime(
-            copy_path, ns=(source.newest_mtime_ns, source.newest_mtime_ns)
-        )  # with the source's time stamp, a copy that is written again counts as the same file
+        # With the source's time stamp, a copy that is written again counts as the same file.
+        os.utime(copy_path, ns=(source.newest_mtime_ns, source.newest_mtime_ns))
         try:
             yield copy_path
         finally:

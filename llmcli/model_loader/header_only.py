@@ -1,8 +1,9 @@
-"""The model file of a planned run, or a sparse stand-in for it.
+"""Get a model file whose memory `llmcli plan` can compute by a dry run of llama.cpp, without
+downloading or quantizing weights.
 
-A stand-in has the real header and a hole in place of the weights, which takes no disk space;
-llama.cpp's dry run does not read further than the header. This allows planning of models that are
-not quantized yet, and of models on the hub, of which only the headers are fetched.
+It is the real file if that is on this disk. Otherwise it is a stand-in: a sparse file with the
+header that the real file has or would have, and a hole in place of the weights. The hole takes no
+disk space, and a dry run reads only the header.
 """
 
 import tempfile
@@ -26,31 +27,27 @@ from llmcli.units import format_size
 if TYPE_CHECKING:
     from quant.source.source import Source
 
-FIRST_HEADER_BYTES, MAX_HEADER_BYTES = (
-    1 << 18,
-    1 << 27,
-)  # bytes of a remote header that are fetched first, and at most
+# how many bytes of a remote file are fetched first, and at most, to get its header
+FIRST_HEADER_BYTES, MAX_HEADER_BYTES = 1 << 18, 1 << 27
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
-    """A file that llama.cpp can open in a dry run.
+    """A GGUF file, real or stand-in, that llama.cpp can open in a dry run."""
 
-    - `unloadable_reason`: why the file cannot be loaded, or "".
-    - `is_quantized`: the model is quantized already; its float weights are not available.
-    - `is_stand_in`: the file is a stand-in for one that is not written yet.
-    """
-
-    name: str
+    name: str  # name of the model
     path: Path
-    unloadable_reason: str = ""
+    unloadable_reason: str = ""  # why the file cannot be loaded, such as missing weights; or ""
+    # whether the original model is a GGUF of quantized weights, so that floats are not available
     is_quantized: bool = False
-    is_stand_in: bool = False
+    is_stand_in: bool = False  # whether the real file has not been quantized yet
 
 
 @contextmanager
 def planned_file(ref: str, quant: str | None, config: Config, ui: UI) -> Iterator[PlannedFile]:
-    """Yield the file that `ref` would be run from; only headers are fetched, nothing is quantized.
+    """Yield the file from which the model `ref` would be run, or a stand-in for it. Only headers
+    are downloaded, and nothing is quantized. A stand-in is deleted after the `with` block. `quant`:
+    the requested type; None: the type in the name or the catalog.
 
     Raises UserError.
     """
@@ -76,7 +73,7 @@ def planned_file(ref: str, quant: str | None, config: Config, ui: UI) -> Iterato
 
 
 def _is_quantized(path: Path) -> bool:
-    """Return whether the file is a GGUF of quantized weights."""
+    """Return whether `path` is a GGUF of quantized weights. False for a checkpoint folder."""
     from quant.model_file import read_header
     from quant.recipes.file_types import FLOAT_FILE_TYPES
 
@@ -84,7 +81,9 @@ def _is_quantized(path: Path) -> bool:
 
 
 def _existing_file(model: FetchedModel, file_type: str | None, config: Config) -> Path | None:
-    """Return the model's file of the requested type, None if it is not on this disk."""
+    """Return the path of the model's GGUF of the type `file_type`, or None if it is not on this
+    disk. With `file_type` None, any GGUF of the model will do.
+    """
     from quant.model_file import read_header
 
     if model.kind == "gguf" and (
@@ -96,6 +95,7 @@ def _existing_file(model: FetchedModel, file_type: str | None, config: Config) -
 
 
 def _open_source(model: FetchedModel) -> "Source":
+    """Open the GGUF or the checkpoint of a model as a Source, without checking its tokenizer."""
     from quant.convert import checkpoint_source
     from quant.quantize import write
 
@@ -107,9 +107,8 @@ def _open_source(model: FetchedModel) -> "Source":
 
 
 def _write_stand_in(source: "Source", file_type: str, folder: Path) -> Path:
-    """Write a stand-in for the file that quantizing would write.
-
-    Its header lacks the digest, which requires reading the weights.
+    """Write a stand-in for the file that quantizing `source` to `file_type` would write, and return
+    its path. Its header lacks the digest of the weights, because no weights are read.
     """
     from quant.gguf.layout import encode_entry, lay_out_file
     from quant.quantize.plan import plan_quantization
@@ -131,10 +130,10 @@ def _write_stand_in(source: "Source", file_type: str, folder: Path) -> Path:
 def _remote_file(
     ref: str, file_type: str | None, folder: Path, config: Config, ui: UI
 ) -> PlannedFile:
-    """Return a file with the header of a GGUF on the hub, or with the header that quantizing the
-    model would write.
+    """Return a stand-in for a model that is only on the hub: with the header of a GGUF there, or
+    with the header that quantizing the model would write. `folder`: where to write it.
 
-    Raises UserError.
+    Raises UserError, also if the hub cannot be reached.
     """
     from quant.model_file import read_header
     from quant.quantize.write import open_gguf
@@ -161,17 +160,17 @@ def _remote_file(
         paths = [_fetch_header(file, folder / file.path.name) for file in files]
     except RangesUnsupported as error:
         raise UserError(str(error), hint=pull) from None
-    lacks = f"header of a file of {format_size(sum(file.size for file in files))} on the hub"
+    reason = f"header of a file of {format_size(sum(file.size for file in files))} on the hub"
     header = read_header.read_header(paths[0])
     if target_type is None and resolved.entry and header.file_type in FLOAT_FILE_TYPES:
         target_type = resolved.entry.quant
     if target_type is None or target_type == header.file_type:
-        return PlannedFile(name, paths[0], lacks, _is_quantized(paths[0]))
+        return PlannedFile(name, paths[0], reason, _is_quantized(paths[0]))
     stand_in = _write_stand_in(open_gguf(paths[0]), target_type, folder)
     return PlannedFile(
         name,
         stand_in,
-        f"{lacks}, not quantized to {target_type} yet",
+        f"{reason}, not quantized to {target_type} yet",
         _is_quantized(paths[0]),
         True,
     )
@@ -180,7 +179,10 @@ def _remote_file(
 def _remote_checkpoint(
     ref: str, file_type: str | None, folder: Path, config: Config, ui: UI
 ) -> PlannedFile:
-    model = remote_checkpoint.open_remote_checkpoint(ref, config, _Quiet(ui), source="hub")
+    """Return a stand-in for the quantization of a checkpoint on the hub. Raises UserError if its
+    weights cannot be read in parts.
+    """
+    model = remote_checkpoint.open_remote_checkpoint(ref, config, _SilentProgress(ui), source="hub")
     if model is None:
         raise UserError(
             f"{ref} is not on this disk, and its weights cannot be read in parts",
@@ -198,7 +200,11 @@ def _remote_checkpoint(
 
 
 def _fetch_header(file: RemoteFile, path: Path) -> Path:
-    """Write a sparse file with the remote file's header, which is fetched in growing pieces."""
+    """Write a sparse file at `path` with the size and the header of a remote GGUF, and return
+    `path`. The length of a header is unknown, so the fetched part is doubled until it is complete.
+
+    Raises UserError if the remote file is not a valid GGUF.
+    """
     from quant.errors import UserError
     from quant.gguf.header import read_file_header
 
@@ -219,11 +225,13 @@ def _fetch_header(file: RemoteFile, path: Path) -> Path:
                 raise
 
 
-class _Quiet:
-    """A progress sink that drops notes: the checkpoint is only planned, not read."""
+class _SilentProgress:
+    """A ProgressDisplay without notes. Notes about reading a checkpoint would be wrong here,
+    because it is only planned.
+    """
 
     def __init__(self, ui: UI) -> None:
         self.bar = ui.bar
 
     def note(self, text: str) -> None:
-        """Drop the note."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""Finds the model of a name on this disk."""
+"""Find the model of a name on this disk, without a download."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 def installed_model(
     resolved: "ResolvedRef", config: "Config", ui: "UI", ref: str
 ) -> "FetchedModel | None":
-    """Return the model if it is on this disk, else None.
-
-    For NAME:TYPE, it is the quantized file if that exists.
+    """Return the model `ref` if it is on this disk, otherwise None. For NAME:TYPE it is the
+    quantized file of this type, or the original model if there is none. `resolved`: what `ref`
+    means in the catalog.
     """
     from pathlib import Path
 

@@ -1,5 +1,6 @@
-"""Opens the model that a REF names: at the start of `chat`, `run` and `serve`, and again for
-`/model`.
+"""Open the model that a REF names: download and quantize it if needed, plan its memory, load it.
+`chat`, `run`, `serve` and `batch` do this at their start, and the chat command `/model` does it
+again.
 """
 
 from collections.abc import Callable
@@ -29,19 +30,14 @@ from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.ui import UI
 from quant.model_file.read_header import read_header
 
-TOKENS_PER_ANSWER = 2048  # context tokens per additional answer, if no context size was requested
+# tokens that each additional answer adds to the context, if the user sets neither its size nor -n
+TOKENS_PER_ANSWER = 2048
 
 
 class ModelSwitcher:
-    """Opens models one after the other and keeps the current one open.
-
-    The command-line options apply to every model, except `--quant` and `--chat-template`, which
-    apply only to the first.
-
-    - `is_chat`: answers follow one another, so that sequences for branches are reserved.
-    - `parallel`: the number of answers at once.
-    - `must_generate`: False also accepts models made for embeddings.
-    - `on_other_thread`: the model is opened and used on a separate thread.
+    """Opens the first model of a command, and later replaces it by others. The options of the
+    command line apply to every model, except `--quant` and `--chat-template`, which apply only to
+    the first.
     """
 
     def __init__(
@@ -54,6 +50,13 @@ class ModelSwitcher:
         must_generate: bool = True,
         on_other_thread: bool = False,
     ) -> None:
+        """`is_chat`: whether the answers are those of a conversation; the context then also gets
+        sequences that cache its branches. `parallel`: number of answers at once. `must_generate`:
+        False also accepts models that only compute embeddings. `on_other_thread`: open models on
+        their own thread, because another thread will use them.
+
+        Raises UserError for invalid options, and if an RPC worker cannot be used.
+        """
         resolve_options.validate_options(run_flags.options)
         rpc_workers.join_workers(run_flags.rpc, run_flags.tensor_split, ui)
         self.run_flags, self.config, self.ui = run_flags, config, ui
@@ -67,51 +70,56 @@ class ModelSwitcher:
             text_input.read_template(run_flags.chat_template) if run_flags.chat_template else None
         )
         if self._template is not None:
-            # checked now, because otherwise every request to a server would report the error
+            # checked now, because otherwise every request to a server would fail
             ChatTemplate(self._template).check()
-        self._held = ExitStack()
+        self._open_models = ExitStack()
 
     def list_names(self) -> list[str]:
-        """Return the catalog's names and the models on this disk.
-
-        Empty if the user's catalog is invalid.
+        """Return the names of the models in the catalog and on this disk, for completion. Empty if
+        the user's catalog is invalid.
         """
         try:
-            known = [
+            names = [
                 *catalog.load_catalog(self.config),
                 *(manifest.name for manifest in store.list_manifests(self.config)),
             ]
         except UserError:
             return []
-        return sorted(set(known))
+        return sorted(set(names))
 
     def open(self, ref: str) -> OpenedModel:
-        """Open the model that the command line names. Raises UserError."""
+        """Open the first model, `ref`, with all options of the command line. Raises UserError."""
         slots = max(self.run_flags.samples, self.run_flags.search.beams, self.parallel)
-        return self._open(self._held, ref, self.run_flags.quant, self._template, slots)
+        return self._open(self._open_models, ref, self.run_flags.quant, self._template, slots)
 
     def switch(self, ref: str, beams: int, use: Callable[[OpenedModel], None]) -> None:
-        """Open `ref`, pass it to `use`, then close the previous model; after an error the previous
-        model stays open.
+        """Open the model `ref`, pass it to `use`, and then close the previous model. After an error
+        the new model is closed, and the previous one stays open. `beams`: number of sequences that
+        a beam search needs.
 
-        Both models are open for a moment: the weights are memory-mapped, but both caches must fit.
+        Both models are open for a moment, so both KV caches must fit into memory. Their weights
+        need not, because they are memory-mapped.
         """
-        fresh = ExitStack()
+        new_models = ExitStack()
         try:
-            use(self._open(fresh, ref, None, None, max(self.run_flags.samples, beams)))
+            use(self._open(new_models, ref, None, None, max(self.run_flags.samples, beams)))
         except BaseException:
-            fresh.close()
+            new_models.close()
             raise
-        before, self._held = self._held, fresh
-        before.close()
+        old_models, self._open_models = self._open_models, new_models
+        old_models.close()
 
     def close(self) -> None:
-        """Free the model."""
-        self._held.close()
+        """Free the open model."""
+        self._open_models.close()
 
     def _open(
         self, stack: ExitStack, ref: str, quant: str | None, template: str | None, slots: int
     ) -> OpenedModel:
+        """Prepare, plan and load the model `ref`. It is freed when `stack` is closed. `quant` and
+        `template`: the values of --quant and --chat-template. `slots`: number of answers at once.
+        Raises UserError.
+        """
         with allow_interrupts():  # an interrupted download or quantization resumes the next time
             model = prepare_model(ref, quant, self.config, self.ui)
         plan = check_memory(self._plan(model, slots), self.run_flags.fit, self.ui.note)
@@ -139,7 +147,9 @@ class ModelSwitcher:
         return OpenedModel(model.name, runner, file_bytes, model.system, model.settings)
 
     def _plan(self, model: FetchedModel, slots: int) -> RunPlan:
-        """Plan the run of a model for `slots` answers at once, with resolved options."""
+        """Return the plan of a run of the model for `slots` answers at once. The options are those
+        of the command line, of the model's profile, and defaults for this machine.
+        """
         flags = self.run_flags
         header = read_header(model.path)
         requested = flags.options
@@ -159,16 +169,20 @@ class ModelSwitcher:
             header,
             options,
             gpu_layers,
-            self._drafting(),
+            self._draft_settings(),
             self._n_sequences(slots, resolve_options.spare_sequences(header, options)),
             required_slots=slots,
             is_ctx_requested=flags.options.ctx_size is not None,
         )
 
     def _n_sequences(self, slots: int, branches: int) -> int:
+        """Return the number of sequences of the context, with `branches` for a chat."""
         return with_branches(slots, branches, self.parallel) if self.is_chat else slots
 
     def _print_notes(self, plan: RunPlan, runner: Runner) -> None:
+        """Print what the user should know about the loaded model, for example that it is a base
+        model.
+        """
         if plan.options.reproducible:
             self.ui.note(reproducible.GUARANTEE)
         if plan.drafting.is_requested and runner.engine.resources.speculation is None:
@@ -181,8 +195,10 @@ class ModelSwitcher:
                 f"{plan.name} is a base model without a chat template: it continues the text"
             )
 
-    def _drafting(self) -> DraftSettings:
-        """Return the draft settings; no drafting if several answers are generated at once."""
+    def _draft_settings(self) -> DraftSettings:
+        """Return the settings of speculative decoding, after preparing the draft model if there is
+        one. Samples and beams are generated without drafts.
+        """
         flags = self.run_flags
         if flags.samples > 1 or flags.search.beams > 1:
             return NO_DRAFTING
@@ -194,7 +210,9 @@ class ModelSwitcher:
 
 
 def tokens_per_answer(run_flags: RunFlags, parallel: int) -> int | None:
-    """Return the context tokens that each of several answers needs; None for a single answer."""
+    """Return how many context tokens each of several answers at once needs. Return None for a
+    single answer, and for samples without a limit of tokens.
+    """
     limit = None if run_flags.predict in (None, -1) else run_flags.predict
     if parallel > 1:
         return limit or TOKENS_PER_ANSWER
@@ -202,10 +220,11 @@ def tokens_per_answer(run_flags: RunFlags, parallel: int) -> int | None:
 
 
 def with_branches(slots: int, branches: int, parallel: int) -> int:
-    """Return the number of sequences for `slots` answers and the `branches` of a chat.
+    """Return the number of sequences that a context needs for `slots` answers and for `branches`
+    cached prefixes.
 
-    With several answers at once, each branch (a cached prefix) needs a sequence besides those of
-    the answers.
+    With several answers at once (`parallel`), the prefixes need sequences besides those of the
+    answers. Otherwise a prefix may be in the sequence of the answer.
     """
     if parallel > 1 and branches > 1:
         return min(MAX_SEQUENCES, slots + branches)

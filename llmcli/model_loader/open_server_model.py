@@ -1,4 +1,4 @@
-"""Opens a model for many answers at once, for serve, batch and the replicas."""
+"""Open a model that generates many answers at once, for `serve`, `batch` and their replicas."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
 
 DEFAULT_PARALLEL = 4  # answers at once by default, as in llama-server
-MAX_GAP_SECONDS = (
-    0.5  # longest delay in seconds that a prompt may cause to another request's next token
-)
-# cells that finished answers may keep in the cache while other answers run; other cells are
-# offloaded
+# longest time in seconds by which the prompt of a request may delay another request's next token
+MAX_GAP_SECONDS = 0.5
+# Cells that finished answers may keep in the cache while other answers run. Their other cells are
+# offloaded to host memory.
 IDLE_CELLS = 0
-# on a CPU, prompts with at least this many rows alternate with the answers, whose cells are
-# offloaded meanwhile
+# On a CPU, prompts of at least this many tokens are computed in turns with the running answers,
+# whose cells are offloaded during the prompt's passes.
 DECODE_OFFLOAD_ROWS = 64
-# options of a person at a terminal, which a server refuses: name -> (spelling, hint)
+# Options for a person at a terminal, which serve and batch refuse: the name of the field of
+# RunFlags, the flag, and a hint.
 PERSONAL_FLAGS = {
     "prompt": ("-p", "each request contains its own prompt"),
     "file": ("-f", "each request contains its own prompt"),
@@ -39,17 +39,15 @@ PERSONAL_FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class ServerModel:
-    """A model that answers many requests.
-
-    `sampling` contains the values of settings that a request does not set: typed options override
-    the alias's settings, which override the defaults.
-    """
+    """A loaded model with the values that apply to requests which do not set them."""
 
     name: str
     runner: "Runner"
-    system: str | None
+    system: str | None  # system text; None for none
+    # Sampling settings. Typed options replace those of the model's alias, which replace the
+    # defaults.
     sampling: "Sampling"
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  # the settings of the model's alias alone
 
 
 @contextmanager
@@ -63,15 +61,16 @@ def open_server_model(
     max_gap_seconds: float | None = MAX_GAP_SECONDS,
     is_private: bool = False,
 ) -> "Iterator[ServerModel]":
-    """Open `ref` for `parallel` answers at once, with more sequences if prefixes can be cached.
+    """Open the model `ref` for `parallel` answers at once, and close it after the `with` block. If
+    prefixes can be cached, the context also has sequences for them.
 
-    - `on_other_thread`: the model is opened and used on a separate thread.
-    - `max_gap_seconds`: the longest delay of a token in seconds; None makes prompt passes as long
-      as possible, for callers that do not wait for single tokens.
-    - `is_private`: requests share no cached prefix.
+    - `on_other_thread`: the model is opened on its own thread, because another thread will use it.
+    - `max_gap_seconds`: the longest time by which a prompt may delay the next token of an answer.
+      None: as long as it takes, for callers that do not wait for single tokens.
+    - `is_private`: requests do not share cached prefixes.
 
-    The memory is planned and checked as for chat. Raises UserError, and UsageError for options that
-    do not apply.
+    Raises UserError if the model cannot be opened or does not fit into memory, and UsageError for
+    options that do not apply to a server.
     """
     from llmcli.api import tool_calls
     from llmcli.hardware.host import available_memory
@@ -97,13 +96,13 @@ def open_server_model(
         opened_model = models.open(ref)
         opened_model.runner.show_control_tokens(tool_calls.call_marks())
         _set_reasoning(opened_model.runner, run_flags.reasoning)
-        swap = resolve_options.offload_bytes(available_memory())
+        swap_bytes = resolve_options.offload_bytes(available_memory())
         opened_model.runner.engine.schedule = Schedule(
             parallel,
             max_gap_seconds=max_gap_seconds,
             share_prefixes=not is_private,
             max_idle_cells=IDLE_CELLS,
-            swap_bytes=swap,
+            swap_bytes=swap_bytes,
             min_offload_rows=DECODE_OFFLOAD_ROWS if free_gpu_bytes() is None else None,
             min_prefill_rows=MIN_ROWS if opened_model.runner.options.prefill_cells else None,
         )
@@ -117,9 +116,11 @@ def open_server_model(
 
 
 def _set_reasoning(runner: "Runner", mode: str) -> None:
-    """Apply `--reasoning on` or `off` to every request that does not set it.
+    """Make `mode`, the value of --reasoning, the default of all requests. "auto" leaves thinking to
+    the chat template.
 
-    Raises UserError if the template cannot switch thinking.
+    Raises UsageError for an unknown mode, and UserError if the template cannot turn thinking on or
+    off.
     """
     if mode not in ("auto", "on", "off"):
         raise UsageError(f"--reasoning is {mode!r}", hint="--reasoning takes on, off or auto")
@@ -134,10 +135,12 @@ def _set_reasoning(runner: "Runner", mode: str) -> None:
 
 
 def refuse_personal_flags(run_flags: "RunFlags") -> None:
-    """Raise UsageError for options that apply to a single conversation."""
-    for name, (flag, instead) in PERSONAL_FLAGS.items():
+    """Raise UsageError if an option was typed that makes sense only for a single conversation, such
+    as --markdown.
+    """
+    for name, (flag, hint) in PERSONAL_FLAGS.items():
         if getattr(run_flags, name):
-            raise UsageError(f"{flag} does not apply to serve and batch", hint=instead)
+            raise UsageError(f"{flag} does not apply to serve and batch", hint=hint)
     if run_flags.samples > 1 or run_flags.search.beams > 1:
         flag = "--samples" if run_flags.samples > 1 else "--beams"
         raise UsageError(

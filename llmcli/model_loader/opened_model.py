@@ -1,4 +1,4 @@
-"""OpenedModel: a loaded model with the defaults of its catalog entry."""
+"""`OpenedModel`: a loaded model with the defaults of its catalog entry."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ from llmcli.runtime.runner import Runner
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """An open model, with the system text and settings of its catalog entry."""
+    """A loaded model, with the system text and the settings of its alias in the catalog."""
 
     name: str
     runner: Runner
-    file_bytes: int
-    system: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    file_bytes: int  # size of the model's files
+    system: str | None = None  # default system text
+    settings: Mapping[str, Any] = field(default_factory=dict)  # default sampling settings

@@ -1,4 +1,4 @@
-"""`--allow-pickle`, and the hint that suggests it when weights are pickled."""
+"""Add a hint with `--allow-pickle` to the error that refuses pickled weights."""
 
 import shlex
 import sys
@@ -9,7 +9,7 @@ from quant.errors import PickleNotAllowedError
 
 
 def typed_command() -> list[str]:
-    """Return the words of this command line with --allow-pickle added."""
+    """Return the words of the command line of this process, with --allow-pickle added."""
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     return ["llmcli", *words[:end], "--allow-pickle", *words[end:]]
@@ -17,9 +17,11 @@ def typed_command() -> list[str]:
 
 @contextmanager
 def pickle_hint(command: Callable[[], list[str]] = typed_command) -> Iterator[None]:
-    """Add a hint to an error that refuses pickled weights: the command that would read them.
+    """Add a hint to a PickleNotAllowedError of the `with` block: the command that would read the
+    pickled weights.
 
-    By default, this is the typed command with --allow-pickle.
+    `command`: returns the words of this command. By default it is the typed command with
+    --allow-pickle.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Notes and warnings about a plan, printed before its file is written."""
+"""Print notes and warnings about the plan of a quantization, before its file is written."""
 
 from typing import TYPE_CHECKING
 
@@ -8,13 +8,15 @@ if TYPE_CHECKING:
     from quant.quantize.plan import Plan
 
 
-MIN_ROWS_PER_COLUMN = (
-    16  # rows per column of an input; with fewer, a longer text still improves the file
-)
+# With fewer activation rows per column of a weight, a longer calibration text still improves the
+# quantized file.
+MIN_ROWS_PER_COLUMN = 16
 
 
 def print_plan_notes(plan: "Plan", ui: UI) -> None:
-    """Print what the user should know before the plan is written."""
+    """Print the notes of the plan, and warnings about its source and its statistics. Examples: the
+    source is already quantized, or the imatrix has no data for some tensors.
+    """
     for note in plan.notes:
         ui.note(note)
     for warning in plan.source.warnings:
@@ -26,12 +28,12 @@ def print_plan_notes(plan: "Plan", ui: UI) -> None:
         )
     _note_other_source(plan, ui)
     if plan.tensors_without_importance:
-        some = ", ".join(plan.tensors_without_importance[:3]) + (
+        examples = ", ".join(plan.tensors_without_importance[:3]) + (
             " …" if len(plan.tensors_without_importance) > 3 else ""
         )
         ui.note(
             f"the imatrix has no data for {len(plan.tensors_without_importance)} tensors; "
-            f"they are quantized without importance weights: {some}"
+            f"they are quantized without importance weights: {examples}"
         )
     if plan.fallbacks:
         changes = ", ".join(
@@ -52,10 +54,14 @@ def print_plan_notes(plan: "Plan", ui: UI) -> None:
 
 
 def _note_other_source(plan: "Plan", ui: UI) -> None:
-    """Print a note for statistics that were collected from another file."""
-    known = [plan.imatrix, plan.moments.imatrix if plan.moments else None]
-    for path, model in {one.path: one.model for one in known if one}.items():
-        if model not in ("", plan.source.fingerprint):
+    """Print a note for each file of statistics that was collected from another model file than the
+    plan's source.
+    """
+    statistics = [plan.imatrix, plan.moments.imatrix if plan.moments else None]
+    for path, fingerprint in {
+        imatrix.path: imatrix.model for imatrix in statistics if imatrix
+    }.items():
+        if fingerprint not in ("", plan.source.fingerprint):
             ui.note(
                 f"{path} was collected from another file than {plan.source.name}: it helps if that "
                 "is the same model in another type, or a close relative; otherwise it misleads"
@@ -63,31 +69,35 @@ def _note_other_source(plan: "Plan", ui: UI) -> None:
 
 
 def _note_few_rows(plan: "Plan", ui: UI) -> None:
-    """Print a note if the second moments have too few rows.
+    """Print a note if the second moments of the plan's weights were collected from too short a
+    text.
 
-    Moments with fewer rows than columns cannot be inverted without damping, which reduces the gain;
-    up to `MIN_ROWS_PER_COLUMN` rows per column a longer text still helps.
+    A moment matrix with fewer activation rows than columns can be inverted only with damping, which
+    reduces its benefit. With fewer than MIN_ROWS_PER_COLUMN rows per column, a longer text would
+    still help.
     """
     if plan.moments is None or plan.method.needs != "moments":
         return
-    known = [
-        second
+    moments = [
+        moment
         for step in plan.steps
-        if step.method and (second := plan.moments.input_of(step.weight.name))
+        if step.method and (moment := plan.moments.input_of(step.weight.name))
     ]
-    if thin := [second for second in known if second.thin_matrices]:
+    if thin := [moment for moment in moments if moment.thin_matrices]:
         ui.note(
             f"the moments of {len(thin)} tensors have fewer rows than columns: they are damped "
             "and help less than those of a longer text"
         )
     elif few := [
-        second for second in known if 0 < second.fewest_rows < MIN_ROWS_PER_COLUMN * second.columns
+        moment
+        for moment in moments
+        if 0 < moment.fewest_rows < MIN_ROWS_PER_COLUMN * moment.columns
     ]:
         ui.note(
-            f"the moments of {len(few)} tensors have fewer than {MIN_ROWS_PER_COLUMN} rows per column: "
-            "a longer text would reduce the error"
+            f"the moments of {len(few)} tensors have fewer than {MIN_ROWS_PER_COLUMN} rows per "
+            "column: a longer text would reduce the error"
         )
-    if unseen := sum(second.unseen_matrices for second in known):
+    if unseen := sum(moment.unseen_matrices for moment in moments):
         ui.note(
             f"no token reached {unseen} expert matrices: they are quantized as if all columns "
             "were equally important"

@@ -1,5 +1,5 @@
-"""Prepares a model: fetches missing files and quantizes floats where needed. Used by `pull
---quant`, `chat`, `run` and `bench`.
+"""Prepare a model to be loaded: download it if it is missing, and quantize it if it is in floats.
+`pull --quant`, `chat`, `run`, `serve` and `bench` use this.
 """
 
 from dataclasses import replace
@@ -14,11 +14,13 @@ from llmcli.ui import UI
 
 
 def prepare_model(ref: str, quant: str | None, config: Config, ui: UI) -> FetchedModel:
-    """Return the model called `ref` as a GGUF that can be loaded; its `path` is the file.
+    """Return the model `ref` as a GGUF file that can be loaded (`path` of the result). Missing
+    files are downloaded.
 
-    A float checkpoint is quantized to its catalog type; a quantized file is used as it is unless
-    `quant` (or the name itself, NAME:TYPE) requests another type. Raises UserError; for pickled
-    weights its hint is the pull command that reads them.
+    The file has the type `quant`, or the type in the name (NAME:TYPE). Without either, a model in
+    floats is quantized to the type in its catalog entry, and a quantized file is used as it is.
+
+    Raises UserError. For pickled weights, its hint is the `llmcli pull` command that reads them.
     """
     if quant:
         quant = canonical_type(quant)
@@ -29,7 +31,9 @@ def prepare_model(ref: str, quant: str | None, config: Config, ui: UI) -> Fetche
 
 
 def _pull_command(ref: str, quant: str | None, config: Config) -> list[str]:
-    """Return the `llmcli pull` command that reads pickles and prepares the requested file."""
+    """Return the words of the `llmcli pull` command that reads pickled weights and prepares the
+    same file as `prepare_model(ref, quant, …)`.
+    """
     resolved = fetch.resolve_ref(ref, config)
     file_type = (
         quant or resolved.ref.quant or (resolved.entry.quant if resolved.entry else "Q4_K_M")
@@ -48,11 +52,11 @@ def fetch_or_reuse(
     source: str | None = None,
     force: bool = False,
 ) -> FetchedModel:
-    """Return the model called `ref`, from this disk if possible; of a remote checkpoint only the
-    needed parts are read.
+    """Return the model `ref` from this disk, or download it.
 
-    If a type is requested, a checkpoint on the hub is not downloaded whole unless `keep_source`.
-    Raises UserError.
+    If a quantized type is requested, by `quant` or by the name NAME:TYPE, a checkpoint on the hub
+    is not downloaded: its weights are read from the hub while they are quantized. `keep_source`
+    downloads it. `force` ignores what is on this disk. Raises UserError.
     """
     local_model = (
         None if force else fetch.find_model(ref, config, ui, revision=revision, source=source)
@@ -76,7 +80,9 @@ def fetch_or_reuse(
 
 
 def catalog_type(model: FetchedModel) -> str | None:
-    """Return the type that the catalog prescribes for a GGUF of floats; None for any other file."""
+    """Return the type to which the catalog wants a model to be quantized, if the model is a GGUF of
+    floats with a catalog entry. Return None for any other model.
+    """
     from quant.model_file import read_header
     from quant.recipes.file_types import FLOAT_FILE_TYPES
 
@@ -92,9 +98,8 @@ def catalog_type(model: FetchedModel) -> str | None:
 
 
 def canonical_type(quant: str) -> str:
-    """Return the full name of a file type.
-
-    Raises UserError, with the nearest names, before anything is fetched.
+    """Return the full name of a file type: "Q4_K_M" for "q4_k". Raises UserError, which suggests
+    similar names, for an unknown type.
     """
     from quant.recipes import tensor_types
 
@@ -102,7 +107,9 @@ def canonical_type(quant: str) -> str:
 
 
 def quantize_if_needed(model: FetchedModel, file_type: str, config: Config, ui: UI) -> FetchedModel:
-    """Return `model` in `file_type`: itself, an earlier quantized file, or one made now."""
+    """Return `model` as a GGUF of the type `file_type`. It is the model itself if it has this type,
+    or a file that was quantized earlier, or a file that is quantized now. Raises UserError.
+    """
     from llmcli.model_loader.quantize_file import quantize_file
     from quant.model_file import read_header
 

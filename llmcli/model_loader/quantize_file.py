@@ -1,5 +1,5 @@
-"""From a name or path to a model file: open the source, choose the output path, write the plan.
-Shared by quantize, convert and pull.
+"""Quantize a model that is named on the command line: open its weights, choose the output path, and
+write the file. The commands `quantize`, `convert` and `pull` share these steps.
 """
 
 from collections.abc import Iterator
@@ -24,28 +24,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
-    """How a source is read.
+    """The options of a command for reading the source: a GGUF file or a checkpoint."""
 
-    `pre`: llama.cpp's name of the pre-tokenizer. `keep_source`: download a checkpoint whole.
-    """
-
-    tokenizer: Path | None = None
-    pre: str | None = None
-    allow_pickle: bool = False
+    tokenizer: Path | None = None  # folder of tokenizer files; None: that of the checkpoint
+    pre: str | None = None  # llama.cpp's name of the pre-tokenizer; None: chosen automatically
+    allow_pickle: bool = False  # whether pickled weights may be read
+    # Whether to download a checkpoint on the hub, instead of reading its weights from the hub.
     keep_source: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class OutputSettings:
-    """How a file is written.
+    """The options of a command for writing the file."""
 
-    `threads`: 0 uses all cores. `force`: write the file even if it is up to date.
-    """
-
-    out: Path | None = None
-    threads: int = 0
-    dry_run: bool = False
-    force: bool = False
+    out: Path | None = None  # output path; None: chosen from the names of the model and the type
+    threads: int = 0  # 0 uses all cores
+    dry_run: bool = False  # whether to print the plan and write nothing
+    force: bool = False  # whether to write the file even if it is up to date
 
 
 def quantize_file(
@@ -57,9 +52,11 @@ def quantize_file(
     blobs: "Mapping[str, Blob] | None" = None,
     allow_pickle: bool = False,
 ) -> Path:
-    """Quantize a file or folder to `out` for another command; progress and notes go to stderr only.
+    """Quantize a GGUF file or a checkpoint folder to the file `out`, and return its path. Progress
+    and notes are printed on stderr, because the calling command prints its own result.
 
-    Raises UserError.
+    `blobs`: safetensors files of the checkpoint that are not in the folder, by name. Raises
+    UserError.
     """
     from llmcli.atomic_files import make_folder
     from llmcli.model_loader.plan_notes import print_plan_notes
@@ -71,8 +68,8 @@ def quantize_file(
     report = write_with_progress(plan, out, ui)
     if not report.already_finished:
         ui.note(
-            f"{out.name}: {format_size(plan.bytes_after)}, {plan.bits_per_weight:.2f} bits per weight, "
-            f"{report.seconds:.1f} s"
+            f"{out.name}: {format_size(plan.bytes_after)}, "
+            f"{plan.bits_per_weight:.2f} bits per weight, {report.seconds:.1f} s"
         )
     return out
 
@@ -85,11 +82,15 @@ def open_source(
     allow_pickle: bool = False,
     blobs: "Mapping[str, Blob] | None" = None,
 ) -> "Source":
-    """Open a GGUF file or a checkpoint folder as a source that can be planned.
+    """Open a GGUF file or a checkpoint folder as a Source, from which a quantization is planned.
+    The tokenizer of a checkpoint is checked against llama.cpp before any weight is read.
 
-    A folder's tokenizer is verified before any weight is read. `blobs` are safetensors that are
-    stored outside the folder, such as on the hub; they are read ahead. Raises UserError, and
-    UsageError for checkpoint options with a GGUF.
+    - `tokenizer`: a folder of tokenizer files that replaces that of the checkpoint.
+    - `pre`: llama.cpp's name of the pre-tokenizer.
+    - `blobs`: safetensors files of the checkpoint that are not in the folder, such as files on the
+      hub, by name. They are read ahead while earlier weights are quantized.
+
+    Raises UserError, and UsageError if `path` is a file and an option for checkpoints is given.
     """
     from llmcli.errors import UsageError
     from quant.quantize.write import open_gguf
@@ -100,12 +101,12 @@ def open_source(
         from quant.convert import checkpoint_source
         from quant.quantize.read_ahead import read_ahead
 
-        words = tokenizer.expanduser() if tokenizer else path
-        opened = checkpoint_source.open_checkpoint(
-            path, tokenizer=words, pre=pre, allow_pickle=allow_pickle, blobs=blobs
+        tokenizer_folder = tokenizer.expanduser() if tokenizer else path
+        source = checkpoint_source.open_checkpoint(
+            path, tokenizer=tokenizer_folder, pre=pre, allow_pickle=allow_pickle, blobs=blobs
         )
-        opened = verify_tokenizer(opened, words, pre)
-        return read_ahead(opened) if blobs else opened
+        source = verify_tokenizer(source, tokenizer_folder, pre)
+        return read_ahead(source) if blobs else source
     flags = {"--tokenizer": tokenizer, "--pre": pre, "--allow-pickle": allow_pickle}
     if flag := next((name for name, value in flags.items() if value), None):
         raise UsageError(
@@ -118,9 +119,12 @@ def open_source(
 def find_model(
     text: str, config: "Config", ui: "UI", keep_source: bool = False
 ) -> "FetchedModel | None":
-    """Return the model from the catalog or the hub; None if `text` is a path.
+    """Return the model that `text` names in the catalog or on the hub. Return None if `text` is the
+    path of a file or folder instead.
 
-    A checkpoint that is not on this disk stays on the hub (`blobs`) unless `keep_source`.
+    A model that is not on this disk is downloaded, except a checkpoint on the hub: only its small
+    files are fetched, and its weights are read from the hub later (`blobs` of the result).
+    `keep_source` downloads it, too. Raises UserError.
     """
     path = Path(text).expanduser()
     if path.exists() or text.endswith(".gguf") or text.startswith((".", "/", "~")):
@@ -144,11 +148,12 @@ def output_path(
     is_custom: bool,
     dry_run: bool,
 ) -> Iterator[Path]:
-    """Yield the output path: `out`, a file next to a local source, or a file in the store, which is
-    recorded afterwards.
+    """Yield the path to which the plan's file is to be written: `out`; without it, a path next to a
+    local source, or a path in the store for a `model` of the catalog or the hub. In the last case,
+    the path is locked during the `with` block, and the written file is recorded in the store.
 
-    `is_custom`: the tensor types differ from the file type's recipe, so that the store cannot hold
-    the file. Raises UsageError.
+    `is_custom`: whether tensor types differ from the recipe of the file type. The store holds only
+    files that follow a recipe, so UsageError is raised for such a file without `out`.
     """
     if is_custom:
         require_output_path(model, out)
@@ -173,7 +178,9 @@ def output_path(
 
 
 def require_output_path(model: "FetchedModel | None", out: Path | None) -> None:
-    """Raise UsageError if a custom mixture of a model in the store has no output path."""
+    """Raise UsageError if a file with a custom mixture of types is to be made of a `model` of the
+    catalog or the hub, and `out` is None: the store holds no such files.
+    """
     from llmcli.errors import UsageError
 
     if model is not None and out is None:
@@ -184,7 +191,9 @@ def require_output_path(model: "FetchedModel | None", out: Path | None) -> None:
 
 
 def default_output_path(plan: "Plan") -> Path:
-    """Return NAME-TYPE.gguf in the source's folder; a type already in the name is replaced."""
+    """Return the path NAME-TYPE.gguf in the folder of the plan's source. TYPE replaces a type at
+    the end of the source's name.
+    """
     import re
 
     name = re.sub(
@@ -199,8 +208,9 @@ def default_output_path(plan: "Plan") -> Path:
 def write_with_progress(
     plan: "Plan", out: Path, ui: "UI", *, threads: int = 0, force: bool = False
 ) -> "WriteReport":
-    """Write the plan's file under a progress bar; print a note if the file is finished already or
-    was resumed.
+    """Write the plan's file to `out` and show a progress bar. Print a note if the file is already
+    up to date, or if an interrupted run was resumed. `threads`: 0 uses all cores. `force`: write
+    the file even if it is up to date.
     """
     from quant.quantize import write
 
@@ -212,17 +222,17 @@ def write_with_progress(
         return write.write_model(plan, out, threads=threads)
     with ui.bar(f"quantize to {plan.file_type.name}", len(plan.steps), unit="tensors") as bar:
 
-        def watch(progress: write.WriteProgress) -> None:
+        def show_progress(progress: write.WriteProgress) -> None:
             bar.advance(1)
             bar.describe(
                 f"{progress.step.weight.name} {progress.step.weight.type} -> {progress.step.type}"
             )
 
-        report = write.write_model(plan, out, threads=threads, force=force, on_tensor=watch)
+        report = write.write_model(plan, out, threads=threads, force=force, on_tensor=show_progress)
         bar.describe(f"quantize to {plan.file_type.name}")
     if report.resumed_bytes:
         ui.note(
-            f"resumed an earlier run: {report.resumed} tensors, {format_size(report.resumed_bytes)}, "
-            "were already written"
+            f"resumed an earlier run: {report.resumed} tensors, "
+            f"{format_size(report.resumed_bytes)}, were already written"
         )
     return report

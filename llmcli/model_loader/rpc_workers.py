@@ -1,8 +1,9 @@
-"""`--rpc` and `--tensor-split`: place part of a model on other machines.
+"""Apply `--rpc` and `--tensor-split`, which place parts of a model on the devices of other machines
+(RPC workers).
 
-When a worker is lost, llmcli prints an error and ends: llama.cpp would abort, and the answer that
-was being computed cannot be recovered. For this reason `serve` runs its model in a separate
-process.
+When a worker is lost, llmcli prints an error and ends. llama.cpp would abort the process, and the
+answer that it was computing cannot be recovered. For this reason `serve` runs its model in a
+separate process.
 """
 
 import math
@@ -24,13 +25,18 @@ RESTORE_CURSOR = "\x1b[0m\x1b[?25h\n"  # normal style, visible cursor, new line
 
 @dataclass(frozen=True, slots=True)
 class RpcWorkers:
-    """The addresses of workers and the proportions of the layers, as typed."""
+    """The values of --rpc and --tensor-split of a command. None: not typed."""
 
-    rpc: str | None = None
-    tensor_split: str | None = None
+    rpc: str | None = None  # addresses of workers, such as "host:port,host:port"
+    tensor_split: str | None = None  # share of the model for each device, such as "3,1"
 
     def join(self, ui: "UI", runs_model: bool = True) -> None:
-        """Join the workers; raise UsageError if workers are named but `runs_model` is False."""
+        """Register the workers, so that models loaded later use them. `runs_model`: whether the
+        command loads a model.
+
+        Raises UserError if a worker cannot be used, and UsageError if an option was typed but the
+        command loads no model.
+        """
         if not runs_model and (self.rpc is not None or self.tensor_split is not None):
             raise UsageError(
                 "--rpc and -ts have no effect: this command runs no model here",
@@ -40,9 +46,11 @@ class RpcWorkers:
 
 
 def join_workers(rpc: str | None, split: str | None, ui: "UI") -> None:
-    """Connect to the named workers before any model is opened.
+    """Register the workers at the addresses `rpc`, with the proportions `split`, before any model
+    is opened. From then on, the loss of a worker ends the program with an error. Do nothing if both
+    are None.
 
-    Raises UserError if a worker cannot be used.
+    Raises UserError if a worker cannot be used, or for an invalid value.
     """
     if rpc is None and split is None:
         return
@@ -56,7 +64,9 @@ def join_workers(rpc: str | None, split: str | None, ui: "UI") -> None:
 
 
 def _parse_split(text: str | None) -> list[float]:
-    """Parse "3,1" as [3.0, 1.0]; raises UserError."""
+    """Return the proportions in a value of --tensor-split: [3.0, 1.0] for "3,1". Empty for None.
+    Raises UserError for an invalid value.
+    """
     if text is None:
         return []
     try:
@@ -73,11 +83,11 @@ def _parse_split(text: str | None) -> list[float]:
 
 
 def _exit_for_lost_worker(terminal_settings: list[Any] | None, ui: "UI") -> None:
-    """Print which worker was lost and exit, because the thread that waits for its answer cannot be
-    woken.
+    """Print which worker was lost, and exit at once. An exception would not help, because the
+    thread that waits in llama.cpp for the worker's answer cannot be woken.
 
-    Restores the terminal settings first: an interrupted prompt may have turned off echo or hidden
-    the cursor.
+    The terminal settings are restored first, because the prompt of a chat may have turned off echo
+    or hidden the cursor.
     """
     from llmcli.hardware import rpc_workers
     from llmcli.runtime.binding.rpc import joined_workers

@@ -1,4 +1,4 @@
-"""RunFlags: the parsed run options as one value."""
+"""`RunFlags`: the options of `chat`, `run`, `serve` and `batch` as one value."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunFlags:
-    """The run options of one command line. None or empty means that an option was not typed, so
-    that the alias's settings or the defaults apply.
+    """The parsed options of a command line that runs a model. A value of None or an empty value
+    means that the user did not type the option. Then the settings of the model's alias apply, or
+    the defaults.
 
-    `typed` contains the names of the fields of `options` that were typed.
+    `typed`: the names of the fields of `options` that the user typed.
     """
 
     options: "RunOptions"
@@ -50,9 +51,8 @@ class RunFlags:
 
 
 def split_threads(flags: "RunFlags", replicas: int) -> "RunFlags":
-    """Divide the cores among the replicas of one machine, unless the threads were typed.
-
-    More threads than cores are slow.
+    """Return the flags for one of `replicas` server processes on a machine: the number of threads
+    becomes its share of the cores, unless the user typed it. More threads than cores would be slow.
     """
     from llmcli.hardware import host
 

@@ -1,4 +1,6 @@
-"""Verifies a converted tokenizer against llama.cpp before any weight is written."""
+"""Check, before any weight is written, that llama.cpp tokenizes with a converted vocabulary as the
+checkpoint's own tokenizer does.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -9,11 +11,13 @@ if TYPE_CHECKING:
 
 
 def verify_tokenizer(source: "Source", tokenizer: "Path", pre: str | None = None) -> "Source":
-    """Return a checkpoint's source with its vocabulary verified against the folder's tokenizer.
+    """Compare the vocabulary of `source` in llama.cpp with the tokenizer files in the folder
+    `tokenizer`. Return the source with notes about the comparison. `pre`: the name of the
+    pre-tokenizer that the user chose.
 
-    The vocabulary is written to a temporary file, which llama.cpp loads without weights. Raises
-    UserError if llama.cpp encodes text differently; adds a warning if turns of the chat template do
-    not end with a stop token.
+    llama.cpp loads the vocabulary from a temporary file without weights. The result has a warning
+    if the chat template ends messages with a token at which llama.cpp does not stop. Raises
+    UserError if llama.cpp tokenizes differently.
     """
     from dataclasses import replace
 
