@@ -1,4 +1,6 @@
-"""`llmcli quantize` collects missing statistics once, with the built-in text."""
+"""`llmcli quantize` collects missing statistics once, with the built-in text, and checks those that
+it is given.
+"""
 
 import json
 from collections.abc import Callable
@@ -14,15 +16,15 @@ from quant.model_file import read_header
 from tests.fixtures.cli import Done
 from tests.quant import tiny_gguf
 
-WORDS = (
+TEXT = (
     "Once there was a bird that sang of rain, and the rain came down on the roofs of the town. " * 9
 )
 
 
 @pytest.fixture(autouse=True)
-def little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text that ships is a short one."""
-    monkeypatch.setattr(texts, "builtin_texts", lambda *_: [CalibrationText(BUILTIN_NAME, WORDS)])
+def short_builtin_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the built-in calibration text by a short one."""
+    monkeypatch.setattr(texts, "builtin_texts", lambda *_: [CalibrationText(BUILTIN_NAME, TEXT)])
 
 
 @pytest.fixture
@@ -30,37 +32,43 @@ def model(tmp_path: Path) -> Path:
     return tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=96, layers=1)
 
 
-def codes(path: Path) -> list[bytes]:
-    """What a file holds behind its header, which names the moments' file."""
+def tensor_bytes(path: Path) -> list[bytes]:
+    """Return the bytes of each tensor of a file.
+
+    The header is left out, because it names the moments file.
+    """
     raw = path.read_bytes()
     return [
-        raw[one.offset : one.offset + one.nbytes] for one in read_header.read_header(path).tensors
+        raw[tensor.offset : tensor.offset + tensor.nbytes]
+        for tensor in read_header.read_header(path).tensors
     ]
 
 
-def test_second_moments_are_those_of_calibrate_and_are_kept(
+def test_collected_moments_equal_those_of_calibrate_and_are_reused(
     llmcli: Callable[..., Done], model: Path, home: Path, tmp_path: Path
 ) -> None:
-    one, two, three = (tmp_path / f"{name}.gguf" for name in ("one", "two", "three"))
+    first_out, second_out, third_out = (
+        tmp_path / f"{name}.gguf" for name in ("one", "two", "three")
+    )
     words = ("quantize", str(model), "--q4_0", "--method", "gptq", "--threads", "1", "-o")
-    done = llmcli(*words, str(one))
+    done = llmcli(*words, str(first_out))
     assert done.code == 0, done.err
     assert "--method gptq needs second moments: collecting from" in done.err
-    (kept,) = (home / "cache" / "calibrations").glob("*.moments.gguf")
-    again = llmcli(*words, str(two))
-    assert "collecting from" not in again.err
-    assert str(kept) in again.err
-    own, ctx = tmp_path / "own.moments", str(read_header.read_header(model).context_length)
-    said = ("-o", str(tmp_path / "s"), "--moments", str(own), "--ctx", ctx, "-t", "1")
-    assert llmcli("calibrate", str(model), *said).code == 0
-    assert llmcli(*words, str(three), "--moments", str(own)).code == 0
-    assert one.read_bytes() == two.read_bytes()
-    assert codes(one) == codes(three)
-    told = llmcli(*words, str(tmp_path / "none.gguf"), "--dry-run")
-    assert (told.code, "would first collect statistics" in told.err) == (0, True)
+    (collected_file,) = (home / "cache" / "calibrations").glob("*.moments.gguf")
+    second_run = llmcli(*words, str(second_out))
+    assert "collecting from" not in second_run.err
+    assert str(collected_file) in second_run.err
+    own_moments, ctx = tmp_path / "own.moments", str(read_header.read_header(model).context_length)
+    flags = ("-o", str(tmp_path / "s"), "--moments", str(own_moments), "--ctx", ctx, "-t", "1")
+    assert llmcli("calibrate", str(model), *flags).code == 0
+    assert llmcli(*words, str(third_out), "--moments", str(own_moments)).code == 0
+    assert first_out.read_bytes() == second_out.read_bytes()
+    assert tensor_bytes(first_out) == tensor_bytes(third_out)
+    dry_run = llmcli(*words, str(tmp_path / "none.gguf"), "--dry-run")
+    assert (dry_run.code, "would first collect statistics" in dry_run.err) == (0, True)
 
 
-def test_folds_gather_an_imatrix(
+def test_folds_collect_only_an_imatrix(
     llmcli: Callable[..., Done], model: Path, home: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.gguf"
@@ -73,7 +81,7 @@ def test_folds_gather_an_imatrix(
     assert not list((home / "cache" / "calibrations").glob("*.moments.gguf"))
 
 
-def test_a_size_and_a_plan_go_by_what_is_gathered_where_nothing_is_written_too(
+def test_a_dry_run_of_a_size_or_plan_uses_collected_statistics(
     llmcli: Callable[..., Done], model: Path, tmp_path: Path
 ) -> None:
     plan, words = (
@@ -85,135 +93,177 @@ def test_a_size_and_a_plan_go_by_what_is_gathered_where_nothing_is_written_too(
     planned = llmcli(*words, *size, "--dry-run")
     assert planned.code == 0, planned.err
     assert "--method gptq needs second moments: collecting from" in planned.err
-    made = llmcli(*words, *size)
+    written = llmcli(*words, *size)
     for key in ("bytes", "methods", "fallbacks"):
-        assert json.loads(planned.out)[key] == json.loads(made.out)[key]
+        assert json.loads(planned.out)[key] == json.loads(written.out)[key]
     assert llmcli(*words, "-t", "q5_0", "--dry-run", "--plan-out", plan).code == 0
-    for more in (("--dry-run",), ()):
-        done = llmcli(*words, "--plan", plan, *more)
+    for dry_run_flag in (("--dry-run",), ()):
+        done = llmcli(*words, "--plan", plan, *dry_run_flag)
         assert done.code == 0, done.err
 
 
-def test_measurements_of_a_model_with_other_folds_steer_nothing(
+def test_statistics_of_a_model_with_other_folds_are_refused(
     llmcli: Callable[..., Done], model: Path, tmp_path: Path
 ) -> None:
-    plain, text = model, tmp_path / "words.txt"
-    text.write_text(WORDS, encoding="utf-8")
-    folded, again, out = (tmp_path / f"{name}.gguf" for name in ("folded", "again", "out"))
-    found = {}
-    for one in (plain, folded):
-        found[one] = one.with_suffix(".moments")
-        words = ("--moments", str(found[one]), "--text", str(text), "--ctx", "64", "-t", "1")
-        assert (
-            llmcli("calibrate", str(one), "-o", str(one.with_suffix(".imatrix")), *words).code == 0
+    unfolded, text = model, tmp_path / "words.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    folded, requantized, out = (tmp_path / f"{name}.gguf" for name in ("folded", "again", "out"))
+    moments_files = {}
+    for source in (unfolded, folded):
+        moments_files[source] = source.with_suffix(".moments")
+        words = (
+            "--moments",
+            str(moments_files[source]),
+            "--text",
+            str(text),
+            "--ctx",
+            "64",
+            "-t",
+            "1",
         )
-        if one is plain:
-            own = ("--moments", str(found[plain]), "--fold", "awq", "--threads", "1")
-            assert llmcli("quantize", str(plain), "--q8_0", "-o", str(folded), *own).code == 0
-    assert llmcli("quantize", str(folded), "--q5_0", "-o", str(again), "--threads", "1").code == 0
-    for source, file, fits in (
+        assert (
+            llmcli("calibrate", str(source), "-o", str(source.with_suffix(".imatrix")), *words).code
+            == 0
+        )
+        if source is unfolded:
+            flags = ("--moments", str(moments_files[unfolded]), "--fold", "awq", "--threads", "1")
+            assert llmcli("quantize", str(unfolded), "--q8_0", "-o", str(folded), *flags).code == 0
+    assert (
+        llmcli("quantize", str(folded), "--q5_0", "-o", str(requantized), "--threads", "1").code
+        == 0
+    )
+    for source, calibrated, matches in (
         (folded, folded, True),
-        (again, folded, True),
-        (folded, plain, False),
-        (plain, folded, False),
-        (again, plain, False),
+        (requantized, folded, True),
+        (folded, unfolded, False),
+        (unfolded, folded, False),
+        (requantized, unfolded, False),
     ):
         words = (
             "--q4_0",
             "--method",
             "gptq",
             "--moments",
-            str(found[file]),
+            str(moments_files[calibrated]),
             "-o",
             str(out),
             "--threads",
             "1",
         )
         done = llmcli("quantize", str(source), *words, "--force", "--dry-run")
-        assert done.code == (0 if fits else 1), done.err
-        assert ("contains the moments of a model with" in done.err) is not fits
-        sums = found[file].with_suffix(".imatrix")
+        assert done.code == (0 if matches else 1), done.err
+        assert ("contains the moments of a model with" in done.err) is not matches
+        imatrix_file = moments_files[calibrated].with_suffix(".imatrix")
         done = llmcli(
-            "quantize", str(source), "--q4_k_m", "--imatrix", str(sums), "-o", str(out), "--dry-run"
+            "quantize",
+            str(source),
+            "--q4_k_m",
+            "--imatrix",
+            str(imatrix_file),
+            "-o",
+            str(out),
+            "--dry-run",
         )
-        assert done.code == (0 if fits else 1), done.err
-        assert ("is the imatrix of a model with" in done.err) is not fits
-    both = [str(file.with_suffix(".imatrix")) for file in (plain, folded)]
-    done = llmcli("calibrate", "--merge", *both, "-o", str(tmp_path / "merged"))
+        assert done.code == (0 if matches else 1), done.err
+        assert ("is the imatrix of a model with" in done.err) is not matches
+    imatrix_files = [str(model_file.with_suffix(".imatrix")) for model_file in (unfolded, folded)]
+    done = llmcli("calibrate", "--merge", *imatrix_files, "-o", str(tmp_path / "merged"))
     assert done.code == 1 and "was collected with other folds than" in done.err
 
 
-def test_what_another_file_gave_is_told_and_one_kind_is_not_taken_for_the_other(
+def test_statistics_of_another_file_are_a_warning_and_a_wrong_kind_is_an_error(
     tmp_path: Path, llmcli: Callable[..., Done]
 ) -> None:
-    model, other = (
+    model, other_model = (
         tiny_gguf.llama(tmp_path / f"{seed}.gguf", hidden=64, ff=64, layers=1, seed=seed)
         for seed in (0, 1)
     )
-    sums, second, merged = (tmp_path / name for name in ("s", "m", "merged"))
+    imatrix_file, moments_file, merged = (tmp_path / name for name in ("s", "m", "merged"))
     text = tmp_path / "words.txt"
-    text.write_text(WORDS, encoding="utf-8")
+    text.write_text(TEXT, encoding="utf-8")
     words = ("--text", str(text), "--ctx", "32", "-t", "1")
     assert (
-        llmcli("calibrate", str(model), "-o", str(sums), "--moments", str(second), *words).code == 0
+        llmcli(
+            "calibrate", str(model), "-o", str(imatrix_file), "--moments", str(moments_file), *words
+        ).code
+        == 0
     )
-    assert llmcli("calibrate", "--merge", str(sums), str(sums), "-o", str(merged)).code == 0
+    assert (
+        llmcli("calibrate", "--merge", str(imatrix_file), str(imatrix_file), "-o", str(merged)).code
+        == 0
+    )
     words = ("--text", str(text), "--ctx", "32", "-t", "1")
-    assert llmcli("calibrate", str(other), "-o", str(tmp_path / "t"), *words).code == 0
-    for two, apart in ((sums, False), (tmp_path / "t", True)):
-        done = llmcli("calibrate", "--merge", str(sums), str(two), "-o", str(tmp_path / "both"))
-        assert (done.code, f"{two} was collected from another file than {sums}" in done.err) == (
+    assert llmcli("calibrate", str(other_model), "-o", str(tmp_path / "t"), *words).code == 0
+    for second_file, warns in ((imatrix_file, False), (tmp_path / "t", True)):
+        done = llmcli(
+            "calibrate",
+            "--merge",
+            str(imatrix_file),
+            str(second_file),
+            "-o",
+            str(tmp_path / "both"),
+        )
+        assert (
+            done.code,
+            f"{second_file} was collected from another file than {imatrix_file}" in done.err,
+        ) == (
             0,
-            apart,
+            warns,
         )
     out = ("--q4_k_m", "-o", str(tmp_path / "o.gguf"), "--dry-run")
-    for flag, file in (("--imatrix", sums), ("--imatrix", merged), ("--moments", second)):
-        for source in (model, other):
+    for flag, file in (
+        ("--imatrix", imatrix_file),
+        ("--imatrix", merged),
+        ("--moments", moments_file),
+    ):
+        for source in (model, other_model):
             done = llmcli("quantize", str(source), flag, str(file), *out)
             assert done.code == 0, done.err
-            assert (f"{file} was collected from another file than" in done.err) is (source == other)
-    done = llmcli("quantize", str(model), "--imatrix", str(second), *out)
-    assert done.code == 1 and f"hint: use --moments {second}" in done.err
-    done = llmcli("quantize", str(model), "--moments", str(sums), *out)
-    assert done.code == 1 and f"hint: --imatrix {sums}" in done.err
+            assert (f"{file} was collected from another file than" in done.err) is (
+                source == other_model
+            )
+    done = llmcli("quantize", str(model), "--imatrix", str(moments_file), *out)
+    assert done.code == 1 and f"hint: use --moments {moments_file}" in done.err
+    done = llmcli("quantize", str(model), "--moments", str(imatrix_file), *out)
+    assert done.code == 1 and f"hint: --imatrix {imatrix_file}" in done.err
 
 
-def test_a_checkpoint_is_not_rounded_before_it_is_read(
+def test_calibration_of_a_checkpoint_equals_that_of_its_f32_file(
     llmcli: Callable[..., Done], stories: Path, stories_gguf: Path, tmp_path: Path, home: Path
 ) -> None:
     text = tmp_path / "words.txt"
-    text.write_text(WORDS, encoding="utf-8")
+    text.write_text(TEXT, encoding="utf-8")
     words = ("--text", str(text), "--ctx", "64", "-t", "1")
     for name, source in (("folder", stories), ("file", stories_gguf)):
         done = llmcli("calibrate", str(source), "-o", str(tmp_path / name), *words)
         assert done.code == 0, done.err
-    one, other = (imatrix.load_imatrix(tmp_path / name) for name in ("folder", "file"))
-    for name, entry in other.entries.items():
-        np.testing.assert_array_equal(one.entries[name].sums(), entry.sums())
+    of_checkpoint, of_file = (imatrix.load_imatrix(tmp_path / name) for name in ("folder", "file"))
+    for name, entry in of_file.entries.items():
+        np.testing.assert_array_equal(of_checkpoint.entries[name].sums(), entry.sums())
     assert list((home / "cache" / "bases").glob("*.gguf")) == []
     out = ("--q4_0", "-o", str(tmp_path / "o.gguf"), "--dry-run")
-    for file, source, told in (
+    for file, source, warns in (
         ("folder", stories, False),
         ("file", stories_gguf, False),
         ("file", stories, True),
     ):
         done = llmcli("quantize", str(source), "--imatrix", str(tmp_path / file), *out)
-        assert ("was collected from another file than" in done.err) is told
+        assert ("was collected from another file than" in done.err) is warns
 
 
-@pytest.mark.parametrize("more", [(), ("--sequential",)])
-def test_a_text_that_is_too_short_is_told_before_a_checkpoint_is_copied(
+@pytest.mark.parametrize("flags", [(), ("--sequential",)])
+def test_a_text_that_is_too_short_is_an_error_before_the_checkpoint_is_copied(
     llmcli: Callable[..., Done],
     stories: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    more: tuple[str, ...],
+    flags: tuple[str, ...],
 ) -> None:
-    for copying in (
+    for copy_function in (
         "quant.quantize.write.write_model",
         "quant.quantize.blockwise.BlockwiseModel.write_missing",
     ):
-        monkeypatch.delattr(copying)
+        monkeypatch.delattr(copy_function)
     text = tmp_path / "short.txt"
     text.write_text("Once there was a bird.", encoding="utf-8")
     words = (
@@ -224,7 +274,7 @@ def test_a_text_that_is_too_short_is_told_before_a_checkpoint_is_copied(
         str(text),
         "-o",
         str(tmp_path / "o.gguf"),
-        *more,
+        *flags,
     )
     done = llmcli("quantize", str(stories), *words, "--threads", "1")
     assert done.code == 1, done.err
@@ -232,7 +282,7 @@ def test_a_text_that_is_too_short_is_told_before_a_checkpoint_is_copied(
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (("--tensor-type", "nonsense=Q4_K"), "'nonsense' matches no tensor"),
         (("--target-size", "1K"), "no mix of these types makes a file of"),
@@ -242,39 +292,52 @@ def test_a_text_that_is_too_short_is_told_before_a_checkpoint_is_copied(
     ],
 )
 @pytest.mark.parametrize(
-    "wanted", [("--method", "gptq"), ("--method", "gptq", "--fold", "awq"), ("--fold", "awq")]
+    "method_flags", [("--method", "gptq"), ("--method", "gptq", "--fold", "awq"), ("--fold", "awq")]
 )
-def test_what_would_be_refused_is_refused_before_anything_is_gathered(
+def test_invalid_arguments_are_an_error_before_anything_is_collected(
     flags: tuple[str, str],
-    said: str,
-    wanted: tuple[str, ...],
+    message: str,
+    method_flags: tuple[str, ...],
     llmcli: Callable[..., Done],
     model: Path,
     tmp_path: Path,
 ) -> None:
-    other, sums, text = tmp_path / "other.gguf", tmp_path / "other.imatrix", tmp_path / "words"
-    text.write_text(WORDS)
-    tiny_gguf.llama(other, hidden=128, ff=96, layers=1)
+    other_model, other_imatrix, text = (
+        tmp_path / "other.gguf",
+        tmp_path / "other.imatrix",
+        tmp_path / "words",
+    )
+    text.write_text(TEXT)
+    tiny_gguf.llama(other_model, hidden=128, ff=96, layers=1)
     assert (
         llmcli(
-            "calibrate", str(other), "-o", str(sums), "-f", str(text), "-c", "32", "-t", "1"
+            "calibrate",
+            str(other_model),
+            "-o",
+            str(other_imatrix),
+            "-f",
+            str(text),
+            "-c",
+            "32",
+            "-t",
+            "1",
         ).code
         == 0
     )
-    value = {"WORDS": str(text), "OTHER": str(sums)}.get(flags[1], flags[1])
+    value = {"WORDS": str(text), "OTHER": str(other_imatrix)}.get(flags[1], flags[1])
     done = llmcli(
-        "quantize", str(model), *wanted, "-o", str(tmp_path / "out.gguf"), flags[0], value
+        "quantize", str(model), *method_flags, "-o", str(tmp_path / "out.gguf"), flags[0], value
     )
-    assert (done.code, said in done.err, "collecting from" in done.err) == (1, True, False), (
+    assert (done.code, message in done.err, "collecting from" in done.err) == (1, True, False), (
         done.err
     )
 
 
-def test_a_text_too_short_to_verify_with_is_refused_before_anything_is_gathered(
+def test_a_verify_text_that_is_too_short_is_an_error_before_anything_is_collected(
     llmcli: Callable[..., Done], model: Path, tmp_path: Path
 ) -> None:
-    short = tmp_path / "short.txt"
-    short.write_text("hi")
+    text = tmp_path / "short.txt"
+    text.write_text("hi")
     words = (
         "quantize",
         str(model),
@@ -285,14 +348,14 @@ def test_a_text_too_short_to_verify_with_is_refused_before_anything_is_gathered(
         "--verify",
         "--verify-text",
     )
-    done = llmcli(*words, str(short))
+    done = llmcli(*words, str(text))
     assert (done.code, "has 2 bytes; verification needs 1024 tokens" in done.err) == (1, True), (
         done.err
     )
     assert "collecting from" not in done.err
 
 
-def test_types_that_are_noise_without_an_imatrix_are_planned_with_the_one_that_is_gathered(
+def test_types_that_need_an_imatrix_are_planned_with_the_collected_one(
     llmcli: Callable[..., Done], tmp_path: Path
 ) -> None:
     model = tiny_gguf.llama(tmp_path / "wide.gguf", layers=1)
@@ -307,30 +370,32 @@ def test_types_that_are_noise_without_an_imatrix_are_planned_with_the_one_that_i
         "1",
     )
     assert "needs an importance matrix" in llmcli(*words, "--dry-run").err
-    for wanted in (("--method", "gptq"), ("--fold", "awq")):
-        planned = json.loads(llmcli(*words, *wanted, "--dry-run", "--json").out)
-        done = llmcli(*words, *wanted, "--json", "--force")
+    for method_flags in (("--method", "gptq"), ("--fold", "awq")):
+        planned = json.loads(llmcli(*words, *method_flags, "--dry-run", "--json").out)
+        done = llmcli(*words, *method_flags, "--json", "--force")
         assert done.code == 0, done.err
-        made = json.loads(done.out)["types"]
+        written_types = json.loads(done.out)["types"]
         assert {name: (row["tensors"], row["bytes"]) for name, row in planned["types"].items()} == {
-            name: (row["tensors"], row["bytes"]) for name, row in made.items()
+            name: (row["tensors"], row["bytes"]) for name, row in written_types.items()
         }
 
 
 @pytest.mark.parametrize(
-    ("letters", "said"),
+    ("characters", "message"),
     [(50, "fewer rows than columns"), (800, "16 rows per column"), (4000, "")],
 )
-def test_too_little_text_is_told(
-    letters: int, said: str, llmcli: Callable[..., Done], model: Path, tmp_path: Path
+def test_too_few_rows_of_statistics_are_a_warning(
+    characters: int, message: str, llmcli: Callable[..., Done], model: Path, tmp_path: Path
 ) -> None:
     text = tmp_path / "words"
-    text.write_text((WORDS * 9)[:letters])
-    sums, second = str(tmp_path / "sums"), str(tmp_path / "moments")
-    words = ("-f", str(text), "-c", "32", "-t", "1", "-o", sums, "--moments", second)
+    text.write_text((TEXT * 9)[:characters])
+    imatrix_file, moments_file = str(tmp_path / "sums"), str(tmp_path / "moments")
+    words = ("-f", str(text), "-c", "32", "-t", "1", "-o", imatrix_file, "--moments", moments_file)
     assert llmcli("calibrate", str(model), *words).code == 0
     out = ("-o", str(tmp_path / "out.gguf"), "--dry-run")
-    done = llmcli("quantize", str(model), "--q4_0", "--method", "gptq", "--moments", second, *out)
+    done = llmcli(
+        "quantize", str(model), "--q4_0", "--method", "gptq", "--moments", moments_file, *out
+    )
     assert done.code == 0, done.err
-    assert said in done.err
-    assert bool(said) == ("have fewer" in done.err)
+    assert message in done.err
+    assert bool(message) == ("have fewer" in done.err)

@@ -1,4 +1,4 @@
-"""The steps of the quantize workflow, without a command line."""
+"""The steps of the quantize workflow, called directly instead of from the command line."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from tests.quant import tiny_gguf
 
 @pytest.fixture
 def request_(tmp_path: Path) -> QuantizeRequest:
+    """A request to quantize a tiny model to Q8_0."""
     source = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=96, layers=1)
     return QuantizeRequest(str(source), "Q8_0", output=OutputSettings(tmp_path / "q.gguf", 1))
 
@@ -35,13 +36,13 @@ def test_a_result_describes_the_written_file(request_: QuantizeRequest) -> None:
     assert result.nbytes == result.files[0].stat().st_size == result.plan.nbytes
     assert result.report and result.report.sha256 == result.read_sha256()
     assert (result.fallback_rows, result.damping, result.certified_file) == (0, {}, None)
-    again = run_quantization(request_, load_config(), UI(color=False))
-    assert again.report and again.report.already_finished
+    second_result = run_quantization(request_, load_config(), UI(color=False))
+    assert second_result.report and second_result.report.already_finished
 
 
 def test_a_dry_run_writes_nothing(request_: QuantizeRequest) -> None:
-    dry = replace(request_, output=replace(request_.output, dry_run=True))
-    result = run_quantization(dry, load_config(), UI(color=False))
+    dry_run = replace(request_, output=replace(request_.output, dry_run=True))
+    result = run_quantization(dry_run, load_config(), UI(color=False))
     assert (result.report, result.seconds, result.read_sha256()) == (None, 0.0, None)
     assert not result.out.exists()
     assert result.nbytes == result.plan.nbytes
@@ -77,7 +78,7 @@ def test_settings_are_validated_without_a_source(
         validate(replace(request_, source="nothing", **changes))  # type: ignore[arg-type]
 
 
-def test_a_job_is_checked_before_anything_is_collected(
+def test_output_paths_that_would_overwrite_the_source_are_refused(
     request_: QuantizeRequest, tmp_path: Path
 ) -> None:
     source = Path(request_.source)

@@ -1,5 +1,5 @@
-"""`llmcli quantize --method gptq --sequential`: each block is calibrated after the quantized ones
-before it.
+"""`llmcli quantize --method gptq --sequential`, which collects the moments of each block with the
+blocks before it already quantized.
 """
 
 import json
@@ -18,16 +18,15 @@ from quant.calibration import moments
 from quant.calibration.expected_moments import ExpectedMoments
 from quant.calibration.statistics import SecondMoments
 from quant.model_file import read_header
-from quant.quantize import plan as plan_module
-from quant.quantize import plan as planning
 from quant.quantize import write
 from quant.quantize.blockwise import BlockwiseModel, TensorGroup, group_tensors
+from quant.quantize.plan import SETTINGS_KEY, plan_quantization
 from tests.fixtures.cli import Done
 from tests.quant import tiny_gguf
 
 Llmcli = Callable[..., Done]
 Quantize = Callable[..., Done]
-WORDS = (
+TEXT = (
     "Once there was a bird that sang of rain, and the rain came down on the roofs of the town. " * 6
 )
 LAYERS = 3
@@ -41,16 +40,16 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     path = tmp_path / "words.txt"
-    path.write_text(WORDS, encoding="utf-8")
+    path.write_text(TEXT, encoding="utf-8")
     return path
 
 
 @pytest.fixture
-def quantized(llmcli: Llmcli, model: Path, text: Path) -> Quantize:
-    """To Q4_0 by gptq, on one thread."""
+def quantize(llmcli: Llmcli, model: Path, text: Path) -> Quantize:
+    """Return a function that quantizes the model to Q4_0 with gptq on one thread."""
 
     def call(out: Path, *words: str) -> Done:
-        own = (
+        flags = (
             "--q4_0",
             "--method",
             "gptq",
@@ -61,32 +60,36 @@ def quantized(llmcli: Llmcli, model: Path, text: Path) -> Quantize:
             "-o",
             str(out),
         )
-        return llmcli("quantize", str(model), *own, *words)
+        return llmcli("quantize", str(model), *flags, *words)
 
     return call
 
 
-def codes(path: Path) -> dict[str, bytes]:
+def tensor_bytes(path: Path) -> dict[str, bytes]:
+    """Return the bytes of each tensor of a file by name."""
     raw = path.read_bytes()
     return {
-        one.name: raw[one.offset : one.offset + one.nbytes]
-        for one in read_header.read_header(path).tensors
+        tensor.name: raw[tensor.offset : tensor.offset + tensor.nbytes]
+        for tensor in read_header.read_header(path).tensors
     }
 
 
-def mixed(source: Path, made: Path, names: set[str], out: Path) -> Path:
-    """The source with tensors of another file in their places, as the gguf package writes it."""
-    reader, other = gguf.GGUFReader(source), gguf.GGUFReader(made)
+def write_with_tensors_of(source: Path, donor: Path, names: set[str], out: Path) -> Path:
+    """Write a copy of `source` whose tensors called `names` are those of another file.
+
+    The gguf package reads and writes the files.
+    """
+    reader, donor_reader = gguf.GGUFReader(source), gguf.GGUFReader(donor)
     writer = gguf.GGUFWriter(out, "llama")
-    for key, found in reader.fields.items():
+    for key, field in reader.fields.items():
         if not key.startswith("GGUF.") and key != "general.architecture":
-            kind = found.types[0]
-            sub = found.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(key, found.contents(), kind, sub)
-    theirs = {tensor.name: tensor for tensor in other.tensors}
+            value_type = field.types[0]
+            element_type = field.types[-1] if value_type == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), value_type, element_type)
+    donor_tensors = {tensor.name: tensor for tensor in donor_reader.tensors}
     for tensor in reader.tensors:
-        one = theirs[tensor.name] if tensor.name in names else tensor
-        writer.add_tensor(one.name, one.data, raw_dtype=one.tensor_type)
+        chosen = donor_tensors[tensor.name] if tensor.name in names else tensor
+        writer.add_tensor(chosen.name, chosen.data, raw_dtype=chosen.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -94,174 +97,191 @@ def mixed(source: Path, made: Path, names: set[str], out: Path) -> Path:
     return out
 
 
-def test_a_blocks_moments_are_those_behind_the_blocks_that_are_quantized(
-    quantized: Quantize,
+def test_the_moments_of_a_block_are_collected_after_quantized_blocks(
+    quantize: Quantize,
     llmcli: Llmcli,
     model: Path,
     text: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: dict[str, np.ndarray] = {}
-    make = BlockwiseModel.quantize_group
+    used_moments: dict[str, np.ndarray] = {}
+    quantize_group = BlockwiseModel.quantize_group
 
-    def spied(
+    def record_moments(
         self: BlockwiseModel,
         group: TensorGroup,
-        seconds: Mapping[str, SecondMoments],
+        moments_by_name: Mapping[str, SecondMoments],
         work: write.WriteRun,
     ) -> Any:
-        seen.update({name: second.mean() for name, second in seconds.items()})
-        return make(self, group, seconds, work)
+        used_moments.update(
+            {name: input_moments.mean() for name, input_moments in moments_by_name.items()}
+        )
+        return quantize_group(self, group, moments_by_name, work)
 
-    monkeypatch.setattr(BlockwiseModel, "quantize_group", spied)
+    monkeypatch.setattr(BlockwiseModel, "quantize_group", record_moments)
     out = tmp_path / "out.gguf"
-    done = quantized(out, "--sequential", "--json")
+    done = quantize(out, "--sequential", "--json")
     assert done.code == 0, done.err
     assert json.loads(done.out)["methods"] == {"search": 1, "gptq": 7 * LAYERS}  # the head is Q8_0
     assert "are read 3 times" in done.err
-    # a file as it was when block 2 was made, and one that was never touched, read by `calibrate`
-    first = {name for name in codes(out) if name.startswith(("blk.0.", "blk.1."))}
-    half = mixed(model, out, first, tmp_path / "half.gguf")
-    found = {}
-    for name, path in (("half", half), ("plain", model)):
-        own, words = tmp_path / f"{name}.moments", ("--text", str(text), "--ctx", "64", "-t", "1")
-        assert (
-            llmcli(
-                "calibrate", str(path), "-o", str(tmp_path / "s"), "--moments", str(own), *words
-            ).code
-            == 0
+    # Calibrate a file whose blocks 0 and 1 are quantized, and the original file.
+    quantized_names = {name for name in tensor_bytes(out) if name.startswith(("blk.0.", "blk.1."))}
+    partly_quantized = write_with_tensors_of(model, out, quantized_names, tmp_path / "half.gguf")
+    calibrated = {}
+    for path in (partly_quantized, model):
+        file, words = path.with_suffix(".moments"), ("--text", str(text), "--ctx", "64", "-t", "1")
+        done = llmcli(
+            "calibrate", str(path), "-o", str(tmp_path / "s"), "--moments", str(file), *words
         )
-        found[name] = moments.load_moments(own)
+        assert done.code == 0, done.err
+        calibrated[path] = moments.load_moments(file)
     for name in ("blk.2.attn_q.weight", "blk.2.attn_v.weight", "blk.2.ffn_down.weight"):
-        want, plain = (found[kind].input_of(name).mean() for kind in ("half", "plain"))
-        np.testing.assert_allclose(seen[name], want, rtol=1e-5, atol=1e-6 * np.abs(want).max())
-        assert np.linalg.norm(plain - want) > 1e-3 * np.linalg.norm(want)
-    whole = found["plain"].input_of("blk.0.ffn_down.weight").mean()
+        expected, unquantized = (
+            calibrated[path].input_of(name).mean() for path in (partly_quantized, model)
+        )
+        np.testing.assert_allclose(
+            used_moments[name], expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max()
+        )
+        assert np.linalg.norm(unquantized - expected) > 1e-3 * np.linalg.norm(expected)
+    # Block 0 has no quantized block before it.
+    expected = calibrated[model].input_of("blk.0.ffn_down.weight").mean()
     np.testing.assert_allclose(
-        seen["blk.0.ffn_down.weight"], whole, rtol=1e-5, atol=1e-6 * np.abs(whole).max()
+        used_moments["blk.0.ffn_down.weight"],
+        expected,
+        rtol=1e-5,
+        atol=1e-6 * np.abs(expected).max(),
     )
 
 
-def test_the_first_block_has_the_bytes_of_the_plain_method_and_the_others_their_own(
-    quantized: Quantize, llmcli: Llmcli, model: Path, text: Path, tmp_path: Path
+def test_only_the_first_block_has_the_bytes_of_a_run_without_sequential(
+    quantize: Quantize, llmcli: Llmcli, model: Path, text: Path, tmp_path: Path
 ) -> None:
-    sums, one, two = (tmp_path / f"{name}.gguf" for name in ("sums", "one", "two"))
+    sums, plain_out, sequential_out = (tmp_path / f"{name}.gguf" for name in ("sums", "one", "two"))
     assert (
         llmcli("calibrate", str(model), "-o", str(sums), "--text", str(text), "--ctx", "64").code
         == 0
     )
-    assert quantized(one, "--imatrix", str(sums)).code == 0
-    assert quantized(two, "--imatrix", str(sums), "--sequential").code == 0
-    plain, behind = codes(one), codes(two)
-    same = {name for name in plain if name.startswith("blk.0.")}
-    assert {name: behind[name] for name in same} == {name: plain[name] for name in same}
-    assert behind["blk.1.ffn_down.weight"] != plain["blk.1.ffn_down.weight"]
+    assert quantize(plain_out, "--imatrix", str(sums)).code == 0
+    assert quantize(sequential_out, "--imatrix", str(sums), "--sequential").code == 0
+    plain, sequential = tensor_bytes(plain_out), tensor_bytes(sequential_out)
+    names = {name for name in plain if name.startswith("blk.0.")}
+    assert {name: sequential[name] for name in names} == {name: plain[name] for name in names}
+    assert sequential["blk.1.ffn_down.weight"] != plain["blk.1.ffn_down.weight"]
 
 
-def test_an_interrupted_run_goes_on_and_ends_with_the_same_bytes(
-    quantized: Quantize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_run_resumes_and_writes_the_same_bytes(
+    quantize: Quantize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, out = tmp_path / "whole.gguf", tmp_path / "out.gguf"
-    assert quantized(whole, "--sequential").code == 0
-    make, run = BlockwiseModel.quantize_group, calibrate.run_calibration
+    uninterrupted, out = tmp_path / "whole.gguf", tmp_path / "out.gguf"
+    assert quantize(uninterrupted, "--sequential").code == 0
+    quantize_group, run_calibration = BlockwiseModel.quantize_group, calibrate.run_calibration
 
-    def stops(here: Callable[..., Any], at: Callable[..., bool]) -> Callable[..., Any]:
-        def call(*args: Any, **more: Any) -> Any:
-            if at(*args):
+    def interrupt(
+        function: Callable[..., Any], condition: Callable[..., bool]
+    ) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            if condition(*args):
                 raise KeyboardInterrupt
-            return here(*args, **more)
+            return function(*args, **options)
 
         return call
 
-    # before block 1 is made, its moments being there; in the middle of the pass for block 2; at the
-    # last file
-    for owner, name, patched in (
+    # Interrupt before block 1 is quantized, when its moments are collected; then during the
+    # calibration for block 2; then before the final file is written.
+    for owner, name, replacement in (
         (
             BlockwiseModel,
             "quantize_group",
-            stops(make, lambda prefix, group, *_: group.name == "block 1"),
+            interrupt(quantize_group, lambda blockwise, group, *_: group.name == "block 1"),
         ),
         (
             calibrate,
             "run_calibration",
-            stops(run, lambda wish, *_: "blk.2.attn_q.weight" in (wish.weights or ())),
+            interrupt(
+                run_calibration,
+                lambda settings, *_: "blk.2.attn_q.weight" in (settings.weights or ()),
+            ),
         ),
-        (BlockwiseModel, "merged_plan", stops(BlockwiseModel.merged_plan, lambda prefix: True)),
+        (
+            BlockwiseModel,
+            "merged_plan",
+            interrupt(BlockwiseModel.merged_plan, lambda blockwise: True),
+        ),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(owner, name, patched)
-            assert quantized(out, "--sequential").code == 130
+            patch.setattr(owner, name, replacement)
+            assert quantize(out, "--sequential").code == 130
     assert not out.exists()
-    done = quantized(out, "--sequential", "--json")
+    done = quantize(out, "--sequential", "--json")
     assert done.code == 0, done.err
     assert "resuming an earlier run: 0 groups" in done.err
-    assert json.loads(done.out)["resumed_tensors"] == len(codes(out))
-    assert out.read_bytes() == whole.read_bytes()
+    assert json.loads(done.out)["resumed_tensors"] == len(tensor_bytes(out))
+    assert out.read_bytes() == uninterrupted.read_bytes()
     assert not (tmp_path / ".out.gguf.sequential").exists()
-    assert "nothing to do" in quantized(out, "--sequential").err
+    assert "nothing to do" in quantize(out, "--sequential").err
 
 
-def test_what_goes_before_is_made_first_and_a_tied_embedding_last(tmp_path: Path) -> None:
-    for tied, first in ((True, ()), (False, ("token_embd.weight",))):
+def test_embeddings_are_the_first_group_unless_they_are_tied_to_the_head(tmp_path: Path) -> None:
+    for tied, embedding_names in ((True, ()), (False, ("token_embd.weight",))):
         source = write.open_gguf(
             tiny_gguf.llama(tmp_path / f"{tied}.gguf", hidden=64, ff=96, layers=12, tied=tied)
         )
-        plan = plan_module.plan_quantization(
-            source, "Q4_0", method="gptq", expected=ExpectedMoments("x")
-        )
-        names = list(BlockwiseModel(plan, plan, tmp_path).ordered_groups)
+        plan = plan_quantization(source, "Q4_0", method="gptq", expected=ExpectedMoments("x"))
+        groups = list(BlockwiseModel(plan, plan, tmp_path).ordered_groups)
         blocks = [f"block {number}" for number in range(12)]
-        assert [group.name for group in names] == [
-            *(["embeddings"] if first else []),
+        assert [group.name for group in groups] == [
+            *(["embeddings"] if embedding_names else []),
             *blocks,
             "other tensors",
         ]
-        found = {
+        names_by_group = {
             name: tuple(step.weight.name for step in steps)
             for name, steps in group_tensors(plan.steps).items()
         }
-        assert found.get("embeddings", ()) == first
-        assert sum(map(len, found.values())) == len(plan.steps)
+        assert names_by_group.get("embeddings", ()) == embedding_names
+        assert sum(map(len, names_by_group.values())) == len(plan.steps)
 
 
-def test_the_file_and_its_certificate_say_so(
-    quantized: Quantize, model: Path, text: Path, tmp_path: Path
+def test_the_file_and_its_certificate_record_sequential(
+    quantize: Quantize, model: Path, text: Path, tmp_path: Path
 ) -> None:
-    out, mix = tmp_path / "out.gguf", tmp_path / "plan.json"
-    assert quantized(out, "--sequential", "--plan-out", str(mix)).code == 0
-    said = json.loads(str(read_header.read_header(out).metadata[planning.SETTINGS_KEY]))
-    assert (said["method"], len(said["sequential"]), "moments" in said) == ("gptq", 32, False)
-    assert json.loads(mix.read_text())["steered"]["sequential"] == said["sequential"]
-    pending = ExpectedMoments(said["sequential"], (str(text),), 8, 64)
-    plan = plan_module.plan_quantization(
-        write.open_gguf(model), "Q4_0", method="gptq", expected=pending
+    out, plan_file = tmp_path / "out.gguf", tmp_path / "plan.json"
+    assert quantize(out, "--sequential", "--plan-out", str(plan_file)).code == 0
+    settings = json.loads(str(read_header.read_header(out).metadata[SETTINGS_KEY]))
+    assert (settings["method"], len(settings["sequential"]), "moments" in settings) == (
+        "gptq",
+        32,
+        False,
     )
+    assert json.loads(plan_file.read_text())["steered"]["sequential"] == settings["sequential"]
+    pending = ExpectedMoments(settings["sequential"], (str(text),), 8, 64)
+    plan = plan_quantization(write.open_gguf(model), "Q4_0", method="gptq", expected=pending)
     assert plan.settings == json.dumps(
-        {**json.loads(plan.settings), "sequential": said["sequential"]}, sort_keys=True
+        {**json.loads(plan.settings), "sequential": settings["sequential"]}, sort_keys=True
     )
-    (one,) = verify.used_statistics(plan)
-    assert (one.kind, one.digest, one.texts, one.tokens) == (
+    (statistics,) = verify.used_statistics(plan)
+    assert (statistics.kind, statistics.digest, statistics.texts, statistics.tokens) == (
         "sequential",
-        said["sequential"],
+        settings["sequential"],
         ("words.txt",),
         512,
     )
-    assert len(one.hashes[0]) == 64
+    assert len(statistics.hashes[0]) == 64
 
 
-def test_a_folder_is_run_from_its_shards_and_folds_go_before(
+def test_a_checkpoint_is_folded_and_then_quantized_block_by_block(
     llmcli: Llmcli, stories: Path, text: Path, tmp_path: Path
 ) -> None:
     out, words = (
         tmp_path / "out.gguf",
         ("--sequential", "--calibration", str(text), "--calibration-chunks", "1"),
     )
-    text.write_text(WORDS * 6, encoding="utf-8")
-    own = shutil.copytree(stories, tmp_path / "stories")
+    text.write_text(TEXT * 6, encoding="utf-8")
+    checkpoint = shutil.copytree(stories, tmp_path / "stories")
     done = llmcli(
         "quantize",
-        str(own),
+        str(checkpoint),
         "--q4_0",
         "--method",
         "gptq",
@@ -275,23 +295,21 @@ def test_a_folder_is_run_from_its_shards_and_folds_go_before(
         "--json",
     )
     assert done.code == 0, done.err
-    told = json.loads(done.out)
-    assert told["fold"]["kinds"] == ["awq"]
+    document = json.loads(done.out)
+    assert document["fold"]["kinds"] == ["awq"]
     assert {tensor.type for tensor in read_header.read_header(out).tensors} >= {"Q4_0", "F32"}
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_a_run_that_is_only_planned_names_the_method_that_would_do_it(
-    quantized: Quantize, tmp_path: Path
-) -> None:
+def test_a_dry_run_counts_the_tensors_of_each_method(quantize: Quantize, tmp_path: Path) -> None:
     for words in ((), ("--sequential",), ("--fold", "awq")):
-        done = quantized(tmp_path / "none.gguf", "--dry-run", "--json", *words)
+        done = quantize(tmp_path / "none.gguf", "--dry-run", "--json", *words)
         assert done.code == 0, done.err
         assert json.loads(done.out)["methods"] == {"search": 1, "gptq": 7 * LAYERS}, done.err
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("words", "message"),
     [
         (
             ("--method", "search", "--sequential"),
@@ -313,31 +331,34 @@ def test_a_run_that_is_only_planned_names_the_method_that_would_do_it(
         ),
     ],
 )
-def test_wishes_that_make_no_sense_are_told(
+def test_invalid_flags_are_an_error(
     llmcli: Llmcli,
     model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     words: tuple[str, ...],
-    why: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("short.txt").write_text("Once there was a bird.")
     done = llmcli("quantize", str(model), *words, "-o", str(tmp_path / "out.gguf"))
     assert done.code in (1, 2)
-    assert why in done.err
+    assert message in done.err
     assert not (tmp_path / "out.gguf").exists()
 
 
-def test_a_plan_made_by_other_moments_serves(
-    quantized: Quantize, llmcli: Llmcli, model: Path, text: Path, tmp_path: Path
+def test_a_plan_made_with_other_moments_can_be_used(
+    quantize: Quantize, llmcli: Llmcli, model: Path, text: Path, tmp_path: Path
 ) -> None:
-    mix = tmp_path / "plan.json"
-    assert quantized(tmp_path / "one.gguf", "--plan-out", str(mix), "--dry-run").code == 0
-    told = json.loads(mix.read_text())
-    mix.write_text(
+    plan_file = tmp_path / "plan.json"
+    assert quantize(tmp_path / "one.gguf", "--plan-out", str(plan_file), "--dry-run").code == 0
+    plan_json = json.loads(plan_file.read_text())
+    plan_file.write_text(
         json.dumps(
-            {**told, "steered": {**told["steered"], "moments": "others", "imatrix": "another"}}
+            {
+                **plan_json,
+                "steered": {**plan_json["steered"], "moments": "others", "imatrix": "another"},
+            }
         )
     )
     words = (
@@ -352,12 +373,12 @@ def test_a_plan_made_by_other_moments_serves(
         str(tmp_path / "two.gguf"),
         "--dry-run",
     )
-    assert llmcli("quantize", str(model), "--plan", str(mix), *words).code == 0
+    assert llmcli("quantize", str(model), "--plan", str(plan_file), *words).code == 0
     done = llmcli(
         "quantize",
         str(model),
         "--plan",
-        str(mix),
+        str(plan_file),
         "--method",
         "ggml",
         "-o",
