@@ -38,6 +38,7 @@ NUMPY_DTYPES = {
     "F8_E8M0": "u1",
 }
 ORIGINAL_MODEL_HINT = "use the model that this one was quantized from"
+REFETCH_HINT = "fetch the whole model again"
 
 
 @dataclass(frozen=True, slots=True)

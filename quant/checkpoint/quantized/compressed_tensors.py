@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.quantized import fp8
 from quant.checkpoint.quantized.base import (
+    REFETCH_HINT,
     QuantizedInput,
     decode_values,
     make_computed_tensor,
@@ -38,7 +39,6 @@ SUPPORTED_FORMATS = (
 )
 ACTIVATION_ENDINGS = (*fp8.ACTIVATION_ENDINGS, ".input_zero_point", ".output_zero_point")
 SCALE_DTYPES = ("F32", "F16", "BF16")
-REFETCH_HINT = "fetch the whole model again"
 
 
 @dataclass(frozen=True, slots=True)

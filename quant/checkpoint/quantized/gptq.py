@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.quantized.base import (
+    REFETCH_HINT,
     LastTensorCache,
     QuantizedInput,
     make_computed_tensor,
@@ -37,7 +38,6 @@ ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 # Settings that change the meaning of the codes.
 UNSUPPORTED_SETTINGS = ("is_marlin_format", "rotation", "adapter")
 BAND_CODES = 1 << 20  # number of codes that are unpacked at a time
-REFETCH_HINT = "fetch the whole model again"
 
 
 @dataclass(frozen=True, slots=True)
