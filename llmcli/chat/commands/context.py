@@ -17,8 +17,9 @@ def show_context(chat: ChatSession, argument: str) -> None:
 
     `/context drop N` drops turn N, and `/context back` restores all dropped turns. Dropped turns
     are not sent again, but stay in the tree. With --on-full shift, the turns marked "next to leave"
-    are dropped automatically when the context is full. If the cache allows it, the remaining turns
-    are not recomputed. They were computed after the dropped turns, and may still reflect these.
+    are dropped automatically when the context is full. If the KV cache supports it, the turns that
+    remain are not computed again. The dropped turns may then still influence the next answers,
+    because the remaining turns were computed when the dropped ones were in the context.
     """
     words = argument.split()
     if not words:
