@@ -31,7 +31,9 @@ class UI:
     color: bool = True  # whether to use colors and bold text; False with NO_COLOR
 
     def text(self, line: str = "") -> None:
-        """Print one line on stdout, or on stderr with --json. Control characters are made visible."""
+        """Print one line on stdout, or on stderr with --json. Control characters are made
+        visible.
+        """
         write_now(sys.stderr if self.json else sys.stdout, escape_controls(line) + "\n")
 
     def note(self, text: str) -> None:

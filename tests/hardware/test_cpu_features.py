@@ -1,4 +1,6 @@
-"""CPU features of the processor and of the build, parsed from texts of llama.cpp and the kernel."""
+"""CPU features of the processor and of the build, parsed from texts of the kernel and of
+llama.cpp.
+"""
 
 import platform
 import subprocess
@@ -9,15 +11,15 @@ import pytest
 
 from llmcli.hardware import cpu_features
 
-OLD = "CPU : SSE3 = 1 | SSSE3 = 1 | AVX = 1 | LLAMAFILE = 1 | OPENMP = 1 | REPACK = 1 | "
+OLD_BUILD = "CPU : SSE3 = 1 | SSSE3 = 1 | AVX = 1 | LLAMAFILE = 1 | OPENMP = 1 | REPACK = 1 | "
 FLAGS = "fpu pni ssse3 fma avx f16c avx2 bmi2 avx512f avx512_vnni"
 
 
-def test_a_build_without_what_the_processor_has_is_found() -> None:
-    found = cpu_features.compare_features(
-        cpu_features.parse_system_info(OLD), frozenset(FLAGS.split())
+def test_features_of_the_processor_that_the_build_does_not_use_are_found() -> None:
+    features = cpu_features.compare_features(
+        cpu_features.parse_system_info(OLD_BUILD), frozenset(FLAGS.split())
     )
-    assert cpu_features.unused_features(found) == (
+    assert cpu_features.unused_features(features) == (
         "AVX2",
         "F16C",
         "FMA",
@@ -25,41 +27,48 @@ def test_a_build_without_what_the_processor_has_is_found() -> None:
         "AVX512",
         "AVX512_VNNI",
     )
-    assert cpu_features.unsupported_features(found) == ()
-    assert {one.name for one in found if one.in_build} == {"SSE3", "SSSE3", "AVX"}
+    assert cpu_features.unsupported_features(features) == ()
+    assert {feature.name for feature in features if feature.in_build} == {"SSE3", "SSSE3", "AVX"}
 
 
-def test_a_build_for_another_processor_is_found() -> None:
-    found = cpu_features.compare_features(
-        cpu_features.parse_system_info(OLD + "AVX2 = 1 | AMX_INT8 = 0 | "),
+def test_features_of_the_build_that_the_processor_lacks_are_found() -> None:
+    features = cpu_features.compare_features(
+        cpu_features.parse_system_info(OLD_BUILD + "AVX2 = 1 | AMX_INT8 = 0 | "),
         frozenset({"pni", "ssse3", "avx"}),
     )
-    assert (cpu_features.unused_features(found), cpu_features.unsupported_features(found)) == (
+    assert (
+        cpu_features.unused_features(features),
+        cpu_features.unsupported_features(features),
+    ) == (
         (),
         ("AVX2",),
     )
 
 
-def test_unknown_is_neither() -> None:
+def test_unknown_features_are_neither_unused_nor_unsupported() -> None:
     assert (
         cpu_features.unused_features(cpu_features.compare_features(None, frozenset(FLAGS.split())))
         == ()
     )
     assert (
         cpu_features.unsupported_features(
-            cpu_features.compare_features(cpu_features.parse_system_info(OLD), None)
+            cpu_features.compare_features(cpu_features.parse_system_info(OLD_BUILD), None)
         )
         == ()
     )
 
 
-def test_each_backend_has_features_of_its_own() -> None:
-    found = cpu_features.parse_system_info("CUDA : ARCHS = 900 | USE_GRAPHS = 1 | CPU : AVX = 1 | ")
-    assert found == {"CUDA": frozenset({"ARCHS", "USE_GRAPHS"}), "CPU": frozenset({"AVX"})}
+def test_features_are_parsed_for_each_backend() -> None:
+    features = cpu_features.parse_system_info(
+        "CUDA : ARCHS = 900 | USE_GRAPHS = 1 | CPU : AVX = 1 | "
+    )
+    assert features == {"CUDA": frozenset({"ARCHS", "USE_GRAPHS"}), "CPU": frozenset({"AVX"})}
     assert cpu_features.parse_system_info("") == {}
 
 
-def test_linux_names_them_in_cpuinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_are_read_from_cpuinfo_on_linux(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     info = tmp_path / "cpuinfo"
     monkeypatch.setattr(cpu_features, "CPUINFO_FILE", info)
     info.write_text("processor\t: 0\nflags\t\t: fpu AVX2 fma\n\nprocessor\t: 1\nflags\t\t: fpu\n")
@@ -79,23 +88,28 @@ machdep.cpu.brand_string: Apple M9
 """
 
 
-def test_without_proc_macos_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_features, "CPUINFO_FILE", tmp_path / "none")
+def test_flags_are_read_from_sysctl_on_macos(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_features, "CPUINFO_FILE", tmp_path / "missing")
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    told = SYSCTL
+    output = SYSCTL
 
-    def run(words: list[str], **more: object) -> "subprocess.CompletedProcess[str]":
-        return subprocess.CompletedProcess(words, 0, stdout=told, stderr="")
+    def run(command: list[str], **options: object) -> "subprocess.CompletedProcess[str]":
+        return subprocess.CompletedProcess(command, 0, stdout=output, stderr="")
 
     monkeypatch.setattr(subprocess, "run", run)
-    found = cpu_features.compare_features(
+    features = cpu_features.compare_features(
         {"CPU": frozenset({"NEON", "MATMUL_INT8"})}, cpu_features.cpu_flags()
     )
-    assert (cpu_features.unused_features(found), cpu_features.unsupported_features(found)) == (
+    assert (
+        cpu_features.unused_features(features),
+        cpu_features.unsupported_features(features),
+    ) == (
         ("DOTPROD",),
         ("MATMUL_INT8",),
     )
-    told = "machdep.cpu.features: FPU SSE3 AVX1.0 FMA\nmachdep.cpu.leaf7_features: BMI2 AVX2\n"
+    output = "machdep.cpu.features: FPU SSE3 AVX1.0 FMA\nmachdep.cpu.leaf7_features: BMI2 AVX2\n"
     assert cpu_features.unused_features(
         cpu_features.compare_features({"CPU": frozenset({"AVX"})}, cpu_features.cpu_flags())
     ) == (
@@ -108,8 +122,8 @@ def test_without_proc_macos_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert cpu_features.cpu_flags() is None
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc/cpuinfo is Linux's")
-def test_this_build_needs_nothing_that_this_processor_lacks() -> None:
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has /proc/cpuinfo")
+def test_this_processor_supports_all_features_of_this_build() -> None:
     assert (
         cpu_features.unsupported_features(
             cpu_features.compare_features(cpu_features.build_features(), cpu_features.cpu_flags())

@@ -1,4 +1,4 @@
-"""Memory within a container's limit and without /proc, read from fake kernel files."""
+"""Memory limits of containers and of the address space, read from fake files of the kernel."""
 
 import sys
 from pathlib import Path
@@ -10,15 +10,19 @@ from llmcli.hardware import host, memory_limits
 
 
 @pytest.fixture
-def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def kernel_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder that replaces the kernel's files: `own` is the file with the process's
+    groups, and `cgroup` the root of the control groups.
+    """
     monkeypatch.setattr(memory_limits, "CGROUP_ROOT", tmp_path / "cgroup")
     monkeypatch.setattr(memory_limits, "CGROUP_FILE", tmp_path / "own")
     return tmp_path
 
 
-def group(
+def write_group(
     folder: Path, names: tuple[str, str], values: tuple[str, str], stat: str = "anon 5\n"
 ) -> None:
+    """Write the files of a control group: those called `names`, and memory.stat."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in zip((*names, "memory.stat"), (*values, stat), strict=True):
         (folder / name).write_text(value)
@@ -27,68 +31,75 @@ def group(
 V2, V1 = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
 
 
-def test_the_tightest_group_counts_and_pages_of_files_are_free(groups: Path) -> None:
-    (groups / "own").write_text("0::/user/app\n")
-    group(groups / "cgroup/user/app", V2, ("max\n", "900\n"))
+def test_smallest_free_memory_of_all_groups_counts_and_file_pages_are_free(
+    kernel_files: Path,
+) -> None:
+    (kernel_files / "own").write_text("0::/user/app\n")
+    write_group(kernel_files / "cgroup/user/app", V2, ("max\n", "900\n"))
     assert memory_limits.group_free_bytes() is None
-    group(
-        groups / "cgroup/user",
+    write_group(
+        kernel_files / "cgroup/user",
         V2,
         ("1000\n", "900\n"),
         "anon 500\ninactive_file 250\nactive_file 100\nshmem 9\n",
     )
     assert memory_limits.group_free_bytes() == 450
-    group(groups / "cgroup", V2, ("400\n", "390\n"))
+    write_group(kernel_files / "cgroup", V2, ("400\n", "390\n"))
     assert memory_limits.group_free_bytes() == 10
-    group(groups / "cgroup", V2, ("400\n", "500\n"))
+    write_group(kernel_files / "cgroup", V2, ("400\n", "500\n"))
     assert memory_limits.group_free_bytes() == 0
 
 
-def test_version_one_has_a_tree_of_its_own_and_a_number_for_no_limit(groups: Path) -> None:
-    (groups / "own").write_text("4:memory:/box\n3:cpuset:/box\n0::/\n")
-    root = groups / "cgroup/memory"
-    group(root, V1, ("9223372036854771712\n", "100\n"))
+def test_limits_of_control_groups_of_version_1(kernel_files: Path) -> None:
+    (kernel_files / "own").write_text("4:memory:/box\n3:cpuset:/box\n0::/\n")
+    root = kernel_files / "cgroup/memory"
+    write_group(root, V1, ("9223372036854771712\n", "100\n"))
     assert memory_limits.group_free_bytes() is None
-    group(root / "box", V1, ("1000\n", "700\n"), "total_inactive_file 50\ninactive_file 7\n")
+    write_group(root / "box", V1, ("1000\n", "700\n"), "total_inactive_file 50\ninactive_file 7\n")
     assert memory_limits.group_free_bytes() == 350
 
 
-def test_in_a_container_that_shows_the_host_s_path_its_own_group_is_the_root(groups: Path) -> None:
-    (groups / "own").write_text("4:memory:/docker/0123\n")
-    group(groups / "cgroup/memory", V1, ("1000\n", "700\n"))
+def test_root_group_counts_in_a_container_that_sees_the_path_on_the_host(
+    kernel_files: Path,
+) -> None:
+    (kernel_files / "own").write_text("4:memory:/docker/0123\n")
+    write_group(kernel_files / "cgroup/memory", V1, ("1000\n", "700\n"))
     assert memory_limits.group_free_bytes() == 300
 
 
-def test_no_groups_no_limit(groups: Path) -> None:
+def test_without_readable_groups_there_is_no_limit(kernel_files: Path) -> None:
     assert memory_limits.group_free_bytes() is None
-    (groups / "own").write_text("0::/\n")
+    (kernel_files / "own").write_text("0::/\n")
     assert memory_limits.group_free_bytes() is None
-    group(groups / "cgroup", V2, ("garbage\n", "x\n"))
+    write_group(kernel_files / "cgroup", V2, ("garbage\n", "x\n"))
     assert memory_limits.group_free_bytes() is None
 
 
-def test_the_container_s_limit_bounds_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_memory_is_within_the_limit_of_the_container(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     if not sys.platform.startswith("linux"):
         pytest.skip("no /proc here")
-    whole = host.available_memory()
-    assert whole
+    assert host.available_memory()
     monkeypatch.setattr(host, "group_free_bytes", lambda: 12345)
     assert host.available_memory() == 12345
     monkeypatch.setattr(host, "group_free_bytes", lambda: 1 << 60)
     assert (host.available_memory() or 0) > 12345
 
 
-def test_memory_that_the_system_hides_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
+def test_memory_is_unknown_if_the_system_does_not_report_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> None:
         raise FileNotFoundError("/proc/meminfo")
 
     assert 0 < (host.available_memory() or 0) <= (host.total_memory() or 0)
-    monkeypatch.setattr(psutil, "virtual_memory", refuse)
+    monkeypatch.setattr(psutil, "virtual_memory", fail)
     assert host.available_memory() is None
     assert host.total_memory() is None
 
 
-def test_addresses_without_a_limit_or_without_proc_are_unknown(
+def test_free_address_space_is_none_without_a_limit_or_without_proc(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     resource = memory_limits.resource

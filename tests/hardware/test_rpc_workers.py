@@ -1,4 +1,6 @@
-"""RPC workers are checked before llama.cpp connects: running, silent, or another program."""
+"""The probe of RPC workers before llama.cpp connects: workers that run, are silent, or are another
+program.
+"""
 
 import socket
 import struct
@@ -18,53 +20,55 @@ MEMORY = [struct.pack("<QQQ", 16, 10 * n, 20 * n) for n in (1, 2)]
 
 @pytest.fixture
 def worker() -> Iterator[Callable[..., str]]:
-    """Somebody who says these answers to whatever it is asked, one after another, and closes; None:
-    says nothing.
+    """Return a function that starts a server and returns its address. The server sends the given
+    answers, one for each request, and closes the connection. For None it sends nothing.
     """
-    held: list[socket.socket] = []
+    servers: list[socket.socket] = []
     threads: list[threading.Thread] = []
 
-    def answer(server: socket.socket, answers: tuple[bytes | None, ...]) -> None:
-        link, _ = server.accept()
-        with link:
-            for one in answers:
-                if not link.recv(4096):
+    def serve(server: socket.socket, answers: tuple[bytes | None, ...]) -> None:
+        connection, _ = server.accept()
+        with connection:
+            for answer in answers:
+                if not connection.recv(4096):
                     return
-                if one is None:
-                    link.recv(1)  # until the asker is tired of it
+                if answer is None:
+                    connection.recv(1)  # returns when the client closes the connection
                     return
-                link.sendall(one)
+                connection.sendall(answer)
 
     def start(*answers: bytes | None) -> str:
         server = socket.create_server(("127.0.0.1", 0))
-        held.append(server)
-        threads.append(threading.Thread(target=answer, args=(server, answers)))
+        servers.append(server)
+        threads.append(threading.Thread(target=serve, args=(server, answers)))
         threads[-1].start()
         return f"127.0.0.1:{server.getsockname()[1]}"
 
     yield start
     for thread in threads:
         thread.join()
-    for server in held:
+    for server in servers:
         server.close()
 
 
-def test_a_worker_tells_its_memory(worker: Callable[..., str]) -> None:
+def test_probe_returns_the_version_and_the_memory_of_the_devices(
+    worker: Callable[..., str],
+) -> None:
     endpoint = worker(HELLO, COUNT, *MEMORY)
     assert rpc_workers.probe_worker(endpoint) == rpc_workers.RpcWorker(
         endpoint, (7, 0, 3), ((10, 20), (20, 40))
     )
 
 
-def test_nobody_there(worker: Callable[..., str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        free = taken.getsockname()[1]
+def test_error_if_no_worker_listens(worker: Callable[..., str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        free_port = server.getsockname()[1]
     with pytest.raises(UserError, match="no worker at") as refused:
-        rpc_workers.probe_worker(f"127.0.0.1:{free}")
-    assert f"--port {free}" in refused.value.hint
+        rpc_workers.probe_worker(f"127.0.0.1:{free_port}")
+    assert f"--port {free_port}" in refused.value.hint
 
 
-def test_a_busy_worker_is_not_waited_for(
+def test_error_if_a_worker_is_busy(
     worker: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rpc_workers, "TIMEOUT_SECONDS", 0.05)
@@ -74,7 +78,9 @@ def test_a_busy_worker_is_not_waited_for(
 
 
 @pytest.mark.parametrize("version", [(6, 0), (8, 0), (7, 1)])
-def test_another_protocol(worker: Callable[..., str], version: tuple[int, int]) -> None:
+def test_error_for_another_protocol_version(
+    worker: Callable[..., str], version: tuple[int, int]
+) -> None:
     with pytest.raises(
         UserError, match=rf"uses protocol {version[0]}\.{version[1]}, this build 7\.0"
     ):
@@ -93,12 +99,14 @@ def test_another_protocol(worker: Callable[..., str], version: tuple[int, int]) 
         (HELLO, b"x"),
     ],
 )
-def test_a_stranger(worker: Callable[..., str], answers: tuple[bytes, ...]) -> None:
+def test_error_if_another_program_answers(
+    worker: Callable[..., str], answers: tuple[bytes, ...]
+) -> None:
     with pytest.raises(UserError, match=r"is not a llama\.cpp worker"):
         rpc_workers.probe_worker(worker(*answers))
 
 
-def test_addresses() -> None:
+def test_parsing_of_worker_addresses() -> None:
     assert rpc_workers.parse_endpoints("a, b:1,a:50052") == ("a:50052", "b:1")
     for text in ("", "a,,b", ":5", "a:0", "a:99999", "a:b", "::1"):
         with pytest.raises(UserError, match="invalid worker address"):
@@ -107,7 +115,7 @@ def test_addresses() -> None:
         rpc_workers.parse_endpoints(",".join(f"h{n}" for n in range(17)))
 
 
-def test_what_is_this_machine_alone() -> None:
+def test_loopback_addresses() -> None:
     assert rpc_workers.is_loopback("127.0.0.1")
     assert rpc_workers.is_loopback("localhost")
     assert not rpc_workers.is_loopback("0.0.0.0")
@@ -116,11 +124,11 @@ def test_what_is_this_machine_alone() -> None:
         rpc_workers.is_loopback("::1")
 
 
-def test_the_kernel_probes_a_link_that_was_made() -> None:
+def test_keepalive_is_enabled_for_open_connections() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()) as link,
+        socket.create_connection(server.getsockname()) as connection,
     ):
-        assert not link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert not connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         rpc.enable_keepalive()
-        assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -1,4 +1,6 @@
-"""The choice of attention is measured once on a stub model and stored for this machine."""
+"""The measurement of attention with and without flash attention on a stub model, and its saved
+results.
+"""
 
 import errno
 import json
@@ -21,29 +23,31 @@ from quant.model_file import load_checks, read_header
 from tests.fixtures.fakes import fake_header
 
 HEADS = HeadShape(4, 2, 16)
-ASKED = AttentionCase(HEADS, "f16", "f16", 1, 1, 2)
+CASE = AttentionCase(HEADS, "f16", "f16", 1, 1, 2)
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[AttentionCase]:
-    """What is asked of the machine; it would always be sooner without."""
-    asked: list[AttentionCase] = []
+    """Replace the measurement by one that is always faster without flash attention, and return the
+    list of measured cases. With three threads the machine counts as busy.
+    """
+    cases: list[AttentionCase] = []
 
-    def measure(question: AttentionCase) -> tuple[AttentionTimes, bool]:
-        asked.append(question)
-        return AttentionTimes(2.0, 1.0), question.threads < 3
+    def measure(case: AttentionCase) -> tuple[AttentionTimes, bool]:
+        cases.append(case)
+        return AttentionTimes(2.0, 1.0), case.threads < 3
 
     monkeypatch.setattr(flash_attention_probe, "measure_attention", measure)
-    return asked
+    return cases
 
 
-def test_the_stand_in_has_the_heads_and_computes(tmp_path: Path) -> None:
-    path = tmp_path / "standin.gguf"
+def test_stub_model_has_the_given_heads_and_runs(tmp_path: Path) -> None:
+    path = tmp_path / "stub.gguf"
     path.write_bytes(attention_stub.build_stub_model(HEADS, 64))
     header = read_header.read_header(path)
     load_checks.check_loadable(header)
-    form = kv_size.read_shape(header.metadata)
-    assert form and HeadShape.from_header(header, form) == HEADS
+    cache_shape = kv_size.read_shape(header.metadata)
+    assert cache_shape and HeadShape.from_header(header, cache_shape) == HEADS
     with (
         open_model(path, gpu_layers=0) as model,
         open_context(model, ContextOptions(64)) as context,
@@ -53,14 +57,14 @@ def test_the_stand_in_has_the_heads_and_computes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parallel", [1, 3])
-def test_both_ways_are_timed(parallel: int) -> None:
-    found, _ = flash_attention_probe.measure_attention(
+def test_attention_is_timed_with_and_without_flash_attention(parallel: int) -> None:
+    times, _ = flash_attention_probe.measure_attention(
         AttentionCase(HEADS, "f16", "f32", 1, 1, parallel)
     )
-    assert found.flash > 0 < found.plain
+    assert times.flash > 0 < times.plain
 
 
-def test_only_what_is_clearly_sooner_changes_anything() -> None:
+def test_flash_attention_is_turned_off_only_for_a_clear_gain() -> None:
     assert AttentionTimes(1.0, 0.8).is_faster_without_flash
     assert (
         not AttentionTimes(1.0, 0.9).is_faster_without_flash
@@ -68,23 +72,23 @@ def test_only_what_is_clearly_sooner_changes_anything() -> None:
     )
 
 
-def test_it_is_measured_once_for_each_question(measured: list[AttentionCase]) -> None:
-    found = config.load_config()
-    other = AttentionCase(HEADS, "f16", "f16", 1, 1, 4)
+def test_each_case_is_measured_once_and_then_read_from_its_file(
+    measured: list[AttentionCase],
+) -> None:
+    settings = config.load_config()
+    other_case = AttentionCase(HEADS, "f16", "f16", 1, 1, 4)
     assert all(
-        flash_attention_probe.is_faster_without_flash(one, found)
-        for one in (ASKED, ASKED, other, ASKED)
+        flash_attention_probe.is_faster_without_flash(case, settings)
+        for case in (CASE, CASE, other_case, CASE)
     )
-    assert measured == [ASKED, other]
-    flash_attention_probe.cache_path(ASKED, found).write_text(
+    assert measured == [CASE, other_case]
+    flash_attention_probe.cache_path(CASE, settings).write_text(
         json.dumps({"version": 1, "flash": 1.0, "plain": 1.0})
     )
-    assert not flash_attention_probe.is_faster_without_flash(ASKED, found), (
-        "as it was measured then"
-    )
+    assert not flash_attention_probe.is_faster_without_flash(CASE, settings), "the saved result"
 
 
-def test_what_a_busy_machine_tells_is_not_kept(measured: list[AttentionCase]) -> None:
+def test_result_of_a_busy_machine_is_not_saved(measured: list[AttentionCase]) -> None:
     busy = AttentionCase(HEADS, "f16", "f16", 3, 3, 2)
     assert flash_attention_probe.is_faster_without_flash(
         busy, config.load_config()
@@ -96,45 +100,45 @@ WRONG = ("", "[]", "{}", '{"version": 1, "flash": "x", "plain": 1}', '{"version"
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_damaged_is_measured_anew(text: str, measured: list[AttentionCase]) -> None:
-    path = flash_attention_probe.cache_path(ASKED, config.load_config())
+def test_damaged_result_is_measured_again(text: str, measured: list[AttentionCase]) -> None:
+    path = flash_attention_probe.cache_path(CASE, config.load_config())
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    assert flash_attention_probe.is_faster_without_flash(ASKED, config.load_config())
+    assert flash_attention_probe.is_faster_without_flash(CASE, config.load_config())
     assert json.loads(path.read_text()) == {"version": 1, "flash": 2.0, "plain": 1.0}
 
 
 @pytest.mark.parametrize(
     "error", [UserError("no room", hint="none"), OSError(errno.ENOSPC, "No space left on device")]
 )
-def test_where_it_cannot_be_measured_nothing_changes(
+def test_flash_attention_stays_on_if_the_measurement_fails(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(question: AttentionCase) -> None:
+    def fail(case: AttentionCase) -> None:
         raise error
 
-    monkeypatch.setattr(flash_attention_probe, "measure_attention", refused)
-    assert not flash_attention_probe.is_faster_without_flash(ASKED, config.load_config())
+    monkeypatch.setattr(flash_attention_probe, "measure_attention", fail)
+    assert not flash_attention_probe.is_faster_without_flash(CASE, config.load_config())
 
 
 @pytest.mark.parametrize(("size", "values"), [(15, 15), (12, 12), (16, 8)])
-def test_heads_that_llama_cpp_would_not_take_are_none(size: int, values: int) -> None:
-    form = kv_size.CacheShape(
+def test_no_heads_for_a_model_that_the_stub_cannot_imitate(size: int, values: int) -> None:
+    cache_shape = kv_size.CacheShape(
         (2 * size,), (2 * values,), 0, (False,), (size,), (values,), 2 * values
     )
-    assert HeadShape.from_header(fake_header(), form) is None
+    assert HeadShape.from_header(fake_header(), cache_shape) is None
     assert HeadShape.from_header(
-        fake_header(), replace(form, k_values=(32,), k_heads=(16,), v_heads=(16,))
+        fake_header(), replace(cache_shape, k_values=(32,), k_heads=(16,), v_heads=(16,))
     ) == HeadShape(2, 2, 16)
 
 
-def test_a_folder_that_cannot_be_written_does_not_matter(measured: list[AttentionCase]) -> None:
-    found = config.load_config()
-    flash_attention_probe.cache_path(ASKED, found).parent.parent.mkdir(parents=True)
-    flash_attention_probe.cache_path(ASKED, found).parent.write_text(
-        "a file where the folder should be"
-    )
-    assert flash_attention_probe.is_faster_without_flash(
-        ASKED, found
-    ) and flash_attention_probe.is_faster_without_flash(ASKED, found)
-    assert measured == [ASKED, ASKED]
+def test_result_that_cannot_be_saved_is_measured_every_time(
+    measured: list[AttentionCase],
+) -> None:
+    settings = config.load_config()
+    folder = flash_attention_probe.cache_path(CASE, settings).parent
+    folder.parent.mkdir(parents=True)
+    folder.write_text("a file with the name of the folder")
+    assert flash_attention_probe.is_faster_without_flash(CASE, settings)
+    assert flash_attention_probe.is_faster_without_flash(CASE, settings)
+    assert measured == [CASE, CASE]

@@ -1,4 +1,4 @@
-"""Options that the machine decides if the user does not."""
+"""The options of a run that llmcli chooses if the user has not set them."""
 
 from dataclasses import replace
 
@@ -14,7 +14,10 @@ from llmcli.runtime.requests.request import RunOptions
 from tests.fixtures.fakes import fake_header
 
 
-def decide(monkeypatch, memory: int | None, **options):
+def resolve(monkeypatch, memory: int | None, **options):
+    """Return the resolved options, the GPU layers and the warnings on a machine with `memory` bytes
+    and no GPU.
+    """
     monkeypatch.setattr(host, "available_memory", lambda: memory)
     monkeypatch.setattr(resolve_options.devices, "free_gpu_bytes", lambda: None)
     warnings: list[str] = []
@@ -24,26 +27,26 @@ def decide(monkeypatch, memory: int | None, **options):
     )
 
 
-def test_the_context_is_the_model_s_own_where_it_fits(monkeypatch):
-    options, layers, warnings = decide(monkeypatch, 1 << 34)
+def test_default_context_is_the_trained_length(monkeypatch):
+    options, layers, warnings = resolve(monkeypatch, 1 << 34)
     assert (options.ctx_size, layers, warnings) == (256, 0, [])
     assert options.threads == options.threads_batch == host.core_count()
 
 
-def test_too_little_memory_shortens_it_to_what_fits(monkeypatch):
+def test_default_context_is_shortened_to_what_fits(monkeypatch):
     monkeypatch.setattr(resolve_options.ModelHeader, "context_length", property(lambda _: 8192))
-    # 512 bytes a cell: beside the weights (66,560 bytes) and the spare there is room for 1100 cells
-    options, _, _ = decide(monkeypatch, resolve_options.RESERVED_BYTES + 66_560 + 512 * 1100)
+    # the weights take 66,560 bytes, and there is memory for 1100 cells of 512 bytes
+    options, _, _ = resolve(monkeypatch, resolve_options.RESERVED_BYTES + 66_560 + 512 * 1100)
     assert options.ctx_size == 1024
 
 
-def test_a_wish_longer_than_the_training_is_granted_with_a_warning(monkeypatch):
-    options, _, warnings = decide(monkeypatch, 1 << 34, ctx_size=4096)
+def test_context_longer_than_the_trained_length_gives_a_warning(monkeypatch):
+    options, _, warnings = resolve(monkeypatch, 1 << 34, ctx_size=4096)
     assert options.ctx_size == 4096
     assert "256" in warnings[0]
 
 
-def test_samples_have_room_for_what_each_may_say(monkeypatch):
+def test_each_sample_adds_the_tokens_of_its_answer_to_the_context(monkeypatch):
     monkeypatch.setattr(host, "available_memory", lambda: 1 << 34)
     monkeypatch.setattr(resolve_options.devices, "free_gpu_bytes", lambda: None)
     warnings: list[str] = []
@@ -53,9 +56,9 @@ def test_samples_have_room_for_what_each_may_say(monkeypatch):
             fake_header(), RunOptions(**options), warnings.append, slots=4, predict=100
         )[0].ctx_size
 
-    assert size() == 768  # 256, and three times 100
+    assert size() == 768  # 256 + 3 * 100, rounded up
     assert size(ctx_size=1024) == 1024
-    assert not warnings  # no sample is longer than the training
+    assert not warnings  # no sample is longer than the trained length
     monkeypatch.setattr(
         host,
         "available_memory",
@@ -65,7 +68,7 @@ def test_samples_have_room_for_what_each_may_say(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid",
     [
         {"ctx_size": 0},
         {"threads": -1},
@@ -77,9 +80,9 @@ def test_samples_have_room_for_what_each_may_say(monkeypatch):
         {"threads": 513},
     ],
 )
-def test_a_senseless_wish_is_one_clear_error(monkeypatch, wrong):
+def test_invalid_option_raises_an_error_with_a_hint(monkeypatch, invalid):
     with pytest.raises(UserError) as caught:
-        decide(monkeypatch, 1 << 34, **wrong)
+        resolve(monkeypatch, 1 << 34, **invalid)
     assert caught.value.hint
 
 
@@ -98,74 +101,72 @@ def test_this_machine_has_cores_and_memory():
         (512, 400, 4),
     ],
 )
-def test_a_chat_holds_several_branches_where_they_share_cells(
+def test_chat_has_several_sequences_only_if_they_can_share_cells(
     monkeypatch, window: int, ctx_size: int, count: int
 ):
-    form = resolve_options.kv_size.read_shape(fake_header().metadata)
-    assert form
+    cache_shape = resolve_options.kv_size.read_shape(fake_header().metadata)
+    assert cache_shape
     monkeypatch.setattr(
-        resolve_options.kv_size, "read_shape", lambda metadata: replace(form, window=window)
+        resolve_options.kv_size, "read_shape", lambda metadata: replace(cache_shape, window=window)
     )
     assert resolve_options.spare_sequences(fake_header(), RunOptions(ctx_size=ctx_size)) == count
-    monkeypatch.setattr(
-        resolve_options.kv_size, "read_shape", lambda metadata: None
-    )  # recurrent, or a cache of other rules
+    # a recurrent model, or one whose cache cannot be predicted
+    monkeypatch.setattr(resolve_options.kv_size, "read_shape", lambda metadata: None)
     assert resolve_options.spare_sequences(fake_header(), RunOptions(ctx_size=ctx_size)) == 1
 
 
-def test_what_lies_outside_the_pool_leaves_half_of_what_is_free():
+def test_offloaded_cells_take_at_most_a_quarter_of_the_free_memory():
     assert (
         resolve_options.offload_bytes(None)
         == resolve_options.offload_bytes(1 << 40)
         == Schedule().swap_bytes
     )
-    assert (
-        resolve_options.offload_bytes(100 << 20) == 25 << 20
-    )  # for answers that gave way, and as much for finished ones
+    # finished answers may take as much again
+    assert resolve_options.offload_bytes(100 << 20) == 25 << 20
     assert resolve_options.offload_bytes(-1) == 0
 
 
 def flash(monkeypatch, memory: int | None = 1 << 34, layers: int = 0, **options) -> str:
+    """Return the resolved value of flash_attn on a machine with `memory` bytes."""
     monkeypatch.setattr(host, "available_memory", lambda: memory)
-    wanted = RunOptions(**{"ctx_size": 8192, "threads": 1, **options})
+    run_options = RunOptions(**{"ctx_size": 8192, "threads": 1, **options})
     return resolve_options.resolve_flash_attention(
-        fake_header(), wanted, layers, load_config()
+        fake_header(), run_options, layers, load_config()
     ).flash_attn
 
 
-def test_a_cpu_goes_without_flash_attention_where_nobody_asked_for_it(monkeypatch):
+def test_flash_attention_is_turned_off_on_a_cpu_unless_the_user_set_it(monkeypatch):
     assert flash(monkeypatch) == "off"
     assert flash(monkeypatch, flash_attn="on") == "on"
-    assert (
-        flash(monkeypatch, layers=-1) == flash(monkeypatch, layers=3) == "auto"
-    )  # a GPU's is llama.cpp's to say
+    # with a GPU, llama.cpp decides
+    assert flash(monkeypatch, layers=-1) == flash(monkeypatch, layers=3) == "auto"
     assert (
         flash(monkeypatch, cache_type_v="q8_0") == flash(monkeypatch, cache_type_k="q8_0") == "auto"
     )
 
 
-def test_where_keys_and_values_count_it_is_measured(monkeypatch):
-    asked: list[flash_attention_probe.AttentionCase] = []
+def test_attention_is_measured_only_if_a_token_has_many_bytes_in_the_cache(monkeypatch):
+    measured: list[flash_attention_probe.AttentionCase] = []
 
-    def answer(question: flash_attention_probe.AttentionCase, config: object) -> bool:
-        asked.append(question)
+    def measure(case: flash_attention_probe.AttentionCase, config: object) -> bool:
+        measured.append(case)
         return False
 
-    monkeypatch.setattr(resolve_options, "is_faster_without_flash", answer)
+    monkeypatch.setattr(resolve_options, "is_faster_without_flash", measure)
     assert flash(monkeypatch) == "off"
-    assert not asked
+    assert not measured
     monkeypatch.setattr(resolve_options, "MIN_TOKEN_BYTES", 1)
     assert flash(monkeypatch, threads=3, cache_type_k="f32") == "auto"
-    assert asked == [
+    assert measured == [
         flash_attention_probe.AttentionCase(HeadShape(2, 2, 32), "f32", "f16", 3, 3, 1)
     ]
 
 
-def test_it_stays_where_the_scores_of_a_pass_take_too_much(monkeypatch):
+def test_flash_attention_stays_on_if_the_scores_of_a_pass_take_too_much_memory(monkeypatch):
     scores, cache = 4 * 2 * 512 * 8192, 512 * 8192
-    room = resolve_options.RESERVED_BYTES + 66_560 + cache
-    assert flash(monkeypatch, room + 2 * scores) == "off"
-    assert flash(monkeypatch, room + 2 * scores - 2) == flash(monkeypatch, None) == "auto"
+    other_bytes = resolve_options.RESERVED_BYTES + 66_560 + cache
+    assert flash(monkeypatch, other_bytes + 2 * scores) == "off"
+    assert flash(monkeypatch, other_bytes + 2 * scores - 2) == flash(monkeypatch, None) == "auto"
     assert (
         flash(monkeypatch, 1 << 40, ctx_size=resolve_options.MAX_SCORE_BYTES // (4 * 2 * 512))
         == "off"

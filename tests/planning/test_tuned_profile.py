@@ -1,4 +1,6 @@
-"""Stored profiles: complete, reported when damaged, and used only for their model and machine."""
+"""Profiles of `bench tune`: they are saved completely, used only for their model, machine and
+build, and reported when damaged.
+"""
 
 import json
 from dataclasses import replace
@@ -18,7 +20,7 @@ from quant.model_file import read_header
 from quant.model_file.model_header import ModelHeader
 from tests.quant import tiny_gguf
 
-FOUND = {"threads": 1, "threads_batch": 2, "ubatch_size": 128, "flash_attn": "off"}
+SETTINGS = {"threads": 1, "threads_batch": 2, "ubatch_size": 128, "flash_attn": "off"}
 
 
 @pytest.fixture(scope="module")
@@ -29,72 +31,74 @@ def header(tmp_path_factory: pytest.TempPathFactory) -> ModelHeader:
 
 
 @pytest.fixture
-def made(header: ModelHeader, home: Path) -> TunedProfile:
-    """A profile of this model and machine, saved."""
-    world = host.machine_identity(), tuned_profile.build_identity()
-    one = TunedProfile(
-        "tiny", content_hash(header), *world, "chat", FOUND, 1.2, 1.1, 1.3, "2026-11-22"
+def profile(header: ModelHeader, home: Path) -> TunedProfile:
+    """Save a profile of the model for this machine, and return it."""
+    identity = host.machine_identity(), tuned_profile.build_identity()
+    saved = TunedProfile(
+        "tiny", content_hash(header), *identity, "chat", SETTINGS, 1.2, 1.1, 1.3, "2026-11-22"
     )
-    tuned_profile.save_profile(one, config.load_config())
-    return one
+    tuned_profile.save_profile(saved, config.load_config())
+    return saved
 
 
-def chosen(header: ModelHeader, options: RunOptions, *typed: str) -> tuple[RunOptions, list[str]]:
+def apply(header: ModelHeader, options: RunOptions, *typed: str) -> tuple[RunOptions, list[str]]:
+    """Return the options with the profile applied, and the warnings."""
     warnings: list[str] = []
     return tuned_profile.apply_profile(
         header, options, typed, config.load_config(), warnings.append
     ), warnings
 
 
-def test_what_was_not_typed_is_the_profile_s(header: ModelHeader, made: TunedProfile) -> None:
-    options, warnings = chosen(header, RunOptions())
+def test_profile_fills_in_options_that_were_not_typed(
+    header: ModelHeader, profile: TunedProfile
+) -> None:
+    options, warnings = apply(header, RunOptions())
     assert not warnings
-    told = "-t 1 -tb 2 -ub 128 -fa off (bench tune, 2026-11-22)"
+    description = "-t 1 -tb 2 -ub 128 -fa off (bench tune, 2026-11-22)"
     assert options == RunOptions(
-        threads=1, threads_batch=2, ubatch_size=128, flash_attn="off", profile=told
+        threads=1, threads_batch=2, ubatch_size=128, flash_attn="off", profile=description
     )
 
 
 @pytest.mark.parametrize(
-    ("typed", "left"),
+    ("typed", "applied"),
     [
         ({"ubatch_size": 512}, "-t 1 -tb 2 -fa off"),
-        ({"threads": 3}, "-ub 128 -fa off"),  # -tb is as -t where nobody says otherwise
+        ({"threads": 3}, "-ub 128 -fa off"),  # -tb follows -t
         ({"threads_batch": 1}, "-t 1 -ub 128 -fa off"),
         ({"flash_attn": "auto"}, "-t 1 -tb 2 -ub 128"),
-        ({"cache_type_v": "q8_0"}, "-t 1 -tb 2 -ub 128"),  # which is not to be had with -fa off
+        ({"cache_type_v": "q8_0"}, "-t 1 -tb 2 -ub 128"),  # not possible with -fa off
         ({"threads": 2, "ubatch_size": 64, "flash_attn": "on"}, ""),
     ],
 )
-def test_what_was_typed_wins(
-    header: ModelHeader, made: TunedProfile, typed: dict[str, Any], left: str
+def test_typed_options_replace_those_of_the_profile(
+    header: ModelHeader, profile: TunedProfile, typed: dict[str, Any], applied: str
 ) -> None:
-    options, _ = chosen(header, RunOptions(**typed), *typed)
+    options, _ = apply(header, RunOptions(**typed), *typed)
     assert {name: getattr(options, name) for name in typed} == typed
-    assert options.profile.partition(" (")[0] == left
+    assert options.profile.partition(" (")[0] == applied
 
 
-def test_the_reproducible_mode_is_left_alone(header: ModelHeader, made: TunedProfile) -> None:
+def test_reproducible_mode_uses_no_profile(header: ModelHeader, profile: TunedProfile) -> None:
     options = RunOptions(reproducible=True)
-    assert chosen(header, options) == (options, [])
+    assert apply(header, options) == (options, [])
 
 
 @pytest.mark.parametrize(
     "other", [{"machine": "another"}, {"build": "older"}, {"fingerprint": "0" * 64}]
 )
-def test_a_profile_of_something_else_is_not_used(
-    header: ModelHeader, made: TunedProfile, other: dict[str, str]
+def test_profile_of_another_model_machine_or_build_is_not_used(
+    header: ModelHeader, profile: TunedProfile, other: dict[str, str]
 ) -> None:
     (path,) = tuned_profile.profile_paths(config.load_config())
     path.unlink()
-    moved = replace(made, **other)
-    tuned_profile.save_profile(moved, config.load_config())
-    assert chosen(header, RunOptions()) == (RunOptions(), [])
-    tuned_profile.save_profile(moved, config.load_config())
-    tuned_profile.profile_paths(config.load_config())[0].rename(
-        path
-    )  # nor under the name of the right one
-    assert chosen(header, RunOptions()) == (RunOptions(), [])
+    foreign = replace(profile, **other)
+    tuned_profile.save_profile(foreign, config.load_config())
+    assert apply(header, RunOptions()) == (RunOptions(), [])
+    # not even under the file name of a matching profile
+    tuned_profile.save_profile(foreign, config.load_config())
+    tuned_profile.profile_paths(config.load_config())[0].rename(path)
+    assert apply(header, RunOptions()) == (RunOptions(), [])
 
 
 @pytest.mark.parametrize(
@@ -120,66 +124,63 @@ def test_a_profile_of_something_else_is_not_used(
         {"machine": None},
     ],
 )
-def test_a_damaged_profile_is_one_warning(
-    header: ModelHeader, made: TunedProfile, damage: bytes | dict[str, Any]
+def test_damaged_profile_gives_one_warning(
+    header: ModelHeader, profile: TunedProfile, damage: bytes | dict[str, Any]
 ) -> None:
     (path,) = tuned_profile.profile_paths(config.load_config())
     if isinstance(damage, dict):
         damage = json.dumps({**json.loads(path.read_text()), **damage}).encode()
     path.write_bytes(damage)
-    options, warnings = chosen(header, RunOptions())
+    options, warnings = apply(header, RunOptions())
     assert options == RunOptions()
     (warning,) = warnings
     assert str(path) in warning
     assert "\n" not in warning
-    told: list[str] = []
-    assert tuned_profile.read_profiles(config.load_config(), told.append) == []
-    assert len(told) == 1
+    list_warnings: list[str] = []
+    assert tuned_profile.read_profiles(config.load_config(), list_warnings.append) == []
+    assert len(list_warnings) == 1
 
 
-def test_a_profile_is_written_whole_or_not_at_all(
-    header: ModelHeader, made: TunedProfile, monkeypatch: pytest.MonkeyPatch
+def test_failed_save_leaves_the_earlier_profile(
+    header: ModelHeader, profile: TunedProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(UserError, match="No space left"):
-        tuned_profile.save_profile(replace(made, ratio=2.0), config.load_config())
-    assert tuned_profile.read_profiles(config.load_config(), print) == [made]
+        tuned_profile.save_profile(replace(profile, ratio=2.0), config.load_config())
+    assert tuned_profile.read_profiles(config.load_config(), print) == [profile]
     assert [
         path.suffix for path in tuned_profile.profile_folder(config.load_config()).iterdir()
     ] == [".json"]
 
 
-def test_a_model_s_profiles_are_forgotten_those_of_others_stay(
-    header: ModelHeader, made: TunedProfile
+def test_only_the_profiles_of_the_given_model_are_deleted(
+    header: ModelHeader, profile: TunedProfile
 ) -> None:
-    tuned_profile.save_profile(replace(made, machine="another"), config.load_config())
+    tuned_profile.save_profile(replace(profile, machine="another"), config.load_config())
     tuned_profile.save_profile(
-        replace(made, fingerprint="0" * 64, model="big"), config.load_config()
+        replace(profile, fingerprint="0" * 64, model="big"), config.load_config()
     )
     tuned_profile.save_profile(
-        replace(made, fingerprint="1" * 64, model="big:Q4_K_M"), config.load_config()
+        replace(profile, fingerprint="1" * 64, model="big:Q4_K_M"), config.load_config()
     )
     assert len(tuned_profile.delete_profiles(config.load_config(), "./renamed.gguf", header)) == 2
-    assert [one.model for one in tuned_profile.read_profiles(config.load_config(), print)] == [
-        "big",
-        "big:Q4_K_M",
-    ]
-    assert (
-        len(tuned_profile.delete_profiles(config.load_config(), "big", None)) == 2
-    )  # its file is not here any more
+    remaining = tuned_profile.read_profiles(config.load_config(), print)
+    assert [saved.model for saved in remaining] == ["big", "big:Q4_K_M"]
+    # a model whose file is no longer on this disk
+    assert len(tuned_profile.delete_profiles(config.load_config(), "big", None)) == 2
     assert tuned_profile.read_profiles(config.load_config(), print) == []
 
 
-def test_a_folder_that_cannot_be_read_is_a_warning(
-    header: ModelHeader, made: TunedProfile, monkeypatch: pytest.MonkeyPatch
+def test_folder_that_cannot_be_read_gives_a_warning(
+    header: ModelHeader, profile: TunedProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def denied(path: Path) -> None:
+    def deny(path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "iterdir", denied)
-    options, (warning,) = chosen(header, RunOptions())
+    monkeypatch.setattr(Path, "iterdir", deny)
+    options, (warning,) = apply(header, RunOptions())
     assert options == RunOptions()
     assert warning.endswith("Permission denied")
