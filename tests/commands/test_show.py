@@ -13,7 +13,7 @@ from quant.certificate import certificate, embed
 from quant.model_file import read_header
 from tests.fixtures.cli import Done
 from tests.quant import tiny_gguf
-from tests.quant.certificate.test_certificate import certified, flip, write
+from tests.quant.certificate.test_certificate import example_certificate, flip, write
 
 Llmcli = Callable[..., Done]
 
@@ -23,7 +23,7 @@ def certified_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Q4_K_M file with a certificate, shared by the tests of this module."""
     folder = tmp_path_factory.mktemp("made")
     file = write(tiny_gguf.llama(folder / "tiny-F32.gguf", layers=2), folder / "tiny-Q4_K_M.gguf")
-    embed.embed_certificate(file, certified(file))
+    embed.embed_certificate(file, example_certificate(file))
     return file
 
 
@@ -76,7 +76,7 @@ def test_a_damaged_certificate_is_a_warning(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(certificate.Certificate, "to_json", lambda self: "{")
-        embed.embed_certificate(file, certified(file))
+        embed.embed_certificate(file, example_certificate(file))
     done = llmcli("show", str(file))
     assert done.code == 0
     assert "warning: the certificate in" in done.err

@@ -1,6 +1,4 @@
-"""Quantized checkpoints for tests: the stories with other tensors, written by safetensors, and read
-back as floats.
-"""
+"""Quantized variants of the stories260K checkpoint, written with safetensors and read as floats."""
 
 import json
 import shutil
@@ -15,7 +13,11 @@ from quant.checkpoint.folder import CheckpointFolder
 
 
 def write(stories: Path, folder: Path, tensors: dict[str, Any], settings: dict[str, Any]) -> Path:
-    """A copy of the stories' folder with these torch tensors and this quantization_config."""
+    """Copy the checkpoint `stories` to `folder` with other tensors, and return `folder`.
+
+    `tensors` are the torch tensors by name. `settings` become the `quantization_config` of the
+    config.json.
+    """
     from safetensors.torch import save_file
 
     shutil.copytree(stories, folder)
@@ -28,12 +30,12 @@ def write(stories: Path, folder: Path, tensors: dict[str, Any], settings: dict[s
     return folder
 
 
-def opened(folder: Path, slab: int = 7) -> dict[str, np.ndarray]:
-    """The checkpoint's tensors in floats under their own names, read a few rows at a time."""
+def restored_tensors(folder: Path, rows_per_read: int = 7) -> dict[str, np.ndarray]:
+    """Return the tensors of a quantized checkpoint as floats, by name, read in spans of rows."""
     config = CheckpointConfig(
         json.loads((folder / "config.json").read_text()), str(folder / "config.json")
     )
-    found = dequantize.restore_floats(
+    tensors = dequantize.restore_floats(
         CheckpointFolder(folder),
         config,
         language_part.extract_language_part(
@@ -41,12 +43,12 @@ def opened(folder: Path, slab: int = 7) -> dict[str, np.ndarray]:
         ).tensors,
     ).tensors
     values = {}
-    for name, tensor in found.items():
-        pieces = [
+    for name, tensor in tensors.items():
+        row_spans = [
             tensor_views.read_floats(
-                tensor, first, min(first + slab, tensor_views.row_count(tensor))
+                tensor, first, min(first + rows_per_read, tensor_views.row_count(tensor))
             )
-            for first in range(0, tensor_views.row_count(tensor), slab)
+            for first in range(0, tensor_views.row_count(tensor), rows_per_read)
         ]
-        values[name] = np.concatenate(pieces).reshape(tensor.shape)
+        values[name] = np.concatenate(row_spans).reshape(tensor.shape)
     return values

@@ -1,4 +1,4 @@
-"""Types under a byte budget, compared with a search over all mixes."""
+"""The choice of tensor types under a byte budget, compared with a search over all mixes."""
 
 from itertools import pairwise, product
 from math import inf
@@ -37,8 +37,8 @@ def random_menu(seed: int, tensors: int, options: int = 4) -> TypeMenu:
     return menu
 
 
-def best(menu: TypeMenu, budget: int) -> float:
-    """The least loss of all mixes within a budget."""
+def least_loss(menu: TypeMenu, budget: int) -> float:
+    """Return the smallest loss of all mixes within `budget` bytes, or infinity if none fits."""
     mixes = product(*menu.values())
     return min(
         (sum(o.loss for o in mix) for mix in mixes if sum(o.nbytes for o in mix) <= budget),
@@ -47,22 +47,22 @@ def best(menu: TypeMenu, budget: int) -> float:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_at_its_own_size_no_mix_is_better_and_the_budget_holds(seed: int) -> None:
+def test_allocation_is_within_one_step_of_the_optimum_and_within_the_budget(seed: int) -> None:
     menu = random_menu(seed, 5)
     hulls = {name: lower_hull(options) for name, options in menu.items()}
-    least, most = size_range(menu)
-    for budget in np.linspace(least, most, 9).astype(int).tolist():
-        found = allocate(menu, Budget(budget + 100, 100))
-        assert found.nbytes <= budget
-        # Off the hulls' corners the gap is less than what one step could still gain.
+    smallest, largest = size_range(menu)
+    for budget in np.linspace(smallest, largest, 9).astype(int).tolist():
+        allocation = allocate(menu, Budget(budget + 100, 100))
+        assert allocation.nbytes <= budget
+        # Between two corners, the gap to the optimum is at most the gain of one step on a hull.
         gap = max(a.loss - b.loss for points in hulls.values() for a, b in pairwise(points))
-        assert best(menu, budget) <= found.loss <= best(menu, budget) + gap
-    corners = [allocate(hulls, Budget(int(b))) for b in np.linspace(least, most, 5)]
-    assert all(one.loss >= other.loss for one, other in pairwise(corners))
+        assert least_loss(menu, budget) <= allocation.loss <= least_loss(menu, budget) + gap
+    corners = [allocate(hulls, Budget(int(b))) for b in np.linspace(smallest, largest, 5)]
+    assert all(smaller.loss >= larger.loss for smaller, larger in pairwise(corners))
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_corner_of_the_lagrangian_is_the_optimum(seed: int) -> None:
+def test_allocation_is_optimal_at_every_corner_of_the_lagrangian(seed: int) -> None:
     menu = random_menu(seed, 4)
     hulls = {name: lower_hull(options) for name, options in menu.items()}
     steps = sorted(
@@ -76,47 +76,51 @@ def test_every_corner_of_the_lagrangian_is_the_optimum(seed: int) -> None:
             min((o.loss + price * o.nbytes, o.nbytes) for o in points)[1]
             for points in hulls.values()
         )
-        assert allocate(menu, Budget(corner)).loss == pytest.approx(best(menu, corner), rel=1e-12)
+        assert allocate(menu, Budget(corner)).loss == pytest.approx(
+            least_loss(menu, corner), rel=1e-12
+        )
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_tensor_that_is_most_of_a_model_is_given_what_leaves_least(seed: int) -> None:
+def test_allocation_is_near_the_optimum_when_one_tensor_is_most_of_the_model(seed: int) -> None:
     menu = random_menu(seed, 5)
-    menu["embedding"] = [TypeOption(one.type, 40 * one.nbytes, 3 * one.loss) for one in menu["t0"]]
-    least, most = size_range(menu)
+    menu["embedding"] = [
+        TypeOption(option.type, 40 * option.nbytes, 3 * option.loss) for option in menu["t0"]
+    ]
+    smallest, largest = size_range(menu)
     gaps = [
         a.loss - b.loss
         for name, options in menu.items()
         if name != "embedding"
         for a, b in pairwise(lower_hull(options))
     ]
-    for budget in np.linspace(least, most, 13).astype(int).tolist():
-        found = allocate(menu, Budget(budget))
-        assert found.nbytes <= budget
-        assert best(menu, budget) <= found.loss <= best(menu, budget) + max(gaps)
+    for budget in np.linspace(smallest, largest, 13).astype(int).tolist():
+        allocation = allocate(menu, Budget(budget))
+        assert allocation.nbytes <= budget
+        assert least_loss(menu, budget) <= allocation.loss <= least_loss(menu, budget) + max(gaps)
 
 
-def test_a_hull_has_falling_slopes_and_leaves_out_what_lies_above() -> None:
+def test_hull_leaves_out_options_that_lie_above_it() -> None:
     options = [
         TypeOption("Q4_0", 45, 8.0),
         TypeOption("Q4_1", 50, 7.9),
         TypeOption("Q5_0", 55, 2.0),
         TypeOption("Q8_0", 85, 2.5),
     ]
-    assert [one.type for one in lower_hull(options)] == ["Q4_0", "Q5_0"]
+    assert [option.type for option in lower_hull(options)] == ["Q4_0", "Q5_0"]
 
 
 @pytest.mark.parametrize("size", [1, 10**9])
-def test_a_size_that_no_mix_reaches_is_refused_with_those_that_are(size: int) -> None:
+def test_unreachable_size_is_refused_with_the_smallest_and_largest_size(size: int) -> None:
     menu = random_menu(1, 3)
-    least, most = size_range(menu)
+    smallest, largest = size_range(menu)
     with pytest.raises(
-        UserError, match=f"the smallest has {least + 7:,}, the largest {most + 7:,}"
+        UserError, match=f"the smallest has {smallest + 7:,}, the largest {largest + 7:,}"
     ):
         allocate(menu, Budget(size, 7))
 
 
-def test_a_type_is_given_up_only_where_it_costs_little() -> None:
+def test_type_is_dropped_only_where_that_adds_little_loss() -> None:
     near = {
         f"t{i}": [
             TypeOption("Q4_K", 450, 4.0),
@@ -130,7 +134,7 @@ def test_a_type_is_given_up_only_where_it_costs_little() -> None:
     assert set(reduce_types(far, Budget(3 * 85 + 3 * 45), max_types=1).types) == {"Q4_K", "Q8_0"}
 
 
-def test_what_counts_double_gets_more() -> None:
+def test_tensor_with_doubled_losses_gets_the_larger_type() -> None:
     menu = {name: [TypeOption("Q4_K", 45, 4.0), TypeOption("Q6_K", 65, 1.0)] for name in ("a", "b")}
     for name in ("a", "b"):
         assert allocate(scale_losses(menu, {name: 2.0}), Budget(110)).options[name].type == "Q6_K"

@@ -1,4 +1,4 @@
-"""Sensitivity on a model whose divergence is a known sum over its tensors."""
+"""Measured sensitivities of a fake model whose KL divergence is a known sum over its tensors."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -27,8 +27,11 @@ from tests.quant import tiny_gguf
 
 
 class FakeStage:
-    """Divergence = sum over tensors of factor * squared change / squares, the same at every
-    position but for noise.
+    """Replaces the stage that computes KL divergences with the model.
+
+    The mean divergence is the sum over all tensors of factor * squared change / sum of squares.
+    The values of the 11 positions are spread evenly around this mean. `divergence` raises
+    `KeyboardInterrupt` after `max_reads` calls.
     """
 
     def __init__(self, source: Source, factors: Mapping[str, float]) -> None:
@@ -36,19 +39,19 @@ class FakeStage:
             w.name: ggml.decode(w.read(0, w.rows), w.type, w.columns, label="")
             for w in source.weights
         }
-        self.now = {name: values.copy() for name, values in self.original.items()}
-        self.factors, self.reads, self.most = factors, 0, 10**9
+        self.weights = {name: values.copy() for name, values in self.original.items()}
+        self.factors, self.reads, self.max_reads = factors, 0, 10**9
 
     def set_rows(self, name: str, first: int, rows: F32) -> None:
-        self.now[name][first : first + len(rows)] = rows
+        self.weights[name][first : first + len(rows)] = rows
 
     def divergence(self, held_out: bool = False) -> F64:
         self.reads += 1
-        if self.reads > self.most:
+        if self.reads > self.max_reads:
             raise KeyboardInterrupt
         total = sum(
             self.factors.get(name, 1.0)
-            * float(((values - self.now[name]) ** 2).sum() / (values**2).sum())
+            * float(((values - self.weights[name]) ** 2).sum() / (values**2).sum())
             for name, values in self.original.items()
         )
         return total * np.linspace(0.5, 1.5, 11)
@@ -69,14 +72,19 @@ def planner(source: Source) -> Callable[[Mapping[str, str]], Plan]:
 
 
 @contextmanager
-def sensing(source: Source, path: Path) -> Iterator[SensitivityRun]:
-    both = [
+def open_run(source: Source, path: Path) -> Iterator[SensitivityRun]:
+    stores = [
         RecordLog.resume(file) or RecordLog.create(file, {})
         for file in (path, path.with_suffix(".errors"))
     ]
-    with closing(both[0]), closing(both[1]):
+    with closing(stores[0]), closing(stores[1]):
         yield SensitivityRun(
-            planner(source), planner(source), sensitivity.type_options(source), both[0], both[1], 1
+            planner(source),
+            planner(source),
+            sensitivity.type_options(source),
+            stores[0],
+            stores[1],
+            1,
         )
 
 
@@ -84,47 +92,52 @@ def factors(source: Source) -> dict[str, float]:
     return {w.name: 0.1 * (1 + number) for number, w in enumerate(source.weights)}
 
 
-def test_one_measurement_tells_what_every_type_costs_and_costs_add_up(
+def test_losses_of_all_types_follow_from_one_probe_and_add_up(
     source: Source, tmp_path: Path
 ) -> None:
     stage = FakeStage(source, factors(source))
-    with sensing(source, tmp_path / "r") as work:
-        parts = probes.all_probes(work.types, grouped=False)
-        assert list(work.measure_errors()) == work.open_names
-        measured = list(work.measure(parts, stage))
-        assert [part.names for part in measured if not part.uses_run_codes] == [
-            (name,) for name in work.open_names
+    with open_run(source, tmp_path / "r") as run:
+        probe_list = probes.all_probes(run.types, grouped=False)
+        assert list(run.measure_errors()) == run.open_names
+        measured = list(run.measure(probe_list, stage))
+        assert [probe.names for probe in measured if not probe.uses_run_codes] == [
+            (name,) for name in run.open_names
         ]
-        own = [part.label for part in measured if part.uses_run_codes]
-        assert own[-2:] == ["token_embd.weight Q5_1", "token_embd.weight Q8_0"]
-        assert "2 tensors of v near 4.5 bits" in own
+        own_code_labels = [probe.label for probe in measured if probe.uses_run_codes]
+        assert own_code_labels[-2:] == ["token_embd.weight Q5_1", "token_embd.weight Q8_0"]
+        assert "2 tensors of v near 4.5 bits" in own_code_labels
         assert all(
-            np.array_equal(stage.now[name], values) for name, values in stage.original.items()
+            np.array_equal(stage.weights[name], values) for name, values in stage.original.items()
         )
-        found = work.sensitivities(parts)
+        sensitivities = run.sensitivities(probe_list)
         for kind in ("Q4_0", "Q5_1", "Q8_0"):
-            mix = {name: kind if kind in work.types[name] else "Q5_K" for name in work.open_names}
-            sensitivity.write_codes([work.step(name, kind) for name, kind in mix.items()], stage, 1)
-            # Errors are of 256 rows; the embedding's 300 are told from most of them.
+            mix = {name: kind if kind in run.types[name] else "Q5_K" for name in run.open_names}
+            sensitivity.write_codes([run.step(name, kind) for name, kind in mix.items()], stage, 1)
+            # Errors are measured on 256 rows. The embedding has 300, so its errors are estimates.
             expected = sum(
-                found[name].loss(kind) - found[name].input_kld(kind) for name, kind in mix.items()
+                sensitivities[name].loss(kind) - sensitivities[name].input_kld(kind)
+                for name, kind in mix.items()
             )
             assert expected == pytest.approx(stage.divergence().mean(), rel=0.01)
 
 
 @contextmanager
-def one_way(source: Source, tmp_path: Path, *names: str) -> Iterator[SensitivityRun]:
-    """By GPTQ: nearly all that enters these tensors goes one way, and there it leaves no error."""
+def rank_one_run(source: Source, tmp_path: Path, *names: str) -> Iterator[SensitivityRun]:
+    """Yield a run that quantizes with GPTQ, with moments of nearly rank 1 for the tensors `names`.
+
+    GPTQ leaves almost no error in the one direction of these moments. On activations of other
+    directions, the loss is therefore far larger than the moments predict.
+    """
     columns, path = 64, tmp_path / "moments.gguf"
-    entering = MomentSums(
+    sums = MomentSums(
         (np.eye(columns) + 1e4)[None] * 1200, np.zeros((1, columns)), np.full(1, 1200.0)
     )
     moments, elements = (
-        load_moments(write_moments(path, [(names, entering)])),
+        load_moments(write_moments(path, [(names, sums)])),
         {w.name: w.elements for w in source.weights},
     )
 
-    def planned(mix: Mapping[str, str]) -> Plan:
+    def plan_mix(mix: Mapping[str, str]) -> Plan:
         return plan.plan_quantization(
             source,
             nearest_file_type(mix, elements),
@@ -133,205 +146,219 @@ def one_way(source: Source, tmp_path: Path, *names: str) -> Iterator[Sensitivity
             moments=moments,
         )
 
-    both = RecordLog.create(tmp_path / "r", {}), RecordLog.create(tmp_path / "e", {})
-    with closing(both[0]), closing(both[1]):
-        yield SensitivityRun(planned, planner(source), sensitivity.type_options(source), *both, 1)
-
-
-def test_what_a_methods_codes_cost_on_other_text_than_their_moments_is_measured(
-    source: Source, tmp_path: Path
-) -> None:
-    names = [f"blk.{layer}.attn_q.weight" for layer in (0, 1)]
-    stage = FakeStage(source, factors(source))  # whose text goes all ways
-    with one_way(source, tmp_path, *names) as work:
-        parts = probes.all_probes(work.types, grouped=False)
-        list(work.measure_errors())
-        list(work.measure(parts, stage))
-        found = work.sensitivities(parts)
-        for kind in ("Q4_0", "Q5_0"):
-            sensitivity.write_codes([work.step(name, kind) for name in names], stage, 1)
-            truth = stage.divergence().mean()
-            assert sum(found[name].predicted_kld(kind) for name in names) < truth / 50
-            assert sum(found[name].loss(kind) for name in names) == pytest.approx(truth, rel=0.3)
-
-
-class Steep(FakeStage):
-    """What changes much costs more than in proportion."""
-
-    def divergence(self, held_out: bool = False) -> F64:
-        found = super().divergence(held_out)
-        return found + 30 * found.mean() ** 2
-
-
-def test_what_coarse_codes_cost_beyond_proportion_is_measured(
-    source: Source, tmp_path: Path
-) -> None:
-    names = [f"blk.{layer}.ffn_down.weight" for layer in (0, 1)]
-    stage = Steep(source, factors(source))
-    with sensing(source, tmp_path / "r") as work:
-        parts = probes.all_probes(work.types, grouped=False)
-        list(work.measure_errors())
-        list(work.measure(parts, stage))
-        found = work.sensitivities(parts)
-        for kind, within in (("Q2_K", 0.01), ("Q3_K", 0.35), ("Q4_K", 0.01)):
-            sensitivity.write_codes([work.step(name, kind) for name in names], stage, 1)
-            truth = stage.divergence().mean()
-            told = sum(found[name].loss(kind) - found[name].input_kld(kind) for name in names)
-            assert told == pytest.approx(truth, rel=within)
-            if kind == "Q2_K":
-                assert sum(found[name].predicted_kld(kind) for name in names) < truth / 2
-        coarse = [part.names for part in parts if part.bits == probes.COARSE_PROBE_BITS]
-    assert coarse == [tuple(names)], (
-        "the other rows are of 64: blocks of 32, of which none is coarser"
-    )
-    mixed = {names[0]: probes.K_QUANT_TYPES, names[1]: probes.LEGACY_TYPES}
-    assert [part.names for part in probes.role_probes(mixed)] == [tuple(names), (names[0],)]
-
-
-def test_an_embedding_that_is_the_head_costs_what_its_types_are_measured_to(
-    source: Source, tmp_path: Path
-) -> None:
-    name = "token_embd.weight"
-    stage = FakeStage(
-        source, {**dict.fromkeys(factors(source), 0.0), name: 1.0}
-    )  # it knows no head
-    with one_way(source, tmp_path, name) as work:
-        parts = probes.all_probes(work.types, grouped=False)
-        list(work.measure_errors())
-        list(work.measure(parts, stage))
-        found, unread = work.sensitivities(parts)[name], work.sensitivities([])[name]
-        for kind in probes.LEGACY_TYPES:
-            sensitivity.write_codes([work.step(name, kind)], stage, 1)
-            assert found.loss(kind) == pytest.approx(
-                stage.divergence().mean() + found.input_kld(kind)
-            )
-        # Where nothing was read with it, half is the error of words that are looked up: the head's
-        # moments show none.
-        assert found.kld and unread.errors["Q5_0"] / unread.probe_error == pytest.approx(
-            found.measured_klds["Q5_0"] / found.kld / 2, rel=0.3
+    stores = RecordLog.create(tmp_path / "r", {}), RecordLog.create(tmp_path / "e", {})
+    with closing(stores[0]), closing(stores[1]):
+        yield SensitivityRun(
+            plan_mix, planner(source), sensitivity.type_options(source), *stores, 1
         )
 
 
-def test_what_rounding_the_inputs_adds_is_counted_by_the_blocks_of_each_type(
+def test_gptq_codes_are_measured_on_text_that_their_moments_do_not_cover(
+    source: Source, tmp_path: Path
+) -> None:
+    names = [f"blk.{layer}.attn_q.weight" for layer in (0, 1)]
+    stage = FakeStage(source, factors(source))  # all directions of the activations count equally
+    with rank_one_run(source, tmp_path, *names) as run:
+        probe_list = probes.all_probes(run.types, grouped=False)
+        list(run.measure_errors())
+        list(run.measure(probe_list, stage))
+        sensitivities = run.sensitivities(probe_list)
+        for kind in ("Q4_0", "Q5_0"):
+            sensitivity.write_codes([run.step(name, kind) for name in names], stage, 1)
+            truth = stage.divergence().mean()
+            assert sum(sensitivities[name].predicted_kld(kind) for name in names) < truth / 50
+            assert sum(sensitivities[name].loss(kind) for name in names) == pytest.approx(
+                truth, rel=0.3
+            )
+
+
+class SuperlinearStage(FakeStage):
+    """Adds a divergence that grows with the square of the sum: large changes cost more."""
+
+    def divergence(self, held_out: bool = False) -> F64:
+        divergence = super().divergence(held_out)
+        return divergence + 30 * divergence.mean() ** 2
+
+
+def test_superlinear_loss_of_coarse_codes_is_measured(source: Source, tmp_path: Path) -> None:
+    names = [f"blk.{layer}.ffn_down.weight" for layer in (0, 1)]
+    stage = SuperlinearStage(source, factors(source))
+    with open_run(source, tmp_path / "r") as run:
+        probe_list = probes.all_probes(run.types, grouped=False)
+        list(run.measure_errors())
+        list(run.measure(probe_list, stage))
+        sensitivities = run.sensitivities(probe_list)
+        for kind, tolerance in (("Q2_K", 0.01), ("Q3_K", 0.35), ("Q4_K", 0.01)):
+            sensitivity.write_codes([run.step(name, kind) for name in names], stage, 1)
+            truth = stage.divergence().mean()
+            loss = sum(
+                sensitivities[name].loss(kind) - sensitivities[name].input_kld(kind)
+                for name in names
+            )
+            assert loss == pytest.approx(truth, rel=tolerance)
+            if kind == "Q2_K":
+                assert sum(sensitivities[name].predicted_kld(kind) for name in names) < truth / 2
+        coarse = [probe.names for probe in probe_list if probe.bits == probes.COARSE_PROBE_BITS]
+    assert coarse == [tuple(names)], (
+        "rows of 64 columns allow only types with blocks of 32, and none of these is coarser"
+    )
+    mixed = {names[0]: probes.K_QUANT_TYPES, names[1]: probes.LEGACY_TYPES}
+    assert [probe.names for probe in probes.role_probes(mixed)] == [tuple(names), (names[0],)]
+
+
+def test_each_type_of_a_tied_embedding_is_measured(source: Source, tmp_path: Path) -> None:
+    name = "token_embd.weight"
+    stage = FakeStage(
+        source, {**dict.fromkeys(factors(source), 0.0), name: 1.0}
+    )  # the divergence comes from this tensor only
+    with rank_one_run(source, tmp_path, name) as run:
+        probe_list = probes.all_probes(run.types, grouped=False)
+        list(run.measure_errors())
+        list(run.measure(probe_list, stage))
+        measured, unmeasured = run.sensitivities(probe_list)[name], run.sensitivities([])[name]
+        for kind in probes.LEGACY_TYPES:
+            sensitivity.write_codes([run.step(name, kind)], stage, 1)
+            assert measured.loss(kind) == pytest.approx(
+                stage.divergence().mean() + measured.input_kld(kind)
+            )
+        # Without probes, half of the error is that of the looked-up rows: the moments of the head
+        # predict no error.
+        assert measured.kld and unmeasured.errors["Q5_0"] / unmeasured.probe_error == pytest.approx(
+            measured.measured_klds["Q5_0"] / measured.kld / 2, rel=0.3
+        )
+
+
+def test_input_rounding_error_depends_on_the_block_size_of_each_type(
     tmp_path: Path,
 ) -> None:
     source = open_gguf(
         tiny_gguf.llama(tmp_path / "m.gguf", layers=1, hidden=256, ff=256, vocab=300)
     )
     stage, name = FakeStage(source, factors(source)), "blk.0.attn_q.weight"
-    with sensing(source, tmp_path / "r") as work:
-        parts = probes.all_probes(work.types, grouped=False)
-        list(work.measure_errors())
-        list(work.measure(parts, stage))
-        found = work.sensitivities(parts)[name]
-    entering = np.random.default_rng(1).normal(size=(2000, 256))
+    with open_run(source, tmp_path / "r") as run:
+        probe_list = probes.all_probes(run.types, grouped=False)
+        list(run.measure_errors())
+        list(run.measure(probe_list, stage))
+        measured = run.sensitivities(probe_list)[name]
+    activations = np.random.default_rng(1).normal(size=(2000, 256))
     weights = stage.original[name]
     for kind, size in (("Q6_K", 256), ("Q8_0", 32)):
-        blocks = entering.reshape(len(entering), -1, size)
+        blocks = activations.reshape(len(activations), -1, size)
         scales = np.abs(blocks).max(2, keepdims=True) / 127
-        rounded = (np.rint(blocks / scales) * scales).reshape(entering.shape)
-        added = (((rounded - entering) @ weights.T) ** 2).sum() / (
-            (entering @ weights.T) ** 2
+        rounded = (np.rint(blocks / scales) * scales).reshape(activations.shape)
+        rounding_error = (((rounded - activations) @ weights.T) ** 2).sum() / (
+            (activations @ weights.T) ** 2
         ).sum()
-        assert found.inputs[kind] == pytest.approx(added, rel=0.05)
-        assert found.input_kld(kind) == pytest.approx(
-            found.loss(kind) * added / (found.errors[kind] + added), rel=0.05
+        assert measured.inputs[kind] == pytest.approx(rounding_error, rel=0.05)
+        assert measured.input_kld(kind) == pytest.approx(
+            measured.loss(kind) * rounding_error / (measured.errors[kind] + rounding_error),
+            rel=0.05,
         )
 
 
-def test_what_was_measured_is_there_after_a_kill(source: Source, tmp_path: Path) -> None:
+def test_measurements_survive_a_kill(source: Source, tmp_path: Path) -> None:
     stage = FakeStage(source, factors(source))
-    stage.most = 5
-    with sensing(source, tmp_path / "r") as work:
-        parts = probes.all_probes(work.types, grouped=False)
+    stage.max_reads = 5
+    with open_run(source, tmp_path / "r") as run:
+        probe_list = probes.all_probes(run.types, grouped=False)
         with pytest.raises(KeyboardInterrupt):
-            list(work.measure(parts, stage))
+            list(run.measure(probe_list, stage))
     stage = FakeStage(source, factors(source))
-    with sensing(source, tmp_path / "r") as work:
-        assert work.count_measured(parts) == 5
-        assert len(list(work.measure(parts, stage))) == stage.reads == len(parts) - 5
+    with open_run(source, tmp_path / "r") as run:
+        assert run.count_measured(probe_list) == 5
+        assert len(list(run.measure(probe_list, stage))) == stage.reads == len(probe_list) - 5
 
 
-def test_what_was_measured_serves_another_choice_of_types(source: Source, tmp_path: Path) -> None:
-    with sensing(source, tmp_path / "r") as work:
+def test_measurements_are_reused_for_another_choice_of_types(
+    source: Source, tmp_path: Path
+) -> None:
+    with open_run(source, tmp_path / "r") as run:
         list(
-            work.measure(
-                probes.all_probes(work.types, grouped=False), FakeStage(source, factors(source))
+            run.measure(
+                probes.all_probes(run.types, grouped=False), FakeStage(source, factors(source))
             )
         )
-        list(work.measure_errors())
+        list(run.measure_errors())
         klds = {
-            name: one.kld
-            for name, one in work.sensitivities(
-                probes.all_probes(work.types, grouped=False)
+            name: measured.kld
+            for name, measured in run.sensitivities(
+                probes.all_probes(run.types, grouped=False)
             ).items()
         }
-        few = sensitivity.type_options(
+        fewer_types = sensitivity.type_options(
             source, ["Q4_K", "Q8_0"]
-        )  # rows of 64 have no choice of these
+        )  # neither type divides rows of 64 columns
         errors = RecordLog.create(tmp_path / "other", {})
-        other = SensitivityRun(planner(source), planner(source), few, work.plain_store, errors, 1)
-        assert 0 < len(other.open_names) < len(work.open_names)
-        list(other.measure_errors())
+        second_run = SensitivityRun(
+            planner(source), planner(source), fewer_types, run.plain_store, errors, 1
+        )
+        assert 0 < len(second_run.open_names) < len(run.open_names)
+        list(second_run.measure_errors())
         for grouped in (False, True):
-            assert {name for part in probes.all_probes(few, grouped) for name in part.names} == {
-                *other.open_names
-            }
-        parts = probes.tensor_probes(few, grouped=False)
-        assert other.count_measured(parts) == len(parts)
-        assert {name: one.kld for name, one in other.sensitivities(parts).items()} == {
-            name: klds[name] for name in other.open_names
-        }
-        assert other.count_measured(probes.all_probes(few, grouped=False)) == len(
-            parts
-        )  # its own codes are others
+            assert {
+                name for probe in probes.all_probes(fewer_types, grouped) for name in probe.names
+            } == {*second_run.open_names}
+        probe_list = probes.tensor_probes(fewer_types, grouped=False)
+        assert second_run.count_measured(probe_list) == len(probe_list)
+        assert {
+            name: measured.kld for name, measured in second_run.sensitivities(probe_list).items()
+        } == {name: klds[name] for name in second_run.open_names}
+        assert second_run.count_measured(probes.all_probes(fewer_types, grouped=False)) == len(
+            probe_list
+        )  # the probes of the run's own codes are not measured yet
         errors.close()
 
 
-def test_a_tensor_that_shows_in_nothing_may_still_have_the_bytes_that_are_left(
-    source: Source, tmp_path: Path
-) -> None:
+def test_tensor_without_measured_loss_gets_the_unused_bytes(source: Source, tmp_path: Path) -> None:
     stage = FakeStage(source, {**factors(source), "blk.0.attn_q.weight": 0.0})
-    with sensing(source, tmp_path / "r") as work:
-        parts = probes.all_probes(work.types, grouped=False)
-        list(work.measure_errors())
-        list(work.measure(parts, stage))
-        menu = sensitivity.build_menu(work, work.sensitivities(parts), 32)
-    most = sum(max(option.nbytes for option in options) for options in menu.values())
-    assert set(allocate(menu, Budget(most)).mix.values()) == {"Q8_0"}
+    with open_run(source, tmp_path / "r") as run:
+        probe_list = probes.all_probes(run.types, grouped=False)
+        list(run.measure_errors())
+        list(run.measure(probe_list, stage))
+        menu = sensitivity.build_menu(run, run.sensitivities(probe_list), 32)
+    largest_size = sum(max(option.nbytes for option in options) for options in menu.values())
+    assert set(allocate(menu, Budget(largest_size)).mix.values()) == {"Q8_0"}
 
 
-def test_a_group_shares_its_divergence_by_the_errors_of_its_tensors(
+def test_divergence_of_a_group_is_split_by_the_errors_of_its_tensors(
     source: Source, tmp_path: Path
 ) -> None:
-    with sensing(source, tmp_path / "r") as work:
-        parts = probes.all_probes(work.types, grouped=True)
-        assert {"blk.0.attn_q.weight", "blk.0.attn_k.weight"} in [set(part.names) for part in parts]
-        assert len([part for part in parts if not part.uses_run_codes]) == len(work.open_names) - 4
-        list(work.measure_errors())
-        list(work.measure(parts, FakeStage(source, {})))
-        found = work.sensitivities(parts)
+    with open_run(source, tmp_path / "r") as run:
+        probe_list = probes.all_probes(run.types, grouped=True)
+        assert {"blk.0.attn_q.weight", "blk.0.attn_k.weight"} in [
+            set(probe.names) for probe in probe_list
+        ]
+        assert (
+            len([probe for probe in probe_list if not probe.uses_run_codes])
+            == len(run.open_names) - 4
+        )
+        list(run.measure_errors())
+        list(run.measure(probe_list, FakeStage(source, {})))
+        sensitivities = run.sensitivities(probe_list)
     for name in ("blk.1.ffn_gate.weight", "blk.1.ffn_up.weight"):
-        assert found[name].kld == pytest.approx(found[name].probe_error, rel=0.05)
+        assert sensitivities[name].kld == pytest.approx(sensitivities[name].probe_error, rel=0.05)
 
 
-def test_without_a_measurement_errors_rank_and_outliers_are_told(
+def test_without_probes_the_loss_is_the_error_and_outlier_shares_are_reported(
     source: Source, tmp_path: Path
 ) -> None:
-    parts = np.ones(400)
-    parts[7] = 600.0
-    assert sensitivity.worst_share(parts) == pytest.approx(603 / 999)
-    with sensing(source, tmp_path / "r") as work:
-        list(work.measure_errors())
-        found = work.sensitivities([])
-    assert all(0 < one.columns < 1 and 0 < one.rows < 1 for one in found.values())
+    errors = np.ones(400)
+    errors[7] = 600.0
+    assert sensitivity.worst_share(errors) == pytest.approx(603 / 999)
+    with open_run(source, tmp_path / "r") as run:
+        list(run.measure_errors())
+        sensitivities = run.sensitivities([])
     assert all(
-        one.kld is None and one.loss("Q8_0") == one.errors["Q8_0"] + one.inputs["Q8_0"]
-        for one in found.values()
+        0 < measured.columns < 1 and 0 < measured.rows < 1 for measured in sensitivities.values()
+    )
+    assert all(
+        measured.kld is None
+        and measured.loss("Q8_0") == measured.errors["Q8_0"] + measured.inputs["Q8_0"]
+        for measured in sensitivities.values()
     )
 
 
-def test_types_that_rows_cannot_have_are_no_options(source: Source) -> None:
+def test_types_that_do_not_divide_the_row_length_are_not_options(source: Source) -> None:
     types = sensitivity.type_options(source)
     assert types["blk.0.attn_q.weight"] == probes.LEGACY_TYPES
     assert types["blk.0.ffn_down.weight"] == probes.K_QUANT_TYPES
@@ -340,7 +367,7 @@ def test_types_that_rows_cannot_have_are_no_options(source: Source) -> None:
         sensitivity.type_options(source, ["Q4_K", "Q6_K"])
 
 
-def test_bytes_move_to_a_role_that_was_taken_too_lightly_and_the_budget_holds() -> None:
+def test_refinement_moves_bytes_to_an_underestimated_role_within_the_budget() -> None:
     names = [
         f"blk.{i}.{role}.weight" for i in range(4) for role in ("attn_v", "ffn_down", "ffn_up")
     ]
@@ -350,20 +377,20 @@ def test_bytes_move_to_a_role_that_was_taken_too_lightly_and_the_budget_holds() 
         TypeOption("Q6_K", 66, 0.0625),
     ]
     menu: TypeMenu = dict.fromkeys(names, types)
-    truth = {name: 3.0 if "attn_v" in name else 1.0 for name in names}
+    factors = {name: 3.0 if "attn_v" in name else 1.0 for name in names}
     budget = Budget(12 * 55)
 
     def judge(mix: Mapping[str, str]) -> F64:
-        cost = {one.type: one.loss for one in menu[names[0]]}
-        return sum(truth[name] * cost[kind] for name, kind in mix.items()) * np.linspace(
+        losses = {option.type: option.loss for option in menu[names[0]]}
+        return sum(factors[name] * losses[kind] for name, kind in mix.items()) * np.linspace(
             0.9, 1.1, 20
         )
 
     start = allocate(menu, budget)
-    trades = MixRefinement(menu, budget, judge, 6)
-    best: Allocation = [*trades.run(start)][-1]
+    refinement = MixRefinement(menu, budget, judge, 6)
+    best: Allocation = [*refinement.run(start)][-1]
     assert best.nbytes <= budget.tensor_bytes
-    assert trades.trials[0].kld == pytest.approx(judge(start.mix).mean())
-    assert judge(best.mix).mean() <= 0.9 * trades.trials[0].kld
+    assert refinement.trials[0].kld == pytest.approx(judge(start.mix).mean())
+    assert judge(best.mix).mean() <= 0.9 * refinement.trials[0].kld
     assert all(best.options[name].type == "Q6_K" for name in names if "attn_v" in name)
-    assert len(trades.trials) <= 7
+    assert len(refinement.trials) <= 7

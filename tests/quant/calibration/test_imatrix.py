@@ -1,4 +1,4 @@
-"""Importance matrices are read as by llama.cpp, and quantizing with them gives llama.cpp's bytes."""
+"""Importance matrices are read as in llama.cpp, and quantizing with them gives its bytes."""
 
 import os
 import struct
@@ -26,7 +26,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "experts": lambda path: slim(path, 9, experts=4),
     "odd": lambda path: slim(path, 9, columns=96),
 }
-BLIND = [name for name, kind in file_types.FILE_TYPES.items() if kind.needs_imatrix]
+IMATRIX_FILE_TYPES = [name for name, kind in file_types.FILE_TYPES.items() if kind.needs_imatrix]
 
 
 @pytest.fixture(scope="module")
@@ -40,21 +40,21 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return get
 
 
-def assert_equal(
+def assert_same_as_llama_cpp(
     source: Path,
     kind: str,
     folder: Path,
     sums: dict[str, Sums],
-    wishes: TypeOverrides = tensor_types.NO_OVERRIDES,
+    overrides: TypeOverrides = tensor_types.NO_OVERRIDES,
 ) -> None:
     ours, theirs = folder / "ours.gguf", folder / "theirs.gguf"
-    importance = {name: found.means for name, found in sums.items()}
+    importance = {name: entry.means for name, entry in sums.items()}
     assert upstream.quantize(
         source, theirs, file_types.FILE_TYPES[kind].number, Settings(importance)
     )
     weights = imatrix.load_imatrix(write_gguf(folder / "imatrix.gguf", sums))
     write_model(
-        plan_quantization(open_gguf(source), kind, wishes, weights),
+        plan_quantization(open_gguf(source), kind, overrides, weights),
         ours,
         threads=2,
     )
@@ -64,22 +64,22 @@ def assert_equal(
 @pytest.mark.parametrize(
     "kind", [kind for kind in file_types.FILE_TYPES if kind not in ("F32", "F16", "BF16", "Q8_0")]
 )
-def test_every_file_type_with_an_imatrix_is_llama_cpps(kind: str, models, tmp_path: Path) -> None:
-    assert_equal(models("one"), kind, tmp_path, collected(models("one")))
+def test_every_file_type_with_an_imatrix_equals_llama_cpp(
+    kind: str, models, tmp_path: Path
+) -> None:
+    assert_same_as_llama_cpp(models("one"), kind, tmp_path, collected(models("one")))
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_0", "IQ4_NL", "IQ3_XXS", "Q4_K_M", "Q2_K_S"])
 @pytest.mark.parametrize("model", ["long", "experts", "odd"])
-def test_each_expert_has_its_vector_and_an_unseen_one_has_ones(
+def test_each_expert_uses_its_own_vector_and_an_unseen_expert_ones(
     kind: str, model: str, models, tmp_path: Path
 ) -> None:
-    assert_equal(models(model), kind, tmp_path, collected(models(model)))
+    assert_same_as_llama_cpp(models(model), kind, tmp_path, collected(models(model)))
 
 
-@pytest.mark.parametrize("kind", BLIND)
-def test_types_of_few_bits_are_refused_without_an_imatrix_before_anything_is_written(
-    kind, models, tmp_path
-) -> None:
+@pytest.mark.parametrize("kind", IMATRIX_FILE_TYPES)
+def test_types_of_few_bits_are_refused_without_an_imatrix(kind, models, tmp_path) -> None:
     source = open_gguf(models("one"))
     with pytest.raises(UserError, match=f"{kind} needs an importance matrix") as caught:
         plan_quantization(source, kind)
@@ -89,8 +89,8 @@ def test_types_of_few_bits_are_refused_without_an_imatrix_before_anything_is_wri
     )
 
 
-def test_which_types_need_one() -> None:
-    assert set(BLIND) == {
+def test_file_types_that_need_an_imatrix() -> None:
+    assert set(IMATRIX_FILE_TYPES) == {
         "Q2_K_S",
         "IQ3_XXS",
         "IQ2_M",
@@ -112,24 +112,24 @@ def test_slabs_and_threads_do_not_change_the_bytes(models, tmp_path: Path, monke
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_both_forms_say_the_same(models, tmp_path: Path) -> None:
+def test_gguf_and_dat_files_hold_the_same_means(models, tmp_path: Path) -> None:
     sums = collected(models("experts"))
     new = imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", sums))
     old = imatrix.load_imatrix(write_dat(tmp_path / "a.dat", sums))
     assert new.entries.keys() == old.entries.keys() == sums.keys()
-    for name, found in sums.items():
-        matrices, columns = found.sums.shape
-        assert np.array_equal(new.entries[name].mean_squares(0, matrices, columns), found.means)
+    for name, entry in sums.items():
+        matrices, columns = entry.sums.shape
+        assert np.array_equal(new.entries[name].mean_squares(0, matrices, columns), entry.means)
         assert np.allclose(
-            old.entries[name].mean_squares(0, matrices, columns), found.means, rtol=1e-6
+            old.entries[name].mean_squares(0, matrices, columns), entry.means, rtol=1e-6
         )
         assert np.array_equal(
-            new.entries[name].mean_squares(matrices - 1, matrices, columns), found.means[-1:]
+            new.entries[name].mean_squares(matrices - 1, matrices, columns), entry.means[-1:]
         )
 
 
 @pytest.mark.parametrize("form", ["gguf", "dat"])
-def test_the_new_file_says_what_steered_it_as_llama_quantize_does(
+def test_output_names_its_imatrix_in_the_metadata_of_llama_quantize(
     form: str, models, tmp_path: Path
 ) -> None:
     write = {"gguf": write_gguf, "dat": write_dat}[form]
@@ -142,8 +142,8 @@ def test_the_new_file_says_what_steered_it_as_llama_quantize_does(
         threads=1,
     )
     fields = gguf.GGUFReader(out).fields
-    found = {key: fields[key].contents() for key in fields if key.startswith("quantize.imatrix.")}
-    assert found == {
+    written = {key: fields[key].contents() for key in fields if key.startswith("quantize.imatrix.")}
+    assert written == {
         "quantize.imatrix.file": str(tmp_path / f"imatrix.{form}")[:127],
         "quantize.imatrix.dataset": "wiki.txt",
         "quantize.imatrix.entries_count": len(sums),
@@ -154,16 +154,16 @@ def test_the_new_file_says_what_steered_it_as_llama_quantize_does(
     }
 
 
-def test_the_oldest_files_end_behind_the_last_entry(models, tmp_path: Path) -> None:
+def test_dat_file_without_dataset_and_chunks_is_read(models, tmp_path: Path) -> None:
     sums, path = collected(models("one")), tmp_path / "a.dat"
-    whole = write_dat(path, sums).read_bytes()
-    path.write_bytes(whole[: -8 - len(b"wiki.txt")])
+    data = write_dat(path, sums).read_bytes()
+    path.write_bytes(data[: -8 - len(b"wiki.txt")])
     weights = imatrix.load_imatrix(path)
     assert (weights.dataset, weights.chunks, len(weights.entries)) == ("", 0, len(sums))
     assert weights.metadata.keys() == {"quantize.imatrix.file", "quantize.imatrix.entries_count"}
 
 
-def test_another_imatrix_makes_the_file_anew_and_the_same_does_not(models, tmp_path: Path) -> None:
+def test_output_is_rewritten_only_for_another_imatrix(models, tmp_path: Path) -> None:
     source, out = open_gguf(models("one")), tmp_path / "out.gguf"
     first = imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", collected(models("one"))))
     second = imatrix.load_imatrix(write_gguf(tmp_path / "b.gguf", collected(models("one"), seed=4)))
@@ -173,9 +173,7 @@ def test_another_imatrix_makes_the_file_anew_and_the_same_does_not(models, tmp_p
     assert not write_model(plan_quantization(source, "Q4_0"), out).already_finished
 
 
-def test_a_vector_of_another_length_is_refused_by_name_but_the_embeddings_is_passed_over(
-    models, tmp_path
-) -> None:
+def test_vector_of_wrong_length_is_refused_except_for_the_embedding(models, tmp_path) -> None:
     source, sums = open_gguf(models("one")), collected(models("one"))
     sums["token_embd.weight"] = Sums(np.ones((1, 5), np.float32), np.ones(1))
     plan = plan_quantization(
@@ -192,7 +190,7 @@ def test_a_vector_of_another_length_is_refused_by_name_but_the_embeddings_is_pas
         plan_quantization(source, "Q4_0", imatrix=weights)
 
 
-def test_a_tensor_it_does_not_speak_of_is_told_or_where_it_would_be_noise_refused(
+def test_tensor_without_an_entry_is_reported_or_refused_for_types_of_few_bits(
     models, tmp_path: Path
 ) -> None:
     source, sums = open_gguf(models("one")), collected(models("one"))
@@ -206,14 +204,14 @@ def test_a_tensor_it_does_not_speak_of_is_told_or_where_it_would_be_noise_refuse
         plan_quantization(source, "IQ2_XXS", imatrix=weights)
 
 
-def damaged(folder: Path, sums: dict[str, Sums]) -> dict[str, bytes]:
-    """Files that lie, by what is wrong with them."""
+def damaged_files(folder: Path, sums: dict[str, Sums]) -> dict[str, bytes]:
+    """Return invalid imatrix files made from `sums`: the content by a name of the damage."""
     new = write_gguf(folder / "new", sums).read_bytes()
     old = write_dat(folder / "old", sums).read_bytes()
     name = next(iter(sums))
-    at = 4 + 4 + len(name) + 4
-    lonely = dict(sums)
-    lonely[name] = Sums(sums[name].sums, np.ones(3))
+    size_offset = 4 + 4 + len(name) + 4
+    three_counts = dict(sums)
+    three_counts[name] = Sums(sums[name].sums, np.ones(3))
     nan = {name: Sums(np.full((1, 4), np.nan, np.float32), np.ones(1))}
     negative = {name: Sums(np.full((1, 4), -1, np.float32), np.ones(1))}
     return {
@@ -223,11 +221,11 @@ def damaged(folder: Path, sums: dict[str, Sums]) -> dict[str, bytes]:
         "cut old": old[: len(old) // 2],
         "no keys": new.replace(b"imatrix.chunk_size", b"imatrix.chunk_sizf"),
         "no counts": new.replace(b".counts", b".countz"),
-        "counts of another size": write_gguf(folder / "c", lonely).read_bytes(),
+        "counts of another size": write_gguf(folder / "c", three_counts).read_bytes(),
         "nan": write_gguf(folder / "d", nan).read_bytes(),
         "negative": write_dat(folder / "e", negative).read_bytes(),
-        "huge": old[:at] + struct.pack("<i", 2**31 - 1) + old[at + 4 :],
-        "less than nothing": old[:at] + struct.pack("<i", -5) + old[at + 4 :],
+        "huge": old[:size_offset] + struct.pack("<i", 2**31 - 1) + old[size_offset + 4 :],
+        "less than nothing": old[:size_offset] + struct.pack("<i", -5) + old[size_offset + 4 :],
         "many": struct.pack("<i", 2**31 - 1) + old[4:],
         "long name": old[:4] + struct.pack("<i", 2**30) + old[8:],
         "twice": struct.pack("<i", 2)
@@ -235,28 +233,26 @@ def damaged(folder: Path, sums: dict[str, Sums]) -> dict[str, bytes]:
     }
 
 
-def test_a_damaged_file_is_one_clear_refusal(models, tmp_path: Path) -> None:
-    for what, data in damaged(tmp_path, collected(models("one"))).items():
+def test_damaged_file_is_refused_with_a_hint(models, tmp_path: Path) -> None:
+    for damage, data in damaged_files(tmp_path, collected(models("one"))).items():
         path = tmp_path / "damaged"
         path.write_bytes(data)
         with pytest.raises(UserError, match="damaged") as caught:
             imatrix.load_imatrix(path)
-        assert caught.value.hint, what
+        assert caught.value.hint, damage
     with pytest.raises(UserError, match="there is no file"):
         imatrix.load_imatrix(tmp_path / "none.gguf")
     with pytest.raises(UserError, match="cannot read"):
         imatrix.load_imatrix(tmp_path)
 
 
-def test_texts_in_the_new_file_are_whole_characters_whatever_the_names(
-    models, tmp_path: Path
-) -> None:
+def test_truncated_path_in_the_metadata_is_valid_utf8(models, tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"odd \xff name")
     folder.mkdir()
     for name in (
         "\u00fc" * 99,
         "x" + "\u00fc" * 99,
-    ):  # of two bytes each: one of both is cut in the middle of one
+    ):  # ü has two bytes in UTF-8: the cut at 127 bytes splits a character in one of the names
         path = write_gguf(folder / "a.gguf", collected(models("one"))).rename(
             folder / f"{name}.gguf"
         )
@@ -265,21 +261,21 @@ def test_texts_in_the_new_file_are_whole_characters_whatever_the_names(
             open_gguf(models("one")), "Q4_0", imatrix=imatrix.load_imatrix(path)
         )
         write_model(plan, out, force=True)
-        told = gguf.GGUFReader(out).fields["quantize.imatrix.file"].contents()
-        assert str(path).encode("utf-8", "ignore").startswith(told.encode())
-        assert 120 < len(told.encode()) <= 127
+        written_path = gguf.GGUFReader(out).fields["quantize.imatrix.file"].contents()
+        assert str(path).encode("utf-8", "ignore").startswith(written_path.encode())
+        assert 120 < len(written_path.encode()) <= 127
 
 
 @pytest.mark.parametrize("value", ["tensor", "matrices", "chunks"])
-def test_numbers_that_no_imatrix_has_are_refused(value: str, tmp_path: Path, models) -> None:
+def test_impossible_numbers_are_refused(value: str, tmp_path: Path, models) -> None:
     path = tmp_path / "a.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_array("imatrix.datasets", ["a"])
     (writer.add_uint64 if value == "chunks" else writer.add_uint32)("imatrix.chunk_count", 7)
     writer.add_uint32("imatrix.chunk_size", 512)
-    many = 1 << 17 if value == "matrices" else 1
-    writer.add_tensor("a.in_sum2", np.ones((many, 4), np.float32))
-    writer.add_tensor("a.counts", np.ones((many, 1), np.float32))
+    matrices = 1 << 17 if value == "matrices" else 1
+    writer.add_tensor("a.in_sum2", np.ones((matrices, 4), np.float32))
+    writer.add_tensor("a.counts", np.ones((matrices, 1), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -297,10 +293,10 @@ def test_numbers_that_no_imatrix_has_are_refused(value: str, tmp_path: Path, mod
 @pytest.mark.parametrize(
     "kind", [kind for kind in file_types.TENSOR_TYPES if kind not in ("F32", "F16", "BF16")]
 )
-def test_a_vector_of_zeros_is_no_crash(kind: str, models, tmp_path: Path) -> None:
+def test_vector_of_zeros_is_quantized(kind: str, models, tmp_path: Path) -> None:
     sums = {
-        name: Sums(np.zeros_like(found.sums), found.counts)
-        for name, found in collected(models("one")).items()
+        name: Sums(np.zeros_like(entry.sums), entry.counts)
+        for name, entry in collected(models("one")).items()
     }
     weights = imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", sums))
     plan = plan_quantization(

@@ -1,4 +1,4 @@
-"""The file of second moments: a round trip, shared inputs stored once, and no trust in its content."""
+"""The file of second moments: a round trip, inputs shared by weights, and refused damage."""
 
 import struct
 from pathlib import Path
@@ -12,34 +12,34 @@ from quant.calibration.moments import MomentsOrigin
 from quant.calibration.moments_writer import MomentsInput, MomentSums, MomentsWriter
 from quant.errors import UserError
 
-ABOUT = MomentsOrigin("0123", 64, 3, ("ab", "cd"), ("some.txt", "more.txt"))
+ORIGIN = MomentsOrigin("0123", 64, 3, ("ab", "cd"), ("some.txt", "more.txt"))
 
 
 def rows(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(0.3, 1, shape)
 
 
-def written(folder: Path) -> Path:
+def write_file(folder: Path) -> Path:
     experts = MomentSums.from_rows(rows(3, 50, 8, seed=1))
-    experts.second[1] = experts.first[1] = experts.counts[1] = 0  # never seen
+    experts.second[1] = experts.first[1] = experts.counts[1] = 0  # no token went to this expert
     qkv = (
         ["blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight"],
         MomentSums.from_rows(rows(70, 40)),
     )
     return moments_writer.write_moments(
-        folder / "m.gguf", [qkv, (["blk.0.ffn_up_exps.weight"], experts)], ABOUT
+        folder / "m.gguf", [qkv, (["blk.0.ffn_up_exps.weight"], experts)], ORIGIN
     )
 
 
-def test_what_was_gathered_comes_back(tmp_path: Path) -> None:
-    found = moments.load_moments(written(tmp_path))
-    assert found.origin == ABOUT
-    assert found.names == {
+def test_written_moments_are_read_back(tmp_path: Path) -> None:
+    loaded = moments.load_moments(write_file(tmp_path))
+    assert loaded.origin == ORIGIN
+    assert loaded.names == {
         f"blk.0.{role}.weight" for role in ("attn_q", "attn_k", "attn_v", "ffn_up_exps")
     }
-    assert found.input_of("blk.0.attn_q.weight") is found.input_of("blk.0.attn_v.weight")
-    assert found.input_of("output.weight") is None
-    second, x = found.input_of("blk.0.attn_k.weight"), rows(70, 40)
+    assert loaded.input_of("blk.0.attn_q.weight") is loaded.input_of("blk.0.attn_v.weight")
+    assert loaded.input_of("output.weight") is None
+    second, x = loaded.input_of("blk.0.attn_k.weight"), rows(70, 40)
     assert second is not None
     assert (second.columns, second.matrices, second.counts, second.thin_matrices) == (
         40,
@@ -55,8 +55,8 @@ def test_what_was_gathered_comes_back(tmp_path: Path) -> None:
     np.testing.assert_allclose(first, x.mean(0), rtol=1e-5, atol=1e-6)
 
 
-def test_each_expert_has_its_own_and_an_unseen_one_the_identity(tmp_path: Path) -> None:
-    second = moments.load_moments(written(tmp_path)).input_of("blk.0.ffn_up_exps.weight")
+def test_each_expert_has_its_own_moments_and_an_unseen_expert_the_identity(tmp_path: Path) -> None:
+    second = moments.load_moments(write_file(tmp_path)).input_of("blk.0.ffn_up_exps.weight")
     x = rows(3, 50, 8, seed=1)
     assert second is not None
     assert (second.counts, second.unseen_matrices) == ((50.0, 0.0, 50.0), 1)
@@ -66,21 +66,21 @@ def test_each_expert_has_its_own_and_an_unseen_one_the_identity(tmp_path: Path) 
     assert not second.first_mean(1).any()
 
 
-def test_its_diagonal_is_an_imatrix(tmp_path: Path) -> None:
-    found = moments.load_moments(written(tmp_path))
-    entries = found.imatrix.match_tensors(
+def test_diagonal_of_the_moments_is_an_imatrix(tmp_path: Path) -> None:
+    loaded = moments.load_moments(write_file(tmp_path))
+    entries = loaded.imatrix.match_tensors(
         [("blk.0.attn_q.weight", (40, 4)), ("blk.0.ffn_up_exps.weight", (8, 4, 3))]
     )
     assert np.array_equal(
-        entries["blk.0.attn_q.weight"].mean_squares(0, 1, 40)[0], found.inputs[0].squares()
+        entries["blk.0.attn_q.weight"].mean_squares(0, 1, 40)[0], loaded.inputs[0].squares()
     )
     experts = entries["blk.0.ffn_up_exps.weight"].mean_squares(0, 3, 8)
-    assert np.array_equal(experts, [found.inputs[1].squares(matrix) for matrix in range(3)])
-    assert (found.imatrix.dataset, found.imatrix.chunks) == ("some.txt", 3)
+    assert np.array_equal(experts, [loaded.inputs[1].squares(matrix) for matrix in range(3)])
+    assert (loaded.imatrix.dataset, loaded.imatrix.chunks) == ("some.txt", 3)
 
 
-def test_the_container_is_a_gguf_file(tmp_path: Path) -> None:
-    reader = gguf.GGUFReader(written(tmp_path))
+def test_file_is_read_by_the_gguf_package(tmp_path: Path) -> None:
+    reader = gguf.GGUFReader(write_file(tmp_path))
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     x = rows(70, 40)
     np.testing.assert_allclose(
@@ -89,88 +89,88 @@ def test_the_container_is_a_gguf_file(tmp_path: Path) -> None:
     assert reader.fields["general.type"].contents() == "llmcli.moments"
 
 
-def test_another_model_or_other_folds_are_refused_by_name(tmp_path: Path) -> None:
-    found = moments.load_moments(written(tmp_path))
+def test_moments_of_another_model_or_other_folds_are_refused(tmp_path: Path) -> None:
+    loaded = moments.load_moments(write_file(tmp_path))
     assert set(
-        found.match_tensors([("blk.0.attn_q.weight", (40, 4)), ("output.weight", (40, 9))])
+        loaded.match_tensors([("blk.0.attn_q.weight", (40, 4)), ("output.weight", (40, 9))])
     ) == {"blk.0.attn_q.weight"}
     with pytest.raises(
         UserError,
         match=r"another model: blk\.0\.attn_q\.weight has 1 x 40 columns, the tensor 1 x 41",
     ):
-        found.match_tensors([("blk.0.attn_q.weight", (41, 4))])
+        loaded.match_tensors([("blk.0.attn_q.weight", (41, 4))])
     with pytest.raises(UserError, match=r"another model: .*ffn_up_exps"):
-        found.match_tensors([("blk.0.ffn_up_exps.weight", (8, 4, 4))])
+        loaded.match_tensors([("blk.0.ffn_up_exps.weight", (8, 4, 4))])
     with pytest.raises(UserError, match="a model with no folds, this model has folds abc"):
-        found.match_tensors([("blk.0.attn_q.weight", (40, 4))], transform="abc")
+        loaded.match_tensors([("blk.0.attn_q.weight", (40, 4))], transform="abc")
 
 
-def test_its_digest_tells_its_content(tmp_path: Path) -> None:
-    one = moments.load_moments(
+def test_digest_depends_on_moments_and_tensor_names(tmp_path: Path) -> None:
+    digest = moments.load_moments(
         moments_writer.write_moments(
-            tmp_path / "a", [(["a"], MomentSums.from_rows(rows(9, 4)))], ABOUT
+            tmp_path / "a", [(["a"], MomentSums.from_rows(rows(9, 4)))], ORIGIN
         )
     ).digest
     assert (
-        one
+        digest
         == moments.load_moments(
             moments_writer.write_moments(
-                tmp_path / "b", [(["a"], MomentSums.from_rows(rows(9, 4)))], ABOUT
+                tmp_path / "b", [(["a"], MomentSums.from_rows(rows(9, 4)))], ORIGIN
             )
         ).digest
     )
-    other = moments.load_moments(
+    other_digest = moments.load_moments(
         moments_writer.write_moments(
-            tmp_path / "c", [(["a"], MomentSums.from_rows(rows(9, 4, seed=1)))], ABOUT
+            tmp_path / "c", [(["a"], MomentSums.from_rows(rows(9, 4, seed=1)))], ORIGIN
         )
     ).digest
-    assert one != other
+    assert digest != other_digest
     assert (
-        one
+        digest
         != moments.load_moments(
             moments_writer.write_moments(
-                tmp_path / "d", [(["b"], MomentSums.from_rows(rows(9, 4)))], ABOUT
+                tmp_path / "d", [(["b"], MomentSums.from_rows(rows(9, 4)))], ORIGIN
             )
         ).digest
     )
 
 
-def test_a_file_in_the_making_is_gone_on_with(tmp_path: Path) -> None:
+def test_unfinished_file_is_continued(tmp_path: Path) -> None:
     inputs = [MomentsInput((f"w{number}",), 6) for number in range(3)]
-    gathered = [MomentSums.from_rows(rows(9, 6, seed=number)) for number in range(3)]
-    whole = moments_writer.write_moments(
-        tmp_path / "whole", [((f"w{n}",), one) for n, one in enumerate(gathered)], ABOUT
+    sums = [MomentSums.from_rows(rows(9, 6, seed=number)) for number in range(3)]
+    expected = moments_writer.write_moments(
+        tmp_path / "whole", [((f"w{n}",), entry) for n, entry in enumerate(sums)], ORIGIN
     )
-    with MomentsWriter(tmp_path / "m", ABOUT, inputs) as file:
-        file.write_input(2, gathered[2])
+    with MomentsWriter(tmp_path / "m", ORIGIN, inputs) as file:
+        file.write_input(2, sums[2])
     assert not (tmp_path / "m").exists()
-    with MomentsWriter(tmp_path / "m", ABOUT, inputs) as file:
+    with MomentsWriter(tmp_path / "m", ORIGIN, inputs) as file:
         assert file.finished_inputs == {2}
-        file.write_input(0, gathered[0])
-        file.write_input(1, gathered[1])
+        file.write_input(0, sums[0])
+        file.write_input(1, sums[1])
         file.finish()
-    assert (tmp_path / "m").read_bytes() == whole.read_bytes()
+    assert (tmp_path / "m").read_bytes() == expected.read_bytes()
     assert list(tmp_path.glob(".*")) == []
-    with MomentsWriter(tmp_path / "m", ABOUT, inputs) as file:
-        file.write_input(1, gathered[1])
+    with MomentsWriter(tmp_path / "m", ORIGIN, inputs) as file:
+        file.write_input(1, sums[1])
     with MomentsWriter(
         tmp_path / "m", MomentsOrigin("other"), inputs
-    ) as file:  # of something else: begun anew
+    ) as file:  # the unfinished file is of another model: the writer starts again
         assert file.finished_inputs == frozenset()
 
 
-def test_what_is_not_finite_is_not_written(tmp_path: Path) -> None:
+def test_moments_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
     broken = rows(9, 6)
     broken[3, 2] = np.nan
     with pytest.raises(UserError, match="the input of w is not finite"):
         moments_writer.write_moments(tmp_path / "m", [(["w"], MomentSums.from_rows(broken))])
 
 
-def damaged(path: Path) -> dict[str, bytes]:
+def damaged_files(path: Path) -> dict[str, bytes]:
     raw = path.read_bytes()
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
 
-    def at(offset: int, value: bytes) -> bytes:
+    def overwrite(offset: int, value: bytes) -> bytes:
         return raw[:offset] + value + raw[offset + len(value) :]
 
     second, squares, counts = (
@@ -184,17 +184,17 @@ def damaged(path: Path) -> dict[str, bytes]:
         "is missing": raw.replace(b"moments.transform", b"moments.transforn"),
         "some of the moments": raw.replace(b"0.squares", b"0.squarez"),
         "is truncated": raw[:-600],
-        "counts of .* are invalid": at(counts, struct.pack("<d", -1)),
-        "no sums of squares": at(squares, struct.pack("<f", -1)),
-        "not finite": at(second + 4, struct.pack("<f", float("inf"))),
-        "not symmetric": at(second + 4, struct.pack("<f", 77)),
-        "diagonal": at(squares, struct.pack("<f", 77)),
+        "counts of .* are invalid": overwrite(counts, struct.pack("<d", -1)),
+        "no sums of squares": overwrite(squares, struct.pack("<f", -1)),
+        "not finite": overwrite(second + 4, struct.pack("<f", float("inf"))),
+        "not symmetric": overwrite(second + 4, struct.pack("<f", 77)),
+        "diagonal": overwrite(squares, struct.pack("<f", 77)),
     }
 
 
-def test_a_damaged_file_is_one_clear_refusal(tmp_path: Path) -> None:
+def test_damaged_file_is_refused_with_a_hint(tmp_path: Path) -> None:
     path = tmp_path / "damaged"
-    for why, raw in damaged(written(tmp_path)).items():
+    for why, raw in damaged_files(write_file(tmp_path)).items():
         path.write_bytes(raw)
         with pytest.raises(UserError, match=why) as caught:  # noqa: PT012 (either may find it)
             second = moments.load_moments(path).input_of("blk.0.attn_q.weight")

@@ -1,4 +1,4 @@
-"""A checkpoint folder's JSON files: read once, bounded, refused by name."""
+"""JSON files of a checkpoint folder: read once, limited in size, and refused by name if damaged."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ def test_a_file_is_read_once(tmp_path: Path) -> None:
     assert checkpoint.read_json("config.json") is first == {"hidden_size": 8}
 
 
-def test_a_missing_file_is_empty_where_it_is_optional(tmp_path: Path) -> None:
+def test_missing_optional_file_is_an_empty_object(tmp_path: Path) -> None:
     checkpoint = CheckpointFolder(tmp_path)
     assert not checkpoint.has_file("generation_config.json")
     assert checkpoint.read_optional_json("generation_config.json") == {}

@@ -1,4 +1,4 @@
-"""Multimodal checkpoints: the language part equals that of a text model's folder."""
+"""Multimodal checkpoints: the converted language model equals that of a text-only checkpoint."""
 
 import json
 import shutil
@@ -25,11 +25,13 @@ TOWERS = {
 }
 
 
-def seeing(
+def write_multimodal(
     stories: Path, folder: Path, outer: str, inner: str = "model.", head: str = "lm_head."
 ) -> Path:
-    """The stories as the language part of a model that sees; `outer` stands for `inner` in its
-    names.
+    """Write the stories260K checkpoint as the language model of a multimodal one; return `folder`.
+
+    In the tensor names, the prefix `outer` replaces `inner`. `head` is the prefix of the output
+    weight.
     """
     shutil.copytree(stories, folder)
     tensors = {
@@ -40,12 +42,12 @@ def seeing(
     tensors |= {name: np.ones(shape, np.float32) for name, shape in TOWERS.items()}
     tiny_checkpoint.save(folder / "model.safetensors", tensors)
     config = json.loads((stories / "config.json").read_text()) | {"tie_word_embeddings": False}
-    whole = {
+    multimodal_config = {
         "architectures": ["SeeingForConditionalGeneration"],
         "text_config": config,
         "vision_config": {},
     }
-    (folder / "config.json").write_text(json.dumps(whole))
+    (folder / "config.json").write_text(json.dumps(multimodal_config))
     return folder
 
 
@@ -57,11 +59,11 @@ def weights(source: write.Source) -> dict[str, bytes]:
     ("outer", "head"),
     [("language_model.model.", "language_model.lm_head."), ("model.language_model.", "lm_head.")],
 )
-def test_the_language_part_is_converted_and_the_rest_is_named(
+def test_language_part_is_converted_and_other_parts_are_named(
     outer: str, head: str, stories: Path, tmp_path: Path
 ) -> None:
     source = checkpoint_source.open_checkpoint(
-        seeing(stories, tmp_path / "seeing", outer, head=head)
+        write_multimodal(stories, tmp_path / "seeing", outer, head=head)
     )
     note = next(note for note in source.notes if "language part" in note)
     assert f"{len(TOWERS)} tensors of" in note
@@ -69,13 +71,13 @@ def test_the_language_part_is_converted_and_the_rest_is_named(
         kind in note for kind in ("vision_tower", "visual", "audio_tower", "multi_modal_projector")
     )
     plain = weights(checkpoint_source.open_checkpoint(stories))
-    found = weights(source)
-    assert found.pop("output.weight")
-    assert found == plain
+    converted = weights(source)
+    assert converted.pop("output.weight")
+    assert converted == plain
 
 
-def test_a_tensor_of_no_known_part_is_told(stories: Path, tmp_path: Path) -> None:
-    folder = seeing(
+def test_tensor_of_an_unknown_part_is_refused(stories: Path, tmp_path: Path) -> None:
+    folder = write_multimodal(
         stories, tmp_path / "seeing", "language_model.model.", head="language_model.lm_head."
     )
     tensors = tiny_checkpoint.read(folder / "model.safetensors")
@@ -87,7 +89,7 @@ def test_a_tensor_of_no_known_part_is_told(stories: Path, tmp_path: Path) -> Non
 
 
 def test_two_tensors_of_one_name_are_refused(stories: Path, tmp_path: Path) -> None:
-    folder = seeing(
+    folder = write_multimodal(
         stories, tmp_path / "seeing", "language_model.model.", head="language_model.lm_head."
     )
     tensors = tiny_checkpoint.read(folder / "model.safetensors")

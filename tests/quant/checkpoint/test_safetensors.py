@@ -1,4 +1,4 @@
-"""safetensors are read without torch: valid files are read, others give a one-line error."""
+"""safetensors files are read without torch, and invalid ones are refused with a one-line error."""
 
 import json
 import random
@@ -14,13 +14,13 @@ from quant.errors import UserError
 from tests.quant import tiny_checkpoint
 
 
-def test_rows_come_as_they_are_stored(tmp_path: Path) -> None:
+def test_rows_are_read_as_stored(tmp_path: Path) -> None:
     values = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
     tiny_checkpoint.save(tmp_path / "model.safetensors", {"a": values, "b": values[0]})
-    found = safetensors.load_tensors(CheckpointFolder(tmp_path))
-    assert (found["a"].shape, found["a"].dtype) == ((2, 4, 3), "F32")
-    assert np.array_equal(found["a"].read(2, 6).view(np.float32), values.reshape(8, 3)[2:6])
-    assert np.array_equal(found["b"].read(0, 4).view(np.float32), values[0])
+    loaded = safetensors.load_tensors(CheckpointFolder(tmp_path))
+    assert (loaded["a"].shape, loaded["a"].dtype) == ((2, 4, 3), "F32")
+    assert np.array_equal(loaded["a"].read(2, 6).view(np.float32), values.reshape(8, 3)[2:6])
+    assert np.array_equal(loaded["b"].read(0, 4).view(np.float32), values[0])
 
 
 def write(file: Path, header: object, body: bytes = bytes(64)) -> None:
@@ -29,7 +29,7 @@ def write(file: Path, header: object, body: bytes = bytes(64)) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "message"),
     [
         (
             {"dtype": "F32", "shape": [4, 8], "data_offsets": [0, 128]},
@@ -49,9 +49,9 @@ def write(file: Path, header: object, body: bytes = bytes(64)) -> None:
         ("nothing", "is not described"),
     ],
 )
-def test_a_tensor_that_cannot_be_right_is_refused(entry: object, said: str, tmp_path: Path) -> None:
+def test_impossible_tensor_entry_is_refused(entry: object, message: str, tmp_path: Path) -> None:
     write(tmp_path / "model.safetensors", {"w": entry})
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         safetensors.load_tensors(CheckpointFolder(tmp_path))
 
 
@@ -65,7 +65,7 @@ def test_a_tensor_that_cannot_be_right_is_refused(entry: object, said: str, tmp_
         struct.pack("<Q", 2) + b"[]",
     ],
 )
-def test_a_file_that_is_no_safetensors_is_refused(data: bytes, tmp_path: Path) -> None:
+def test_invalid_file_is_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(UserError, match="not a valid safetensors file"):
         safetensors.load_tensors(CheckpointFolder(tmp_path))
@@ -89,18 +89,18 @@ def test_a_file_damaged_anywhere_in_its_header_is_read_or_refused(
     assert refused > 50
 
 
-def test_an_index_may_not_name_files_elsewhere_nor_missing_ones(
-    stories: Path, tmp_path: Path
-) -> None:
-    for places, said in (
+def test_index_with_missing_or_outside_files_is_refused(stories: Path, tmp_path: Path) -> None:
+    for weight_map, message in (
         ({"w": "../x.safetensors"}, "outside it"),
         ({"w": "no.safetensors"}, "has no no.safetensors"),
         ({"w": ".."}, "has no"),
         ({"w": "x" * 5000}, "has no x"),
         ({}, "no weight_map"),
     ):
-        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-        with pytest.raises(UserError, match=said):
+        (tmp_path / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": weight_map})
+        )
+        with pytest.raises(UserError, match=message):
             safetensors.load_tensors(CheckpointFolder(tmp_path))
 
 

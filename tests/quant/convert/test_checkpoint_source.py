@@ -1,6 +1,4 @@
-"""A converted checkpoint computes the same function; transformers is the reference where it is
-installed.
-"""
+"""Converted Llama checkpoints have the logits of transformers, and invalid folders are refused."""
 
 import contextlib
 import json
@@ -24,8 +22,8 @@ TEXT = list(np.random.default_rng(3).integers(3, 500, 320))
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Callable[[Path, str], Path]:
-    """Quantize a folder into the test's own place."""
+def convert(tmp_path: Path) -> Callable[[Path, str], Path]:
+    """Return a function that converts a checkpoint folder to a GGUF file in the test's folder."""
 
     def make(folder: Path, kind: str = "F32") -> Path:
         out = tmp_path / f"{folder.name}-{kind}.gguf"
@@ -45,7 +43,7 @@ def llama(path: Path, **settings: Any) -> llama_cpp.Llama:
 
 
 def logits(path: Path, tokens: list[int]) -> np.ndarray:
-    """llama.cpp's logits at every position [tokens, vocabulary]."""
+    """Return llama.cpp's logits at every position, of shape [tokens, vocabulary]."""
     model = llama(path, logits_all=True)
     model.eval([int(token) for token in tokens])
     scores = np.array(model.scores[: len(tokens)])
@@ -53,8 +51,8 @@ def logits(path: Path, tokens: list[int]) -> np.ndarray:
     return scores
 
 
-def oracle(folder: Path, tokens: list[int]) -> np.ndarray:
-    """transformers' logits in float32."""
+def transformers_logits(folder: Path, tokens: list[int]) -> np.ndarray:
+    """Return the float32 logits of transformers, of shape [tokens, vocabulary]."""
     torch = pytest.importorskip("torch", reason="torch is not installed: logits have no oracle")
     transformers = pytest.importorskip(
         "transformers", reason="transformers is not installed: logits have no oracle"
@@ -70,8 +68,8 @@ def nmse(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(((ours - theirs) ** 2).sum() / (theirs**2).sum())
 
 
-def assert_same_choice(ours: np.ndarray, theirs: np.ndarray) -> None:
-    """The likeliest token is the same wherever it leads by more than rounding."""
+def assert_same_argmax(ours: np.ndarray, theirs: np.ndarray) -> None:
+    """Assert that the most probable token is equal wherever its lead exceeds rounding errors."""
     best = np.sort(theirs, axis=-1)[:, -2:]
     clear = best[:, 1] - best[:, 0] > 1e-3
     assert clear.mean() > 0.95
@@ -81,7 +79,11 @@ def assert_same_choice(ours: np.ndarray, theirs: np.ndarray) -> None:
 def random_llama(
     folder: Path, stories: Path, shards: int = 1, dtype: str = "F32", **changes: Any
 ) -> Path:
-    """A random Llama with scaled weights, so that a wrong row, norm or bias shows in the logits."""
+    """Write a Llama checkpoint with random weights, and return `folder`.
+
+    The weights are scaled so that a wrong row, norm or bias changes the logits. `changes` replace
+    settings of the config.
+    """
     config = {
         "hidden_size": 64,
         "intermediate_size": 96,
@@ -112,47 +114,50 @@ def random_llama(
             folder / file, {name: tensors[name] for name in names[i::shards]}, dtype
         )
     if shards > 1:
-        places = {name: files[names.index(name) % shards] for name in names}
-        tiny_checkpoint.edit(folder / "model.safetensors.index.json", weight_map=places)
+        weight_map = {name: files[names.index(name) % shards] for name in names}
+        tiny_checkpoint.edit(folder / "model.safetensors.index.json", weight_map=weight_map)
     return folder
 
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     hidden, ff, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    wide, narrow = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
-    found: dict[str, tuple[int, ...]] = {
+    query_rows, key_rows = (
+        config["num_attention_heads"] * size,
+        config["num_key_value_heads"] * size,
+    )
+    result: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (512, hidden),
         "model.norm.weight": (hidden,),
     }
     if not config["tie_word_embeddings"]:
-        found["lm_head.weight"] = (512, hidden)
+        result["lm_head.weight"] = (512, hidden)
     for i in range(config["num_hidden_layers"]):
-        at = f"model.layers.{i}"
-        found |= {
-            f"{at}.self_attn.{role}_proj.weight": (rows, hidden)
-            for role, rows in zip("qkv", (wide, narrow, narrow), strict=True)
+        prefix = f"model.layers.{i}"
+        result |= {
+            f"{prefix}.self_attn.{role}_proj.weight": (rows, hidden)
+            for role, rows in zip("qkv", (query_rows, key_rows, key_rows), strict=True)
         }
         if config["attention_bias"]:
-            found |= {
-                f"{at}.self_attn.{role}_proj.bias": (rows,)
-                for role, rows in zip("qkv", (wide, narrow, narrow), strict=True)
+            result |= {
+                f"{prefix}.self_attn.{role}_proj.bias": (rows,)
+                for role, rows in zip("qkv", (query_rows, key_rows, key_rows), strict=True)
             }
-            found[f"{at}.self_attn.o_proj.bias"] = (hidden,)
-        found |= {
-            f"{at}.self_attn.o_proj.weight": (hidden, wide),
-            f"{at}.mlp.gate_proj.weight": (ff, hidden),
-            f"{at}.mlp.up_proj.weight": (ff, hidden),
-            f"{at}.mlp.down_proj.weight": (hidden, ff),
-            f"{at}.input_layernorm.weight": (hidden,),
-            f"{at}.post_attention_layernorm.weight": (hidden,),
+            result[f"{prefix}.self_attn.o_proj.bias"] = (hidden,)
+        result |= {
+            f"{prefix}.self_attn.o_proj.weight": (hidden, query_rows),
+            f"{prefix}.mlp.gate_proj.weight": (ff, hidden),
+            f"{prefix}.mlp.up_proj.weight": (ff, hidden),
+            f"{prefix}.mlp.down_proj.weight": (hidden, ff),
+            f"{prefix}.input_layernorm.weight": (hidden,),
+            f"{prefix}.post_attention_layernorm.weight": (hidden,),
         }
-    return found
+    return result
 
 
-def test_a_trained_model_computes_what_transformers_computes(stories: Path, made) -> None:
-    theirs, ours = oracle(stories, TEXT), logits(made(stories), TEXT)
+def test_logits_of_a_trained_model_equal_transformers(stories: Path, convert) -> None:
+    theirs, ours = transformers_logits(stories, TEXT), logits(convert(stories), TEXT)
     assert nmse(ours, theirs) < 1e-6
-    assert_same_choice(ours, theirs)
+    assert_same_argmax(ours, theirs)
 
 
 LLAMA3 = {
@@ -180,18 +185,18 @@ LLAMA3 = {
     ],
     ids=["biases, few heads", "llama3 rope", "linear rope", "tied", "mistral"],
 )
-def test_random_models_compute_what_transformers_computes(
-    changes: dict[str, Any], stories: Path, made, tmp_path: Path
+def test_logits_of_random_models_equal_transformers(
+    changes: dict[str, Any], stories: Path, convert, tmp_path: Path
 ) -> None:
     folder = random_llama(tmp_path / "random", stories, **changes)
-    theirs, ours = oracle(folder, TEXT), logits(made(folder), TEXT)
+    theirs, ours = transformers_logits(folder, TEXT), logits(convert(folder), TEXT)
     assert nmse(ours, theirs) < 1e-6
-    assert_same_choice(ours, theirs)
+    assert_same_argmax(ours, theirs)
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K_M"])
-def test_a_converted_story_goes_on_as_it_was_trained_to(kind: str, stories: Path, made) -> None:
-    model = llama(made(stories, kind))
+def test_converted_model_generates_the_trained_text(kind: str, stories: Path, convert) -> None:
+    model = llama(convert(stories, kind))
     answer = model("Once upon a time", max_tokens=32, temperature=0)["choices"][0]["text"]
     model.close()
     assert answer.startswith(
@@ -199,20 +204,20 @@ def test_a_converted_story_goes_on_as_it_was_trained_to(kind: str, stories: Path
     )
 
 
-def test_shards_give_the_same_tensors_as_one_file(stories: Path, tmp_path: Path, made) -> None:
-    one = made(random_llama(tmp_path / "one", stories))
-    many = made(random_llama(tmp_path / "many", stories, shards=3))
+def test_shards_give_the_same_tensors_as_one_file(stories: Path, tmp_path: Path, convert) -> None:
+    single = convert(random_llama(tmp_path / "one", stories))
+    sharded = convert(random_llama(tmp_path / "many", stories, shards=3))
     from tests.quant.upstream import content
 
-    assert content(one) == content(many)
+    assert content(single) == content(sharded)
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])
-def test_half_floats_stay_as_they_are_and_norms_become_f32(
-    dtype: str, stories: Path, tmp_path: Path, made
+def test_half_floats_are_unchanged_and_norms_become_f32(
+    dtype: str, stories: Path, tmp_path: Path, convert
 ) -> None:
     header = read_header.read_header(
-        made(random_llama(tmp_path / "half", stories, dtype=dtype), dtype)
+        convert(random_llama(tmp_path / "half", stories, dtype=dtype), dtype)
     )
     types = {tensor.name: tensor.type for tensor in header.tensors}
     assert types["blk.0.attn_q.weight"] == dtype
@@ -224,7 +229,7 @@ def test_half_floats_stay_as_they_are_and_norms_become_f32(
 
 
 def test_both_spellings_of_rotary_settings_give_the_same_file(
-    stories: Path, tmp_path: Path, made
+    stories: Path, tmp_path: Path, convert
 ) -> None:
     old = random_llama(tmp_path / "a" / "m", stories, rope_theta=500000.0, rope_scaling=LLAMA3)
     new = random_llama(
@@ -233,12 +238,12 @@ def test_both_spellings_of_rotary_settings_give_the_same_file(
         rope_theta=None,
         rope_parameters={**LLAMA3, "rope_theta": 500000.0},
     )
-    first = made(old).read_bytes()
-    assert made(new).read_bytes() == first
+    first = convert(old).read_bytes()
+    assert convert(new).read_bytes() == first
 
 
-def test_straight_to_k_quants_is_the_same_as_through_a_float_file(
-    stories: Path, tmp_path: Path, made
+def test_direct_quantization_equals_that_of_a_float_file(
+    stories: Path, tmp_path: Path, convert
 ) -> None:
     from tests.quant.upstream import content
 
@@ -247,19 +252,17 @@ def test_straight_to_k_quants_is_the_same_as_through_a_float_file(
     )
     through = tmp_path / "through.gguf"
     write.write_model(
-        plan.plan_quantization(write.open_gguf(made(folder)), "Q4_K_M"), through, threads=1
+        plan.plan_quantization(write.open_gguf(convert(folder)), "Q4_K_M"), through, threads=1
     )
-    assert content(made(folder, "Q4_K_M")) == content(through)
+    assert content(convert(folder, "Q4_K_M")) == content(through)
     assert "Q4_K" in read_header.read_header(through).type_totals
 
 
-def test_rows_of_a_head_are_dealt_out_in_pairs() -> None:
+def test_rope_row_order_interleaves_the_halves_of_each_head() -> None:
     assert rope_row_order(2, 6) == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
 
 
-def test_a_head_that_copies_the_embedding_of_a_tied_model_is_left_out(
-    stories: Path, tmp_path: Path, made
-) -> None:
+def test_copy_of_a_tied_embedding_is_left_out(stories: Path, tmp_path: Path, convert) -> None:
     folder = tiny_checkpoint.copy(stories, tmp_path / "copy")
     tensors = tiny_checkpoint.read(stories / "model.safetensors")
     tiny_checkpoint.save(
@@ -267,7 +270,7 @@ def test_a_head_that_copies_the_embedding_of_a_tied_model_is_left_out(
         tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]},
     )
     assert "output.weight" not in {
-        tensor.name for tensor in read_header.read_header(made(folder)).tensors
+        tensor.name for tensor in read_header.read_header(convert(folder)).tensors
     }
     tiny_checkpoint.save(
         folder / "model.safetensors",
@@ -279,7 +282,7 @@ def test_a_head_that_copies_the_embedding_of_a_tied_model_is_left_out(
         checkpoint_source.open_checkpoint(folder)
 
 
-def test_everything_that_does_not_fit_is_told_at_once(stories: Path, tmp_path: Path) -> None:
+def test_one_error_names_all_mismatches(stories: Path, tmp_path: Path) -> None:
     folder = tiny_checkpoint.copy(stories, tmp_path / "odd")
     tensors = tiny_checkpoint.read(stories / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
@@ -288,17 +291,17 @@ def test_everything_that_does_not_fit_is_told_at_once(stories: Path, tmp_path: P
     tiny_checkpoint.save(folder / "model.safetensors", tensors)
     with pytest.raises(UserError) as caught:
         checkpoint_source.open_checkpoint(folder)
-    for said in (
+    for message in (
         "3 tensors",
         "q_norm.scale is unknown",
         "blk.1.ffn_up.weight is missing",
         "model.norm.weight is [63], not [64]",
     ):
-        assert said in str(caught.value)
+        assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"architectures": ["LlamaForCausalLn"]}, "the nearest is LlamaForCausalLM"),
         ({"architectures": None, "model_type": None}, "is a unknown"),
@@ -315,10 +318,10 @@ def test_everything_that_does_not_fit_is_told_at_once(stories: Path, tmp_path: P
         ({"vocab_size": 600}, r"embed_tokens.weight is \[512, 64\], not \[600, 64\]"),
     ],
 )
-def test_a_config_that_cannot_be_followed_is_refused(
-    changes: dict[str, Any], said: str, stories: Path, tmp_path: Path
+def test_unsupported_config_is_refused(
+    changes: dict[str, Any], message: str, stories: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         checkpoint_source.open_checkpoint(
             tiny_checkpoint.copy(stories, tmp_path / "odd", **changes)
         )
@@ -327,9 +330,7 @@ def test_a_config_that_cannot_be_followed_is_refused(
 @pytest.mark.parametrize(
     "missing", [["config.json"], ["tokenizer.model", "tokenizer.json"], ["model.safetensors"]]
 )
-def test_a_folder_that_lacks_something_is_told_what(
-    missing: list[str], stories: Path, tmp_path: Path
-) -> None:
+def test_missing_file_is_named(missing: list[str], stories: Path, tmp_path: Path) -> None:
     folder = tiny_checkpoint.copy(stories, tmp_path / "odd")
     for name in missing:
         (folder / name).unlink()
@@ -338,13 +339,27 @@ def test_a_folder_that_lacks_something_is_told_what(
     assert all(name in str(caught.value) for name in missing)
 
 
-STRANGE: list[Any] = [None, True, -1, 0, 1.5, "x", [], [[]], {}, {"a": []}, 10**20, ["x", 1], [{}]]
+INVALID_VALUES: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    "x",
+    [],
+    [[]],
+    {},
+    {"a": []},
+    10**20,
+    ["x", 1],
+    [{}],
+]
 
 
 @pytest.mark.parametrize(
     "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"]
 )
-def test_any_value_of_a_wrong_kind_is_followed_or_refused(
+def test_any_invalid_value_is_converted_or_refused(
     name: str, stories: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
@@ -357,13 +372,13 @@ def test_any_value_of_a_wrong_kind_is_followed_or_refused(
         rope_scaling={"rope_type": "linear", "factor": 2.0},
     )
     values = json.loads((folder / name).read_text())
-    for path in places(values):
-        for strange in STRANGE:
+    for path in value_paths(values):
+        for invalid in INVALID_VALUES:
             changed = json.loads(json.dumps(values))
             node = changed
             for step in path[:-1]:
                 node = node[step]
-            node[path[-1]] = strange
+            node[path[-1]] = invalid
             (folder / name).write_text(json.dumps(changed))
             with contextlib.suppress(UserError):
                 assert plan.plan_quantization(
@@ -371,8 +386,11 @@ def test_any_value_of_a_wrong_kind_is_followed_or_refused(
                 ).layout.nbytes
 
 
-def places(value: Any, path: tuple[Any, ...] = (), depth: int = 5) -> list[tuple[Any, ...]]:
-    """Paths to the values of a document, the first two of each list or large object."""
+def value_paths(value: Any, path: tuple[Any, ...] = (), depth: int = 5) -> list[tuple[Any, ...]]:
+    """Return the paths to the values of a JSON document, each a tuple of keys and indices.
+
+    Lists and large objects are represented by their first two items.
+    """
     items = list(
         value.items()
         if isinstance(value, dict)
@@ -380,9 +398,9 @@ def places(value: Any, path: tuple[Any, ...] = (), depth: int = 5) -> list[tuple
         if isinstance(value, list)
         else []
     )
-    found = [path] if path else []
+    paths = [path] if path else []
     for key, item in (
         (items[:2] if len(items) > 40 or isinstance(value, list) else items) if depth else []
     ):
-        found += places(item, (*path, key), depth - 1)
-    return found
+        paths += value_paths(item, (*path, key), depth - 1)
+    return paths

@@ -1,4 +1,6 @@
-"""The general keys of a converted file: llama.cpp's order and names, from an untrusted model card."""
+"""The general.* keys of a converted file, in llama.cpp's names and order, from a model card that
+may be invalid.
+"""
 
 import json
 import shutil
@@ -35,17 +37,17 @@ def folder(stories: Path, tmp_path: Path) -> Path:
     return shutil.copytree(stories, tmp_path / "stories-260K-chat")
 
 
-def made(folder: Path, out: Path, kind: str = "F32") -> dict[str, Any]:
-    """The file's metadata as the gguf package reads it."""
+def convert(folder: Path, out: Path, kind: str = "F32") -> dict[str, Any]:
+    """Convert `folder` to the file `out`, and return its metadata as the gguf package reads it."""
     write.write_model(
         plan.plan_quantization(checkpoint_source.open_checkpoint(folder), kind), out, threads=1
     )
     return {key: field.contents() for key, field in gguf.GGUFReader(out).fields.items()}
 
 
-def test_the_card_the_name_and_the_size_are_told(folder: Path, tmp_path: Path) -> None:
+def test_general_keys_from_the_card_the_name_and_the_size(folder: Path, tmp_path: Path) -> None:
     (folder / "README.md").write_text(CARD)
-    found = made(folder, tmp_path / "x.gguf")
+    metadata = convert(folder, tmp_path / "x.gguf")
     expected = {
         "general.architecture": "llama",
         "general.type": "model",
@@ -63,26 +65,26 @@ def test_the_card_the_name_and_the_size_are_told(folder: Path, tmp_path: Path) -
         "general.tags": ["tiny", "stories", "text-generation"],
         "general.languages": ["en", "no"],
     }
-    assert {key: found.get(key) for key in expected} == expected
-    assert "llmcli.convert.source_method" not in found
+    assert {key: metadata.get(key) for key in expected} == expected
+    assert "llmcli.convert.source_method" not in metadata
 
 
-def test_the_same_as_the_gguf_package_would_write(folder: Path, tmp_path: Path) -> None:
+def test_general_keys_equal_those_of_the_gguf_package(folder: Path, tmp_path: Path) -> None:
     (folder / "README.md").write_text(CARD)
     tiny_checkpoint.edit(folder / "generation_config.json", top_k=20, top_p=0.95, temperature=0.6)
     writer = gguf.GGUFWriter(None, "llama")
     gguf.Metadata.load(None, folder, None, 260_000).set_gguf_meta_model(writer)
     theirs = {key: value.value for key, value in writer.kv_data[0].items()}
-    ours = made(folder, tmp_path / "x.gguf")
+    ours = convert(folder, tmp_path / "x.gguf")
     for key, value in theirs.items():
         assert ours[key] == (pytest.approx(value) if isinstance(value, float) else value), key
     order = [key for key in ours if key in theirs]
     assert order == list(theirs)
 
 
-def test_keys_stand_in_llamacpps_order(folder: Path, tmp_path: Path) -> None:
-    keys = list(made(folder, tmp_path / "x.gguf", "Q8_0"))
-    places = [
+def test_keys_are_in_the_order_of_llama_cpp(folder: Path, tmp_path: Path) -> None:
+    keys = list(convert(folder, tmp_path / "x.gguf", "Q8_0"))
+    positions = [
         keys.index(key)
         for key in (
             "general.architecture",
@@ -94,20 +96,20 @@ def test_keys_stand_in_llamacpps_order(folder: Path, tmp_path: Path) -> None:
             "tokenizer.ggml.model",
         )
     ]
-    assert places == sorted(places)
+    assert positions == sorted(positions)
     assert read_header.read_header(tmp_path / "x.gguf").file_type == "Q8_0"
 
 
-def test_a_model_without_a_name_that_tells_gets_its_size_counted(
+def test_size_label_is_counted_if_the_name_has_none(stories: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(stories, tmp_path / "mine")
+    metadata = convert(folder, tmp_path / "x.gguf")
+    assert (metadata["general.name"], metadata["general.size_label"]) == ("Mine", "260K")
+    assert "general.basename" not in metadata
+
+
+def test_repository_and_commit_are_read_from_the_hub_cache_path(
     stories: Path, tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(stories, tmp_path / "mine")
-    found = made(folder, tmp_path / "x.gguf")
-    assert (found["general.name"], found["general.size_label"]) == ("Mine", "260K")
-    assert "general.basename" not in found
-
-
-def test_the_hubs_cache_tells_repository_and_commit(stories: Path, tmp_path: Path) -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     folder = tmp_path / "models--org--Small-260K-Instruct" / "snapshots" / commit
     shutil.copytree(stories, folder)
@@ -117,7 +119,7 @@ def test_the_hubs_cache_tells_repository_and_commit(stories: Path, tmp_path: Pat
     assert general_metadata.find_origin(tmp_path / "mine") == general_metadata.CheckpointOrigin(
         "mine"
     )
-    found = made(folder, tmp_path / "x.gguf")
+    metadata = convert(folder, tmp_path / "x.gguf")
     expected = {
         "general.name": "Small 260K Instruct",
         "general.organization": "Org",
@@ -125,10 +127,10 @@ def test_the_hubs_cache_tells_repository_and_commit(stories: Path, tmp_path: Pat
         "general.source.repo_url": "https://huggingface.co/org/Small-260K-Instruct",
         "llmcli.convert.revision": commit,
     }
-    assert {key: found.get(key) for key in expected} == expected
+    assert {key: metadata.get(key) for key in expected} == expected
 
 
-def test_settings_for_sampling_are_checked(folder: Path, tmp_path: Path) -> None:
+def test_invalid_sampling_settings_are_ignored(folder: Path, tmp_path: Path) -> None:
     tiny_checkpoint.edit(
         folder / "generation_config.json",
         top_k=20,
@@ -139,8 +141,10 @@ def test_settings_for_sampling_are_checked(folder: Path, tmp_path: Path) -> None
         penalty_last_n=2**40,
         xtc_threshold=[1],
     )
-    found = made(folder, tmp_path / "x.gguf")
-    sampling = {key: value for key, value in found.items() if key.startswith("general.sampling.")}
+    metadata = convert(folder, tmp_path / "x.gguf")
+    sampling = {
+        key: value for key, value in metadata.items() if key.startswith("general.sampling.")
+    }
     assert sampling == {"general.sampling.top_k": 20, "general.sampling.temp": pytest.approx(0.6)}
 
 
@@ -165,15 +169,15 @@ def test_settings_for_sampling_are_checked(folder: Path, tmp_path: Path) -> None
         "---\nlicense: {a: b}\nname: [x]\nversion: 1\n---\n",
     ],
 )
-def test_no_card_can_do_more_than_be_passed_over(text: str, folder: Path, tmp_path: Path) -> None:
+def test_invalid_card_is_ignored(text: str, folder: Path, tmp_path: Path) -> None:
     (folder / "README.md").write_text(text)
     assert "license" not in model_card.load_card(folder)
-    found = made(folder, tmp_path / "x.gguf")
-    assert "general.license" not in found
-    assert found["general.name"]
+    metadata = convert(folder, tmp_path / "x.gguf")
+    assert "general.license" not in metadata
+    assert metadata["general.name"]
 
 
-def test_a_card_that_is_no_text_is_passed_over(folder: Path) -> None:
+def test_card_that_is_not_text_is_ignored(folder: Path) -> None:
     (folder / "README.md").write_bytes(b"---\n\xff\xfe\x00license: mit\n---\n")
     model_card.load_card(folder)
     (folder / "README.md").unlink()
@@ -191,7 +195,7 @@ def test_a_card_that_is_no_text_is_passed_over(folder: Path) -> None:
         ("license: mit", {"_name_or_path": 3}, None),
     ],
 )
-def test_the_parent_is_a_repository_or_nothing(
+def test_parent_is_a_repository_name_or_none(
     head: str, config: dict[str, Any], parent: str | None, tmp_path: Path
 ) -> None:
     (tmp_path / "README.md").write_text(f"---\n{head}\n---\n")

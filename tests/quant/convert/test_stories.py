@@ -1,4 +1,4 @@
-"""A trained model converted in F32 and in BF16: 64 greedy tokens equal those of transformers."""
+"""A trained model converted in F32 and BF16 generates the greedy tokens of transformers."""
 
 import shutil
 from pathlib import Path
@@ -18,9 +18,9 @@ PROMPT, COUNT = "Once upon a time", 64
 
 
 @pytest.fixture(params=["F32", "BF16"])
-def stored(request: pytest.FixtureRequest, stories: Path, tmp_path: Path) -> tuple[Path, str]:
-    """The stories as a checkpoint of one dtype; in BF16 every value is rounded to the nearest, ties
-    to even.
+def checkpoint(request: pytest.FixtureRequest, stories: Path, tmp_path: Path) -> tuple[Path, str]:
+    """The folder of the stories260K checkpoint in F32 or rounded to BF16, and the name of its
+    type.
     """
     if request.param == "F32":
         return stories, "F32"
@@ -29,40 +29,40 @@ def stored(request: pytest.FixtureRequest, stories: Path, tmp_path: Path) -> tup
     tensors = tiny_checkpoint.read(stories / "model.safetensors")
     tiny_checkpoint.save(
         folder / "model.safetensors",
-        {name: rounded(values) for name, values in tensors.items()},
+        {name: round_to_bf16(values) for name, values in tensors.items()},
         "BF16",
     )
     return folder, "BF16"
 
 
-def rounded(values: np.ndarray) -> np.ndarray:
-    """Floats whose lower half is zero."""
+def round_to_bf16(values: np.ndarray) -> np.ndarray:
+    """Return F32 values rounded to BF16: to the nearest value, ties to even."""
     bits = values.view(np.uint32).astype(np.uint64)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
-def told(path: Path) -> str:
-    """llama.cpp's greedy words, flash attention off."""
+def generate(path: Path) -> str:
+    """Return the prompt and llama.cpp's greedy continuation, without flash attention."""
     model = llama_cpp.Llama(
         str(path), n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn=False, verbose=False
     )
     ids = model.tokenize(PROMPT.encode())
-    found: list[int] = []
+    generated: list[int] = []
     for token in model.generate(ids, temp=0.0):
-        found.append(token)
-        if len(found) == COUNT:
+        generated.append(token)
+        if len(generated) == COUNT:
             break
-    text = model.detokenize(ids + found).decode()
+    text = model.detokenize(ids + generated).decode()
     model.close()
     return text
 
 
-def test_a_story_is_told_as_transformers_tells_it(stored: tuple[Path, str], tmp_path: Path) -> None:
+def test_greedy_tokens_equal_transformers(checkpoint: tuple[Path, str], tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: there is no oracle")
     transformers = pytest.importorskip(
         "transformers", reason="transformers is not installed: there is no oracle"
     )
-    folder, dtype = stored
+    folder, dtype = checkpoint
     out = tmp_path / "story.gguf"
     write.write_model(
         plan.plan_quantization(checkpoint_source.open_checkpoint(folder), dtype), out, threads=1
@@ -73,15 +73,15 @@ def test_a_story_is_told_as_transformers_tells_it(stored: tuple[Path, str], tmp_
         folder, dtype=torch.float32, attn_implementation="eager"
     )
     ids = tokenizer(PROMPT, return_tensors="pt").input_ids
-    found = model.generate(
+    generated = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=COUNT, do_sample=False
     )
-    assert found.shape[1] == ids.shape[1] + COUNT
-    assert told(out).strip() == tokenizer.decode(found[0], skip_special_tokens=True).strip()
+    assert generated.shape[1] == ids.shape[1] + COUNT
+    assert generate(out).strip() == tokenizer.decode(generated[0], skip_special_tokens=True).strip()
 
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
-def test_these_are_the_published_weights(dtype: str, stories: Path) -> None:
+def test_stories_checkpoint_equals_the_published_weights(dtype: str, stories: Path) -> None:
     file = SHARED / f"hf-{dtype.lower()}" / "model.safetensors"
     if not file.is_file():
         pytest.skip("../shared/assets/stories260K is not here")
@@ -91,5 +91,7 @@ def test_these_are_the_published_weights(dtype: str, stories: Path) -> None:
     ours = tiny_checkpoint.read(stories / "model.safetensors")
     assert published.keys() == ours.keys()
     for name, values in ours.items():
-        expected = tiny_checkpoint.encode(rounded(values) if dtype == "BF16" else values, dtype)
+        expected = tiny_checkpoint.encode(
+            round_to_bf16(values) if dtype == "BF16" else values, dtype
+        )
         assert published[name].read(0, values.size // values.shape[-1]).tobytes() == expected, name

@@ -1,4 +1,4 @@
-"""FP8 checkpoints written with torch's floats: torch's values are read, or the folder is refused."""
+"""FP8 checkpoints written with torch: the values equal those of torch, or the folder is refused."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from quant.model_file import load_checks, read_header
 from quant.quantize import plan
 from quant.quantize.write import write_model
 from tests.quant import tiny_checkpoint
-from tests.quant.quantized_checkpoint import opened, write
+from tests.quant.quantized_checkpoint import restored_tensors, write
 
 torch = pytest.importorskip(
     "torch", reason="torch is not installed: eight-bit floats have no oracle"
@@ -24,7 +24,7 @@ torch = pytest.importorskip(
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"])
-def test_all_256_values_are_torchs(dtype: str) -> None:
+def test_all_256_codes_decode_as_in_torch(dtype: str) -> None:
     theirs = torch.arange(256, dtype=torch.uint8).view(getattr(torch, dtype)).float().numpy()
     name = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0"}[
         dtype
@@ -32,17 +32,20 @@ def test_all_256_values_are_torchs(dtype: str) -> None:
     assert np.array_equal(float8_values(name), theirs, equal_nan=True)
 
 
-def blocks(weight: Any, size: tuple[int, int], dtype: Any) -> tuple[Any, Any, Any]:
-    """(codes, scales, the values they stand for), block by block; the last blocks are partial."""
+def quantize_blocks(weight: Any, size: tuple[int, int], dtype: Any) -> tuple[Any, Any, Any]:
+    """Quantize a matrix in blocks of `size` rows and columns, and return (codes, scales, values).
+
+    The last blocks may be partial. `values` are the codes times the scales, as F32.
+    """
     rows, columns = weight.shape
     scales = torch.zeros(-(-rows // size[0]), -(-columns // size[1]))
     codes, values = torch.zeros(weight.shape, dtype=dtype), torch.zeros(weight.shape)
     for i in range(scales.shape[0]):
         for j in range(scales.shape[1]):
-            at = slice(i * size[0], (i + 1) * size[0]), slice(j * size[1], (j + 1) * size[1])
-            scales[i, j] = weight[at].abs().max() / torch.finfo(dtype).max
-            codes[at] = (weight[at] / scales[i, j]).to(dtype)
-            values[at] = codes[at].float() * scales[i, j]
+            block = slice(i * size[0], (i + 1) * size[0]), slice(j * size[1], (j + 1) * size[1])
+            scales[i, j] = weight[block].abs().max() / torch.finfo(dtype).max
+            codes[block] = (weight[block] / scales[i, j]).to(dtype)
+            values[block] = codes[block].float() * scales[i, j]
     return codes, scales, values
 
 
@@ -52,7 +55,7 @@ def blocks(weight: Any, size: tuple[int, int], dtype: Any) -> tuple[Any, Any, An
     [("weight_scale_inv", (48, 40)), ("weight_scale", (512, 512)), ("weight_scale", (1, 512))],
     ids=["blocks", "tensor", "rows"],
 )
-def test_values_are_codes_times_scales(
+def test_restored_values_are_codes_times_scales(
     dtype: str, ending: str, size: tuple[int, int], stories: Path, tmp_path: Path
 ) -> None:
     tensors: dict[str, Any] = {}
@@ -62,41 +65,47 @@ def test_values_are_codes_times_scales(
         if weight.dim() == 1 or "embed" in name:
             tensors[name] = weight.bfloat16()
             continue
-        codes, scales, expected[name] = blocks(weight, size, getattr(torch, dtype))
-        own = name.removesuffix("weight") + ending
-        tensors |= {name: codes, own: scales[0, 0] if size == (512, 512) else scales}
+        codes, scales, expected[name] = quantize_blocks(weight, size, getattr(torch, dtype))
+        scale_name = name.removesuffix("weight") + ending
+        tensors |= {name: codes, scale_name: scales[0, 0] if size == (512, 512) else scales}
         tensors[name.removesuffix("weight") + "input_scale"] = torch.ones(())
     settings = {
         "quant_method": "fp8",
         "weight_block_size": list(size) if ending.endswith("inv") else None,
     }
     folder = write(stories, tmp_path / "fp8", tensors, settings)
-    found = opened(folder)
-    assert expected.keys() <= found.keys()
+    restored = restored_tensors(folder)
+    assert expected.keys() <= restored.keys()
     for name, values in expected.items():
-        assert np.array_equal(found[name], values.numpy()), name
+        assert np.array_equal(restored[name], values.numpy()), name
 
 
-def test_a_block_may_be_said_to_be_larger_than_any_matrix(stories: Path, tmp_path: Path) -> None:
-    one = torch.full((1, 1), 0.5)
-    near, far = (
+def test_block_size_may_exceed_the_matrix(stories: Path, tmp_path: Path) -> None:
+    scale = torch.full((1, 1), 0.5)
+    small, huge = (
         {"quant_method": "fp8", "weight_block_size": [size, size]} for size in (512, 10**30)
     )
-    found = [
-        opened(fp8(stories, tmp_path / str(len(str(told))), told, weight_scale_inv=one))
-        for told in (near, far)
+    restored = [
+        restored_tensors(
+            write_checkpoint(
+                stories, tmp_path / str(len(str(settings))), settings, weight_scale_inv=scale
+            )
+        )
+        for settings in (small, huge)
     ]
-    assert all(np.array_equal(found[0][name], values) for name, values in found[1].items())
+    assert all(np.array_equal(restored[0][name], values) for name, values in restored[1].items())
 
 
-def test_stacked_experts_have_a_scale_a_block_each(tmp_path: Path) -> None:
+def test_stacked_experts_have_a_scale_per_block(tmp_path: Path) -> None:
     from quant.checkpoint import dequantize
     from quant.checkpoint.config import CheckpointConfig
     from quant.checkpoint.safetensors import load_tensors
     from quant.checkpoint.tensor_views import read_floats, row_count
 
-    parts = [blocks(torch.randn(70, 50), (32, 32), torch.float8_e4m3fn) for _ in range(3)]
-    codes, scales, values = (torch.stack([part[i] for part in parts]) for i in range(3))
+    experts = [
+        quantize_blocks(torch.randn(70, 50), (32, 32), torch.float8_e4m3fn) for _ in range(3)
+    ]
+    codes, scales, values = (torch.stack([expert[i] for expert in experts]) for i in range(3))
     from safetensors.torch import save_file
 
     save_file(
@@ -107,31 +116,34 @@ def test_stacked_experts_have_a_scale_a_block_each(tmp_path: Path) -> None:
         {"quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}},
         "config.json",
     )
-    found = dequantize.restore_floats(
+    restored = dequantize.restore_floats(
         CheckpointFolder(tmp_path), config, load_tensors(CheckpointFolder(tmp_path))
     ).tensors
-    assert list(found) == ["e.gate_up_proj"]
-    tensor = found["e.gate_up_proj"]
+    assert list(restored) == ["e.gate_up_proj"]
+    tensor = restored["e.gate_up_proj"]
     assert np.array_equal(read_floats(tensor).reshape(3, 70, 50), values.numpy())
-    pieces = [
+    row_spans = [
         read_floats(tensor, first, min(first + 33, 210))
         for first in range(0, row_count(tensor), 33)
     ]
-    assert np.array_equal(np.concatenate(pieces).reshape(3, 70, 50), values.numpy())
+    assert np.array_equal(np.concatenate(row_spans).reshape(3, 70, 50), values.numpy())
 
 
-def fp8(stories: Path, folder: Path, settings: dict[str, Any], **changes: Any) -> Path:
-    """The stories with one matrix as FP8; `changes` are other tensors of that matrix, None takes
-    one out.
+def write_checkpoint(stories: Path, folder: Path, settings: dict[str, Any], **changes: Any) -> Path:
+    """Write the stories260K checkpoint with one matrix as FP8, and return the folder.
+
+    `changes` replace tensors of that matrix by name; None removes the tensor.
     """
     tensors = {
         name: torch.from_numpy(a.copy())
         for name, a in tiny_checkpoint.read(stories / "model.safetensors").items()
     }
     name = "model.layers.0.mlp.up_proj"
-    codes, scales, _ = blocks(tensors[f"{name}.weight"], (128, 128), torch.float8_e4m3fn)
-    own = {"weight": codes, "weight_scale_inv": scales} | changes
-    tensors |= {f"{name}.{key}": value for key, value in own.items() if value is not None}
+    codes, scales, _ = quantize_blocks(tensors[f"{name}.weight"], (128, 128), torch.float8_e4m3fn)
+    matrix_tensors = {"weight": codes, "weight_scale_inv": scales} | changes
+    tensors |= {
+        f"{name}.{key}": value for key, value in matrix_tensors.items() if value is not None
+    }
     return write(stories, folder, tensors, settings)
 
 
@@ -139,7 +151,7 @@ BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 
 @pytest.mark.parametrize(
-    ("settings", "changes", "said"),
+    ("settings", "changes", "message"),
     [
         (BLOCKS, {"weight_scale_inv": None}, "up_proj.weight is stored as F8_E4M3"),
         (
@@ -161,16 +173,20 @@ BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
         ({}, {}, "up_proj.weight_scale_inv is unknown; .*up_proj.weight is stored as F8_E4M3"),
     ],
 )
-def test_what_does_not_fit_is_told(
-    settings: dict[str, Any], changes: dict[str, Any], said: str, stories: Path, tmp_path: Path
+def test_unsupported_or_inconsistent_checkpoint_is_refused(
+    settings: dict[str, Any], changes: dict[str, Any], message: str, stories: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError) as caught:
-        checkpoint_source.open_checkpoint(fp8(stories, tmp_path / "odd", settings, **changes))
-    assert re.search(said, str(caught.value)), caught.value
+        checkpoint_source.open_checkpoint(
+            write_checkpoint(stories, tmp_path / "odd", settings, **changes)
+        )
+    assert re.search(message, str(caught.value)), caught.value
 
 
-def test_a_value_that_is_no_number_stops_the_run_by_name(stories: Path, tmp_path: Path) -> None:
-    folder = fp8(
+def test_values_that_are_not_finite_are_refused_by_tensor_name(
+    stories: Path, tmp_path: Path
+) -> None:
+    folder = write_checkpoint(
         stories, tmp_path / "nan", BLOCKS, weight_scale_inv=torch.tensor([[1.0], [float("inf")]])
     )
     with pytest.raises(UserError, match=r"up_proj\.weight contains NaN or infinite values"):
@@ -181,8 +197,8 @@ def test_a_value_that_is_no_number_stops_the_run_by_name(stories: Path, tmp_path
     assert not (tmp_path / "x.gguf").exists()
 
 
-def test_the_method_is_told_and_stands_in_the_file(stories: Path, tmp_path: Path) -> None:
-    folder = fp8(stories, tmp_path / "small-fp8", BLOCKS)
+def test_source_method_is_in_the_notes_and_the_metadata(stories: Path, tmp_path: Path) -> None:
+    folder = write_checkpoint(stories, tmp_path / "small-fp8", BLOCKS)
     (folder / "README.md").write_text("---\nbase_model: org/small\n---\n# Small\n")
     source = checkpoint_source.open_checkpoint(folder)
     assert any(
@@ -208,7 +224,7 @@ def test_the_method_is_told_and_stands_in_the_file(stories: Path, tmp_path: Path
         (7, "unknown"),
     ],
 )
-def test_other_methods_are_refused_by_name_with_the_parent(
+def test_other_methods_are_refused_with_the_base_model_in_the_hint(
     method: object, title: str, stories: Path, tmp_path: Path
 ) -> None:
     tensors = {
@@ -229,7 +245,7 @@ def test_other_methods_are_refused_by_name_with_the_parent(
 
 
 @pytest.mark.parametrize("method", ["bitsandbytes", "eetq", "hqq", "quanto", "torchao"])
-def test_settings_of_what_rounds_at_loading_do_not_count_where_the_floats_are_here(
+def test_settings_of_load_time_quantization_are_ignored_if_the_tensors_are_floats(
     method: str, stories: Path, tmp_path: Path
 ) -> None:
     settings = {"quant_method": method, "load_in_4bit": True}
@@ -240,13 +256,13 @@ def test_settings_of_what_rounds_at_loading_do_not_count_where_the_floats_are_he
     assert "llmcli.convert.source_method" not in dict(source.entries)
 
 
-def test_modelopts_own_file_is_read(stories: Path, tmp_path: Path) -> None:
+def test_modelopt_settings_file_is_read(stories: Path, tmp_path: Path) -> None:
     tensors = {
         name: torch.from_numpy(a.copy())
         for name, a in tiny_checkpoint.read(stories / "model.safetensors").items()
     }
     name = "model.layers.0.mlp.up_proj.weight"
-    codes, scales, values = blocks(tensors[name], (512, 512), torch.float8_e4m3fn)
+    codes, scales, values = quantize_blocks(tensors[name], (512, 512), torch.float8_e4m3fn)
     tensors |= {
         name: codes,
         f"{name}_scale": scales[0, 0],
@@ -256,7 +272,7 @@ def test_modelopts_own_file_is_read(stories: Path, tmp_path: Path) -> None:
     (folder / "hf_quant_config.json").write_text(
         json.dumps({"quantization": {"quant_algo": "FP8"}})
     )
-    assert np.array_equal(opened(folder)[name], values.numpy())
+    assert np.array_equal(restored_tensors(folder)[name], values.numpy())
     (folder / "hf_quant_config.json").write_text(
         json.dumps({"quantization": {"quant_algo": "W4A8_AWQ"}})
     )
@@ -264,10 +280,10 @@ def test_modelopts_own_file_is_read(stories: Path, tmp_path: Path) -> None:
         checkpoint_source.open_checkpoint(folder)
 
 
-def test_bytes_that_are_no_floats_are_never_taken_for_them(stories: Path, tmp_path: Path) -> None:
+def test_float8_codes_are_not_read_as_floats(stories: Path, tmp_path: Path) -> None:
     from quant.checkpoint import safetensors, tensor_views
 
-    folder = fp8(stories, tmp_path / "odd", BLOCKS)
+    folder = write_checkpoint(stories, tmp_path / "odd", BLOCKS)
     with pytest.raises(UserError, match=r"up_proj\.weight is stored as F8_E4M3"):
         tensor_views.read_floats(
             safetensors.load_tensors(

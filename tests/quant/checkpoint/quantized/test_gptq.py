@@ -1,4 +1,4 @@
-"""GPTQ checkpoints, packed from known numbers: the floats are restored, or the folder is refused."""
+"""GPTQ checkpoints with known values: the floats are restored, or the folder is refused."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from quant.model_file import read_header
 from quant.quantize import plan
 from quant.quantize.write import open_gguf, write_model
 from tests.quant import tiny_checkpoint
-from tests.quant.quantized_checkpoint import opened, write
+from tests.quant.quantized_checkpoint import restored_tensors, write
 
 torch = pytest.importorskip(
     "torch", reason="torch is not installed: safetensors has no int32 writer here"
@@ -28,8 +28,10 @@ NAMES = (
 GROUP = 16
 
 
-def words(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Codes [n, m] into int32 words [n / codes a word, m], the first code in the lowest bits."""
+def pack_words(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Pack codes [n, m] into int32 words [n / codes per word, m], the first code in the lowest
+    bits.
+    """
     count = 32 // bits
     packed = np.zeros((codes.shape[0] // count, codes.shape[1]), np.uint32)
     for i in range(codes.shape[0]):
@@ -38,7 +40,7 @@ def words(codes: np.ndarray, bits: int) -> np.ndarray:
     return packed.view(np.int32)
 
 
-def matrix(
+def random_matrix(
     shape: tuple[int, int],
     bits: int,
     form: str,
@@ -46,8 +48,11 @@ def matrix(
     sym: bool,
     random: np.random.Generator,
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """A random quantized matrix: its stored tensors, and the floats [outputs, inputs] they stand
-    for.
+    """Return a random GPTQ matrix: its stored tensors by name ending, and its floats [outputs,
+    inputs].
+
+    `order` assigns the inputs to groups at random (desc_act), `sym` sets all zero points to the
+    middle code, and `form` is the checkpoint format, "gptq" or "gptq_v2".
     """
     outputs, inputs = shape
     groups = inputs // GROUP
@@ -67,15 +72,15 @@ def matrix(
             group = g_idx[i]
             values[j, i] = np.float32(scales[group, j]) * np.float32(codes[i, j] - zeros[group, j])
     stored = {
-        "qweight": words(codes, bits),
-        "qzeros": words((zeros - (form == "gptq")).T, bits).T,
+        "qweight": pack_words(codes, bits),
+        "qzeros": pack_words((zeros - (form == "gptq")).T, bits).T,
         "scales": scales,
         "g_idx": g_idx.astype(np.int32),
     }
     return stored, values
 
 
-def folder(
+def write_checkpoint(
     stories: Path,
     target: Path,
     *,
@@ -86,28 +91,35 @@ def folder(
     settings: dict[str, Any] | None = None,
     change: dict[str, np.ndarray | None] | None = None,
 ) -> tuple[Path, dict[str, np.ndarray]]:
-    """The stories with some matrices as GPTQ, and their floats; `change` is for the first one's
-    tensors.
+    """Write the stories260K checkpoint with the matrices NAMES as GPTQ.
+
+    Returns the folder and the floats of these matrices by name. `change` replaces stored tensors
+    of the first matrix; None removes the tensor.
     """
     random = np.random.default_rng(bits)
     tensors = tiny_checkpoint.read(stories / "model.safetensors")
     expected = {}
     for name in NAMES:
         shape = tensors.pop(f"{name}.weight").shape
-        shape = (shape[0] // 16 * 16, shape[1])  # 172 outputs fill no whole words
-        stored, expected[f"{name}.weight"] = matrix(shape, bits, form, order, sym, random)
+        shape = (
+            shape[0] // 16 * 16,
+            shape[1],
+        )  # packed words need a multiple of 16 outputs, and 172 is none
+        stored, expected[f"{name}.weight"] = random_matrix(shape, bits, form, order, sym, random)
         stored |= (change or {}) if name == NAMES[0] else {}
-        tensors |= {f"{name}.{part}": array for part, array in stored.items() if array is not None}
-    told = {
+        tensors |= {
+            f"{name}.{ending}": array for ending, array in stored.items() if array is not None
+        }
+    config = {
         "quant_method": "gptq",
         "bits": bits,
         "group_size": GROUP,
         "desc_act": order,
         "sym": sym,
     }
-    told |= {"checkpoint_format": form} if form != "gptq" else {}
-    ready = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
-    return write(stories, target, ready, told | (settings or {})), expected
+    config |= {"checkpoint_format": form} if form != "gptq" else {}
+    torch_tensors = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
+    return write(stories, target, torch_tensors, config | (settings or {})), expected
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
@@ -115,84 +127,101 @@ def folder(
     ("form", "order", "sym"),
     [("gptq", False, True), ("gptq", True, False), ("gptq_v2", True, False)],
 )
-def test_the_floats_come_back(
+def test_floats_are_restored(
     bits: int, form: str, order: bool, sym: bool, stories: Path, tmp_path: Path
 ) -> None:
-    path, expected = folder(stories, tmp_path / "gptq", bits=bits, form=form, order=order, sym=sym)
-    for slab in (7, 1000):
-        found = opened(path, slab)
-        assert not any(name.endswith(("qweight", "qzeros", "scales", "g_idx")) for name in found)
+    path, expected = write_checkpoint(
+        stories, tmp_path / "gptq", bits=bits, form=form, order=order, sym=sym
+    )
+    for rows_per_read in (7, 1000):
+        restored = restored_tensors(path, rows_per_read)
+        assert not any(name.endswith(("qweight", "qzeros", "scales", "g_idx")) for name in restored)
         for name, values in expected.items():
-            assert np.array_equal(found[name], values), name
+            assert np.array_equal(restored[name], values), name
 
 
-def test_without_g_idx_groups_follow_one_another(stories: Path, tmp_path: Path) -> None:
-    path, expected = folder(stories, tmp_path / "gptq", change={"g_idx": None})
-    found = opened(path)
-    assert all(np.array_equal(found[name], values) for name, values in expected.items())
+def test_without_g_idx_groups_are_consecutive(stories: Path, tmp_path: Path) -> None:
+    path, expected = write_checkpoint(stories, tmp_path / "gptq", change={"g_idx": None})
+    restored = restored_tensors(path)
+    assert all(np.array_equal(restored[name], values) for name, values in expected.items())
 
 
-def test_bands_of_inputs_do_not_show(
+def test_band_size_does_not_change_the_values(
     stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, expected = folder(stories, tmp_path / "gptq", order=True)
+    path, expected = write_checkpoint(stories, tmp_path / "gptq", order=True)
     monkeypatch.setattr("quant.checkpoint.quantized.gptq.BAND_CODES", 16)
-    found = opened(path)
-    assert all(np.array_equal(found[name], values) for name, values in expected.items())
+    restored = restored_tensors(path)
+    assert all(np.array_equal(restored[name], values) for name, values in expected.items())
 
 
-def test_one_group_may_be_said_to_be_larger_than_the_matrix(stories: Path, tmp_path: Path) -> None:
-    one: dict[str, np.ndarray | None] = {
+def test_group_size_may_exceed_the_matrix(stories: Path, tmp_path: Path) -> None:
+    one_group: dict[str, np.ndarray | None] = {
         "g_idx": None,
         "scales": np.full((1, 160), 0.5, np.float16),
     }
-    one["qzeros"] = np.full((1, 20), 0x77777777, np.int32)
+    one_group["qzeros"] = np.full((1, 20), 0x77777777, np.int32)
     paths = [
-        folder(stories, tmp_path / str(n), settings={"group_size": n}, change=one)[0]
+        write_checkpoint(stories, tmp_path / str(n), settings={"group_size": n}, change=one_group)[
+            0
+        ]
         for n in (-1, 64, 10**30)
     ]
-    found = [opened(path)[f"{NAMES[0]}.weight"] for path in paths]
-    assert np.array_equal(found[0], found[1])
-    assert np.array_equal(found[0], found[2])
+    restored = [restored_tensors(path)[f"{NAMES[0]}.weight"] for path in paths]
+    assert np.array_equal(restored[0], restored[1])
+    assert np.array_equal(restored[0], restored[2])
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_zeros_that_gptqmodel_took_one_from_word_by_word_come_back(
+def test_zero_points_that_gptqmodel_decremented_per_word_are_restored(
     bits: int, stories: Path, tmp_path: Path
 ) -> None:
-    """A zero of 0 borrows from the next code of its word (convert_gptq_v2_to_v1_format), and adding
-    pays it back.
+    """GPTQModel subtracts 1 from all zero points of a word at once (convert_gptq_v2_to_v1_format).
+
+    A zero point of 0 therefore borrows from the next code. Adding 1 to each code of the word
+    restores all of them.
     """
     random, shape = np.random.default_rng(bits), (160, 64)
-    stored, _ = matrix(shape, bits, "gptq_v2", True, False, random)
+    stored, _ = random_matrix(shape, bits, "gptq_v2", True, False, random)
     zeros = random.integers(0, 2**bits, (64 // GROUP, 160))
     zeros[:, ::3] = 0
-    ones = np.uint32(sum(1 << at for at in range(0, 32, bits)))
-    words_v2 = words(zeros.T, bits).T.copy().view(np.uint32)
+    ones = np.uint32(sum(1 << shift for shift in range(0, 32, bits)))
+    words_v2 = pack_words(zeros.T, bits).T.copy().view(np.uint32)
     change = {**stored, "qzeros": (words_v2 - ones).view(np.int32)}
-    by = {
+    settings = {
         "bits": bits,
         "checkpoint_format": "gptq",
         "sym": False,
         "meta": {"quantizer": ["gptqmodel:5.6.0"]},
     }
-    path, _ = folder(stories, tmp_path / "v1", bits=bits, settings=by, change=change)
-    v2 = {**change, "qzeros": words_v2.view(np.int32)}
-    other, _ = folder(
-        stories, tmp_path / "v2", bits=bits, settings={"checkpoint_format": "gptq_v2"}, change=v2
+    path, _ = write_checkpoint(
+        stories, tmp_path / "v1", bits=bits, settings=settings, change=change
+    )
+    v2_tensors = {**change, "qzeros": words_v2.view(np.int32)}
+    v2_path, _ = write_checkpoint(
+        stories,
+        tmp_path / "v2",
+        bits=bits,
+        settings={"checkpoint_format": "gptq_v2"},
+        change=v2_tensors,
     )
     name = f"{NAMES[0]}.weight"
-    assert np.array_equal(opened(path)[name], opened(other)[name])
+    assert np.array_equal(restored_tensors(path)[name], restored_tensors(v2_path)[name])
 
 
-def test_a_whole_folder_becomes_a_gguf_with_the_method_in_it(stories: Path, tmp_path: Path) -> None:
+def test_converted_file_names_the_source_method(stories: Path, tmp_path: Path) -> None:
     tensors = tiny_checkpoint.read(stories / "model.safetensors")
-    stored, values = matrix((64, 64), 4, "gptq", True, False, np.random.default_rng(0))
+    stored, values = random_matrix((64, 64), 4, "gptq", True, False, np.random.default_rng(0))
     del tensors["model.layers.2.self_attn.o_proj.weight"]
-    tensors |= {f"model.layers.2.self_attn.o_proj.{part}": array for part, array in stored.items()}
-    ready = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
+    tensors |= {
+        f"model.layers.2.self_attn.o_proj.{ending}": array for ending, array in stored.items()
+    }
+    torch_tensors = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
     path = write(
-        stories, tmp_path / "gptq", ready, {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
+        stories,
+        tmp_path / "gptq",
+        torch_tensors,
+        {"quant_method": "gptq", "bits": 4, "group_size": GROUP},
     )
     source = checkpoint_source.open_checkpoint(path)
     assert any(
@@ -202,13 +231,15 @@ def test_a_whole_folder_becomes_a_gguf_with_the_method_in_it(stories: Path, tmp_
     write_model(plan.plan_quantization(source, "F32"), tmp_path / "x.gguf")
     header = read_header.read_header(tmp_path / "x.gguf")
     assert header.metadata["llmcli.convert.source_method"] == "gptq"
-    made = open_gguf(tmp_path / "x.gguf")
-    weight = next(weight for weight in made.weights if weight.name == "blk.2.attn_output.weight")
+    converted = open_gguf(tmp_path / "x.gguf")
+    weight = next(
+        weight for weight in converted.weights if weight.name == "blk.2.attn_output.weight"
+    )
     assert np.array_equal(weight.read(0, 64).view(np.float32), values)
 
 
 @pytest.mark.parametrize(
-    ("settings", "change", "said"),
+    ("settings", "change", "message"),
     [
         ({"bits": 3}, {}, "GPTQ with 3 bits is not supported; 2, 4 and 8 are"),
         ({"bits": "4"}, {}, "GPTQ with '4' bits"),
@@ -232,17 +263,17 @@ def test_a_whole_folder_becomes_a_gguf_with_the_method_in_it(stories: Path, tmp_
         ({}, {"channel_scale": np.ones(64, np.float32)}, "up_proj.channel_scale is unknown"),
     ],
 )
-def test_what_does_not_fit_is_told(
-    settings: dict[str, Any], change: dict[str, Any], said: str, stories: Path, tmp_path: Path
+def test_unsupported_or_inconsistent_checkpoint_is_refused(
+    settings: dict[str, Any], change: dict[str, Any], message: str, stories: Path, tmp_path: Path
 ) -> None:
-    path, _ = folder(stories, tmp_path / "odd", settings=settings, change=change)
+    path, _ = write_checkpoint(stories, tmp_path / "odd", settings=settings, change=change)
     with pytest.raises(UserError) as caught:
         checkpoint_source.open_checkpoint(path)
-    assert re.search(said, str(caught.value)), caught.value
+    assert re.search(message, str(caught.value)), caught.value
 
 
-def test_settings_may_stand_in_a_file_of_their_own(stories: Path, tmp_path: Path) -> None:
-    path, expected = folder(stories, tmp_path / "gptq")
+def test_settings_are_read_from_quantize_config_json(stories: Path, tmp_path: Path) -> None:
+    path, expected = write_checkpoint(stories, tmp_path / "gptq")
     config = json.loads((path / "config.json").read_text())
     settings = config.pop("quantization_config")
     (path / "config.json").write_text(json.dumps(config))
@@ -250,13 +281,15 @@ def test_settings_may_stand_in_a_file_of_their_own(stories: Path, tmp_path: Path
         checkpoint_source.open_checkpoint(path)
     del settings["quant_method"]
     (path / "quantize_config.json").write_text(json.dumps(settings))
-    assert all(np.array_equal(opened(path)[name], values) for name, values in expected.items())
+    assert all(
+        np.array_equal(restored_tensors(path)[name], values) for name, values in expected.items()
+    )
     (path / "quantize_config.json").rename(path / "quant_config.json")
     with pytest.raises(UserError, match=r"is quantized \(AWQ\)"):
         checkpoint_source.open_checkpoint(path)
 
 
-def test_settings_left_beside_floats_change_nothing(stories: Path, tmp_path: Path) -> None:
+def test_settings_without_codes_are_ignored(stories: Path, tmp_path: Path) -> None:
     path = shutil.copytree(stories, tmp_path / "floats")
     (path / "quant_config.json").write_text('{"zero_point": true}')
     before = checkpoint_source.open_checkpoint(path)

@@ -1,4 +1,4 @@
-"""The contract of every quantized checkpoint format: float tensors are unchanged."""
+"""Every quantized checkpoint format leaves tensors that are stored as floats unchanged."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.folder import CheckpointFolder
 from quant.checkpoint.quantized import INPUTS
 
-# Settings without which a format is refused.
+# Settings that a format requires, by the name of the format.
 SETTINGS = {
     "gptq": {"bits": 4, "group_size": 128, "sym": True, "desc_act": False},
     "compressed-tensors": {"format": "pack-quantized", "config_groups": {}},
@@ -17,10 +17,10 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", sorted(INPUTS))
-def test_tensors_of_floats_stay(name: str, stories: Path) -> None:
-    found = safetensors.load_tensors(CheckpointFolder(stories))
-    known = INPUTS[name]
-    assert known.name == name
-    assert known.title
+def test_float_tensors_are_unchanged(name: str, stories: Path) -> None:
+    tensors = safetensors.load_tensors(CheckpointFolder(stories))
+    checkpoint_format = INPUTS[name]
+    assert checkpoint_format.name == name
+    assert checkpoint_format.title
     settings = CheckpointConfig({"quant_method": name, **SETTINGS.get(name, {})}, "config.json")
-    assert known.restore(settings, found) == found
+    assert checkpoint_format.restore(settings, tensors) == tensors

@@ -1,5 +1,5 @@
-"""The contract of every architecture in the registry, compared with the gguf package and
-transformers.
+"""Names, keys and refusals of every architecture in the registry, compared with the gguf package
+and transformers.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from tests.quant import families
 
 
 def config(case: families.Case, **changes: Any) -> tuple[Arch, CheckpointConfig]:
-    """A case's architecture, and its config as convert reads it."""
+    """Return the architecture of a case, and its config with `changes` as convert reads it."""
     arch = ARCHS[case.hf]
     values = families.settings(case)
     return arch, CheckpointConfig(
@@ -28,14 +28,14 @@ def config(case: families.Case, **changes: Any) -> tuple[Arch, CheckpointConfig]
 every_case = pytest.mark.parametrize("case", families.cases(), ids=lambda case: case.name)
 
 
-def test_a_class_belongs_to_one_architecture() -> None:
+def test_each_class_has_one_architecture() -> None:
     assert len(ARCHS) == sum(
         len(arch.hf) for arch in {id(arch): arch for arch in ARCHS.values()}.values()
     )
 
 
 @every_case
-def test_an_architecture_names_what_the_gguf_package_knows(case: families.Case) -> None:
+def test_tensor_names_of_an_architecture_exist_in_the_gguf_package(case: families.Case) -> None:
     arch, values = config(case)
     kind = gguf.MODEL_ARCH[arch.kind]
     assert arch.name == gguf.MODEL_ARCH_NAMES[kind]
@@ -47,15 +47,15 @@ def test_an_architecture_names_what_the_gguf_package_knows(case: families.Case) 
     }
     assert set(arch.required_shapes(values)) <= known
     assert set(arch.optional_shapes(values)) <= known
-    # not of its kind alone: llama.cpp loads a granite's rope_freqs.weight, which the package gives
-    # to llama
+    # Names of any architecture are allowed here: llama.cpp loads rope_freqs.weight for granite,
+    # but the gguf package lists this tensor for llama only.
     assert set(arch.extra_tensors(values)) <= known | {
         f"{name}.weight" for name in gguf.TENSOR_NAMES.values()
     }
 
 
 @every_case
-def test_an_architecture_s_keys_are_there_once_and_can_be_written(case: families.Case) -> None:
+def test_keys_of_an_architecture_are_unique_and_can_be_encoded(case: families.Case) -> None:
     arch, values = config(case)
     assert all(isinstance(note, str) for note in arch.check(values))
     keys = arch.keys(values)
@@ -68,25 +68,25 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 @pytest.mark.parametrize("rope", [{"beta_fast": 16}, {"beta_slow": 2.0}, {"truncate": False}])
-def test_a_yarn_that_llama_cpp_bends_otherwise_is_refused(rope: dict[str, Any]) -> None:
+def test_yarn_settings_that_llama_cpp_does_not_support_are_refused(rope: dict[str, Any]) -> None:
     arch, values = config(LLAMA, rope_scaling=YARN | rope)
     with pytest.raises(UserError, match="beta_fast"):
         arch.check(values)
 
 
-def test_yarn_keys_leave_out_what_llama_cpp_multiplies_by_itself() -> None:
-    plain, louder = (
+def test_yarn_attn_factor_excludes_the_factor_that_llama_cpp_applies() -> None:
+    default, doubled = (
         {
             key.name: key.value
             for key in blocks.rope_scaling_keys(
-                CheckpointConfig({"rope_theta": 1e4} | YARN | more, "config.json")
+                CheckpointConfig({"rope_theta": 1e4} | YARN | changes, "config.json")
             )
         }
-        for more in ({}, {"attention_factor": 2.0})
+        for changes in ({}, {"attention_factor": 2.0})
     )
-    assert plain["rope.scaling.original_context_length"] == 128
-    assert plain["rope.scaling.attn_factor"] == 1.0
-    assert louder["rope.scaling.attn_factor"] == pytest.approx(2 / (1 + 0.1 * 1.3862944))
+    assert default["rope.scaling.original_context_length"] == 128
+    assert default["rope.scaling.attn_factor"] == 1.0
+    assert doubled["rope.scaling.attn_factor"] == pytest.approx(2 / (1 + 0.1 * 1.3862944))
 
 
 @pytest.mark.parametrize(
@@ -97,14 +97,16 @@ def test_yarn_keys_leave_out_what_llama_cpp_multiplies_by_itself() -> None:
         ({"is_causal": False}, "later positions"),
     ],
 )
-def test_settings_that_no_family_follows_are_refused(changes: dict[str, Any], problem: str) -> None:
+def test_settings_that_no_family_supports_are_refused(
+    changes: dict[str, Any], problem: str
+) -> None:
     arch, values = config(LLAMA, **changes)
     with pytest.raises(UserError, match=problem):
         arch.check(values)
 
 
 @pytest.mark.parametrize("name", sorted(name for name in ARCHS if ARCHS[name].defaults))
-def test_what_a_silent_config_means_is_what_it_means_to_transformers(name: str) -> None:
+def test_defaults_of_missing_settings_equal_transformers(name: str) -> None:
     transformers = pytest.importorskip(
         "transformers", reason="transformers is not installed: configs have no oracle"
     )
@@ -173,16 +175,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes", "told"), REFUSED)
-def test_a_setting_that_the_graph_does_not_follow_is_refused(
-    name: str, changes: dict[str, Any], told: str
+@pytest.mark.parametrize(("name", "changes", "message"), REFUSED)
+def test_settings_that_the_graph_does_not_support_are_refused(
+    name: str, changes: dict[str, Any], message: str
 ) -> None:
     arch, values = config(next(case for case in families.cases() if case.hf == name), **changes)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         _ = arch.check(values), arch.keys(values), arch.extra_tensors(values)
 
 
-def test_su_is_an_older_name_of_longrope() -> None:
+def test_su_is_an_alias_of_longrope() -> None:
     phi3 = next(case for case in families.cases() if case.hf == "Phi3ForCausalLM")
     kinds = [
         config(phi3, rope_scaling=FACTORS | {"rope_type": None, "type": kind})
@@ -196,7 +198,7 @@ def test_su_is_an_older_name_of_longrope() -> None:
     )
 
 
-WEIRD = [
+INVALID_VALUES = [
     "x",
     -1,
     0,
@@ -218,9 +220,9 @@ WEIRD = [
 
 
 @pytest.mark.parametrize("hf", sorted(ARCHS))
-def test_a_setting_of_any_kind_is_followed_or_refused(hf: str) -> None:
+def test_any_invalid_setting_is_encoded_or_refused(hf: str) -> None:
     arch, values = config(next(case for case in families.cases() if case.hf == hf))
-    more = (
+    optional_settings = (
         "rope_scaling",
         "rope_theta",
         "layer_types",
@@ -228,8 +230,8 @@ def test_a_setting_of_any_kind_is_followed_or_refused(hf: str) -> None:
         "hidden_act",
         "partial_rotary_factor",
     )
-    for key in {*values.values, *more}:
-        for value in WEIRD:
+    for key in {*values.values, *optional_settings}:
+        for value in INVALID_VALUES:
             changed = CheckpointConfig({**values.values, key: value}, "config.json")
             with contextlib.suppress(UserError):
                 arch.check(changed)

@@ -1,4 +1,4 @@
-"""DeepSeek's family: what is written for released models, left out, and refused."""
+"""The deepseek2 family: keys of released models, omitted prediction layers, refused settings."""
 
 import re
 from math import log
@@ -16,7 +16,7 @@ from quant.native import ggml
 from tests.quant import families, tiny_checkpoint
 from tests.quant.families.deepseek2 import SIZES, V2, V3, v3
 
-# The released configs, as far as they speak of the graph.
+# The settings of the released config.json files that affect the graph.
 LITE = {
     "hidden_size": 2048,
     "intermediate_size": 10944,
@@ -82,12 +82,12 @@ LARGE = LITE | {
 
 
 def config(hf: str, values: dict[str, Any]) -> CheckpointConfig:
-    """A config as convert hands it on."""
+    """Return the config as convert gives it to the architecture: `values` over the defaults."""
     return CheckpointConfig({**ARCHS[hf].defaults, **values}, "config.json")
 
 
 @pytest.mark.parametrize(
-    ("hf", "values", "wanted"),
+    ("hf", "values", "expected"),
     [
         (
             V2,
@@ -132,21 +132,21 @@ def config(hf: str, values: dict[str, Any]) -> CheckpointConfig:
         ),
     ],
 )
-def test_released_models_get_the_keys_that_llama_cpp_s_converter_gives(
-    hf: str, values: dict[str, Any], wanted: dict[str, Any]
+def test_released_models_get_the_keys_of_llama_cpp_s_converter(
+    hf: str, values: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     arch = ARCHS[hf]
     notes = arch.check(config(hf, values))
     assert bool(notes) is ("num_nextn_predict_layers" in values)
-    found = {key.name: key.value for key in arch.keys(config(hf, values))}
-    assert wanted.items() <= found.items()
+    keys = {key.name: key.value for key in arch.keys(config(hf, values))}
+    assert expected.items() <= keys.items()
     shapes = arch.required_shapes(config(hf, values))
     assert shapes["blk.0.ffn_gate.weight"] == (values["intermediate_size"], values["hidden_size"])
     assert ("blk.60.exp_probs_b.bias" in shapes) is (hf == V3)
 
 
 @pytest.mark.parametrize(
-    ("hf", "change", "told"),
+    ("hf", "change", "message"),
     [
         (
             V2,
@@ -176,81 +176,89 @@ def test_released_models_get_the_keys_that_llama_cpp_s_converter_gives(
         (V3, {"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": False}}, "truncate"),
     ],
 )
-def test_what_llama_cpp_would_not_follow_is_refused(
-    hf: str, change: dict[str, Any], told: str
+def test_settings_that_llama_cpp_does_not_support_are_refused(
+    hf: str, change: dict[str, Any], message: str
 ) -> None:
     arch, plain = ARCHS[hf], families.TINY | SIZES | {"n_group": 4, "topk_group": 2}
     if hf == V2:
         plain |= {"n_group": 1, "topk_group": 1}
     assert arch.check(config(hf, plain)) == []
-    with pytest.raises(UserError, match=re.escape(told)):
+    with pytest.raises(UserError, match=re.escape(message)):
         arch.check(config(hf, plain | change))
 
 
-def test_two_yarn_lengths_are_what_llama_cpp_makes_of_the_keys() -> None:
-    """The arithmetic of llama_context and of the graph, spelled out, gives transformers' two
-    lengths.
+def test_yarn_factors_that_llama_cpp_computes_equal_transformers() -> None:
+    """llama.cpp computes two YaRN factors from the keys: one for the rotated vectors, one for the
+    attention scores. Both equal those of transformers.
     """
-    lengths = ((1.0, 1.0, 40), (0.707, 0.707, 40), (0.5, 1.2, 8), (None, None, 4), (None, 0.3, 16))
-    for mscale, all_dim, factor in lengths:
+    settings = ((1.0, 1.0, 40), (0.707, 0.707, 40), (0.5, 1.2, 8), (None, None, 4), (None, 0.3, 16))
+    for mscale, all_dim, factor in settings:
         yarn = {"type": "yarn", "factor": factor, "mscale": mscale, "mscale_all_dim": all_dim}
         values = config(V3, LARGE | {"rope_scaling": yarn})
-        found = {key.name: key.value for key in ARCHS[V3].keys(values)}
-        multiplier = found.get("rope.scaling.yarn_log_multiplier", 0.0) / 0.1
-        length = found["rope.scaling.attn_factor"] * (1.0 if multiplier else 0.1 * log(factor) + 1)
-        score = (length * (1 + 0.1 * multiplier * log(factor))) ** 2
-        theirs = 0.1 * log(factor) + 1
+        keys = {key.name: key.value for key in ARCHS[V3].keys(values)}
+        multiplier = keys.get("rope.scaling.yarn_log_multiplier", 0.0) / 0.1
+        vector_factor = keys["rope.scaling.attn_factor"] * (
+            1.0 if multiplier else 0.1 * log(factor) + 1
+        )
+        score_factor = (vector_factor * (1 + 0.1 * multiplier * log(factor))) ** 2
+        expected = 0.1 * log(factor) + 1
         if mscale and all_dim:
-            theirs = (0.1 * mscale * log(factor) + 1) / (0.1 * all_dim * log(factor) + 1)
-        assert length == pytest.approx(theirs)
-        assert score == pytest.approx((0.1 * (all_dim or 0) * log(factor) + 1) ** 2)
+            expected = (0.1 * mscale * log(factor) + 1) / (0.1 * all_dim * log(factor) + 1)
+        assert vector_factor == pytest.approx(expected)
+        assert score_factor == pytest.approx((0.1 * (all_dim or 0) * log(factor) + 1) ** 2)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A V3 of four layers whose config speaks of three and one that guesses ahead."""
+    """A four-layer DeepSeek-V3 whose config declares the last layer a token prediction layer."""
     pytest.importorskip("transformers", reason="transformers is not installed: no checkpoint")
-    made = families.build(v3("ahead", num_hidden_layers=4), tmp_path_factory.mktemp("v3") / "model")
-    tiny_checkpoint.edit(made / "config.json", num_hidden_layers=3, num_nextn_predict_layers=1)
-    return made
+    model_folder = families.build(
+        v3("ahead", num_hidden_layers=4), tmp_path_factory.mktemp("v3") / "model"
+    )
+    tiny_checkpoint.edit(
+        model_folder / "config.json", num_hidden_layers=3, num_nextn_predict_layers=1
+    )
+    return model_folder
 
 
-def test_layers_that_guess_further_tokens_are_left_out_and_told(
+def test_next_token_prediction_layers_are_left_out_and_reported(
     folder: Path, tmp_path: Path
 ) -> None:
     source = checkpoint_source.open_checkpoint(folder)
     assert not [weight.name for weight in source.weights if weight.name.startswith("blk.3.")]
     assert any("layers from 3 on" in note for note in source.notes)
-    silent = tiny_checkpoint.copy(folder, tmp_path / "silent", num_nextn_predict_layers=0)
+    undeclared = tiny_checkpoint.copy(folder, tmp_path / "silent", num_nextn_predict_layers=0)
     with pytest.raises(UserError, match=r"model\.layers\.3\..*is unknown"):
-        checkpoint_source.open_checkpoint(silent)
+        checkpoint_source.open_checkpoint(undeclared)
 
 
-def test_keys_and_values_are_split_head_by_head(folder: Path) -> None:
+def test_kv_b_is_split_into_keys_and_values_per_head(folder: Path) -> None:
     stored = tiny_checkpoint.read(folder / "model.safetensors")[
         "model.layers.0.self_attn.kv_b_proj.weight"
     ]
     heads = stored.reshape(8, 48 + 40, 64)
     weights = {weight.name: weight for weight in checkpoint_source.open_checkpoint(folder).weights}
-    for name, part in (("attn_k_b", heads[:, :48].swapaxes(1, 2)), ("attn_v_b", heads[:, 48:])):
+    for name, expected in (("attn_k_b", heads[:, :48].swapaxes(1, 2)), ("attn_v_b", heads[:, 48:])):
         weight = weights[f"blk.0.{name}.weight"]
-        assert weight.shape == tuple(reversed(part.shape))
-        found = ggml.decode(weight.read(0, weight.rows), weight.type, weight.columns, label=name)
-        assert (found.reshape(part.shape) == part).all()
-        pieces = [
+        assert weight.shape == tuple(reversed(expected.shape))
+        decoded = ggml.decode(weight.read(0, weight.rows), weight.type, weight.columns, label=name)
+        assert (decoded.reshape(expected.shape) == expected).all()
+        row_spans = [
             weight.read(first, min(first + 7, weight.rows)) for first in range(0, weight.rows, 7)
         ]
-        assert (np.concatenate(pieces).reshape(-1) == weight.read(0, weight.rows).reshape(-1)).all()
+        assert (
+            np.concatenate(row_spans).reshape(-1) == weight.read(0, weight.rows).reshape(-1)
+        ).all()
 
 
-def test_keys_and_values_of_another_shape_are_told_with_it(folder: Path, tmp_path: Path) -> None:
+def test_kv_b_of_another_shape_is_refused_with_its_shape(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"kv_b_proj\.weight \[704, 64\] is unknown"):
         checkpoint_source.open_checkpoint(
             tiny_checkpoint.copy(folder, tmp_path / "model", v_head_dim=32)
         )
 
 
-def test_the_eight_bit_floats_of_the_released_v3_give_the_values_they_stand_for(
+def test_fp8_weights_of_v3_are_converted_to_their_float_values(
     folder: Path, tmp_path: Path
 ) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: no eight-bit floats")
@@ -272,12 +280,14 @@ def test_the_eight_bit_floats_of_the_released_v3_give_the_values_they_stand_for(
     }
     floats = tiny_checkpoint.copy(folder, tmp_path / "floats")
     store.save_file(plain, floats / "model.safetensors")
-    eight = tiny_checkpoint.copy(folder, tmp_path / "eight", quantization_config=method)
-    store.save_file(packed, eight / "model.safetensors")
-    for one, other in zip(
+    fp8 = tiny_checkpoint.copy(folder, tmp_path / "eight", quantization_config=method)
+    store.save_file(packed, fp8 / "model.safetensors")
+    for float_weight, fp8_weight in zip(
         checkpoint_source.open_checkpoint(floats).weights,
-        checkpoint_source.open_checkpoint(eight).weights,
+        checkpoint_source.open_checkpoint(fp8).weights,
         strict=True,
     ):
-        assert (one.name, one.shape) == (other.name, other.shape)
-        assert (one.read(0, one.rows) == other.read(0, other.rows)).all(), one.name
+        assert (float_weight.name, float_weight.shape) == (fp8_weight.name, fp8_weight.shape)
+        assert (
+            float_weight.read(0, float_weight.rows) == fp8_weight.read(0, fp8_weight.rows)
+        ).all(), float_weight.name

@@ -1,4 +1,4 @@
-"""Separate or fused experts become one tensor per projection; mismatches are named."""
+"""Separate or fused experts become one tensor per projection, and mismatches are named."""
 
 import json
 from pathlib import Path
@@ -26,8 +26,8 @@ PREFIX = "model.layers.1.mlp.experts"
 RANDOM = np.random.default_rng(7)
 
 
-def apart(count: int = 3) -> Tensors:
-    """Experts of ff 6 and hidden 8, each projection a tensor."""
+def separate_experts(count: int = 3) -> Tensors:
+    """Return the separate projections of `count` experts, with 6 hidden units and 8 inputs."""
     shapes = {"gate_proj": (6, 8), "up_proj": (6, 8), "down_proj": (8, 6)}
     names = [
         (f"{PREFIX}.{i}.{kind}.weight", shape)
@@ -37,12 +37,12 @@ def apart(count: int = 3) -> Tensors:
     return {name: lazy(RANDOM.normal(size=shape).astype(np.float32), name) for name, shape in names}
 
 
-def test_experts_apart_are_stacked_in_order_however_they_come() -> None:
-    tensors = apart()
-    made = experts.stack_experts(CONFIG, dict(reversed(tensors.items())))
-    assert set(made) == {f"{PREFIX}.{kind}_proj.weight" for kind in ("gate", "up", "down")}
+def test_separate_experts_are_stacked_by_number() -> None:
+    tensors = separate_experts()
+    stacked = experts.stack_experts(CONFIG, dict(reversed(tensors.items())))
+    assert set(stacked) == {f"{PREFIX}.{kind}_proj.weight" for kind in ("gate", "up", "down")}
     for kind in ("gate", "up", "down"):
-        stack = values(made[f"{PREFIX}.{kind}_proj.weight"])
+        stack = values(stacked[f"{PREFIX}.{kind}_proj.weight"])
         for i in range(3):
             np.testing.assert_array_equal(
                 stack[i], values(tensors[f"{PREFIX}.{i}.{kind}_proj.weight"])
@@ -50,28 +50,28 @@ def test_experts_apart_are_stacked_in_order_however_they_come() -> None:
 
 
 @pytest.mark.parametrize("ending", ["", ".weight"])
-def test_fused_experts_give_gate_first_and_up_second(ending: str) -> None:
-    both, down = (
+def test_fused_experts_are_split_into_gate_and_up(ending: str) -> None:
+    gate_up, down = (
         RANDOM.normal(size=(3, 12, 8)).astype(np.float32),
         RANDOM.normal(size=(3, 8, 6)).astype(np.float32),
     )
     tensors = {
         f"{PREFIX}.{kind}{ending}": lazy(data)
-        for kind, data in (("gate_up_proj", both), ("down_proj", down))
+        for kind, data in (("gate_up_proj", gate_up), ("down_proj", down))
     }
-    made = experts.stack_experts(CONFIG, tensors)
+    stacked = experts.stack_experts(CONFIG, tensors)
     gate, up = (np.empty((3, 6, 8), np.float32) for _ in range(2))
     for i in range(3):
         for row in range(6):
-            gate[i, row], up[i, row] = both[i, row], both[i, 6 + row]
-    np.testing.assert_array_equal(values(made[f"{PREFIX}.gate_proj.weight"]), gate)
-    np.testing.assert_array_equal(values(made[f"{PREFIX}.up_proj.weight"]), up)
-    np.testing.assert_array_equal(values(made[f"{PREFIX}.down_proj.weight"]), down)
-    assert len(made) == 3
+            gate[i, row], up[i, row] = gate_up[i, row], gate_up[i, 6 + row]
+    np.testing.assert_array_equal(values(stacked[f"{PREFIX}.gate_proj.weight"]), gate)
+    np.testing.assert_array_equal(values(stacked[f"{PREFIX}.up_proj.weight"]), up)
+    np.testing.assert_array_equal(values(stacked[f"{PREFIX}.down_proj.weight"]), down)
+    assert len(stacked) == 3
 
 
-def test_experts_of_different_floats_become_f32() -> None:
-    tensors = apart()
+def test_experts_of_different_float_types_become_f32() -> None:
+    tensors = separate_experts()
     name = f"{PREFIX}.1.up_proj.weight"
     tensors[name] = half(values(tensors[name]), name)
     stack = experts.stack_experts(CONFIG, tensors)[f"{PREFIX}.up_proj.weight"]
@@ -79,36 +79,38 @@ def test_experts_of_different_floats_become_f32() -> None:
     np.testing.assert_array_equal(values(stack)[1], tensor_views.read_floats(tensors[name]))
 
 
-def test_a_missing_expert_is_named_by_what_is_left_of_its_stack() -> None:
-    tensors = apart()
+def test_stack_names_its_missing_expert() -> None:
+    tensors = separate_experts()
     del tensors[f"{PREFIX}.1.down_proj.weight"]
     stack = experts.stack_experts(CONFIG, tensors)[f"{PREFIX}.down_proj.weight"]
     assert stack.shape == (2, 8, 6)
     assert stack.name.endswith("down_proj.weight without expert 1")
 
 
-def test_strange_experts_stay_what_they_are() -> None:
-    tensors = apart(4)  # one too many
+def test_unexpected_experts_are_unchanged() -> None:
+    tensors = separate_experts(4)  # one too many
     odd = f"{PREFIX}.2.gate_proj.weight"
     tensors[odd] = lazy(np.zeros((5, 8), np.float32), odd)
-    made = experts.stack_experts(CONFIG, tensors)
-    assert {name for name in made if name in tensors} == {
+    stacked = experts.stack_experts(CONFIG, tensors)
+    assert {name for name in stacked if name in tensors} == {
         odd,
         *(f"{PREFIX}.3.{kind}_proj.weight" for kind in ("gate", "up", "down")),
     }
-    assert made[f"{PREFIX}.gate_proj.weight"].shape == (2, 6, 8)
+    assert stacked[f"{PREFIX}.gate_proj.weight"].shape == (2, 6, 8)
 
 
 def test_experts_in_two_spellings_are_not_mixed() -> None:
     fused = f"{PREFIX}.gate_up_proj"
-    tensors = apart() | {fused: lazy(np.zeros((3, 12, 8), np.float32), fused)}
-    made = experts.stack_experts(CONFIG, tensors)
-    kept = {name for name in made if name in tensors}
-    assert kept == {f"{PREFIX}.{i}.{kind}_proj.weight" for i in range(3) for kind in ("gate", "up")}
+    tensors = separate_experts() | {fused: lazy(np.zeros((3, 12, 8), np.float32), fused)}
+    stacked = experts.stack_experts(CONFIG, tensors)
+    unchanged = {name for name in stacked if name in tensors}
+    assert unchanged == {
+        f"{PREFIX}.{i}.{kind}_proj.weight" for i in range(3) for kind in ("gate", "up")
+    }
 
 
 @pytest.mark.parametrize("shape", [(3, 11, 8), (12, 8)])
-def test_a_fused_tensor_of_another_form_is_left_to_the_error(shape: tuple[int, ...]) -> None:
+def test_fused_tensor_of_wrong_shape_is_unchanged(shape: tuple[int, ...]) -> None:
     fused = f"{PREFIX}.gate_up_proj"
     assert set(
         experts.stack_experts(CONFIG, {fused: lazy(np.zeros(shape, np.float32), fused)})
@@ -119,21 +121,24 @@ def test_a_fused_tensor_of_another_form_is_left_to_the_error(shape: tuple[int, .
     ("changes", "problem"),
     [({"num_experts": 1025}, "1025 experts"), ({"num_experts_per_tok": 4}, "4 of 3 experts")],
 )
-def test_counts_that_cannot_be_are_problems(changes: dict[str, int], problem: str) -> None:
-    told = [
+def test_impossible_expert_counts_are_reported(changes: dict[str, int], problem: str) -> None:
+    problems = [
         text
         for wrong, text in experts.expert_problems(
             CheckpointConfig({**CONFIG.values, **changes}, "config.json")
         )
         if wrong
     ]
-    assert len(told) == 1
-    assert problem in told[0]
+    assert len(problems) == 1
+    assert problem in problems[0]
 
 
 @pytest.fixture
 def mixtral(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
-    """A mixtral of zeros, one block, four experts, with the stories' tokenizer."""
+    """The folder and the tensors of a Mixtral with one layer and four experts; all weights are 0.
+
+    The folder has the config and the stories260K tokenizer. The tensors are not yet saved.
+    """
     config: dict[str, Any] = {
         "architectures": ["MixtralForCausalLM"],
         "hidden_size": 64,
@@ -169,7 +174,7 @@ def mixtral(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
     }
 
 
-def test_every_missing_and_leftover_expert_is_in_one_error(
+def test_one_error_names_all_missing_and_unknown_experts(
     mixtral: tuple[Path, dict[str, np.ndarray]],
 ) -> None:
     folder, tensors = mixtral
@@ -180,16 +185,16 @@ def test_every_missing_and_leftover_expert_is_in_one_error(
     tiny_checkpoint.save(folder / "model.safetensors", tensors)
     with pytest.raises(UserError, match="4 tensors do not fit") as caught:
         checkpoint_source.open_checkpoint(folder)
-    for told in (
+    for message in (
         f"{moe}.w1.weight without expert 2 is [3, 32, 64], not [4, 32, 64]",
         f"{moe}.4.w2.weight is unknown",
         f"{moe}.0.w3.weight is unknown",
         f"{moe}.w3.weight without expert 0 is",
     ):
-        assert told in str(caught.value)
+        assert message in str(caught.value)
 
 
-def test_a_recipe_knows_that_there_are_experts(
+def test_recipe_gets_the_expert_count(
     mixtral: tuple[Path, dict[str, np.ndarray]], tmp_path: Path
 ) -> None:
     folder, tensors = mixtral

@@ -1,4 +1,4 @@
-"""Gemma 3's vocabulary: embedding rows without tokens, tokens without rows, sparse configs."""
+"""Gemma 3: embedding rows without tokens, tokens without rows, and configs with few settings."""
 
 import json
 import shutil
@@ -31,9 +31,7 @@ IMAGE = {"id": 512, "content": "<image_soft_token>", **FLAGS}
 
 @pytest.fixture
 def padded(tmp_path: Path) -> Path:
-    """A model with 64 rows of padding, and a tokenizer that knows a token for images behind its
-    pieces.
-    """
+    """A model with 64 padding rows in the embedding, and an image token after the text tokens."""
     pytest.importorskip(
         "transformers", reason="transformers is not installed: there is no checkpoint"
     )
@@ -45,7 +43,7 @@ def padded(tmp_path: Path) -> Path:
     return folder
 
 
-def test_rows_without_a_token_are_cut_where_the_config_names_no_size(
+def test_rows_without_a_token_are_removed_if_the_config_has_no_vocabulary_size(
     padded: Path, tmp_path: Path
 ) -> None:
     theirs = families.theirs(padded)[:, :512]
@@ -56,7 +54,7 @@ def test_rows_without_a_token_are_cut_where_the_config_names_no_size(
     assert families.nmse(families.ours(tmp_path / "out.gguf"), theirs) < 1e-6
 
 
-def test_a_size_that_the_config_names_is_kept(padded: Path) -> None:
+def test_vocabulary_size_of_the_config_is_used(padded: Path) -> None:
     source = checkpoint_source.open_checkpoint(padded)
     assert {weight.name: weight.shape for weight in source.weights}["token_embd.weight"] == (
         256,
@@ -65,20 +63,20 @@ def test_a_size_that_the_config_names_is_kept(padded: Path) -> None:
     assert not source.notes
 
 
-def test_a_tokenizer_with_a_token_that_has_no_row_is_proven_without_it(
+def test_tokenizer_is_verified_without_tokens_that_have_no_row(
     stories: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
     added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
     tiny_checkpoint.edit(folder / "tokenizer.json", added_tokens=[*added, IMAGE])
-    found = vocabulary.load_vocabulary(
+    loaded = vocabulary.load_vocabulary(
         CheckpointFolder(folder), CheckpointConfig({}, "config.json"), size_from_tokenizer=True
     )
-    assert found.size == 512
+    assert loaded.size == 512
     out = tmp_path / "v.gguf"
     out.write_bytes(
         lay_out_file(
-            [("general.architecture", encode_entry("string", "gemma3")), *found.entries], [], 32
+            [("general.architecture", encode_entry("string", "gemma3")), *loaded.entries], [], 32
         ).header
     )
     with open_model(out, vocab_only=True) as model:
@@ -88,18 +86,22 @@ def test_a_tokenizer_with_a_token_that_has_no_row_is_proven_without_it(
         )
 
 
-def test_a_checkpoint_beside_a_vision_part_says_what_is_left_out(tmp_path: Path) -> None:
+def test_omitted_vision_part_is_reported(tmp_path: Path) -> None:
     pytest.importorskip(
         "transformers", reason="transformers is not installed: there is no checkpoint"
     )
-    [beside] = [case for case in families.cases() if case.hf == "Gemma3ForConditionalGeneration"]
-    source = checkpoint_source.open_checkpoint(families.build(beside, tmp_path / "model"))
+    [multimodal] = [
+        case for case in families.cases() if case.hf == "Gemma3ForConditionalGeneration"
+    ]
+    source = checkpoint_source.open_checkpoint(families.build(multimodal, tmp_path / "model"))
     assert any("only the language part is converted" in note for note in source.notes)
 
 
-def test_a_config_that_names_sizes_only_is_read_as_upstream_reads_it() -> None:
-    """Gemma 3 4B's text_config, all of it."""
-    said = {
+def test_config_with_sizes_only_gets_the_defaults_of_transformers() -> None:
+    """The `text_config` of Gemma 3 4B is sparse; the other settings are the defaults of
+    transformers.
+    """
+    text_config = {
         "hidden_size": 2560,
         "intermediate_size": 10240,
         "model_type": "gemma3_text",
@@ -108,7 +110,7 @@ def test_a_config_that_names_sizes_only_is_read_as_upstream_reads_it() -> None:
         "sliding_window": 1024,
         "vocab_size": 262144,
     }
-    config = CheckpointConfig({**GEMMA3.defaults, **said}, "config.json")
+    config = CheckpointConfig({**GEMMA3.defaults, **text_config}, "config.json")
     assert GEMMA3.check(config) == []
     keys = {key.name: key.value for key in GEMMA3.keys(config)}
     assert keys == {

@@ -1,4 +1,4 @@
-"""Settings that change a model's graph but not llama.cpp's are refused by name."""
+"""Config settings that llama.cpp's graph of the architecture ignores are refused by name."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 64}
 
 
 def config(hf: str, **changes: Any) -> CheckpointConfig:
-    """A class's first case with changes."""
+    """Return the config of the first test case of the class `hf`, with `changes`."""
     case = next(case for case in families.cases() if case.hf == hf)
     values = {**ARCHS[hf].defaults, **families.settings(case), **changes}
     return CheckpointConfig(values, "config.json")
@@ -62,9 +62,7 @@ def config(hf: str, **changes: Any) -> CheckpointConfig:
         ("Olmo2ForCausalLM", {"head_dim": 64}, "hidden_size / heads"),
     ],
 )
-def test_a_setting_that_is_not_followed_is_refused(
-    hf: str, changes: dict[str, Any], problem: str
-) -> None:
+def test_unsupported_setting_is_refused(hf: str, changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         ARCHS[hf].check(config(hf, **changes))
 
@@ -82,11 +80,11 @@ def test_a_setting_that_is_not_followed_is_refused(
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 1, 1, 0, 1]}),
     ],
 )
-def test_a_setting_that_changes_nothing_is_no_hindrance(hf: str, changes: dict[str, Any]) -> None:
+def test_setting_without_effect_is_accepted(hf: str, changes: dict[str, Any]) -> None:
     assert ARCHS[hf].check(config(hf, **changes)) == []
 
 
-def test_several_problems_are_told_at_once() -> None:
+def test_one_error_names_all_problems() -> None:
     changes = {"mlp_only_layers": [0], "norm_topk_prob": True, "head_dim": 64, "hidden_act": "gelu"}
     with pytest.raises(
         UserError, match=r"gelu.*mlp_only_layers.*hidden_size / heads.*norm_topk_prob"
@@ -95,5 +93,5 @@ def test_several_problems_are_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("hf", ["MistralForCausalLM", "MixtralForCausalLM"])
-def test_a_window_that_llama_lacks_is_told(hf: str) -> None:
+def test_unsupported_sliding_window_is_reported(hf: str) -> None:
     assert "64 positions" in ARCHS[hf].check(config(hf, sliding_window=64))[0]

@@ -1,4 +1,4 @@
-"""config.json of released checkpoints: accepted, and every key is read as by transformers."""
+"""The config.json of released checkpoints is accepted, with the values that transformers reads."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from quant.errors import UserError
 from tests.quant import tiny_checkpoint
 from tests.quant.released import CONFIGS
 
-# Key of the file -> transformers' name; read where both are there.
+# GGUF key -> attribute of the transformers config. Compared where both exist.
 NAMES = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -39,21 +39,22 @@ NAMES = {
 }
 
 
-def opened(folder: Path, config: dict[str, Any]) -> tuple[Any, CheckpointConfig]:
-    """The family and config of a folder that has only a config.json; 262144 words where it does not
-    say.
+def read_config(folder: Path, config: dict[str, Any]) -> tuple[Any, CheckpointConfig]:
+    """Write `config` as config.json, and return the architecture and the config that are read.
+
+    The vocabulary size is 262144 if the config does not have it.
     """
     (folder / "config.json").write_text(json.dumps(config))
-    arch, found = checkpoint_source.read_family(CheckpointFolder(folder))
-    return arch, CheckpointConfig({"vocab_size": 262144, **found.values}, found.location)
+    arch, loaded = checkpoint_source.read_family(CheckpointFolder(folder))
+    return arch, CheckpointConfig({"vocab_size": 262144, **loaded.values}, loaded.location)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_released_config_is_followed(name: str, tmp_path: Path) -> None:
+def test_released_config_gives_the_values_of_transformers(name: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip(
         "transformers", reason="transformers is not installed: configs have no oracle"
     )
-    arch, config = opened(tmp_path, CONFIGS[name])
+    arch, config = read_config(tmp_path, CONFIGS[name])
     assert all(isinstance(note, str) for note in arch.check(config))
     keys = {key.name: key.value for key in arch.keys(config)}
     theirs = transformers.AutoConfig.from_pretrained(tmp_path).get_text_config()
@@ -64,10 +65,10 @@ def test_a_released_config_is_followed(name: str, tmp_path: Path) -> None:
     assert keys["attention.head_count_kv"] == (
         1 if arch.name == "deepseek2" else theirs.num_key_value_heads
     )
-    parts = theirs.rope_parameters
-    assert keys["rope.freq_base"] == parts.get("full_attention", parts)["rope_theta"]
+    rope = theirs.rope_parameters
+    assert keys["rope.freq_base"] == rope.get("full_attention", rope)["rope_theta"]
     if "rope.freq_base_swa" in keys:
-        assert keys["rope.freq_base_swa"] == parts["sliding_attention"]["rope_theta"]
+        assert keys["rope.freq_base_swa"] == rope["sliding_attention"]["rope_theta"]
     expected = arch.required_shapes(config)
     assert ("output.weight" in expected) is not theirs.tie_word_embeddings
 
@@ -77,20 +78,20 @@ def test_every_family_has_a_released_config() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if "text_config" not in CONFIGS[name]])
-def test_a_config_that_names_no_class_is_what_its_type_says(name: str, tmp_path: Path) -> None:
-    """As in transformers, which goes by model_type alone."""
+def test_config_without_a_class_uses_its_model_type(name: str, tmp_path: Path) -> None:
+    """transformers also uses model_type if there is no class name."""
     config = {key: value for key, value in CONFIGS[name].items() if key != "architectures"}
-    assert opened(tmp_path, config)[0] is ARCHS[CONFIGS[name]["architectures"][0]]
+    assert read_config(tmp_path, config)[0] is ARCHS[CONFIGS[name]["architectures"][0]]
 
 
-def test_a_text_part_that_names_its_own_class_or_none_does_not_hide_the_whole(
+def test_class_of_the_text_config_does_not_override_the_class_of_the_model(
     tmp_path: Path,
 ) -> None:
     config = CONFIGS["gemma-3-12b-it"]
-    for named in (["Gemma3ForCausalLM"], ["Gemma3TextModel"], [], None):
-        text = config["text_config"] | {"architectures": named, "model_type": "gemma3_text"}
-        arch, found = opened(tmp_path, config | {"text_config": text})
-        assert (arch.name, found.values["num_hidden_layers"]) == ("gemma3", 48)
+    for classes in (["Gemma3ForCausalLM"], ["Gemma3TextModel"], [], None):
+        text = config["text_config"] | {"architectures": classes, "model_type": "gemma3_text"}
+        arch, loaded = read_config(tmp_path, config | {"text_config": text})
+        assert (arch.name, loaded.values["num_hidden_layers"]) == ("gemma3", 48)
 
 
 @pytest.mark.parametrize(
@@ -105,15 +106,15 @@ def test_a_text_part_that_names_its_own_class_or_none_does_not_hide_the_whole(
         {"architectures": [], "model_type": ["llama"]},
     ],
 )
-def test_another_class_is_not_taken_for_its_text_part(
+def test_unsupported_class_is_refused_despite_a_supported_text_config(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match="supported are"):
-        opened(tmp_path, config)
+        read_config(tmp_path, config)
 
 
 def test_deepseek_v2_is_refused_for_its_groups(tmp_path: Path) -> None:
-    """DeepSeek V2 (236B) and V2.5, not V2-Lite."""
+    """DeepSeek V2 (236B) and V2.5 select experts in groups; V2-Lite does not."""
     large = {
         "n_group": 8,
         "topk_group": 3,
@@ -123,15 +124,17 @@ def test_deepseek_v2_is_refused_for_its_groups(tmp_path: Path) -> None:
         "num_hidden_layers": 60,
         "q_lora_rank": 1536,
     }
-    arch, config = opened(tmp_path, CONFIGS["DeepSeek-V2-Lite"] | large)
+    arch, config = read_config(tmp_path, CONFIGS["DeepSeek-V2-Lite"] | large)
     with pytest.raises(UserError, match="groups of experts by their best one"):
         arch.check(config)
 
 
-def test_what_old_checkpoints_carry_beside_their_weights_is_left_out(
+def test_rotary_buffers_and_qlora_settings_of_old_checkpoints_are_ignored(
     stories: Path, tmp_path: Path
 ) -> None:
-    """Llama 2 and its finetunes hold rotary frequencies, and those merged after QLoRA its settings."""
+    """Llama 2 and its finetunes store rotary frequencies as tensors. Finetunes merged after QLoRA
+    keep the settings of bitsandbytes.
+    """
     import numpy as np
 
     folder = tiny_checkpoint.copy(
@@ -148,9 +151,9 @@ def test_what_old_checkpoints_carry_beside_their_weights_is_left_out(
         f"model.layers.{i}.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32) for i in range(5)
     }
     tiny_checkpoint.save(folder / "model.safetensors", tensors | buffers)
-    found, plain = (
+    source, plain = (
         checkpoint_source.open_checkpoint(folder),
         checkpoint_source.open_checkpoint(stories),
     )
-    assert [weight.name for weight in found.weights] == [weight.name for weight in plain.weights]
-    assert "llmcli.convert.source_method" not in dict(found.entries)
+    assert [weight.name for weight in source.weights] == [weight.name for weight in plain.weights]
+    assert "llmcli.convert.source_method" not in dict(source.entries)
