@@ -1,4 +1,4 @@
-"""/model on the command line: which model is open at each moment, with a real model."""
+"""Replacing the model of a chat with /model: the order of opening and closing, and real models."""
 
 import subprocess
 import sys
@@ -15,49 +15,54 @@ Llmcli = Callable[..., Done]
 Fake = Callable[..., list[Any]]
 
 
-def test_the_new_model_is_opened_before_the_old_one_is_closed(
+def test_new_model_is_opened_before_the_old_one_is_closed(
     llmcli: Llmcli, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = fake(b"yes")
-    happened: list[str] = []
+    events: list[str] = []
     from llmcli.model_loader import open_model
 
-    whole = open_model.open_runner
+    open_runner = open_model.open_runner
 
-    class Told:
-        """The fake's context manager, telling when it begins and ends; the third model fails."""
+    class RecordedRunner:
+        """A context manager that opens the fake model and records when it is opened and closed.
+        Opening the third model fails.
+        """
 
-        def __init__(self, *words: Any, **more: Any) -> None:
-            self.inner, self.number = whole(*words, **more), len(opened) + 1
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self.inner, self.number = open_runner(*args, **kwargs), len(opened) + 1
 
         def __enter__(self) -> Any:
             if self.number == 3:
                 raise UserError("llama.cpp cannot load it", hint="no")
-            happened.append(f"open {self.number}")
+            events.append(f"open {self.number}")
             return self.inner.__enter__()
 
         def __exit__(self, *error: Any) -> None:
-            happened.append(f"close {self.number}")
+            events.append(f"close {self.number}")
 
-    monkeypatch.setattr(open_model, "open_runner", Told)
+    monkeypatch.setattr(open_model, "open_runner", RecordedRunner)
     done = llmcli(
         "chat", "fake", "--temp", "0", stdin=b"one\n/model fake\ntwo\n/model fake\nthree\n"
     )
-    assert happened == ["open 1", "open 2", "close 1", "close 2"]
+    assert events == ["open 1", "open 2", "close 1", "close 2"]
     assert done.out == "yes\nfake \u00b7 F32 \u00b7 256 tokens of context\nyes\nyes\n"
     assert "llama.cpp cannot load it" in done.err
     assert done.code == 1
 
 
-def test_a_real_model_in_place_of_another(stories_gguf: Path, home: Path) -> None:
-    talk = f"Once upon a time\n/model {stories_gguf}\n and then\n/model ./nothing.gguf\n the end\n/kv\n"
+def test_real_model_replaces_another_in_a_chat(stories_gguf: Path, home: Path) -> None:
+    lines = (
+        f"Once upon a time\n/model {stories_gguf}\n and then\n"
+        "/model ./nothing.gguf\n the end\n/kv\n"
+    )
     flags = ["--raw", "-n", "4", "-c", "256", "-t", "1"]
     command = [sys.executable, "-m", "llmcli.app", "chat", str(stories_gguf), *flags]
     done = subprocess.run(
-        command, input=talk, capture_output=True, text=True, timeout=240, check=False
+        command, input=lines, capture_output=True, text=True, timeout=240, check=False
     )
     assert "Traceback" not in done.stderr
-    assert done.stderr.count("(+0 reused)") == 2  # the new model's first answer computes all of it
+    assert done.stderr.count("(+0 reused)") == 2  # the first answer of each model reuses no cells
     assert "error: no such file or folder: ./nothing.gguf" in done.stderr
     assert "difference       0" in done.stdout
     assert done.returncode == 1
@@ -66,7 +71,7 @@ def test_a_real_model_in_place_of_another(stories_gguf: Path, home: Path) -> Non
 @pytest.mark.parametrize(
     "broken", ["{% for m in messages %}", "{% for i in [1] %}" * 150 + "{% endfor %}" * 150]
 )
-def test_a_template_that_cannot_be_read_is_told_before_a_model_is_opened(
+def test_broken_template_is_an_error_before_a_model_is_opened(
     llmcli: Llmcli, fake: Fake, broken: str
 ) -> None:
     opened = fake(b"yes")

@@ -1,4 +1,6 @@
-"""From a name to an answer: missing files are fetched and quantized, existing files are used."""
+"""Preparing a model by its name: missing files are downloaded and quantized, existing files are
+used.
+"""
 
 import json
 from collections.abc import Callable
@@ -14,48 +16,52 @@ Llmcli = Callable[..., Done]
 SHORT = ("-n", "6", "-t", "1", "--temp", "0", "--json")
 
 
-def answer(done: Done) -> Any:
+def document(done: Done) -> Any:
+    """Return the JSON document of a command that succeeded."""
     assert done.code == 0, done.err
     return json.loads(done.out)
 
 
-def test_one_command_leads_from_a_hubs_safetensors_to_an_answer(
+def test_run_downloads_quantizes_and_answers_from_safetensors_on_the_hub(
     llmcli: Llmcli, stories: Path, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
     with Hub() as hub:
         hub.add("org/stories", stories)
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         first = llmcli("run", "org/stories", "Once upon a time", *SHORT)
-        asked = len(hub.requests)
+        n_requests = len(hub.requests)
         again = llmcli("run", "org/stories", "Once upon a time", *SHORT)
-        assert len(hub.requests) == asked  # what is here needs no network
+        assert len(hub.requests) == n_requests  # files on this disk need no network
         other = llmcli("run", "org/stories:Q8_0", "Once upon a time", *SHORT)
-        assert len(hub.requests) == asked
-    assert answer(first)["model"]["file_type"] == "Q4_K_M"
-    assert answer(first)["text"] == answer(again)["text"] != ""
+        assert len(hub.requests) == n_requests
+    assert document(first)["model"]["file_type"] == "Q4_K_M"
+    assert document(first)["text"] == document(again)["text"] != ""
     assert "bits per weight" in first.err
     assert "bits per weight" not in again.err
-    assert answer(other)["model"]["file_type"] == "Q8_0"
-    assert str(home) in answer(first)["model"]["path"]
+    assert document(other)["model"]["file_type"] == "Q8_0"
+    assert str(home) in document(first)["model"]["path"]
 
 
-def test_a_folder_is_quantized_to_the_type_asked_for(llmcli: Llmcli, stories: Path) -> None:
-    made = answer(llmcli("run", f"{stories}/", "Once", "--quant", "q5_k", *SHORT))
-    assert made["model"]["file_type"] == "Q5_K_M"
+def test_folder_is_quantized_to_the_requested_type(llmcli: Llmcli, stories: Path) -> None:
+    result = document(llmcli("run", f"{stories}/", "Once", "--quant", "q5_k", *SHORT))
+    assert result["model"]["file_type"] == "Q5_K_M"
 
 
-def test_a_file_is_used_as_it_is_unless_another_type_is_asked_for(
+def test_file_is_used_as_it_is_unless_another_type_is_requested(
     llmcli: Llmcli, stories_gguf: Path
 ) -> None:
     before = stories_gguf.read_bytes()
-    plain = answer(llmcli("run", str(stories_gguf), "Once", *SHORT))
-    assert (plain["model"]["file_type"], plain["model"]["path"]) == ("F32", str(stories_gguf))
-    smaller = answer(llmcli("run", str(stories_gguf), "Once", "--quant", "Q8_0", *SHORT))
+    unchanged = document(llmcli("run", str(stories_gguf), "Once", *SHORT))
+    assert (unchanged["model"]["file_type"], unchanged["model"]["path"]) == (
+        "F32",
+        str(stories_gguf),
+    )
+    smaller = document(llmcli("run", str(stories_gguf), "Once", "--quant", "Q8_0", *SHORT))
     assert smaller["model"]["file_type"] == "Q8_0"
     assert stories_gguf.read_bytes() == before
 
 
-def test_an_alias_of_a_float_file_becomes_its_catalog_type(
+def test_float_file_of_an_alias_is_quantized_to_the_type_in_the_catalog(
     llmcli: Llmcli, stories_gguf: Path, home: Path
 ) -> None:
     catalog = home / "config" / "models.toml"
@@ -72,7 +78,7 @@ def test_an_alias_of_a_float_file_becomes_its_catalog_type(
     assert rows["temp"].startswith("0.25")
 
 
-def test_a_typo_in_a_type_is_told_before_anything_is_fetched(
+def test_unknown_type_is_an_error_before_anything_is_downloaded(
     llmcli: Llmcli, stories: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Hub() as hub:
@@ -85,7 +91,7 @@ def test_a_typo_in_a_type_is_told_before_anything_is_fetched(
 
 
 @pytest.mark.parametrize("damage", ["cut", "magic", "folder", "architecture"])
-def test_a_file_that_cannot_be_run_is_one_error(
+def test_file_that_cannot_be_run_is_one_error(
     llmcli: Llmcli, stories: Path, stories_gguf: Path, tmp_path: Path, damage: str
 ) -> None:
     path = tmp_path / "bad.gguf"

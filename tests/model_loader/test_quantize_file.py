@@ -1,4 +1,4 @@
-"""`llmcli quantize` on the command line: table, document, defaults, and one-line errors."""
+"""`llmcli quantize` on the command line: the table, the JSON document, default paths and errors."""
 
 import hashlib
 import json
@@ -18,19 +18,19 @@ from tests.quant import tiny_gguf
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Type a command; gives (exit code, stdout, stderr)."""
+    """Return a function that runs a command and returns its exit code, stdout and stderr."""
 
-    def type_in(*words: object) -> tuple[int, str, str]:
+    def run_command(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["llmcli", *map(str, words)])
         try:
             application.main()
             code = 0
-        except SystemExit as left:
-            code = left.code if isinstance(left.code, int) else 0
-        out = capsys.readouterr()
-        return code, out.out, out.err
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
-    return type_in
+    return run_command
 
 
 @pytest.fixture
@@ -38,11 +38,13 @@ def model(tmp_path: Path) -> Path:
     return tiny_gguf.llama(tmp_path / "Tiny-3L-F32.gguf", layers=3)
 
 
-def test_a_gguf_becomes_its_sibling_with_a_table(run, model: Path, tmp_path: Path) -> None:
+def test_gguf_is_quantized_to_its_folder_and_a_table_is_printed(
+    run, model: Path, tmp_path: Path
+) -> None:
     code, out, err = run("quantize", model, "--q4_k", "--threads", 1)
     assert code == 0
-    made = tmp_path / "Tiny-3L-Q4_K_M.gguf"
-    assert read_header.read_header(made).file_type == "Q4_K_M"
+    out_path = tmp_path / "Tiny-3L-Q4_K_M.gguf"
+    assert read_header.read_header(out_path).file_type == "Q4_K_M"
     assert "Q4_K means Q4_K_M" in err
     assert out.splitlines()[0].split() == [
         "type",
@@ -54,11 +56,13 @@ def test_a_gguf_becomes_its_sibling_with_a_table(run, model: Path, tmp_path: Pat
         "seconds",
     ]
     assert [line.split()[0] for line in out.splitlines()[1:-1]] == ["Q4_K", "Q6_K", "F32", "total"]
-    assert str(made) in out.splitlines()[-1]
+    assert str(out_path) in out.splitlines()[-1]
     assert " s)" in out.splitlines()[-1]
 
 
-def test_a_folder_becomes_a_gguf_beside_it(run, stories: Path, tmp_path: Path) -> None:
+def test_checkpoint_folder_is_quantized_to_its_parent_folder(
+    run, stories: Path, tmp_path: Path
+) -> None:
     folder = shutil.copytree(stories, tmp_path / "stories260K")
     code, out, _ = run("quantize", folder, "--json", "-t", "q8_0")
     document = json.loads(out)
@@ -85,34 +89,38 @@ def test_a_folder_becomes_a_gguf_beside_it(run, stories: Path, tmp_path: Path) -
     assert document["types"]["Q8_0"]["relative_rmse"] < 0.01
 
 
-def test_the_same_again_does_nothing_and_says_so(run, model: Path, tmp_path: Path) -> None:
+def test_repeated_command_writes_nothing_and_prints_a_note(
+    run, model: Path, tmp_path: Path
+) -> None:
     run("quantize", model, "--q8_0")
-    made = tmp_path / "Tiny-3L-Q8_0.gguf"
-    before = made.stat()
+    out_path = tmp_path / "Tiny-3L-Q8_0.gguf"
+    before = out_path.stat()
     untouched = (before.st_ino, before.st_mtime_ns, before.st_size)
     code, out, err = run("quantize", model, "--q8_0", "--json")
-    after = made.stat()
+    after = out_path.stat()
     assert (code, (after.st_ino, after.st_mtime_ns, after.st_size)) == (0, untouched)
     assert json.loads(out)["present"]
-    assert json.loads(out)["sha256"] == hashlib.sha256(made.read_bytes()).hexdigest()
+    assert json.loads(out)["sha256"] == hashlib.sha256(out_path.read_bytes()).hexdigest()
     assert "nothing to do" in err
     assert not json.loads(run("quantize", model, "--q8_0", "--json", "--force")[1])["present"]
 
 
-def test_a_dry_run_writes_nothing_and_tells_the_exact_size(
+def test_dry_run_writes_nothing_and_reports_the_exact_size(
     run, model: Path, tmp_path: Path
 ) -> None:
     before = sorted(tmp_path.iterdir())
     code, out, _ = run("quantize", model, "--dry-run", "--json", "--q5_k_m")
     assert (code, sorted(tmp_path.iterdir())) == (0, before)
-    told = json.loads(out)
-    assert told["dry_run"]
+    planned = json.loads(out)
+    assert planned["dry_run"]
     run("quantize", model, "--q5_k_m", "-o", tmp_path / "x.gguf")
-    # The name is not in the file: the size is the same.
-    assert told["bytes"] == (tmp_path / "x.gguf").stat().st_size
+    # the file does not contain its name, so another name has no effect on the size
+    assert planned["bytes"] == (tmp_path / "x.gguf").stat().st_size
 
 
-def test_rounding_twice_is_warned_of_and_needs_no_flag(run, model: Path, tmp_path: Path) -> None:
+def test_quantized_source_gives_a_warning_and_needs_no_flag(
+    run, model: Path, tmp_path: Path
+) -> None:
     run("quantize", model, "--q5_1", "-o", tmp_path / "a.gguf")
     code, out, err = run("quantize", tmp_path / "a.gguf", "--q4_0")
     assert code == 0
@@ -121,14 +129,14 @@ def test_rounding_twice_is_warned_of_and_needs_no_flag(run, model: Path, tmp_pat
     assert 1 < float(line.split()[-2].rstrip("%")) < 20
 
 
-def test_a_pattern_gives_its_tensors_another_type(run, model: Path, tmp_path: Path) -> None:
+def test_pattern_gives_its_tensors_another_type(run, model: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.gguf"
     assert run("quantize", model, "--q4_k_m", "--tensor-type", "ffn_up=q8_0", "-o", out)[0] == 0
     types = {tensor.name: tensor.type for tensor in read_header.read_header(out).tensors}
     assert {types[f"blk.{i}.ffn_up.weight"] for i in range(3)} == {"Q8_0"}
 
 
-def test_the_heads_and_the_embeddings_types_are_the_users(run, model: Path, tmp_path: Path) -> None:
+def test_types_of_the_head_and_the_embedding_can_be_set(run, model: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.gguf"
     words = ("--output-tensor-type", "q4_0", "--token-embedding-type", "bf16", "-o", out)
     assert run("quantize", model, "--q8_0", *words)[0] == 0
@@ -140,21 +148,21 @@ def test_the_heads_and_the_embeddings_types_are_the_users(run, model: Path, tmp_
     }
 
 
-def test_folds_are_chosen_told_and_recorded(run, tmp_path: Path) -> None:
+def test_folds_are_chosen_reported_and_recorded_in_the_file(run, tmp_path: Path) -> None:
     from tests.quant.upstream import collected, write_gguf
 
     model = tiny_gguf.llama(tmp_path / "model.gguf", hidden=64, ff=128, layers=1)
     out, weights = tmp_path / "x.gguf", write_gguf(tmp_path / "imatrix.gguf", collected(model))
-    code, said, err = run(
+    code, stdout, err = run(
         "quantize", model, "--q4_0", "--imatrix", weights, "--fold", "awq,deal", "-o", out, "--json"
     )
     assert code == 0
-    found, told = (
-        json.loads(said)["fold"],
+    reported, recorded = (
+        json.loads(stdout)["fold"],
         json.loads(str(read_header.read_header(out).metadata["llmcli.quantize.fold"])),
     )
-    assert found["kinds"] == ["awq", "deal"]
-    assert told == {"digest": found["digest"], "how": "awq,deal"}
+    assert reported["kinds"] == ["awq", "deal"]
+    assert recorded == {"digest": reported["digest"], "how": "awq,deal"}
     assert " sites, which lowers their sampled error" in err and "LoRA adapters" in err
     again = run(
         "quantize", model, "--q4_0", "--imatrix", weights, "--fold", "awq,deal", "-o", out, "--json"
@@ -162,16 +170,14 @@ def test_folds_are_chosen_told_and_recorded(run, tmp_path: Path) -> None:
     assert json.loads(again)["present"]
 
 
-def test_an_imatrix_steers_the_rounding_and_is_named_in_the_document(
-    run, model: Path, tmp_path: Path
-) -> None:
+def test_imatrix_is_used_and_named_in_the_document(run, model: Path, tmp_path: Path) -> None:
     from tests.quant.upstream import collected, write_gguf
 
     out, weights = tmp_path / "x.gguf", write_gguf(tmp_path / "imatrix.gguf", collected(model))
-    code, said, err = run("quantize", model, "--q4_0", "--imatrix", weights, "-o", out, "--json")
+    code, stdout, err = run("quantize", model, "--q4_0", "--imatrix", weights, "-o", out, "--json")
     assert code == 0
-    found = json.loads(said)
-    assert (found["imatrix"], found["without_importance"]) == (str(weights), 1)
+    document = json.loads(stdout)
+    assert (document["imatrix"], document["without_importance"]) == (str(weights), 1)
     assert (
         "has no data for 1 tensors; they are quantized without importance weights: "
         "token_embd.weight" in err
@@ -183,7 +189,9 @@ def test_an_imatrix_steers_the_rounding_and_is_named_in_the_document(
     assert not json.loads(run("quantize", model, "--q4_0", "-o", out, "--json")[1])["present"]
 
 
-def test_a_model_in_shards_has_its_exact_size_told_before(run, model: Path, tmp_path: Path) -> None:
+def test_dry_run_reports_the_exact_size_of_a_model_in_shards(
+    run, model: Path, tmp_path: Path
+) -> None:
     words = (
         "quantize",
         model,
@@ -194,21 +202,21 @@ def test_a_model_in_shards_has_its_exact_size_told_before(run, model: Path, tmp_
         tmp_path / "x.gguf",
         "--json",
     )
-    told = json.loads(run(*words, "--dry-run")[1])
+    planned = json.loads(run(*words, "--dry-run")[1])
     assert not list(tmp_path.glob("x*"))
-    code, said, _ = run(*words)
+    code, stdout, _ = run(*words)
     assert code == 0
-    made = json.loads(said)
-    assert made["files"] == told["files"] == [str(path) for path in sorted(tmp_path.glob("x*"))]
-    assert len(made["files"]) == 2 and made["path"] == made["files"][0]
-    assert (
-        made["bytes"] == told["bytes"] == sum(Path(file).stat().st_size for file in made["files"])
-    )
+    written = json.loads(stdout)
+    paths = [str(path) for path in sorted(tmp_path.glob("x*"))]
+    assert written["files"] == planned["files"] == paths
+    assert len(written["files"]) == 2 and written["path"] == written["files"][0]
+    n_bytes = sum(Path(file).stat().st_size for file in written["files"])
+    assert written["bytes"] == planned["bytes"] == n_bytes
     assert json.loads(run(*words)[1])["present"]
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["{model}", "--split-max-size", "7"], 1, "'7' is no size of a shard"),
         (["{model}", "--iq2_xs"], 1, "IQ2_XS needs an importance matrix"),
@@ -234,54 +242,52 @@ def test_a_model_in_shards_has_its_exact_size_told_before(run, model: Path, tmp_
         (["{text}"], 1, "is not a GGUF file"),
     ],
 )
-def test_a_mistake_is_one_line_and_a_hint(
-    words, code, said, run, model: Path, tmp_path: Path
+def test_error_is_one_line_and_a_hint(
+    words, code, message, run, model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "cut.gguf").write_bytes(model.read_bytes()[:-100])
     (tmp_path / "text.gguf").write_bytes(b"just some text that is long enough")
-    places = {
+    paths = {
         "model": model,
         "tmp": tmp_path,
         "cut": tmp_path / "cut.gguf",
         "text": tmp_path / "text.gguf",
     }
     before = sorted(tmp_path.rglob("*"))
-    found, out, err = run("quantize", *(word.format(**places) for word in words))
+    exit_code, out, err = run("quantize", *(word.format(**paths) for word in words))
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert (found, out, len(errors)) == (code, "", 1)
-    assert said in errors[0]
+    assert (exit_code, out, len(errors)) == (code, "", 1)
+    assert message in errors[0]
     assert "hint: " in err
     assert "Traceback" not in err
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_local_path_needs_no_catalog(run, model: Path, monkeypatch) -> None:
+def test_local_path_needs_no_catalog(run, model: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "llmcli.catalog.fetch", None)  # importing it would fail
     assert run("quantize", model, "--q8_0")[0] == 0
 
 
-def test_a_models_name_goes_through_the_catalog_into_the_store(
+def test_model_of_the_catalog_is_quantized_into_the_store(
     run, stories: Path, home: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(stories, tmp_path / "stories260K")
     assert run("alias", "lily", tmp_path / "stories260K")[0] == 0
     code, out, err = run("quantize", "lily", "--q8_0", "--json")
     assert code == 0, err
-    made = Path(json.loads(out)["path"])
-    assert made.is_relative_to(home)
-    assert read_header.read_header(made).file_type == "Q8_0"
-    assert str(made) in {entry["path"] for entry in json.loads(run("list", "--json")[1])}
+    out_path = Path(json.loads(out)["path"])
+    assert out_path.is_relative_to(home)
+    assert read_header.read_header(out_path).file_type == "Q8_0"
+    assert str(out_path) in {entry["path"] for entry in json.loads(run("list", "--json")[1])}
     assert json.loads(run("quantize", "lily", "--q8_0", "--json")[1])["present"]
 
 
-def test_every_type_has_its_flag(run) -> None:
+def test_every_file_type_has_a_flag(run) -> None:
     words = run("quantize", "--help")[1].split()
     assert {kind.flag for kind in file_types.FILE_TYPES.values()} <= set(words)
 
 
-def test_other_commands_get_a_file_and_a_quiet_stdout(
-    stories: Path, tmp_path: Path, capsys
-) -> None:
+def test_quantize_file_prints_nothing_on_stdout(stories: Path, tmp_path: Path, capsys) -> None:
     out = tmp_path / "new" / "place" / "stories.gguf"
     assert quantize_file.quantize_file(stories, "Q4_K_M", out, UI()) == out
     assert read_header.read_header(out).file_type == "Q4_K_M"

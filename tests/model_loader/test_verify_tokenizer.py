@@ -1,4 +1,6 @@
-"""quantize and convert verify the tokenizer first, and warn about a template without an end token."""
+"""`quantize` and `convert` check the tokenizer before they write, and warn about a chat template
+that ends messages without an end token.
+"""
 
 import json
 import shutil
@@ -8,16 +10,20 @@ import pytest
 
 from tests.quant import tiny_checkpoint
 
-TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.role == 'assistant' %}[end]{% endif %}{% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% if m.role == 'assistant' %}[end]{% endif %}{% endfor %}"
+)
 
 
 @pytest.fixture
 def folder(stories: Path, tmp_path: Path) -> Path:
+    """Return a copy of the checkpoint `stories`."""
     return shutil.copytree(stories, tmp_path / "Stories")
 
 
 @pytest.mark.parametrize("command", [["quantize", "-t", "F32"], ["convert", "--outtype", "f32"]])
-def test_a_tokenizer_that_llama_cpp_runs_otherwise_is_refused_and_nothing_is_written(
+def test_tokenizer_that_llama_cpp_runs_differently_is_refused_and_nothing_is_written(
     llmcli, folder, command
 ) -> None:
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
@@ -32,23 +38,23 @@ def test_a_tokenizer_that_llama_cpp_runs_otherwise_is_refused_and_nothing_is_wri
 
 
 @pytest.mark.parametrize("command", ["quantize", "convert"])
-def test_a_pre_tokenizer_for_pieces_is_refused(llmcli, folder, command) -> None:
+def test_pre_tokenizer_is_refused_for_a_sentencepiece_tokenizer(llmcli, folder, command) -> None:
     done = llmcli(command, str(folder), "--pre", "gpt-2")
     assert done.code == 1
     assert "it has no pre-tokenizer" in done.err
     assert "leave --pre out" in done.err
 
 
-def test_a_pre_tokenizer_for_a_gguf_is_refused(llmcli, stories_gguf: Path) -> None:
+def test_pre_tokenizer_is_refused_for_a_gguf(llmcli, stories_gguf: Path) -> None:
     done = llmcli("quantize", str(stories_gguf), "--pre", "gpt-2")
     assert done.code == 2
     assert "--pre applies to checkpoint folders" in done.err
 
 
 @pytest.mark.parametrize(
-    ("template", "warned"), [(TURNS, True), (TURNS.replace("[end]", "</s>"), False)]
+    ("template", "warned"), [(TEMPLATE, True), (TEMPLATE.replace("[end]", "</s>"), False)]
 )
-def test_a_template_whose_turns_do_not_end_is_warned_of(
+def test_warning_if_the_template_ends_messages_without_an_end_token(
     llmcli, folder, template: str, warned: bool
 ) -> None:
     tiny_checkpoint.edit(folder / "tokenizer_config.json", chat_template=template)
