@@ -1,4 +1,6 @@
-"""Beams with a grammar, compared with transformers under the same rule and validated by jsonschema."""
+"""Beam search inside a grammar: the same answers as transformers with the same allowed tokens, and
+documents that jsonschema accepts.
+"""
 
 import itertools
 import json
@@ -35,23 +37,23 @@ CALL = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-WHO, WHAT, END = (
+SUBJECTS, VERBS, ENDINGS = (
     (" He", " She", " They both"),
     (" wanted", " saw", " was very"),
     (" a cat.", " happy.", " it!"),
 )
-TEXTS = {"".join(parts).encode() for parts in itertools.product(WHO, WHAT, END)}
+TEXTS = {"".join(parts).encode() for parts in itertools.product(SUBJECTS, VERBS, ENDINGS)}
 GBNF = "root ::= " + " ".join(
-    f"({' | '.join(json.dumps(word) for word in words)})" for words in (WHO, WHAT, END)
+    f"({' | '.join(json.dumps(word) for word in words)})" for words in (SUBJECTS, VERBS, ENDINGS)
 )
 
 
 @pytest.fixture(scope="module")
 def opened(stories_gguf: Path) -> Iterator[tuple[Context, Model, GrammarCompiler]]:
-    kind = ContextOptions(
+    options = ContextOptions(
         512, n_batch=512, n_seq_max=8, type_k="f32", type_v="f32", flash_attn="off"
     )
-    with open_model(stories_gguf, gpu_layers=0) as model, open_context(model, kind) as context:
+    with open_model(stories_gguf, gpu_layers=0) as model, open_context(model, options) as context:
         native = NativeGrammars(model)
         yield context, model, GrammarCompiler(model, native.compile)
         native.close()
@@ -59,26 +61,28 @@ def opened(stories_gguf: Path) -> Iterator[tuple[Context, Model, GrammarCompiler
 
 @pytest.fixture(scope="module")
 def oracle(stories: Path) -> Any:
+    """Return the same model in transformers."""
     return beams.oracle(stories)
 
 
-def listed(model: Model, said: list[int]) -> list[int]:
-    """The tokens that lead on to one of TEXTS: told from the texts alone."""
-    text = b"".join(map(model.piece, said))
+def allowed_by_texts(model: Model, answer: list[int]) -> list[int]:
+    """Return the tokens that may follow `answer` so that it can become one of TEXTS. They are found
+    in TEXTS, without a grammar.
+    """
+    text = b"".join(map(model.piece, answer))
     tokens = [
         t
         for t in range(model.n_vocab)
         if (p := model.piece(t)) and any(w.startswith(text + p) for w in TEXTS)
     ]
-    return tokens + [model.eos] * (text in TEXTS) or [
-        model.eos
-    ]  # transformers goes on where nothing may follow
+    # transformers continues even a text that no token may follow, so it gets the end token
+    return tokens + [model.eos] * (text in TEXTS) or [model.eos]
 
 
-def masked(model: Model, grammar: Grammar, said: list[int]) -> list[int]:
-    """The tokens that a matcher allows after an answer."""
+def allowed_by_mask(model: Model, grammar: Grammar, answer: list[int]) -> list[int]:
+    """Return the tokens that the grammar's matcher allows after `answer`."""
     matcher: Matcher = grammar.start()
-    for token in said:
+    for token in answer:
         if model.is_end(token) or not matcher.allows(token):
             return [model.eos]
         matcher.accept(token)
@@ -96,15 +100,15 @@ def masked(model: Model, grammar: Grammar, said: list[int]) -> list[int]:
         (33, BeamSettings(5, -1.0)),
     ],
 )
-def test_the_same_answers_and_scores_as_transformers_among_listed_texts(
+def test_answers_among_given_texts_equal_those_of_transformers(
     number: int, search: BeamSettings, opened: tuple[Context, Model, GrammarCompiler], oracle: Any
 ) -> None:
     context, model, grammars = opened
     prompt = model.tokenize(beams.PROMPTS[number], special=False, add_special=True)
     expected = beams.theirs(
-        oracle, prompt, search, 40, {model.eos}, lambda said: listed(model, said)
+        oracle, prompt, search, 40, {model.eos}, lambda answer: allowed_by_texts(model, answer)
     )
-    # llama.cpp's own engine allows every cut of a text into tokens, as the list does.
+    # llama.cpp's own engine allows every division of a text into tokens, as allowed_by_texts does
     grammar = grammars(Constraint("gbnf", GBNF, "llama"))
     assert beams.same(
         beams.ours(context, model, prompt, search, 40, {model.eos}, grammar), expected
@@ -117,7 +121,7 @@ def test_the_same_answers_and_scores_as_transformers_among_listed_texts(
     ("number", "search"),
     [(5, BeamSettings(4)), (16, BeamSettings(3, 0.5, "never")), (27, BeamSettings(8, 1.0))],
 )
-def test_the_same_documents_as_transformers_and_all_of_them_valid(
+def test_documents_equal_those_of_transformers_and_are_valid(
     number: int, search: BeamSettings, opened: tuple[Context, Model, GrammarCompiler], oracle: Any
 ) -> None:
     context, model, grammars = opened
@@ -125,7 +129,12 @@ def test_the_same_documents_as_transformers_and_all_of_them_valid(
     grammar = grammars(Constraint("json_schema", json.dumps(CALL)))
     found = beams.ours(context, model, prompt, search, 60, {model.eos}, grammar)
     expected = beams.theirs(
-        oracle, prompt, search, 60, {model.eos}, lambda said: masked(model, grammar, said)
+        oracle,
+        prompt,
+        search,
+        60,
+        {model.eos},
+        lambda answer: allowed_by_mask(model, grammar, answer),
     )
     assert beams.same(found, expected)
     assert len(found) == search.beams
@@ -134,21 +143,24 @@ def test_the_same_documents_as_transformers_and_all_of_them_valid(
 
 
 def search(
-    grammar: Grammar, reply: bytes = b"Well, let me see.", beams: int = 4, **more: Any
+    grammar: Grammar, reply: bytes = b"Well, let me see.", beams: int = 4, **fields: Any
 ) -> Answer:
+    """Return the answer of a beam search in the fake model, which would answer `reply` without the
+    grammar.
+    """
     model, context = FakeModel(), FakeContext(reply=reply, n_seq_max=beams)
     engine = Engine(
-        context, FakeVocabulary(model.piece, more.pop("ends", model.is_end), model.n_vocab), None
+        context, FakeVocabulary(model.piece, fields.pop("ends", model.is_end), model.n_vocab), None
     )
-    wanted = Request(
+    request = Request(
         tuple(b"ask"),
         default_sampling(),
         strategy="beam",
         search=BeamSettings(beams),
         grammar=grammar,
-        **more,
+        **fields,
     )
-    one = engine.submit(wanted)
+    one = engine.submit(request)
     while engine.is_busy:
         engine.step()
         engine.ledger.check()
@@ -156,7 +168,7 @@ def search(
     return engine.pop_answer(one)
 
 
-def test_every_answer_is_whole_where_the_limit_leaves_room() -> None:
+def test_every_answer_is_a_complete_document_without_a_limit() -> None:
     answer = search(schema(CALL), beams=6)
     documents = [json.loads(one.text) for one in answer.beams]
     for document in documents:
@@ -168,19 +180,19 @@ def test_every_answer_is_whole_where_the_limit_leaves_room() -> None:
     assert not any(token.forced for token in answer.tokens)
 
 
-def test_a_grammar_of_few_texts_gives_as_many_answers() -> None:
+def test_grammar_with_fewer_texts_than_beams_gives_one_answer_per_text() -> None:
     answer = search(gbnf('root ::= "yes" | "no"'), beams=5)
     assert {one.text for one in answer.beams} == {"yes", "no"}
     assert answer.finish == "stop"
 
 
-def test_of_several_ends_only_one_is_taken() -> None:
+def test_several_end_tokens_give_each_text_only_once() -> None:
     ends = (EOS, EOS + 1, EOS + 2).__contains__
     answer = search(gbnf('root ::= "yes" | "no"'), ends=ends)
     assert sorted(one.text for one in answer.beams) == ["no", "yes"]
 
 
-def test_whole_answers_stand_before_likelier_ones_that_the_limit_cut() -> None:
+def test_complete_answers_rank_before_likelier_ones_that_the_limit_cut() -> None:
     grammar = gbnf('root ::= "Well, let me see." | "W!"')
     cut = search(grammar, max_tokens=6)
     assert [(one.text, one.is_complete) for one in cut.beams] == [("W!", True), ("Well, ", False)]
@@ -189,30 +201,30 @@ def test_whole_answers_stand_before_likelier_ones_that_the_limit_cut() -> None:
     assert search(grammar).text == "Well, let me see."
 
 
-def test_an_answer_that_ends_at_the_limit_by_the_grammar_is_whole() -> None:
+def test_answer_that_the_grammar_accepts_at_the_limit_is_complete() -> None:
     answer = search(gbnf("root ::= [a-zA-Z]+"), max_tokens=4)
     assert all(one.is_complete and len(one.text) <= 4 for one in answer.beams)
 
 
-def test_a_stop_string_cuts_what_is_then_not_whole() -> None:
+def test_answer_that_a_stop_string_cuts_is_not_complete() -> None:
     answer = search(gbnf('root ::= "Well, let" [a-z .]+ "!"'), stops=(" me",), max_tokens=40)
     assert ("Well, let", False) in [(one.text, one.is_complete) for one in answer.beams]
 
 
-def test_the_grammar_begins_behind_the_thinking_and_no_answer_ends_within() -> None:
-    said = b'Let me see.</think>{"name": "Lily", "age": 7}'
-    answer = search(schema(CALL), reply=said, grammar_after="</think>", max_tokens=80, beams=3)
-    assert answer.text == said.decode()
+def test_grammar_starts_after_the_thinking_and_no_answer_ends_inside_it() -> None:
+    reply = b'Let me see.</think>{"name": "Lily", "age": 7}'
+    answer = search(schema(CALL), reply=reply, grammar_after="</think>", max_tokens=80, beams=3)
+    assert answer.text == reply.decode()
     for one in answer.beams:
         jsonschema.validate(json.loads(one.text.partition("</think>")[2]), CALL)
     thinking = search(schema(CALL), reply=b"Hm", grammar_after="</think>", max_tokens=9, beams=2)
     assert [one.is_complete for one in thinking.beams] == [False, False]
 
 
-def test_where_no_token_goes_on_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    guide = schema(CALL)
+def test_grammar_that_allows_no_token_fails_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar = schema(CALL)
     monkeypatch.setattr(GrammarMatcher, "mask", lambda self: np.zeros(-(-N_VOCAB // 8), np.uint8))
-    answer = search(guide, beams=2)
+    answer = search(grammar, beams=2)
     assert answer.finish == "failed"
     assert isinstance(
         answer.error, UnsatisfiableConstraint
@@ -220,17 +232,17 @@ def test_where_no_token_goes_on_it_is_one_line(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("stop_after", [1, 3, 8])
-def test_a_cancelled_search_tells_the_best_so_far(stop_after: int) -> None:
+def test_cancelled_search_returns_the_best_answer_so_far(stop_after: int) -> None:
     model, context = FakeModel(), FakeContext(n_seq_max=3)
     engine = Engine(context, model, None)
-    wanted = Request(
+    request = Request(
         tuple(b"x"),
         default_sampling(),
         strategy="beam",
         search=BeamSettings(3),
         grammar=schema(CALL),
     )
-    one = engine.submit(wanted)
+    one = engine.submit(request)
     for _ in range(stop_after):
         engine.step()
     engine.cancel(one)

@@ -1,4 +1,4 @@
-"""Beam search finds the answers of transformers on a tiny real model in float32."""
+"""Beam search finds the same answers as transformers, on a tiny real model in float32."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,15 +19,16 @@ from tests.fixtures import beams
 
 @pytest.fixture(scope="module")
 def opened(stories_gguf: Path) -> Iterator[tuple[Context, Model]]:
-    kind = ContextOptions(
+    options = ContextOptions(
         512, n_batch=512, n_seq_max=8, type_k="f32", type_v="f32", flash_attn="off"
     )
-    with open_model(stories_gguf, gpu_layers=0) as model, open_context(model, kind) as context:
+    with open_model(stories_gguf, gpu_layers=0) as model, open_context(model, options) as context:
         yield context, model
 
 
 @pytest.fixture(scope="module")
 def oracle(stories: Path) -> Any:
+    """Return the same model in transformers."""
     return beams.oracle(stories)
 
 
@@ -44,12 +45,12 @@ def oracle(stories: Path) -> Any:
         (27, BeamSettings(5, 0.5), "."),
     ],
 )
-def test_the_same_answers_and_scores_as_transformers(
+def test_answers_and_scores_equal_those_of_transformers(
     number: int, search: BeamSettings, ends: str, opened: tuple[Context, Model], oracle: Any
 ) -> None:
     context, model = opened
     prompt = model.tokenize(beams.PROMPTS[number], special=False, add_special=True)
-    # The model itself never ends a story; let it end at some punctuation.
+    # this model never generates its end token, so some punctuation ends an answer
     stops = {2} | {
         token for token in range(model.n_vocab) if model.piece(token) in [c.encode() for c in ends]
     }
@@ -62,14 +63,14 @@ def test_the_same_answers_and_scores_as_transformers(
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
-def test_other_kv_types_take_beams_too(kind: str, smollm2: Path) -> None:
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0", "q4_0"])
+def test_beam_search_runs_with_every_kind_of_cache_type(cache_type: str, smollm2: Path) -> None:
     options = RunOptions(
         ctx_size=256,
         threads=1,
         batch_size=256,
-        cache_type_k=kind,
-        cache_type_v=kind,
+        cache_type_k=cache_type,
+        cache_type_v=cache_type,
         flash_attn="on",
     )
     with open_runner(smollm2, options, slots=4) as runner:

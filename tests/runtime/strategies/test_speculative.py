@@ -1,4 +1,4 @@
-"""Speculative decoding gives the text of plain decoding in fewer passes, with correct cells."""
+"""Speculative decoding: the same answers as plain decoding in fewer passes, and correct cells."""
 
 from collections.abc import Callable
 
@@ -19,46 +19,51 @@ VERSE = b"row, row, row your boat gently down the stream; row, row, row your boa
 PROMPT = b"sing: "
 
 
-def reciting(reply: bytes, prompt: bytes = PROMPT) -> Callable[[list[int]], int]:
-    """Say `reply` by place, whatever stands before: guesses that are wrong do not lead it astray."""
+def by_position(reply: bytes, prompt: bytes = PROMPT) -> Callable[[list[int]], int]:
+    """Return a function that gives the next token of `reply` by the number of tokens so far, so
+    that wrong guesses do not change the answer.
+    """
     return lambda tokens: reply[at] if (at := len(tokens) - len(prompt)) < len(reply) else EOS
 
 
-def engine(
-    context: FakeContext, drafter: Drafter | None = None, curve: PassCost | None = None
+def make_engine(
+    context: FakeContext, drafter: Drafter | None = None, cost: PassCost | None = None
 ) -> Engine:
     model = FakeModel()
-    means = Speculation((drafter or PromptLookup(),), curve or Steady(CHEAP), 16)
-    return Engine(context, model, None, means)
+    speculation = Speculation((drafter or PromptLookup(),), cost or Steady(CHEAP), 16)
+    return Engine(context, model, None, speculation)
 
 
-def finish(machine: Engine, number: int) -> Answer:
+def finish(engine: Engine, number: int) -> Answer:
     for _ in range(2000):
-        if not machine.is_busy:
-            return machine.pop_answer(number)
-        machine.step()
-        machine.ledger.check()
-    raise AssertionError("it never ended")
+        if not engine.is_busy:
+            return engine.pop_answer(number)
+        engine.step()
+        engine.ledger.check()
+    raise AssertionError("the answer did not end")
 
 
-def request(strategy: str = "speculative", prompt: bytes = PROMPT, **more) -> Request:
-    sampling = GREEDY.with_values(more.pop("values", {}))
-    return Request(tuple(prompt), sampling, strategy=strategy, **more)
+def request(strategy: str = "speculative", prompt: bytes = PROMPT, **fields) -> Request:
+    sampling = GREEDY.with_values(fields.pop("values", {}))
+    return Request(tuple(prompt), sampling, strategy=strategy, **fields)
 
 
-def both(
-    reply: bytes, drafter: Drafter | None = None, **more
+def answer_twice(
+    reply: bytes, drafter: Drafter | None = None, **fields
 ) -> tuple[Answer, Answer, FakeContext]:
-    """A plain and a speculative answer to the same request, and the context of the second."""
+    """Return the answers of plain and of speculative decoding to the same request, and the context
+    of the second.
+    """
     answers = []
     for strategy in ("plain", "speculative"):
-        context = FakeContext(n_ctx=512, reply=reciting(reply))
-        machine = engine(context, drafter)
-        answers.append(finish(machine, machine.submit(request(strategy, **more))))
+        context = FakeContext(n_ctx=512, reply=by_position(reply))
+        engine = make_engine(context, drafter)
+        answers.append(finish(engine, engine.submit(request(strategy, **fields))))
     return answers[0], answers[1], context
 
 
-def said(answer: Answer) -> tuple[object, ...]:
+def contents(answer: Answer) -> tuple[object, ...]:
+    """Return what must be equal with and without drafts: text, end and log-probabilities."""
     return (
         answer.text,
         answer.finish,
@@ -66,21 +71,21 @@ def said(answer: Answer) -> tuple[object, ...]:
     )
 
 
-def test_repetitions_are_guessed_and_the_text_is_plain_s():
-    plain, guessed, context = both(VERSE)
-    assert said(guessed) == said(plain)
+def test_repetitions_are_guessed_and_the_answer_is_that_of_plain_decoding():
+    plain, speculative, context = answer_twice(VERSE)
+    assert contents(speculative) == contents(plain)
     assert len(context.batches) < len(plain.tokens) * 0.6
-    assert guessed.n_drafted > guessed.n_accepted > 30
+    assert speculative.n_drafted > speculative.n_accepted > 30
     assert plain.n_drafted is None
 
 
 @pytest.mark.parametrize("right", [0.0, 0.5, 0.9, 1.0])
-def test_however_many_guesses_are_wrong_the_text_is_the_same(right: float):
+def test_wrong_guesses_do_not_change_the_answer(right: float):
     drafter = Knowing(VERSE, right, chance=0.99)
-    plain, guessed, context = both(VERSE, drafter, logprobs=True)
-    assert said(guessed) == said(plain)
-    assert sum(accepted for _, accepted in drafter.results) == guessed.n_accepted
-    assert len(context.batches) == 1 + len(VERSE) - guessed.n_accepted
+    plain, speculative, context = answer_twice(VERSE, drafter, logprobs=True)
+    assert contents(speculative) == contents(plain)
+    assert sum(accepted for _, accepted in drafter.results) == speculative.n_accepted
+    assert len(context.batches) == 1 + len(VERSE) - speculative.n_accepted
 
 
 @pytest.mark.parametrize(
@@ -99,108 +104,112 @@ def test_however_many_guesses_are_wrong_the_text_is_the_same(right: float):
         {"temp": 0, "repeat_penalty": 1.5, "frequency_penalty": 0.3},
     ],
 )
-def test_the_sampler_draws_at_every_row_as_it_would_alone(values: dict[str, float]):
-    plain, guessed, _ = both(VERSE, Knowing(VERSE, 0.8, chance=0.99), values=values)
-    assert said(guessed) == said(plain)
-    assert guessed.n_accepted
+def test_sampled_answer_is_that_of_plain_decoding(values: dict[str, float]):
+    plain, speculative, _ = answer_twice(VERSE, Knowing(VERSE, 0.8, chance=0.99), values=values)
+    assert contents(speculative) == contents(plain)
+    assert speculative.n_accepted
 
 
 @pytest.mark.parametrize("limit", range(8))
-def test_a_limit_in_the_middle_of_a_pass_ends_the_text_there(limit: int):
-    plain, guessed, _ = both(VERSE, Knowing(VERSE, chance=0.99), max_tokens=limit)
-    assert said(guessed) == said(plain)
-    assert guessed.finish == "length"
+def test_token_limit_in_the_middle_of_a_pass_ends_the_answer(limit: int):
+    plain, speculative, _ = answer_twice(VERSE, Knowing(VERSE, chance=0.99), max_tokens=limit)
+    assert contents(speculative) == contents(plain)
+    assert speculative.finish == "length"
 
 
 @pytest.mark.parametrize("reply", [b"", b"a", b"abc", b"abcd", b"abcdefgh"])
-def test_an_end_token_among_the_guesses_ends_the_text_and_its_cell_goes(reply: bytes):
-    context = FakeContext(reply=reciting(reply))
-    machine = engine(context, Knowing([*reply, EOS, *b"more that nobody asked for"], chance=0.99))
-    answer = finish(machine, machine.submit(request()))
+def test_end_token_among_the_guesses_ends_the_answer_and_its_cell_is_dropped(reply: bytes):
+    context = FakeContext(reply=by_position(reply))
+    engine = make_engine(context, Knowing([*reply, EOS, *b"text after the end"], chance=0.99))
+    answer = finish(engine, engine.submit(request()))
     assert (answer.text, answer.finish) == (reply.decode(), "stop")
-    assert machine.ledger.tokens[0] == [*PROMPT, *reply][: len(machine.ledger.tokens[0])]
-    assert machine.ledger.n_idle == 1
+    assert engine.ledger.tokens[0] == [*PROMPT, *reply][: len(engine.ledger.tokens[0])]
+    assert engine.ledger.n_idle == 1
 
 
-def test_a_stop_string_among_the_guesses_ends_the_text_and_is_not_shown():
-    plain, guessed, _ = both(VERSE, Knowing(VERSE, chance=0.99), stops=("boat",))
-    assert said(guessed) == said(plain)
-    assert guessed.text == "row, row, row your "
+def test_stop_string_among_the_guesses_ends_the_answer_and_is_not_shown():
+    plain, speculative, _ = answer_twice(VERSE, Knowing(VERSE, chance=0.99), stops=("boat",))
+    assert contents(speculative) == contents(plain)
+    assert speculative.text == "row, row, row your "
 
 
-def test_ends_are_ignored_where_they_are_to_be():
-    plain, guessed, _ = both(b"abcabcabcabc", max_tokens=60, ignore_eos=True)
-    assert said(guessed) == said(plain)
-    assert len(guessed.tokens) == 60
+def test_ignore_eos_ignores_end_tokens_among_the_guesses():
+    plain, speculative, _ = answer_twice(b"abcabcabcabc", max_tokens=60, ignore_eos=True)
+    assert contents(speculative) == contents(plain)
+    assert len(speculative.tokens) == 60
 
 
-def test_the_cells_of_wrong_guesses_are_given_back_and_the_next_turn_finds_the_right_ones():
-    context = FakeContext(n_ctx=512, reply=reciting(VERSE))
-    machine = engine(context, Knowing(VERSE, 0.7, chance=0.99))
-    first = finish(machine, machine.submit(request()))
-    assert machine.ledger.used_cells == len(PROMPT) + len(first.tokens)
+def test_cells_of_wrong_guesses_are_dropped_and_the_others_are_reused_by_the_next_turn():
+    context = FakeContext(n_ctx=512, reply=by_position(VERSE))
+    engine = make_engine(context, Knowing(VERSE, 0.7, chance=0.99))
+    first = finish(engine, engine.submit(request()))
+    assert engine.ledger.used_cells == len(PROMPT) + len(first.tokens)
     again = PROMPT + VERSE + b" and again"
-    second = finish(machine, machine.submit(request(prompt=again, max_tokens=1)))
+    second = finish(engine, engine.submit(request(prompt=again, max_tokens=1)))
     assert second.cached_tokens == len(PROMPT) + len(VERSE)
 
 
-def test_guesses_never_push_anything_out_and_the_context_is_used_to_its_last_cell():
+def test_guesses_fill_the_context_to_its_last_cell_like_plain_decoding():
     answers = []
     for strategy in ("plain", "speculative"):
-        machine = engine(FakeContext(n_ctx=20, reply=reciting(VERSE)), Knowing(VERSE, chance=0.99))
-        answers.append(finish(machine, machine.submit(request(strategy))))
-    assert said(answers[0]) == said(answers[1])
+        engine = make_engine(
+            FakeContext(n_ctx=20, reply=by_position(VERSE)), Knowing(VERSE, chance=0.99)
+        )
+        answers.append(finish(engine, engine.submit(request(strategy))))
+    assert contents(answers[0]) == contents(answers[1])
     assert answers[1].finish == "context_full"
 
 
-def test_in_company_nobody_guesses():
-    context = FakeContext(n_ctx=512, n_seq_max=2, reply=reciting(VERSE))
-    machine = engine(context, Knowing(VERSE, chance=0.99))
-    one, other = (machine.submit(request(prompt=PROMPT)) for _ in range(2))
-    while machine.is_busy:
-        machine.step()
-        machine.ledger.check()
-    assert machine.pop_answer(one).text == machine.pop_answer(other).text == VERSE.decode()
+def test_several_answers_at_once_are_not_drafted():
+    context = FakeContext(n_ctx=512, n_seq_max=2, reply=by_position(VERSE))
+    engine = make_engine(context, Knowing(VERSE, chance=0.99))
+    one, other = (engine.submit(request(prompt=PROMPT)) for _ in range(2))
+    while engine.is_busy:
+        engine.step()
+        engine.ledger.check()
+    assert engine.pop_answer(one).text == engine.pop_answer(other).text == VERSE.decode()
     assert max(context.batches[1:]) <= 2 + len(PROMPT)
 
 
-def test_a_cancelled_answer_keeps_what_was_said():
-    context = FakeContext(n_ctx=512, reply=reciting(VERSE))
-    machine = engine(context, Knowing(VERSE, chance=0.99))
-    number = machine.submit(request())
+def test_cancelled_answer_keeps_its_text_so_far():
+    context = FakeContext(n_ctx=512, reply=by_position(VERSE))
+    engine = make_engine(context, Knowing(VERSE, chance=0.99))
+    number = engine.submit(request())
     for _ in range(3):
-        machine.step()
-    machine.cancel(number)
-    answer = finish(machine, number)
+        engine.step()
+    engine.cancel(number)
+    answer = finish(engine, number)
     assert answer.finish == "cancelled"
     assert VERSE.decode().startswith(answer.text)
     assert len(answer.text) > 3
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_an_interrupted_pass_changes_nothing(number: int):
-    context = FakeContext(n_ctx=512, reply=reciting(VERSE), abort_at=number)
-    machine = engine(context, Knowing(VERSE, 0.8, chance=0.99))
-    assert finish(machine, machine.submit(request())).text == VERSE.decode()
+def test_interrupted_pass_is_repeated_without_effect_on_the_answer(number: int):
+    context = FakeContext(n_ctx=512, reply=by_position(VERSE), abort_at=number)
+    engine = make_engine(context, Knowing(VERSE, 0.8, chance=0.99))
+    assert finish(engine, engine.submit(request())).text == VERSE.decode()
 
 
-def test_a_memory_that_cannot_take_back_is_computed_anew_once_and_guesses_no_more():
-    context = FakeContext(n_ctx=512, reply=reciting(VERSE), is_recurrent=True)
-    machine = engine(context, Knowing(VERSE, 0.0, chance=0.99))
-    answer = finish(machine, machine.submit(request()))
+def test_recurrent_model_recomputes_its_text_once_and_stops_drafting():
+    context = FakeContext(n_ctx=512, reply=by_position(VERSE), is_recurrent=True)
+    engine = make_engine(context, Knowing(VERSE, 0.0, chance=0.99))
+    answer = finish(engine, engine.submit(request()))
     assert answer.text == VERSE.decode()
     assert answer.n_accepted == 0 < answer.n_drafted <= 15
 
 
-def test_where_a_window_has_moved_on_too_far_the_text_is_computed_anew():
-    context = FakeContext(n_ctx=512, reply=reciting(VERSE), n_swa=32)
-    machine = engine(context, Knowing(VERSE, 0.8, chance=0.99))
-    assert finish(machine, machine.submit(request())).text == VERSE.decode()
+def test_text_is_recomputed_if_the_sliding_window_has_dropped_its_cells():
+    context = FakeContext(n_ctx=512, reply=by_position(VERSE), n_swa=32)
+    engine = make_engine(context, Knowing(VERSE, 0.8, chance=0.99))
+    assert finish(engine, engine.submit(request())).text == VERSE.decode()
 
 
-def test_the_tokens_of_a_pass_share_its_time():
-    _, guessed, context = both(VERSE, Knowing(VERSE, chance=0.99))
-    assert len({token.ms for token in guessed.tokens}) <= len(context.batches)
-    for token in guessed.tokens:
+def test_tokens_of_a_pass_share_its_time():
+    _, speculative, context = answer_twice(VERSE, Knowing(VERSE, chance=0.99))
+    assert len({token.ms for token in speculative.tokens}) <= len(context.batches)
+    for token in speculative.tokens:
         assert token.decode_ms + token.sample_ms <= token.ms * 1.001
-    assert guessed.generate_ms == pytest.approx(sum(token.ms for token in guessed.tokens[1:]))
+    assert speculative.generate_ms == pytest.approx(
+        sum(token.ms for token in speculative.tokens[1:])
+    )
