@@ -1,3 +1,5 @@
+"""ChatSession: asking, interrupted answers, and counting tokens."""
+
 from collections.abc import Callable
 
 import pytest
@@ -9,100 +11,107 @@ from llmcli.errors import UserError
 from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.types import Event, Message
 
-Make = Callable[..., ChatSession]
+MakeChat = Callable[..., ChatSession]
 
 
-def sent(talk: ChatSession) -> bytes:
-    """What lies in the cache, as bytes."""
-    return bytes(token for token in talk.runner.engine.ledger.tokens[0] if token < 256)
+def cached_text(chat: ChatSession) -> bytes:
+    """Return the text in the KV cache."""
+    return bytes(token for token in chat.runner.engine.ledger.tokens[0] if token < 256)
 
 
-def test_an_answer_joins_the_conversation_and_its_cells_are_reused(talk: Make) -> None:
-    one = talk(b"yes")
-    first = one.ask("a?", StreamWriter(silent=True))
-    second = one.ask("b?", StreamWriter(silent=True))
-    assert [m.content for m in one.conversation.messages] == ["a?", "yes", "b?", "yes"]
+def test_an_answer_is_added_to_the_conversation_and_its_cells_are_reused(
+    make_chat: MakeChat,
+) -> None:
+    chat = make_chat(b"yes")
+    first = chat.ask("a?", StreamWriter(silent=True))
+    second = chat.ask("b?", StreamWriter(silent=True))
+    assert [m.content for m in chat.conversation.messages] == ["a?", "yes", "b?", "yes"]
     assert first.cached_tokens == 0
     assert second.cached_tokens > first.prompt_tokens
-    one.runner.engine.ledger.check()
+    chat.runner.engine.ledger.check()
 
 
-def test_a_cut_answer_is_kept_and_marked(talk: Make) -> None:
-    one = talk(lambda tokens: ord("a"), n_ctx=4096)
+def test_an_interrupted_answer_is_kept_and_marked(make_chat: MakeChat) -> None:
+    chat = make_chat(lambda tokens: ord("a"), n_ctx=4096)
 
     def stop(number: int) -> None:
         if number == 5:
-            one.runner.engine.cancel(1)
+            chat.runner.engine.cancel(1)
 
-    one.runner.context.before = stop  # type: ignore[attr-defined]
-    made = one.ask("hi", StreamWriter(silent=True))
-    assert made.finish == "cancelled"
-    assert one.conversation.messages[1] == Message("assistant", made.text)
-    assert one.conversation.stopped_indices == {1}
-    one.conversation.predict = 3
-    one.runner.context.before = lambda number: None  # type: ignore[attr-defined]
-    assert one.ask("go on", StreamWriter(silent=True)).cached_tokens > len("<user>hi\n<assistant>")
-
-
-def test_an_answer_stopped_before_its_first_token_leaves_the_question_for_retry(talk: Make) -> None:
-    one = talk(b"yes")
-    one.runner.context.before = lambda number: one.runner.engine.cancel(1)  # type: ignore[attr-defined]
-    one.runner.context.abort_at = 0  # type: ignore[attr-defined]
-    assert one.ask("hi", StreamWriter(silent=True)).tokens == ()
-    assert (one.conversation.messages, one.pending_message) == ([], "hi")
-    one.runner.context.before = lambda number: None  # type: ignore[attr-defined]
-    handle_line(one, "/retry")
-    assert [m.content for m in one.conversation.messages] == ["hi", "yes"]
+    chat.runner.context.before = stop  # type: ignore[attr-defined]
+    answer = chat.ask("hi", StreamWriter(silent=True))
+    assert answer.finish == "cancelled"
+    assert chat.conversation.messages[1] == Message("assistant", answer.text)
+    assert chat.conversation.stopped_indices == {1}
+    chat.conversation.predict = 3
+    chat.runner.context.before = lambda number: None  # type: ignore[attr-defined]
+    assert chat.ask("go on", StreamWriter(silent=True)).cached_tokens > len("<user>hi\n<assistant>")
 
 
-def test_a_prompt_that_does_not_fit_leaves_the_conversation_as_it_was(talk: Make) -> None:
-    one = talk(n_ctx=64)
-    one.ask("short", StreamWriter(silent=True))
-    before = list(one.conversation.messages)
-    with pytest.raises(UserError, match="the context holds 64"):
-        one.ask("x" * 100, StreamWriter(silent=True))
-    assert one.conversation.messages == before
-    assert one.pending_message == "x" * 100
-
-
-def test_a_message_that_a_template_refused_is_answered_by_retry(
-    talk: Make, capsys: pytest.CaptureFixture[str]
+def test_a_question_interrupted_before_its_first_token_is_asked_again_by_retry(
+    make_chat: MakeChat,
 ) -> None:
-    one = talk(b"yes")
-    good, one.runner.template = one.runner.template, ChatTemplate("{{ raise_exception('no') }}")
+    chat = make_chat(b"yes")
+    chat.runner.context.before = lambda number: chat.runner.engine.cancel(1)  # type: ignore[attr-defined]
+    chat.runner.context.abort_at = 0  # type: ignore[attr-defined]
+    assert chat.ask("hi", StreamWriter(silent=True)).tokens == ()
+    assert (chat.conversation.messages, chat.pending_message) == ([], "hi")
+    chat.runner.context.before = lambda number: None  # type: ignore[attr-defined]
+    handle_line(chat, "/retry")
+    assert [m.content for m in chat.conversation.messages] == ["hi", "yes"]
+
+
+def test_a_prompt_that_does_not_fit_does_not_change_the_conversation(make_chat: MakeChat) -> None:
+    chat = make_chat(n_ctx=64)
+    chat.ask("short", StreamWriter(silent=True))
+    before = list(chat.conversation.messages)
+    with pytest.raises(UserError, match="the context holds 64"):
+        chat.ask("x" * 100, StreamWriter(silent=True))
+    assert chat.conversation.messages == before
+    assert chat.pending_message == "x" * 100
+
+
+def test_retry_asks_a_message_again_that_the_template_had_rejected(
+    make_chat: MakeChat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = make_chat(b"yes")
+    template, chat.runner.template = (
+        chat.runner.template,
+        ChatTemplate("{{ raise_exception('no') }}"),
+    )
     with pytest.raises(UserError, match="refuses this conversation: no"):
-        handle_line(one, "keep me")
-    one.runner.template = good
-    handle_line(one, "/retry")
-    assert [m.content for m in one.conversation.messages] == ["keep me", "yes"]
-    assert one.pending_message is None
+        handle_line(chat, "keep me")
+    chat.runner.template = template
+    handle_line(chat, "/retry")
+    assert [m.content for m in chat.conversation.messages] == ["keep me", "yes"]
+    assert chat.pending_message is None
 
 
-def test_the_prefix_is_what_stands_before_the_first_message(talk: Make) -> None:
-    one = talk()
-    assert one.prefix_token_count() == len("<user>") + 1  # and BOS
-    one.conversation.system = "Be brief."
-    assert one.prefix_token_count() == len("<system>Be brief.\n<user>") + 1
-    base = talk(template=None)
+def test_prefix_token_count_counts_the_tokens_before_the_first_message(make_chat: MakeChat) -> None:
+    chat = make_chat()
+    assert chat.prefix_token_count() == len("<user>") + 1  # and BOS
+    chat.conversation.system = "Be brief."
+    assert chat.prefix_token_count() == len("<system>Be brief.\n<user>") + 1
+    base = make_chat(template=None)
     assert base.prefix_token_count() == 0
 
 
-def test_a_base_model_goes_on_with_the_text_so_far(talk: Make) -> None:
-    one = talk(b" more", template=None)
-    one.ask("Once", StreamWriter(silent=True))
-    one.ask("Then", StreamWriter(silent=True))
-    assert sent(one).startswith(b"Once more\nThen more"[:-1])
+def test_without_a_template_the_conversation_is_continued_as_text(make_chat: MakeChat) -> None:
+    chat = make_chat(b" more", template=None)
+    chat.ask("Once", StreamWriter(silent=True))
+    chat.ask("Then", StreamWriter(silent=True))
+    assert cached_text(chat).startswith(b"Once more\nThen more"[:-1])
 
 
-def test_a_screen_that_breaks_in_an_answer_does_not_spoil_the_next(talk: Make) -> None:
+def test_an_error_of_the_output_does_not_affect_the_next_answer(make_chat: MakeChat) -> None:
     class Broken(StreamWriter):
         def write_event(self, event: Event) -> None:
             raise UserError("cannot write the output")
 
-    one = talk(b"yes")
+    chat = make_chat(b"yes")
     with pytest.raises(UserError):
-        one.ask("a?", Broken())
-    assert one.pending_message == "a?"
-    assert one.ask("b?", StreamWriter(silent=True)).text == "yes"
-    assert [m.content for m in one.conversation.messages] == ["b?", "yes"]
-    one.runner.engine.ledger.check()
+        chat.ask("a?", Broken())
+    assert chat.pending_message == "a?"
+    assert chat.ask("b?", StreamWriter(silent=True)).text == "yes"
+    assert [m.content for m in chat.conversation.messages] == ["b?", "yes"]
+    chat.runner.engine.ledger.check()

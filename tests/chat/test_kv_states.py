@@ -1,4 +1,4 @@
-"""/save and /load with the KV state: less prefill, and a message if the state cannot be used."""
+"""/save and /load with the KV state, and the message if it cannot be used."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,63 +11,67 @@ from llmcli.chat.display.stream_writer import StreamWriter
 from llmcli.units import format_size
 from tests.fixtures.fakes import TEMPLATE
 
-Make = Callable[..., ChatSession]
-Out = pytest.CaptureFixture[str]
+MakeChat = Callable[..., ChatSession]
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def saved(talk: Make, tmp_path: Path, capsys: Out) -> tuple[Path, Path]:
-    """The model's file, and the state of a chat called trip that was saved with it."""
+def saved_chat(make_chat: MakeChat, tmp_path: Path, capsys: Capture) -> tuple[Path, Path]:
+    """Save a chat called trip. Return the paths of its model and of its KV state."""
     model = tmp_path / "model.gguf"
     model.write_bytes(bytes(range(256)) * 1024)
-    one = talk(b"yes", path=model, n_seq_max=4)
-    one.ask("a?", StreamWriter(silent=True))
-    run_command(one, "/save trip")
+    chat = make_chat(b"yes", path=model, n_seq_max=4)
+    chat.ask("a?", StreamWriter(silent=True))
+    run_command(chat, "/save trip")
     out = capsys.readouterr().out
-    state = one.config.state / "saved" / "trip.kv"
+    state = chat.config.state / "saved" / "trip.kv"
     transcript = state.with_suffix(".jsonl")
     assert out == (
         f"saved as trip ({transcript}): {format_size(state.stat().st_size + transcript.stat().st_size)},"
-        f" with the KV state of {one.runner.engine.ledger.used_cells} tokens\n"
+        f" with the KV state of {chat.runner.engine.ledger.used_cells} tokens\n"
     )
     return model, state
 
 
-def loaded(talk: Make, model: Path, capsys: Out, **more: object) -> tuple[ChatSession, str]:
-    """A new talk that has loaded it, and what was said."""
-    one = talk(b"yes", path=model, **{"n_seq_max": 4, **more})
-    run_command(one, "/load trip")
-    assert [message.content for message in one.conversation.messages] == ["a?", "yes"]
-    one.runner.engine.ledger.check()
-    told = capsys.readouterr()
-    assert told.err == ""
-    return one, told.out
+def load_chat(
+    make_chat: MakeChat, model: Path, capsys: Capture, **more: object
+) -> tuple[ChatSession, str]:
+    """Load the chat called trip into a new session. Return the session and the output."""
+    chat = make_chat(b"yes", path=model, **{"n_seq_max": 4, **more})
+    run_command(chat, "/load trip")
+    assert [message.content for message in chat.conversation.messages] == ["a?", "yes"]
+    chat.runner.engine.ledger.check()
+    output = capsys.readouterr()
+    assert output.err == ""
+    return chat, output.out
 
 
-def test_a_saved_chat_goes_on_without_prefill(
-    talk: Make, saved: tuple[Path, Path], capsys: Out
+def test_a_loaded_chat_continues_without_prefill(
+    make_chat: MakeChat, saved_chat: tuple[Path, Path], capsys: Capture
 ) -> None:
-    one, told = loaded(talk, saved[0], capsys)
-    whole = len(one.conversation_tokens())
-    assert told == f"loaded trip: 1 turn, {whole - 1} of {whole} tokens in the cache\n"
-    assert one.ask("b?", StreamWriter(silent=True)).cached_tokens == whole - 1
-    run_command(one, "/load trip")  # what is in the cache still is not read again
-    assert one.runner.engine.ledger.used_cells < 2 * whole
+    chat, output = load_chat(make_chat, saved_chat[0], capsys)
+    n_tokens = len(chat.conversation_tokens())
+    assert output == f"loaded trip: 1 turn, {n_tokens - 1} of {n_tokens} tokens in the cache\n"
+    assert chat.ask("b?", StreamWriter(silent=True)).cached_tokens == n_tokens - 1
+    run_command(chat, "/load trip")  # the state is not read again if it is in the cache
+    assert chat.runner.engine.ledger.used_cells < 2 * n_tokens
 
 
-def test_the_cells_of_the_conversation_before_are_given_up(
-    talk: Make, saved: tuple[Path, Path], capsys: Out
+def test_loading_a_chat_frees_the_cells_of_the_previous_conversation(
+    make_chat: MakeChat, saved_chat: tuple[Path, Path], capsys: Capture
 ) -> None:
-    one = talk(b"yes", path=saved[0], n_seq_max=4)
-    one.ask("something else, and long enough to be another conversation", StreamWriter(silent=True))
-    run_command(one, "/load trip")
-    ledger = one.runner.engine.ledger
-    assert ledger.used_cells == len(one.conversation_tokens()) - 1
+    chat = make_chat(b"yes", path=saved_chat[0], n_seq_max=4)
+    chat.ask(
+        "something else, and long enough to be another conversation", StreamWriter(silent=True)
+    )
+    run_command(chat, "/load trip")
+    ledger = chat.runner.engine.ledger
+    assert ledger.used_cells == len(chat.conversation_tokens()) - 1
     ledger.check()
 
 
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
+    ("damage", "reason"),
     [
         (lambda model, state: state.unlink(), "it was saved without a KV state"),
         (
@@ -85,48 +89,54 @@ def test_the_cells_of_the_conversation_before_are_given_up(
         ),
     ],
 )
-def test_without_a_state_that_can_be_used_the_transcript_is_loaded(
-    spoil: Callable[[Path, Path], object],
+def test_without_a_usable_kv_state_only_the_conversation_is_loaded(
+    damage: Callable[[Path, Path], object],
     reason: str,
-    talk: Make,
-    saved: tuple[Path, Path],
-    capsys: Out,
+    make_chat: MakeChat,
+    saved_chat: tuple[Path, Path],
+    capsys: Capture,
 ) -> None:
-    spoil(*saved)
-    one, told = loaded(talk, saved[0], capsys)
-    assert told.startswith(f"loaded trip: 1 turn, {reason}")
-    assert told.endswith(
-        f"; {len(one.conversation_tokens())} tokens are computed with the next message\n"
+    damage(*saved_chat)
+    chat, output = load_chat(make_chat, saved_chat[0], capsys)
+    assert output.startswith(f"loaded trip: 1 turn, {reason}")
+    assert output.endswith(
+        f"; {len(chat.conversation_tokens())} tokens are computed with the next message\n"
     )
-    assert told.count("\n") == 1
-    assert one.ask("b?", StreamWriter(silent=True)).cached_tokens == 0
+    assert output.count("\n") == 1
+    assert chat.ask("b?", StreamWriter(silent=True)).cached_tokens == 0
 
 
-def test_another_template_and_a_memory_that_refuses_are_told(
-    talk: Make, saved: tuple[Path, Path], capsys: Out
+def test_the_reason_why_a_kv_state_is_not_used_is_printed(
+    make_chat: MakeChat, saved_chat: tuple[Path, Path], capsys: Capture
 ) -> None:
     assert (
         "it is of another chat template"
-        in loaded(talk, saved[0], capsys, template=TEMPLATE + " ")[1]
+        in load_chat(make_chat, saved_chat[0], capsys, template=TEMPLATE + " ")[1]
     )
-    assert "llama.cpp does not accept it" in loaded(talk, saved[0], capsys, word=b"another")[1]
-    assert "tokens, but the context holds 16" in loaded(talk, saved[0], capsys, n_ctx=16)[1]
+    assert (
+        "llama.cpp does not accept it"
+        in load_chat(make_chat, saved_chat[0], capsys, word=b"another")[1]
+    )
+    assert (
+        "tokens, but the context holds 16"
+        in load_chat(make_chat, saved_chat[0], capsys, n_ctx=16)[1]
+    )
 
 
-def test_a_disk_that_takes_no_state_keeps_the_transcript(
-    talk: Make, saved: tuple[Path, Path], capsys: Out
+def test_a_chat_is_saved_even_if_its_kv_state_cannot_be_written(
+    make_chat: MakeChat, saved_chat: tuple[Path, Path], capsys: Capture
 ) -> None:
-    model, state = saved
-    one, _ = loaded(talk, model, capsys)
+    model, state = saved_chat
+    chat, _ = load_chat(make_chat, model, capsys)
     state.unlink()
     state.mkdir()
-    run_command(one, "/save trip")
+    run_command(chat, "/save trip")
     out = capsys.readouterr().out
     assert "without its KV state: cannot write" in out
     state.rmdir()
     model.write_bytes(b"another")
-    run_command(one, "/save trip")
+    run_command(chat, "/save trip")
     assert "without its KV state: the model file has changed" in capsys.readouterr().out
-    run_command(one, "/clear")
-    run_command(one, "/save trip")
+    run_command(chat, "/clear")
+    run_command(chat, "/save trip")
     assert "KV state" not in capsys.readouterr().out

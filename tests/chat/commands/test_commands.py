@@ -1,3 +1,5 @@
+"""Checks of all REPL commands, and the effects of most."""
+
 from collections.abc import Callable
 
 import pytest
@@ -11,12 +13,12 @@ from llmcli.chat.settings import chat_settings
 from llmcli.errors import UserError
 from llmcli.runtime.sampling import sampling_settings
 
-Make = Callable[..., ChatSession]
+MakeChat = Callable[..., ChatSession]
 NAMES = sorted(commands())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_command_has_a_name_and_a_sentence(name: str) -> None:
+def test_each_command_has_a_name_and_a_help_sentence(name: str) -> None:
     command = commands()[name]
     assert command.name == name == name.lower()
     assert command.help.endswith(".")
@@ -25,49 +27,51 @@ def test_each_command_has_a_name_and_a_sentence(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_command_is_in_help_alone_and_with_its_name(
-    name: str, talk: Make, capsys: pytest.CaptureFixture[str]
+def test_each_command_is_in_the_help(
+    name: str, make_chat: MakeChat, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = talk()
-    run_command(one, "/help")
-    whole = capsys.readouterr().out
-    run_command(one, f"/help {name}")
-    alone = capsys.readouterr().out
-    for out in (whole, alone):
+    chat = make_chat()
+    run_command(chat, "/help")
+    help_text = capsys.readouterr().out
+    run_command(chat, f"/help {name}")
+    command_help = capsys.readouterr().out
+    for out in (help_text, command_help):
         assert f"/{name}" in out
         assert commands()[name].help in out
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_command_offers_words_and_survives_any_argument(name: str, talk: Make) -> None:
-    one = talk(b"yes")
-    one.ask("a?", StreamWriter(silent=True))
-    assert all(isinstance(word, str) for word in commands()[name].first_completions(one))
-    for rest in ("", " \x1b[2J ü", " a b c"):
+def test_each_command_offers_completions_and_accepts_or_rejects_any_argument(
+    name: str, make_chat: MakeChat
+) -> None:
+    chat = make_chat(b"yes")
+    chat.ask("a?", StreamWriter(silent=True))
+    assert all(isinstance(word, str) for word in commands()[name].first_completions(chat))
+    for argument in ("", " \x1b[2J ü", " a b c"):
         try:
-            run_command(one, f"/{name}{rest}")
+            run_command(chat, f"/{name}{argument}")
         except UserError as error:
-            assert error.hint  # noqa: PT017 - some refuse, and then say what to type
+            assert error.hint  # noqa: PT017 - some commands reject the argument
 
 
-def test_all_that_was_promised_is_there() -> None:
-    promised = "help ? set show system kv timing beams clear regen retry save load exit bye quit"
-    promised += " undo edit branch switch tree"
-    assert set(promised.split()) <= set(commands_by_word())
+def test_the_documented_commands_exist() -> None:
+    documented = "help ? set show system kv timing beams clear regen retry save load exit bye quit"
+    documented += " undo edit branch switch tree"
+    assert set(documented.split()) <= set(commands_by_word())
 
 
-def test_an_unknown_word_names_the_nearest_and_is_not_sent(talk: Make) -> None:
-    one = talk()
+def test_an_unknown_command_raises_an_error_with_a_similar_command(make_chat: MakeChat) -> None:
+    chat = make_chat()
     with pytest.raises(UserError, match="no command called /tming") as error:
-        handle_line(one, "/tming")
+        handle_line(chat, "/tming")
     assert "/timing" in error.value.hint
-    assert one.conversation.messages == []
+    assert chat.conversation.messages == []
 
 
-def test_two_slashes_send_a_text_that_starts_with_one(talk: Make) -> None:
-    one = talk()
-    handle_line(one, "//usr/bin")
-    assert one.conversation.messages[0].content == "/usr/bin"
+def test_a_line_with_two_slashes_is_a_message_with_one_slash(make_chat: MakeChat) -> None:
+    chat = make_chat()
+    handle_line(chat, "//usr/bin")
+    assert chat.conversation.messages[0].content == "/usr/bin"
 
 
 @pytest.mark.parametrize(
@@ -80,84 +84,86 @@ def test_two_slashes_send_a_text_that_starts_with_one(talk: Make) -> None:
     ],
 )
 def test_set_changes_a_setting(
-    line: str, name: str, value: float, talk: Make, capsys: pytest.CaptureFixture[str]
+    line: str, name: str, value: float, make_chat: MakeChat, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = talk()
-    run_command(one, line)
-    assert one.conversation.sampling[name] == value
+    chat = make_chat()
+    run_command(chat, line)
+    assert chat.conversation.sampling[name] == value
     assert capsys.readouterr().out == f"{name} = {value:.10g}\n"
 
 
 @pytest.mark.parametrize("line", ["temp -1", "temp hot", "temperatur 1", "num_ctx 99", "predict x"])
-def test_set_refuses_and_changes_nothing(line: str, talk: Make) -> None:
-    one = talk()
-    before = one.conversation.sampling
+def test_set_with_an_invalid_value_changes_nothing(line: str, make_chat: MakeChat) -> None:
+    chat = make_chat()
+    sampling = chat.conversation.sampling
     with pytest.raises(UserError) as error:
-        run_command(one, f"/set {line}")
+        run_command(chat, f"/set {line}")
     assert error.value.hint
-    assert one.conversation.sampling == before
+    assert chat.conversation.sampling == sampling
 
 
-def test_set_changes_the_search_within_what_the_context_was_made_for(
-    talk: Make, capsys: pytest.CaptureFixture[str]
+def test_set_changes_the_beam_search_up_to_the_sequences_of_the_context(
+    make_chat: MakeChat, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = talk(b"hello", n_seq_max=4)
-    for line, told in (
+    chat = make_chat(b"hello", n_seq_max=4)
+    for line, setting_text in (
         ("beams 3", "beams = 3"),
         ("length-penalty 0.5", "length_penalty = 0.5"),
         ("early_stopping never", "early_stopping = never"),
     ):
-        run_command(one, f"/set {line}")
-        assert capsys.readouterr().out == f"{told}\n"
-    assert one.ask("x", StreamWriter(silent=True)).text == "hello"
-    run_command(one, "/beams")
+        run_command(chat, f"/set {line}")
+        assert capsys.readouterr().out == f"{setting_text}\n"
+    assert chat.ask("x", StreamWriter(silent=True)).text == "hello"
+    run_command(chat, "/beams")
     assert len(capsys.readouterr().out.splitlines()) == 1 + 3
     with pytest.raises(UserError, match="loaded for 4") as error:
-        run_command(one, "/set beams 8")
+        run_command(chat, "/set beams 8")
     assert "--beams 8" in error.value.hint
-    assert one.conversation.search.beams == 3
+    assert chat.conversation.search.beams == 3
 
 
-def test_set_limits_the_answer(talk: Make) -> None:
-    one = talk(b"hello")
-    run_command(one, "/set num_predict 2")
-    assert one.ask("x", StreamWriter(silent=True)).text == "he"
-    run_command(one, "/set predict -1")
-    assert one.ask("x", StreamWriter(silent=True)).text == "hello"
+def test_set_predict_limits_the_answer(make_chat: MakeChat) -> None:
+    chat = make_chat(b"hello")
+    run_command(chat, "/set num_predict 2")
+    assert chat.ask("x", StreamWriter(silent=True)).text == "he"
+    run_command(chat, "/set predict -1")
+    assert chat.ask("x", StreamWriter(silent=True)).text == "hello"
 
 
-def test_set_alone_lists_every_setting_with_its_value(
-    talk: Make, capsys: pytest.CaptureFixture[str]
+def test_set_without_arguments_lists_every_setting_with_its_value(
+    make_chat: MakeChat, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = talk()
-    run_command(one, "/set")
+    chat = make_chat()
+    run_command(chat, "/set")
     rows = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]}
     assert rows == {
-        name: knob.format_value(one).split()[0] for name, knob in chat_settings().items()
+        name: setting.format_value(chat).split()[0] for name, setting in chat_settings().items()
     }
     assert set(sampling_settings()) < set(rows)
 
 
 def test_the_system_text_is_set_shown_and_removed(
-    talk: Make, capsys: pytest.CaptureFixture[str]
+    make_chat: MakeChat, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = talk()
-    run_command(one, "/set system Be brief.")
-    run_command(one, "/system")
+    chat = make_chat()
+    run_command(chat, "/set system Be brief.")
+    run_command(chat, "/system")
     assert capsys.readouterr().out.splitlines()[-1] == "Be brief."
-    run_command(one, '/system ""')
-    assert one.conversation.system is None
+    run_command(chat, '/system ""')
+    assert chat.conversation.system is None
 
 
-def test_kv_accounts_for_every_cell(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    one = talk(b"yes")
-    one.ask("a?", StreamWriter(silent=True))
-    first = one.runner.kv_report().used_cells
-    one.ask("b?", StreamWriter(silent=True))
-    run_command(one, "/kv 256 1,000")
+def test_kv_shows_every_cell_and_the_predicted_sizes(
+    make_chat: MakeChat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = make_chat(b"yes")
+    chat.ask("a?", StreamWriter(silent=True))
+    first = chat.runner.kv_report().used_cells
+    chat.ask("b?", StreamWriter(silent=True))
+    run_command(chat, "/kv 256 1,000")
     out = capsys.readouterr().out
-    used = one.runner.kv_report().used_cells
-    # The first turn is ended by a line break, which the second one's prompt holds.
+    used = chat.runner.kv_report().used_cells
+    # The line break after the first turn is in the cache since the prompt of the second turn.
     line = f"256: system 7, turn 1 {first - 6}, turn 2 {used - first - 1}, free {256 - used}"
     assert line in out
     assert "[S" in out
@@ -173,110 +179,110 @@ def test_kv_accounts_for_every_cell(talk: Make, capsys: pytest.CaptureFixture[st
     assert table == {"f32": "1,024", "f16": "512", "q8_0": "272", "q5_1": "192", "q4_0": "144"}
 
 
-def test_kv_tells_the_cells_of_a_first_question_that_has_no_answer(
-    talk: Make, capsys: pytest.CaptureFixture[str]
+def test_kv_counts_the_cells_of_a_first_question_without_an_answer(
+    make_chat: MakeChat, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = talk(b"yes")
-    one.runner.context.before = lambda number: one.runner.engine.cancel(1)  # type: ignore[attr-defined]
-    one.ask("hi", StreamWriter(silent=True))
-    used = one.runner.kv_report().used_cells
+    chat = make_chat(b"yes")
+    chat.runner.context.before = lambda number: chat.runner.engine.cancel(1)  # type: ignore[attr-defined]
+    chat.ask("hi", StreamWriter(silent=True))
+    used = chat.runner.kv_report().used_cells
     assert used
-    run_command(one, "/kv")
+    run_command(chat, "/kv")
     assert f"256: system 7, turn 1 {used - 7}, free {256 - used}" in capsys.readouterr().out
 
 
-def test_kv_refuses_lengths_that_are_none(talk: Make) -> None:
-    for rest in ("many", "0", "-1", "1e9", "99999999999"):
+def test_kv_raises_an_error_for_invalid_lengths(make_chat: MakeChat) -> None:
+    for argument in ("many", "0", "-1", "1e9", "99999999999"):
         with pytest.raises(UserError, match="not valid context lengths"):
-            run_command(talk(), f"/kv {rest}")
+            run_command(make_chat(), f"/kv {argument}")
 
 
-def test_a_long_conversations_first_turns_are_told_together(talk: Make) -> None:
-    one = talk(b"y", n_ctx=512)
+def test_the_first_turns_of_a_long_conversation_are_one_segment(make_chat: MakeChat) -> None:
+    chat = make_chat(b"y", n_ctx=512)
     for number in range(12):
-        one.ask(f"{number}", StreamWriter(silent=True))
-    held = cache_map.cache_segments(one)
-    assert [part.name for part in held][:3] == ["system", "turns 1-3", "turn 4"]
-    assert sum(part.cells for part in held) == 512
-    drawn = cache_map.draw_cache(held)
-    assert drawn.startswith("[S")
-    assert list(dict.fromkeys(drawn.strip("[]."))) == ["S", "t", *"4567890", "1", "2"]
+        chat.ask(f"{number}", StreamWriter(silent=True))
+    segments = cache_map.cache_segments(chat)
+    assert [segment.name for segment in segments][:3] == ["system", "turns 1-3", "turn 4"]
+    assert sum(segment.cells for segment in segments) == 512
+    bar = cache_map.draw_cache(segments)
+    assert bar.startswith("[S")
+    assert list(dict.fromkeys(bar.strip("[]."))) == ["S", "t", *"4567890", "1", "2"]
 
 
-def test_shared_cells_are_told_and_counted_once(talk: Make) -> None:
-    one = talk(b"y", n_seq_max=2)
-    one.ask("a?", StreamWriter(silent=True))
-    ledger = one.runner.engine.ledger
+def test_shared_cells_are_marked_and_counted_once(make_chat: MakeChat) -> None:
+    chat = make_chat(b"y", n_seq_max=2)
+    chat.ask("a?", StreamWriter(silent=True))
+    ledger = chat.runner.engine.ledger
     ledger.claim_slot_for((*ledger.tokens[0][:5], 1, 2))
-    held = cache_map.cache_segments(one)
-    assert sum(part.cells for part in held) == 256
-    assert sum(part.shared for part in held) == 5
-    assert "=" in cache_map.draw_cache(held)
+    segments = cache_map.cache_segments(chat)
+    assert sum(segment.cells for segment in segments) == 256
+    assert sum(segment.shared for segment in segments) == 5
+    assert "=" in cache_map.draw_cache(segments)
 
 
 def test_timing_shows_each_token_of_the_last_answer(
-    talk: Make, capsys: pytest.CaptureFixture[str]
+    make_chat: MakeChat, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = talk(b"a\nb")
+    chat = make_chat(b"a\nb")
     with pytest.raises(UserError, match="no answer yet"):
-        run_command(one, "/timing")
-    one.ask("x", StreamWriter(silent=True))
-    run_command(one, "/timing")
+        run_command(chat, "/timing")
+    chat.ask("x", StreamWriter(silent=True))
+    run_command(chat, "/timing")
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines[1:4]] == [["1", "a"], ["2", "␊"], ["3", "b"]]
     assert any("p99" in line for line in lines[4:])
 
 
-def test_clear_empties_conversation_and_cache(talk: Make) -> None:
-    one = talk()
-    one.conversation.system = "Be brief."
-    one.ask("x", StreamWriter(silent=True))
-    run_command(one, "/clear")
-    assert (one.conversation.messages, one.conversation.system) == ([], "Be brief.")
-    assert one.runner.engine.ledger.used_cells == 0
+def test_clear_empties_the_conversation_and_the_cache(make_chat: MakeChat) -> None:
+    chat = make_chat()
+    chat.conversation.system = "Be brief."
+    chat.ask("x", StreamWriter(silent=True))
+    run_command(chat, "/clear")
+    assert (chat.conversation.messages, chat.conversation.system) == ([], "Be brief.")
+    assert chat.runner.engine.ledger.used_cells == 0
 
 
-def test_regen_answers_the_last_message_again(talk: Make) -> None:
-    one = talk(b"yes")
-    one.ask("a?", StreamWriter(silent=True))
-    one.ask("b?", StreamWriter(silent=True))
-    run_command(one, "/regen")
-    assert [m.content for m in one.conversation.messages] == ["a?", "yes", "b?", "yes"]
-    run_command(one, "/clear")
+def test_regen_answers_the_last_message_again(make_chat: MakeChat) -> None:
+    chat = make_chat(b"yes")
+    chat.ask("a?", StreamWriter(silent=True))
+    chat.ask("b?", StreamWriter(silent=True))
+    run_command(chat, "/regen")
+    assert [m.content for m in chat.conversation.messages] == ["a?", "yes", "b?", "yes"]
+    run_command(chat, "/clear")
     with pytest.raises(UserError, match="nothing to answer again"):
-        run_command(one, "/regen")
+        run_command(chat, "/regen")
 
 
-def test_a_regen_that_comes_to_nothing_keeps_the_answer_there_was(talk: Make) -> None:
-    one = talk(b"yes", n_ctx=64)
-    one.ask("a?", StreamWriter(silent=True))
-    context = one.runner.context
-    context.before = lambda number: one.runner.engine.cancel(2)  # type: ignore[attr-defined]
+def test_a_failed_regen_keeps_the_previous_answer(make_chat: MakeChat) -> None:
+    chat = make_chat(b"yes", n_ctx=64)
+    chat.ask("a?", StreamWriter(silent=True))
+    context = chat.runner.context
+    context.before = lambda number: chat.runner.engine.cancel(2)  # type: ignore[attr-defined]
     context.abort_at = len(context.batches)  # type: ignore[attr-defined]
-    run_command(one, "/regen")  # stopped before its first token
-    assert [m.content for m in one.conversation.messages] == ["a?", "yes"]
+    run_command(chat, "/regen")  # stopped before its first token
+    assert [m.content for m in chat.conversation.messages] == ["a?", "yes"]
     context.before = lambda number: None  # type: ignore[attr-defined]
-    one.conversation.system = "x" * 64
+    chat.conversation.system = "x" * 64
     with pytest.raises(UserError, match="the context holds"):
-        run_command(one, "/regen")
-    one.conversation.system = None
-    run_command(one, "/regen")
-    assert [m.content for m in one.conversation.messages] == ["a?", "yes"]
+        run_command(chat, "/regen")
+    chat.conversation.system = None
+    run_command(chat, "/regen")
+    assert [m.content for m in chat.conversation.messages] == ["a?", "yes"]
 
 
-def test_save_and_load_bring_a_conversation_back(
-    talk: Make, capsys: pytest.CaptureFixture[str]
+def test_load_restores_a_saved_conversation(
+    make_chat: MakeChat, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = talk(b"yes")
-    one.ask("a?", StreamWriter(silent=True))
-    run_command(one, "/save trip")
-    run_command(one, "/save")
+    chat = make_chat(b"yes")
+    chat.ask("a?", StreamWriter(silent=True))
+    run_command(chat, "/save trip")
+    run_command(chat, "/save")
     assert "replacing the chat of that name" in capsys.readouterr().out
-    other = talk(b"yes")
-    other.name = "another"
-    run_command(other, "/load trip")
-    assert other.conversation.messages == one.conversation.messages
+    second_chat = make_chat(b"yes")
+    second_chat.name = "another"
+    run_command(second_chat, "/load trip")
+    assert second_chat.conversation.messages == chat.conversation.messages
     assert "that chat used fake" in capsys.readouterr().err
-    run_command(other, "/load")
+    run_command(second_chat, "/load")
     assert capsys.readouterr().out == "saved chats: trip\n"
-    assert list(commands()["load"].first_completions(other)) == ["trip"]
+    assert list(commands()["load"].first_completions(second_chat)) == ["trip"]

@@ -15,56 +15,58 @@ from llmcli.chat.commands import run_command
 from llmcli.chat.display.stream_writer import StreamWriter
 from llmcli.chat.input_loop import handle_line
 from llmcli.errors import UserError
-from tests.chat.terminal.test_completion import offered
+from tests.chat.terminal.test_completion import completed_lines
 
-Make = Callable[..., ChatSession]
-Text = pytest.CaptureFixture[str]
+MakeChat = Callable[..., ChatSession]
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = tmp_path / "here"
-    place.mkdir()
-    monkeypatch.chdir(place)
-    return place
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
 
 
-def test_a_file_goes_with_the_next_message_and_only_with_that(
-    talk: Make, folder: Path, capsys: Text
+def test_read_sends_a_file_only_with_the_next_message(
+    make_chat: MakeChat, folder: Path, capsys: Capture
 ) -> None:
-    one = talk(b"yes")
+    chat = make_chat(b"yes")
     (folder / "notes.txt").write_text("\ufeffone\ntwo", encoding="utf-8")
-    run_command(one, "/read notes.txt")
+    run_command(chat, "/read notes.txt")
     assert "notes.txt: " in capsys.readouterr().out
-    run_command(one, "/read")
+    run_command(chat, "/read")
     assert capsys.readouterr().out == "--- File: notes.txt ---\n"
-    handle_line(one, "What?")
-    handle_line(one, "And?")
-    assert [m.content for m in one.conversation.messages[::2]] == [
+    handle_line(chat, "What?")
+    handle_line(chat, "And?")
+    assert [m.content for m in chat.conversation.messages[::2]] == [
         "--- File: notes.txt ---\none\ntwo\nWhat?",
         "And?",
     ]
 
 
-def test_a_file_with_a_question_is_answered_at_once(talk: Make, folder: Path) -> None:
-    one = talk(b"yes")
+def test_read_with_a_question_asks_at_once(make_chat: MakeChat, folder: Path) -> None:
+    chat = make_chat(b"yes")
     (folder / "my notes.txt").write_text("text")
-    run_command(one, "/read 'my notes.txt' What is it?")
-    run_command(one, f"/read {folder}/my notes.txt")  # a line that names a file as a whole
-    assert [m.content for m in one.conversation.messages[::2]] == [
+    run_command(chat, "/read 'my notes.txt' What is it?")
+    run_command(chat, f"/read {folder}/my notes.txt")  # the complete argument is the name of a file
+    assert [m.content for m in chat.conversation.messages[::2]] == [
         "--- File: my notes.txt ---\ntext\nWhat is it?"
     ]
-    assert len(one.attachments) == 1
-    run_command(one, "/read -")
-    assert one.attachments == []
+    assert len(chat.attachments) == 1
+    run_command(chat, "/read -")
+    assert chat.attachments == []
 
 
-def test_files_that_cannot_be_read_are_one_line_each(talk: Make, folder: Path) -> None:
+def test_read_raises_an_error_for_a_file_that_cannot_be_sent(
+    make_chat: MakeChat, folder: Path
+) -> None:
     (folder / "latin1.txt").write_bytes(b"caf\xe9")
     (folder / "long.txt").write_text("word " * 60)
     (folder / "huge.txt").write_bytes(b"x" * 10_000)
     os.mkfifo(folder / "pipe")
-    one = talk(n_ctx=256)
+    chat = make_chat(n_ctx=256)
     for name, reason in (
         ("nothing.txt", "No such file"),
         (".", "is a folder"),
@@ -76,42 +78,47 @@ def test_files_that_cannot_be_read_are_one_line_each(talk: Make, folder: Path) -
         ("~nobody-at-all/x", "no such home"),
     ):
         with pytest.raises(UserError, match=reason) as error:
-            run_command(one, f"/read {name}")
+            run_command(chat, f"/read {name}")
         assert error.value.hint
-    assert one.attachments == []
+    assert chat.attachments == []
 
 
-def test_tab_completes_paths(talk: Make, folder: Path) -> None:
+def test_tab_completes_paths(make_chat: MakeChat, folder: Path) -> None:
     (folder / "sub").mkdir()
     (folder / "sub" / "a b.txt").touch()
     (folder / ".hidden").touch()
     (folder / "summary.txt").touch()
-    one = talk()
-    assert offered(one, "/read ") == ["/read sub/", "/read summary.txt"]
-    assert offered(one, "/read sub/a") == ["/read sub/a b.txt"]
-    assert offered(one, "/read sub/a b") == ["/read sub/a b.txt"]
-    assert offered(one, "/read .h") == ["/read .hidden"]
-    assert offered(one, "/read no/such/") == []
-    assert offered(one, "/export m") == ["/export md"]
-    assert offered(one, "/export json su") == ["/export json sub/", "/export json summary.txt"]
+    chat = make_chat()
+    assert completed_lines(chat, "/read ") == ["/read sub/", "/read summary.txt"]
+    assert completed_lines(chat, "/read sub/a") == ["/read sub/a b.txt"]
+    assert completed_lines(chat, "/read sub/a b") == ["/read sub/a b.txt"]
+    assert completed_lines(chat, "/read .h") == ["/read .hidden"]
+    assert completed_lines(chat, "/read no/such/") == []
+    assert completed_lines(chat, "/export m") == ["/export md"]
+    assert completed_lines(chat, "/export json su") == [
+        "/export json sub/",
+        "/export json summary.txt",
+    ]
 
 
-def test_export_shows_and_writes_the_conversation(talk: Make, folder: Path, capsys: Text) -> None:
-    one = talk()
-    one.conversation.system = "Be brief."
-    one.conversation.add_turn("a?", "yes \x1b[2J\x9b", "cancelled")
-    run_command(one, "/export md")
-    shown = capsys.readouterr().out
-    assert shown.splitlines()[0] == "# A chat with fake"
+def test_export_prints_or_writes_the_conversation(
+    make_chat: MakeChat, folder: Path, capsys: Capture
+) -> None:
+    chat = make_chat()
+    chat.conversation.system = "Be brief."
+    chat.conversation.add_turn("a?", "yes \x1b[2J\x9b", "cancelled")
+    run_command(chat, "/export md")
+    markdown = capsys.readouterr().out
+    assert markdown.splitlines()[0] == "# A chat with fake"
     assert (
         "## System\n\nBe brief.\n\n## User\n\na?\n\n## Assistant\n\nyes ␛[2J�\n\n*(stopped here)*"
-        in shown
+        in markdown
     )
-    run_command(one, "/export md talk.md")
-    assert (folder / "talk.md").read_text(encoding="utf-8") == shown
+    run_command(chat, "/export md talk.md")
+    assert (folder / "talk.md").read_text(encoding="utf-8") == markdown
     assert (folder / "talk.md").stat().st_mode & 0o077 == 0
     capsys.readouterr()
-    run_command(one, "/export json")
+    run_command(chat, "/export json")
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert json.loads(out)["messages"] == [
@@ -121,8 +128,8 @@ def test_export_shows_and_writes_the_conversation(talk: Make, folder: Path, caps
     ]
 
 
-def test_export_leaves_what_is_there_alone(talk: Make, folder: Path) -> None:
-    one = talk(b"yes")
+def test_export_does_not_replace_files(make_chat: MakeChat, folder: Path) -> None:
+    chat = make_chat(b"yes")
     (folder / "talk.md").write_text("mine")
     for line, reason in (
         ("md talk.md", "already exists"),
@@ -132,34 +139,34 @@ def test_export_leaves_what_is_there_alone(talk: Make, folder: Path) -> None:
         ("", "needs a form"),
     ):
         with pytest.raises(UserError, match=reason) as error:
-            run_command(one, f"/export {line}")
+            run_command(chat, f"/export {line}")
         assert error.value.hint
     assert [path.name for path in folder.iterdir()] == ["talk.md"]
     assert (folder / "talk.md").read_text() == "mine"
 
 
-def test_copy_gives_the_last_answer_to_the_terminal(
-    talk: Make, monkeypatch: pytest.MonkeyPatch, capsys: Text
+def test_copy_sends_the_last_answer_to_the_terminal(
+    make_chat: MakeChat, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    one = talk("grün\x1b[0m".encode())
+    chat = make_chat("grün\x1b[0m".encode())
     with pytest.raises(UserError, match="no answer yet"):
-        run_command(one, "/copy")
-    one.ask("x", StreamWriter(silent=True))
+        run_command(chat, "/copy")
+    chat.ask("x", StreamWriter(silent=True))
     with pytest.raises(UserError, match="needs a terminal") as error:
-        run_command(one, "/copy")
+        run_command(chat, "/copy")
     assert "/export" in error.value.hint
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(clipboard, "PROGRAMS", ())
-    run_command(one, "/copy")
-    sequence, told = capsys.readouterr().out.split("\x07")
+    run_command(chat, "/copy")
+    sequence, message = capsys.readouterr().out.split("\x07")
     assert base64.b64decode(sequence.removeprefix("\x1b]52;c;")).decode() == "grün\x1b[0m"
-    assert told == "copied 8 characters with the terminal, if it allows that (OSC 52)\n"
-    one.conversation.add_turn("y", "x" * 60_000, "stop")
+    assert message == "copied 8 characters with the terminal, if it allows that (OSC 52)\n"
+    chat.conversation.add_turn("y", "x" * 60_000, "stop")
     with pytest.raises(UserError, match="60000 characters, too many"):
-        run_command(one, "/copy")
+        run_command(chat, "/copy")
 
 
-def test_copy_uses_the_first_program_that_takes_the_text(
+def test_copy_uses_the_first_program_that_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "clipboard"

@@ -1,3 +1,5 @@
+"""/undo, /regen, /edit, /branch, /switch and /tree."""
+
 from collections.abc import Callable
 
 import pytest
@@ -7,46 +9,47 @@ from llmcli.chat.commands import commands, run_command
 from llmcli.chat.display.stream_writer import StreamWriter
 from llmcli.errors import UserError
 
-Make = Callable[..., ChatSession]
-Out = pytest.CaptureFixture[str]
+MakeChat = Callable[..., ChatSession]
+Capture = pytest.CaptureFixture[str]
 
 
-def said(talk: ChatSession) -> list[str]:
-    return [message.content for message in talk.conversation.messages]
+def contents(chat: ChatSession) -> list[str]:
+    """Return the texts of all messages."""
+    return [message.content for message in chat.conversation.messages]
 
 
-def spoken(talk: Make, *texts: str, **more: int) -> ChatSession:
-    """A talk in which these were asked."""
-    one = talk(b"yes", **more)
+def chat_with(make_chat: MakeChat, *texts: str, **more: int) -> ChatSession:
+    """Return a chat in which these questions were asked."""
+    chat = make_chat(b"yes", **more)
     for text in texts:
-        one.ask(text, StreamWriter(silent=True))
-    return one
+        chat.ask(text, StreamWriter(silent=True))
+    return chat
 
 
-def test_undo_takes_a_turn_back_and_switch_brings_it_back(talk: Make, capsys: Out) -> None:
-    one = spoken(talk, "a?", "b?")
-    run_command(one, "/undo")
+def test_switch_returns_to_an_undone_turn(make_chat: MakeChat, capsys: Capture) -> None:
+    chat = chat_with(make_chat, "a?", "b?")
+    run_command(chat, "/undo")
     assert capsys.readouterr().out == "undid 'b?': /switch 2 brings it back\n"
-    assert said(one) == ["a?", "yes"]
-    run_command(one, "/switch 2")
-    assert said(one) == ["a?", "yes", "b?", "yes"]
-    run_command(one, "/undo")
-    run_command(one, "/undo")
+    assert contents(chat) == ["a?", "yes"]
+    run_command(chat, "/switch 2")
+    assert contents(chat) == ["a?", "yes", "b?", "yes"]
+    run_command(chat, "/undo")
+    run_command(chat, "/undo")
     with pytest.raises(UserError, match="no turn to undo"):
-        run_command(one, "/undo")
+        run_command(chat, "/undo")
 
 
-def test_regen_keeps_the_answer_before_as_a_branch(talk: Make, capsys: Out) -> None:
-    one = spoken(talk, "a?", "b?")
-    run_command(one, "/regen")
+def test_regen_keeps_the_previous_answer_in_the_tree(make_chat: MakeChat, capsys: Capture) -> None:
+    chat = chat_with(make_chat, "a?", "b?")
+    run_command(chat, "/regen")
     assert "/switch 2" in capsys.readouterr().err
-    assert (said(one), one.conversation.tree.current_turn) == (["a?", "yes", "b?", "yes"], 3)
-    assert [turn.parent for turn in one.conversation.tree.turns] == [0, 1, 1]
-    assert one.conversation.tree.branch_ends == {"main": 3}
+    assert (contents(chat), chat.conversation.tree.current_turn) == (["a?", "yes", "b?", "yes"], 3)
+    assert [turn.parent for turn in chat.conversation.tree.turns] == [0, 1, 1]
+    assert chat.conversation.tree.branch_ends == {"main": 3}
 
 
 @pytest.mark.parametrize(
-    ("line", "now"),
+    ("line", "expected"),
     [
         ("/edit c?", ["a?", "yes", "c?", "yes"]),
         ("/edit 1 c?", ["c?", "yes"]),
@@ -54,93 +57,95 @@ def test_regen_keeps_the_answer_before_as_a_branch(talk: Make, capsys: Out) -> N
         ("/edit 2 2 and 2", ["a?", "yes", "2 and 2", "yes"]),
     ],
 )
-def test_edit_asks_in_other_words_and_keeps_the_old(line: str, now: list[str], talk: Make) -> None:
-    one = spoken(talk, "a?", "b?")
-    run_command(one, line)
-    assert said(one) == now
-    run_command(one, "/switch 2")
-    assert said(one) == ["a?", "yes", "b?", "yes"]
+def test_edit_asks_a_changed_question_and_keeps_the_old_one(
+    line: str, expected: list[str], make_chat: MakeChat
+) -> None:
+    chat = chat_with(make_chat, "a?", "b?")
+    run_command(chat, line)
+    assert contents(chat) == expected
+    run_command(chat, "/switch 2")
+    assert contents(chat) == ["a?", "yes", "b?", "yes"]
 
 
-def test_edit_alone_offers_the_old_text_where_lines_are_typed(talk: Make) -> None:
-    one = spoken(talk, "a?", "b?\nc")
+def test_edit_without_text_puts_the_old_question_into_the_input_line(make_chat: MakeChat) -> None:
+    chat = chat_with(make_chat, "a?", "b?\nc")
     with pytest.raises(UserError, match="needs the new text") as error:
-        run_command(one, "/edit")
+        run_command(chat, "/edit")
     assert "/edit 2 TEXT" in error.value.hint
-    one.can_prefill = True
-    run_command(one, "/edit")
-    assert one.next_draft == "/edit 2 b?\nc"
-    run_command(one, "/edit 1")
-    assert one.next_draft == "/edit 1 a?"
+    chat.can_prefill = True
+    run_command(chat, "/edit")
+    assert chat.next_draft == "/edit 2 b?\nc"
+    run_command(chat, "/edit 1")
+    assert chat.next_draft == "/edit 1 a?"
     for line in ("/edit 3 x", "/edit 0 x"):
         with pytest.raises(UserError, match="there is no question"):
-            run_command(one, line)
+            run_command(chat, line)
 
 
-def test_an_edit_that_comes_to_nothing_leaves_all_as_it_was(talk: Make) -> None:
-    one = spoken(talk, "a?", "b?", n_ctx=64)
+def test_a_failed_edit_changes_nothing(make_chat: MakeChat) -> None:
+    chat = chat_with(make_chat, "a?", "b?", n_ctx=64)
     with pytest.raises(UserError, match="the context holds"):
-        run_command(one, f"/edit 1 {'x' * 64}")
-    assert (said(one), one.pending_message, one.conversation.tree.current_turn) == (
+        run_command(chat, f"/edit 1 {'x' * 64}")
+    assert (contents(chat), chat.pending_message, chat.conversation.tree.current_turn) == (
         ["a?", "yes", "b?", "yes"],
         None,
         2,
     )
-    one.runner.engine.ledger.check()
+    chat.runner.engine.ledger.check()
 
 
-def test_branches_are_begun_listed_and_gone_to(talk: Make, capsys: Out) -> None:
-    one = spoken(talk, "a?")
-    run_command(one, "/branch other")
-    one.ask("b?", StreamWriter(silent=True))
-    run_command(one, "/switch main")
-    assert said(one) == ["a?", "yes"]
-    one.ask("c?", StreamWriter(silent=True))
-    run_command(one, "/undo")
+def test_branches_are_created_listed_and_switched_to(make_chat: MakeChat, capsys: Capture) -> None:
+    chat = chat_with(make_chat, "a?")
+    run_command(chat, "/branch other")
+    chat.ask("b?", StreamWriter(silent=True))
+    run_command(chat, "/switch main")
+    assert contents(chat) == ["a?", "yes"]
+    chat.ask("c?", StreamWriter(silent=True))
+    run_command(chat, "/undo")
     capsys.readouterr()
-    run_command(one, "/branch")
+    run_command(chat, "/branch")
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     assert rows == [["*", "main", "1", "a?"], ["other", "2", "b?"], ["-", "3", "c?"]]
-    assert list(commands()["switch"].first_completions(one)) == ["main", "other", "2", "3"]
-    run_command(one, "/switch other")
-    assert said(one) == ["a?", "yes", "b?", "yes"]
+    assert list(commands()["switch"].first_completions(chat)) == ["main", "other", "2", "3"]
+    run_command(chat, "/switch other")
+    assert contents(chat) == ["a?", "yes", "b?", "yes"]
     with pytest.raises(UserError, match="no branch or turn called 'nowhere'"):
-        run_command(one, "/switch nowhere")
+        run_command(chat, "/switch nowhere")
     with pytest.raises(UserError, match="a branch called main already exists"):
-        run_command(one, "/branch main")
+        run_command(chat, "/branch main")
 
 
-def test_going_to_another_branch_computes_only_what_was_not_said_there(
-    talk: Make, capsys: Out
-) -> None:
-    one = spoken(talk, "a?", n_seq_max=4)
-    run_command(one, "/branch other")
-    one.ask("b?", StreamWriter(silent=True))
-    run_command(one, "/switch main")
-    one.ask("c?", StreamWriter(silent=True))
-    run_command(one, "/switch other")
-    whole = len(one.conversation_tokens())
+def test_after_a_switch_only_new_tokens_are_computed(make_chat: MakeChat, capsys: Capture) -> None:
+    chat = chat_with(make_chat, "a?", n_seq_max=4)
+    run_command(chat, "/branch other")
+    chat.ask("b?", StreamWriter(silent=True))
+    run_command(chat, "/switch main")
+    chat.ask("c?", StreamWriter(silent=True))
+    run_command(chat, "/switch other")
+    n_tokens = len(chat.conversation_tokens())
     assert (
-        f"{whole - 1} of {whole} tokens in the cache" in capsys.readouterr().out
-    )  # but the line break that ends it
-    back = one.ask("d?", StreamWriter(silent=True))
-    assert back.cached_tokens == whole - 1
-    run_command(one, "/switch main")
-    again = one.ask("e?", StreamWriter(silent=True))
-    assert again.prompt_tokens - again.cached_tokens == len("\n<user>e?\n<assistant>")
-    ledger = one.runner.engine.ledger
+        f"{n_tokens - 1} of {n_tokens} tokens in the cache" in capsys.readouterr().out
+    )  # all but the final line break
+    answer = chat.ask("d?", StreamWriter(silent=True))
+    assert answer.cached_tokens == n_tokens - 1
+    run_command(chat, "/switch main")
+    answer = chat.ask("e?", StreamWriter(silent=True))
+    assert answer.prompt_tokens - answer.cached_tokens == len("\n<user>e?\n<assistant>")
+    ledger = chat.runner.engine.ledger
     ledger.check()
-    assert ledger.used_cells < sum(map(len, ledger.tokens))  # the first turn lies there once
+    assert ledger.used_cells < sum(
+        map(len, ledger.tokens)
+    )  # the first turn is stored once for both branches
 
 
-def test_the_tree_is_drawn(talk: Make, capsys: Out) -> None:
-    one = talk(b"yes")
+def test_the_tree_is_drawn(make_chat: MakeChat, capsys: Capture) -> None:
+    chat = make_chat(b"yes")
     with pytest.raises(UserError, match="no turn yet"):
-        run_command(one, "/tree")
-    one = spoken(talk, "a?", "b?")
-    run_command(one, "/regen")
+        run_command(chat, "/tree")
+    chat = chat_with(make_chat, "a?", "b?")
+    run_command(chat, "/regen")
     capsys.readouterr()
-    run_command(one, "/tree")
+    run_command(chat, "/tree")
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert [line.split() for line in lines[1:-1]] == [
         ["●", "1", "a?", "yes", "3"],
@@ -148,5 +153,5 @@ def test_the_tree_is_drawn(talk: Make, capsys: Out) -> None:
         ["└─●", "3", "b?", "yes", "3", "main,", "<-", "here"],
     ]
     assert (
-        lines[-1] == f"main: 2 of 3 turns on the path (●), {len(one.conversation_tokens())} tokens"
+        lines[-1] == f"main: 2 of 3 turns on the path (●), {len(chat.conversation_tokens())} tokens"
     )

@@ -1,3 +1,5 @@
+"""Saved chats: writing, reading, and errors for damaged files."""
+
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,82 +18,83 @@ from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.sampling import default_sampling
 
 
-def load(session: Conversation, config: Config, name: str) -> str:
-    """As /load does; the model's name."""
-    found = history.find_item(config, name).read_conversation()
-    found.restore_into(session)
-    return found.model
+def load(conversation: Conversation, config: Config, name: str) -> str:
+    """Load a saved chat as /load does. Return the name of its model."""
+    stored = history.find_item(config, name).read_conversation()
+    stored.restore_into(conversation)
+    return stored.model
 
 
-def held() -> Conversation:
-    session = Conversation(
+def example_conversation() -> Conversation:
+    """Return a conversation of two turns, the second of which was interrupted."""
+    conversation = Conversation(
         default_sampling().with_values({"temp": 0.25, "seed": 4294967295}), "Be brief.", 99
     )
-    session.add_turn("über\n\x1b", "ja", "stop")
-    session.add_turn("und?", "ne", "cancelled")
-    return session
+    conversation.add_turn("über\n\x1b", "ja", "stop")
+    conversation.add_turn("und?", "ne", "cancelled")
+    return conversation
 
 
-def test_a_saved_chat_comes_back_as_it_was() -> None:
-    path, replaced = save_chat(held(), config.load_config(), "one", "model")
+def test_a_saved_chat_is_loaded_unchanged() -> None:
+    path, replaced = save_chat(example_conversation(), config.load_config(), "one", "model")
     assert not replaced
-    assert [path.name] == [
-        file.name for file in path.parent.iterdir()
-    ]  # nothing half-written beside it
-    assert path.stat().st_mode & 0o077 == 0  # what people say is theirs alone
+    assert [path.name] == [file.name for file in path.parent.iterdir()]  # no temporary file is left
+    assert path.stat().st_mode & 0o077 == 0  # only the user may read it
     fresh = Conversation(default_sampling())
     assert load(fresh, config.load_config(), "one") == "model"
-    assert fresh == held()
+    assert fresh == example_conversation()
     assert fresh.stopped_indices == {3}
 
 
-FORM = Constraint("json_schema", '{"enum": ["ja", "né"]}', jump="off")
+CONSTRAINT = Constraint("json_schema", '{"enum": ["ja", "né"]}', jump="off")
 
 
-def test_the_form_of_answers_comes_back_and_that_there_is_none_too(
-    talk: Callable[..., ChatSession],
+def test_the_constraint_is_saved_and_loaded(
+    make_chat: Callable[..., ChatSession],
 ) -> None:
-    one = talk(b"yes")
-    one.conversation.constraint = FORM
-    run_command(one, "/save formed")
-    run_command(one, "/set format none")
-    run_command(one, "/save free")
-    run_command(one, "/load formed")
-    assert one.conversation.constraint == FORM
-    assert one.ask("a", StreamWriter(silent=True)).text in ('"ja"', '"né"')
-    run_command(one, "/load free")
-    assert one.conversation.constraint is None
-    path = one.config.state / "saved" / "free.jsonl"  # one of before it was kept
+    chat = make_chat(b"yes")
+    chat.conversation.constraint = CONSTRAINT
+    run_command(chat, "/save formed")
+    run_command(chat, "/set format none")
+    run_command(chat, "/save free")
+    run_command(chat, "/load formed")
+    assert chat.conversation.constraint == CONSTRAINT
+    assert chat.ask("a", StreamWriter(silent=True)).text in ('"ja"', '"né"')
+    run_command(chat, "/load free")
+    assert chat.conversation.constraint is None
+    path = (
+        chat.config.state / "saved" / "free.jsonl"
+    )  # a file of a version that did not save the constraint
     path.write_text(path.read_text().replace('"format": null, ', ""))
-    one.conversation.constraint = FORM
-    run_command(one, "/load free")
-    assert one.conversation.constraint == FORM
+    chat.conversation.constraint = CONSTRAINT
+    run_command(chat, "/load free")
+    assert chat.conversation.constraint == CONSTRAINT
 
 
-def test_a_form_that_cannot_be_followed_is_left_out(
-    talk: Callable[..., ChatSession], capsys: pytest.CaptureFixture
+def test_a_constraint_that_cannot_be_used_is_not_loaded(
+    make_chat: Callable[..., ChatSession], capsys: pytest.CaptureFixture
 ) -> None:
-    one = talk(b"yes")
-    one.conversation.constraint = Constraint("json_schema", '{"not": {}}')
-    run_command(one, "/save odd")
-    run_command(one, "/load odd")
-    assert one.conversation.constraint is None
+    chat = make_chat(b"yes")
+    chat.conversation.constraint = Constraint("json_schema", '{"not": {}}')
+    run_command(chat, "/save odd")
+    run_command(chat, "/load odd")
+    assert chat.conversation.constraint is None
     assert (
         "answer format of that chat is not used: the schema cannot be enforced: not at #"
         in capsys.readouterr().err
     )
 
 
-def test_saving_under_a_name_again_says_that_it_replaces() -> None:
-    save_chat(held(), config.load_config(), "one", "model")
-    assert save_chat(held(), config.load_config(), "one", "model")[1]
+def test_saving_under_an_existing_name_reports_the_replacement() -> None:
+    save_chat(example_conversation(), config.load_config(), "one", "model")
+    assert save_chat(example_conversation(), config.load_config(), "one", "model")[1]
     assert list_names(config.load_config()) == ["one"]
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a b", "x" * 101, "nul\0"])
-def test_a_name_that_could_leave_the_folder_is_refused(name: str, home: Path) -> None:
+def test_an_invalid_name_raises_an_error(name: str, home: Path) -> None:
     with pytest.raises(UserError, match="is not a valid chat name"):
-        save_chat(held(), config.load_config(), name, "model")
+        save_chat(example_conversation(), config.load_config(), name, "model")
     assert list(home.rglob("*.jsonl")) == []
 
 
@@ -134,15 +137,15 @@ def test_a_name_that_could_leave_the_folder_is_refused(name: str, home: Path) ->
         (3, "", "line 3 is damaged: it is not JSON"),
     ],
 )
-def test_a_damaged_line_is_named_and_nothing_changes(line: int, text: str, problem: str) -> None:
-    path, _ = save_chat(held(), config.load_config(), "one", "model")
+def test_the_error_for_a_damaged_line_has_its_number(line: int, text: str, problem: str) -> None:
+    path, _ = save_chat(example_conversation(), config.load_config(), "one", "model")
     lines = path.read_text().splitlines()
     lines[line - 1] = text
     path.write_text("\n".join(lines) + "\n")
-    session = held()
+    conversation = example_conversation()
     with pytest.raises(UserError, match=problem):
-        load(session, config.load_config(), "one")
-    assert session == held()
+        load(conversation, config.load_config(), "one")
+    assert conversation == example_conversation()
 
 
 FIRST_FORMAT = """\
@@ -154,17 +157,18 @@ FIRST_FORMAT = """\
 """
 
 
-def old(home: Path, text: str) -> Conversation:
+def load_first_format(home: Path, text: str) -> Conversation:
+    """Store `text` as a saved chat and load it."""
     path = home / "state" / "saved" / "one.jsonl"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    session = Conversation(default_sampling())
-    assert load(session, config.load_config(), "one") == "m"
-    return session
+    conversation = Conversation(default_sampling())
+    assert load(conversation, config.load_config(), "one") == "m"
+    return conversation
 
 
-def test_a_chat_of_the_first_format_is_read(home: Path) -> None:
-    assert old(home, FIRST_FORMAT) == held()
+def test_a_chat_of_format_1_is_read(home: Path) -> None:
+    assert load_first_format(home, FIRST_FORMAT) == example_conversation()
 
 
 @pytest.mark.parametrize(
@@ -178,27 +182,29 @@ def test_a_chat_of_the_first_format_is_read(home: Path) -> None:
         (FIRST_FORMAT.rpartition('{"role"')[0], "the last answer is missing"),
     ],
 )
-def test_a_damaged_chat_of_the_first_format_is_named(home: Path, text: str, problem: str) -> None:
+def test_the_error_for_a_damaged_chat_of_format_1_has_the_line(
+    home: Path, text: str, problem: str
+) -> None:
     with pytest.raises(UserError, match=problem):
-        old(home, text)
+        load_first_format(home, text)
 
 
 def test_every_branch_is_saved() -> None:
-    session = held()
-    session.tree.switch_to("1")
-    session.tree.create_branch("other")
-    session.add_turn("and?", "so", "stop", 7)
-    save_chat(session, config.load_config(), "one", "model")
+    conversation = example_conversation()
+    conversation.tree.switch_to("1")
+    conversation.tree.create_branch("other")
+    conversation.add_turn("and?", "so", "stop", 7)
+    save_chat(conversation, config.load_config(), "one", "model")
     fresh = Conversation(default_sampling())
     load(fresh, config.load_config(), "one")
-    assert fresh == session
+    assert fresh == conversation
     assert [message.content for message in fresh.messages] == ["über\n\x1b", "ja", "and?", "so"]
     fresh.tree.switch_to("main")
     assert [message.content for message in fresh.messages][2:] == ["und?", "ne"]
 
 
-def test_loading_what_is_not_there_lists_what_is() -> None:
-    save_chat(held(), config.load_config(), "one", "model")
+def test_the_error_for_a_missing_chat_has_a_similar_name() -> None:
+    save_chat(example_conversation(), config.load_config(), "one", "model")
     with pytest.raises(UserError) as error:
         load(Conversation(default_sampling()), config.load_config(), "two")
     assert error.value.hint == "did you mean one? llmcli sessions lists them"

@@ -1,4 +1,4 @@
-"""The session log contains the whole conversation, even if its process was killed."""
+"""Session logs: writing, reading, resuming, and damaged or truncated files."""
 
 import json
 import random
@@ -25,81 +25,83 @@ from llmcli.errors import UserError
 from llmcli.runtime.sampling import default_sampling
 from llmcli.types import Event
 
-Make = Callable[..., ChatSession]
+MakeChat = Callable[..., ChatSession]
 
 
 @pytest.fixture
-def logged(talk: Make) -> Callable[..., tuple[ChatSession, Path]]:
-    """Make a talk that is recorded, and the file of its log."""
+def logged_chat(make_chat: MakeChat) -> Callable[..., tuple[ChatSession, Path]]:
+    """Return a function that makes a chat with a session log, and returns both."""
 
     def make(*reply: Any, **more: Any) -> tuple[ChatSession, Path]:
-        one = talk(*reply, **more)
-        log = one.log = SessionLog(one.config, pytest.fail)
-        return one, log.path
+        chat = make_chat(*reply, **more)
+        log = chat.log = SessionLog(chat.config, pytest.fail)
+        return chat, log.path
 
     return make
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
+def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_every_reply_is_one_line_with_what_led_to_it(
-    logged: Callable[..., tuple[ChatSession, Path]],
+def test_every_answer_is_one_line_with_its_question_and_settings(
+    logged_chat: Callable[..., tuple[ChatSession, Path]],
 ) -> None:
-    one, path = logged(b"yes")
-    one.ask("a?", StreamWriter(silent=True))
-    one.ask("b?", StreamWriter(silent=True))
-    told = [(line["turn"], line["prompt"], line["text"]) for line in lines(path)]
-    assert told == [(1, "a?", "yes"), (2, "b?", "yes")]
-    for line in lines(path):
+    chat, path = logged_chat(b"yes")
+    chat.ask("a?", StreamWriter(silent=True))
+    chat.ask("b?", StreamWriter(silent=True))
+    questions = [(line["turn"], line["prompt"], line["text"]) for line in records(path)]
+    assert questions == [(1, "a?", "yes"), (2, "b?", "yes")]
+    for line in records(path):
         assert {"model", "text", "finish", "tokens", "timing", "kv", "seed"} <= set(line)
-    assert lines(path)[0]["settings"]["temp"] == 0
+    assert records(path)[0]["settings"]["temp"] == 0
     assert path.stat().st_mode & 0o077 == 0
 
 
 def test_the_question_is_on_the_disk_before_the_answer(
-    logged: Callable[..., tuple[ChatSession, Path]],
+    logged_chat: Callable[..., tuple[ChatSession, Path]],
 ) -> None:
-    one, path = logged(b"yes")
+    chat, path = logged_chat(b"yes")
     seen: list[session_log_reader.StoredConversation] = []
-    one.runner.context.before = lambda number: seen.append(session_log_reader.read_log(path))  # type: ignore[attr-defined]
-    one.ask('the "time": "x" {question}\n', StreamWriter(silent=True))
+    chat.runner.context.before = lambda number: seen.append(session_log_reader.read_log(path))  # type: ignore[attr-defined]
+    chat.ask('the "time": "x" {question}\n', StreamWriter(silent=True))
     assert seen
-    for held in seen:
-        assert (held.pending_message, held.tree.turns, held.n_damaged) == (
+    for stored in seen:
+        assert (stored.pending_message, stored.tree.turns, stored.n_damaged) == (
             'the "time": "x" {question}\n',
             [],
             0,
         )
-    assert session_log_reader.read_log(path).tree == one.conversation.tree
+    assert session_log_reader.read_log(path).tree == chat.conversation.tree
 
 
-def test_an_answer_that_an_error_ended_is_an_unanswered_question(
-    logged: Callable[..., tuple[ChatSession, Path]],
+def test_a_question_whose_answer_failed_is_recorded_as_unanswered(
+    logged_chat: Callable[..., tuple[ChatSession, Path]],
 ) -> None:
     class Broken(StreamWriter):
         def write_event(self, event: Event) -> None:
             raise UserError("cannot write the output")
 
-    one, path = logged(b"yes")
+    chat, path = logged_chat(b"yes")
     with pytest.raises(UserError):
-        one.ask("a?", Broken())
-    assert lines(path)[0]["event"] == "unanswered"
+        chat.ask("a?", Broken())
+    assert records(path)[0]["event"] == "unanswered"
     assert session_log_reader.read_log(path).pending_message == "a?"
-    one.ask("b?", StreamWriter(silent=True))
-    held = session_log_reader.read_log(path)
-    assert (held.pending_message, held.tree) == (None, one.conversation.tree)
+    chat.ask("b?", StreamWriter(silent=True))
+    stored = session_log_reader.read_log(path)
+    assert (stored.pending_message, stored.tree) == (None, chat.conversation.tree)
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_any_mix_of_commands_is_read_as_it_was(
-    seed: int, logged: Callable[..., tuple[ChatSession, Path]], capsys: pytest.CaptureFixture[str]
+def test_the_log_of_random_commands_gives_the_same_conversation(
+    seed: int,
+    logged_chat: Callable[..., tuple[ChatSession, Path]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     rng = random.Random(seed)
-    one, path = logged(b"ja", n_ctx=2048, n_seq_max=4)
+    chat, path = logged_chat(b"ja", n_ctx=2048, n_seq_max=4)
     for step in range(30):
-        turns = len(one.conversation.tree.turns)
+        turns = len(chat.conversation.tree.turns)
         line = rng.choice(
             (
                 f"question {step}",
@@ -119,109 +121,109 @@ def test_any_mix_of_commands_is_read_as_it_was(
             )
         )
         try:
-            handle_line(one, line)
+            handle_line(chat, line)
         except UserError:
             continue
-        held = (
+        stored = (
             session_log_reader.read_log(path)
             if path.exists()
             else session_log_reader.StoredConversation(TurnTree())
         )
-        assert (held.tree, held.n_damaged, held.pending_message) == (
-            one.conversation.tree,
+        assert (stored.tree, stored.n_damaged, stored.pending_message) == (
+            chat.conversation.tree,
             0,
             None,
         ), line
-        assert held.model == ("fake" if held.tree.turns else held.model)
-        one.runner.engine.ledger.check()
+        assert stored.model == ("fake" if stored.tree.turns else stored.model)
+        chat.runner.engine.ledger.check()
     if path.exists():
-        again = Conversation(default_sampling())
-        session_log_reader.read_log(path).restore_into(again)
-        assert again.messages == one.conversation.messages
-        assert all(("event" in line) != ("text" in line) for line in lines(path))
+        resumed_conversation = Conversation(default_sampling())
+        session_log_reader.read_log(path).restore_into(resumed_conversation)
+        assert resumed_conversation.messages == chat.conversation.messages
+        assert all(("event" in line) != ("text" in line) for line in records(path))
 
 
-def test_turns_that_left_the_context_are_known_again(
-    logged: Callable[..., tuple[ChatSession, Path]],
+def test_dropped_turns_are_read_from_the_log(
+    logged_chat: Callable[..., tuple[ChatSession, Path]],
 ) -> None:
-    one, path = logged(b"0123456789 and some more words", n_ctx=128, n_seq_max=4)
-    handle_line(one, "/set on_full shift")
+    chat, path = logged_chat(b"0123456789 and some more words", n_ctx=128, n_seq_max=4)
+    handle_line(chat, "/set on_full shift")
     for number in range(6):
-        handle_line(one, f"question {number}?")
-    handle_line(one, "/switch 5")
-    held = session_log_reader.read_log(path)
-    assert one.conversation.tree.dropped
-    assert (held.tree, held.on_full, held.n_damaged) == (one.conversation.tree, "shift", 0)
-    handle_line(one, "/save a")
-    handle_line(one, "/load a")
-    assert session_log_reader.read_log(path).tree == one.conversation.tree == held.tree
-    assert one.conversation.on_full == "shift"
+        handle_line(chat, f"question {number}?")
+    handle_line(chat, "/switch 5")
+    stored = session_log_reader.read_log(path)
+    assert chat.conversation.tree.dropped
+    assert (stored.tree, stored.on_full, stored.n_damaged) == (chat.conversation.tree, "shift", 0)
+    handle_line(chat, "/save a")
+    handle_line(chat, "/load a")
+    assert session_log_reader.read_log(path).tree == chat.conversation.tree == stored.tree
+    assert chat.conversation.on_full == "shift"
 
 
-def test_the_form_of_answers_is_told_once_and_known_again(
-    logged: Callable[..., tuple[ChatSession, Path]],
+def test_the_constraint_is_recorded_when_it_changes(
+    logged_chat: Callable[..., tuple[ChatSession, Path]],
 ) -> None:
-    one, path = logged(b"yes", n_seq_max=2)
+    chat, path = logged_chat(b"yes", n_seq_max=2)
     form, grammar = '/set format {"enum": ["ja"]}', '/set grammar root ::= "o"'
     for line in (form, "a?", "b?", "/set format none", "c?", grammar, "d?"):
-        handle_line(one, line)
-    assert ["format" in line for line in lines(path)] == [True, False, True, True]
-    held = session_log_reader.read_log(path)
-    assert (held.constraint, held.has_constraint) == (one.conversation.constraint, True)
+        handle_line(chat, line)
+    assert ["format" in line for line in records(path)] == [True, False, True, True]
+    stored = session_log_reader.read_log(path)
+    assert (stored.constraint, stored.has_constraint) == (chat.conversation.constraint, True)
     text = path.read_text().splitlines()
     path.write_text(
         "\n".join(text[:2]) + "\n" + text[2].partition('"model"')[0]
-    )  # killed within the third answer
-    held = session_log_reader.read_log(path)
-    assert (held.constraint, held.has_constraint, held.pending_message) == (None, True, "c?")
+    )  # as if killed during the third answer
+    stored = session_log_reader.read_log(path)
+    assert (stored.constraint, stored.has_constraint, stored.pending_message) == (None, True, "c?")
 
 
-def test_a_log_that_was_cut_anywhere_gives_all_that_was_whole(
-    logged: Callable[..., tuple[ChatSession, Path]],
+def test_a_truncated_log_gives_all_complete_lines(
+    logged_chat: Callable[..., tuple[ChatSession, Path]],
 ) -> None:
-    one, path = logged(b"yes")
+    chat, path = logged_chat(b"yes")
     for text in ("a?", "ü?", "c?"):
-        handle_line(one, text)
-    handle_line(one, "/undo")
-    whole = path.read_bytes()
-    rows = whole.splitlines(keepends=True)
+        handle_line(chat, text)
+    handle_line(chat, "/undo")
+    complete = path.read_bytes()
+    rows = complete.splitlines(keepends=True)
     ends = [sum(map(len, rows[:count])) for count in range(len(rows) + 1)]
-    for cut in range(0, len(whole), 7):
-        path.write_bytes(whole[:cut])
-        held = session_log_reader.read_log(path)
+    for cut in range(0, len(complete), 7):
+        path.write_bytes(complete[:cut])
+        stored = session_log_reader.read_log(path)
         count = sum(end <= cut for end in ends) - 1
-        assert len(held.tree.turns) == min(count, 3)
-        assert held.n_damaged == 0
-        if held.pending_message:
-            assert held.pending_message == ("a?", "ü?", "c?")[count]
+        assert len(stored.tree.turns) == min(count, 3)
+        assert stored.n_damaged == 0
+        if stored.pending_message:
+            assert stored.pending_message == ("a?", "ü?", "c?")[count]
 
 
-def test_damaged_lines_are_left_out_and_counted(
-    logged: Callable[..., tuple[ChatSession, Path]],
+def test_damaged_lines_are_skipped_and_counted(
+    logged_chat: Callable[..., tuple[ChatSession, Path]],
 ) -> None:
-    one, path = logged(b"yes")
+    chat, path = logged_chat(b"yes")
     for text in ("a?", "b?", "c?", "/switch 1", "d?", "/branch x", "/undo"):
-        handle_line(one, text)
+        handle_line(chat, text)
     raw = path.read_bytes().splitlines()
     raw[1] = raw[1][:-40]
     raw += [b'{"event": "tree", "turns": [3]}', b'{"event": 7}', b""]
     path.write_bytes(b"\n".join([b"{}", b"\xff", b"[1]", *raw]))
-    held = session_log_reader.read_log(path)
-    assert held.n_damaged == 6
-    assert [turn.question for turn in held.tree.turns] == ["a?", "c?", "d?"]
-    assert [turn.parent for turn in held.tree.turns] == [
+    stored = session_log_reader.read_log(path)
+    assert stored.n_damaged == 6
+    assert [turn.question for turn in stored.tree.turns] == ["a?", "c?", "d?"]
+    assert [turn.parent for turn in stored.tree.turns] == [
         0,
         1,
         1,
-    ]  # c? goes on from the last turn before it
-    assert (held.tree.current_turn, held.tree.current_branch, held.pending_message) == (
+    ]  # the parent of c? is the last turn before it that could be read
+    assert (stored.tree.current_turn, stored.tree.current_branch, stored.pending_message) == (
         1,
         "x",
         None,
     )
 
 
-def test_logs_of_before_there_were_trees_are_read(home: Path) -> None:
+def test_logs_without_a_tree_are_read(home: Path) -> None:
     path = home / "old.jsonl"
     replies = [("a?", 1, "A"), ("b?", 2, "B"), ("b?", 2, "B2"), ("c?", 3, "C"), ("anew", 1, "N")]
     path.write_text(
@@ -239,50 +241,55 @@ def test_logs_of_before_there_were_trees_are_read(home: Path) -> None:
             for prompt, turn, text in replies
         )
     )
-    held = session_log_reader.read_log(path)
-    assert [(turn.parent, turn.answer, turn.is_stopped) for turn in held.tree.turns] == [
+    stored = session_log_reader.read_log(path)
+    assert [(turn.parent, turn.answer, turn.is_stopped) for turn in stored.tree.turns] == [
         (0, "A", True),
         (1, "B", True),
         (1, "B2", True),
         (3, "C", True),
         (0, "N", True),
     ]
-    assert (held.model, held.tree.current_turn, held.first_question) == ("m", 5, "anew")
+    assert (stored.model, stored.tree.current_turn, stored.first_question) == ("m", 5, "anew")
 
 
-def test_a_sitting_goes_on_in_its_own_log_which_is_never_rewritten(
-    logged: Callable[..., tuple[ChatSession, Path]],
+def test_a_resumed_session_is_appended_to_its_log(
+    logged_chat: Callable[..., tuple[ChatSession, Path]],
 ) -> None:
-    one, path = logged(b"yes")
-    handle_line(one, "a?")
-    one.log.close()
+    chat, path = logged_chat(b"yes")
+    handle_line(chat, "a?")
+    chat.log.close()
     before = path.read_bytes()
     for tail in (b"", b'{"prompt": "half?", "parent": 1, "time": "now"', b'{"prompt": "tor'):
         path.write_bytes(before + tail)
-        held = session_log_reader.read_log(path)
-        again = Conversation(default_sampling())
-        held.restore_into(again)
+        stored = session_log_reader.read_log(path)
+        resumed_conversation = Conversation(default_sampling())
+        stored.restore_into(resumed_conversation)
         log = SessionLog(config.load_config(), pytest.fail, path)
-        assert log.resume(again)
+        assert log.resume(resumed_conversation)
         log.record_question({"prompt": "b?", "parent": 1, "time": "now"})
-        again.add_turn("b?", "B", "stop")
-        log.record_answer({"text": "B", "finish": "stop", "node": 2}, again)
+        resumed_conversation.add_turn("b?", "B", "stop")
+        log.record_answer({"text": "B", "finish": "stop", "node": 2}, resumed_conversation)
         log.close()
         assert path.read_bytes().startswith(before + tail)
-        read = session_log_reader.read_log(path)
-        assert (read.tree, read.n_damaged) == (again.tree, int(tail.endswith(b"tor")))
+        reread = session_log_reader.read_log(path)
+        assert (reread.tree, reread.n_damaged) == (
+            resumed_conversation.tree,
+            int(tail.endswith(b"tor")),
+        )
 
 
-def test_two_chats_do_not_write_one_log(logged: Callable[..., tuple[ChatSession, Path]]) -> None:
-    one, path = logged(b"yes")
-    handle_line(one, "a?")
+def test_a_log_is_locked_while_a_chat_writes_it(
+    logged_chat: Callable[..., tuple[ChatSession, Path]],
+) -> None:
+    chat, path = logged_chat(b"yes")
+    handle_line(chat, "a?")
     assert is_in_use(path)
-    assert not SessionLog(config.load_config(), pytest.fail, path).resume(one.conversation)
-    one.log.close()
+    assert not SessionLog(config.load_config(), pytest.fail, path).resume(chat.conversation)
+    chat.log.close()
     assert not is_in_use(path)
 
 
-KILLED = """
+KILLED_PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 from llmcli import config
@@ -314,47 +321,51 @@ for line in sys.argv[2:]:
 @pytest.mark.parametrize(
     ("at", "turns", "lost"), [(1, 0, "one?"), (3, 2, "three?"), (4, 3, "three?")]
 )
-def test_kill_9_in_an_answer_loses_that_answer_alone(
+def test_a_killed_process_loses_only_the_current_answer(
     at: int, turns: int, lost: str, home: Path
 ) -> None:
     words = ["one?", "two?", "/undo", "/branch side", "three?", "/regen"]
-    command = [sys.executable, "-c", KILLED, str(at), *words]
-    done = subprocess.run(command, capture_output=True, cwd=Path(__file__).parents[3], check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    command = [sys.executable, "-c", KILLED_PROGRAM, str(at), *words]
+    result = subprocess.run(
+        command, capture_output=True, cwd=Path(__file__).parents[3], check=False
+    )
+    assert result.returncode == -signal.SIGKILL, result.stderr
     (path,) = (home / "state" / "sessions").glob("*.jsonl")
-    held = session_log_reader.read_log(path)
-    assert [turn.question for turn in held.tree.turns] == ["one?", "two?", "three?"][:turns]
-    assert (held.pending_message, held.n_damaged) == (lost, 0)
+    stored = session_log_reader.read_log(path)
+    assert [turn.question for turn in stored.tree.turns] == ["one?", "two?", "three?"][:turns]
+    assert (stored.pending_message, stored.n_damaged) == (lost, 0)
     if at > 1:
-        assert held.tree.current_path() == [1]  # where the question belongs
-        assert held.tree.current_branch == "side"
+        assert stored.tree.current_path() == [1]  # the turn before the unanswered question
+        assert stored.tree.current_branch == "side"
 
 
-def test_what_resume_takes_up_is_what_was_there(
-    logged: Callable[..., tuple[ChatSession, Path]], talk: Make, capsys: pytest.CaptureFixture[str]
+def test_load_last_restores_the_conversation_of_a_log(
+    logged_chat: Callable[..., tuple[ChatSession, Path]],
+    make_chat: MakeChat,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    one, path = logged(b"yes")
+    chat, path = logged_chat(b"yes")
     for line in ("a?", "/regen", "b?", "/switch 1"):
-        handle_line(one, line)
-    one.log.close()
+        handle_line(chat, line)
+    chat.log.close()
     with path.open("a") as file:
         file.write('{"prompt": "half?", "parent": 1, "time": "now"')
-    other = talk(b"yes")
-    other.name = "another"
+    second_chat = make_chat(b"yes")
+    second_chat.name = "another"
     capsys.readouterr()
-    run_command(other, "/load last")
-    told = capsys.readouterr()
-    assert other.conversation.tree == one.conversation.tree
-    assert told.out == (
+    run_command(second_chat, "/load last")
+    output = capsys.readouterr()
+    assert second_chat.conversation.tree == chat.conversation.tree
+    assert output.out == (
         f"loaded {path.stem}: 1 turn, it was saved without a KV state;"
-        f" {len(other.conversation_tokens())} tokens are computed with the next message\n"
+        f" {len(second_chat.conversation_tokens())} tokens are computed with the next message\n"
     )
-    assert told.err == (
+    assert output.err == (
         "warning: that chat used fake; another continues it\n"
         "'half?' was not answered: /retry asks it again\n"
     )
-    handle_line(other, "/retry")
-    assert [message.content for message in other.conversation.messages] == [
+    handle_line(second_chat, "/retry")
+    assert [message.content for message in second_chat.conversation.messages] == [
         "a?",
         "yes",
         "half?",
@@ -362,25 +373,25 @@ def test_what_resume_takes_up_is_what_was_there(
     ]
 
 
-def test_a_disk_that_takes_no_log_is_told_once(home: Path) -> None:
+def test_a_log_that_cannot_be_written_prints_one_warning(home: Path) -> None:
     (home / "state").write_text("a file where the folder should be")
-    told: list[str] = []
-    log = SessionLog(config.load_config(), told.append)
+    warnings: list[str] = []
+    log = SessionLog(config.load_config(), warnings.append)
     for _ in range(2):
         log.record_question({"prompt": "a"})
         log.record_answer({"text": "b"}, Conversation(default_sampling()))
-    assert len(told) == 1
-    assert "not logged" in told[0]
+    assert len(warnings) == 1
+    assert "not logged" in warnings[0]
 
 
-def test_a_disk_that_fills_up_leaves_no_half_word() -> None:
-    told: list[str] = []
-    log = SessionLog(config.load_config(), told.append)
+def test_a_full_disk_leaves_no_partial_line() -> None:
+    warnings: list[str] = []
+    log = SessionLog(config.load_config(), warnings.append)
     log.record_question({"prompt": "whole"})
     log.record_answer({"text": "whole"}, Conversation(default_sampling()))
     before = log.path.read_bytes()
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # The kernel lets a file grow this far and no further, as a full disk does.
+    # The kernel limits the size of the file, as a full disk would.
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, old[1]))
     try:
@@ -389,4 +400,4 @@ def test_a_disk_that_fills_up_leaves_no_half_word() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
         signal.signal(signal.SIGXFSZ, handler)
     assert log.path.read_bytes() == before
-    assert len(told) == 1
+    assert len(warnings) == 1

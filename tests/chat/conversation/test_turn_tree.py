@@ -1,4 +1,4 @@
-"""The tree of turns behaves like a dictionary of whole conversations."""
+"""TurnTree, compared with a simple reference, and its drawing."""
 
 import random
 
@@ -13,107 +13,116 @@ from llmcli.types import Message
 
 
 class Reference:
-    """Every turn as the whole conversation up to it; branches by name."""
+    """A simple implementation: stores for each turn the list of all questions up to it.
+
+    `paths`: these lists by turn number. `branch_ends`, `branch`, `current`: as in TurnTree.
+    """
 
     def __init__(self) -> None:
-        self.said: list[tuple[str, ...]] = [()]
-        self.names, self.branch, self.now = {MAIN_BRANCH: 0}, MAIN_BRANCH, 0
+        self.paths: list[tuple[str, ...]] = [()]
+        self.branch_ends, self.branch, self.current = {MAIN_BRANCH: 0}, MAIN_BRANCH, 0
 
-    def go(self, number: int) -> None:
-        self.now = number
+    def move_to(self, number: int) -> None:
+        self.current = number
         if self.branch:
-            self.names[self.branch] = number
+            self.branch_ends[self.branch] = number
 
     def add(self, text: str) -> None:
-        self.said.append((*self.said[self.now], text))
-        self.go(len(self.said) - 1)
+        self.paths.append((*self.paths[self.current], text))
+        self.move_to(len(self.paths) - 1)
 
     def undo(self) -> str | None:
-        if not self.now:
+        if not self.current:
             return None
-        *before, last = self.said[self.now]
-        # The turn before the last: the newest of those conversations from which this one was made.
-        self.go(next(n for n in range(self.now - 1, -1, -1) if self.said[n] == tuple(before)))
+        *before, last = self.paths[self.current]
+        # The parent is the newest earlier turn whose path is this path without its last question.
+        self.move_to(
+            next(n for n in range(self.current - 1, -1, -1) if self.paths[n] == tuple(before))
+        )
         return last
 
-    def switch(self, place: str) -> None:
-        if place in self.names:
-            self.branch, self.now = place, self.names[place]
+    def switch(self, target: str) -> None:
+        if target in self.branch_ends:
+            self.branch, self.current = target, self.branch_ends[target]
             return
-        self.now = int(place)
-        if self.names.get(self.branch) != self.now:
-            self.branch = next((name for name, end in self.names.items() if end == self.now), "")
+        self.current = int(target)
+        if self.branch_ends.get(self.branch) != self.current:
+            self.branch = next(
+                (name for name, end in self.branch_ends.items() if end == self.current), ""
+            )
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_any_mix_of_moves_is_as_on_whole_conversations(seed: int) -> None:
+def test_random_moves_have_the_same_result_as_on_the_reference(seed: int) -> None:
     rng = random.Random(seed)
-    session, reference = Conversation(default_sampling()), Reference()
+    conversation, reference = Conversation(default_sampling()), Reference()
     for step in range(60):
-        tree = session.tree
+        tree = conversation.tree
         match rng.choice(("add", "add", "add", "undo", "fork", "switch", "number", "wrong")):
             case "add":
-                session.add_turn(f"q{step}", f"a{step}", rng.choice(("stop", "cancelled")))
+                conversation.add_turn(f"q{step}", f"a{step}", rng.choice(("stop", "cancelled")))
                 reference.add(f"q{step}")
             case "undo":
-                assert session.undo_turn() == reference.undo()
+                assert conversation.undo_turn() == reference.undo()
             case "fork":
                 tree.create_branch(f"b{step}")
-                reference.names[f"b{step}"] = reference.now
+                reference.branch_ends[f"b{step}"] = reference.current
                 reference.branch = f"b{step}"
             case "switch":
-                name = rng.choice(sorted(reference.names))
+                name = rng.choice(sorted(reference.branch_ends))
                 tree.switch_to(name)
                 reference.switch(name)
             case "number":
-                number = str(rng.randrange(len(reference.said)))
+                number = str(rng.randrange(len(reference.paths)))
                 tree.switch_to(number)
                 reference.switch(number)
             case "wrong":
                 before = repr(tree)
-                for word in (str(len(reference.said)), "-1", "b", "", "1 ", "٣"):
+                for word in (str(len(reference.paths)), "-1", "b", "", "1 ", "٣"):
                     with pytest.raises(UserError):
                         tree.switch_to(word)
                 for word in (MAIN_BRANCH, "7", "", "a b", ".x", "x" * 41, "\x1b"):
                     with pytest.raises(UserError):
                         tree.create_branch(word)
                 assert repr(tree) == before
-        said = reference.said[reference.now]
-        assert [m.content for m in session.messages[::2]] == list(said)
-        assert [m.content for m in session.messages[1::2]] == [f"a{text[1:]}" for text in said]
+        questions = reference.paths[reference.current]
+        assert [m.content for m in conversation.messages[::2]] == list(questions)
+        assert [m.content for m in conversation.messages[1::2]] == [
+            f"a{text[1:]}" for text in questions
+        ]
         assert (tree.current_turn, tree.current_branch, tree.branch_ends) == (
-            reference.now,
+            reference.current,
             reference.branch,
-            reference.names,
+            reference.branch_ends,
         )
         assert not tree.current_branch or tree.branch_ends[tree.current_branch] == tree.current_turn
-        drawn = tree_drawing.tree_rows(tree)
-        assert sorted(int(row[0].split()[-1]) for row in drawn) == list(
-            range(1, len(reference.said))
+        rows = tree_drawing.tree_rows(tree)
+        assert sorted(int(row[0].split()[-1]) for row in rows) == list(
+            range(1, len(reference.paths))
         )
-        assert sum("●" in row[0] for row in drawn) == len(said)
+        assert sum("●" in row[0] for row in rows) == len(questions)
 
 
-def test_undo_gives_back_the_question_and_keeps_the_turn() -> None:
-    session = Conversation(default_sampling())
-    session.add_turn("one", "1", "stop")
-    session.add_turn("two", "2", "cancelled")
-    assert session.stopped_indices == {3}
-    assert session.undo_turn() == "two"
-    assert session.messages == [Message("user", "one"), Message("assistant", "1")]
-    assert session.stopped_indices == set()
-    session.tree.switch_to("2")
-    assert session.stopped_indices == {3}
+def test_undo_returns_the_question_and_keeps_the_turn() -> None:
+    conversation = Conversation(default_sampling())
+    conversation.add_turn("one", "1", "stop")
+    conversation.add_turn("two", "2", "cancelled")
+    assert conversation.stopped_indices == {3}
+    assert conversation.undo_turn() == "two"
+    assert conversation.messages == [Message("user", "one"), Message("assistant", "1")]
+    assert conversation.stopped_indices == set()
+    conversation.tree.switch_to("2")
+    assert conversation.stopped_indices == {3}
 
 
 def test_messages_are_a_copy() -> None:
-    session = Conversation(default_sampling())
-    session.add_turn("one", "1", "stop")
-    session.messages.clear()
-    assert len(session.messages) == 2
+    conversation = Conversation(default_sampling())
+    conversation.add_turn("one", "1", "stop")
+    conversation.messages.clear()
+    assert len(conversation.messages) == 2
 
 
-def test_the_picture_parts_where_the_conversation_did_and_goes_on_straight_elsewhere() -> None:
+def test_only_turns_with_several_children_are_indented() -> None:
     tree = TurnTree()
     tree.add_turn("first", "one")
     tree.add_turn("second", "two\x1b[2J", is_stopped=True, n_tokens=5)
@@ -135,7 +144,7 @@ def test_the_picture_parts_where_the_conversation_did_and_goes_on_straight_elsew
     ]
 
 
-def test_a_long_conversation_is_drawn_without_a_step_to_the_right() -> None:
+def test_a_long_conversation_without_branches_is_not_indented() -> None:
     tree = TurnTree()
     for number in range(3000):
         tree.add_turn(f"{number}", "a")

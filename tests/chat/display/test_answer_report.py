@@ -19,16 +19,16 @@ def runner():
     return fake_runner()
 
 
-def test_the_figures_follow_the_contracts_definitions(runner) -> None:
-    made = build_document(runner, "name", 5, ANSWER)
-    assert made["model"] == {
+def test_the_figures_of_the_document(runner) -> None:
+    document = build_document(runner, "name", 5, ANSWER)
+    assert document["model"] == {
         "name": "name",
         "path": str(runner.header.path),
         "file_bytes": 5,
         "file_type": "F32",
         "parameters": 64 * 260,
     }
-    assert made["timing"] == {
+    assert document["timing"] == {
         "load_ms": 1.0,
         "prompt_tokens": 12,
         "cached_tokens": 4,
@@ -44,13 +44,13 @@ def test_the_figures_follow_the_contracts_definitions(runner) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_an_answer_too_short_for_gaps_has_zeros_not_nan(runner, count: int) -> None:
+def test_an_answer_without_gaps_has_zeros(runner, count: int) -> None:
     timing = build_document(runner, "name", 5, replace(ANSWER, tokens=TOKENS[:count]))["timing"]
     assert timing["itl_ms"] == {"p50": 0.0, "p90": 0.0, "p95": 0.0, "p99": 0.0, "max": 0.0}
     assert (timing["tpot_ms"], timing["tokens_per_second"]) == (0.0, 0.0)
 
 
-def test_the_line_for_people(runner) -> None:
+def test_the_timing_line(runner) -> None:
     assert format_timing(runner, ANSWER) == (
         "[ttft 100 ms · prefill 8 tok 100 tok/s (+4 reused) · 4 tok 50.0 tok/s · p50 20.0 p99 30.0 ms"
         " · KV 0/256 cells 0 B of 128.0 KiB]"
@@ -60,7 +60,7 @@ def test_the_line_for_people(runner) -> None:
     )
 
 
-def test_a_window_never_holds_more_than_itself() -> None:
+def test_a_layer_with_a_window_counts_at_most_its_own_cells() -> None:
     cache = KVCache(
         (LayerKV(0, 1024, 1024 * 10, 1024 * 10), LayerKV(1, 256, 256 * 2, 256 * 2)), 1024, 24
     )

@@ -1,4 +1,4 @@
-"""Markdown drawn while it arrives: the same in any pieces, and nothing but text and colors."""
+"""MarkdownStream: splits arriving Markdown into blocks, and never writes control characters."""
 
 import random
 import re
@@ -43,8 +43,8 @@ End"""
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class Echo:
-    """Draws a piece between brackets, a line of code after a bar."""
+class BracketRenderer:
+    """Renders a block in brackets, and a line of code after its language and a bar."""
 
     color = False
 
@@ -55,14 +55,14 @@ class Echo:
         return f"{language}|{line}\n"
 
 
-def drawn(pieces: list[str]) -> str:
-    blocks = MarkdownStream(Echo())
-    return "".join(blocks.feed(piece) for piece in pieces) + blocks.finish()
+def render(pieces: list[str]) -> str:
+    stream = MarkdownStream(BracketRenderer())
+    return "".join(stream.feed(piece) for piece in pieces) + stream.finish()
 
 
-def test_a_text_is_cut_where_its_pieces_end() -> None:
+def test_a_text_is_split_into_blocks() -> None:
     assert (
-        drawn([TEXT])
+        render([TEXT])
         == """[# Title]
 
 [One *two*.
@@ -97,16 +97,18 @@ End]
     )
 
 
-def test_every_way_of_cutting_the_stream_gives_the_same() -> None:
-    whole, dice = drawn([TEXT]), random.Random(5)
-    assert drawn(list(TEXT)) == whole
+def test_the_output_does_not_depend_on_the_pieces_in_which_the_text_arrives() -> None:
+    expected, rng = render([TEXT]), random.Random(5)
+    assert render(list(TEXT)) == expected
     for _ in range(50):
-        cuts = sorted(dice.sample(range(1, len(TEXT)), 4))
-        assert drawn([TEXT[a:b] for a, b in zip([0, *cuts], [*cuts, None], strict=True)]) == whole
+        cuts = sorted(rng.sample(range(1, len(TEXT)), 4))
+        assert (
+            render([TEXT[a:b] for a, b in zip([0, *cuts], [*cuts, None], strict=True)]) == expected
+        )
 
 
 @pytest.mark.parametrize(
-    ("so_far", "shown"),
+    ("text", "expected"),
     [
         ("One", ""),
         ("One\n", ""),
@@ -118,12 +120,12 @@ def test_every_way_of_cutting_the_stream_gives_the_same() -> None:
         ("```c\nint x;\n", "```c\nc|int x;\n"),
     ],
 )
-def test_a_piece_is_shown_as_soon_as_it_is_whole(so_far: str, shown: str) -> None:
-    assert MarkdownStream(Echo()).feed(so_far) == shown
+def test_a_block_is_rendered_as_soon_as_it_is_complete(text: str, expected: str) -> None:
+    assert MarkdownStream(BracketRenderer()).feed(text) == expected
 
 
-def test_no_line_is_lost() -> None:
-    dice = random.Random(11)
+def test_no_line_of_a_random_text_is_lost() -> None:
+    rng = random.Random(11)
     starts = [
         "",
         "- ",
@@ -142,24 +144,22 @@ def test_no_line_is_lost() -> None:
         "\t",
     ]
     for _ in range(400):
-        lines = [
-            dice.choice(starts) + dice.choice(["", f"w{n}"]) for n in range(dice.randint(0, 12))
-        ]
-        out = re.sub(r"^\w*\|", "", drawn(["\n".join(lines)]), flags=re.MULTILINE)
+        lines = [rng.choice(starts) + rng.choice(["", f"w{n}"]) for n in range(rng.randint(0, 12))]
+        out = re.sub(r"^\w*\|", "", render(["\n".join(lines)]), flags=re.MULTILINE)
         assert re.findall(r"w\d+", out) == re.findall(r"w\d+", "\n".join(lines))
 
 
-def test_a_models_markdown_is_text_and_colours_and_nothing_else() -> None:
-    evil = (
+def test_control_characters_in_markdown_are_escaped() -> None:
+    markdown = (
         "\x1b[2J **bold \x1b]0;owned\x07** `code\x9b` &#x202E; &#27;[2J [a\x1b[A](http://x/\u202e) <http://y/\x1b>\r\n\n"
         "<img onerror=1> ![pic\x1b](file:///etc)\n\n<script>\n\x1b[2J\n</script>\n\n```\x1b[2J\n\x1b[2J\u2066\n```\n"
     )
-    blocks = MarkdownStream(UI())
-    out = "".join(blocks.feed(char) for char in evil) + blocks.finish()
+    stream = MarkdownStream(UI())
+    out = "".join(stream.feed(char) for char in markdown) + stream.finish()
     plain = SGR.sub("", out)
     assert all(char.isprintable() or char in "\n\t" for char in plain)
     assert not set(plain) & set("\u202e\u2066\x1b\x9b\r\x07")
-    for kept in (
+    for expected in (
         "bold",
         "<img onerror=1>",
         "![pic␛](file:///etc)",
@@ -168,21 +168,21 @@ def test_a_models_markdown_is_text_and_colours_and_nothing_else() -> None:
         "␛[2J",
         "http://x/",
     ):
-        assert kept in plain
+        assert expected in plain
 
 
-def test_lines_end_where_the_writer_ended_them() -> None:
+def test_line_breaks_in_a_paragraph_are_kept() -> None:
     verse = "Roses are red,\nviolets are blue"
     assert SGR.sub("", UI(color=False).markdown(verse)) == verse + "\n"
 
 
-def test_any_text_can_be_drawn() -> None:
-    dice = random.Random(2)
+def test_random_text_is_rendered_without_control_characters() -> None:
+    rng = random.Random(2)
     marks = ["```\n", "](", "\n", "\n\n", "- ", "1. ", "~~~", "&#", "![", "\t", *"*_`[)<>|#;x"]
     for _ in range(150):
-        text = "".join(dice.choice(marks) for _ in range(dice.randint(1, 30)))
-        blocks = MarkdownStream(UI())
-        out = "".join(blocks.feed(char) for char in text) + blocks.finish()
+        text = "".join(rng.choice(marks) for _ in range(rng.randint(1, 30)))
+        stream = MarkdownStream(UI())
+        out = "".join(stream.feed(char) for char in text) + stream.finish()
         assert all(char.isprintable() or char in "\n\t" for char in SGR.sub("", out))
 
 
@@ -217,7 +217,9 @@ stream.close()
         ("show", "plain", r"<think>Hm\.</think>\n\n\x1b\[1mFour"),
     ],
 )
-def test_a_terminal_shows_it_drawn_and_dimmed(thinking: str, color: str, begins: str) -> None:
+def test_a_terminal_shows_rendered_markdown_and_dimmed_thinking(
+    thinking: str, color: str, begins: str
+) -> None:
     child = pexpect.spawn(
         sys.executable,
         ["-c", PROGRAM, thinking, color],
@@ -231,14 +233,14 @@ def test_a_terminal_shows_it_drawn_and_dimmed(thinking: str, color: str, begins:
     child.close()
     out = str(child.before).replace("\r\n", "\n")
     assert child.exitstatus == 0, out
-    said = SGR.sub("", out)
+    plain = SGR.sub("", out)
     assert re.match(begins, out, re.DOTALL), out
-    assert said.endswith("Four and five\n\n␛[2Jsix\n")
-    assert "**" not in said
+    assert plain.endswith("Four and five\n\n␛[2Jsix\n")
+    assert "**" not in plain
     assert set(re.findall(r"\x1b.", out)) == {"\x1b["}
     if color == "plain":
         assert set(SGR.findall(out)) <= {
             "\x1b[1m",
             "\x1b[3m",
             "\x1b[0m",
-        }  # bold and italic are no colours
+        }  # bold and italic are not colors

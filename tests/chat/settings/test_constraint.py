@@ -1,3 +1,5 @@
+"""The settings `format` and `grammar`."""
+
 import json
 import os
 from collections.abc import Callable
@@ -11,37 +13,39 @@ from llmcli.chat.display.stream_writer import StreamWriter
 from llmcli.chat.settings import find_setting
 from llmcli.errors import UserError
 
-Make = Callable[..., ChatSession]
+MakeChat = Callable[..., ChatSession]
 
 
-def test_answers_are_json_from_where_that_is_set(talk: Make) -> None:
-    one = talk(b"Good morning.")
-    assert one.ask("a", StreamWriter(silent=True)).text == "Good morning."
-    commands.run_command(one, '/set format {"enum": ["Goo", "Gah"]}')
-    assert find_setting("format").format_value(one) == '{"enum": ["Goo", "Gah"]}'
-    assert json.loads(one.ask("b", StreamWriter(silent=True)).text) in ("Goo", "Gah")
-    commands.run_command(one, '/set grammar root ::= "Go" [od]+')
+def test_answers_follow_the_format_after_it_is_set(make_chat: MakeChat) -> None:
+    chat = make_chat(b"Good morning.")
+    assert chat.ask("a", StreamWriter(silent=True)).text == "Good morning."
+    commands.run_command(chat, '/set format {"enum": ["Goo", "Gah"]}')
+    assert find_setting("format").format_value(chat) == '{"enum": ["Goo", "Gah"]}'
+    assert json.loads(chat.ask("b", StreamWriter(silent=True)).text) in ("Goo", "Gah")
+    commands.run_command(chat, '/set grammar root ::= "Go" [od]+')
     assert (
-        find_setting("format").format_value(one),
-        find_setting("grammar").format_value(one),
+        find_setting("format").format_value(chat),
+        find_setting("grammar").format_value(chat),
     ) == ("none", 'root ::= "Go" [od]+')
-    commands.run_command(one, "/set format none")
-    assert find_setting("grammar").format_value(one) != "none", "that was not about the grammar"
-    commands.run_command(one, "/set grammar none")
-    assert one.conversation.constraint is None
-    assert one.ask("c", StreamWriter(silent=True)).text == "Good morning."
+    commands.run_command(chat, "/set format none")
+    assert find_setting("grammar").format_value(chat) != "none", "that was not about the grammar"
+    commands.run_command(chat, "/set grammar none")
+    assert chat.conversation.constraint is None
+    assert chat.ask("c", StreamWriter(silent=True)).text == "Good morning."
 
 
-def test_a_schema_may_stand_in_a_file(talk: Make, tmp_path: Path) -> None:
-    one = talk()
+def test_a_schema_is_read_from_a_file(make_chat: MakeChat, tmp_path: Path) -> None:
+    chat = make_chat()
     file = tmp_path / "my schema.json"
     file.write_text('{"type": "null"}')
-    commands.run_command(one, f'/set format "{file}"')
-    assert one.ask("a", StreamWriter(silent=True)).text == "null"
+    commands.run_command(chat, f'/set format "{file}"')
+    assert chat.ask("a", StreamWriter(silent=True)).text == "null"
 
 
-def test_a_file_is_bounded_and_an_ordinary_one(talk: Make, tmp_path: Path) -> None:
-    one = talk()
+def test_a_file_that_is_not_a_valid_schema_raises_an_error(
+    make_chat: MakeChat, tmp_path: Path
+) -> None:
+    chat = make_chat()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "long").write_bytes(b" " * ((1 << 20) + 1))
     (tmp_path / "odd").write_bytes(b"{\xff}")
@@ -55,9 +59,9 @@ def test_a_file_is_bounded_and_an_ordinary_one(talk: Make, tmp_path: Path) -> No
         ("none", "cannot read"),
     ):
         with pytest.raises(UserError, match=message) as error:
-            commands.run_command(one, f"/set format {tmp_path / name}")
+            commands.run_command(chat, f"/set format {tmp_path / name}")
         assert "\n" not in str(error.value) and error.value.hint
-    assert one.conversation.constraint is None
+    assert chat.conversation.constraint is None
 
 
 @pytest.mark.parametrize(
@@ -69,21 +73,23 @@ def test_a_file_is_bounded_and_an_ordinary_one(talk: Make, tmp_path: Path) -> No
         ("grammar root ::= a", "no rule called a"),
     ],
 )
-def test_a_mistake_leaves_what_was_set(line: str, message: str, talk: Make) -> None:
-    one = talk()
-    commands.run_command(one, "/set format json")
+def test_an_invalid_value_does_not_change_the_setting(
+    line: str, message: str, make_chat: MakeChat
+) -> None:
+    chat = make_chat()
+    commands.run_command(chat, "/set format json")
     with pytest.raises(UserError, match=message):
-        commands.run_command(one, f"/set {line}")
-    assert find_setting("format").format_value(one) == "json"
+        commands.run_command(chat, f"/set {line}")
+    assert find_setting("format").format_value(chat) == "json"
 
 
-def test_beams_follow_a_grammar_too(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    one = talk(n_seq_max=2)
-    commands.run_command(one, "/set beams 2")
-    commands.run_command(one, '/set format {"enum": ["Goo", "Gah"]}')
-    assert {json.loads(beam.text) for beam in one.ask("a", StreamWriter(silent=True)).beams} == {
+def test_beams_follow_a_grammar(make_chat: MakeChat, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = make_chat(n_seq_max=2)
+    commands.run_command(chat, "/set beams 2")
+    commands.run_command(chat, '/set format {"enum": ["Goo", "Gah"]}')
+    assert {json.loads(beam.text) for beam in chat.ask("a", StreamWriter(silent=True)).beams} == {
         "Goo",
         "Gah",
     }
-    commands.run_command(one, "/beams")
+    commands.run_command(chat, "/beams")
     assert '"Gah"' in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Rules for every chat setting, and the effects of the display settings."""
+"""Checks of all chat settings, and the effects of some."""
 
 from collections.abc import Callable
 
@@ -10,36 +10,40 @@ from llmcli.chat.input_loop import handle_line
 from llmcli.chat.settings import chat_settings, find_setting
 from llmcli.errors import UserError
 
-Make = Callable[..., ChatSession]
+MakeChat = Callable[..., ChatSession]
 NAMES = sorted(chat_settings())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_knob_starts_at_its_default_and_tells_what_it_takes(name: str, talk: Make) -> None:
-    knob = chat_settings()[name]
-    one = talk()
-    if name != "temp":  # the fixture is greedy
-        assert knob.format_value(one) == knob.default
-    assert knob.help
-    assert knob.range
+def test_each_setting_starts_at_its_default_and_has_help(name: str, make_chat: MakeChat) -> None:
+    setting = chat_settings()[name]
+    chat = make_chat()
+    if name != "temp":  # the fixture sets it to 0
+        assert setting.format_value(chat) == setting.default
+    assert setting.help
+    assert setting.range
     assert all(
-        find_setting(word) is knob
-        for word in (name, name.upper(), name.replace("_", "-"), *knob.aliases)
+        find_setting(word) is setting
+        for word in (name, name.upper(), name.replace("_", "-"), *setting.aliases)
     )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_refused_value_changes_nothing_and_says_what_to_type(name: str, talk: Make) -> None:
-    one = talk()
-    before = {knob.name: knob.format_value(one) for knob in chat_settings().values()}
+def test_an_invalid_value_changes_nothing_and_has_a_hint(name: str, make_chat: MakeChat) -> None:
+    chat = make_chat()
+    values = {setting.name: setting.format_value(chat) for setting in chat_settings().values()}
     with pytest.raises(UserError) as error:
-        run_command(one, f"/set {name} " + ('""' if name == "stop" else "\x1bnonsense"))
+        run_command(chat, f"/set {name} " + ('""' if name == "stop" else "\x1bnonsense"))
     assert error.value.hint
-    assert {knob.name: knob.format_value(one) for knob in chat_settings().values()} == before
+    assert {
+        setting.name: setting.format_value(chat) for setting in chat_settings().values()
+    } == values
 
 
-def test_no_spelling_is_two_knobs() -> None:
-    spellings = [word for knob in chat_settings().values() for word in (knob.name, *knob.aliases)]
+def test_no_two_settings_have_the_same_spelling() -> None:
+    spellings = [
+        word for setting in chat_settings().values() for word in (setting.name, *setting.aliases)
+    ]
     assert len(spellings) == len(set(spellings))
 
 
@@ -47,50 +51,50 @@ def test_no_spelling_is_two_knobs() -> None:
     ("line", "lines"),
     [("timing off", 0), ("timing line", 1), ("timing tokens", 2), ("quiet", 0), ("verbose", 1)],
 )
-def test_timing_is_told_as_it_was_set(
-    line: str, lines: int, talk: Make, capsys: pytest.CaptureFixture[str]
+def test_the_setting_timing(
+    line: str, lines: int, make_chat: MakeChat, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = talk(b"a\x1bb")
-    handle_line(one, f"/set {line}")
+    chat = make_chat(b"a\x1bb")
+    handle_line(chat, f"/set {line}")
     capsys.readouterr()
-    handle_line(one, "hello")
+    handle_line(chat, "hello")
     out, err = capsys.readouterr()
-    told = err.splitlines()
+    lines_printed = err.splitlines()
     assert out == "a␛b\n"
-    assert len(told) == lines
+    assert len(lines_printed) == lines
     if lines:
-        assert told[-1].startswith("[ttft")
+        assert lines_printed[-1].startswith("[ttft")
     if lines == 2:
-        assert [word.split("|")[0] for word in told[0].split()] == ["a", "␛", "b"]
-        assert all(float(word.split("|")[1]) >= 0 for word in told[0].split())
+        assert [word.split("|")[0] for word in lines_printed[0].split()] == ["a", "␛", "b"]
+        assert all(float(word.split("|")[1]) >= 0 for word in lines_printed[0].split())
 
 
-def test_stop_texts_add_up_and_hold_for_the_next_answer(
-    talk: Make, capsys: pytest.CaptureFixture[str]
+def test_stop_texts_are_added_and_apply_to_the_next_answer(
+    make_chat: MakeChat, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = talk(b"one two\nthree")
+    chat = make_chat(b"one two\nthree")
     for line in (
         "/set stop three",
         '/set parameter stop "\\n"',
         '/set stop " two"',
         "/set stop three",
     ):
-        handle_line(one, line)
-    assert one.stop_texts == ("three", "\n", " two")
+        handle_line(chat, line)
+    assert chat.stop_texts == ("three", "\n", " two")
     assert capsys.readouterr().out.splitlines()[-1] == 'stop = "three" "\\n" " two"'
-    handle_line(one, "x")
+    handle_line(chat, "x")
     assert capsys.readouterr().out == "one\n"
-    handle_line(one, "/set stop none")
-    assert one.stop_texts == ()
+    handle_line(chat, "/set stop none")
+    assert chat.stop_texts == ()
     with pytest.raises(UserError):
-        handle_line(one, '/set stop ""')
+        handle_line(chat, '/set stop ""')
 
 
-def test_switches_reach_the_next_request(talk: Make) -> None:
-    one = talk(b"yes")
+def test_switches_apply_to_the_next_answer(make_chat: MakeChat) -> None:
+    chat = make_chat(b"yes")
     for line in ("/set ignore_eos on", "/set endless on", "/set predict 5"):
-        handle_line(one, line)
-    handle_line(one, "x")
-    assert one.last_answer
-    assert len(one.last_answer.tokens) == 5
-    assert (one.ignore_eos, one.endless) == (True, True)
+        handle_line(chat, line)
+    handle_line(chat, "x")
+    assert chat.last_answer
+    assert len(chat.last_answer.tokens) == 5
+    assert (chat.ignore_eos, chat.endless) == (True, True)

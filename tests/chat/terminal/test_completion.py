@@ -1,4 +1,4 @@
-"""Tab completion, word by word."""
+"""Tab completion of commands, settings and values."""
 
 from collections.abc import Callable
 
@@ -8,12 +8,12 @@ from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.settings import chat_settings
 from llmcli.chat.terminal.completion import complete_line
 
-Make = Callable[..., ChatSession]
+MakeChat = Callable[..., ChatSession]
 
 
-def offered(talk: ChatSession, line: str) -> list[str]:
-    """The lines that Tab would make of `line`."""
-    return [line[: len(line) + start] + word for start, word in complete_line(talk, line)]
+def completed_lines(chat: ChatSession, line: str) -> list[str]:
+    """Return the lines that Tab offers for `line`."""
+    return [line[: len(line) + start] + word for start, word in complete_line(chat, line)]
 
 
 @pytest.mark.parametrize(
@@ -34,16 +34,18 @@ def offered(talk: ChatSession, line: str) -> list[str]:
         ("/tim\n/ti", []),
     ],
 )
-def test_tab_offers_words_names_and_values(line: str, lines: list[str], talk: Make) -> None:
-    assert offered(talk(n_seq_max=2), line) == lines
+def test_tab_completes_commands_settings_and_values(
+    line: str, lines: list[str], make_chat: MakeChat
+) -> None:
+    assert completed_lines(make_chat(n_seq_max=2), line) == lines
 
 
-def test_a_name_shows_its_value_and_range_beside_it(talk: Make) -> None:
-    one = talk()
-    (offer,) = [word for _, word in complete_line(one, "/set top_k")]
+def test_completions_have_descriptions(make_chat: MakeChat) -> None:
+    chat = make_chat()
+    (offer,) = [word for _, word in complete_line(chat, "/set top_k")]
     assert offer.description.startswith("40 · from 0 to ")  # type: ignore[attr-defined]
-    about = {str(word): word.description for _, word in complete_line(one, "/set temp ")}  # type: ignore[attr-defined]
-    assert about == {
+    descriptions = {str(word): word.description for _, word in complete_line(chat, "/set temp ")}  # type: ignore[attr-defined]
+    assert descriptions == {
         "0": "current · from 0 to 100",
         "0.8": "default · from 0 to 100",
         "100": "maximum · from 0 to 100",
@@ -51,9 +53,9 @@ def test_a_name_shows_its_value_and_range_beside_it(talk: Make) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(chat_settings()))
-def test_every_value_that_is_offered_is_taken(name: str, talk: Make) -> None:
-    one = talk(n_seq_max=2)
-    knob = chat_settings()[name]
-    for value in list(knob.offered_values(one)):
-        knob.set_value(one, str(value))
-        assert knob.format_value(one) == value
+def test_every_offered_value_is_accepted(name: str, make_chat: MakeChat) -> None:
+    chat = make_chat(n_seq_max=2)
+    setting = chat_settings()[name]
+    for value in list(setting.offered_values(chat)):
+        setting.set_value(chat, str(value))
+        assert setting.format_value(chat) == value

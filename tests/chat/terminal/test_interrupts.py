@@ -1,4 +1,4 @@
-"""Ctrl-C at chosen moments of the REPL, in this process on prompt_toolkit's pipe input."""
+"""Ctrl-C at particular moments of the REPL, which reads from a pipe input of prompt_toolkit."""
 
 import asyncio
 import signal
@@ -18,20 +18,21 @@ from llmcli.runtime.interrupt import allow_interrupts, defer_interrupts, pop_int
 from llmcli.runtime.text.chat_template import ChatTemplate
 from tests.fixtures.fakes import TEMPLATE
 
-Make = Callable[..., ChatSession]
-LEAVE = "\x04"
+MakeChat = Callable[..., ChatSession]
+CTRL_D = "\x04"
 
 
-def converse(talk: ChatSession, keys: str) -> None:
+def type_keys(chat: ChatSession, keys: str) -> None:
+    """Run the REPL, type the keys and leave it with Ctrl-D."""
     with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
-        pipe.send_text(keys + LEAVE)
-        repl.run_repl(talk)
+        pipe.send_text(keys + CTRL_D)
+        repl.run_repl(chat)
 
 
-def test_ctrl_c_while_another_model_is_opened_leaves_the_old_one_answering(
-    talk: Make, capsys: pytest.CaptureFixture[str]
+def test_ctrl_c_while_another_model_is_opened_keeps_the_old_one(
+    make_chat: MakeChat, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Slow:
+    class InterruptedModels:
         def list_names(self) -> list[str]:
             return []
 
@@ -39,53 +40,53 @@ def test_ctrl_c_while_another_model_is_opened_leaves_the_old_one_answering(
             with allow_interrupts():
                 signal.raise_signal(signal.SIGINT)
 
-    one = talk(b"yes")
-    one.models = Slow()  # type: ignore[assignment]
-    before = one.runner
-    converse(one, "/model other\ra?\r")
+    chat = make_chat(b"yes")
+    chat.models = InterruptedModels()  # type: ignore[assignment]
+    runner = chat.runner
+    type_keys(chat, "/model other\ra?\r")
     out, err = capsys.readouterr()
     assert "(stopped)" in err
-    assert (one.runner, one.name, out) == (before, "fake", "yes\n")
+    assert (chat.runner, chat.name, out) == (runner, "fake", "yes\n")
 
 
-def test_ctrl_c_before_the_first_pass_stops_the_answer_and_the_question_waits(
-    talk: Make, capsys: pytest.CaptureFixture[str]
+def test_ctrl_c_before_the_first_pass_stops_the_answer_and_retry_asks_again(
+    make_chat: MakeChat, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Interrupted(ChatTemplate):
-        """Whoever renders it is interrupted in the middle: nothing runs yet that could be stopped."""
+        """A template that raises SIGINT when it is rendered, before any pass has begun."""
 
         def render(self, *words: object, **more: object) -> str:  # type: ignore[override]
             signal.raise_signal(signal.SIGINT)
             return super().render(*words, **more)  # type: ignore[arg-type]
 
-    one = talk(b"yes")
-    one.runner.template = Interrupted(TEMPLATE)
-    converse(one, "a?\r")
-    assert (one.conversation.messages, one.pending_message) == ([], "a?")
+    chat = make_chat(b"yes")
+    chat.runner.template = Interrupted(TEMPLATE)
+    type_keys(chat, "a?\r")
+    assert (chat.conversation.messages, chat.pending_message) == ([], "a?")
     assert "(stopped by the user)" in capsys.readouterr().err
-    one.runner.engine.ledger.check()
-    one.runner.template = ChatTemplate(TEMPLATE)
-    one.should_exit = False
-    converse(one, "/retry\r")
-    assert [message.content for message in one.conversation.messages] == ["a?", "yes"]
+    chat.runner.engine.ledger.check()
+    chat.runner.template = ChatTemplate(TEMPLATE)
+    chat.should_exit = False
+    type_keys(chat, "/retry\r")
+    assert [message.content for message in chat.conversation.messages] == ["a?", "yes"]
 
 
-def test_a_signal_behind_the_last_key_waits_for_the_answer() -> None:
+def test_a_sigint_after_the_last_key_is_raised_again_after_the_input() -> None:
     with (
         create_pipe_input() as keys,
         create_app_session(input=keys, output=DummyOutput()),
         defer_interrupts(),
     ):
         session: PromptSession[str] = PromptSession()
-        done = session.default_buffer.accept_handler
-        assert done is not None
+        accept = session.default_buffer.accept_handler
+        assert accept is not None
 
-        def sent(buffer: Buffer) -> bool:
-            kept = done(buffer)
+        def accept_and_interrupt(buffer: Buffer) -> bool:
+            accepted = accept(buffer)
             signal.raise_signal(signal.SIGINT)
-            return kept
+            return accepted
 
-        session.default_buffer.accept_handler = sent
+        session.default_buffer.accept_handler = accept_and_interrupt
         keys.send_text("a question\r")
         assert asyncio.run(repl._read_input(session, "")) == "a question"
         assert pop_interrupt()

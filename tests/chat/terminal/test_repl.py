@@ -1,4 +1,4 @@
-"""The REPL through a real pseudo-terminal, with the real model."""
+"""The REPL in a pseudo-terminal, with a real model."""
 
 import json
 import os
@@ -17,7 +17,7 @@ TIMING = r"\[ttft [^\]]*\]"
 
 
 class Terminal:
-    """A person at a terminal: types, and waits for what must appear."""
+    """Runs llmcli in a pseudo-terminal, types lines and waits for output."""
 
     def __init__(self, model: Path, command: str = "chat", *flags: str, **environ: str) -> None:
         words = [
@@ -50,15 +50,17 @@ class Terminal:
         )
 
     def type(self, text: str, key: str = "\r") -> None:
+        """Wait for the prompt and type a line."""
         self.child.expect(READY)
         self.child.send(text + key)
 
     def answer(self) -> str:
-        """Everything up to the next timing line; the line itself included."""
+        """Return the output up to and including the next timing line, without escape sequences."""
         self.child.expect(TIMING + r"( \([^)]*\))?")
         return ESCAPE.sub("", (self.child.before or "") + str(self.child.after))
 
     def leave(self) -> int:
+        """Leave the chat with Ctrl-D and return the exit code."""
         self.child.expect(READY)
         self.child.sendeof()
         self.child.expect(pexpect.EOF)
@@ -68,9 +70,9 @@ class Terminal:
 
 @pytest.fixture
 def terminal(smollm2: Path) -> Iterator[Terminal]:
-    made = Terminal(smollm2)
-    yield made
-    made.child.close(force=True)
+    repl = Terminal(smollm2)
+    yield repl
+    repl.child.close(force=True)
 
 
 @pytest.mark.model
@@ -86,7 +88,7 @@ def test_a_conversation_from_the_first_question_to_ctrl_d(terminal: Terminal, ho
     terminal.type("/ti", "\t")  # Tab completes
     terminal.child.send("\r")
     terminal.child.expect("between tokens")
-    # The up key brings back the last line but one; history is on the disk.
+    # The up key shows earlier lines of the history, which is also on disk.
     terminal.type("\x1b[A\x1b[A\x1b[A")
     terminal.child.expect("difference")
     assert terminal.leave() == 0
@@ -96,18 +98,18 @@ def test_a_conversation_from_the_first_question_to_ctrl_d(terminal: Terminal, ho
 
 @pytest.mark.model
 def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(smollm2: Path, home: Path) -> None:
-    terminal = Terminal(smollm2, "chat", "--ignore-eos")  # an answer that only Ctrl-C ends
+    terminal = Terminal(smollm2, "chat", "--ignore-eos")  # only Ctrl-C ends the answer
     terminal.type("/set predict -1")
     terminal.type("Count from one to a thousand, and on, and on.")
     terminal.child.expect("one to a thousand")
-    terminal.child.expect(r"\n\S+ \S+ \S+")  # it has begun
-    terminal.child.send("\x03")  # the terminal makes a signal of it
+    terminal.child.expect(r"\n\S+ \S+ \S+")  # the answer has begun
+    terminal.child.send("\x03")  # the terminal converts it to a signal
     assert terminal.answer().endswith("(stopped by the user)")
     terminal.type("/set predict 4")
     terminal.type("And now?")
     reused = re.search(r"\(\+(\d+) reused\)", terminal.answer())
     assert reused
-    assert int(reused[1]) > 40  # the question, and the half answer
+    assert int(reused[1]) > 40  # the question and the incomplete answer
     assert terminal.leave() == 0
 
 
@@ -122,7 +124,9 @@ def test_ctrl_c_at_the_prompt_clears_the_line(terminal: Terminal) -> None:
 
 
 @pytest.mark.model
-def test_several_lines_by_fence_by_alt_enter_and_by_paste(terminal: Terminal, home: Path) -> None:
+def test_a_message_of_several_lines_by_fence_alt_enter_and_paste(
+    terminal: Terminal, home: Path
+) -> None:
     terminal.type('"""', "\r")
     terminal.child.expect(r"\.\.\.")
     terminal.child.send('one\rtwo"""\r')
@@ -139,14 +143,14 @@ def test_several_lines_by_fence_by_alt_enter_and_by_paste(terminal: Terminal, ho
 
 
 @pytest.mark.model
-def test_a_disk_that_takes_nothing_does_not_end_the_talk(smollm2: Path, home: Path) -> None:
+def test_a_chat_continues_if_nothing_can_be_written_to_disk(smollm2: Path, home: Path) -> None:
     (home / "state").write_text("a file where the folder should be")
     terminal = Terminal(smollm2)
     terminal.type("Hello")
     terminal.child.expect("no history")
     assert "this chat is not logged" in terminal.answer()
     terminal.type("Hello again")
-    assert "recorded" not in terminal.answer()  # told once
+    assert "recorded" not in terminal.answer()  # the warning is printed only once
     assert terminal.leave() == 0
 
 
@@ -160,7 +164,7 @@ def test_run_without_a_prompt_on_a_terminal_opens_the_chat(smollm2: Path) -> Non
 
 
 @pytest.mark.model
-def test_typed_bytes_that_are_no_characters_become_question_marks(
+def test_typed_bytes_that_are_not_utf8_become_question_marks(
     terminal: Terminal, home: Path
 ) -> None:
     terminal.child.expect(READY)
@@ -172,29 +176,31 @@ def test_typed_bytes_that_are_no_characters_become_question_marks(
 
 
 @pytest.mark.model
-def test_the_bar_at_the_bottom_fits_the_terminal_and_follows_every_command(smollm2: Path) -> None:
+def test_the_status_line_fits_the_terminal_and_is_updated_after_every_command(
+    smollm2: Path,
+) -> None:
     terminal = Terminal(smollm2, PROMPT_TOOLKIT_NO_CPR="0", NO_COLOR="1")
     child = terminal.child
 
-    def bar() -> str:
-        """What stands at the bottom of the next prompt; prompt_toolkit draws it once it knows where
-        the cursor is.
+    def read_bar() -> str:
+        """Return the status line of the next prompt. prompt_toolkit draws it after it has received
+        the position of the cursor.
         """
         child.expect(r"\x1b\[6n")
         child.send("\x1b[5;1R")
         child.expect(r"(\d+)/2048 tokens[^\n]*temp [0-9.]+")
         return ESCAPE.sub("", (child.before or "") + str(child.after))
 
-    assert "24/2048 tokens · KV 0 B · temp 0" in bar()
+    assert "24/2048 tokens · KV 0 B · temp 0" in read_bar()
     child.send("Hello\r")
     assert "+0 reused" in terminal.answer()
-    told = bar()
+    bar_text = read_bar()
     assert re.search(
-        r"█░+ · \d\d/2048 tokens · KV [0-9.]+ (Ki|Mi)B · [0-9.]+ tok/s · temp 0$", told
+        r"█░+ · \d\d/2048 tokens · KV [0-9.]+ (Ki|Mi)B · [0-9.]+ tok/s · temp 0$", bar_text
     )
     child.send("/set temp 0.25\r")
-    assert "temp 0.25" in bar()
-    child.setwinsize(24, 30)  # the kernel tells by a signal
+    assert "temp 0.25" in read_bar()
+    child.setwinsize(24, 30)  # the kernel sends a signal
     child.expect(r"\x1b\[6n")
     child.send("\x1b[5;1R")
     child.expect(r"\d\d/2048 tokens")
@@ -204,7 +210,7 @@ def test_the_bar_at_the_bottom_fits_the_terminal_and_follows_every_command(smoll
     child.expect(r"\x1b\[6n")
     child.send("\x1b[5;1R")
     child.expect(r"/2048 tokens[^\n]*?\x1b")
-    assert "temp" not in str(child.after)  # no room for it
+    assert "temp" not in str(child.after)  # it does not fit
     child.sendeof()
     child.expect(pexpect.EOF)
     child.close()
@@ -212,7 +218,7 @@ def test_the_bar_at_the_bottom_fits_the_terminal_and_follows_every_command(smoll
 
 
 @pytest.mark.model
-def test_tab_shows_what_each_value_means(smollm2: Path) -> None:
+def test_the_completion_menu_shows_descriptions(smollm2: Path) -> None:
     terminal = Terminal(smollm2, PROMPT_TOOLKIT_NO_CPR="0")
     child = terminal.child
     child.expect(r"\x1b\[6n")
@@ -220,7 +226,7 @@ def test_tab_shows_what_each_value_means(smollm2: Path) -> None:
     child.expect("temp 0")
     child.send("/set timing \t")
     child.expect("the milliseconds of every token")
-    child.send("\t\r")  # the menu is there: the next Tab takes its first word
+    child.send("\t\r")  # the next Tab selects the first word of the menu
     child.expect("timing = off")
     child.expect(r"\x1b\[6n")
     child.send("\x1b[1;1R")

@@ -1,4 +1,4 @@
-"""The bottom line: correct after every command, and never wider than the terminal."""
+"""The status line: its content after every command, and that it fits the terminal."""
 
 from collections.abc import Callable
 
@@ -11,29 +11,29 @@ from llmcli.chat.terminal.status_line import fit_parts, status_parts
 from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.text.chat_template import ChatTemplate
 
-Make = Callable[..., ChatSession]
+MakeChat = Callable[..., ChatSession]
 
 
-def line(talk: ChatSession, width: int = 200) -> str:
-    return fit_parts(status_parts(talk), width)
+def status_text(chat: ChatSession, width: int = 200) -> str:
+    return fit_parts(status_parts(chat), width)
 
 
-def test_it_tells_model_context_cache_speed_and_settings(talk: Make) -> None:
-    one = talk(b"yes")
-    begun = len(b"<user>") + 1
-    assert line(one) == f"fake · █░░░░░░░░░ · {begun}/256 tokens · KV 0 B · temp 0"
-    one.ask("a?", StreamWriter(silent=True))
-    held = len(b"<user>a?\n<assistant>yes\n") + 1
-    used = one.runner.engine.ledger.used_cells
-    assert one.last_answer
-    assert line(one) == (
-        f"fake · █░░░░░░░░░ · {held}/256 tokens · KV {used / 2:.1f} KiB"
-        f" · {one.last_answer.tokens_per_second:.1f} tok/s · temp 0"
+def test_the_line_shows_model_context_cache_speed_and_settings(make_chat: MakeChat) -> None:
+    chat = make_chat(b"yes")
+    n_template = len(b"<user>") + 1
+    assert status_text(chat) == f"fake · █░░░░░░░░░ · {n_template}/256 tokens · KV 0 B · temp 0"
+    chat.ask("a?", StreamWriter(silent=True))
+    n_conversation = len(b"<user>a?\n<assistant>yes\n") + 1
+    used = chat.runner.engine.ledger.used_cells
+    assert chat.last_answer
+    assert status_text(chat) == (
+        f"fake · █░░░░░░░░░ · {n_conversation}/256 tokens · KV {used / 2:.1f} KiB"
+        f" · {chat.last_answer.tokens_per_second:.1f} tok/s · temp 0"
     )
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "ending"),
     [
         ("/set temp 0.5", "temp 0.5"),
         ("/set top_k 3", "temp 0 top_k 3"),
@@ -41,59 +41,64 @@ def test_it_tells_model_context_cache_speed_and_settings(talk: Make) -> None:
         ("/set beams 2", "beams 2"),
     ],
 )
-def test_a_changed_setting_is_told_at_once(command: str, told: str, talk: Make) -> None:
-    one = talk(n_seq_max=2)
-    handle_line(one, command)
-    assert line(one).endswith(f" · {told}")
+def test_the_line_shows_changed_settings(command: str, ending: str, make_chat: MakeChat) -> None:
+    chat = make_chat(n_seq_max=2)
+    handle_line(chat, command)
+    assert status_text(chat).endswith(f" · {ending}")
 
 
-def test_what_answers_are_held_to_is_told(talk: Make) -> None:
-    one = talk()
-    for kind, told in (("json_schema", "JSON · temp 0"), ("gbnf", "grammar · temp 0")):
-        one.conversation.constraint = Constraint(kind, "{}")  # type: ignore[arg-type]
-        assert line(one).endswith(f" · {told}")
+def test_the_line_shows_the_constraint(make_chat: MakeChat) -> None:
+    chat = make_chat()
+    for kind, ending in (("json_schema", "JSON · temp 0"), ("gbnf", "grammar · temp 0")):
+        chat.conversation.constraint = Constraint(kind, "{}")  # type: ignore[arg-type]
+        assert status_text(chat).endswith(f" · {ending}")
 
 
-def test_a_conversation_that_is_taken_back_holds_less(talk: Make) -> None:
-    one = talk(b"yes")
-    handle_line(one, "a?")
-    before = line(one)
-    handle_line(one, "b?")
-    assert line(one) != before
-    one.conversation.undo_turn()
-    assert f"{one.token_count()}/256 tokens" in before
-    handle_line(one, "/clear")
-    assert "7/256 tokens · KV 0 B" in line(one)
+def test_undone_turns_are_not_counted(make_chat: MakeChat) -> None:
+    chat = make_chat(b"yes")
+    handle_line(chat, "a?")
+    first_line = status_text(chat)
+    handle_line(chat, "b?")
+    assert status_text(chat) != first_line
+    chat.conversation.undo_turn()
+    assert f"{chat.token_count()}/256 tokens" in first_line
+    handle_line(chat, "/clear")
+    assert "7/256 tokens · KV 0 B" in status_text(chat)
 
 
-def test_templates_that_want_a_question_last_and_base_models_are_counted(talk: Make) -> None:
-    one = talk(b"yes", template=None)
-    handle_line(one, "Once")
-    assert one.token_count() == len(b"Onceyes") + 1
-    two = talk(b"yes")
-    handle_line(two, "a?")
-    two.runner.template = ChatTemplate(
+def test_tokens_are_counted_without_a_template_and_with_one_that_needs_a_question(
+    make_chat: MakeChat,
+) -> None:
+    chat = make_chat(b"yes", template=None)
+    handle_line(chat, "Once")
+    assert chat.token_count() == len(b"Onceyes") + 1
+    second_chat = make_chat(b"yes")
+    handle_line(second_chat, "a?")
+    second_chat.runner.template = ChatTemplate(
         "{% if not add_generation_prompt %}{{ raise_exception('no') }}{% endif %}"
         "{% for m in messages %}{{ m.content }}{% endfor %}"
     )
-    assert two.token_count() == len(b"a?yesa") + 1
+    assert second_chat.token_count() == len(b"a?yesa") + 1
 
 
-def test_what_does_not_fit_goes_from_the_least_important_on(talk: Make) -> None:
-    one = talk(b"yes")
-    one.name = "模型" * 20
-    handle_line(one, "a?")
+def test_the_least_important_parts_are_left_out_if_the_line_is_too_long(
+    make_chat: MakeChat,
+) -> None:
+    chat = make_chat(b"yes")
+    chat.name = "模型" * 20
+    handle_line(chat, "a?")
     widths = [
-        sum(2 if ord(char) > 0x2FFF else 1 for char in line(one, width)) for width in range(1, 200)
+        sum(2 if ord(char) > 0x2FFF else 1 for char in status_text(chat, width))
+        for width in range(1, 200)
     ]
-    assert [len(line(one, width)) <= width for width in range(200)] == [True] * 200
+    assert [len(status_text(chat, width)) <= width for width in range(200)] == [True] * 200
     assert widths[-1] > widths[10]
-    assert line(one, 16).endswith("/256 tokens")
-    assert line(one, 5) == ""
+    assert status_text(chat, 16).endswith("/256 tokens")
+    assert status_text(chat, 5) == ""
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"),
+    ("name", "displayed"),
     [
         ("/a/b/m.gguf", "m.gguf"),
         ("./folder/", "folder"),
@@ -101,44 +106,46 @@ def test_what_does_not_fit_goes_from_the_least_important_on(talk: Make) -> None:
         ("m" * 30, "m" * 23 + "…"),
     ],
 )
-def test_a_file_is_told_by_its_last_name(name: str, shown: str, talk: Make) -> None:
-    one = talk()
-    one.name = name
-    assert line(one).startswith(f"{shown} · ")
+def test_a_path_is_shown_as_its_file_name(name: str, displayed: str, make_chat: MakeChat) -> None:
+    chat = make_chat()
+    chat.name = name
+    assert status_text(chat).startswith(f"{displayed} · ")
 
 
-def test_a_hostile_name_is_shown_and_not_obeyed(talk: Make) -> None:
-    one = talk()
-    one.name = "a\x1b[2J\nb"
-    assert line(one).startswith("a␛[2J␊b")
+def test_control_characters_in_the_name_are_escaped(make_chat: MakeChat) -> None:
+    chat = make_chat()
+    chat.name = "a\x1b[2J\nb"
+    assert status_text(chat).startswith("a␛[2J␊b")
 
 
-def test_it_is_counted_once_a_change(talk: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = talk(b"yes")
-    handle_line(one, "a?")
+def test_tokens_are_counted_again_only_after_a_change(
+    make_chat: MakeChat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = make_chat(b"yes")
+    handle_line(chat, "a?")
     counts = []
     real = ChatSession.token_count
     monkeypatch.setattr(ChatSession, "token_count", lambda self: counts.append(1) or real(self))
-    lines = [line(one), line(one)]
+    lines = [status_text(chat), status_text(chat)]
     assert counts == [1]
-    one.conversation.system = "Be brief."
-    assert line(one) != lines[0] == lines[1]
+    chat.conversation.system = "Be brief."
+    assert status_text(chat) != lines[0] == lines[1]
     assert counts == [1, 1]
 
 
-def test_a_template_that_refuses_all_leaves_a_line(talk: Make) -> None:
-    one = talk(b"yes")
-    handle_line(one, "a?")
-    used = one.runner.engine.ledger.used_cells
-    one.runner.template = ChatTemplate("{{ raise_exception('no') }}")
-    assert f" {used}/256 tokens" in line(one)
+def test_a_template_that_rejects_every_conversation(make_chat: MakeChat) -> None:
+    chat = make_chat(b"yes")
+    handle_line(chat, "a?")
+    used = chat.runner.engine.ledger.used_cells
+    chat.runner.template = ChatTemplate("{{ raise_exception('no') }}")
+    assert f" {used}/256 tokens" in status_text(chat)
 
 
-def test_turns_that_left_the_context_are_not_counted(talk: Make) -> None:
-    one = talk(b"yes")
-    handle_line(one, "a?")
-    first = line(one)
-    handle_line(one, "b?")
-    one.conversation.tree.dropped.add(1)
-    assert f"{one.token_count()}/256 tokens" in line(one)
-    assert f"{one.token_count()}/256 tokens" in first  # as long as the other
+def test_dropped_turns_are_not_counted(make_chat: MakeChat) -> None:
+    chat = make_chat(b"yes")
+    handle_line(chat, "a?")
+    first = status_text(chat)
+    handle_line(chat, "b?")
+    chat.conversation.tree.dropped.add(1)
+    assert f"{chat.token_count()}/256 tokens" in status_text(chat)
+    assert f"{chat.token_count()}/256 tokens" in first  # both turns have the same number of tokens
