@@ -1,4 +1,4 @@
-"""Dataclasses as JSON and back, with keys that are not the fields' names."""
+"""Dataclasses are encoded as JSON and parsed again, with keys that differ from the field names."""
 
 import json
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class Report:
 REPORT = Report((Speed(1.5, (1.0, 2.0)),), {"F16": 3})
 
 
-def test_a_field_may_have_another_key() -> None:
+def test_field_with_another_key() -> None:
     document = encode_value(REPORT)
     assert document == {
         "speeds": [{"made": 1.5, "span": [1.0, 2.0]}],

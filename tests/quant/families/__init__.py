@@ -1,8 +1,8 @@
-"""Tiny random checkpoints of every family, and both sides' logits: transformers is the oracle.
+"""Tiny random checkpoints of every family, with their logits in llama.cpp and in transformers.
 
-One file a family, exporting CASES: a model class of transformers and the settings that make its
-graph. Weights are scaled, norms not 1 and biases not 0, so that a wrong row, norm or bias shows;
-320 positions, so that rotary settings and sliding windows show.
+Each module of this package has one family, and its CASES are classes of transformers with
+settings. Weights are scaled, norms differ from 1 and biases from 0, so that a wrong row, norm or
+bias changes the logits. The 320 tokens make rotary settings and sliding windows matter.
 """
 
 import importlib
@@ -19,8 +19,7 @@ import pytest
 
 STORIES = Path(__file__).parents[2] / "data" / "stories260K"
 TOKENS = [int(token) for token in np.random.default_rng(3).integers(3, 500, 320)]
-# What a config of any family gets unless its case says otherwise: grouped queries, heads wider than
-# hidden / heads.
+# The default settings of all families: grouped queries, and heads wider than hidden_size / heads.
 TINY = {
     "vocab_size": 512,
     "hidden_size": 256,
@@ -39,13 +38,14 @@ TINY = {
 
 @dataclass(frozen=True)
 class Case:
-    """One graph of a family: `hf` is a class of transformers; settings of None take a default of
-    TINY out.
+    """One tiny model of a family.
 
-    `norm` is the mean of the norms' weights (0 where 1 is added to them), `scale` the deviation of
-    the matrices'; `change` edits the finished model; `config` edits config.json after saving (older
-    spellings); `original` saves tensors as the family's first checkpoints had them (experts apart),
-    otherwise as transformers 5 keeps them.
+    `hf` is its class in transformers. `settings` replace those of TINY, and a setting of None
+    removes the one of TINY. `norm` is the mean of the norm weights (0 if the graph adds 1), and
+    `scale` the standard deviation of the matrices. `change` edits the model in place. `config`
+    edits the config.json after saving, for older spellings. `original` saves the tensors as in the
+    first checkpoints of the family (separate experts), otherwise as in transformers 5. `limit` is
+    the largest allowed normalized mean squared error of the logits.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Case:
 
 
 def settings(case: Case) -> dict[str, Any]:
-    """What the case's config says, before transformers adds its own."""
+    """Return the config settings of a case, without the defaults of transformers."""
     return {
         key: value
         for key, value in (TINY | case.settings).items()
@@ -69,24 +69,24 @@ def settings(case: Case) -> dict[str, Any]:
 
 
 def cases() -> list[Case]:
-    """Every family's cases."""
-    found: list[Case] = []
+    """Return the cases of all families."""
+    result: list[Case] = []
     for info in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):
-        found += importlib.import_module(f"{__name__}.{info.name}").CASES
-    return found
+        result += importlib.import_module(f"{__name__}.{info.name}").CASES
+    return result
 
 
 def build(case: Case, folder: Path) -> Path:
-    """Write the case's checkpoint, with the stories' tokenizer."""
+    """Write the checkpoint of a case, with the stories260K tokenizer, and return `folder`."""
     torch = pytest.importorskip(
         "torch", reason="torch is not installed: transformers computes nothing"
     )
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    kind = getattr(transformers, case.hf)
-    config = kind.config_class(**settings(case))
-    model = kind._from_config(config, attn_implementation="eager", dtype=torch.float32)
+    model_class = getattr(transformers, case.hf)
+    config = model_class.config_class(**settings(case))
+    model = model_class._from_config(config, attn_implementation="eager", dtype=torch.float32)
     torch.manual_seed(0)
     with torch.no_grad():
         for name, value in model.named_parameters():
@@ -107,7 +107,7 @@ def build(case: Case, folder: Path) -> Path:
 
 
 def theirs(folder: Path, tokens: list[int] = TOKENS) -> np.ndarray:
-    """transformers' logits in float32 [tokens, vocabulary]."""
+    """Return the float32 logits of transformers, of shape [tokens, vocabulary]."""
     import torch
     import transformers
 
@@ -119,7 +119,7 @@ def theirs(folder: Path, tokens: list[int] = TOKENS) -> np.ndarray:
 
 
 def ours(path: Path, tokens: list[int] = TOKENS) -> np.ndarray:
-    """llama.cpp's logits, flash attention off [tokens, vocabulary]."""
+    """Return llama.cpp's logits without flash attention, of shape [tokens, vocabulary]."""
     import llama_cpp
 
     model = llama_cpp.Llama(
@@ -134,13 +134,14 @@ def ours(path: Path, tokens: list[int] = TOKENS) -> np.ndarray:
 
 
 def nmse(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Normalised mean squared error."""
+    """Return the squared error of `ours`, divided by the sum of squares of `theirs`."""
     return float(((ours - theirs) ** 2).sum() / (theirs**2).sum())
 
 
 def agreement(ours: np.ndarray, theirs: np.ndarray) -> tuple[int, int]:
-    """Positions where the reference's first leads its second by more than 1e-4, and those of them
-    with our first.
+    """Compare the most probable tokens where the reference has a lead of more than 1e-4.
+
+    Returns the number of these positions where our token is the same, and their total number.
     """
     best = np.sort(theirs, axis=-1)[:, -2:]
     clear = best[:, 1] - best[:, 0] > 1e-4

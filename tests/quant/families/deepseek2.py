@@ -1,6 +1,4 @@
-"""DeepSeek V2 and V3: queries compressed or not, dense layers first, groups, router's bias, yarn's
-two lengths.
-"""
+"""DeepSeek V2 and V3: compressed queries, dense layers, expert groups, router biases, YaRN."""
 
 from typing import Any
 
@@ -22,7 +20,7 @@ SIZES = {
     "first_k_dense_replace": 1,
     "num_hidden_layers": 3,
 }
-ONE = {"n_group": 1, "topk_group": 1}
+ONE_GROUP = {"n_group": 1, "topk_group": 1}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -33,53 +31,58 @@ YARN = {
 }
 
 
-def choosing(model: Any) -> None:
-    """A bias of the choice that matters; it is a buffer, which starts as zeros."""
+def randomize_router_biases(model: Any) -> None:
+    """Set random router biases. They are buffers, which transformers initializes to 0."""
     for layer in model.model.layers:
         if hasattr(layer.mlp, "gate"):
             layer.mlp.gate.e_score_correction_bias.normal_(0, 0.3)
 
 
 def v2(name: str, **settings: Any) -> Case:
-    """A case of V2."""
-    return Case(f"deepseek v2, {name}", V2, SIZES | ONE | settings)
+    """Return a DeepSeek V2 case with these settings."""
+    return Case(f"deepseek v2, {name}", V2, SIZES | ONE_GROUP | settings)
 
 
 def v3(name: str, *, original: bool = True, **settings: Any) -> Case:
-    """A case of V3: four groups of experts, two of which a token chooses from."""
+    """Return a DeepSeek V3 case: each token selects experts from two of four groups."""
     return Case(
         f"deepseek v3, {name}",
         V3,
         SIZES | {"n_group": 4, "topk_group": 2} | settings,
-        change=choosing,
+        change=randomize_router_biases,
         original=original,
     )
 
 
-def stretched(**lengths: float) -> dict[str, Any]:
-    """Rotary settings of a stretched model."""
-    return {"rope_parameters": YARN | lengths}
+def yarn_settings(**factors: float) -> dict[str, Any]:
+    """Return YaRN settings with these factors of transformers, such as `mscale`."""
+    return {"rope_parameters": YARN | factors}
 
 
 CASES = [
     v2("compressed queries"),
     v2("plain queries, scaled experts", q_lora_rank=None, routed_scaling_factor=4.0),
     v2("tied, all layers mixed", tie_word_embeddings=True, first_k_dense_replace=0),
-    v2("groups that are all chosen", n_group=4, topk_group=4, topk_method="group_limited_greedy"),
-    v2("greedy in spite of groups", n_group=4, topk_group=2),
-    v2("yarn as in V2-Lite", **stretched(mscale=0.707, mscale_all_dim=0.707)),
-    v2("yarn that says no length", **stretched()),
+    v2("all groups selected", n_group=4, topk_group=4, topk_method="group_limited_greedy"),
+    v2("greedy selection despite groups", n_group=4, topk_group=2),
+    v2("yarn as in V2-Lite", **yarn_settings(mscale=0.707, mscale_all_dim=0.707)),
+    v2("yarn without mscale", **yarn_settings()),
     v3("groups"),
-    v3("one group, weights as they are", **ONE, norm_topk_prob=False, routed_scaling_factor=1.5),
+    v3(
+        "one group, weights not normalized",
+        **ONE_GROUP,
+        norm_topk_prob=False,
+        routed_scaling_factor=1.5,
+    ),
     v3("fused experts, no dense layer", original=False, first_k_dense_replace=0),
     v3("rotary halves", rope_interleave=False),
     v3("rotary halves, plain queries", rope_interleave=False, q_lora_rank=None),
     v3("other eps", rms_norm_eps=1e-5),
-    v3("yarn as in V3", **stretched(mscale=1.0, mscale_all_dim=1.0)),
-    v3("yarn of two lengths", **stretched(mscale=0.5, mscale_all_dim=1.2)),
-    v3("yarn of a given length", **stretched(attention_factor=1.3)),
+    v3("yarn as in V3", **yarn_settings(mscale=1.0, mscale_all_dim=1.0)),
+    v3("yarn with two mscales", **yarn_settings(mscale=0.5, mscale_all_dim=1.2)),
+    v3("yarn with attention factor", **yarn_settings(attention_factor=1.3)),
     v3(
-        "yarn of all scores alike",
-        **stretched(attention_factor=1.0 + 0.1 * 2.0794415416798357, mscale_all_dim=1.0),
+        "yarn with equal vector and score factors",
+        **yarn_settings(attention_factor=1.0 + 0.1 * 2.0794415416798357, mscale_all_dim=1.0),
     ),
 ]

@@ -1,11 +1,11 @@
-"""Gemma 2: both caps, the window on every other layer and on others, stretched positions."""
+"""Gemma 2: capped logits, sliding windows on several layer patterns, and scaled positions."""
 
 from collections.abc import Callable
 from typing import Any
 
 from tests.quant.families import Case
 
-# A window shorter than the positions compared; caps low enough to bend what random weights compute.
+# The window is shorter than the compared text, and the caps are low enough to affect random logits.
 SMALL: dict[str, Any] = {
     "tie_word_embeddings": True,
     "query_pre_attn_scalar": 64,
@@ -16,7 +16,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-# For many layers: thin ones.
+# Small layers for models with many of them.
 NARROW: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 64,
@@ -29,16 +29,17 @@ def case(name: str, change: Callable[[Any], None] | None = None, **settings: Any
     return Case(f"gemma2, {name}", "Gemma2ForCausalLM", SMALL | settings, norm=0.0, change=change)
 
 
-def quiet(model: Any) -> None:
-    """A tenth of each feed-forward: ggml looks GELU up in 16 bits, and over many layers that adds
-    up.
+def scale_down_feed_forward(model: Any) -> None:
+    """Reduce the output of each feed-forward network to a tenth.
+
+    ggml computes GELU with a 16-bit table, and its errors add up over many layers.
     """
     for layer in model.model.layers:
         layer.post_feedforward_layernorm.weight -= 0.9
 
 
 def old_spelling(config: dict[str, Any]) -> dict[str, Any]:
-    """rope_theta alone and no layer_types, as before transformers 5."""
+    """Return the config with rope_theta and no layer_types, as before transformers 5."""
     settings = config.pop("rope_parameters")
     del config["layer_types"]
     return config | {"rope_theta": settings["rope_theta"]}
@@ -47,24 +48,24 @@ def old_spelling(config: dict[str, Any]) -> dict[str, Any]:
 CASES = [
     case("window, caps"),
     case(
-        "4 queries a key, default caps",
+        "4 query heads per key head, default caps",
         num_key_value_heads=2,
         attn_logit_softcapping=50.0,
         final_logit_softcapping=30.0,
     ),
     case(
-        "window on other layers",
+        "other sliding layers",
         layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
     ),
     case(
         "linear rope", rope_parameters={"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0}
     ),
     case(
-        "27B's layers scale otherwise",
+        "attention scale of 27B",
         num_hidden_layers=46,
         query_pre_attn_scalar=16,
         **NARROW,
-        change=quiet,
+        change=scale_down_feed_forward,
     ),
     Case("gemma2, old spelling", "Gemma2ForCausalLM", SMALL, norm=0.0, config=old_spelling),
 ]

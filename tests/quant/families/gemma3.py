@@ -1,14 +1,12 @@
-"""Gemma 3: two rotary bases in both spellings, the window's pattern, caps, tied or not, with a
-vision part.
-"""
+"""Gemma 3: two rotary bases in both config spellings, window patterns, caps, and a vision part."""
 
 from collections.abc import Callable
 from typing import Any
 
 from tests.quant.families import TINY, Case
-from tests.quant.families.gemma2 import NARROW, quiet
+from tests.quant.families.gemma2 import NARROW, scale_down_feed_forward
 
-# A window shorter than the positions compared; one global layer among six.
+# The window is shorter than the compared text, and one of the six layers is global.
 SMALL: dict[str, Any] = {
     "tie_word_embeddings": True,
     "query_pre_attn_scalar": 64,
@@ -35,23 +33,23 @@ def case(name: str, change: Callable[[Any], None] | None = None, **settings: Any
 
 
 def old_spelling(config: dict[str, Any]) -> dict[str, Any]:
-    """rope_theta, rope_local_base_freq, rope_scaling and sliding_window_pattern, as before
-    transformers 5.
+    """Return the config with rope_theta, rope_local_base_freq, rope_scaling and
+    sliding_window_pattern, as before transformers 5.
     """
-    parts = config.pop("rope_parameters")
-    far, near = parts["full_attention"], parts["sliding_attention"]
+    rope = config.pop("rope_parameters")
+    global_rope, local_rope = rope["full_attention"], rope["sliding_attention"]
     del config["layer_types"]
     return config | {
-        "rope_theta": far["rope_theta"],
-        "rope_local_base_freq": near["rope_theta"],
+        "rope_theta": global_rope["rope_theta"],
+        "rope_local_base_freq": local_rope["rope_theta"],
         "sliding_window_pattern": 3,
-        "rope_scaling": {"rope_type": far["rope_type"], "factor": far["factor"]},
+        "rope_scaling": {"rope_type": global_rope["rope_type"], "factor": global_rope["factor"]},
     }
 
 
 CASES = [
     case("window, default bases"),
-    case("4 queries a key, untied", num_key_value_heads=2, tie_word_embeddings=False),
+    case("4 query heads per key head, untied", num_key_value_heads=2, tie_word_embeddings=False),
     case("linear rope on global layers", rope_parameters=LINEAR),
     Case(
         "gemma3, old spelling, pattern 3",
@@ -63,14 +61,14 @@ CASES = [
     case("capped logits", final_logit_softcapping=2.0),
     case("all layers global", layer_types=["full_attention"] * 6),
     case(
-        "27B's layers scale otherwise",
+        "attention scale of 27B",
         num_hidden_layers=62,
         query_pre_attn_scalar=16,
         **NARROW,
-        change=quiet,
+        change=scale_down_feed_forward,
     ),
     Case(
-        "gemma3, beside a vision part",
+        "gemma3, multimodal",
         "Gemma3ForConditionalGeneration",
         {
             "text_config": TINY | SMALL,

@@ -1,10 +1,12 @@
-"""GLM 4: partly rotary heads, biases or none, tied or not, stretched positions, both spellings."""
+"""GLM 4: partly rotary heads, biases, tied embeddings, scaled positions, both config spellings."""
 
 from typing import Any
 
 from tests.quant.families import Case
 
-PAD: dict[str, Any] = {"pad_token_id": 0}  # the class default lies outside of the tiny vocabulary
+PAD: dict[str, Any] = {
+    "pad_token_id": 0
+}  # the default of transformers is outside the tiny vocabulary
 
 
 def case(name: str, **settings: Any) -> Case:
@@ -12,7 +14,9 @@ def case(name: str, **settings: Any) -> Case:
 
 
 def old_spelling(config: dict[str, Any]) -> dict[str, Any]:
-    """rope_theta and partial_rotary_factor at the root, as before transformers 5."""
+    """Return the config with rope_theta and partial_rotary_factor at its root, as before
+    transformers 5.
+    """
     rope = config.pop("rope_parameters")
     return config | {key: rope[key] for key in ("rope_theta", "partial_rotary_factor")}
 
@@ -20,7 +24,7 @@ def old_spelling(config: dict[str, Any]) -> dict[str, Any]:
 CASES = [
     case("biases, half rotary"),
     case(
-        "no biases, tied, 4 queries a key",
+        "no biases, tied, 4 query heads per key head",
         attention_bias=False,
         tie_word_embeddings=True,
         num_key_value_heads=2,

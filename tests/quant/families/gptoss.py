@@ -1,4 +1,4 @@
-"""gpt-oss with its experts in floats; tests/quant/test_mxfp4.py has them in MXFP4."""
+"""gpt-oss with experts in floats. checkpoint/quantized/test_mxfp4.py tests experts in MXFP4."""
 
 from tests.quant.families import Case
 
@@ -24,8 +24,8 @@ PLAIN = {
 
 
 def old_spelling(config: dict) -> dict:
-    """rope_theta and rope_scaling, experts_per_token, and no layer_types, as in the first
-    checkpoints.
+    """Return the config with rope_theta, rope_scaling and experts_per_token, and without
+    layer_types, as in the first checkpoints.
     """
     settings = config.pop("rope_parameters")
     theta = settings.pop("rope_theta")
@@ -38,7 +38,7 @@ CASES = [
     Case("gpt-oss, yarn", HF, PLAIN | {"rope_parameters": YARN, "num_key_value_heads": 2}),
     Case("gpt-oss, yarn, old spelling", HF, PLAIN | {"rope_parameters": YARN}, config=old_spelling),
     Case(
-        "gpt-oss, yarn, other length",
+        "gpt-oss, yarn, attention factor",
         HF,
         PLAIN | {"rope_parameters": YARN | {"attention_factor": 1.2}},
     ),
@@ -49,7 +49,7 @@ CASES = [
         PLAIN | {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 4.0}},
     ),
     Case(
-        "gpt-oss, other layers slide",
+        "gpt-oss, other sliding layers",
         HF,
         PLAIN | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
     ),

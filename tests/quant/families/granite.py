@@ -1,4 +1,4 @@
-"""Granite: four multipliers."""
+"""Granite: Llama with multipliers of embeddings, attention, residuals and logits."""
 
 from tests.quant.families import Case
 from tests.quant.families.llama import LLAMA3, YARN, old_spelling
@@ -14,12 +14,12 @@ SCALES = {
 CASES = [
     Case("granite, untied", "GraniteForCausalLM", SCALES),
     Case(
-        "granite, tied, 4 queries a key",
+        "granite, tied, 4 query heads per key head",
         "GraniteForCausalLM",
         SCALES | {"tie_word_embeddings": True, "num_key_value_heads": 2},
     ),
     Case(
-        "granite, multipliers as they are unless said",
+        "granite, default multipliers",
         "GraniteForCausalLM",
         {"head_dim": None},
         scale=0.04,

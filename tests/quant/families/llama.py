@@ -1,4 +1,4 @@
-"""Llama, Llama 3 and Mistral."""
+"""Llama, Llama 3 and Mistral, and the rotary settings that other families share with them."""
 
 from tests.quant.families import Case
 
@@ -21,7 +21,7 @@ YARN = {
 
 
 def old_spelling(config: dict) -> dict:
-    """rope_theta and rope_scaling, as before transformers 5."""
+    """Return the config with rope_theta and rope_scaling, as before transformers 5."""
     settings = config.pop("rope_parameters")
     theta = settings.pop("rope_theta")
     return config | {"rope_theta": theta, "rope_scaling": settings}
@@ -30,7 +30,7 @@ def old_spelling(config: dict) -> dict:
 CASES = [
     Case("llama, untied", "LlamaForCausalLM"),
     Case(
-        "llama, tied, 4 queries a key",
+        "llama, tied, 4 query heads per key head",
         "LlamaForCausalLM",
         {"tie_word_embeddings": True, "num_key_value_heads": 2},
     ),
@@ -49,7 +49,7 @@ CASES = [
     ),
     Case("yarn rope", "LlamaForCausalLM", {"rope_parameters": YARN}),
     Case(
-        "yarn rope, its own attention factor",
+        "yarn rope, explicit attention factor",
         "LlamaForCausalLM",
         {"rope_parameters": YARN | {"attention_factor": 1.3}},
     ),

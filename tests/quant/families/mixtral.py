@@ -1,4 +1,4 @@
-"""Mixtral: both spellings of its experts."""
+"""Mixtral with separate and with fused experts."""
 
 from tests.quant.families import Case
 from tests.quant.families.llama import LLAMA3, YARN, old_spelling
@@ -6,10 +6,10 @@ from tests.quant.families.llama import LLAMA3, YARN, old_spelling
 MOE = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
 
 CASES = [
-    Case("mixtral, experts apart", "MixtralForCausalLM", MOE),
-    Case("mixtral, experts fused", "MixtralForCausalLM", MOE, original=False),
+    Case("mixtral, separate experts", "MixtralForCausalLM", MOE),
+    Case("mixtral, fused experts", "MixtralForCausalLM", MOE, original=False),
     Case(
-        "mixtral, tied, 4 queries a key, square heads",
+        "mixtral, tied, 4 query heads per key head, square heads",
         "MixtralForCausalLM",
         MOE | {"tie_word_embeddings": True, "num_key_value_heads": 2, "head_dim": 32},
     ),

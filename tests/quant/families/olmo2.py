@@ -8,7 +8,7 @@ SQUARE = {"head_dim": None}
 CASES = [
     Case("olmo2, untied", "Olmo2ForCausalLM", SQUARE),
     Case(
-        "olmo2, tied, 4 queries a key",
+        "olmo2, tied, 4 query heads per key head",
         "Olmo2ForCausalLM",
         SQUARE | {"tie_word_embeddings": True, "num_key_value_heads": 2},
     ),

@@ -8,7 +8,7 @@ SQUARE = {"head_dim": None, "sliding_window": None, "max_window_layers": 28}
 CASES = [
     Case("qwen2, untied", "Qwen2ForCausalLM", SQUARE),
     Case(
-        "qwen2, tied, 4 queries a key",
+        "qwen2, tied, 4 query heads per key head",
         "Qwen2ForCausalLM",
         SQUARE | {"tie_word_embeddings": True, "num_key_value_heads": 2},
     ),

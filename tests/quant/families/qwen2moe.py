@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-MoE: a shared expert, and experts of another width."""
+"""Qwen1.5-MoE and Qwen2-MoE: experts, and a shared expert with another hidden size."""
 
 from tests.quant.families import Case
 from tests.quant.families.llama import YARN, old_spelling
@@ -12,9 +12,9 @@ MOE = {
 }
 
 CASES = [
-    Case("qwen2moe, experts apart", "Qwen2MoeForCausalLM", MOE),
+    Case("qwen2moe, separate experts", "Qwen2MoeForCausalLM", MOE),
     Case(
-        "qwen2moe, experts fused, 4 queries a key",
+        "qwen2moe, fused experts, 4 query heads per key head",
         "Qwen2MoeForCausalLM",
         MOE | {"num_key_value_heads": 2},
         original=False,

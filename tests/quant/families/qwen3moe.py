@@ -11,9 +11,9 @@ MOE = {
 }
 
 CASES = [
-    Case("qwen3moe, experts apart", "Qwen3MoeForCausalLM", MOE),
+    Case("qwen3moe, separate experts", "Qwen3MoeForCausalLM", MOE),
     Case(
-        "qwen3moe, experts fused, tied, 4 queries a key",
+        "qwen3moe, fused experts, tied, 4 query heads per key head",
         "Qwen3MoeForCausalLM",
         MOE | {"tie_word_embeddings": True, "num_key_value_heads": 2},
         original=False,

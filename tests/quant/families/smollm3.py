@@ -1,4 +1,4 @@
-"""SmolLM3: five layers, so that the fourth shows."""
+"""SmolLM3: every fourth layer has no rotary embedding, so the model has five layers."""
 
 from tests.quant.families import Case
 from tests.quant.families.llama import YARN, old_spelling
@@ -8,7 +8,7 @@ DEEP = {"head_dim": None, "num_hidden_layers": 5, "pad_token_id": 0}
 CASES = [
     Case("smollm3, untied", "SmolLM3ForCausalLM", DEEP),
     Case(
-        "smollm3, tied, 4 queries a key",
+        "smollm3, tied, 4 query heads per key head",
         "SmolLM3ForCausalLM",
         DEEP | {"tie_word_embeddings": True, "num_key_value_heads": 2},
     ),

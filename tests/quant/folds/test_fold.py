@@ -1,4 +1,4 @@
-"""Folds keep the answers in llama.cpp, for every architecture of the table."""
+"""Folds do not change the logits of llama.cpp, for every architecture that supports folds."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,8 +84,10 @@ LLAMA = {
 
 @dataclass(frozen=True)
 class Graph:
-    """A tiny model of an architecture: roles that every block has besides llama's, or instead of
-    `without`.
+    """A tiny model of an architecture.
+
+    `block` has the shapes of tensors that each block has in addition to those of llama, by role.
+    `without` names tensors of llama that the architecture does not have.
     """
 
     arch: str
@@ -155,38 +157,40 @@ GRAPHS = (
 )
 
 
-def test_every_architecture_of_the_table_has_a_graph() -> None:
+def test_every_supported_architecture_has_a_graph() -> None:
     assert {graph.arch for graph in GRAPHS} == folds.FREE_CHANNELS.keys()
 
 
 @pytest.mark.parametrize(
     "graph", GRAPHS, ids=lambda graph: f"{graph.arch}{' tied' * graph.tied}{graph.experts or ''}"
 )
-def test_folds_leave_logits_as_they_are(graph: Graph, tmp_path: Path) -> None:
+def test_folds_do_not_change_the_logits(graph: Graph, tmp_path: Path) -> None:
     path = graph.write(tmp_path / "model.gguf")
     source, out = open_gguf(path), tmp_path / "folded.gguf"
-    assert {site.kind for site in folds.find_sites(source)} | missing(graph) == KINDS
+    assert {site.kind for site in folds.find_sites(source)} | missing_kinds(graph) == KINDS
     write_model(
-        plan.plan_quantization(folds.fold_source(source, everything(source)), "F32"), out, threads=1
+        plan.plan_quantization(folds.fold_source(source, random_folds(source)), "F32"),
+        out,
+        threads=1,
     )
     assert families.nmse(logits(out), logits(path)) < 1e-6
 
 
-def missing(graph: Graph) -> set[str]:
-    """Kinds of sites that an architecture has not."""
+def missing_kinds(graph: Graph) -> set[str]:
+    """Return the kinds of fold sites that the model does not have."""
     return ({"head"} if graph.tied else set()) | ({"norm"} if graph.arch == "olmo2" else set())
 
 
-def everything(source: Source) -> list[folds.Fold]:
-    """Factors and orders wherever they are free."""
+def random_folds(source: Source) -> list[folds.Fold]:
+    """Return a random fold for every site, with factors and a channel order where they are free."""
     random = np.random.default_rng(2)
     return [
-        folds.Fold(site, factors(random, site), order(random, site))
+        folds.Fold(site, random_factors(random, site), random_order(random, site))
         for site in folds.find_sites(source)
     ]
 
 
-def factors(random: np.random.Generator, site: folds.FoldSite) -> np.ndarray | None:
+def random_factors(random: np.random.Generator, site: folds.FoldSite) -> np.ndarray | None:
     return (
         np.exp2(random.uniform(-1, 1, site.width)).astype(np.float32)
         if site.has_free_factors
@@ -194,8 +198,8 @@ def factors(random: np.random.Generator, site: folds.FoldSite) -> np.ndarray | N
     )
 
 
-def order(random: np.random.Generator, site: folds.FoldSite) -> np.ndarray | None:
-    """Channels change places within their runs."""
+def random_order(random: np.random.Generator, site: folds.FoldSite) -> np.ndarray | None:
+    """Return a random order of the channels within their groups, or None if the order is fixed."""
     if not site.group_size:
         return None
     return np.concatenate(
@@ -207,7 +211,7 @@ def order(random: np.random.Generator, site: folds.FoldSite) -> np.ndarray | Non
 
 
 def logits(path: Path) -> np.ndarray:
-    """llama.cpp's, in F32 and on one thread."""
+    """Return llama.cpp's logits of TOKENS, computed on one thread with an F32 KV cache."""
     import llama_cpp
 
     model = llama_cpp.Llama(
@@ -242,19 +246,17 @@ def test_every_channel_and_every_tensor_of_a_tied_model_changes(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 300), (7, 8), (100, 250)])
-def test_rows_are_the_same_however_they_are_asked_for(
-    first: int, last: int, tmp_path: Path
-) -> None:
+def test_rows_read_in_spans_equal_one_read(first: int, last: int, tmp_path: Path) -> None:
     source = open_gguf(Graph("llama", experts=4).write(tmp_path / "model.gguf"))
-    folded = folds.fold_source(source, everything(source))
+    folded = folds.fold_source(source, random_folds(source))
     for weight in folded.weights:
         rows = slice(min(first, weight.rows - 1), min(last, weight.rows))
         assert (weight.read(rows.start, rows.stop) == weight.read(0, weight.rows)[rows]).all()
 
 
-def test_what_enters_a_tensor_follows_its_folds(tmp_path: Path) -> None:
+def test_statistics_of_the_inputs_are_folded(tmp_path: Path) -> None:
     source = open_gguf(Graph("llama").write(tmp_path / "model.gguf"))
-    edit = folds.combine_folds(everything(source))["blk.1.ffn_down.weight"]
+    edit = folds.combine_folds(random_folds(source))["blk.1.ffn_down.weight"]
     inputs = np.random.default_rng(3).normal(size=(50, FF)).astype(np.float32)
     assert edit.column_factors is not None and edit.column_order is not None
     after = (inputs / edit.column_factors)[:, edit.column_order[0]]
@@ -264,14 +266,14 @@ def test_what_enters_a_tensor_follows_its_folds(tmp_path: Path) -> None:
     )
 
 
-def test_an_architecture_that_is_not_in_the_table_is_refused_by_name(tmp_path: Path) -> None:
+def test_unsupported_architecture_is_refused_by_name(tmp_path: Path) -> None:
     source = open_gguf(tiny_gguf.mamba(tmp_path / "model.gguf"))
-    with pytest.raises(UserError, match="mamba") as told:
+    with pytest.raises(UserError, match="mamba") as caught:
         folds.find_sites(source)
-    assert "qwen3moe" in told.value.hint
+    assert "qwen3moe" in caught.value.hint
 
 
-def test_a_block_with_an_unknown_tensor_stays_and_with_it_what_everything_hangs_on(
+def test_block_with_an_unknown_tensor_and_the_residual_have_no_sites(
     tmp_path: Path,
 ) -> None:
     path = tiny_gguf.llama(
@@ -281,5 +283,5 @@ def test_a_block_with_an_unknown_tensor_stays_and_with_it_what_everything_hangs_
         layers=2,
         extra={"blk.1.attn_extra.weight": (4, 64)},
     )
-    found = folds.find_sites(open_gguf(path))
-    assert {site.name.split(".")[1] for site in found} == {"0"}
+    sites = folds.find_sites(open_gguf(path))
+    assert {site.name.split(".")[1] for site in sites} == {"0"}

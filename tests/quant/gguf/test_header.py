@@ -1,4 +1,4 @@
-"""GGUF headers: equal to the gguf package on valid files, a one-line error on others."""
+"""GGUF headers are read as by the gguf package, and invalid files give a one-line error."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def test_every_key_and_tensor_is_what_the_gguf_package_reads(model: Path) -> None:
+def test_keys_and_tensors_equal_those_of_the_gguf_package(model: Path) -> None:
     header, reader = read_header.read_header(model), gguf.GGUFReader(model)
     for key, value in header.metadata.items():
         expected = reader.fields[key].contents()
@@ -40,7 +40,7 @@ def test_every_key_and_tensor_is_what_the_gguf_package_reads(model: Path) -> Non
     ]
 
 
-def test_a_header_says_what_the_model_is(model: Path) -> None:
+def test_header_describes_the_model(model: Path) -> None:
     header = read_header.read_header(model)
     assert (header.architecture, header.context_length, header.tokenizer) == ("llama", 64, "llama")
     assert not header.has_template
@@ -49,7 +49,7 @@ def test_a_header_says_what_the_model_is(model: Path) -> None:
 
 
 @pytest.mark.model
-def test_a_real_models_header_is_described(smollm2: Path) -> None:
+def test_header_of_a_released_model(smollm2: Path) -> None:
     header = read_header.read_header(smollm2)
     load_checks.check_loadable(header)
     assert (header.parameters, header.file_type, header.tokenizer) == (134515008, "Q4_1", "gpt2")
@@ -61,7 +61,7 @@ def test_a_real_models_header_is_described(smollm2: Path) -> None:
     }
 
 
-def test_a_file_cut_anywhere_is_refused(model: Path, tmp_path: Path) -> None:
+def test_truncated_file_is_refused_at_every_length(model: Path, tmp_path: Path) -> None:
     data, cut = model.read_bytes(), tmp_path / "cut.gguf"
     end = read_header.read_header(model).tensors[0].offset
     for length in [*range(0, end, 7), end, len(data) - 1]:
@@ -70,7 +70,7 @@ def test_a_file_cut_anywhere_is_refused(model: Path, tmp_path: Path) -> None:
             read_header.read_header(cut)
 
 
-def test_a_truncated_file_is_told_by_tensor_and_bytes(model: Path, tmp_path: Path) -> None:
+def test_error_of_a_truncated_file_names_tensor_and_bytes(model: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(model.read_bytes()[:-1000])
     with pytest.raises(
@@ -80,7 +80,7 @@ def test_a_truncated_file_is_told_by_tensor_and_bytes(model: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("first", "said"),
+    ("first", "message"),
     [
         (b"PK\x03\x04" + bytes(40), "is not a GGUF file"),
         (b"GGUF" + struct.pack(">I", 3) + bytes(40), "byte order is reversed"),
@@ -90,16 +90,16 @@ def test_a_truncated_file_is_told_by_tensor_and_bytes(model: Path, tmp_path: Pat
         (b"", "has 0 bytes"),
     ],
 )
-def test_what_is_no_gguf_is_told_in_one_line(first: bytes, said: str, tmp_path: Path) -> None:
+def test_invalid_file_gives_a_one_line_error(first: bytes, message: str, tmp_path: Path) -> None:
     file = tmp_path / "x.gguf"
     file.write_bytes(first)
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         read_header.read_header(file)
     assert "\n" not in str(caught.value)
     assert caught.value.hint
 
 
-def test_a_huge_array_costs_nothing_until_it_is_asked_for(tmp_path: Path) -> None:
+def test_array_with_an_impossible_length_is_refused(tmp_path: Path) -> None:
     head = (
         b"GGUF"
         + struct.pack("<IQQ", 3, 0, 1)
@@ -116,20 +116,22 @@ def test_a_huge_array_costs_nothing_until_it_is_asked_for(tmp_path: Path) -> Non
 LLAMA = ("general.architecture", struct.pack("<IQ", 8, 5) + b"llama")
 
 
-def holding(file: Path, *entries: tuple[str, bytes], more: int = 0) -> Path:
-    """A GGUF with these keys and no tensors, and so many zeros behind them."""
+def write_keys_only(file: Path, *entries: tuple[str, bytes], zero_bytes: int = 0) -> Path:
+    """Write a GGUF file with these keys, no tensors, and `zero_bytes` bytes of zeros at its end."""
     from quant.gguf.layout import lay_out_file
 
     file.write_bytes(lay_out_file(entries, [], 32).header)
-    os.truncate(file, file.stat().st_size + more)
+    os.truncate(file, file.stat().st_size + zero_bytes)
     return file
 
 
 @pytest.mark.parametrize("key", ["block_count", "expert_used_count", "attention.head_count"])
-def test_a_list_that_fills_the_file_is_not_read_for_a_number(key: str, tmp_path: Path) -> None:
+def test_long_array_is_not_read_for_a_single_number(key: str, tmp_path: Path) -> None:
     count = 1 << 26
     numbers = (f"llama.{key}", struct.pack("<IIQ", 9, 0, count) + b"\7")
-    header = read_header.read_header(holding(tmp_path / "x.gguf", LLAMA, numbers, more=count))
+    header = read_header.read_header(
+        write_keys_only(tmp_path / "x.gguf", LLAMA, numbers, zero_bytes=count)
+    )
     tracemalloc.start()
     assert header.get_int(key) == 7
     with contextlib.suppress(UserError):
@@ -138,26 +140,26 @@ def test_a_list_that_fills_the_file_is_not_read_for_a_number(key: str, tmp_path:
     tracemalloc.stop()
 
 
-def test_words_are_no_numbers(tmp_path: Path) -> None:
-    words = ("llama.expert_used_count", struct.pack("<IIQQ", 9, 8, 1, 1) + b"x")
-    header = read_header.read_header(holding(tmp_path / "x.gguf", LLAMA, words))
+def test_array_of_strings_is_not_read_as_a_number(tmp_path: Path) -> None:
+    tokens = ("llama.expert_used_count", struct.pack("<IIQQ", 9, 8, 1, 1) + b"x")
+    header = read_header.read_header(write_keys_only(tmp_path / "x.gguf", LLAMA, tokens))
     assert header.get_int("expert_used_count") is None
     load_checks.check_loadable(header)
 
 
-def test_more_words_than_any_model_has_are_not_looked_at_one_by_one(tmp_path: Path) -> None:
+def test_vocabulary_with_too_many_tokens_is_refused_unread(tmp_path: Path) -> None:
     count = (1 << 22) + 1
     kind = ("tokenizer.ggml.model", struct.pack("<IQ", 8, 4) + b"gpt2")
-    words = ("tokenizer.ggml.tokens", struct.pack("<IIQ", 9, 8, count))
+    tokens = ("tokenizer.ggml.tokens", struct.pack("<IIQ", 9, 8, count))
     header = read_header.read_header(
-        holding(tmp_path / "x.gguf", LLAMA, kind, words, more=8 * count)
+        write_keys_only(tmp_path / "x.gguf", LLAMA, kind, tokens, zero_bytes=8 * count)
     )
     with pytest.raises(UserError, match=f"its vocabulary has {count} tokens"):
         load_checks.check_loadable(header)
 
 
 @pytest.mark.parametrize(("tensors", "keys"), [(0, 1 << 17), (1 << 21, 0)])
-def test_more_keys_and_tensors_than_any_model_has_are_not_believed(
+def test_impossible_counts_of_keys_and_tensors_are_refused(
     tensors: int, keys: int, tmp_path: Path
 ) -> None:
     file = tmp_path / "x.gguf"
@@ -167,16 +169,16 @@ def test_more_keys_and_tensors_than_any_model_has_are_not_believed(
         read_header.read_header(file)
 
 
-def split(model: Path, folder: Path, parts: int) -> list[Path]:
-    """The model in several files, written with the gguf package."""
+def split(model: Path, folder: Path, shards: int) -> list[Path]:
+    """Write the model in `shards` files with the gguf package, and return their paths."""
     reader, files = gguf.GGUFReader(model), []
-    for part in range(parts):
-        files.append(folder / f"m-{part + 1:05}-of-{parts:05}.gguf")
+    for shard in range(shards):
+        files.append(folder / f"m-{shard + 1:05}-of-{shards:05}.gguf")
         writer = gguf.GGUFWriter(files[-1], "llama")
-        for name, value in (("no", part), ("count", parts)):
+        for name, value in (("no", shard), ("count", shards)):
             writer.add_uint16(f"split.{name}", value)
         writer.add_int32("split.tensors.count", len(reader.tensors))
-        for tensor in reader.tensors[part::parts]:
+        for tensor in reader.tensors[shard::shards]:
             writer.add_tensor(tensor.name, np.array(tensor.data))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -185,7 +187,7 @@ def split(model: Path, folder: Path, parts: int) -> list[Path]:
     return files
 
 
-def test_the_first_shard_opens_all(model: Path, tmp_path: Path) -> None:
+def test_first_shard_opens_all_shards(model: Path, tmp_path: Path) -> None:
     first, *others = split(model, tmp_path, 3)
     header = read_header.read_header(first)
     assert header.files == (first, *others)
@@ -208,7 +210,7 @@ def test_a_missing_or_wrong_shard_is_refused(model: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("key", "kind", "value", "said"),
+    ("key", "kind", "value", "message"),
     [
         ("llama.block_count", "uint32", 4096, "block_count is 4096"),
         (
@@ -223,8 +225,8 @@ def test_a_missing_or_wrong_shard_is_refused(model: Path, tmp_path: Path) -> Non
         ("llama.expert_gating_func", "uint32", 5, "expert_gating_func is 5; 0 to 4 are allowed"),
     ],
 )
-def test_numbers_that_would_abort_llama_cpp_are_refused(
-    key: str, kind: str, value: float | str, said: str, model: Path, tmp_path: Path
+def test_values_that_would_abort_llama_cpp_are_refused(
+    key: str, kind: str, value: float | str, message: str, model: Path, tmp_path: Path
 ) -> None:
     from quant.gguf.layout import encode_entry, lay_out_file
     from quant.quantize import write
@@ -235,7 +237,7 @@ def test_numbers_that_would_abort_llama_cpp_are_refused(
     ]
     plan = lay_out_file(entries, [(w.name, w.shape, w.type) for w in source.weights], 32)
     file.write_bytes(plan.header.ljust(plan.nbytes, b"\0"))
-    with pytest.raises(UserError, match=f"would crash llama.cpp: .*{said}"):
+    with pytest.raises(UserError, match=f"would crash llama.cpp: .*{message}"):
         load_checks.check_loadable(read_header.read_header(file))
 
 
@@ -251,15 +253,15 @@ LATENT = {
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"attention.head_count_kv": 2}, "its compressed keys have 2 heads"),
         ({"attention.key_length": 128}, "its compressed keys have 128 values"),
         ({"attention.key_length_mla": 32}, "its full keys 32, of which 32 are rotary"),
     ],
 )
-def test_sizes_that_deepseek_s_graph_takes_for_granted(
-    changes: dict[str, int], said: str, tmp_path: Path
+def test_inconsistent_deepseek2_head_sizes_are_refused(
+    changes: dict[str, int], message: str, tmp_path: Path
 ) -> None:
     from quant.gguf.layout import encode_entry
 
@@ -269,13 +271,15 @@ def test_sizes_that_deepseek_s_graph_takes_for_granted(
             (f"deepseek2.{name}", encode_entry("uint32", value)) for name, value in sizes.items()
         ]
         kind = ("general.architecture", encode_entry("string", "deepseek2"))
-        files.append(read_header.read_header(holding(tmp_path / f"{len(files)}.gguf", kind, *keys)))
+        files.append(
+            read_header.read_header(write_keys_only(tmp_path / f"{len(files)}.gguf", kind, *keys))
+        )
     load_checks.check_loadable(files[0])
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         load_checks.check_loadable(files[1])
 
 
-def test_heads_of_gpt_oss_have_one_size(tmp_path: Path) -> None:
+def test_gpt_oss_heads_of_several_sizes_are_refused(tmp_path: Path) -> None:
     from quant.gguf.layout import encode_entry
 
     sizes = {"head_count": 8, "key_length": 64, "value_length": 8}
@@ -284,7 +288,7 @@ def test_heads_of_gpt_oss_have_one_size(tmp_path: Path) -> None:
         for name, value in sizes.items()
     ]
     keys.append(("gpt-oss.embedding_length", encode_entry("uint32", 256)))
-    file = holding(
+    file = write_keys_only(
         tmp_path / "x.gguf", ("general.architecture", encode_entry("string", "gpt-oss")), *keys
     )
     with pytest.raises(UserError, match="its heads have several sizes"):
@@ -295,7 +299,7 @@ HEAD = {"embedding_length": 256, "attention.head_count": 8}
 
 
 @pytest.mark.parametrize(
-    ("arch", "planted", "told"),
+    ("arch", "changed_sizes", "message"),
     [
         *(
             (arch, {"rope.dimension_count": 16}, "rope.dimension_count 16")
@@ -308,41 +312,41 @@ HEAD = {"embedding_length": 256, "attention.head_count": 8}
         ("exaone4", {"rope.dimension_count_swa": 16}, "rope.dimension_count_swa 16"),
     ],
 )
-def test_heads_whose_parts_differ_are_refused_where_a_graph_takes_them_for_one_size(
-    arch: str, planted: dict[str, int], told: str, tmp_path: Path
+def test_different_head_sizes_are_refused_where_the_graph_needs_one(
+    arch: str, changed_sizes: dict[str, int], message: str, tmp_path: Path
 ) -> None:
     from quant.gguf.layout import encode_entry
 
     kind = ("general.architecture", encode_entry("string", arch))
-    for number, sizes in enumerate((HEAD, HEAD | planted)):
+    for number, sizes in enumerate((HEAD, HEAD | changed_sizes)):
         keys = [(f"{arch}.{name}", encode_entry("uint32", value)) for name, value in sizes.items()]
-        header = read_header.read_header(holding(tmp_path / f"{number}.gguf", kind, *keys))
+        header = read_header.read_header(write_keys_only(tmp_path / f"{number}.gguf", kind, *keys))
         if sizes is HEAD:
             load_checks.check_loadable(header)
             continue
-        with pytest.raises(UserError, match=rf"its heads have several sizes \(.*{told}\)"):
+        with pytest.raises(UserError, match=rf"its heads have several sizes \(.*{message}\)"):
             load_checks.check_loadable(header)
 
 
-@pytest.mark.parametrize("words", [["a", "a\0b"], ["[EMPTY_1]", "\0a"]])
-def test_words_that_are_the_same_up_to_a_zero_byte_are_there_twice(
-    words: list[str], tmp_path: Path
+@pytest.mark.parametrize("tokens", [["a", "a\0b"], ["[EMPTY_1]", "\0a"]])
+def test_tokens_equal_up_to_a_zero_byte_are_refused_as_repeated(
+    tokens: list[str], tmp_path: Path
 ) -> None:
     from quant.gguf.layout import encode_entry
 
     kind = ("tokenizer.ggml.model", encode_entry("string", "gpt2"))
-    file = holding(
+    file = write_keys_only(
         tmp_path / "x.gguf",
         LLAMA,
         kind,
-        ("tokenizer.ggml.tokens", encode_entry("array:string", words)),
+        ("tokenizer.ggml.tokens", encode_entry("array:string", tokens)),
     )
     with pytest.raises(UserError, match="its vocabulary repeats 1 tokens"):
         load_checks.check_loadable(read_header.read_header(file))
 
 
 @pytest.mark.parametrize("kind", ["spm", "bpe", "experts", "gemma3"])
-def test_what_our_checks_let_pass_does_not_kill_llama_cpp(kind: str, tmp_path: Path) -> None:
+def test_files_that_pass_the_checks_do_not_crash_llama_cpp(kind: str, tmp_path: Path) -> None:
     small = {"hidden": 32, "ff": 64, "layers": 2}
     make = {
         "spm": lambda path: tiny_gguf.llama(path, **small),
@@ -352,4 +356,6 @@ def test_what_our_checks_let_pass_does_not_kill_llama_cpp(kind: str, tmp_path: P
     }[kind]
     outcomes = fuzz_header.run(make(tmp_path / "tiny.gguf"), count=60, seed=5)
     assert [outcome for outcome in outcomes if outcome.verdict.startswith("died")] == []
-    assert len({outcome.verdict for outcome in outcomes}) == 2  # some are refused, some survive
+    assert (
+        len({outcome.verdict for outcome in outcomes}) == 2
+    )  # some files are refused, and llama.cpp loads the others
