@@ -1,4 +1,4 @@
-"""The differences of two GGUF models; numpy and the gguf package are the reference."""
+"""The differences of two GGUF models, compared with numpy and the gguf package."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from quant.quantize.write import open_gguf, write_model
 
 @pytest.fixture
 def pair(stories_gguf: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """The stories in F32 and in Q8_0."""
+    """The GGUF files of the stories260K model in F32 and in Q8_0."""
     out = tmp_path / "small.gguf"
     write_model(plan.plan_quantization(open_gguf(stories_gguf), "Q8_0"), out, threads=1)
     return stories_gguf, out
@@ -26,38 +26,43 @@ def values(path: Path) -> dict[str, np.ndarray]:
     }
 
 
-def test_errors_are_those_that_gguf_and_numpy_find(pair: tuple[Path, Path]) -> None:
+def test_errors_equal_those_of_gguf_and_numpy(pair: tuple[Path, Path]) -> None:
     left, right = pair
-    found = {
+    differences = {
         d.name: d
         for d in diff.compare_tensors(read_header.read_header(left), read_header.read_header(right))
     }
-    one, other = values(left), values(right)
-    assert found.keys() == one.keys() == other.keys()
-    for name, difference in found.items():
-        expected = np.sqrt(((one[name] - other[name]) ** 2).sum() / (one[name] ** 2).sum())
+    left_values, right_values = values(left), values(right)
+    assert differences.keys() == left_values.keys() == right_values.keys()
+    for name, difference in differences.items():
+        expected = np.sqrt(
+            ((left_values[name] - right_values[name]) ** 2).sum() / (left_values[name] ** 2).sum()
+        )
         assert difference.error == pytest.approx(expected, rel=1e-5)
         assert difference.same_bytes == (
             difference.left_tensor.type == difference.right_tensor.type
         )
-    assert 0 < found["blk.0.attn_q.weight"].error < 0.01
+    assert 0 < differences["blk.0.attn_q.weight"].error < 0.01
 
 
-def test_a_model_is_the_same_as_itself(stories_gguf: Path) -> None:
+def test_model_equals_itself(stories_gguf: Path) -> None:
     header = read_header.read_header(stories_gguf)
     assert diff.compare_keys(header, header) == []
     assert all(d.same_bytes and d.error == 0 for d in diff.compare_tensors(header, header))
     assert diff.compare_names(header, header).only_left == ()
 
 
-def test_keys_that_one_side_lacks_or_has_otherwise_are_listed(pair: tuple[Path, Path]) -> None:
-    found = {d.key: d for d in diff.compare_keys(*map(read_header.read_header, pair))}
-    assert (found["general.file_type"].left_value, found["general.file_type"].right_value) == (
+def test_missing_and_different_keys_are_listed(pair: tuple[Path, Path]) -> None:
+    differences = {d.key: d for d in diff.compare_keys(*map(read_header.read_header, pair))}
+    assert (
+        differences["general.file_type"].left_value,
+        differences["general.file_type"].right_value,
+    ) == (
         "0",
         "7",
     )
-    assert "tokenizer.ggml.tokens" not in found
-    assert set(found) <= {
+    assert "tokenizer.ggml.tokens" not in differences
+    assert set(differences) <= {
         "general.file_type",
         "llmcli.quantize.source",
         "llmcli.quantize.settings",
@@ -76,7 +81,7 @@ def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
     return path
 
 
-def test_tensors_of_one_side_and_of_another_shape_are_told(tmp_path: Path) -> None:
+def test_missing_tensors_and_different_shapes_are_reported(tmp_path: Path) -> None:
     ones = np.ones((4, 32), np.float32)
     left = read_header.read_header(
         write(tmp_path / "a.gguf", {"a": ones, "b": ones, "c": ones, "z": ones * 0})
@@ -88,7 +93,7 @@ def test_tensors_of_one_side_and_of_another_shape_are_told(tmp_path: Path) -> No
     b, c, z = diff.compare_tensors(left, right)
     assert (b.error, b.same_bytes) == (None, False)
     assert c.error == pytest.approx(0.5)
-    assert (z.error, z.same_bytes) == (None, False)  # there is nothing that it could be relative to
+    assert (z.error, z.same_bytes) == (None, False)  # no relative error: the left tensor is zero
 
 
 def test_large_tensors_are_compared_in_slabs(
@@ -99,11 +104,15 @@ def test_large_tensors_are_compared_in_slabs(
     other = rows.copy()
     other[8, 31] += 1
     left, right = write(tmp_path / "a.gguf", {"t": rows}), write(tmp_path / "b.gguf", {"t": other})
-    found = diff.compare_tensors(read_header.read_header(left), read_header.read_header(right))
-    assert next(found).error == pytest.approx(1 / np.sqrt((rows.astype("f8") ** 2).sum()), rel=1e-5)
+    differences = diff.compare_tensors(
+        read_header.read_header(left), read_header.read_header(right)
+    )
+    assert next(differences).error == pytest.approx(
+        1 / np.sqrt((rows.astype("f8") ** 2).sum()), rel=1e-5
+    )
 
 
-def test_a_tensor_with_nan_is_the_same_as_itself_and_has_no_error_against_another(
+def test_tensor_with_nan_equals_itself_and_has_no_error_against_others(
     tmp_path: Path,
 ) -> None:
     rows = np.random.default_rng(0).normal(size=(2, 32)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""A torch device: arrays of two devices never mix, and a full device gets smaller batches."""
+"""Torch backends: no operation mixes two devices, and a full device gets smaller batches."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,15 +19,24 @@ from quant.methods.search import search_fields
 from quant.methods.search_settings import SEARCH_SETTINGS
 from quant.native import array_backends
 from quant.native.array_backends import DeviceOutOfMemory, NumpyBackend, TorchBackend
-from tests.quant.methods.test_gptq import correlated, drawn, evidence, lost, made
+from tests.quant.methods.test_gptq import (
+    correlated_moments,
+    encode,
+    make_statistics,
+    output_error,
+    random_rows,
+)
 
 torch = pytest.importorskip("torch")
-WORDS = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.68 GiB"
+OUT_OF_MEMORY = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.68 GiB"
+)
 
 
-class Elsewhere(TorchBackend):
-    """A device of which no value is known, only where it is: torch refuses to join it to what lies
-    on the CPU.
+class MetaDevice(TorchBackend):
+    """A backend on torch's meta device, whose arrays have a shape and no values.
+
+    torch raises an error if an operation also has an array on the CPU.
     """
 
     def __init__(self) -> None:
@@ -39,12 +48,15 @@ class Elsewhere(TorchBackend):
         return np.zeros(tuple(values.shape), bool if values.dtype == torch.bool else np.float32)
 
 
-class Small(TorchBackend):
-    """A device that has room for so many values in an array."""
+class LimitedBackend(TorchBackend):
+    """A device that runs out of memory for arrays of more than `room` values.
+
+    `shapes` records the shapes of all requested arrays.
+    """
 
     def __init__(self, room: int) -> None:
         super().__init__("cpu")
-        self.room, self.asked = room, list[tuple[int, ...]]()
+        self.room, self.shapes = room, list[tuple[int, ...]]()
 
     def array(self, values: Any) -> Any:
         self._fits(values.shape)
@@ -55,39 +67,39 @@ class Small(TorchBackend):
         return super().zeros(*shape)
 
     def _fits(self, shape: tuple[int, ...]) -> None:
-        self.asked.append(tuple(shape))
+        self.shapes.append(tuple(shape))
         if np.prod(shape) > self.room:
-            raise RuntimeError(WORDS)
+            raise RuntimeError(OUT_OF_MEMORY)
 
 
-Use = Callable[[TorchBackend], TorchBackend]
+SetBackend = Callable[[TorchBackend], TorchBackend]
 
 
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Use:
-    """Computes by such a device from now on."""
+def set_backend(monkeypatch: pytest.MonkeyPatch) -> SetBackend:
+    """A function that makes a backend the one of all further computations, and returns it."""
 
-    def put(ops: TorchBackend) -> TorchBackend:
+    def install(ops: TorchBackend) -> TorchBackend:
         monkeypatch.setattr(array_backends, "device", lambda: ops.device.type)
         monkeypatch.setattr(array_backends, "array_backend", lambda device=None: ops)
         return ops
 
-    return put
+    return install
 
 
-def test_the_stand_in_knows_what_is_elsewhere() -> None:
+def test_meta_device_refuses_arrays_of_the_cpu() -> None:
     with pytest.raises(RuntimeError, match="meta"):
-        Elsewhere().zeros(3) + torch.ones(3)
+        MetaDevice().zeros(3) + torch.ones(3)
 
 
 @pytest.mark.parametrize("type", SEARCH_SETTINGS)
 def test_a_search_stays_on_its_device(type: str) -> None:
     fields = search_fields(
-        drawn(512),
+        random_rows(512),
         None,
         FORMATS[type],
         SEARCH_SETTINGS[type],
-        Elsewhere(),
+        MetaDevice(),
         SEARCH_SETTINGS[type].native_effort,
     )
     assert fields.codes.shape == (
@@ -98,111 +110,113 @@ def test_a_search_stays_on_its_device(type: str) -> None:
 
 @pytest.mark.parametrize("type", SEARCH_SETTINGS)
 def test_error_feedback_stays_on_its_device(type: str) -> None:
-    ops = Elsewhere()
-    made = factor_moments(correlated(512).astype(np.float32), ops)
+    ops = MetaDevice()
+    factor = factor_moments(correlated_moments(512).astype(np.float32), ops)
     _, levels = error_feedback.round_with_feedback(
-        ColumnFormat.from_format(FORMATS[type]), ops.zeros(512, PANEL_ROW_MULTIPLE), made, 2, ops
+        ColumnFormat.from_format(FORMATS[type]), ops.zeros(512, PANEL_ROW_MULTIPLE), factor, 2, ops
     )
-    assert levels.device == error_feedback.output_errors(levels, made, 256).device == ops.device
+    assert levels.device == error_feedback.output_errors(levels, factor, 256).device == ops.device
     assert levels.shape == (512, PANEL_ROW_MULTIPLE)
 
 
-def test_products_stay_on_their_device(use: Use) -> None:
-    use(Elsewhere())
+def test_products_stay_on_their_device(set_backend: SetBackend) -> None:
+    set_backend(MetaDevice())
     rows = np.ones((8, 600), np.float32)
     sums = np.zeros((600, 600))
     moments_collector._triangle(sums, rows, rows)
-    assert not sums.any()  # what no value is known of came back: the CPU was not asked
+    assert not sums.any()  # the meta device has no values, so the product was not made on the CPU
 
 
-def test_a_factor_is_the_same_by_torch() -> None:
-    moments = correlated(96).astype(np.float32)
-    one, other = (factor_moments(moments, ops) for ops in (NumpyBackend(), TorchBackend("cpu")))
-    assert one.damping == other.damping == DAMPING
+def test_torch_factor_equals_numpy() -> None:
+    moments = correlated_moments(96).astype(np.float32)
+    numpy_factor, torch_factor = (
+        factor_moments(moments, ops) for ops in (NumpyBackend(), TorchBackend("cpu"))
+    )
+    assert numpy_factor.damping == torch_factor.damping == DAMPING
     for name in ("moments", "feed", "weights"):
         np.testing.assert_allclose(
-            getattr(one, name), getattr(other, name).numpy(), rtol=1e-5, atol=1e-7
+            getattr(numpy_factor, name), getattr(torch_factor, name).numpy(), rtol=1e-5, atol=1e-7
         )
-    assert not np.triu(other.feed.numpy()).any()
+    assert not np.triu(torch_factor.feed.numpy()).any()
 
 
-def test_what_is_not_positive_takes_more_damping_by_torch() -> None:
-    unsound = (correlated(64) - 0.1 * np.eye(64)).astype(np.float32)
+def test_torch_damps_a_matrix_that_is_not_positive_definite() -> None:
+    not_positive = (correlated_moments(64) - 0.1 * np.eye(64)).astype(np.float32)
     assert (
-        factor_moments(unsound, TorchBackend("cpu")).damping
-        == factor_moments(unsound, NumpyBackend()).damping
+        factor_moments(not_positive, TorchBackend("cpu")).damping
+        == factor_moments(not_positive, NumpyBackend()).damping
         > DAMPING
     )
 
 
-def test_a_device_without_room_to_factor_leaves_that_to_the_cpu(
+def test_factor_is_computed_on_the_cpu_if_the_device_is_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(*_: object) -> None:
-        raise RuntimeError(WORDS)
+        raise RuntimeError(OUT_OF_MEMORY)
 
-    moments, ops = correlated(96).astype(np.float32), TorchBackend("cpu")
+    moments, ops = correlated_moments(96).astype(np.float32), TorchBackend("cpu")
     monkeypatch.setattr(ops, "_udu", full)
     np.testing.assert_array_equal(
         factor_moments(moments, ops).feed.numpy(), factor_moments(moments, NumpyBackend()).feed
     )
 
 
-def test_only_memory_is_taken_for_memory() -> None:
+def test_only_out_of_memory_errors_are_converted() -> None:
     ops = TorchBackend("cpu")
     with pytest.raises(DeviceOutOfMemory), ops.exclusive_access():
-        raise RuntimeError(WORDS)
+        raise RuntimeError(OUT_OF_MEMORY)
     with pytest.raises(RuntimeError, match="illegal memory access"), ops.exclusive_access():
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
-    with ops.exclusive_access():  # the turn was given back by both
+    with ops.exclusive_access():  # both errors have released the lock
         pass
 
 
 @pytest.mark.parametrize("type", ["Q4_K", "Q5_1"])
-def test_a_search_without_room_takes_fewer_rows_at_a_time(
-    type: str, tmp_path: Path, use: Use
+def test_search_splits_its_rows_on_a_full_device(
+    type: str, tmp_path: Path, set_backend: SetBackend
 ) -> None:
-    moments, rows = correlated(256), drawn(256, 64)
-    known = evidence(moments, tmp_path, len(rows))
-    use(TorchBackend("cpu"))
-    whole = made("search", type, rows, known)
-    small = use(Small(16 * 256))
-    parts = made("search", type, rows, known)
-    assert lost(parts, type, rows, moments) == pytest.approx(
-        lost(whole, type, rows, moments), rel=1e-3
+    moments, rows = correlated_moments(256), random_rows(256, 64)
+    statistics = make_statistics(moments, tmp_path, len(rows))
+    set_backend(TorchBackend("cpu"))
+    expected = encode("search", type, rows, statistics)
+    backend = set_backend(LimitedBackend(16 * 256))
+    limited = encode("search", type, rows, statistics)
+    assert output_error(limited, type, rows, moments) == pytest.approx(
+        output_error(expected, type, rows, moments), rel=1e-3
     )
-    assert max(map(np.prod, small.asked)) == rows.size
+    assert max(map(np.prod, backend.shapes)) == rows.size
 
 
-def test_a_panel_without_room_becomes_narrower_ones(tmp_path: Path, use: Use) -> None:
-    moments, rows = correlated(256), drawn(256, 4 * PANEL_ROW_MULTIPLE)
-    known = evidence(moments, tmp_path, len(rows))
-    use(TorchBackend("cpu"))
-    whole = lost(made("gptq", "Q4_K", rows, known), "Q4_K", rows, moments)
-    small = use(Small(256 * 256))
-    wide = evidence(moments, tmp_path, 2 * len(rows))
-    narrow = made("gptq", "Q4_K", np.tile(rows, (2, 1)), wide)[: len(rows)]
-    assert {(256, 8 * PANEL_ROW_MULTIPLE), (256, 4 * PANEL_ROW_MULTIPLE)} <= set(small.asked)
-    assert lost(narrow, "Q4_K", rows, moments) == pytest.approx(whole, rel=1e-3)
+def test_gptq_narrows_its_panels_on_a_full_device(tmp_path: Path, set_backend: SetBackend) -> None:
+    moments, rows = correlated_moments(256), random_rows(256, 4 * PANEL_ROW_MULTIPLE)
+    statistics = make_statistics(moments, tmp_path, len(rows))
+    set_backend(TorchBackend("cpu"))
+    expected = output_error(encode("gptq", "Q4_K", rows, statistics), "Q4_K", rows, moments)
+    backend = set_backend(LimitedBackend(256 * 256))
+    both_statistics = make_statistics(moments, tmp_path, 2 * len(rows))
+    narrow = encode("gptq", "Q4_K", np.tile(rows, (2, 1)), both_statistics)[: len(rows)]
+    assert {(256, 8 * PANEL_ROW_MULTIPLE), (256, 4 * PANEL_ROW_MULTIPLE)} <= set(backend.shapes)
+    assert output_error(narrow, "Q4_K", rows, moments) == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("method", "room", "what"),
+    ("method", "room", "step"),
     [
         ("search", 0, "for blk.0.ffn_up.weight"),
         ("gptq", 256 * PANEL_ROW_MULTIPLE, "for the second moments of blk.0.ffn_up.weight"),
     ],
 )
-def test_no_room_at_all_is_told(
-    method: str, room: int, what: str, tmp_path: Path, use: Use
+def test_device_without_any_memory_is_reported(
+    method: str, room: int, step: str, tmp_path: Path, set_backend: SetBackend
 ) -> None:
-    use(Small(room))
-    with pytest.raises(UserError, match=f"the GPU has no memory left {what}") as told:
-        made(method, "Q4_K", drawn(256), evidence(correlated(256), tmp_path))
-    assert "CUDA_VISIBLE_DEVICES=" in str(told.value.hint)
+    set_backend(LimitedBackend(room))
+    with pytest.raises(UserError, match=f"the GPU has no memory left {step}") as caught:
+        encode(method, "Q4_K", random_rows(256), make_statistics(correlated_moments(256), tmp_path))
+    assert "CUDA_VISIBLE_DEVICES=" in str(caught.value.hint)
 
 
-def test_products_without_room_are_the_cpu_s(use: Use) -> None:
+def test_products_are_computed_on_the_cpu_if_the_device_is_full(set_backend: SetBackend) -> None:
     rows = np.random.default_rng(0).normal(size=(40, 600)).astype(np.float32)
 
     def summed() -> np.ndarray:
@@ -211,12 +225,12 @@ def test_products_without_room_are_the_cpu_s(use: Use) -> None:
         return np.tril(sums)
 
     plain = summed()
-    use(Small(0))
+    set_backend(LimitedBackend(0))
     np.testing.assert_array_equal(summed(), plain)
-    use(TorchBackend("cpu"))
+    set_backend(TorchBackend("cpu"))
     np.testing.assert_allclose(summed(), plain, rtol=1e-5, atol=1e-5)
     assert plain == pytest.approx(np.tril(rows.T.astype(np.float64) @ rows), abs=1e-4)
 
 
-def test_every_method_that_computes_by_arrays_is_among_these() -> None:
+def test_methods_with_array_backends_are_tested_here() -> None:
     assert {name for name, method in METHODS.items() if method.backend_name()} == {"search", "gptq"}

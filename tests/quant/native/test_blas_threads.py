@@ -1,4 +1,4 @@
-"""-t also limits numpy's threads."""
+"""The limit of threads also applies to the BLAS library of numpy."""
 
 import threadpoolctl
 
@@ -13,7 +13,7 @@ def threads() -> set[int]:
     }
 
 
-def test_products_take_as_many_threads_as_were_given_and_all_again_behind() -> None:
+def test_thread_limit_applies_within_the_context_only() -> None:
     with blas_threads.limit_threads(3):
         before = threads()
         with blas_threads.limit_threads(1):

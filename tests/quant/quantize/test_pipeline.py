@@ -1,4 +1,4 @@
-"""Reading, encoding and writing at the same time: in order, bounded, and resumable."""
+"""Tensors are read, encoded and written concurrently: in order, with bounded memory, resumable."""
 
 import random
 import signal
@@ -23,7 +23,7 @@ from tests.quant import tiny_gguf
 
 ROWS, COLUMNS = 64, 256
 
-CHILD = """
+WAITING_PROGRAM = """
 import sys
 from pathlib import Path
 from quant.quantize import pipeline
@@ -35,14 +35,14 @@ plan = plan_quantization(open_gguf(Path(sys.argv[1])), "Q4_K_M")
 
 def watch(progress):
     print(progress.index, flush=True)
-    sys.stdin.readline()  # goes on when it is told to
+    sys.stdin.readline()  # waits for the test
 
 report = write_model(plan, Path(sys.argv[2]), threads=2, on_tensor=watch)
 print(report.sha256)
 """
 
 
-HANGING = """
+HANGING_PROGRAM = """
 import sys, threading
 from dataclasses import replace
 from pathlib import Path
@@ -74,27 +74,27 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power is cut here; flushing to a busy disk is what would take the time."""
+    """Skip fsync: flushing to a busy disk is slow, and these tests simulate no power cut."""
     monkeypatch.setattr(resumable_writer.os, "fsync", lambda handle: None)
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many slabs and pieces of a small model."""
+def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split the small model into many slabs and pieces."""
     monkeypatch.setattr(pipeline, "SLAB_VALUES", 16384)
     monkeypatch.setattr(pipeline, "PIECE_VALUES", 2048)
 
 
 def plan(model: Path, change: Callable[[Weight], Weight] = lambda weight: weight) -> Plan:
-    """A plan whose weights are read in another way."""
+    """Return a Q4_K_M plan of the model, with weights changed by `change`."""
     source: Source = write.open_gguf(model)
-    assert source.fingerprint  # read once, before the weights become strange
+    assert source.fingerprint  # read before the weights are changed
     changed = replace(source, weights=tuple(change(weight) for weight in source.weights))
     changed.__dict__["fingerprint"] = source.fingerprint
     return plan_quantization(changed, "Q4_K_M")
 
 
-def whole(model: Path, out: Path) -> bytes:
+def expected_bytes(model: Path, out: Path) -> bytes:
     write.write_model(plan_quantization(write.open_gguf(model), "Q4_K_M"), out, threads=1)
     return out.read_bytes()
 
@@ -121,7 +121,7 @@ def test_threads_slabs_and_pieces_do_not_change_the_bytes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    expected = whole(model, tmp_path / "whole.gguf")
+    expected = expected_bytes(model, tmp_path / "whole.gguf")
     monkeypatch.setattr(pipeline, "SLAB_VALUES", sizes[0])
     monkeypatch.setattr(pipeline, "PIECE_VALUES", sizes[1])
     monkeypatch.setattr(pipeline, "MAX_BUFFERED_BYTES", sizes[0] * 20)
@@ -129,32 +129,32 @@ def test_threads_slabs_and_pieces_do_not_change_the_bytes(
     assert (tmp_path / "out.gguf").read_bytes() == expected
 
 
-def test_what_is_alive_is_bounded_and_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffered_bytes_are_limited_while_reading_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     slab = 16 * COLUMNS
     monkeypatch.setattr(pipeline, "SLAB_VALUES", slab)
     monkeypatch.setattr(pipeline, "PIECE_VALUES", slab // 4)
     limit = 3 * (slab * 4 + 16 * 272)
     monkeypatch.setattr(pipeline, "MAX_BUFFERED_BYTES", limit)
-    alive, most, ahead = [], [], threading.Event()
+    alive, buffered, three_slabs_read = [], [], threading.Event()
 
     def read(first: int, last: int) -> np.ndarray:
         data = np.zeros((last - first, COLUMNS * 4), np.uint8)
         alive.append(data.nbytes)
         weakref.finalize(data, alive.remove, data.nbytes)
-        most.append(sum(alive))
-        if len(most) == 3:
-            ahead.set()
+        buffered.append(sum(alive))
+        if len(buffered) == 3:
+            three_slabs_read.set()
         return data
 
     pieces = pipeline.encode_rows(tasks(8, read), threads=2)
     next(pieces)
-    assert ahead.wait(120), "two more slabs are read while the first is being written"
+    assert three_slabs_read.wait(120), "two more slabs are read while the first is being written"
     assert len(list(pieces)) == 8 * ROWS // 4 - 1
-    assert len(most) == 8 * ROWS // 16
-    assert max(most) <= limit
+    assert len(buffered) == 8 * ROWS // 16
+    assert max(buffered) <= limit
 
 
-def test_a_slab_larger_than_all_room_goes_through_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slab_larger_than_the_buffer_limit_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "MAX_BUFFERED_BYTES", 100)
     assert (
         sum(piece.last - piece.first for piece in pipeline.encode_rows(tasks(3), threads=2))
@@ -162,35 +162,33 @@ def test_a_slab_larger_than_all_room_goes_through_alone(monkeypatch: pytest.Monk
     )
 
 
-@pytest.mark.usefixtures("small")
-def test_rows_are_read_once_in_order_by_one_thread_that_is_not_the_writers(
-    model: Path, tmp_path: Path
-) -> None:
-    seen: list[tuple[str, int, int]] = []
+@pytest.mark.usefixtures("small_slabs")
+def test_one_reader_thread_reads_each_row_once_and_in_order(model: Path, tmp_path: Path) -> None:
+    reads: list[tuple[str, int, int]] = []
     readers = set()
 
-    def noted(weight: Weight) -> Weight:
+    def recorded(weight: Weight) -> Weight:
         def read(first: int, last: int) -> np.ndarray:
-            seen.append((weight.name, first, last))
+            reads.append((weight.name, first, last))
             readers.add(threading.current_thread())
             return weight.read(first, last)
 
         return replace(weight, read=read)
 
-    made = plan(model, noted)
-    write.write_model(made, tmp_path / "out.gguf", threads=3)
+    quantization = plan(model, recorded)
+    write.write_model(quantization, tmp_path / "out.gguf", threads=3)
     assert len(readers) == 1
     assert threading.current_thread() not in readers
-    for step in made.steps:
-        spans = [(first, last) for name, first, last in seen if name == step.weight.name]
+    for step in quantization.steps:
+        spans = [(first, last) for name, first, last in reads if name == step.weight.name]
         assert [first for first, _ in spans] == [0, *(last for _, last in spans[:-1])]
         assert spans[-1][1] == step.weight.rows
-    assert list(dict.fromkeys(name for name, _, _ in seen)) == [
-        step.weight.name for step in made.steps
+    assert list(dict.fromkeys(name for name, _, _ in reads)) == [
+        step.weight.name for step in quantization.steps
     ]
 
 
-def test_leaving_early_ends_the_threads() -> None:
+def test_closing_the_generator_ends_its_threads() -> None:
     before = threading.active_count()
     pieces = pipeline.encode_rows(tasks(100), threads=3)
     next(pieces)
@@ -198,8 +196,8 @@ def test_leaving_early_ends_the_threads() -> None:
     assert threading.active_count() == before
 
 
-def poisoned(*names: str) -> Callable[[Weight], Weight]:
-    """Weights of these names end with a NaN."""
+def with_nan(*names: str) -> Callable[[Weight], Weight]:
+    """Return a change that makes the last value of the weights `names` a NaN."""
 
     def change(weight: Weight) -> Weight:
         def read(first: int, last: int) -> np.ndarray:
@@ -213,28 +211,28 @@ def poisoned(*names: str) -> Callable[[Weight], Weight]:
     return change
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small_slabs")
 @pytest.mark.parametrize("name", ["output.weight", "output_norm.weight"])
-def test_a_nan_in_the_last_tensor_is_named_and_nothing_is_finished(
+def test_nan_in_the_last_tensor_is_refused_and_no_file_remains(
     name: str, model: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(DamagedSourceError, match=f"{name} contains NaN"):
-        write.write_model(plan(model, poisoned(name)), tmp_path / "out.gguf", threads=2)
+        write.write_model(plan(model, with_nan(name)), tmp_path / "out.gguf", threads=2)
     assert not [path.name for path in tmp_path.iterdir() if path.name != "home"]
 
 
-def test_of_two_mistakes_the_first_in_the_files_order_is_told(model: Path, tmp_path: Path) -> None:
+def test_first_of_several_damaged_tensors_is_reported(model: Path, tmp_path: Path) -> None:
     bad = plan(
-        model, poisoned("blk.0.ffn_gate.weight", "blk.0.ffn_up.weight", "blk.0.ffn_norm.weight")
+        model, with_nan("blk.0.ffn_gate.weight", "blk.0.ffn_up.weight", "blk.0.ffn_norm.weight")
     )
     for _ in range(5):
         with pytest.raises(DamagedSourceError, match=r"blk\.0\.ffn_norm\.weight contains NaN"):
             write.write_model(bad, tmp_path / "out.gguf", threads=4)
 
 
-@pytest.mark.usefixtures("small")
-def test_a_source_that_stops_answering_is_gone_on_with(model: Path, tmp_path: Path) -> None:
-    expected, out = whole(model, tmp_path / "whole.gguf"), tmp_path / "out.gguf"
+@pytest.mark.usefixtures("small_slabs")
+def test_run_resumes_after_a_failed_read(model: Path, tmp_path: Path) -> None:
+    expected, out = expected_bytes(model, tmp_path / "whole.gguf"), tmp_path / "out.gguf"
 
     def cut(weight: Weight) -> Weight:
         def read(first: int, last: int) -> np.ndarray:
@@ -253,13 +251,14 @@ def test_a_source_that_stops_answering_is_gone_on_with(model: Path, tmp_path: Pa
     assert out.read_bytes() == expected
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small_slabs")
 @pytest.mark.parametrize("written", [False, True])
-def test_a_failure_at_every_step_of_the_journal_is_resumed_to_the_same_file(
+def test_run_interrupted_at_any_journal_line_is_resumed(
     written: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, out = whole(model, tmp_path / "whole.gguf"), tmp_path / "out.gguf"
-    made, line, count, failed = plan(model), resumable_writer.ResumableWriter._write_line, 0, 0
+    expected, out = expected_bytes(model, tmp_path / "whole.gguf"), tmp_path / "out.gguf"
+    quantization, write_line = plan(model), resumable_writer.ResumableWriter._write_line
+    count, failed = 0, 0
     while True:
         steps = iter(range(count))
 
@@ -267,7 +266,7 @@ def test_a_failure_at_every_step_of_the_journal_is_resumed_to_the_same_file(
             self: resumable_writer.ResumableWriter, entry: dict[str, str | int], steps=steps
         ) -> None:
             if written or next(steps, None) is not None:
-                line(self, entry)
+                write_line(self, entry)
                 if written and next(steps, None) is None:
                     raise KeyboardInterrupt
             else:
@@ -276,23 +275,21 @@ def test_a_failure_at_every_step_of_the_journal_is_resumed_to_the_same_file(
         with monkeypatch.context() as patch:
             patch.setattr(resumable_writer.ResumableWriter, "_write_line", fail)
             try:
-                write.write_model(made, out, threads=1)
+                write.write_model(quantization, out, threads=1)
                 break
             except KeyboardInterrupt:
                 failed += 1
-        assert write.write_model(made, out, threads=1).resumed_bytes > 0 or count <= 1
+        assert write.write_model(quantization, out, threads=1).resumed_bytes > 0 or count <= 1
         assert out.read_bytes() == expected
         out.unlink()
         count += 1
     assert failed > 30
 
 
-def test_a_run_killed_again_and_again_ends_with_the_same_sha256(
-    model: Path, tmp_path: Path
-) -> None:
-    unbroken = write.write_model(plan(model), tmp_path / "whole.gguf", threads=1).sha256
-    out, killed, chance = tmp_path / "out.gguf", 0, random.Random(7)
-    command = [sys.executable, "-c", CHILD, str(model), str(out)]
+def test_run_killed_several_times_ends_with_the_same_sha256(model: Path, tmp_path: Path) -> None:
+    expected = write.write_model(plan(model), tmp_path / "whole.gguf", threads=1).sha256
+    out, killed, rng = tmp_path / "out.gguf", 0, random.Random(7)
+    command = [sys.executable, "-c", WAITING_PROGRAM, str(model), str(out)]
     while True:
         child = subprocess.Popen(
             command,
@@ -304,9 +301,9 @@ def test_a_run_killed_again_and_again_ends_with_the_same_sha256(
         assert child.stdin is not None
         assert child.stdout is not None
         with child.stdin as stdin, child.stdout as stdout:
-            for said in stdout:
-                last = said.strip()
-                if killed < 4 and chance.random() < 0.1:
+            for line in stdout:
+                last = line.strip()
+                if killed < 4 and rng.random() < 0.1:
                     child.kill()
                     break
                 if last.isdigit():
@@ -316,15 +313,15 @@ def test_a_run_killed_again_and_again_ends_with_the_same_sha256(
             break
         assert child.returncode == -signal.SIGKILL
         killed += 1
-    assert last == unbroken
+    assert last == expected
     assert killed > 0
 
 
-def test_a_real_ctrl_c_leaves_at_once_and_the_next_run_goes_on(model: Path, tmp_path: Path) -> None:
-    """Of a source that does not answer: the reader hangs, the rest is at work."""
-    expected, out = whole(model, tmp_path / "whole.gguf"), tmp_path / "out.gguf"
+def test_sigint_ends_a_hanging_run_and_the_next_run_resumes(model: Path, tmp_path: Path) -> None:
+    """The reader thread hangs in a read while the other threads work."""
+    expected, out = expected_bytes(model, tmp_path / "whole.gguf"), tmp_path / "out.gguf"
     child = subprocess.Popen(
-        [sys.executable, "-c", HANGING, str(model), str(out)],
+        [sys.executable, "-c", HANGING_PROGRAM, str(model), str(out)],
         stdout=subprocess.PIPE,
         cwd=Path(__file__).parents[3],
     )
@@ -338,8 +335,8 @@ def test_a_real_ctrl_c_leaves_at_once_and_the_next_run_goes_on(model: Path, tmp_
     assert out.read_bytes() == expected
 
 
-def test_ctrl_c_leaves_a_part_to_go_on_with(model: Path, tmp_path: Path) -> None:
-    expected, out = whole(model, tmp_path / "whole.gguf"), tmp_path / "out.gguf"
+def test_run_resumes_after_ctrl_c(model: Path, tmp_path: Path) -> None:
+    expected, out = expected_bytes(model, tmp_path / "whole.gguf"), tmp_path / "out.gguf"
 
     def interrupt(progress: write.WriteProgress) -> None:
         if progress.index == 5:

@@ -1,4 +1,4 @@
-"""Split models: cut as by llama-gguf-split, loaded by the first file, each complete or missing."""
+"""Sharded models: split as by llama-gguf-split, loaded by their first file, written atomically."""
 
 import itertools
 import shutil
@@ -15,7 +15,7 @@ from quant.quantize import write
 from quant.quantize.plan import Plan, parse_size, plan_quantization
 from tests.quant import families, tiny_gguf
 
-MOST = 200_000
+MAX_SHARD_BYTES = 200_000
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +23,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_gguf.llama(tmp_path_factory.mktemp("shards") / "tiny.gguf", layers=3)
 
 
-def plan(model: Path, most: int = MOST) -> Plan:
-    return plan_quantization(write.open_gguf(model), "Q8_0", max_shard_bytes=most)
+def plan(model: Path, max_shard_bytes: int = MAX_SHARD_BYTES) -> Plan:
+    return plan_quantization(write.open_gguf(model), "Q8_0", max_shard_bytes=max_shard_bytes)
 
 
-def test_the_shards_together_are_the_whole_file(model: Path, tmp_path: Path) -> None:
-    whole, out = tmp_path / "whole.gguf", tmp_path / "m.gguf"
-    write.write_model(plan(model, 0), whole, threads=2)
+def test_shards_have_the_tensors_of_the_single_file(model: Path, tmp_path: Path) -> None:
+    single_path, out = tmp_path / "whole.gguf", tmp_path / "m.gguf"
+    write.write_model(plan(model, 0), single_path, threads=2)
     report = write.write_model(plan(model), out, threads=2)
     count = len(report.plan.file_plans)
     assert count > 3
@@ -37,43 +37,47 @@ def test_the_shards_together_are_the_whole_file(model: Path, tmp_path: Path) -> 
     assert files == [f"m-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
     assert report.out == tmp_path / files[0]
     assert report.plan.nbytes == sum((tmp_path / file).stat().st_size for file in files)
-    one, many = read_header.read_header(whole), read_header.read_header(report.out)
-    assert [(t.name, t.shape, t.type) for t in many.tensors] == [
-        (t.name, t.shape, t.type) for t in one.tensors
+    single, sharded = read_header.read_header(single_path), read_header.read_header(report.out)
+    assert [(t.name, t.shape, t.type) for t in sharded.tensors] == [
+        (t.name, t.shape, t.type) for t in single.tensors
     ]
-    for a, b in zip(one.tensors, many.tensors, strict=True):
+    for single_tensor, shard_tensor in zip(single.tensors, sharded.tensors, strict=True):
         assert np.array_equal(
-            *(np.fromfile(t.file, np.uint8, t.nbytes, offset=t.offset) for t in (a, b))
+            *(
+                np.fromfile(t.file, np.uint8, t.nbytes, offset=t.offset)
+                for t in (single_tensor, shard_tensor)
+            )
         )
     assert len(report.type_summaries) == 2 and report.type_summaries[0].error
 
 
-def test_each_is_filled_as_far_as_it_goes_and_says_which_it_is(model: Path, tmp_path: Path) -> None:
-    made = plan(model)
-    files = write.write_model(made, tmp_path / "m.gguf", threads=1) and made.files(
+def test_shards_are_filled_and_numbered(model: Path, tmp_path: Path) -> None:
+    quantization = plan(model)
+    files = write.write_model(quantization, tmp_path / "m.gguf", threads=1) and quantization.files(
         tmp_path / "m.gguf"
     )
     sizes = [[-(-t.nbytes // 32) * 32 for t in read_file_header(file).tensors] for file in files]
-    assert all(sum(each) <= MOST for each in sizes)
-    assert all(sum(each) + after[0] > MOST for each, after in itertools.pairwise(sizes))
+    assert all(sum(shard_sizes) <= MAX_SHARD_BYTES for shard_sizes in sizes)
+    assert all(
+        sum(shard_sizes) + next_sizes[0] > MAX_SHARD_BYTES
+        for shard_sizes, next_sizes in itertools.pairwise(sizes)
+    )
     for number, file in enumerate(files):
         fields = gguf.GGUFReader(file).fields
-        found = {
+        split_keys = {
             key: (fields[key].contents(), fields[key].types[0].name)
             for key in fields
             if key.startswith("split.")
         }
-        assert found == {
+        assert split_keys == {
             "split.no": (number, "UINT16"),
             "split.count": (len(files), "UINT16"),
-            "split.tensors.count": (len(made.steps), "INT32"),
+            "split.tensors.count": (len(quantization.steps), "INT32"),
         }
         assert ("general.architecture" in fields) == (number == 0)
 
 
-def test_llama_cpp_loads_them_through_the_first_and_computes_the_same(
-    model: Path, tmp_path: Path
-) -> None:
+def test_llama_cpp_loads_all_shards_with_equal_logits(model: Path, tmp_path: Path) -> None:
     write.write_model(plan(model, 0), tmp_path / "whole.gguf", threads=2)
     first = write.write_model(plan(model), tmp_path / "m.gguf", threads=2).out
     tokens = [1, *range(5, 25)]
@@ -83,39 +87,40 @@ def test_llama_cpp_loads_them_through_the_first_and_computes_the_same(
 
 
 @pytest.mark.parametrize("after", [2, 14, 29])
-def test_a_broken_run_goes_on_in_the_shard_where_it_stopped(
-    after: int, model: Path, tmp_path: Path
-) -> None:
-    whole, broken = tmp_path / "a", tmp_path / "b"
-    whole.mkdir()
-    broken.mkdir()
-    write.write_model(plan(model), whole / "m.gguf", threads=1)
+def test_interrupted_run_resumes_in_its_last_shard(after: int, model: Path, tmp_path: Path) -> None:
+    complete, interrupted = tmp_path / "a", tmp_path / "b"
+    complete.mkdir()
+    interrupted.mkdir()
+    write.write_model(plan(model), complete / "m.gguf", threads=1)
 
     def stop(progress: write.WriteProgress) -> None:
         if progress.index == after:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write.write_model(plan(model), broken / "m.gguf", threads=1, on_tensor=stop)
-    there = sorted(path.name for path in broken.iterdir() if not path.name.startswith("."))
-    assert all((broken / name).read_bytes() == (whole / name).read_bytes() for name in there)
-    seen: list[int] = []
+        write.write_model(plan(model), interrupted / "m.gguf", threads=1, on_tensor=stop)
+    finished_files = sorted(
+        path.name for path in interrupted.iterdir() if not path.name.startswith(".")
+    )
+    assert all(
+        (interrupted / name).read_bytes() == (complete / name).read_bytes()
+        for name in finished_files
+    )
+    indices: list[int] = []
     report = write.write_model(
         plan(model),
-        broken / "m.gguf",
+        interrupted / "m.gguf",
         threads=1,
-        on_tensor=lambda progress: seen.append(progress.index),
+        on_tensor=lambda progress: indices.append(progress.index),
     )
-    assert seen == list(range(1, len(plan(model).steps) + 1))
+    assert indices == list(range(1, len(plan(model).steps) + 1))
     assert report.resumed >= after - 9
-    assert {path.name: path.read_bytes() for path in broken.iterdir()} == {
-        path.name: path.read_bytes() for path in whole.iterdir()
+    assert {path.name: path.read_bytes() for path in interrupted.iterdir()} == {
+        path.name: path.read_bytes() for path in complete.iterdir()
     }
 
 
-def test_finished_shards_are_left_alone_and_a_lost_one_is_made_again(
-    model: Path, tmp_path: Path
-) -> None:
+def test_only_missing_shards_are_rewritten(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "m.gguf"
     write.write_model(plan(model), out, threads=1)
     assert write.write_model(plan(model), out, threads=1).already_finished
@@ -127,10 +132,10 @@ def test_finished_shards_are_left_alone_and_a_lost_one_is_made_again(
     report = write.write_model(plan(model), out, threads=1)
     assert not report.already_finished and 0 < report.resumed < len(report.plan.steps)
     assert files[1].read_bytes() == lost and files[0].stat().st_mtime_ns == before
-    assert not write.write_model(plan(model, MOST + 32), out, threads=1).already_finished
+    assert not write.write_model(plan(model, MAX_SHARD_BYTES + 32), out, threads=1).already_finished
 
 
-def test_too_little_disk_for_all_is_refused_before_the_first(
+def test_too_little_disk_space_is_refused_before_the_first_shard(
     model: Path, tmp_path: Path, monkeypatch
 ) -> None:
     usage, need = shutil.disk_usage(tmp_path), plan(model).nbytes
@@ -146,7 +151,7 @@ def test_a_tensor_larger_than_a_shard_is_refused_by_name(model: Path) -> None:
     assert "1M" in caught.value.hint
 
 
-def test_sizes_are_thousands_of_thousands() -> None:
+def test_sizes_are_parsed_in_decimal_units() -> None:
     assert [parse_size(text) for text in ("500M", "2g", " 48G ")] == [
         500_000_000,
         2_000_000_000,

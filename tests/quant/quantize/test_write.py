@@ -1,4 +1,4 @@
-"""A quantized file is written completely or not at all, and resumed byte for byte."""
+"""A quantized file is written completely or not at all, and interrupted runs are resumed."""
 
 import errno
 import hashlib
@@ -20,7 +20,7 @@ from quant.quantize import pipeline, write
 from quant.quantize.plan import SETTINGS_KEY, SOURCE_KEY, plan_quantization
 from tests.quant import tiny_gguf
 
-KILLED = """
+KILLED_PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 from quant.quantize.plan import plan_quantization
@@ -47,75 +47,72 @@ def make(model: Path, out: Path, kind: str = "Q4_K_M", **settings: bool) -> writ
 
 
 def names(folder: Path) -> list[str]:
-    """What lies in a folder, hidden files too; "home" belongs to every test."""
+    """Return the names of all files in a folder, without the "home" folder of the test."""
     return sorted(path.name for path in folder.iterdir() if path.name != "home")
 
 
 def kill(model: Path, out: Path, after: int) -> None:
-    command = [sys.executable, "-c", KILLED, str(model), str(out), str(after)]
+    """Quantize the model in a process that kills itself with SIGKILL after `after` tensors."""
+    command = [sys.executable, "-c", KILLED_PROGRAM, str(model), str(out), str(after)]
     done = subprocess.run(command, cwd=Path(__file__).parents[3], check=False)
     assert done.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("after", [1, 9, 30])
-def test_a_killed_run_is_resumed_and_ends_with_the_same_bytes(
-    after: int, model: Path, tmp_path: Path
-) -> None:
-    whole, out = tmp_path / "whole.gguf", tmp_path / "out.gguf"
-    make(model, whole)
+def test_killed_run_is_resumed_with_the_same_bytes(after: int, model: Path, tmp_path: Path) -> None:
+    complete, out = tmp_path / "whole.gguf", tmp_path / "out.gguf"
+    make(model, complete)
     kill(model, out, after)
     assert not out.exists()
     report = make(model, out)
     assert report.resumed == after
-    assert report.sha256 == hashlib.sha256(whole.read_bytes()).hexdigest()
-    assert out.read_bytes() == whole.read_bytes()
+    assert report.sha256 == hashlib.sha256(complete.read_bytes()).hexdigest()
+    assert out.read_bytes() == complete.read_bytes()
     assert names(tmp_path) == ["out.gguf", "whole.gguf"]
 
 
-def test_a_tensor_that_a_power_cut_took_is_made_again(model: Path, tmp_path: Path) -> None:
-    whole, out = tmp_path / "whole.gguf", tmp_path / "out.gguf"
-    make(model, whole)
+def test_tensor_damaged_by_a_power_cut_is_rewritten(model: Path, tmp_path: Path) -> None:
+    complete, out = tmp_path / "whole.gguf", tmp_path / "out.gguf"
+    make(model, complete)
     kill(model, out, 9)
-    tensor = read_header.read_header(whole).tensors[4]
+    tensor = read_header.read_header(complete).tensors[4]
     with (tmp_path / ".out.gguf.part").open("r+b") as part:
         part.seek(tensor.offset)
         part.write(b"lost")
-    assert make(model, out).resumed == 4  # what came behind it goes too
-    assert out.read_bytes() == whole.read_bytes()
+    assert make(model, out).resumed == 4  # the tensors after the damaged one are also discarded
+    assert out.read_bytes() == complete.read_bytes()
 
 
-def test_a_journal_cut_in_the_middle_of_a_line_is_read_up_to_there(
-    model: Path, tmp_path: Path
-) -> None:
-    whole, out, journal = (
+def test_journal_with_a_truncated_line_is_read_up_to_it(model: Path, tmp_path: Path) -> None:
+    complete, out, journal = (
         tmp_path / "whole.gguf",
         tmp_path / "out.gguf",
         tmp_path / ".out.gguf.journal",
     )
-    make(model, whole)
+    make(model, complete)
     kill(model, out, 9)
     journal.write_bytes(journal.read_bytes()[:-20])
-    kill(model, out, 12)  # what is written after the cut line counts as well
+    kill(model, out, 12)  # entries written after the truncated line are valid
     assert make(model, out).resumed == 12
-    assert out.read_bytes() == whole.read_bytes()
+    assert out.read_bytes() == complete.read_bytes()
 
 
-def test_an_interrupted_run_of_other_settings_is_not_taken_up(model: Path, tmp_path: Path) -> None:
+def test_interrupted_run_with_other_settings_is_not_resumed(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     kill(model, out, 9)
     assert make(model, out, "Q8_0").resumed == 0
     assert read_header.read_header(out).file_type == "Q8_0"
 
 
-def test_a_finished_file_of_the_same_source_and_settings_is_left_alone(
+def test_finished_file_of_the_same_source_and_settings_is_unchanged(
     model: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.gguf"
     make(model, out)
     before = out.stat()
     assert make(model, out).already_finished
-    now = out.stat()  # but for when it was read
-    assert (now.st_ino, now.st_mtime_ns, now.st_size) == (
+    after = out.stat()  # the access time may differ
+    assert (after.st_ino, after.st_mtime_ns, after.st_size) == (
         before.st_ino,
         before.st_mtime_ns,
         before.st_size,
@@ -124,7 +121,7 @@ def test_a_finished_file_of_the_same_source_and_settings_is_left_alone(
     assert out.stat().st_ino != before.st_ino
 
 
-def test_another_source_or_type_makes_the_file_anew(model: Path, tmp_path: Path) -> None:
+def test_file_of_another_source_or_type_is_rewritten(model: Path, tmp_path: Path) -> None:
     other, out = tiny_gguf.llama(tmp_path / "other.gguf", layers=3, seed=1), tmp_path / "out.gguf"
     make(model, out)
     assert not make(other, out).already_finished
@@ -132,7 +129,7 @@ def test_another_source_or_type_makes_the_file_anew(model: Path, tmp_path: Path)
     assert read_header.read_header(out).file_type == "Q5_K_M"
 
 
-def test_too_little_disk_is_refused_before_the_first_byte(model, tmp_path, monkeypatch) -> None:
+def test_too_little_disk_space_is_refused_before_any_write(model, tmp_path, monkeypatch) -> None:
     out = tmp_path / "out.gguf"
     plan = plan_quantization(write.open_gguf(model), "Q4_K_M")
     need = plan.layout.nbytes
@@ -146,30 +143,30 @@ def test_too_little_disk_is_refused_before_the_first_byte(model, tmp_path, monke
     assert out.stat().st_size == need
 
 
-def test_what_an_earlier_run_left_counts_as_room_and_is_not_spoilt_by_a_refusal(
+def test_partial_file_counts_as_free_space_and_survives_a_refusal(
     model, tmp_path, monkeypatch
 ) -> None:
     out, part = tmp_path / "out.gguf", tmp_path / ".out.gguf.part"
     kill(model, out, 9)
     plan = plan_quantization(write.open_gguf(model), "Q8_0")
-    need, held = plan.layout.nbytes, part.stat().st_blocks * 512
+    need, part_bytes = plan.layout.nbytes, part.stat().st_blocks * 512
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=need - held - 1))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda folder: usage._replace(free=need - part_bytes - 1)
+    )
     with pytest.raises(UserError, match="bytes free"):
         write.write_model(plan, out, threads=1)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=need - held))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=need - part_bytes))
     assert make(model, out).resumed == 9
-    part.write_bytes(bytes(held))
+    part.write_bytes(bytes(part_bytes))
     free = need - part.stat().st_blocks * 512
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=free))
     assert make(model, out, "Q8_0").resumed == 0
 
 
-def test_a_disk_that_fills_up_leaves_what_was_there_and_can_be_resumed(
-    model, tmp_path, monkeypatch
-) -> None:
-    out, whole = tmp_path / "out.gguf", tmp_path / "whole.gguf"
-    make(model, whole)
+def test_full_disk_keeps_the_old_file_and_can_be_resumed(model, tmp_path, monkeypatch) -> None:
+    out, complete = tmp_path / "out.gguf", tmp_path / "whole.gguf"
+    make(model, complete)
     out.write_bytes(b"precious")
     append, count = resumable_writer.ResumableWriter.append, iter(range(6))
 
@@ -184,10 +181,10 @@ def test_a_disk_that_fills_up_leaves_what_was_there_and_can_be_resumed(
             make(model, out)
     assert out.read_bytes() == b"precious"
     assert make(model, out).resumed == 5
-    assert out.read_bytes() == whole.read_bytes()
+    assert out.read_bytes() == complete.read_bytes()
 
 
-def test_a_damaged_source_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_damaged_source_leaves_only_the_old_file(tmp_path: Path) -> None:
     path, out = tmp_path / "nan.gguf", tmp_path / "out.gguf"
     tiny_gguf.llama(path, layers=2)
     tensor = next(
@@ -203,7 +200,7 @@ def test_a_damaged_source_leaves_the_old_file_and_nothing_else(tmp_path: Path) -
     assert names(tmp_path) == ["nan.gguf", "out.gguf"]
 
 
-def test_the_source_is_never_written_over(model: Path, tmp_path: Path) -> None:
+def test_source_is_never_overwritten(model: Path, tmp_path: Path) -> None:
     link = tmp_path / "link.gguf"
     link.symlink_to(model)
     for out in (model, link):
@@ -211,19 +208,19 @@ def test_the_source_is_never_written_over(model: Path, tmp_path: Path) -> None:
             make(model, out)
 
 
-def test_a_folder_or_a_missing_folder_is_no_place_for_a_file(model: Path, tmp_path: Path) -> None:
+def test_invalid_output_paths_are_refused(model: Path, tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
-    for out, said in (
+    for out, message in (
         (tmp_path, "is a folder"),
         (tmp_path / "no" / "x.gguf", "there is no folder"),
         (pipe, "is no ordinary file"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             make(model, out)
     assert pipe.is_fifo()
 
 
-def test_two_writers_of_one_file_do_not_meet(model: Path, tmp_path: Path) -> None:
+def test_second_writer_of_a_file_is_refused(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     plan = plan_quantization(write.open_gguf(model), "Q4_K_M")
     with resumable_writer.ResumableWriter(out, plan.layout, {}).open():
@@ -231,15 +228,15 @@ def test_two_writers_of_one_file_do_not_meet(model: Path, tmp_path: Path) -> Non
             write.write_model(plan, out, threads=1)
 
 
-def test_every_key_is_copied_as_it_stands_and_only_three_say_something_new(
-    model: Path, tmp_path: Path
-) -> None:
+def test_keys_are_copied_and_three_are_added(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     make(model, out)
     old, new = gguf.GGUFReader(model), gguf.GGUFReader(out)
-    kept = [key for key in old.fields if not key.startswith("GGUF.") and key != "general.file_type"]
-    assert [new.fields[key].contents() for key in kept] == [
-        old.fields[key].contents() for key in kept
+    copied = [
+        key for key in old.fields if not key.startswith("GGUF.") and key != "general.file_type"
+    ]
+    assert [new.fields[key].contents() for key in copied] == [
+        old.fields[key].contents() for key in copied
     ]
     added = {key: new.fields[key].contents() for key in new.fields if key not in old.fields}
     assert added.keys() == {
@@ -256,12 +253,12 @@ def test_every_key_is_copied_as_it_stands_and_only_three_say_something_new(
 def test_slabs_and_threads_do_not_change_the_bytes(
     model: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    whole, out = tmp_path / "whole.gguf", tmp_path / "out.gguf"
-    make(model, whole)
+    complete, out = tmp_path / "whole.gguf", tmp_path / "out.gguf"
+    make(model, complete)
     monkeypatch.setattr(pipeline, "SLAB_VALUES", 3000)
     monkeypatch.setattr(pipeline, "PIECE_VALUES", 700)
     write.write_model(plan_quantization(write.open_gguf(model), "Q4_K_M"), out, threads=3)
-    assert out.read_bytes() == whole.read_bytes()
+    assert out.read_bytes() == complete.read_bytes()
 
 
 def test_a_split_source_becomes_one_file(model: Path, tmp_path: Path) -> None:
@@ -277,9 +274,7 @@ def test_a_split_source_becomes_one_file(model: Path, tmp_path: Path) -> None:
     assert plan.source.name == "m"
 
 
-def test_rounding_what_was_rounded_is_named_and_its_error_measured(
-    model: Path, tmp_path: Path
-) -> None:
+def test_requantized_types_and_their_error_are_reported(model: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
     make(model, first, "Q5_1")
     plan = plan_quantization(write.open_gguf(first), "Q4_0")
@@ -314,17 +309,17 @@ def test_a_vocabulary_without_weights_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said", "hint"),
+    ("kind", "message", "hint"),
     [
         ("imatrix", r"not a model but statistics of one \(imatrix\)", "--imatrix"),
         ("llmcli.moments", r"not a model but statistics of one \(llmcli.moments\)", "--moments"),
         ("model", "names no architecture", "llmcli show"),
     ],
 )
-def test_tensors_of_what_is_no_model_are_refused(
-    kind: str, said: str, hint: str, tmp_path: Path
+def test_statistics_files_are_refused_as_models(
+    kind: str, message: str, hint: str, tmp_path: Path
 ) -> None:
-    """Neither written in another type nor handed to llama.cpp."""
+    """Statistics files are refused by quantize and before loading into llama.cpp."""
     file = tmp_path / "sums.gguf"
     out = gguf.GGUFWriter(file, "")
     out.add_type(kind)
@@ -337,6 +332,6 @@ def test_tensors_of_what_is_no_model_are_refused(
         write.open_gguf,
         lambda path: load_checks.check_loadable(read_header.read_header(path)),
     ):
-        with pytest.raises(UserError, match=said) as problem:
+        with pytest.raises(UserError, match=message) as problem:
             refused(file)
         assert hint in (problem.value.hint or "")
