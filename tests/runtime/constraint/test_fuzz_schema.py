@@ -1,4 +1,6 @@
-"""Random schemas are refused, or all output of a random model is valid by jsonschema."""
+"""Random JSON schemas are refused, or everything that a random model writes inside their grammar is
+valid.
+"""
 
 import copy
 import json
@@ -105,57 +107,65 @@ VALUES: list[Any] = [
 CLOSING = set(b'"}]')
 
 
-def tables(value: Any) -> Iterator[dict[str, Any]]:
+def objects(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield all JSON objects in a value, also nested ones."""
     if isinstance(value, dict):
         yield value
     for inner in (
         value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     ):
-        yield from tables(inner)
+        yield from objects(inner)
 
 
-def written(grammar: Grammar, dice: random.Random) -> bytes | None:
-    """What a model writes that cares for nothing but to end soon; None where it does not end."""
-    matcher, said = grammar.start(), bytearray()
+def write_randomly(grammar: Grammar, random_numbers: random.Random) -> bytes | None:
+    """Return a random text that the grammar accepts, written by choosing allowed tokens at random
+    and closing brackets early. Return None if the text does not end.
+    """
+    matcher, document = grammar.start(), bytearray()
     for _ in range(150):
-        legal = np.flatnonzero(
+        allowed = np.flatnonzero(
             np.unpackbits(matcher.mask(), count=N_VOCAB, bitorder="little")
         ).tolist()
-        if not legal:  # two bounds that exclude each other
+        if not allowed:  # two bounds that exclude each other
             return None
-        if EOS in legal and (legal == [EOS] or dice.random() < 0.5):
-            return bytes(said)
-        closing = [token for token in legal if token in CLOSING]
-        token = dice.choice(
-            closing if closing and dice.random() < 0.4 else [one for one in legal if one != EOS]
+        if EOS in allowed and (allowed == [EOS] or random_numbers.random() < 0.5):
+            return bytes(document)
+        closing = [token for token in allowed if token in CLOSING]
+        token = random_numbers.choice(
+            closing
+            if closing and random_numbers.random() < 0.4
+            else [token for token in allowed if token != EOS]
         )
         matcher.accept(token)
-        said.append(token)
+        document.append(token)
     return None
 
 
-def test_what_is_not_refused_is_kept() -> None:
-    dice = random.Random(7)
+def test_schemas_that_are_not_refused_are_enforced() -> None:
+    random_numbers = random.Random(7)
     refused: list[str] = []
-    judged = 0
+    n_validated = 0
     for _ in range(2500):
-        given = copy.deepcopy(dice.choice(BASES))
-        for _ in range(dice.randint(1, 2)):
-            dice.choice(list(tables(given)))[dice.choice(KEYS)] = copy.deepcopy(dice.choice(VALUES))
+        value = copy.deepcopy(random_numbers.choice(BASES))
+        for _ in range(random_numbers.randint(1, 2)):
+            random_numbers.choice(list(objects(value)))[random_numbers.choice(KEYS)] = (
+                copy.deepcopy(random_numbers.choice(VALUES))
+            )
         try:
-            said = written(schema(given), dice)
+            document = write_randomly(schema(value), random_numbers)
         except UserError as error:
             refused.append(str(error))
             continue
         try:
-            jsonschema.Draft202012Validator.check_schema(given)
-        except (
-            jsonschema.SchemaError
-        ):  # nobody knows what is valid by it: it is enough that nothing broke
+            jsonschema.Draft202012Validator.check_schema(value)
+        except jsonschema.SchemaError:  # there is no reference for invalid schemas
             continue
-        if said is not None:
-            judged += 1
-            assert jsonschema.Draft202012Validator(given).is_valid(json.loads(said)), (given, said)
-    assert judged > 100
+        if document is not None:
+            n_validated += 1
+            assert jsonschema.Draft202012Validator(value).is_valid(json.loads(document)), (
+                value,
+                document,
+            )
+    assert n_validated > 100
     assert len(refused) > 500
     assert not any("\n" in reason for reason in refused)

@@ -1,3 +1,5 @@
+"""GBNF grammars in llguidance and in llama.cpp's own engine, and errors of the parser."""
+
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from llmcli.runtime.constraint import gbnf
 from llmcli.runtime.constraint.base import Constraint, Matcher, accepts
 from llmcli.runtime.constraint.compile import GrammarCompiler
 from llmcli.runtime.constraint.llguidance import TokenizerWrapper
-from tests.runtime.constraint.words import gbnf as followed
+from tests.runtime.constraint.words import gbnf as compile_gbnf
 
 JSON = r"""
 root ::= object   # as llama.cpp's own
@@ -38,39 +40,42 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def both(stories_gguf: Path):
-    """Both engines over one real SentencePiece vocabulary."""
+def engines(stories_gguf: Path):
+    """Return a model with a SentencePiece vocabulary, and a compiler for both engines."""
     with open_model(stories_gguf, vocab_only=True) as model:
         native = NativeGrammars(model)
         yield model, GrammarCompiler(model, native.compile)
         native.close()
 
 
-def legal(matcher: Matcher, size: int) -> list[int]:
+def allowed_tokens(matcher: Matcher, size: int) -> list[int]:
     return np.flatnonzero(np.unpackbits(matcher.mask(), count=size, bitorder="little")).tolist()
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_both_engines_allow_the_same_tokens_at_every_step(name: str, both) -> None:
-    model, grammars = both
-    text, said = CASES[name]
+def test_both_engines_allow_the_same_tokens_at_every_step(name: str, engines) -> None:
+    model, grammars = engines
+    text, answer = CASES[name]
     pieces = [model.piece(token) for token in range(model.n_vocab)]
     tokens = TokenizerWrapper(
         pieces, [model.eos], lambda text: model.tokenize(text, special=False)
-    )(said)
-    assert b"".join(pieces[token] for token in tokens) == said.encode()
+    )(answer)
+    assert b"".join(pieces[token] for token in tokens) == answer.encode()
     matchers = [
         grammars(Constraint("gbnf", text, engine)).start() for engine in ("llguidance", "llama")
     ]
-    # llama.cpp takes bytes that UTF-8 never has, and no NUL.
-    odd = {
+    # llama.cpp also allows bytes that never occur in UTF-8, and it never allows NUL
+    different_bytes = {
         token
         for token, piece in enumerate(pieces)
         if piece == b"\0" or (len(piece) == 1 and piece >= b"\xf5")
     }
     for token in [*tokens, None]:
-        one, other = (sorted(set(legal(matcher, model.n_vocab)) - odd) for matcher in matchers)
-        # Of several cuts of forced text llguidance takes the tokenizer's own.
+        one, other = (
+            sorted(set(allowed_tokens(matcher, model.n_vocab)) - different_bytes)
+            for matcher in matchers
+        )
+        # of several divisions of forced text into tokens, llguidance allows only the tokenizer's
         assert one == other or (len(one) == 1 and set(one) < set(other))
         assert matchers[0].is_accepting == matchers[1].is_accepting == any(map(model.is_end, one))
         if token is not None:
@@ -88,11 +93,11 @@ def test_both_engines_allow_the_same_tokens_at_every_step(name: str, both) -> No
         matcher.close()
 
 
-def test_a_token_is_not_its_name(both) -> None:
-    model, grammars = both
+def test_control_tokens_are_not_allowed_as_text(engines) -> None:
+    model, grammars = engines
     for engine in ("llguidance", "llama"):
         grammar = grammars(Constraint("gbnf", "root ::= .*", engine))
-        allowed = legal(grammar.start(), model.n_vocab)
+        allowed = allowed_tokens(grammar.start(), model.n_vocab)
         assert model.bos not in allowed
         assert model.eos in allowed
 
@@ -124,11 +129,11 @@ def test_a_token_is_not_its_name(both) -> None:
         ("root ::= " + '"a" ' * 100_000, "characters"),
     ],
 )
-def test_a_mistake_is_told_with_its_place(text: str, message: str) -> None:
-    with pytest.raises(UserError) as wrong:
+def test_error_has_the_position_of_the_mistake(text: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
         gbnf.to_lark(text)
-    assert message in str(wrong.value)
-    assert "\n" not in str(wrong.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -140,39 +145,39 @@ def test_a_mistake_is_told_with_its_place(text: str, message: str) -> None:
         'root ::= a\na ::= b\nb ::= a "x"',
     ],
 )
-def test_what_llama_cpp_refuses_is_an_error_and_no_crash(text: str, both) -> None:
+def test_grammar_that_llama_cpp_refuses_is_an_error(text: str, engines) -> None:
     with pytest.raises(UserError, match="grammar"):
-        both[1](Constraint("gbnf", text, "llama"))
+        engines[1](Constraint("gbnf", text, "llama"))
 
 
-def test_a_grammar_may_hold_single_tokens_in_the_second_engine(
-    both, capfd: pytest.CaptureFixture[str]
+def test_llama_cpp_allows_single_tokens_in_a_grammar(
+    engines, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    model, grammars = both
+    model, grammars = engines
     matcher = grammars(Constraint("gbnf", "root ::= <[300]> !<[301]>", "llama")).start()
-    assert legal(matcher, model.n_vocab) == [300]
+    assert allowed_tokens(matcher, model.n_vocab) == [300]
     matcher.accept(300)
-    assert 301 not in legal(matcher, model.n_vocab)
-    assert 302 in legal(matcher, model.n_vocab)
+    assert 301 not in allowed_tokens(matcher, model.n_vocab)
+    assert 302 in allowed_tokens(matcher, model.n_vocab)
     matcher.close()
     with pytest.raises(UserError, match="<nothing> is no token of this model"):
         grammars(Constraint("gbnf", "root ::= <nothing>", "llama"))
     assert capfd.readouterr().err == ""
 
 
-def test_the_second_engine_takes_no_schema_and_no_forced_text(both) -> None:
+def test_llama_cpp_refuses_schemas_and_fast_forced_text(engines) -> None:
     for constraint in (
         Constraint("json_schema", "{}", "llama"),
         Constraint("gbnf", "root ::= .", "llama", "fast"),
     ):
         with pytest.raises(UserError, match=r"llama\.cpp's engine"):
-            both[1](constraint)
+            engines[1](constraint)
 
 
-def test_a_grammar_of_too_many_parts_is_told_so() -> None:
+def test_grammar_with_too_many_parts_is_an_error() -> None:
     with pytest.raises(UserError, match="more than 65,535 parts"):
-        followed("root ::= " + '"ab" ' * 40_000)
+        compile_gbnf("root ::= " + '"ab" ' * 40_000)
 
 
-def test_left_recursion_is_a_grammar_for_the_first_engine() -> None:
-    assert accepts(followed('root ::= root "a" | "b"'), list(b"baaa"))
+def test_llguidance_allows_left_recursion() -> None:
+    assert accepts(compile_gbnf('root ::= root "a" | "b"'), list(b"baaa"))

@@ -1,3 +1,5 @@
+"""llama.cpp's sampler chains inside a grammar: draws from a few allowed tokens."""
+
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +28,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_drawing_among_a_few_is_drawing_with_the_others_impossible(
+def test_draw_among_few_tokens_equals_the_draw_from_masked_logits(
     settings: dict, stories_gguf: Path
 ) -> None:
     random = np.random.default_rng(1)
@@ -34,8 +36,7 @@ def test_drawing_among_a_few_is_drawing_with_the_others_impossible(
     with open_model(stories_gguf) as model, open_context(model, options) as context:
         native = NativeChains(model.n_vocab, model.vocab)
         chains = [
-            make_chain(default_sampling().with_values(settings), 5, native, _words(model))
-            for _ in range(2)
+            make_chain(default_sampling().with_values(settings), 5, native, model) for _ in range(2)
         ]
         few_chain, all_chain = chains
         assert isinstance(few_chain, NativeChain)
@@ -52,20 +53,15 @@ def test_drawing_among_a_few_is_drawing_with_the_others_impossible(
             bits = np.packbits(allowed, bitorder="little")
             few = few_legal_tokens(bits)
             assert few is not None
-            one = few_chain.draw_among(rows[0], few, tokens)
-            put_right = mask_logits(rows[0].logits, bits)
-            other = all_chain.draw(rows[0], tokens)
-            put_right()
-            assert one == other
-            assert allowed[one]
-            drawn.add(one)
-            tokens.append(one)
-            rows = context.decode(BatchRows([one], [len(tokens) - 1], [0], [True]))
+            token = few_chain.draw_among(rows[0], few, tokens)
+            restore = mask_logits(rows[0].logits, bits)
+            expected = all_chain.draw(rows[0], tokens)
+            restore()
+            assert token == expected
+            assert allowed[token]
+            drawn.add(token)
+            tokens.append(token)
+            rows = context.decode(BatchRows([token], [len(tokens) - 1], [0], [True]))
         assert len(drawn) > 5
         for chain in chains:
             chain.close()
-
-
-def _words(model):
-
-    return model

@@ -1,3 +1,5 @@
+"""JSON schemas: which documents the grammar of a schema accepts, and which schemas are refused."""
+
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,34 +54,36 @@ MEETINGS: list[Any] = [
 ]
 
 
-def written(value: Any) -> list[int]:
+def encode(value: Any) -> list[int]:
+    """Return the tokens of a JSON document, which are its bytes."""
     return list(json.dumps(value, ensure_ascii=False).encode())
 
 
 @pytest.mark.parametrize("value", MEETINGS, ids=json.dumps)
-def test_what_may_be_written_is_what_jsonschema_calls_valid(value: Any) -> None:
+def test_grammar_accepts_the_documents_that_jsonschema_accepts(value: Any) -> None:
     valid = jsonschema.Draft202012Validator(MEETING).is_valid(value)
-    assert accepts(schema(MEETING), written(value)) == valid
+    assert accepts(schema(MEETING), encode(value)) == valid
 
 
-def groups() -> Iterator[dict[str, Any]]:
+def suite_groups() -> Iterator[dict[str, Any]]:
+    """Yield the groups of the JSON Schema test suite: a schema and documents."""
     if not (ASSETS / "suite.jsonl").exists():
         pytest.skip("../shared/assets is not here")
     yield from map(json.loads, (ASSETS / "suite.jsonl").read_text().splitlines())
 
 
-def test_the_suites_invalid_instances_cannot_be_written() -> None:
+def test_invalid_documents_of_the_test_suite_are_not_accepted() -> None:
     refused, supersets, count = [], [], 0
-    for group in groups():
+    for group in suite_groups():
         try:
             grammar = schema(group["schema"])
         except UserError as error:
             refused.append(str(error))
             continue
-        for one in group["tests"]:
+        for test in group["tests"]:
             count += 1
-            if accepts(grammar, written(one["data"])) and not one["valid"]:
-                supersets.append((group["id"], one["data"]))
+            if accepts(grammar, encode(test["data"])) and not test["valid"]:
+                supersets.append((group["id"], test["data"]))
     assert supersets == []
     assert count > 100
     assert len(refused) <= 3
@@ -87,7 +91,7 @@ def test_the_suites_invalid_instances_cannot_be_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("value", "message"),
     [
         ({"properties": {"a/b": {"not": {"type": "null"}}}}, "not at #/properties/a~1b"),
         (
@@ -145,17 +149,19 @@ def test_the_suites_invalid_instances_cannot_be_written() -> None:
         ('{"description": "' + "x" * 300_000 + '"}', "characters"),
     ],
 )
-def test_what_cannot_be_enforced_is_refused_by_name_and_place(given: Any, words: str) -> None:
+def test_schema_that_cannot_be_enforced_is_refused_with_keyword_and_path(
+    value: Any, message: str
+) -> None:
     with pytest.raises(UserError) as refused:
-        schema(given)
-    assert words in str(refused.value)
+        schema(value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 400
     assert refused.value.hint
 
 
-def test_remarks_are_no_constraints() -> None:
-    remarks = {
+def test_annotations_are_no_constraints() -> None:
+    annotations = {
         "title": "T",
         "description": "D",
         "default": 3,
@@ -165,28 +171,28 @@ def test_remarks_are_no_constraints() -> None:
         "x-guidance": {"lenient": True},
         "uniqueItems": False,
     }
-    grammar = schema({**remarks, "type": "boolean"})
-    assert [accepts(grammar, written(value)) for value in (True, False, None, 1, "true")] == [
+    grammar = schema({**annotations, "type": "boolean"})
+    assert [accepts(grammar, encode(value)) for value in (True, False, None, 1, "true")] == [
         True,
         True,
     ] + [False] * 3
 
 
-def test_a_count_may_be_written_as_a_float() -> None:
-    assert accepts(schema({"type": "string", "maxLength": 2.0}), written("ab"))
-    assert not accepts(schema({"type": "string", "maxLength": 2.0}), written("abc"))
+def test_counts_may_be_floats_with_integer_values() -> None:
+    assert accepts(schema({"type": "string", "maxLength": 2.0}), encode("ab"))
+    assert not accepts(schema({"type": "string", "maxLength": 2.0}), encode("abc"))
 
 
-def test_a_schema_may_hold_itself() -> None:
+def test_schema_may_refer_to_itself_for_an_inner_value() -> None:
     tree = {"type": "object", "properties": {"in": {"$ref": "#"}}, "additionalProperties": False}
-    assert accepts(schema(tree), written({"in": {"in": {}}}))
-    assert not accepts(schema(tree), written({"in": {"in": 3}}))
+    assert accepts(schema(tree), encode({"in": {"in": {}}}))
+    assert not accepts(schema(tree), encode({"in": {"in": 3}}))
 
 
 @pytest.mark.parametrize(
     "text", ['{"a":  1}', '{ "a": 1}', '{"a" : 1}', '{"a": 1 }', '{"a":\n1}', '{"a": 1}\n', " {}"]
 )
-def test_whitespace_stands_after_commas_and_colons_only(text: str) -> None:
+def test_white_space_is_allowed_only_after_commas_and_colons(text: str) -> None:
     grammar = schema({"type": "object"})
     assert accepts(grammar, list(b'{"a": 1, "b": [1, 2]}'))
     assert not accepts(grammar, list(text.encode()))

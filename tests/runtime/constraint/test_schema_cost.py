@@ -1,4 +1,6 @@
-"""Schemas that need too much time or stack are refused by name or compiled anyway."""
+"""The cost of compiling JSON schemas: schemas that would take too long are refused, large cheap
+ones are compiled.
+"""
 
 import json
 import threading
@@ -19,14 +21,17 @@ def properties(count: int, first: int = 0) -> dict[str, Any]:
     return {f"p{number}": STRING for number in range(first, first + count)}
 
 
-def references(count: int, how: Any) -> dict[str, Any]:
-    """Definitions that each name the one before."""
+def references(count: int, wrap: Any) -> dict[str, Any]:
+    """Return a schema with `count` definitions, each of which refers to the previous one. `wrap`
+    puts the reference into a schema.
+    """
     parts = {"d0": {"type": "object", "properties": {"x": {"type": "integer"}}}}
-    parts |= {f"d{one}": how({"$ref": f"#/$defs/d{one - 1}"}) for one in range(1, count)}
+    parts |= {f"d{one}": wrap({"$ref": f"#/$defs/d{one - 1}"}) for one in range(1, count)}
     return {"$defs": parts, "$ref": f"#/$defs/d{count - 1}"}
 
 
 def nested(inner: Any, levels: int = 8) -> Any:
+    """Return a schema of nested arrays around `inner`."""
     for _ in range(levels):
         inner = {"items": inner}
     return inner
@@ -73,13 +78,13 @@ def nested(inner: Any, levels: int = 8) -> Any:
         ({"const": "x" * 100_000}, "100,000 characters in one const"),
     ],
 )
-def test_what_would_take_long_is_refused_by_name(given: Any, words: str) -> None:
-    with pytest.raises(UserError, match=words) as told:
+def test_schema_that_would_take_too_long_is_refused_with_the_count(given: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
         schema_check.check_schema(json.dumps(given))
-    assert told.value.hint
+    assert caught.value.hint
 
 
-def test_functions_count_together() -> None:
+def test_costs_of_all_functions_are_added() -> None:
     tools = [
         (f"tool{number}", {"type": "object", "properties": properties(300)}) for number in range(30)
     ]
@@ -104,11 +109,11 @@ def test_functions_count_together() -> None:
         },
     ],
 )
-def test_what_only_looks_large_is_made(given: Any) -> None:
+def test_schema_that_only_looks_large_is_compiled(given: Any) -> None:
     assert words.schema(given).start().mask().any()
 
 
-def test_a_tool_of_many_properties_is_followed() -> None:
+def test_schema_with_many_properties_is_enforced() -> None:
     grammar = words.schema(
         {"type": "object", "properties": properties(1000), "additionalProperties": False}
     )
@@ -118,29 +123,29 @@ def test_a_tool_of_many_properties_is_followed() -> None:
 
 
 @pytest.mark.parametrize(
-    "how",
+    "wrap",
     [
         nested,
         lambda one: {"type": "array", "items": nested(one, 40)},
         lambda one: {"properties": {"a": {"properties": {"b": one}}}},
     ],
 )
-def test_a_long_way_along_references_ends_no_process(how: Any) -> None:
+def test_deep_references_are_refused_without_a_crash(wrap: Any) -> None:
     try:
-        words.schema(references(300, how))
-    except UserError as error:  # the library's own end
-        told = str(error)
+        words.schema(references(300, wrap))
+    except UserError as error:  # from a limit of llguidance
+        message = str(error)
     else:
-        told = "too large"
-    assert "too large" in told
+        message = "too large"
+    assert "too large" in message
 
 
-def test_references_are_followed_once_each() -> None:
-    asked = Counter[str]()
+def test_each_reference_is_followed_once() -> None:
+    counts = Counter[str]()
 
     class Counted(dict[str, Any]):
         def get(self, key: str, default: Any = None) -> Any:
-            asked[key] += 1
+            counts[key] += 1
             return super().get(key, default)
 
     given = references(800, lambda one: {"anyOf": [one, one]})
@@ -149,18 +154,18 @@ def test_references_are_followed_once_each() -> None:
     checker._same_value_paths = Counted(checker._same_value_paths)
     checker.check_references()
     assert checker.problems == []
-    assert max(asked.values()) == 1
-    assert len(asked) > 1600
+    assert max(counts.values()) == 1
+    assert len(counts) > 1600
 
 
-def test_looking_for_the_part_that_is_refused_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int] = []
+def test_search_for_the_refused_inner_schema_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
     compiler: Any = llguidance.LLGuidanceCompiler
     create_matcher = compiler._create_matcher
     monkeypatch.setattr(
         compiler,
         "_create_matcher",
-        lambda self, text: told.append(len(text)) or create_matcher(self, text),
+        lambda self, text: lengths.append(len(text)) or create_matcher(self, text),
     )
     parts = {
         f"p{number}": {"enum": [f"{number} {other}" for other in range(30)]} for number in range(60)
@@ -175,12 +180,12 @@ def test_looking_for_the_part_that_is_refused_has_an_end(monkeypatch: pytest.Mon
                 "allOf": [bad],
             }
         )
-    assert sum(told) < 2 * schema_check.MAX_CHARACTERS
+    assert sum(lengths) < 2 * schema_check.MAX_CHARACTERS
 
 
-def test_only_the_thread_that_compiles_has_a_large_stack() -> None:
+def test_only_the_compiling_thread_has_a_large_stack() -> None:
     def size() -> int:
-        with llguidance.STACK_SIZE_LOCK:  # held until the thread has begun
+        with llguidance.STACK_SIZE_LOCK:  # released when the stack size is restored
             return threading.stack_size()
 
     before = threading.stack_size()

@@ -1,4 +1,4 @@
-"""Grammars over the fake vocabulary, whose tokens are bytes."""
+"""Compile grammars for the fake vocabulary, whose tokens are bytes."""
 
 import json
 from typing import Any
@@ -8,18 +8,20 @@ from llmcli.runtime.constraint.compile import GrammarCompiler
 from tests.fixtures.fakes import FakeModel
 
 
-def no_native(constraint: Constraint) -> Grammar:
-    raise AssertionError("the fake model knows no engine of llama.cpp's")
+def refuse_native(constraint: Constraint) -> Grammar:
+    raise AssertionError("llama.cpp's grammars need a real model")
 
 
-GRAMMARS = GrammarCompiler(FakeModel(), no_native)
+GRAMMARS = GrammarCompiler(FakeModel(), refuse_native)
 
 
 def schema(value: Any, jump: str = "lossless") -> Grammar:
+    """Return the compiled grammar of a JSON schema, given as a value or as JSON text."""
     return GRAMMARS(
         Constraint("json_schema", value if isinstance(value, str) else json.dumps(value), jump=jump)
     )
 
 
 def gbnf(text: str, jump: str = "lossless") -> Grammar:
+    """Return the compiled grammar of a GBNF text."""
     return GRAMMARS(Constraint("gbnf", text, jump=jump))

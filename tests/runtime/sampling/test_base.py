@@ -1,4 +1,4 @@
-"""Sampler steps and settings: pure, safe and validated."""
+"""Sampler steps and their settings: steps do not change their input, and settings are validated."""
 
 import json
 import math
@@ -31,7 +31,7 @@ NEUTRAL = {
     "temp": 1.0,
     "repeat_penalty": 1.0,
 }
-WORDS = FakeVocabulary(lambda token: b"word", lambda token: False, 300)
+VOCABULARY = FakeVocabulary(lambda token: b"word", lambda token: False, 300)
 
 
 def logits(seed: int, size: int = 300) -> np.ndarray:
@@ -39,7 +39,7 @@ def logits(seed: int, size: int = 300) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", step_types(), ids=lambda kind: kind.name)
-def test_every_step_is_pure_and_keeps_at_least_one_token(kind):
+def test_every_step_leaves_its_input_unchanged_and_keeps_at_least_one_token(kind):
     step = kind()
     for seed in range(20):
         row = logits(seed)
@@ -50,13 +50,13 @@ def test_every_step_is_pure_and_keeps_at_least_one_token(kind):
 
 
 @pytest.mark.parametrize("kind", step_types(), ids=lambda kind: kind.name)
-def test_a_neutral_step_changes_nothing(kind):
+def test_neutral_step_changes_nothing(kind):
     step = kind(**{f.name: NEUTRAL[f.name] for f in fields(kind) if f.name in NEUTRAL})
     assert step.is_neutral
     assert np.array_equal(step(logits(1), [1, 2, 3]), logits(1))
 
 
-def test_the_steps_run_in_llama_cpp_s_order():
+def test_steps_run_in_the_order_of_llama_cpp():
     assert [step.name for step in step_types()] == [
         "logit_bias",
         "penalties",
@@ -74,12 +74,14 @@ def test_the_steps_run_in_llama_cpp_s_order():
 def test_temperature_zero_takes_the_likeliest_token_even_with_penalties():
     row = FakeRow(np.array([0, 5, 4.9, 1], np.float32))
     greedy = default_sampling().with_values({"temp": 0})
-    assert make_chain(greedy, 1, None, WORDS).draw(row, []) == 1
+    assert make_chain(greedy, 1, None, VOCABULARY).draw(row, []) == 1
     assert (
-        make_chain(greedy.with_values({"presence_penalty": 1}), 1, None, WORDS).draw(row, [1]) == 2
+        make_chain(greedy.with_values({"presence_penalty": 1}), 1, None, VOCABULARY).draw(row, [1])
+        == 2
     )
     assert (
-        make_chain(greedy.with_values({"logit_bias": "1-inf"}), 1, None, WORDS).draw(row, []) == 2
+        make_chain(greedy.with_values({"logit_bias": "1-inf"}), 1, None, VOCABULARY).draw(row, [])
+        == 2
     )
 
 
@@ -92,9 +94,9 @@ def test_temperature_zero_takes_the_likeliest_token_even_with_penalties():
         {"mirostat": 2},
     ],
 )
-def test_at_temperature_zero_no_coin_is_thrown(settings):
+def test_temperature_zero_uses_no_random_numbers(settings):
     chain = make_chain(
-        default_sampling().with_values({"temp": 0, **settings}), 1, NativeChains(300), WORDS
+        default_sampling().with_values({"temp": 0, **settings}), 1, NativeChains(300), VOCABULARY
     )
     assert isinstance(chain, GreedyChain)
     assert chain.draw(FakeRow(logits(3)), []) == logits(3).argmax()
@@ -109,13 +111,13 @@ def test_at_temperature_zero_no_coin_is_thrown(settings):
     ],
     ids=str,
 )
-def test_next_to_no_temperature_takes_the_likeliest_and_overflows_nowhere(settings):
+def test_temperature_near_zero_takes_the_likeliest_token_without_overflow(settings):
     row = 10 * logits(3)
-    chain = make_chain(default_sampling().with_values(settings), 1, NativeChains(300), WORDS)
+    chain = make_chain(default_sampling().with_values(settings), 1, NativeChains(300), VOCABULARY)
     assert {chain.draw(FakeRow(row), []) for _ in range(50)} == {int(row.argmax())}
 
 
-def test_mirostat_takes_the_place_of_penalties_and_truncation():
+def test_mirostat_replaces_penalties_and_truncation():
     settings = {
         "mirostat": 2,
         "top_k": 1,
@@ -123,14 +125,14 @@ def test_mirostat_takes_the_place_of_penalties_and_truncation():
         "dry_multiplier": 5,
         "logit_bias": "3-inf",
     }
-    chain = make_chain(default_sampling().with_values(settings), 1, None, WORDS)
+    chain = make_chain(default_sampling().with_values(settings), 1, None, VOCABULARY)
     assert isinstance(chain, NumpyChain)
     row = FakeRow(np.zeros(5, np.float32))
     assert {chain.draw(row, [1, 1, 1]) for _ in range(200)} == {0, 1, 2, 4}
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_mirostat_holds_the_surprise_where_the_text_allows_it(version):
+def test_mirostat_keeps_the_surprise_near_its_target(version):
     row = FakeRow((-1.5 * np.log1p(np.arange(5000))).astype(np.float32))
     p = np.exp(row.logits - np.logaddexp.reduce(row.logits))
     for tau in (2.0, 3.5):
@@ -138,27 +140,28 @@ def test_mirostat_holds_the_surprise_where_the_text_allows_it(version):
             default_sampling().with_values({"mirostat": version, "mirostat_tau": tau, "temp": 1}),
             7,
             None,
-            WORDS,
+            VOCABULARY,
         )
-        kept = [chain.draw(row, []) for _ in range(1500)][300:]
-        # Surprise within what was kept is what is held; against the whole row it is a little
-        # larger.
-        assert tau - 0.3 < -np.log2(p[kept]).mean() < tau + 0.9
+        tokens = [chain.draw(row, []) for _ in range(1500)][300:]
+        # Mirostat controls the surprise among the tokens that it keeps. Among all tokens it is a
+        # little larger.
+        assert tau - 0.3 < -np.log2(p[tokens]).mean() < tau + 0.9
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_mirostat_never_falls_into_always_the_same(version):
-    row = FakeRow(np.log(np.array([0.5, 0.3, 0.2], np.float32)))  # surer than tau for ever
+def test_mirostat_still_draws_randomly_if_the_surprise_stays_below_its_target(version):
+    # the surprise is always below the target
+    row = FakeRow(np.log(np.array([0.5, 0.3, 0.2], np.float32)))
     chain = make_chain(
-        default_sampling().with_values({"mirostat": version, "temp": 1}), 3, None, WORDS
+        default_sampling().with_values({"mirostat": version, "temp": 1}), 3, None, VOCABULARY
     )
-    late = [chain.draw(row, []) for _ in range(2500)][2000:]
-    assert np.bincount(late, minlength=3) / 500 == pytest.approx([0.5, 0.3, 0.2], abs=0.08)
+    last_tokens = [chain.draw(row, []) for _ in range(2500)][2000:]
+    assert np.bincount(last_tokens, minlength=3) / 500 == pytest.approx([0.5, 0.3, 0.2], abs=0.08)
 
 
 @dataclass(frozen=True)
 class Only(SamplerStep):
-    """Nothing but one token; llama.cpp has no such sampler."""
+    """A step that keeps a single token. llama.cpp has no such sampler."""
 
     token: int
     name: ClassVar[str] = "only"
@@ -173,10 +176,10 @@ class Only(SamplerStep):
 
 
 @pytest.mark.parametrize("temp", [0, 0.8])
-def test_a_step_that_llama_cpp_does_not_have_works_at_every_temperature(temp):
-    usual = default_sampling().with_values({"temp": temp})
-    sampling = Sampling((Only(7), *usual.steps))
-    assert make_chain(sampling, 1, NativeChains(300), WORDS).draw(FakeRow(logits(1)), []) == 7
+def test_step_without_a_llama_cpp_sampler_works_at_every_temperature(temp):
+    defaults = default_sampling().with_values({"temp": temp})
+    sampling = Sampling((Only(7), *defaults.steps))
+    assert make_chain(sampling, 1, NativeChains(300), VOCABULARY).draw(FakeRow(logits(1)), []) == 7
 
 
 def test_draws_follow_the_probabilities():
@@ -190,10 +193,10 @@ def test_draws_follow_the_probabilities():
 @pytest.mark.parametrize(
     "settings", [{}, {"mirostat": 1}, {"mirostat": 2}, {"xtc_probability": 0.5}], ids=str
 )
-def test_the_same_seed_draws_the_same(settings):
+def test_equal_seeds_draw_equal_tokens(settings):
     row = FakeRow(logits(3))
     one, other = (
-        make_chain(default_sampling().with_values(settings), 42, None, WORDS) for _ in range(2)
+        make_chain(default_sampling().with_values(settings), 42, None, VOCABULARY) for _ in range(2)
     )
     assert [one.draw(row, []) for _ in range(20)] == [other.draw(row, []) for _ in range(20)]
 
@@ -239,7 +242,7 @@ def test_the_same_seed_draws_the_same(settings):
         ("logit_bias", None),
     ],
 )
-def test_a_value_out_of_range_is_one_clear_error(name, value):
+def test_invalid_value_is_an_error_of_one_line_with_a_hint(name, value):
     with pytest.raises(UserError, match=name) as caught:
         default_sampling().with_values({name: value})
     assert caught.value.hint
@@ -257,16 +260,16 @@ def test_a_value_out_of_range_is_one_clear_error(name, value):
         ([], {}),
     ],
 )
-def test_a_bias_is_written_as_in_llama_cli_or_as_a_table(value, expected):
+def test_logit_bias_is_a_text_a_list_or_a_dictionary(value, expected):
     sampling = default_sampling().with_values({"logit_bias": value})
     assert dict(bias.parse_biases(sampling["logit_bias"])) == expected
-    text = json.dumps(sampling.as_dict(), allow_nan=False)  # a saved chat, an alias
+    text = json.dumps(sampling.as_dict(), allow_nan=False)  # as in a saved chat
     assert default_sampling().with_values(json.loads(text)) == sampling
     table = tomllib.loads(f"logit_bias = {json.dumps(sampling['logit_bias'])}")
     assert default_sampling().with_values(table) == sampling
 
 
-def test_a_bias_beyond_the_vocabulary_or_against_all_of_it_is_refused():
+def test_bias_outside_the_vocabulary_or_forbidding_all_of_it_is_refused():
     bias.check_biases(("4+1",), 5)
     with pytest.raises(UserError, match=r"token 5.*ends at 4"):
         bias.check_biases(("5+1",), 5)
@@ -274,12 +277,12 @@ def test_a_bias_beyond_the_vocabulary_or_against_all_of_it_is_refused():
         bias.check_biases(tuple(f"{token}-inf" for token in range(5)), 5)
 
 
-def test_a_drawn_seed_is_one_that_can_be_typed():
+def test_random_seed_is_a_valid_value_of_the_setting():
     assert all(find_setting("seed").parse(resolve_seed(-1)) >= 0 for _ in range(100))
     assert resolve_seed(7) == 7
 
 
-def test_other_tools_names_and_spellings_are_found():
+def test_settings_are_found_by_aliases_and_other_spellings():
     assert find_setting("temperature").name == "temp"
     assert find_setting("min-p").name == "min_p"
     assert find_setting("mirostat_ent").name == "mirostat_tau"

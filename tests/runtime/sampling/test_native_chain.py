@@ -1,4 +1,4 @@
-"""The numpy steps and llama.cpp's samplers agree, alone and as whole chains."""
+"""The numpy steps give the same logits as llama.cpp's samplers, one by one and as chains."""
 
 import ctypes
 from collections.abc import Iterable
@@ -59,154 +59,167 @@ CHAINS = [
     },
     {"mirostat": 2, "mirostat_tau": 3, "logit_bias": "7+1"},
 ]
-# Values that chi-square exceeds once in a thousand, by degrees of freedom. Seeds are fixed: it
-# never flickers.
+# Values that chi-square exceeds with probability 1/1000, by degrees of freedom. The seeds are
+# fixed, so the result is always the same.
 RARE = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52}
 
 
-def random(seed: int) -> np.ndarray:
+def random_logits(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 3, 300).astype(np.float32)
 
 
-def ties(seed: int) -> np.ndarray:
-    return np.round(random(seed))
+def tied_logits(seed: int) -> np.ndarray:
+    return np.round(random_logits(seed))
 
 
-def dropped(seed: int) -> np.ndarray:
-    row = random(seed)
+def masked_logits(seed: int) -> np.ndarray:
+    row = random_logits(seed)
     row[seed % 3 :: 3] = -np.inf
     return row
 
 
-def alone(seed: int) -> np.ndarray:
+def single_logit(seed: int) -> np.ndarray:
     row = np.full(300, -np.inf, np.float32)
     row[7 * seed] = 1.5
     return row
 
 
-def large(seed: int) -> np.ndarray:
-    """As a language's words are: few likely ones, a long tail."""
+def large_vocabulary(seed: int) -> np.ndarray:
+    """Return logits distributed as in real models: few likely tokens and a long tail."""
     generator = np.random.default_rng(seed)
     rank = generator.permutation(49_152)
     return (-1.5 * np.log1p(rank) + generator.normal(0, 0.1, len(rank))).astype(np.float32)
 
 
-def uneven(seed: int) -> np.ndarray:
-    """As large, its likeliest among the last few, which fill no line of the table that they are
-    looked for in.
+def uneven_vocabulary(seed: int) -> np.ndarray:
+    """Return such logits in ascending order, in a number that is no multiple of the columns of the
+    shortlist's table. So the likeliest tokens are in its last, incomplete line.
     """
-    return np.sort(large(seed))[: 3 * 4096 + 77]
+    return np.sort(large_vocabulary(seed))[: 3 * 4096 + 77]
 
 
 def candidates(row: np.ndarray):
-    """A llama_token_data_array over the row, and what must live as long."""
+    """Return a llama_token_data_array of the logits, and the buffer that must live as long."""
     table = np.zeros(len(row), CANDIDATE)
     table["id"], table["logit"] = np.arange(len(row)), row
     data = (lib().llama_token_data * len(row)).from_buffer(table)
     return lib().llama_token_data_array(data=data, size=len(row), selected=-1, sorted=False), data
 
 
-def left(array) -> np.ndarray:
-    """The candidates that an array still holds."""
+def remaining(array) -> np.ndarray:
+    """Return the candidates that llama.cpp's samplers have left in an array."""
     size = array.size * CANDIDATE.itemsize
     return np.frombuffer(ctypes.string_at(array.data, size), CANDIDATE)
 
 
-def native(
-    parts: Iterable[NativeStep], row: np.ndarray, tokens: list[int], chains: NativeChains
+def apply_native(
+    steps: Iterable[NativeStep], row: np.ndarray, tokens: list[int], chains: NativeChains
 ) -> np.ndarray:
-    """What llama.cpp's own samplers leave of a row, in the form of the numpy steps."""
+    """Return the logits after llama.cpp's samplers, with -inf for dropped tokens like the numpy
+    steps.
+    """
     array, _alive = candidates(row)
-    for part in parts:
-        sampler = chains.make_sampler(part, 1)
+    for native_step in steps:
+        sampler = chains.make_sampler(native_step, 1)
         for token in tokens:
             lib().llama_sampler_accept(sampler, token)
         lib().llama_sampler_apply(sampler, ctypes.byref(array))
         lib().llama_sampler_free(sampler)
     out = np.full_like(row, -np.inf)
-    rest = left(array)
-    out[rest["id"]] = rest["logit"]
+    table = remaining(array)
+    out[table["id"]] = table["logit"]
     return out
 
 
-def agree(ours: np.ndarray, theirs: np.ndarray, rows) -> None:
-    """The same tokens with the same logits; of equal logits it may be others that stay."""
+def assert_equal(ours: np.ndarray, theirs: np.ndarray, rows) -> None:
+    """Assert that two results have the same tokens with the same logits. Among tied logits, other
+    tokens may be kept. `rows`: the function that made the logits.
+    """
     kept, others = np.isfinite(ours), np.isfinite(theirs)
     both = kept & others
-    assert both.any() or rows is ties
+    assert both.any() or rows is tied_logits
     np.testing.assert_allclose(ours[both], theirs[both], rtol=1e-4, atol=1e-4)
-    if rows is ties:
+    if rows is tied_logits:
         np.testing.assert_allclose(
             np.sort(ours[kept]), np.sort(theirs[others]), rtol=1e-4, atol=1e-4
         )
-    else:  # sums over a whole vocabulary are rounded otherwise: one token at the edge may differ
-        assert (kept != others).sum() <= (1 if rows is large else 0)
+    else:  # large sums are rounded differently, so one token at the threshold may differ
+        assert (kept != others).sum() <= (1 if rows is large_vocabulary else 0)
 
 
-@pytest.mark.parametrize("rows", [random, ties, dropped, alone, large])
+@pytest.mark.parametrize(
+    "rows", [random_logits, tied_logits, masked_logits, single_logit, large_vocabulary]
+)
 @pytest.mark.parametrize("step", ACTIVE, ids=repr)
-def test_a_step_leaves_what_llama_cpp_leaves(step, rows):
-    for seed in range(3 if rows is large else 20):
+def test_step_gives_the_same_logits_as_llama_cpp(step, rows):
+    for seed in range(3 if rows is large_vocabulary else 20):
         row = rows(seed)
-        parts = step.native()
-        assert parts
-        agree(step(row, HISTORY), native(parts, row, HISTORY, NativeChains(len(row))), rows)
+        steps = step.native()
+        assert steps
+        assert_equal(
+            step(row, HISTORY), apply_native(steps, row, HISTORY, NativeChains(len(row))), rows
+        )
 
 
-def test_every_step_is_held_against_llama_cpp():
+def test_every_step_is_compared_with_llama_cpp():
     assert {type(step) for step in ACTIVE} | {Mirostat} == set(step_types())
 
 
-@pytest.mark.parametrize("rows", [random, ties, dropped, alone, large])
+@pytest.mark.parametrize(
+    "rows", [random_logits, tied_logits, masked_logits, single_logit, large_vocabulary]
+)
 @pytest.mark.parametrize("settings", CHAINS, ids=str)
-def test_a_whole_chain_leaves_what_llama_cpp_leaves(settings, rows):
+def test_chain_gives_the_same_logits_as_llama_cpp(settings, rows):
     sampling = default_sampling().with_values(settings)
-    for seed in range(2 if rows is large else 10):
+    for seed in range(2 if rows is large_vocabulary else 10):
         row = rows(seed)
-        chain = make_chain(sampling, 1, None, words(len(row)))
+        chain = make_chain(sampling, 1, None, make_vocabulary(len(row)))
         assert isinstance(chain, NumpyChain)
         ours = row
         for step, _ in chain.steps:
             ours = step(ours, HISTORY)
         chains = NativeChains(len(row))
         recorder = Recorder()
-        make_chain(sampling, 1, recorder, words(len(row)))
-        theirs = native(
-            [part for part in recorder.steps if not part[0].startswith("mirostat")],
+        make_chain(sampling, 1, recorder, make_vocabulary(len(row)))
+        theirs = apply_native(
+            [
+                native_step
+                for native_step in recorder.steps
+                if not native_step[0].startswith("mirostat")
+            ],
             row,
             HISTORY,
             chains,
         )
-        agree(ours, theirs, rows)
+        assert_equal(ours, theirs, rows)
 
 
 class Recorder:
-    """Takes note of the samplers that a native chain would be made of."""
+    """A chain factory that records the native steps instead of making a chain."""
 
     def chain(self, steps: list[NativeStep], seed: int) -> None:
         self.steps = steps
 
 
-def words(size: int) -> FakeVocabulary:
+def make_vocabulary(size: int) -> FakeVocabulary:
     return FakeVocabulary(lambda token: b"word", lambda token: False, size)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_dry_finds_the_repetitions_that_llama_cpp_finds(seed):
     generator = np.random.default_rng(seed)
-    tokens = generator.integers(
-        0, 2 + seed % 5, 150
-    ).tolist()  # few words: many repetitions within repetitions
+    # few different tokens, so that there are many nested repetitions
+    tokens = generator.integers(0, 2 + seed % 5, 150).tolist()
     step = Dry(0.5 + seed / 10, 1.0 + seed % 3 / 2, seed % 4, int(generator.integers(1, 200)))
     for end in range(0, 150, 7):
-        agree(
-            step(random(1), tokens[:end]),
-            native(step.native(), random(1), tokens[:end], NativeChains(300)),
-            random,
+        assert_equal(
+            step(random_logits(1), tokens[:end]),
+            apply_native(step.native(), random_logits(1), tokens[:end], NativeChains(300)),
+            random_logits,
         )
 
 
-def test_dry_stops_at_the_tokens_where_llama_cpp_stops(stories_gguf):
+def test_dry_has_the_same_sequence_breakers_as_llama_cpp(stories_gguf):
     with open_model(stories_gguf, vocab_only=True) as model:
         vocabulary = model
         apply = Dry(0.8, 1.75, 1, 100).bind(vocabulary)
@@ -214,24 +227,30 @@ def test_dry_stops_at_the_tokens_where_llama_cpp_stops(stories_gguf):
         assert {model.piece(token) for token in breakers} >= {b"\n", b'"'}
         chains = NativeChains(model.n_vocab, model.vocab)
         row = np.zeros(model.n_vocab, np.float32)
-        stopped = 0
+        n_stopped = 0
         for seed in range(40):
             generator = np.random.default_rng(seed)
             tokens = generator.choice([300, 301, 302, *sorted(breakers)[:2]], 60).tolist()
             ours = apply(row, tokens)
-            agree(ours, native(Dry(0.8, 1.75, 1, 100).native(), row, tokens, chains), random)
-            stopped += not np.array_equal(ours, Dry(0.8, 1.75, 1, 100)(row, tokens))
-        assert stopped > 10
+            assert_equal(
+                ours,
+                apply_native(Dry(0.8, 1.75, 1, 100).native(), row, tokens, chains),
+                random_logits,
+            )
+            n_stopped += not np.array_equal(ours, Dry(0.8, 1.75, 1, 100)(row, tokens))
+        assert n_stopped > 10
 
 
-def drawn(chain, row: np.ndarray) -> int:
-    """One draw of a native chain from a row, without a context."""
+def draw_native(chain, row: np.ndarray) -> int:
+    """Return the token that a native chain draws from these logits, without a context."""
     array, _alive = candidates(row)
     lib().llama_sampler_apply(chain.pointer, ctypes.byref(array))
     return int(array.data[array.selected].id)
 
 
-@pytest.mark.parametrize("rows", [random, dropped, large, uneven])
+@pytest.mark.parametrize(
+    "rows", [random_logits, masked_logits, large_vocabulary, uneven_vocabulary]
+)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -243,30 +262,34 @@ def drawn(chain, row: np.ndarray) -> int:
     ],
     ids=str,
 )
-def test_the_likeliest_candidates_draw_what_all_of_them_draw(settings, rows, monkeypatch):
+def test_draw_from_the_shortlist_equals_the_draw_from_all_candidates(settings, rows, monkeypatch):
     monkeypatch.setattr(door, "min_shortlist_vocabulary", lambda: 0)
     sampling, size = default_sampling().with_values(settings), len(rows(0))
-    few, whole = (make_chain(sampling, 9, NativeChains(size), words(size)) for _ in range(2))
-    for seed in range(10 if rows in (large, uneven) else 40):
+    short_chain, full_chain = (
+        make_chain(sampling, 9, NativeChains(size), make_vocabulary(size)) for _ in range(2)
+    )
+    for seed in range(10 if rows in (large_vocabulary, uneven_vocabulary) else 40):
         row = rows(seed)
-        assert few.draw(FakeRow(row), HISTORY) == drawn(whole, row), seed
-    few.close()
-    whole.close()
+        assert short_chain.draw(FakeRow(row), HISTORY) == draw_native(full_chain, row), seed
+    short_chain.close()
+    full_chain.close()
 
 
-def test_a_row_that_forbids_nearly_all_is_left_to_llama_cpp(monkeypatch):
+def test_logits_with_few_possible_tokens_have_no_shortlist(monkeypatch):
     monkeypatch.setattr(door, "min_shortlist_vocabulary", lambda: 0)
-    chain = make_chain(default_sampling(), 9, NativeChains(300), words(300))
-    assert [chain.shortlist(row) for row in (alone(1), np.full(300, np.nan, np.float32))] == [
+    chain = make_chain(default_sampling(), 9, NativeChains(300), make_vocabulary(300))
+    assert [
+        chain.shortlist(row) for row in (single_logit(1), np.full(300, np.nan, np.float32))
+    ] == [
         None,
         None,
     ]
-    assert len(chain.shortlist(random(1)).values) >= 40
+    assert len(chain.shortlist(random_logits(1)).values) >= 40
     chain.close()
 
 
-def test_a_chain_of_few_answers_as_one_of_all(stories_gguf, monkeypatch):
-    """Through the real context, whatever the size of the vocabulary."""
+def test_answer_with_a_shortlist_equals_the_answer_without(stories_gguf, monkeypatch):
+    """With a real model, whose vocabulary is smaller than those that use a shortlist by default."""
     found = []
     for many in (0, 1000):
         monkeypatch.setattr(door, "min_shortlist_vocabulary", lambda many=many: many)
@@ -297,17 +320,19 @@ def test_a_chain_of_few_answers_as_one_of_all(stories_gguf, monkeypatch):
     ],
     ids=str,
 )
-def test_draws_of_both_kinds_follow_the_probabilities(settings):
+def test_numpy_and_native_draws_follow_the_probabilities(settings):
     row = np.log(np.array([0.4, 0.25, 0.2, 0.1, 0.05], np.float32))
     sampling = default_sampling().with_values(settings)
-    expected = expectation(sampling, row)
+    expected = expected_probabilities(sampling, row)
     draws = 3000
     for kind in (None, NativeChains(len(row))):
         counts = np.zeros(len(row))
         for seed in range(draws):
-            chain = make_chain(sampling, seed, kind, words(len(row)))
+            chain = make_chain(sampling, seed, kind, make_vocabulary(len(row)))
             token = (
-                chain.draw(FakeRow(row), []) if isinstance(chain, NumpyChain) else drawn(chain, row)
+                chain.draw(FakeRow(row), [])
+                if isinstance(chain, NumpyChain)
+                else draw_native(chain, row)
             )
             counts[token] += 1
             chain.close()
@@ -317,29 +342,33 @@ def test_draws_of_both_kinds_follow_the_probabilities(settings):
         assert (gaps**2 / (draws * expected[possible])).sum() < RARE[int(possible.sum()) - 1]
 
 
-def expectation(sampling, row: np.ndarray) -> np.ndarray:
-    """The probability of every token at the first draw, from the deterministic parts."""
+def expected_probabilities(sampling, row: np.ndarray) -> np.ndarray:
+    """Return the probability of every token at the first draw, from the numpy steps. XTC, which is
+    applied at random, is weighted with its probability.
+    """
 
-    def share(logits: np.ndarray) -> np.ndarray:
+    def probabilities(logits: np.ndarray) -> np.ndarray:
         alive = np.isfinite(logits)
         out = np.zeros(len(row))
         out[alive] = softmax(logits[alive])
         return out
 
     if sampling["mirostat"]:
-        return share(next(step for step in sampling.steps if step.name == "mirostat")(row, []))
-    without, taken = row, row
+        return probabilities(
+            next(step for step in sampling.steps if step.name == "mirostat")(row, [])
+        )
+    without_xtc, with_xtc = row, row
     for step in sampling.steps:
         if step.name == "xtc":
-            taken = step(taken, [])
+            with_xtc = step(with_xtc, [])
         else:
-            without, taken = step(without, []), step(taken, [])
-    chance = sampling["xtc_probability"]
-    return (1 - chance) * share(without) + chance * share(taken)
+            without_xtc, with_xtc = step(without_xtc, []), step(with_xtc, [])
+    probability = sampling["xtc_probability"]
+    return (1 - probability) * probabilities(without_xtc) + probability * probabilities(with_xtc)
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_mirostat_remembers_as_llama_cpp_does(version):
+def test_mirostat_adjusts_mu_like_llama_cpp(version):
     step = Mirostat(version, 4.0, 0.2)
     state = MirostatPicker(step)
     library = lib()
@@ -350,14 +379,14 @@ def test_mirostat_remembers_as_llama_cpp_does(version):
     )
     sizes = set()
     for seed in range(25):
-        row = large(seed) * np.float32(1 + seed % 3 / 4)
+        row = large_vocabulary(seed) * np.float32(1 + seed % 3 / 4)
         array, _alive = candidates(row)
         library.llama_sampler_apply(sampler, ctypes.byref(array))
         kept = step.truncate(row, state.mu)
         theirs = np.full_like(row, -np.inf)
-        theirs[left(array)["id"]] = row[left(array)["id"]]
-        agree(kept, theirs, large)
+        theirs[remaining(array)["id"]] = row[remaining(array)["id"]]
+        assert_equal(kept, theirs, large_vocabulary)
         sizes.add(array.size)
         state.record_draw(kept, int(array.data[array.selected].id))
     library.llama_sampler_free(sampler)
-    assert len(sizes) > 10  # it did move
+    assert len(sizes) > 10  # mu has changed

@@ -1,4 +1,4 @@
-"""Rejection sampling accepts as many drafts as possible and keeps the distribution."""
+"""Rejection sampling accepts as many guesses as possible without changing the distribution."""
 
 import numpy as np
 import pytest
@@ -17,8 +17,8 @@ CASES = {
 }
 
 
-class Dial:
-    """Random numbers that are given."""
+class GivenNumbers:
+    """A random number generator that returns the given numbers."""
 
     def __init__(self, *numbers: float) -> None:
         self.numbers = list(numbers)
@@ -28,25 +28,27 @@ class Dial:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_over_all_random_numbers_the_token_is_distributed_as_p(case: str):
-    """Exact: every guess with its probability, every first number of a fine grid, every second one."""
+def test_tokens_have_the_distribution_p(case: str):
+    """The distribution is computed exactly: over every guess with its probability, and over fine
+    grids of the random numbers for the acceptance and for the second draw.
+    """
     p, q = (np.array(row, np.float32) for row in CASES[case])
     grid = (np.arange(1000) + 0.5) / 1000
     found = np.zeros(4)
     for guess in np.flatnonzero(q):
         kept = sum(
-            keep_or_redraw(p, q, guess, Dial(u, 0.5)) == guess and u * q[guess] < p[guess]
+            keep_or_redraw(p, q, guess, GivenNumbers(u, 0.5)) == guess and u * q[guess] < p[guess]
             for u in grid
         ) / len(grid)
         found[guess] += q[guess] * kept
         if kept < 1:
-            instead = [keep_or_redraw(p, q, guess, Dial(0.9999999, u)) for u in grid]
-            found += q[guess] * (1 - kept) * np.bincount(instead, minlength=4) / len(grid)
+            redrawn = [keep_or_redraw(p, q, guess, GivenNumbers(0.9999999, u)) for u in grid]
+            found += q[guess] * (1 - kept) * np.bincount(redrawn, minlength=4) / len(grid)
     assert found == pytest.approx(p, abs=2e-3)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_guess_is_kept_as_often_as_can_be(case: str):
+def test_guesses_are_accepted_with_the_largest_possible_probability(case: str):
     p, q = (np.array(row, np.float32) for row in CASES[case])
     random = np.random.default_rng(3)
     kept = 0
@@ -56,10 +58,10 @@ def test_a_guess_is_kept_as_often_as_can_be(case: str):
     assert kept / 4000 == pytest.approx(np.minimum(p, q).sum(), abs=0.04)
 
 
-def test_a_draw_never_takes_what_cannot_be():
+def test_draw_never_returns_an_index_of_weight_0():
     weights = np.array([0.0, 0.5, 0.5, 0.0], np.float32)
-    assert draw_index(weights, Dial(0.0)) == 1
-    assert draw_index(weights, Dial(1.0 - 1e-16)) == 2
+    assert draw_index(weights, GivenNumbers(0.0)) == 1
+    assert draw_index(weights, GivenNumbers(1.0 - 1e-16)) == 2
 
 
 @pytest.mark.parametrize(
@@ -72,26 +74,26 @@ def test_a_draw_never_takes_what_cannot_be():
         {"mirostat": 2},
     ],
 )
-def test_the_distribution_told_is_the_one_drawn_from(values: dict[str, float]):
-    """Guesses drawn from the told distribution itself are all kept, and a chain that only draws
-    learns the same.
+def test_reported_probabilities_are_those_of_the_draws(values: dict[str, float]):
+    """Guesses drawn from the reported distribution itself are all accepted, and draws of the chain
+    have the same distribution.
     """
     logits = np.random.default_rng(5).normal(0, 3, 40).astype(np.float32)
     row, sampling = FakeRow(logits), default_sampling().with_values({**values, "seed": 1})
     chain = make_chain(sampling, 1, None, FakeModel())
     assert isinstance(chain, NumpyChain)
-    matching, random = RejectionChain(chain), np.random.default_rng(9)
+    rejection_chain, random = RejectionChain(chain), np.random.default_rng(9)
     for _ in range(20):
-        odds = chain.probabilities(row, [])
-        assert odds.sum() == pytest.approx(1, abs=1e-5)
-        guess = draw_index(odds, random)
-        matching.expected = guess, odds
-        assert matching.draw(row, []) == guess
-        assert matching.expected is None
+        probabilities = chain.probabilities(row, [])
+        assert probabilities.sum() == pytest.approx(1, abs=1e-5)
+        guess = draw_index(probabilities, random)
+        rejection_chain.expected = guess, probabilities
+        assert rejection_chain.draw(row, []) == guess
+        assert rejection_chain.expected is None
     counts = np.zeros(40)
-    fresh = make_chain(sampling, 1, None, FakeModel())
-    odds = fresh.probabilities(row, [])
+    chain = make_chain(sampling, 1, None, FakeModel())
+    probabilities = chain.probabilities(row, [])
     for seed in range(300):
         counts[make_chain(sampling, seed, None, FakeModel()).draw(row, [])] += 1
-    assert set(np.flatnonzero(counts)) <= set(np.flatnonzero(odds))
-    assert np.abs(counts / 300 - odds).max() < 0.15
+    assert set(np.flatnonzero(counts)) <= set(np.flatnonzero(probabilities))
+    assert np.abs(counts / 300 - probabilities).max() < 0.15

@@ -1,4 +1,4 @@
-"""The likeliest tokens, compared with numpy's sort and with transformers."""
+"""The likeliest tokens of each position, compared with numpy's sort and with transformers."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.sampling.top_logprobs import top_logprobs
 from tests.fixtures import beams
 from tests.fixtures.drafts import Knowing
-from tests.runtime.strategies.test_speculative import VERSE, both
+from tests.runtime.strategies.test_speculative import VERSE, answer_twice
 
 
 @pytest.mark.parametrize("size", [1, 9, 260, 16_385, 50_257])
 @pytest.mark.parametrize("count", [1, 5, 10, 100])
-def test_the_likeliest_are_those_of_a_whole_sort(size: int, count: int) -> None:
+def test_likeliest_tokens_equal_those_of_a_full_sort(size: int, count: int) -> None:
     logits = np.random.default_rng(size).normal(0, 4, size).astype(np.float32).round(1)  # with ties
     exact = logits.astype(np.float64)
     logprobs = exact - np.logaddexp.reduce(exact)
@@ -26,21 +26,21 @@ def test_the_likeliest_are_those_of_a_whole_sort(size: int, count: int) -> None:
     assert [one.logprob for one in found] == pytest.approx(logprobs[expected], abs=1e-5)
 
 
-def test_what_cannot_be_drawn_is_no_alternative() -> None:
+def test_forbidden_tokens_are_not_among_the_likeliest() -> None:
     logits = np.array([0, -np.inf, 1, -np.inf], np.float32)
     assert [one.token for one in top_logprobs(logits, 4, 0.0)] == [2, 0]
 
 
-def test_guessed_tokens_have_the_alternatives_that_they_would_have_alone() -> None:
-    plain, guessed, context = both(
+def test_drafted_tokens_have_the_same_likeliest_tokens_as_in_plain_decoding() -> None:
+    plain, speculative, context = answer_twice(
         VERSE, Knowing(VERSE, 0.7, chance=0.99), logprobs=True, top_logprobs=3
     )
     assert len(context.batches) < len(VERSE)
-    assert guessed.top_logprobs == plain.top_logprobs
-    assert [one[0].token for one in guessed.top_logprobs] == list(VERSE)
+    assert speculative.top_logprobs == plain.top_logprobs
+    assert [one[0].token for one in speculative.top_logprobs] == list(VERSE)
 
 
-def test_each_token_of_an_answer_has_the_alternatives_of_its_step_as_transformers(
+def test_likeliest_tokens_of_an_answer_equal_those_of_transformers(
     stories: Path, stories_gguf: Path
 ) -> None:
     model = beams.oracle(stories)

@@ -1,4 +1,4 @@
-"""Chat templates are rendered as in training, and never trusted."""
+"""Chat templates are rendered as in transformers, inside a sandbox with limits."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.types import Message
 
-# A loop that makes a value longer each time round; a macro that gives its argument twice.
+# A loop that makes a value longer in each iteration, and a macro that repeats its argument.
 GROWING = (
     "{% macro both(x) %}{{ x }}{{ x }}{% endmacro %}{% set ns = namespace(s='aaaa') %}"
     "{% for i in range(60) %}{% set ns.s = MORE %}{% endfor %}"
@@ -18,7 +18,7 @@ CHATML = (
 )
 
 
-def test_chatml_is_rendered_as_trained():
+def test_chatml_template():
     text = ChatTemplate(CHATML).render([Message("system", "be kind"), *HELLO])
     assert (
         text
@@ -33,7 +33,7 @@ def test_json_in_a_template_is_not_escaped_for_html():
     )
 
 
-def test_a_template_may_use_what_hugging_face_offers():
+def test_functions_and_extensions_of_transformers_are_available():
     source = (
         "{%- for m in messages -%}{%- if loop.first -%}{%- continue -%}{%- endif -%}{{ m.content }}{%- endfor -%}"
         "{{ strftime_now('%Y')|length }}"
@@ -42,7 +42,7 @@ def test_a_template_may_use_what_hugging_face_offers():
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "message"),
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{% for m in %}", "line 1"),
@@ -104,14 +104,15 @@ def test_a_template_may_use_what_hugging_face_offers():
         ),
     ],
 )
-def test_a_hostile_or_broken_template_is_one_clear_error(source, says, monkeypatch):
-    # What is refused for its size must not run into the clock first, however slow the machine.
+def test_hostile_or_broken_template_is_an_error(source, message, monkeypatch):
+    # a template that is refused for its size must not reach the time limit on a slow machine
     monkeypatch.setattr(
-        "llmcli.runtime.text.jinja_sandbox.MAX_SECONDS", 0.3 if says == "asks for too much" else 600
+        "llmcli.runtime.text.jinja_sandbox.MAX_SECONDS",
+        0.3 if message == "asks for too much" else 600,
     )
     with pytest.raises(UserError, match="template") as caught:
         ChatTemplate(source).render(HELLO)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert "--raw" in caught.value.hint
 
 
@@ -132,37 +133,41 @@ GENERATION = {
 
 
 @pytest.mark.parametrize("name", GENERATION)
-def test_what_is_marked_as_generated_is_written_as_transformers_writes_it(name: str) -> None:
+def test_generation_blocks_are_rendered_as_in_transformers(name: str) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    said = [Message("user", "hi"), Message("assistant", "<hello> & you"), Message("user", "more")]
-    told = [[{"role": message.role, "content": message.content} for message in said]]
+    messages = [
+        Message("user", "hi"),
+        Message("assistant", "<hello> & you"),
+        Message("user", "more"),
+    ]
+    dictionaries = [[{"role": message.role, "content": message.content} for message in messages]]
     (expected,), _ = render_jinja_template(
-        told, chat_template=GENERATION[name], add_generation_prompt=True
+        dictionaries, chat_template=GENERATION[name], add_generation_prompt=True
     )
-    assert ChatTemplate(GENERATION[name]).render(said) == expected
+    assert ChatTemplate(GENERATION[name]).render(messages) == expected
 
 
-def test_a_template_that_was_rendered_long_ago_may_loop_again(monkeypatch):
+def test_each_rendering_has_its_own_time_limit(monkeypatch):
     template = ChatTemplate("{% for i in range(3) %}{{ i }}{% endfor %}")
     template.render(HELLO)
     monkeypatch.setattr("time.monotonic", lambda: 1e9)
     assert template.render(HELLO) == "012"
 
 
-def test_a_long_conversation_may_be_built_bit_by_bit():
+def test_long_conversation_may_be_built_in_small_steps():
     source = (
         "{% set ns = namespace(text='') %}{% for m in messages %}{% set ns.text = ns.text ~ m.role + m.content %}"
         "{% endfor %}{{ ns.text | replace('user', 'U') | trim }}{{ messages | map(attribute='role') | unique | join }}"
     )
-    turns = [Message("user", "word " * 1000)] * 60
+    messages = [Message("user", "word " * 1000)] * 60
     assert (
-        ChatTemplate(source).render(turns)
+        ChatTemplate(source).render(messages)
         == ("U" + "word " * 1000) * 59 + "U" + ("word " * 1000).strip() + "user"
     )
 
 
-def test_a_template_that_drops_the_system_prompt_is_noticed():
+def test_template_that_drops_the_system_message_is_detected():
     assert ChatTemplate(CHATML).accepts_system()
     assert not ChatTemplate("{{ messages[-1].content }}").accepts_system()
     assert not ChatTemplate(

@@ -1,4 +1,4 @@
-"""Reasoning is separated from the answer, in any pieces of a stream."""
+"""Thinking is separated from the reply, however the answer is divided into pieces."""
 
 import random
 
@@ -16,11 +16,11 @@ from llmcli.runtime.text.reasoning import (
 )
 from tests.fixtures.fakes import EOS, FakeModel, fake_runner
 
-WRITERS = "A model that writes about <think>tags</think> only writes."
+TEXT_ABOUT_TAGS = "A model that writes about <think>tags</think> only writes."
 
 
-def fed(pieces: list[str], inside: ThinkingTags | None = None) -> tuple[str, str]:
-    """(thought, said) of a stream in pieces."""
+def split(pieces: list[str], inside: ThinkingTags | None = None) -> tuple[str, str]:
+    """Return the thinking and the reply of an answer that arrives in pieces."""
     splitter = ThinkingSplitter(inside)
     found = [piece for text in pieces for piece in splitter.feed(text)] + splitter.finish()
     kinds = [piece.is_thinking for piece in found]
@@ -29,51 +29,51 @@ def fed(pieces: list[str], inside: ThinkingTags | None = None) -> tuple[str, str
 
 
 @pytest.mark.parametrize("tags", THINKING_TAGS, ids=lambda tags: tags.opening)
-def test_every_way_of_cutting_a_stream_gives_the_same(tags: ThinkingTags) -> None:
-    thought, said = (
+def test_result_does_not_depend_on_the_pieces(tags: ThinkingTags) -> None:
+    thinking, reply = (
         f"\n{tags.opening}Well < [ ◁ </ {tags.closing[:-1]}.{tags.closing}",
         "\n\nFour. " + tags.opening,
     )
-    text = thought + said
-    assert fed(list(text)) == (thought, said)
-    dice = random.Random(7)
+    text = thinking + reply
+    assert split(list(text)) == (thinking, reply)
+    random_numbers = random.Random(7)
     for _ in range(50):
-        cuts = sorted(dice.sample(range(1, len(text)), 3))
-        assert fed([text[a:b] for a, b in zip([0, *cuts], [*cuts, None], strict=True)]) == (
-            thought,
-            said,
+        cuts = sorted(random_numbers.sample(range(1, len(text)), 3))
+        assert split([text[a:b] for a, b in zip([0, *cuts], [*cuts, None], strict=True)]) == (
+            thinking,
+            reply,
         )
-    assert split_thinking(text) == (thought, said.lstrip())
+    assert split_thinking(text) == (thinking, reply.lstrip())
 
 
 @pytest.mark.parametrize("tags", THINKING_TAGS, ids=lambda tags: tags.opening)
-def test_a_prompt_that_opens_the_tags_is_seen_and_a_closed_one_is_not(tags: ThinkingTags) -> None:
+def test_open_tags_at_the_end_of_a_prompt_are_found(tags: ThinkingTags) -> None:
     assert find_opened_tags(f"<|assistant|>{tags.opening}\n") is tags
     assert find_opened_tags(f"<|assistant|>{tags.opening}\n\n{tags.closing}\n\n") is None
     text = f"Hm.{tags.closing}\nFour."
-    assert fed(list(text), tags) == (f"Hm.{tags.closing}", "\nFour.")
+    assert split(list(text), tags) == (f"Hm.{tags.closing}", "\nFour.")
 
 
 @pytest.mark.parametrize(
-    "text", ["", "  ", "Four.", "<thin ice>", WRITERS, "<", " [THIN", "</thinly>"]
+    "text", ["", "  ", "Four.", "<thin ice>", TEXT_ABOUT_TAGS, "<", " [THIN", "</thinly>"]
 )
-def test_what_does_not_begin_with_a_tag_is_said(text: str) -> None:
-    assert fed(list(text)) == fed([text]) == ("", text)
+def test_text_without_a_tag_at_its_start_is_the_reply(text: str) -> None:
+    assert split(list(text)) == split([text]) == ("", text)
     assert split_thinking(text) == ("", text)
 
 
 @pytest.mark.parametrize("text", ["<think>never done", "<think>", " <think>almost</think"])
-def test_thinking_that_is_cut_off_is_thinking(text: str) -> None:
-    assert fed(list(text)) == (text, "")
+def test_thinking_without_an_end_is_thinking(text: str) -> None:
+    assert split(list(text)) == (text, "")
     assert split_thinking(text) == (text, "")
 
 
-def test_nothing_thought_is_not_said() -> None:
-    assert fed(list("</think>\n\nFour.")) == ("</think>", "\n\nFour.")
+def test_closing_tag_alone_is_empty_thinking() -> None:
+    assert split(list("</think>\n\nFour.")) == ("</think>", "\n\nFour.")
 
 
-def test_nothing_is_lost_or_made_up() -> None:
-    dice = random.Random(3)
+def test_pieces_joined_are_the_text() -> None:
+    random_numbers = random.Random(3)
     words = [tag for tags in THINKING_TAGS for tag in (tags.opening, tags.closing)] + [
         " ",
         "\n",
@@ -84,12 +84,15 @@ def test_nothing_is_lost_or_made_up() -> None:
         "◁",
     ]
     for _ in range(500):
-        text = "".join(dice.choice(words)[: dice.randint(1, 40)] for _ in range(dice.randint(0, 6)))
-        assert "".join(fed(list(text))) == text
+        text = "".join(
+            random_numbers.choice(words)[: random_numbers.randint(1, 40)]
+            for _ in range(random_numbers.randint(0, 6))
+        )
+        assert "".join(split(list(text))) == text
 
 
-def test_tags_that_are_control_tokens_are_text_of_the_answer() -> None:
-    """As Magistral's; llama.cpp gives no text for a control token unless asked."""
+def test_tags_that_are_control_tokens_are_part_of_the_text() -> None:
+    """The tags of Magistral are control tokens, for which llama.cpp gives no text by default."""
     names = {258: b"[THINK]", 259: b"[/THINK]"}
 
     class Tagged(FakeModel):
@@ -112,15 +115,15 @@ def test_tags_that_are_control_tokens_are_text_of_the_answer() -> None:
         def show_as_text(self, token: int) -> None:
             self.shown.add(token)
 
-    said = [258, *b"Hm.", 259, *b"Four.", EOS]
+    answer = [258, *b"Hm.", 259, *b"Four.", EOS]
     prompt = (1, 2, 3)
-    like = fake_runner(lambda tokens: said[len(tokens) - len(prompt)])
+    fake = fake_runner(lambda tokens: answer[len(tokens) - len(prompt)])
     runner = Runner(
         OpenedParts(
-            like.header,
+            fake.header,
             Tagged(),  # type: ignore[arg-type]
-            like.context,
-            like.options,
+            fake.context,
+            fake.options,
             None,
             1.0,
             native_sampling=False,

@@ -1,4 +1,4 @@
-"""The template check on the two mistakes of shared GGUFs."""
+"""The check of a file's chat template against its vocabulary."""
 
 from pathlib import Path
 
@@ -9,11 +9,13 @@ import pytest
 from llmcli.errors import UserError
 from llmcli.runtime.text.template_check import template_report
 
-TURNS = "{% for m in messages %}<s{{ m.role }}>{{ m.content }}{end}{% endfor %}"
+TEMPLATE = "{% for m in messages %}<s{{ m.role }}>{{ m.content }}{end}{% endfor %}"
 
 
-def vocabulary(path: Path, template: str | None, *, add_bos: bool = True) -> Path:
-    """A file with a SentencePiece vocabulary of bytes and three specials, and a template."""
+def write_vocabulary(path: Path, template: str | None, *, add_bos: bool = True) -> Path:
+    """Write a GGUF with a SentencePiece vocabulary of bytes and control tokens, and a template.
+    Return its path.
+    """
     writer = gguf.GGUFWriter(path, "llama")
     for add, value in (
         (writer.add_context_length, 64),
@@ -41,48 +43,55 @@ def vocabulary(path: Path, template: str | None, *, add_bos: bool = True) -> Pat
     return path
 
 
-def test_a_sound_template_passes(tmp_path):
-    report = template_report(vocabulary(tmp_path / "a.gguf", TURNS.replace("{end}", "</s>")))
+def test_good_template_has_no_warnings(tmp_path):
+    report = template_report(
+        write_vocabulary(tmp_path / "a.gguf", TEMPLATE.replace("{end}", "</s>"))
+    )
     assert report.warnings == ()
     assert report.probes["one question"] == "<suser>What colour is the sky?</s>"
 
 
-def test_a_bos_that_would_come_twice_is_told(tmp_path):
-    twice = "{{ bos_token }}" + TURNS.replace("{end}", "</s>")
-    (warning,) = template_report(vocabulary(tmp_path / "a.gguf", twice)).warnings
+def test_warning_if_template_and_tokenizer_both_write_bos(tmp_path):
+    template = "{{ bos_token }}" + TEMPLATE.replace("{end}", "</s>")
+    (warning,) = template_report(write_vocabulary(tmp_path / "a.gguf", template)).warnings
     assert "doubled BOS" in warning
-    assert template_report(vocabulary(tmp_path / "b.gguf", twice, add_bos=False)).warnings == ()
+    assert (
+        template_report(write_vocabulary(tmp_path / "b.gguf", template, add_bos=False)).warnings
+        == ()
+    )
 
 
-def test_a_turn_that_ends_where_generation_would_not_stop_is_told(tmp_path):
+def test_warning_if_generation_would_not_stop_at_the_end_of_an_answer(tmp_path):
     (warning,) = template_report(
-        vocabulary(tmp_path / "a.gguf", TURNS.replace("{end}", "[turn]"))
+        write_vocabulary(tmp_path / "a.gguf", TEMPLATE.replace("{end}", "[turn]"))
     ).warnings
     assert "[turn]" in warning
     assert "not stop" in warning
 
 
-def test_a_template_that_hides_the_answer_is_told(tmp_path):
+def test_warning_if_the_template_leaves_out_the_answer(tmp_path):
     (warning,) = template_report(
-        vocabulary(tmp_path / "a.gguf", "{{ messages[0].content }}")
+        write_vocabulary(tmp_path / "a.gguf", "{{ messages[0].content }}")
     ).warnings
     assert "answer" in warning
 
 
-def test_a_base_model_and_a_raising_template_are_one_clear_error(tmp_path):
+def test_error_for_a_base_model_and_for_a_template_that_fails(tmp_path):
     with pytest.raises(UserError, match="no chat template"):
-        template_report(vocabulary(tmp_path / "a.gguf", None))
+        template_report(write_vocabulary(tmp_path / "a.gguf", None))
     with pytest.raises(UserError, match="never"):
-        template_report(vocabulary(tmp_path / "b.gguf", "{{ raise_exception('never') }}"))
+        template_report(write_vocabulary(tmp_path / "b.gguf", "{{ raise_exception('never') }}"))
 
 
 @pytest.mark.model
-def test_the_default_model_passes(smollm2):
+def test_default_model_has_no_warnings(smollm2):
     assert template_report(smollm2).warnings == ()
 
 
-def test_a_turn_that_the_next_one_ends_passes(tmp_path):
+def test_end_token_that_the_next_message_writes_is_found(tmp_path):
     ends = "{% for m in messages %}{% if m.role == 'user' %}</s>{% endif %}{{ m.role }}{{ m.content }}{% endfor %}"
-    assert template_report(vocabulary(tmp_path / "a.gguf", ends)).warnings == ()
-    (warning,) = template_report(vocabulary(tmp_path / "b.gguf", ends.replace("</s>", ""))).warnings
+    assert template_report(write_vocabulary(tmp_path / "a.gguf", ends)).warnings == ()
+    (warning,) = template_report(
+        write_vocabulary(tmp_path / "b.gguf", ends.replace("</s>", ""))
+    ).warnings
     assert "no end-of-generation token" in warning
