@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def run_child(request: "ServeRequest", socket: Socket) -> str:
-    """Serve with the model in a child process until a signal arrives. Return the name of the
-    signal.
+    """Start a child process that loads the model, and answer HTTP in this process until a signal
+    arrives. Return the name of the signal, such as SIGTERM.
 
     Raises UserError if the model cannot be opened at the start.
     """

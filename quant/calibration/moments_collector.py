@@ -234,8 +234,9 @@ class MomentsCollector:
         self.sums = {number: _empty_sums(inputs[number]) for number in numbers}
 
     def add(self, product: WeightProduct) -> None:
-        """Store the input rows of a product. They are stored only for the first weight of an input,
-        because all its weights share them. Products with weights of other groups are ignored.
+        """Store the input rows of a matrix product. Weights that multiply the same input, such as
+        attn_q, attn_k and attn_v, share its rows, so only the product of the first of them is
+        stored. Products whose input this collector does not measure are ignored.
         """
         number = self._number.get(product.name)
         if number is None:
@@ -413,8 +414,11 @@ def _add_first(into: MomentSums, matrix: int, rows: F32, mixes: Sequence[MixedRo
 
 
 def _add_expert(into: MomentSums, expert: int, rows: F32, token_slots: tuple[Any, ...]) -> None:
-    """Add the rows of one expert to its sums. `token_slots` are the tokens that are routed to the
-    expert, and the position of the expert among the experts of each token.
+    """Add the inputs of the tokens that are routed to `expert` to the expert's sums.
+
+    `rows` [tokens, 1 or slots, columns] are the inputs of all tokens; with one row a token, all its
+    experts read the same input. `token_slots` are two index arrays: the tokens that are routed to
+    the expert, and for each of them the slot of the expert among the token's experts.
     """
     tokens, slots = token_slots
     routed = rows[tokens, slots % rows.shape[1]]

@@ -58,7 +58,9 @@ def plain() -> None:
 
 @call
 def options() -> None:
-    """llm -o temperature, top_p, seed, stop, presence_penalty, logit_bias, json_object"""
+    """Check that the server obeys temperature, top_p, seed, stop, penalties, logit_bias and
+    json_object of `llm -o`.
+    """
     sampling = [
         "-o",
         "temperature",

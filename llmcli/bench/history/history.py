@@ -35,10 +35,10 @@ COLUMNS = "id, time, machine, build, model, sha256, content, test, document"
 class BenchRun:
     """One measured test.
 
-    `model`: the model's name as the user typed it. `sha256`: the hash of the model file; None:
-    unknown. `content`: the content fingerprint of the model file. `test`: the name of the test,
-    such as pp512. `document`: the JSON object that `bench -o json` prints. `id`: the run's number
-    in the history; None: not saved yet.
+    `model`: the model's name as the user typed it. `sha256`: the hash of the whole model file;
+    None: unknown. `content`: the `content_hash` of the model, a hash of its header and of samples
+    of its weights. `test`: the name of the test, such as pp512. `document`: the JSON object that
+    `bench -o json` prints. `id`: the run's number in the history; None: not saved yet.
     """
 
     time: str

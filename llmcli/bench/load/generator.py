@@ -82,11 +82,13 @@ class LoadLength:
 
 @dataclass(slots=True)
 class LoadRun:
-    """The recorded answers of one run of a load. Times are seconds of `time.perf_counter`.
+    """The answers to one load, which is a series of requests. Times are seconds of
+    `time.perf_counter`.
 
-    `answers`: all answers, including those that do not count. `began`: when the first counted
-    request was due. `ended`: the end of the measurement (see `LoadGenerator._ended`). `lateness`:
-    how late the client's event loop woke up, measured every HEARTBEAT_SECONDS. `cpu_seconds`: the
+    `answers`: all answers. Those to warm-up requests, and to requests that only keep the server
+    busy at the end, do not count in the statistics. `began`: when the first counted request was
+    due. `ended`: the end of the measurement (see `LoadGenerator._ended`). `lateness`: one value per
+    HEARTBEAT_SECONDS: how late the client's event loop woke up. `cpu_seconds`: the
     client's CPU time, which shows whether the client itself limited the speed. `was_stopped`: the
     run was ended early.
     """

@@ -282,8 +282,9 @@ def _json_grammar(text: str) -> str:
 
 
 def _schema_error(path: str, matcher: Any) -> UserError:
-    """Return the error for the schema at `path`, with the reason for which llguidance refused it.
-    `matcher`: the llguidance.LLMatcher that has the reason.
+    """Return the error for a JSON schema that llguidance refused. `path`: the JSON pointer of the
+    refused part in the whole schema, such as #/properties/name. `matcher`: the
+    llguidance.LLMatcher that has the reason.
     """
     reason = _error_reason(matcher)
     # the library's message suggests an option that would allow more than the schema does

@@ -42,7 +42,9 @@ class CacheMemory(Protocol):
 
 
 class BatchedMemory(CacheMemory, Protocol):
-    """A CacheMemory with the limits of one pass, which the scheduler uses."""
+    """A CacheMemory with the limits of one forward pass: rows of a batch, rows of a micro-batch, and
+    rows whose logits are computed. The scheduler plans passes within them.
+    """
 
     n_batch: int
     n_ubatch: int

@@ -13,9 +13,11 @@ from llmcli.serve.engine_thread.bridge import EngineBridge
 async def stream_documents(
     bridge: EngineBridge, form: ApiForm, client: str
 ) -> AsyncGenerator[Document, None]:
-    """Submit the requests of a form, and yield the chunks of its stream, or the complete response
-    if it does not stream. `client`: the client's id, for fair scheduling. Closing the generator
-    cancels the answers.
+    """Submit the engine requests of one API call, and yield the chunks of the streamed response, or
+    the whole response as one document if the call does not stream.
+
+    `form`: the parsed body of the call. `client`: the client's id, for fair scheduling. Closing the
+    generator cancels the answers.
     """
     requests = [replace(request, client=client) for request in form.requests]
     async with aclosing(bridge.answer(*requests, samples=form.n_samples)) as pending:

@@ -285,8 +285,11 @@ class _SentAnswer:
         self.position: StreamPosition | None = new_position()
 
     async def send(self, message: Message) -> None:
-        """Forward an ASGI message of a model to the client. If the model should continue a stream
-        but sends a new response instead, raise UpstreamBusy (status 429) or UpstreamLost.
+        """Forward an ASGI message from a model's process to the client.
+
+        If another process takes over an answer whose beginning was already sent, it must continue
+        the stream. Raises UpstreamBusy if it refuses with status 429, and UpstreamLost if it starts
+        any other new response.
         """
         marks = message.get(MARKS_KEY)
         message = {name: value for name, value in message.items() if name != MARKS_KEY}

@@ -115,8 +115,8 @@ class MethodSettings:
     def blockwise_writer(
         self, method: "Method", source: "Source", threads: int, config: "Config"
     ) -> "Callable[..., WriteReport]":
-        """Return the function that writes a plan block by block for --sequential. It has the
-        signature of `write_with_progress`.
+        """Return the function that quantizes and writes the model of a plan block by block
+        (--sequential). It has the signature of `write_with_progress`.
         """
         from llmcli.workflows.quantization import sequential
 

@@ -326,7 +326,7 @@ def make_normalizer(
 
 
 def _size(metadata: Mapping[str, MetadataValue]) -> int:
-    """Return the number of rows of the finished vocabulary."""
+    """Return the number of rows of the vocabulary in the GGUF, padding tokens included."""
     words = metadata["tokenizer.ggml.tokens"]
     assert isinstance(words, GgufArray), words
     return words.count

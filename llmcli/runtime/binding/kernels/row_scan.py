@@ -57,9 +57,11 @@ def declare_functions(library: Any) -> RowScan | None:
 
 
 class RowMaxima:
-    """A reusable buffer for the strand maxima of a row (row.c), and a mark whether it is filled in
-    for the row from which the next token is drawn. A scan for log-probabilities fills it in, so
-    that the draw need not scan the row again.
+    """A reusable buffer for the maximum of each strand of a row of logits. A strand is a fixed
+    subset of the logits (row.c).
+
+    A scan for log-probabilities fills the buffer in, and then the next token is drawn without
+    scanning the row again. A flag says whether the buffer belongs to the row that is drawn from.
 
     `scan`: the C functions, or None if the build does not contain them. Without them the buffer is
     never filled in.
