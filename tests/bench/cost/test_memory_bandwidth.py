@@ -58,8 +58,10 @@ def test_caches_that_cores_share_are_counted_once(tmp_path, monkeypatch):
             }
             for name, text in files.items():
                 (folder / name).write_text(text + "\n")
-    monkeypatch.setattr(host, "_caches", lambda cpu: sorted((tmp_path / str(cpu)).glob("index*")))
+    monkeypatch.setattr(
+        host, "_cache_folders", lambda cpu: sorted((tmp_path / str(cpu)).glob("index*"))
+    )
     monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert host.last_cache_bytes() == 2048 * 1024
-    monkeypatch.setattr(host, "_caches", lambda cpu: [])
+    monkeypatch.setattr(host, "_cache_folders", lambda cpu: [])
     assert host.last_cache_bytes() is None
