@@ -47,7 +47,7 @@ MAX_FILE_BYTES = 1 << 12  # maximum size of the file of a result
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """The conditions of a measurement. Results are saved by them."""
+    """The conditions of a measurement. A saved result is used only for equal conditions."""
 
     heads: HeadShape
     type_k: str

@@ -266,11 +266,12 @@ def scoring_outputs(header: ModelHeader) -> int:
 
 
 def offload_bytes(free_bytes: int | None) -> int:
-    """Return how many bytes of host memory the KV cells of running answers may take that are
-    offloaded because the pool of cells is full. `free_bytes`: free host memory; None if unknown.
+    """Return the maximum number of bytes of host memory for offloaded KV cells: those of running
+    answers that were moved out of the full pool of cells. `free_bytes`: free host memory; None if
+    unknown.
 
-    The result is at most a quarter of `free_bytes`, because the cells of finished answers may take
-    as much again.
+    The result is at most a quarter of `free_bytes`, because the offloaded cells of finished answers
+    may take as much again.
     """
     return OFFLOAD_BYTES if free_bytes is None else min(OFFLOAD_BYTES, max(0, free_bytes) // 4)
 

@@ -33,7 +33,8 @@ def to_lark(text: str) -> str:
 
 def check_gbnf(text: str) -> list[str]:
     """Check a GBNF grammar that llama.cpp's own engine will use. Return the texts of the tokens
-    that the grammar contains by name, such as <|im_end|>, because only a model knows them.
+    that the grammar contains by name, such as <|im_end|>. The caller checks that the model has
+    them.
 
     Raises UserError with the line and column when the grammar is not valid.
     """

@@ -45,9 +45,9 @@ class PlainStrategy:
     def accept(
         self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
     ) -> tuple[list[Event], Finish | None]:
-        """Draw one token from the single row, and append it to the sequence. Return its event, and
-        the reason to finish if the answer ends. An end token has no event, except when the request
-        also scores its prompt.
+        """Draw one token from the single row of logits, and append it to the sequence. Return the
+        token's event, and the reason to finish if the answer ends. An end token has no event,
+        except when the request also scores its prompt.
 
         Raises UserError when the first row of the answer contains NaN.
         """
