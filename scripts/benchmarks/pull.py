@@ -184,7 +184,7 @@ def make_checkpoint(megabytes: int, target: Path) -> Path:
 
     hidden = 1024
     layer = 2 * hidden * hidden * (3 + 3 * 11 / 4)
-    return tiny_checkpoint.grown(
+    return tiny_checkpoint.random_llama(
         STORIES, target, hidden=hidden, layers=max(1, math.ceil(megabytes * 1e6 / layer)), shards=4
     )
 

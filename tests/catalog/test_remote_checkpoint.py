@@ -26,7 +26,7 @@ SAMPLE_BYTES = 64 * 4096
 @pytest.fixture(scope="session")
 def folder(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of 25 MB in three shards."""
-    return tiny_checkpoint.grown(stories, tmp_path_factory.mktemp("checkpoint") / "grown")
+    return tiny_checkpoint.random_llama(stories, tmp_path_factory.mktemp("checkpoint") / "grown")
 
 
 @pytest.fixture

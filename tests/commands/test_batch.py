@@ -284,7 +284,7 @@ def model(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("grown")
     checkpoint, out = (
-        tiny_checkpoint.grown(stories, folder / "model", hidden=256, layers=2, shards=1),
+        tiny_checkpoint.random_llama(stories, folder / "model", hidden=256, layers=2, shards=1),
         folder / "q8.gguf",
     )
     write.write_model(

@@ -149,10 +149,10 @@ def test_types_of_the_head_and_the_embedding_can_be_set(run, model: Path, tmp_pa
 
 
 def test_folds_are_chosen_reported_and_recorded_in_the_file(run, tmp_path: Path) -> None:
-    from tests.quant.upstream import collected, write_gguf
+    from tests.quant.upstream import random_sums, write_gguf
 
     model = tiny_gguf.llama(tmp_path / "model.gguf", hidden=64, ff=128, layers=1)
-    out, weights = tmp_path / "x.gguf", write_gguf(tmp_path / "imatrix.gguf", collected(model))
+    out, weights = tmp_path / "x.gguf", write_gguf(tmp_path / "imatrix.gguf", random_sums(model))
     code, stdout, err = run(
         "quantize", model, "--q4_0", "--imatrix", weights, "--fold", "awq,deal", "-o", out, "--json"
     )
@@ -171,9 +171,9 @@ def test_folds_are_chosen_reported_and_recorded_in_the_file(run, tmp_path: Path)
 
 
 def test_imatrix_is_used_and_named_in_the_document(run, model: Path, tmp_path: Path) -> None:
-    from tests.quant.upstream import collected, write_gguf
+    from tests.quant.upstream import random_sums, write_gguf
 
-    out, weights = tmp_path / "x.gguf", write_gguf(tmp_path / "imatrix.gguf", collected(model))
+    out, weights = tmp_path / "x.gguf", write_gguf(tmp_path / "imatrix.gguf", random_sums(model))
     code, stdout, err = run("quantize", model, "--q4_0", "--imatrix", weights, "-o", out, "--json")
     assert code == 0
     document = json.loads(stdout)

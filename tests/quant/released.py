@@ -1,6 +1,4 @@
-"""config.json of released checkpoints, as published: every key that says something of the graph, in
-its spelling.
-"""
+"""The config.json of released checkpoints, with all published keys that may affect the graph."""
 
 from typing import Any
 
@@ -10,8 +8,7 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 8192,
     "rope_type": "llama3",
 }
-# Left out of each: dropouts, ranges of initialisation, versions, what training or caching alone
-# reads.
+# Left out are dropouts, initializer ranges, versions, and keys for training or caching only.
 CONFIGS: dict[str, dict[str, Any]] = {
     "Llama-2-7b-hf": {
         "architectures": ["LlamaForCausalLM"],

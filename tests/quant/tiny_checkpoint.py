@@ -1,4 +1,4 @@
-"""Checkpoint folders for tests: safetensors written by hand, and copies of a folder with changes."""
+"""Checkpoint folders for tests: safetensors files, changed copies, and larger random models."""
 
 import json
 import shutil
@@ -10,24 +10,28 @@ import numpy as np
 
 
 def save(file: Path, tensors: dict[str, np.ndarray], dtype: str = "F32") -> Path:
-    """Write a safetensors file; BF16 keeps the upper half of each float."""
+    """Write F32 arrays as a safetensors file of type `dtype`, and return `file`.
+
+    BF16 truncates: it takes the upper 16 bits of each float.
+    """
     header: dict[str, Any] = {}
-    blobs, at = [], 0
+    blobs, offset = [], 0
     for name, values in tensors.items():
         blob = encode(values, dtype)
         header[name] = {
             "dtype": dtype,
             "shape": list(values.shape),
-            "data_offsets": [at, at + len(blob)],
+            "data_offsets": [offset, offset + len(blob)],
         }
         blobs.append(blob)
-        at += len(blob)
+        offset += len(blob)
     text = json.dumps(header).encode()
     file.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
     return file
 
 
 def encode(values: np.ndarray, dtype: str) -> bytes:
+    """Return the bytes of an array as F32, F16 or BF16."""
     values = np.ascontiguousarray(values, np.float32)
     if dtype == "BF16":
         return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
@@ -35,13 +39,13 @@ def encode(values: np.ndarray, dtype: str) -> bytes:
 
 
 def copy(folder: Path, target: Path, **changes: Any) -> Path:
-    """A copy of a folder whose config.json has other values; None takes a key out."""
+    """Copy a folder, change values of its config.json, and return `target`. None removes a key."""
     shutil.copytree(folder, target)
     edit(target / "config.json", **changes)
     return target
 
 
-def grown(
+def random_llama(
     folder: Path,
     target: Path,
     *,
@@ -50,8 +54,9 @@ def grown(
     shards: int = 3,
     seed: int = 0,
 ) -> Path:
-    """A llama with the config and the tokenizer of `folder`, larger: random BF16 weights in several
-    shards.
+    """Write a larger Llama with random BF16 weights in several shards, and return `target`.
+
+    Its other settings and its tokenizer are those of `folder`.
     """
     ff, rng = hidden * 11 // 4, np.random.default_rng(seed)
     copy(
@@ -81,32 +86,35 @@ def grown(
         "model.norm": (hidden,),
     }
     shapes |= {
-        f"model.layers.{at}.{name}": shape for at in range(layers) for name, shape in block.items()
+        f"model.layers.{layer}.{name}": shape
+        for layer in range(layers)
+        for name, shape in block.items()
     }
-    names, places = sorted(shapes), {}
+    names, weight_map = sorted(shapes), {}
     for number in range(shards):
         shard = f"model-{number + 1:05}-of-{shards:05}.safetensors"
-        mine = names[number * len(names) // shards : (number + 1) * len(names) // shards]
+        shard_names = names[number * len(names) // shards : (number + 1) * len(names) // shards]
         values = {
-            f"{name}.weight": rng.standard_normal(shapes[name], np.float32) * 0.05 for name in mine
+            f"{name}.weight": rng.standard_normal(shapes[name], np.float32) * 0.05
+            for name in shard_names
         }
         save(target / shard, values, "BF16")
-        places |= dict.fromkeys(values, shard)
+        weight_map |= dict.fromkeys(values, shard)
     (target / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": places})
+        json.dumps({"metadata": {}, "weight_map": weight_map})
     )
     return target
 
 
 def edit(file: Path, **changes: Any) -> None:
-    """Change values of a JSON object in a file."""
+    """Change values of the JSON object in a file, which may not exist. None removes a key."""
     values = json.loads(file.read_text()) if file.exists() else {}
     values = {key: value for key, value in (values | changes).items() if value is not None}
     file.write_text(json.dumps(values))
 
 
 def read(file: Path) -> dict[str, np.ndarray]:
-    """All tensors of a float32 safetensors file."""
+    """Return all tensors of a safetensors file in F32, by name."""
     data = file.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])

@@ -1,4 +1,4 @@
-"""Tiny model files for tests: random weights of any shape, written with the gguf package."""
+"""Tiny GGUF models for tests: random weights of any shape, written with the gguf package."""
 
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,12 @@ def llama(
     settings: dict[str, Any] | None = None,
     without: tuple[str, ...] = (),
 ) -> Path:
-    """A random model of the Llama family, loadable by llama.cpp where arch is llama; `extra` adds
-    tensors, `settings` metadata of the architecture, `without` are endings of names that are left
-    out.
+    """Write a random model with the tensors of Llama, and return `path`.
+
+    llama.cpp can load it if `arch` is llama. `extra` adds tensors by name and shape, `settings`
+    adds metadata of the architecture, and tensors whose names end with one of `without` are left
+    out. A negative `vocab` gives a byte-level BPE vocabulary of that size, otherwise the
+    vocabulary is SentencePiece.
     """
     writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(64)
@@ -36,7 +39,7 @@ def llama(
     writer.add_feed_forward_length(ff)
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
-    more = {"rope.dimension_count": hidden // heads, **(settings or {})}
+    metadata = {"rope.dimension_count": hidden // heads, **(settings or {})}
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_layer_norm_eps(1e-5)
     writer.add_file_type(0)
@@ -49,14 +52,14 @@ def llama(
         writer.add_sliding_window(16)
         writer.add_key_length(hidden // heads)
         writer.add_value_length(hidden // heads)
-    add: dict[type, Any] = {
+    add_by_type: dict[type, Any] = {
         str: writer.add_string,
         float: writer.add_float32,
         int: writer.add_uint32,
         bool: writer.add_bool,
     }
-    for key, value in more.items():
-        add[type(value)](f"{arch}.{key}", value)
+    for key, value in metadata.items():
+        add_by_type[type(value)](f"{arch}.{key}", value)
     random = np.random.default_rng(seed)
     for name, shape in {
         **_shapes(hidden, ff, layers, heads, kv_heads, tied, experts, vocab),
@@ -75,7 +78,7 @@ def llama(
 
 
 def mamba(path: Path, hidden: int = 32, layers: int = 2) -> Path:
-    """A random Mamba: state that is not kept by position."""
+    """Write a random Mamba, whose state has no positions, and return `path`."""
     inner, state, rank, kernel = 2 * hidden, 16, 4, 4
     writer = gguf.GGUFWriter(path, "mamba")
     writer.add_context_length(1024)
@@ -120,7 +123,7 @@ def mamba(path: Path, hidden: int = 32, layers: int = 2) -> Path:
 
 
 def vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
-    """A SentencePiece vocabulary: three specials, all bytes, and made-up words."""
+    """Add a SentencePiece vocabulary: three special tokens, all bytes, and invented words."""
     tokens = [
         "<unk>",
         "<s>",
@@ -138,7 +141,7 @@ def vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
 
 
 def byte_level(writer: gguf.GGUFWriter, size: int) -> None:
-    """A byte-level BPE vocabulary: all bytes, two specials, and made-up pairs with their merges."""
+    """Add a byte-level BPE vocabulary: all bytes, two special tokens, and pairs of bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = [chr(b) for b in printable] + [chr(256 + i) for i in range(256 - len(printable))]
     pairs = [(letters[i], letters[i + 1]) for i in range(size - 258)]
@@ -154,7 +157,7 @@ def byte_level(writer: gguf.GGUFWriter, size: int) -> None:
 def gemma3(
     path: Path, hidden: int = 32, layers: int = 2, settings: dict[str, Any] | None = None
 ) -> Path:
-    """A random Gemma 3: sliding window, norms before and behind, norms of queries and keys."""
+    """Write a random Gemma 3 with a sliding window and all its norms, and return `path`."""
     head = hidden // 4
     extra = {
         f"blk.{i}.{role}.weight": (size,)
@@ -188,7 +191,7 @@ def _shapes(
     experts: int,
     vocab: int,
 ) -> dict[str, tuple[int, ...]]:
-    kv, many = hidden // heads * kv_heads, (experts,) if experts else ()
+    kv, expert_axis = hidden // heads * kv_heads, (experts,) if experts else ()
     suffix = "_exps" if experts else ""
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (vocab, hidden),
@@ -202,9 +205,9 @@ def _shapes(
             f"blk.{i}.attn_v.weight": (kv, hidden),
             f"blk.{i}.attn_output.weight": (hidden, hidden),
             f"blk.{i}.ffn_norm.weight": (hidden,),
-            f"blk.{i}.ffn_gate{suffix}.weight": (*many, ff, hidden),
-            f"blk.{i}.ffn_up{suffix}.weight": (*many, ff, hidden),
-            f"blk.{i}.ffn_down{suffix}.weight": (*many, hidden, ff),
+            f"blk.{i}.ffn_gate{suffix}.weight": (*expert_axis, ff, hidden),
+            f"blk.{i}.ffn_up{suffix}.weight": (*expert_axis, ff, hidden),
+            f"blk.{i}.ffn_down{suffix}.weight": (*expert_axis, hidden, ff),
         }
         if experts:
             shapes[f"blk.{i}.ffn_gate_inp.weight"] = (experts, hidden)

@@ -1,6 +1,4 @@
-"""llama.cpp's own quantizer (llama_model_quantize), and importance files as its tools write them:
-the oracle.
-"""
+"""The references of the tests: llama.cpp's quantizer, and imatrix files as its tools write them."""
 
 import ctypes
 import struct
@@ -17,10 +15,10 @@ from quant.model_file import read_header
 from quant.native import ggml
 from tests.quant import tiny_gguf
 
-QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
+SILENT_LOG = llama_cpp.llama_log_callback(lambda level, text, data: None)
 
 
-def slim(
+def thin_model(
     path: Path,
     layers: int,
     *,
@@ -31,16 +29,19 @@ def slim(
     fused: bool = False,
     **settings: Any,
 ) -> Path:
-    """A model of few rows, quick to quantize; llama.cpp's quantizer holds no shape against another."""
+    """Write a model of `rows` rows per matrix, which is quick to quantize, and return `path`.
+
+    llama.cpp cannot run it, but its quantizer does not check that shapes fit together.
+    """
     shapes = {"token_embd.weight": (rows, columns)} | (
         {} if tied else {"output.weight": (rows, columns)}
     )
-    suffix, many = ("_exps", (experts,)) if experts else ("", ())
+    suffix, expert_axis = ("_exps", (experts,)) if experts else ("", ())
     for i in range(layers):
         names = ("attn_q", "attn_k", "attn_v", "attn_output", *(("attn_qkv",) if fused else ()))
         shapes |= {f"blk.{i}.{name}.weight": (rows, columns) for name in names}
         shapes |= {
-            f"blk.{i}.ffn_{name}{suffix}.weight": (*many, rows, columns)
+            f"blk.{i}.ffn_{name}{suffix}.weight": (*expert_axis, rows, columns)
             for name in ("gate", "up", "down")
         }
     return tiny_gguf.llama(
@@ -50,7 +51,11 @@ def slim(
 
 @dataclass(frozen=True)
 class Settings:
-    """What llama_model_quantize_params offers; `importance` are mean squares by tensor name."""
+    """Settings of llama_model_quantize_params.
+
+    `importance` has the mean squares by tensor name. `head` and `embedding` are types of these
+    tensors, and `patterns` are pairs of a regular expression and the type of matching tensors.
+    """
 
     importance: Mapping[str, np.ndarray] = field(default_factory=dict)
     head: str | None = None
@@ -61,8 +66,8 @@ class Settings:
 
 
 def quantize(source: Path, out: Path, number: int, settings: Settings = Settings()) -> bool:
-    """Make `out` of file type `number`; whether llama.cpp agreed to."""
-    llama_cpp.llama_log_set(QUIET, None)
+    """Quantize with llama.cpp to the file type `number`, and return whether it succeeded."""
+    llama_cpp.llama_log_set(SILENT_LOG, None)
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize, params.nthread, params.pure = (
         number,
@@ -82,14 +87,14 @@ def quantize(source: Path, out: Path, number: int, settings: Settings = Settings
         overrides.append((None, len(ggml.TYPE_NUMBERS)))
         params.tt_overrides = (llama_cpp.llama_model_tensor_override * len(overrides))(*overrides)
     if settings.importance:
-        kept = {
+        importance = {
             name: np.ascontiguousarray(values, np.float32)
             for name, values in settings.importance.items()
         }
         pointer = ctypes.POINTER(ctypes.c_float)
         data = [
             (name.encode(), values.ctypes.data_as(pointer), values.size)
-            for name, values in kept.items()
+            for name, values in importance.items()
         ]
         data.append((None, None, 0))
         params.imatrix = (llama_cpp.llama_model_imatrix_data * len(data))(*data)
@@ -101,29 +106,30 @@ def quantize(source: Path, out: Path, number: int, settings: Settings = Settings
     )
 
 
-def content(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """Type, shape and bytes of every tensor."""
-    found = {}
+def tensor_contents(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Return the type, shape and bytes of each tensor by name."""
+    contents = {}
     for tensor in read_header.read_header(path).tensors:
         with tensor.file.open("rb") as stream:
             stream.seek(tensor.offset)
-            found[tensor.name] = (tensor.type, tensor.shape, stream.read(tensor.nbytes))
-    return found
+            contents[tensor.name] = (tensor.type, tensor.shape, stream.read(tensor.nbytes))
+    return contents
 
 
 def assert_same(ours: Path, theirs: Path) -> None:
-    """Every tensor has the same type, shape and bytes."""
-    mine, other = content(ours), content(theirs)
-    assert {name: value[:2] for name, value in mine.items()} == {
-        name: value[:2] for name, value in other.items()
+    """Assert that all tensors of two files have the same type, shape and bytes."""
+    our_tensors, their_tensors = tensor_contents(ours), tensor_contents(theirs)
+    assert {name: value[:2] for name, value in our_tensors.items()} == {
+        name: value[:2] for name, value in their_tensors.items()
     }
-    assert [name for name in mine if mine[name] != other[name]] == []
+    assert [name for name in our_tensors if our_tensors[name] != their_tensors[name]] == []
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What llama-imatrix collected for one weight: sums of squares [matrices, columns], how often
-    for each.
+    """The data of llama-imatrix for one weight.
+
+    `sums` are the sums of squares [matrices, columns], and `counts` the rows of each matrix.
     """
 
     sums: np.ndarray
@@ -131,15 +137,18 @@ class Sums:
 
     @property
     def means(self) -> np.ndarray:
-        """What a quantizer makes of it; ones for an expert never seen."""
+        """The mean squares [matrices, columns]; ones for an expert without rows."""
         counts = self.counts.astype(np.float32)[:, None]
         return np.divide(self.sums, counts, out=np.ones_like(self.sums), where=counts > 0)
 
 
-def collected(model: Path, *, unseen: bool = True, seed: int = 3) -> dict[str, Sums]:
-    """Made-up sums for every matrix of the blocks and the head, no expert 0 of block 1 among them."""
+def random_sums(model: Path, *, unseen: bool = True, seed: int = 3) -> dict[str, Sums]:
+    """Return random sums for all matrices of the blocks and for the head.
+
+    With `unseen`, expert 0 of block 1 has no rows.
+    """
     random = np.random.default_rng(seed)
-    found = {}
+    sums = {}
     for tensor in read_header.read_header(model).tensors:
         if (
             len(tensor.shape) < 2
@@ -152,20 +161,20 @@ def collected(model: Path, *, unseen: bool = True, seed: int = 3) -> dict[str, S
         counts = random.integers(1, 900, matrices)
         counts[0] = 0 if unseen and matrices > 1 and tensor.name.startswith("blk.1.") else counts[0]
         scale = np.exp(random.normal(0, 1.5, (matrices, tensor.columns)))
-        found[tensor.name] = Sums((scale * counts[:, None]).astype(np.float32), counts)
-    return found
+        sums[tensor.name] = Sums((scale * counts[:, None]).astype(np.float32), counts)
+    return sums
 
 
 def write_gguf(path: Path, sums: Mapping[str, Sums], *, chunks: int = 7) -> Path:
-    """The GGUF form, written with the gguf package."""
+    """Write an imatrix in GGUF with the gguf package, and return `path`."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_type("imatrix")
     writer.add_array("imatrix.datasets", ["wiki.txt", "code.txt"])
     writer.add_uint32("imatrix.chunk_count", chunks)
     writer.add_uint32("imatrix.chunk_size", 512)
-    for name, found in sorted(sums.items()):
-        writer.add_tensor(f"{name}.in_sum2", found.sums)
-        writer.add_tensor(f"{name}.counts", found.counts.astype(np.float32)[:, None])
+    for name, entry in sorted(sums.items()):
+        writer.add_tensor(f"{name}.in_sum2", entry.sums)
+        writer.add_tensor(f"{name}.counts", entry.counts.astype(np.float32)[:, None])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -176,16 +185,19 @@ def write_gguf(path: Path, sums: Mapping[str, Sums], *, chunks: int = 7) -> Path
 def write_dat(
     path: Path, sums: Mapping[str, Sums], *, chunks: int = 7, dataset: bytes = b"wiki.txt"
 ) -> Path:
-    """The older form: (sum / count) * calls, an expert never seen as ones."""
-    parts = [struct.pack("<i", len(sums))]
-    for name, found in sums.items():
-        values = (found.means * np.float32(chunks)).astype("<f4")
-        parts += [
+    """Write an imatrix in the older dat format, and return `path`.
+
+    The format stores mean squares times the number of chunks, with ones for an expert without rows.
+    """
+    blobs = [struct.pack("<i", len(sums))]
+    for name, entry in sums.items():
+        values = (entry.means * np.float32(chunks)).astype("<f4")
+        blobs += [
             struct.pack("<i", len(name)),
             name.encode(),
             struct.pack("<ii", chunks, values.size),
         ]
-        parts.append(values.tobytes())
-    parts += [struct.pack("<ii", chunks, len(dataset)), dataset] if dataset else []
-    path.write_bytes(b"".join(parts))
+        blobs.append(values.tobytes())
+    blobs += [struct.pack("<ii", chunks, len(dataset)), dataset] if dataset else []
+    path.write_bytes(b"".join(blobs))
     return path

@@ -1,7 +1,7 @@
-"""Tokenizer folders for tests: rebuilt from vocabulary-only GGUFs, whose expected ids lie beside
-them, or written.
+"""Tokenizer folders for tests, and their conversion with verification.
 
-And the proof of a folder, as the commands ask for it.
+Some folders are reconstructed from GGUF files of llama.cpp that have only a vocabulary. Files next
+to them have test strings with the expected token ids.
 """
 
 import json
@@ -19,10 +19,10 @@ from quant.tokenizer.pre_tokenizer import CJK, DEEPSEEK, LLAMA3, QWEN2, QWEN35
 from quant.tokenizer.verify import verify
 from quant.tokenizer.verify.verify import VocabularyVerification
 
-HERE = Path(__file__).parents[3] / "shared" / "assets" / "vocab"
+SHARED_VOCABULARIES = Path(__file__).parents[3] / "shared" / "assets" / "vocab"
 SEPARATOR = "\n__ggml_vocab_test__\n"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-# The steps of each model's published tokenizer.json, and whether it puts whole words before merges.
+# The pre-tokenizer steps of each published tokenizer.json, and its setting ignore_merges.
 STEPS: dict[str, tuple[tuple[str, ...], bool]] = {
     "gpt-2": (("gpt2",), False),
     "mpt": (("gpt2",), False),
@@ -36,22 +36,22 @@ STEPS: dict[str, tuple[tuple[str, ...], bool]] = {
     "deepseek-coder": (("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK, "digits"), False),
     "falcon": (("punctuation", "gpt2", "numbers", "[0-9][0-9][0-9]"), False),
 }
-PIECES = ("llama-spm", "phi-3")
+SENTENCEPIECE_MODELS = ("llama-spm", "phi-3")
 
 
-def prove(
+def convert_and_verify(
     folder: Path, size: int | None, out: Path, pre: str | None = None, **changes: Any
 ) -> VocabularyVerification:
-    """Convert a folder's vocabulary, let llama.cpp load it, compare.
+    """Convert a folder's vocabulary to `out`, load it with llama.cpp, and verify its token ids.
 
-    Without a `size`, as for a model whose config names none; `changes` (kind, value) are made to
-    the file's entries.
+    `size` is the vocabulary size of the config, or None for a config without it. `changes` replace
+    tokenizer.ggml entries of the file, each by a pair of type and value.
     """
     config = CheckpointConfig({} if size is None else {"vocab_size": size}, "config.json")
-    found = vocabulary.load_vocabulary(
+    loaded = vocabulary.load_vocabulary(
         CheckpointFolder(folder), config, pre, size_from_tokenizer=size is None
     )
-    entries = {"general.architecture": encode_entry("string", "llama")} | dict(found.entries)
+    entries = {"general.architecture": encode_entry("string", "llama")} | dict(loaded.entries)
     entries |= {f"tokenizer.ggml.{name}": encode_entry(*change) for name, change in changes.items()}
     out.write_bytes(lay_out_file(list(entries.items()), [], 32).header)
     header = read_header.read_header(out)
@@ -60,30 +60,31 @@ def prove(
         return verify.verify_vocabulary(folder, header.metadata, model, pre)
 
 
-def files() -> list[Path]:
-    """Every vocabulary with expected ids: the shared ones, and those of llama.cpp's source
-    distribution if here.
+def vocabulary_files() -> list[Path]:
+    """Return the paths of all vocabulary files with expected ids.
+
+    They are in the shared assets and, if it exists, in the source distribution of llama.cpp.
     """
-    found = {
+    paths = {
         path.name: path
-        for folder in (_sources(), HERE)
+        for folder in (_sources(), SHARED_VOCABULARIES)
         if folder
         for path in folder.glob("ggml-vocab-*.gguf")
     }
     return [
-        path for _, path in sorted(found.items()) if path.with_name(f"{path.name}.out").is_file()
+        path for _, path in sorted(paths.items()) if path.with_name(f"{path.name}.out").is_file()
     ]
 
 
 def _sources() -> Path | None:
     for folder in (Path(__file__).parents[3], Path(__file__).parents[4]):
-        for found in folder.glob("llama_cpp_python-*/vendor/llama.cpp/models"):
-            return found
+        for folder_path in folder.glob("llama_cpp_python-*/vendor/llama.cpp/models"):
+            return folder_path
     return None
 
 
-def expected(path: Path) -> list[tuple[str, list[int]]]:
-    """The strings and ids that llama.cpp's own tests compare."""
+def expected_ids(path: Path) -> list[tuple[str, list[int]]]:
+    """Return the strings and expected token ids that llama.cpp's tests use for a vocabulary."""
     texts = path.with_name(f"{path.name}.inp").read_bytes().decode().split(SEPARATOR)
     lines = path.with_name(f"{path.name}.out").read_text().split("\n")
     return [
@@ -92,8 +93,8 @@ def expected(path: Path) -> list[tuple[str, list[int]]]:
     ]
 
 
-def rebuild(path: Path, folder: Path) -> int:
-    """Write the checkpoint's tokenizer files; returns the size of the vocabulary."""
+def write_tokenizer(path: Path, folder: Path) -> int:
+    """Write the tokenizer files of a vocabulary to `folder`, and return the vocabulary size."""
     name, metadata = (
         path.name.removeprefix("ggml-vocab-").removesuffix(".gguf"),
         read_header.read_header(path).metadata,
@@ -102,13 +103,13 @@ def rebuild(path: Path, folder: Path) -> int:
         metadata[f"tokenizer.ggml.{key}"].read_values() for key in ("tokens", "token_type")
     )
     folder.mkdir()
-    if name in PIECES:
+    if name in SENTENCEPIECE_MODELS:
         scores = metadata["tokenizer.ggml.scores"].read_values()
         (folder / "tokenizer.model").write_bytes(
-            sentencepiece(list(zip(tokens, scores, types, strict=True)))
+            build_sentencepiece(list(zip(tokens, scores, types, strict=True)))
         )
         return len(tokens)
-    steps, whole = STEPS[name]
+    steps, whole_words_first = STEPS[name]
     added = [
         {
             "id": index,
@@ -128,18 +129,20 @@ def rebuild(path: Path, folder: Path) -> int:
         if kind != UNUSED
     }
     merges = metadata["tokenizer.ggml.merges"].read_values()
-    (folder / "tokenizer.json").write_text(json.dumps(bytewise(words, merges, steps, added, whole)))
+    (folder / "tokenizer.json").write_text(
+        json.dumps(bpe_tokenizer_json(words, merges, steps, added, whole_words_first))
+    )
     return len(tokens)
 
 
-def bytewise(
+def bpe_tokenizer_json(
     words: dict[str, int],
     merges: list[Any],
     steps: tuple[str, ...],
     added: list[dict[str, Any]],
-    whole: bool,
+    whole_words_first: bool,
 ) -> dict[str, Any]:
-    """A tokenizer.json of byte-level BPE."""
+    """Return the content of a tokenizer.json with byte-level BPE."""
     return {
         "version": "1.0",
         "truncation": None,
@@ -162,31 +165,31 @@ def bytewise(
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": whole,
+            "ignore_merges": whole_words_first,
             "vocab": words,
             "merges": merges,
         },
     }
 
 
-def sentencepiece(
+def build_sentencepiece(
     pieces: list[tuple[str, float, int]], kind: int = 2, **settings: bool | bytes
 ) -> bytes:
-    """A tokenizer.model with these pieces (text, score, type); `kind` 2 is BPE, 1 unigram.
+    """Return the bytes of a tokenizer.model with these pieces (text, score, type).
 
-    `settings` are by the names of their fields; a BPE model merges no spaces unless they say so, as
-    Llama's.
+    `kind` is the model type: 1 is unigram, 2 is BPE. `settings` are fields of the trainer and
+    normalizer specs. remove_extra_whitespaces is false by default for BPE, as in Llama.
     """
     data = b""
     for text, score, piece in pieces:
         word = _field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + _field(3, piece)
         data += _field(1, word)
-    said = {"remove_extra_whitespaces": kind != 2} | settings
+    fields = {"remove_extra_whitespaces": kind != 2} | settings
     trainer = _field(3, kind) + b"".join(
-        _field(TRAINER[name], said[name]) for name in said if name in TRAINER
+        _field(TRAINER[name], fields[name]) for name in fields if name in TRAINER
     )
     normalizer = b"".join(
-        _field(NORMALIZER[name], said[name]) for name in said if name in NORMALIZER
+        _field(NORMALIZER[name], fields[name]) for name in fields if name in NORMALIZER
     )
     return data + _field(2, trainer) + _field(3, normalizer)
 
@@ -207,8 +210,8 @@ def _field(number: int, value: int | bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    found = b""
+    encoded = b""
     while value > 127:
-        found += bytes([value & 127 | 128])
+        encoded += bytes([value & 127 | 128])
         value >>= 7
-    return found + bytes([value])
+    return encoded + bytes([value])

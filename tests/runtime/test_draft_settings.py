@@ -38,7 +38,7 @@ def runner(
     """A runner of a small random Llama with heads of 64, whose KV cache can be quantized."""
     temporary = tmp_path_factory.mktemp("grown")
     folder, file = (
-        tiny_checkpoint.grown(stories, temporary / "folder", layers=2),
+        tiny_checkpoint.random_llama(stories, temporary / "folder", layers=2),
         temporary / "model.gguf",
     )
     write.write_model(

@@ -55,7 +55,7 @@ def folder(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of a random Llama with heads of 32 and rows of 256, which are long enough for
     every quantized type.
     """
-    return tiny_checkpoint.grown(
+    return tiny_checkpoint.random_llama(
         stories, tmp_path_factory.mktemp("grown") / "model", hidden=256, layers=2, shards=1
     )
 
@@ -308,7 +308,8 @@ def test_k_quants_use_one_kernel_for_any_number_of_rows(stories: Path, tmp_path:
     variable that disables this kernel once per process, so the test needs a new process.
     """
     path = quantize_checkpoint(
-        tiny_checkpoint.grown(stories, tmp_path / "wide", hidden=1024, layers=2, shards=1), "Q4_K_M"
+        tiny_checkpoint.random_llama(stories, tmp_path / "wide", hidden=1024, layers=2, shards=1),
+        "Q4_K_M",
     )
     done = subprocess.run(
         [sys.executable, "-c", CHUNKS_PROGRAM, str(path)],

@@ -18,13 +18,13 @@ from quant.quantize.write import open_gguf, write_model
 from quant.recipes import file_types, tensor_types
 from quant.recipes.tensor_types import TypeOverrides
 from tests.quant import upstream
-from tests.quant.upstream import Settings, Sums, collected, slim, write_dat, write_gguf
+from tests.quant.upstream import Settings, Sums, random_sums, thin_model, write_dat, write_gguf
 
 MODELS: dict[str, Callable[[Path], Path]] = {
-    "one": lambda path: slim(path, 1),
-    "long": lambda path: slim(path, 17, tied=True),
-    "experts": lambda path: slim(path, 9, experts=4),
-    "odd": lambda path: slim(path, 9, columns=96),
+    "one": lambda path: thin_model(path, 1),
+    "long": lambda path: thin_model(path, 17, tied=True),
+    "experts": lambda path: thin_model(path, 9, experts=4),
+    "odd": lambda path: thin_model(path, 9, columns=96),
 }
 IMATRIX_FILE_TYPES = [name for name, kind in file_types.FILE_TYPES.items() if kind.needs_imatrix]
 
@@ -67,7 +67,7 @@ def assert_same_as_llama_cpp(
 def test_every_file_type_with_an_imatrix_equals_llama_cpp(
     kind: str, models, tmp_path: Path
 ) -> None:
-    assert_same_as_llama_cpp(models("one"), kind, tmp_path, collected(models("one")))
+    assert_same_as_llama_cpp(models("one"), kind, tmp_path, random_sums(models("one")))
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_0", "IQ4_NL", "IQ3_XXS", "Q4_K_M", "Q2_K_S"])
@@ -75,7 +75,7 @@ def test_every_file_type_with_an_imatrix_equals_llama_cpp(
 def test_each_expert_uses_its_own_vector_and_an_unseen_expert_ones(
     kind: str, model: str, models, tmp_path: Path
 ) -> None:
-    assert_same_as_llama_cpp(models(model), kind, tmp_path, collected(models(model)))
+    assert_same_as_llama_cpp(models(model), kind, tmp_path, random_sums(models(model)))
 
 
 @pytest.mark.parametrize("kind", IMATRIX_FILE_TYPES)
@@ -103,7 +103,7 @@ def test_file_types_that_need_an_imatrix() -> None:
 
 
 def test_slabs_and_threads_do_not_change_the_bytes(models, tmp_path: Path, monkeypatch) -> None:
-    source, sums = models("experts"), collected(models("experts"))
+    source, sums = models("experts"), random_sums(models("experts"))
     weights = imatrix.load_imatrix(write_gguf(tmp_path / "imatrix.gguf", sums))
     for name, slab, threads in (("a", 1 << 24, 1), ("b", 700, 3)):
         monkeypatch.setattr(pipeline, "SLAB_VALUES", slab)
@@ -113,7 +113,7 @@ def test_slabs_and_threads_do_not_change_the_bytes(models, tmp_path: Path, monke
 
 
 def test_gguf_and_dat_files_hold_the_same_means(models, tmp_path: Path) -> None:
-    sums = collected(models("experts"))
+    sums = random_sums(models("experts"))
     new = imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", sums))
     old = imatrix.load_imatrix(write_dat(tmp_path / "a.dat", sums))
     assert new.entries.keys() == old.entries.keys() == sums.keys()
@@ -133,7 +133,7 @@ def test_output_names_its_imatrix_in_the_metadata_of_llama_quantize(
     form: str, models, tmp_path: Path
 ) -> None:
     write = {"gguf": write_gguf, "dat": write_dat}[form]
-    sums = collected(models("one"))
+    sums = random_sums(models("one"))
     weights = imatrix.load_imatrix(write(tmp_path / f"imatrix.{form}", sums))
     out = tmp_path / "out.gguf"
     write_model(
@@ -155,7 +155,7 @@ def test_output_names_its_imatrix_in_the_metadata_of_llama_quantize(
 
 
 def test_dat_file_without_dataset_and_chunks_is_read(models, tmp_path: Path) -> None:
-    sums, path = collected(models("one")), tmp_path / "a.dat"
+    sums, path = random_sums(models("one")), tmp_path / "a.dat"
     data = write_dat(path, sums).read_bytes()
     path.write_bytes(data[: -8 - len(b"wiki.txt")])
     weights = imatrix.load_imatrix(path)
@@ -165,8 +165,10 @@ def test_dat_file_without_dataset_and_chunks_is_read(models, tmp_path: Path) -> 
 
 def test_output_is_rewritten_only_for_another_imatrix(models, tmp_path: Path) -> None:
     source, out = open_gguf(models("one")), tmp_path / "out.gguf"
-    first = imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", collected(models("one"))))
-    second = imatrix.load_imatrix(write_gguf(tmp_path / "b.gguf", collected(models("one"), seed=4)))
+    first = imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", random_sums(models("one"))))
+    second = imatrix.load_imatrix(
+        write_gguf(tmp_path / "b.gguf", random_sums(models("one"), seed=4))
+    )
     assert not write_model(plan_quantization(source, "Q4_0", imatrix=first), out).already_finished
     assert write_model(plan_quantization(source, "Q4_0", imatrix=first), out).already_finished
     assert not write_model(plan_quantization(source, "Q4_0", imatrix=second), out).already_finished
@@ -174,7 +176,7 @@ def test_output_is_rewritten_only_for_another_imatrix(models, tmp_path: Path) ->
 
 
 def test_vector_of_wrong_length_is_refused_except_for_the_embedding(models, tmp_path) -> None:
-    source, sums = open_gguf(models("one")), collected(models("one"))
+    source, sums = open_gguf(models("one")), random_sums(models("one"))
     sums["token_embd.weight"] = Sums(np.ones((1, 5), np.float32), np.ones(1))
     plan = plan_quantization(
         source, "Q4_0", imatrix=imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", sums))
@@ -193,7 +195,7 @@ def test_vector_of_wrong_length_is_refused_except_for_the_embedding(models, tmp_
 def test_tensor_without_an_entry_is_reported_or_refused_for_types_of_few_bits(
     models, tmp_path: Path
 ) -> None:
-    source, sums = open_gguf(models("one")), collected(models("one"))
+    source, sums = open_gguf(models("one")), random_sums(models("one"))
     del sums["blk.0.ffn_gate.weight"]
     weights = imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", sums))
     plan = plan_quantization(source, "Q4_K_M", imatrix=weights)
@@ -234,7 +236,7 @@ def damaged_files(folder: Path, sums: dict[str, Sums]) -> dict[str, bytes]:
 
 
 def test_damaged_file_is_refused_with_a_hint(models, tmp_path: Path) -> None:
-    for damage, data in damaged_files(tmp_path, collected(models("one"))).items():
+    for damage, data in damaged_files(tmp_path, random_sums(models("one"))).items():
         path = tmp_path / "damaged"
         path.write_bytes(data)
         with pytest.raises(UserError, match="damaged") as caught:
@@ -253,7 +255,7 @@ def test_truncated_path_in_the_metadata_is_valid_utf8(models, tmp_path: Path) ->
         "\u00fc" * 99,
         "x" + "\u00fc" * 99,
     ):  # ü has two bytes in UTF-8: the cut at 127 bytes splits a character in one of the names
-        path = write_gguf(folder / "a.gguf", collected(models("one"))).rename(
+        path = write_gguf(folder / "a.gguf", random_sums(models("one"))).rename(
             folder / f"{name}.gguf"
         )
         out = tmp_path / "out.gguf"
@@ -296,7 +298,7 @@ def test_impossible_numbers_are_refused(value: str, tmp_path: Path, models) -> N
 def test_vector_of_zeros_is_quantized(kind: str, models, tmp_path: Path) -> None:
     sums = {
         name: Sums(np.zeros_like(entry.sums), entry.counts)
-        for name, entry in collected(models("one")).items()
+        for name, entry in random_sums(models("one")).items()
     }
     weights = imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", sums))
     plan = plan_quantization(

@@ -207,9 +207,9 @@ def test_converted_model_generates_the_trained_text(kind: str, stories: Path, co
 def test_shards_give_the_same_tensors_as_one_file(stories: Path, tmp_path: Path, convert) -> None:
     single = convert(random_llama(tmp_path / "one", stories))
     sharded = convert(random_llama(tmp_path / "many", stories, shards=3))
-    from tests.quant.upstream import content
+    from tests.quant.upstream import tensor_contents
 
-    assert content(single) == content(sharded)
+    assert tensor_contents(single) == tensor_contents(sharded)
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])
@@ -245,7 +245,7 @@ def test_both_spellings_of_rotary_settings_give_the_same_file(
 def test_direct_quantization_equals_that_of_a_float_file(
     stories: Path, tmp_path: Path, convert
 ) -> None:
-    from tests.quant.upstream import content
+    from tests.quant.upstream import tensor_contents
 
     folder = random_llama(
         tmp_path / "wide", stories, hidden_size=256, intermediate_size=512, head_dim=64
@@ -254,7 +254,7 @@ def test_direct_quantization_equals_that_of_a_float_file(
     write.write_model(
         plan.plan_quantization(write.open_gguf(convert(folder)), "Q4_K_M"), through, threads=1
     )
-    assert content(convert(folder, "Q4_K_M")) == content(through)
+    assert tensor_contents(convert(folder, "Q4_K_M")) == tensor_contents(through)
     assert "Q4_K" in read_header.read_header(through).type_totals
 
 

@@ -12,7 +12,8 @@ from quant.errors import UserError
 from quant.gguf.header import read_file_header
 from quant.model_file import read_header
 from quant.quantize import write
-from quant.quantize.plan import Plan, parse_size, plan_quantization
+from quant.quantize.plan import Plan, plan_quantization
+from quant.quantize.shards import parse_size
 from tests.quant import families, tiny_gguf
 
 MAX_SHARD_BYTES = 200_000

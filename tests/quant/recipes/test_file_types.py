@@ -1,8 +1,9 @@
-"""The mixtures at full size: types by role and layer, held against llama.cpp's own choice and its
-snapshot files.
+"""The types that file types assign to models of full size, compared with llama.cpp and its
+snapshots.
 
-llama_quant_compute_types (llama-ext.h) chooses for named shapes without a weight; it is C++ and
-known here by its mangled name, so these tests are skipped where another compiler made the library.
+llama_quant_compute_types (llama-ext.h) needs only the names and shapes of tensors. It is a C++
+function that the tests find by its mangled name, so they are skipped if another compiler built
+the library.
 """
 
 import ctypes
@@ -17,15 +18,15 @@ import pytest
 from quant.native import ggml as native
 from quant.recipes import tensor_types
 from quant.recipes.file_types import FILE_TYPES, ModelFacts
-from tests.quant.upstream import QUIET
+from tests.quant.upstream import SILENT_LOG
 
 Shapes = dict[str, tuple[int, ...]]
 SNAPSHOTS = Path(os.environ.get("LLMCLI_LLAMA_SOURCE", "")) / "tests" / "snapshots"
-WRITABLE = [name for name in FILE_TYPES if name not in ("F32", "F16", "BF16")]
+QUANTIZED_FILE_TYPES = [name for name in FILE_TYPES if name not in ("F32", "F16", "BF16")]
 
 
-class Desc(ctypes.Structure):
-    """struct llama_quant_model_desc."""
+class ModelDescription(ctypes.Structure):
+    """The C struct llama_quant_model_desc."""
 
     _fields_ = [("architecture", ctypes.c_char_p)] + [
         (name, ctypes.c_uint32)
@@ -104,9 +105,9 @@ MODELS: dict[str, tuple[ModelFacts, Shapes]] = {
 
 
 @pytest.fixture(scope="module")
-def upstream() -> Callable[[ModelFacts, Shapes, str], dict[str, str]]:
-    """The types of what may be quantized, as llama.cpp chooses them; an empty table where it
-    refuses.
+def llama_cpp_types() -> Callable[[ModelFacts, Shapes, str], dict[str, str]]:
+    """A function that returns llama.cpp's type of each quantizable tensor by name, for the facts,
+    the shapes and the file type of a model.
     """
     folder = Path(llama_cpp.__file__).parent / "lib"
     lib, ggml = ctypes.CDLL(str(folder / "libllama.so")), native.open_library()
@@ -114,7 +115,7 @@ def upstream() -> Callable[[ModelFacts, Shapes, str], dict[str, str]]:
         pytest.skip(
             "this libllama does not export llama_quant_compute_types under the name known here"
         )
-    make, start, allowed, types, stop = (
+    make_model, init_state, allows_quantization, compute_types, free_state = (
         getattr(lib, name)
         for name in (
             "_Z31llama_quant_model_from_metadataPK22llama_quant_model_desc",
@@ -124,10 +125,10 @@ def upstream() -> Callable[[ModelFacts, Shapes, str], dict[str, str]]:
             "_Z16llama_quant_freeP19quantize_state_impl",
         )
     )
-    make.restype = start.restype = ggml.ggml_init.restype = ggml.ggml_new_tensor_4d.restype = (
-        ctypes.c_void_p
-    )
-    allowed.restype = ctypes.c_bool
+    make_model.restype = init_state.restype = ggml.ggml_init.restype = (
+        ggml.ggml_new_tensor_4d.restype
+    ) = ctypes.c_void_p
+    allows_quantization.restype = ctypes.c_bool
 
     class Init(ctypes.Structure):
         _fields_ = [
@@ -139,7 +140,7 @@ def upstream() -> Callable[[ModelFacts, Shapes, str], dict[str, str]]:
     ggml.ggml_init.argtypes = [Init]
     ggml.ggml_new_tensor_4d.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_int64] * 4]
     ggml.ggml_set_name.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-    types.argtypes = [
+    compute_types.argtypes = [
         ctypes.c_void_p,
         ctypes.c_int,
         ctypes.c_void_p,
@@ -148,8 +149,8 @@ def upstream() -> Callable[[ModelFacts, Shapes, str], dict[str, str]]:
     ]
 
     def choose(facts: ModelFacts, shapes: Shapes, kind: str) -> dict[str, str]:
-        llama_cpp.llama_log_set(QUIET, None)  # one that stays: llama.cpp goes on calling it
-        desc = Desc(
+        llama_cpp.llama_log_set(SILENT_LOG, None)  # a global: llama.cpp keeps a pointer to it
+        description = ModelDescription(
             facts.architecture.encode(),
             2048,
             5120,
@@ -158,84 +159,90 @@ def upstream() -> Callable[[ModelFacts, Shapes, str], dict[str, str]]:
             facts.kv_heads,
             facts.experts,
         )
-        model = ctypes.c_void_p(make(ctypes.byref(desc)))
+        model = ctypes.c_void_p(make_model(ctypes.byref(description)))
         params = llama_cpp.llama_model_quantize_default_params()
-        state = ctypes.c_void_p(start(model, ctypes.byref(params)))
+        state = ctypes.c_void_p(init_state(model, ctypes.byref(params)))
         context = ggml.ggml_init(Init(len(shapes) * 512 + 4096, None, True))
-        kept, names = [], []
+        tensors, names = [], []
         for name in sorted(shapes, key=tensor_types.tensor_order):
             tensor = ggml.ggml_new_tensor_4d(context, 0, *(*shapes[name], 1, 1, 1)[:4])
             ggml.ggml_set_name(tensor, name.encode())
-            if allowed(state, ctypes.c_void_p(tensor)):
-                kept.append(tensor)
+            if allows_quantization(state, ctypes.c_void_p(tensor)):
+                tensors.append(tensor)
                 names.append(name)
-        found = (ctypes.c_int * len(kept))()
-        types(
-            state, FILE_TYPES[kind].number, (ctypes.c_void_p * len(kept))(*kept), found, len(kept)
+        type_numbers = (ctypes.c_int * len(tensors))()
+        compute_types(
+            state,
+            FILE_TYPES[kind].number,
+            (ctypes.c_void_p * len(tensors))(*tensors),
+            type_numbers,
+            len(tensors),
         )
-        stop(state)
+        free_state(state)
         ggml.ggml_free(ctypes.c_void_p(context))
-        return dict(zip(names, (native.TYPE_NAMES[number] for number in found), strict=True))
+        return dict(zip(names, (native.TYPE_NAMES[number] for number in type_numbers), strict=True))
 
     return choose
 
 
-def ours(facts: ModelFacts, shapes: Shapes, kind: str) -> dict[str, str]:
-    """Our choice for what may be quantized, as if every type were allowed without an imatrix."""
+def our_types(facts: ModelFacts, shapes: Shapes, kind: str) -> dict[str, str]:
+    """Return our type of each quantizable tensor by name, without the check for an imatrix."""
     tensors = [(name, shape, "F32") for name, shape in shapes.items()]
-    chosen = tensor_types.assign_types(tensors, FILE_TYPES[kind], facts)
+    types = tensor_types.assign_types(tensors, FILE_TYPES[kind], facts)
     return {
-        name: chosen[name].type
+        name: types[name].type
         for name, shape in shapes.items()
         if tensor_types.is_quantizable(name, shape, facts)
     }
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_file_type_of_every_kind_of_model_is_llama_cpps(model: str, upstream) -> None:
+def test_types_equal_those_of_llama_cpp(model: str, llama_cpp_types) -> None:
     facts, shapes = MODELS[model]
-    for kind in WRITABLE:
+    for kind in QUANTIZED_FILE_TYPES:
         if kind == "Q1_0" and "odd" in model:
-            continue  # llama.cpp throws: nothing stands in for its blocks of 128
-        assert ours(facts, shapes, kind) == upstream(facts, shapes, kind), kind
+            continue  # llama.cpp throws an error: no other type replaces Q1_0 in these rows
+        assert our_types(facts, shapes, kind) == llama_cpp_types(facts, shapes, kind), kind
 
 
-def sections(file: Path) -> dict[str, dict[str, str]]:
-    """[Q4_K_M] -> {tensor: type}; only tensors whose type is not the default are there."""
-    found: dict[str, dict[str, str]] = {}
+def parse_snapshot(file: Path) -> dict[str, dict[str, str]]:
+    """Parse a snapshot file of llama.cpp: for each file type, the tensors with their types.
+
+    Tensors of the file type's default type are not listed.
+    """
+    sections: dict[str, dict[str, str]] = {}
     for line in file.read_text().splitlines():
         if match := re.match(r"\[(\w+)\]", line):
-            here = found.setdefault(match[1], {})
+            section = sections.setdefault(match[1], {})
         elif line and not line.startswith("#"):
             name, kind = line.rsplit(" ", 1)
-            here[name] = kind.upper()
-    return found
+            section[name] = kind.upper()
+    return sections
 
 
-def rebuilt(file: Path) -> tuple[ModelFacts, Shapes]:
-    """The model behind a snapshot: its first lines, and names and row lengths as its sections imply
-    them.
+def model_of_snapshot(file: Path) -> tuple[ModelFacts, Shapes]:
+    """Reconstruct the facts and the tensor shapes of a snapshot's model.
 
-    A row is a multiple of 256 where TQ1_0 did not fall back; a matrix is stacked where MXFP4_MOE
-    took it.
+    The facts are in the first lines. Rows are multiples of 256 unless TQ1_0 has a fallback type,
+    and a tensor has stacked matrices if MXFP4_MOE quantizes it to MXFP4.
     """
-    parts = sections(file)
+    sections = parse_snapshot(file)
     numbers = {key: int(value) for key, value in re.findall(r"n_(\w+)=(\d+)", file.read_text())}
-    names = {name for part in parts.values() for name in part}
+    names = {name for section in sections.values() for name in section}
     for name in [
         name for name in names if "_down_exps" in name
     ]:  # its siblings are named only where they differ
         names |= {
-            other
+            sibling
             for role in ("up", "gate")
-            for other in [name.replace("down", role)]
-            if any(f"ffn_{role}_exps" in known for known in names)
+            for sibling in [name.replace("down", role)]
+            if any(f"ffn_{role}_exps" in existing for existing in names)
         }
     shapes: Shapes = {}
     for name in names:
-        columns = 32 if parts["TQ1_0"].get(name) in ("Q4_0", "Q5_0", "Q8_0") else 256
+        columns = 32 if sections["TQ1_0"].get(name) in ("Q4_0", "Q5_0", "Q8_0") else 256
         shapes[name] = (
-            (columns, 64) if name in parts["MXFP4_MOE"] or "embd" in name else (columns, 64, 4)
+            (columns, 64) if name in sections["MXFP4_MOE"] or "embd" in name else (columns, 64, 4)
         )
     architecture = {"meta-llama-3.1-70b-instruct": "llama"}.get(file.stem, file.stem.split("-")[0])
     return ModelFacts(
@@ -253,10 +260,10 @@ def rebuilt(file: Path) -> tuple[ModelFacts, Shapes]:
 @pytest.mark.parametrize(
     "file", sorted(SNAPSHOTS.glob("*.schema")) or [None], ids=lambda file: file and file.stem
 )
-def test_llama_cpps_snapshots_are_met(file: Path) -> None:
-    facts, shapes = rebuilt(file)
-    for kind, listed in sections(file).items():
+def test_types_equal_the_snapshots_of_llama_cpp(file: Path) -> None:
+    facts, shapes = model_of_snapshot(file)
+    for kind, listed in parse_snapshot(file).items():
         default = FILE_TYPES[kind].default_type
         expected = {name: listed.get(name, default) for name in shapes}
         if native.is_quantized(default):
-            assert ours(facts, shapes, kind) == expected, kind
+            assert our_types(facts, shapes, kind) == expected, kind

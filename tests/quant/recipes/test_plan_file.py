@@ -1,4 +1,4 @@
-"""Plan files are written, read, and refused when they are invalid."""
+"""Plan files, which give each tensor its type: written, read, and refused if invalid."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.quant import tiny_gguf
 TYPES = ("Q4_K", "Q6_K", "Q8_0", "Q5_0", "Q3_K")
 
 
-def mixed(path: Path) -> TypeMix:
+def make_mix(path: Path) -> TypeMix:
     source = write.open_gguf(path)
     names = [
         w.name for w in source.weights if tensor_types.is_quantizable(w.name, w.shape, source.facts)
@@ -28,34 +28,36 @@ def mixed(path: Path) -> TypeMix:
     )
 
 
-def test_a_plan_comes_back_as_it_went(tmp_path: Path) -> None:
-    mix = mixed(tiny_gguf.llama(tmp_path / "m.gguf", layers=1))
+def test_plan_file_round_trips(tmp_path: Path) -> None:
+    mix = make_mix(tiny_gguf.llama(tmp_path / "m.gguf", layers=1))
     (tmp_path / "plan.json").write_bytes(mix.to_json())
-    back = load_plan_file(tmp_path / "plan.json")
-    assert (back.types, back.fingerprint, back.settings) == (
+    loaded = load_plan_file(tmp_path / "plan.json")
+    assert (loaded.types, loaded.fingerprint, loaded.settings) == (
         mix.types,
         mix.fingerprint,
         mix.settings,
     )
-    assert back.to_json() == mix.to_json()
+    assert loaded.to_json() == mix.to_json()
 
 
-def test_a_mix_makes_exactly_its_types_and_is_recognised_when_finished(tmp_path: Path) -> None:
+def test_mix_gives_its_types_and_a_finished_file_is_recognized(tmp_path: Path) -> None:
     path = tiny_gguf.llama(tmp_path / "m.gguf", layers=1)
-    mix, source, out = mixed(path), write.open_gguf(path), tmp_path / "o.gguf"
+    mix, source, out = make_mix(path), write.open_gguf(path), tmp_path / "o.gguf"
     kind = nearest_file_type(mix.types, {w.name: w.elements for w in source.weights})
     plan = plan_quantization(source, kind, TypeOverrides(mix=mix.types))
     write.write_model(plan, out)
-    made = {w.name: w.type for w in write.open_gguf(out).weights}
-    assert {name: made[name] for name in mix.types} == mix.types
+    written_types = {w.name: w.type for w in write.open_gguf(out).weights}
+    assert {name: written_types[name] for name in mix.types} == mix.types
     assert out.stat().st_size == plan.nbytes
     assert write.is_finished(plan_quantization(source, kind, TypeOverrides(mix=mix.types)), out)
-    other = dict(mix.types) | {"output.weight": "Q2_K"}
-    assert not write.is_finished(plan_quantization(source, kind, TypeOverrides(mix=other)), out)
+    other_types = dict(mix.types) | {"output.weight": "Q2_K"}
+    assert not write.is_finished(
+        plan_quantization(source, kind, TypeOverrides(mix=other_types)), out
+    )
 
 
 @pytest.mark.parametrize(
-    ("change", "word"),
+    ("change", "message"),
     [
         ({"blk.9.attn_q.weight": "Q4_K"}, "no quantizable tensor blk.9.attn_q.weight"),
         ({"output_norm.weight": "Q4_K"}, "has no quantizable tensor output_norm.weight"),
@@ -63,33 +65,33 @@ def test_a_mix_makes_exactly_its_types_and_is_recognised_when_finished(tmp_path:
     ],
 )
 def test_a_mix_of_other_tensors_is_refused(
-    tmp_path: Path, change: dict[str, str | None], word: str
+    tmp_path: Path, change: dict[str, str | None], message: str
 ) -> None:
     path = tiny_gguf.llama(tmp_path / "m.gguf", layers=1)
-    types = {name: kind for name, kind in (mixed(path).types | change).items() if kind}
-    with pytest.raises(UserError, match=word):
+    types = {name: kind for name, kind in (make_mix(path).types | change).items() if kind}
+    with pytest.raises(UserError, match=message):
         plan_quantization(write.open_gguf(path), "Q4_K_M", TypeOverrides(mix=types))
 
 
-def test_a_type_that_rows_do_not_fill_is_refused(tmp_path: Path) -> None:
+def test_type_that_does_not_divide_the_rows_is_refused(tmp_path: Path) -> None:
     path = tiny_gguf.llama(tmp_path / "m.gguf", layers=1, hidden=96, ff=256)
     with pytest.raises(UserError, match="rows of 96 are no multiple of the blocks of Q4_K"):
         plan_quantization(
             write.open_gguf(path),
             "Q4_K_M",
-            TypeOverrides(mix=dict.fromkeys(mixed(path).types, "Q4_K")),
+            TypeOverrides(mix=dict.fromkeys(make_mix(path).types, "Q4_K")),
         )
 
 
-def test_a_plan_and_other_wishes_exclude_each_other(tmp_path: Path) -> None:
+def test_mix_and_other_overrides_are_exclusive(tmp_path: Path) -> None:
     path = tiny_gguf.llama(tmp_path / "m.gguf", layers=1)
     with pytest.raises(UserError, match="decides every tensor's type"):
         plan_quantization(
-            write.open_gguf(path), "Q4_K_M", TypeOverrides(mix=mixed(path).types, pure=True)
+            write.open_gguf(path), "Q4_K_M", TypeOverrides(mix=make_mix(path).types, pure=True)
         )
 
 
-GOOD: dict[str, Any] = {
+VALID_PLAN: dict[str, Any] = {
     "format": "llmcli.plan",
     "version": 1,
     "source": "abc",
@@ -99,7 +101,7 @@ GOOD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("change", "word"),
+    ("change", "message"),
     [
         ({"format": "other"}, "is no plan file"),
         ({"version": 2}, "of version 2"),
@@ -114,19 +116,17 @@ GOOD: dict[str, Any] = {
         ({"tensors": {"a": {"type": ["Q4_K"]}}}, "has an unknown type"),
     ],
 )
-def test_damaged_plans_are_refused_in_words(
-    tmp_path: Path, change: dict[str, Any], word: str
-) -> None:
+def test_invalid_plan_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(GOOD | change))
-    with pytest.raises(UserError, match=word):
+    path.write_text(json.dumps(VALID_PLAN | change))
+    with pytest.raises(UserError, match=message):
         load_plan_file(path)
 
 
 @pytest.mark.parametrize(
     "raw", [b"", b"[1]", b"\xff\xfe", b"[" * 100_000, b'{"format": "llmcli.plan"']
 )
-def test_what_is_no_json_is_no_plan(tmp_path: Path, raw: bytes) -> None:
+def test_invalid_json_is_refused(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "plan.json").write_bytes(raw)
     with pytest.raises(UserError):
         load_plan_file(tmp_path / "plan.json")
@@ -134,10 +134,10 @@ def test_what_is_no_json_is_no_plan(tmp_path: Path, raw: bytes) -> None:
         load_plan_file(tmp_path / "nothing.json")
 
 
-def test_a_plan_is_for_its_source_and_what_steered_it() -> None:
+def test_plan_requires_its_source_and_settings() -> None:
     mix = TypeMix("abc", {"a": "Q4_K"}, {"method": "search", "imatrix": "12"}, "m")
     mix.require_match("abc", {"imatrix": "12", "method": "search"})
-    for fingerprint, steered, word in [
+    for fingerprint, settings, message in [
         ("abd", {"method": "search", "imatrix": "12"}, "another source"),
         ("abc", {"method": "ggml", "imatrix": "12"}, "method search, this run has method ggml"),
         ("abc", {"method": "search"}, "imatrix 12, this run has no imatrix"),
@@ -147,5 +147,5 @@ def test_a_plan_is_for_its_source_and_what_steered_it() -> None:
             "no moments, this run has moments 5",
         ),
     ]:
-        with pytest.raises(UserError, match=word):
-            mix.require_match(fingerprint, steered)
+        with pytest.raises(UserError, match=message):
+            mix.require_match(fingerprint, settings)

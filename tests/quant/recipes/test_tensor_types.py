@@ -1,4 +1,4 @@
-"""The type of each tensor equals that of llama_model_quantize, with the same bytes."""
+"""Each tensor has the type and the bytes that llama_model_quantize gives it."""
 
 import re
 from collections.abc import Callable
@@ -14,18 +14,18 @@ from quant.quantize.plan import plan_quantization
 from quant.recipes import file_types, tensor_types
 from quant.recipes.tensor_types import TypeOverrides
 from tests.quant import tiny_gguf, upstream
-from tests.quant.upstream import Settings, slim
+from tests.quant.upstream import Settings, thin_model
 
 MODELS: dict[str, Callable[[Path], Path]] = {
     "whole": lambda path: tiny_gguf.llama(path, layers=2),
-    "untied": lambda path: slim(path, 10),
-    "tied": lambda path: slim(path, 17, heads=4, kv_heads=1, tied=True, dtype=np.float16),
-    "eight experts": lambda path: slim(path, 9, experts=8),
-    "four experts": lambda path: slim(path, 9, experts=4),
-    "odd rows": lambda path: slim(path, 3, columns=96),
-    "odder rows": lambda path: slim(path, 3, columns=80),
-    "falcon": lambda path: slim(path, 17, arch="falcon", kv_heads=1, fused=True),
-    "70B": lambda path: slim(path, 80, heads=16, kv_heads=2),
+    "untied": lambda path: thin_model(path, 10),
+    "tied": lambda path: thin_model(path, 17, heads=4, kv_heads=1, tied=True, dtype=np.float16),
+    "eight experts": lambda path: thin_model(path, 9, experts=8),
+    "four experts": lambda path: thin_model(path, 9, experts=4),
+    "odd rows": lambda path: thin_model(path, 3, columns=96),
+    "odder rows": lambda path: thin_model(path, 3, columns=80),
+    "falcon": lambda path: thin_model(path, 17, arch="falcon", kv_heads=1, fused=True),
+    "70B": lambda path: thin_model(path, 80, heads=16, kv_heads=2),
 }
 
 
@@ -40,41 +40,41 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return get
 
 
-def assert_equal(
+def assert_same_as_llama_cpp(
     source: Path,
     kind: str,
     folder: Path,
-    wishes: TypeOverrides = tensor_types.NO_OVERRIDES,
+    overrides: TypeOverrides = tensor_types.NO_OVERRIDES,
     settings: Settings | None = None,
 ) -> None:
-    """Both quantizers make the same tensors, or both refuse."""
+    """Assert that both quantizers give the same tensors, or that both refuse."""
     ours, theirs, number = (
         folder / "ours.gguf",
         folder / "theirs.gguf",
         file_types.FILE_TYPES[kind].number,
     )
-    agreed = upstream.quantize(source, theirs, number, settings or Settings())
-    if not agreed:
+    succeeded = upstream.quantize(source, theirs, number, settings or Settings())
+    if not succeeded:
         with pytest.raises(UserError, match=r"importance matrix|no other type can replace"):
-            plan_quantization(write.open_gguf(source), kind, wishes)
+            plan_quantization(write.open_gguf(source), kind, overrides)
         return
-    write.write_model(plan_quantization(write.open_gguf(source), kind, wishes), ours, threads=2)
+    write.write_model(plan_quantization(write.open_gguf(source), kind, overrides), ours, threads=2)
     upstream.assert_same(ours, theirs)
 
 
 @pytest.mark.parametrize("kind", file_types.FILE_TYPES)
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("whole", "70B")])
-def test_every_file_type_is_llama_cpps(name, kind, models, tmp_path) -> None:
-    assert_equal(models(name), kind, tmp_path)
+def test_every_file_type_equals_llama_cpp(name, kind, models, tmp_path) -> None:
+    assert_same_as_llama_cpp(models(name), kind, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K_M", "Q2_K", "TQ1_0"])
-def test_many_rows_are_llama_cpps(kind, models, tmp_path) -> None:
-    assert_equal(models("whole"), kind, tmp_path)
+def test_large_model_equals_llama_cpp(kind, models, tmp_path) -> None:
+    assert_same_as_llama_cpp(models("whole"), kind, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "wishes", "settings"),
+    ("name", "kind", "overrides", "settings"),
     [
         ("untied", "Q4_K_M", TypeOverrides(head_type="q8_0"), Settings(head="Q8_0")),
         (
@@ -101,24 +101,24 @@ def test_many_rows_are_llama_cpps(kind, models, tmp_path) -> None:
         ),
     ],
 )
-def test_wishes_are_llama_cpps(name, kind, wishes, settings, models, tmp_path) -> None:
-    assert_equal(models(name), kind, tmp_path, wishes, settings)
+def test_overrides_equal_llama_cpp(name, kind, overrides, settings, models, tmp_path) -> None:
+    assert_same_as_llama_cpp(models(name), kind, tmp_path, overrides, settings)
 
 
 @pytest.mark.parametrize("kind", ["Q2_K", "Q4_K_M"])
-def test_a_70b_models_values_get_more_bits_as_in_llama_cpp(kind, models, tmp_path) -> None:
-    assert_equal(models("70B"), kind, tmp_path)
+def test_value_weights_of_a_70b_model_get_the_bits_of_llama_cpp(kind, models, tmp_path) -> None:
+    assert_same_as_llama_cpp(models("70B"), kind, tmp_path)
 
 
 @pytest.mark.model
 @pytest.mark.parametrize(
     "kind", [kind for kind in file_types.FILE_TYPES if re.match("Q[3-8]_|Q2_K$", kind)]
 )
-def test_a_real_model_becomes_what_llama_cpp_makes_of_it(kind, smollm2, tmp_path) -> None:
-    assert_equal(smollm2, kind, tmp_path)
+def test_released_model_is_quantized_as_by_llama_cpp(kind, smollm2, tmp_path) -> None:
+    assert_same_as_llama_cpp(smollm2, kind, tmp_path)
 
 
-def test_tensors_are_counted_by_layer_then_name_not_in_the_files_order() -> None:
+def test_tensors_are_ordered_by_layer_and_name() -> None:
     names = [
         "blk.10.a.weight",
         "output.weight",
@@ -135,7 +135,7 @@ def test_tensors_are_counted_by_layer_then_name_not_in_the_files_order() -> None
     ]
 
 
-def test_names_are_found_in_any_case_and_short_names_are_llama_cpps() -> None:
+def test_file_type_names_are_parsed_in_any_case_with_llama_cpps_short_names() -> None:
     assert [
         tensor_types.parse_file_type(text).name
         for text in ("q4_k", "Q4_K_M", "q3-k", "q5_K", " f16 ")
@@ -148,47 +148,49 @@ def test_names_are_found_in_any_case_and_short_names_are_llama_cpps() -> None:
     ]
 
 
-def test_a_typo_is_answered_with_the_nearest_names() -> None:
+def test_unknown_type_error_suggests_the_nearest_names() -> None:
     with pytest.raises(UserError, match="no type 'q4_m'") as caught:
         tensor_types.parse_file_type("q4_m")
     assert "Q4_K_M" in caught.value.hint
 
 
-def test_a_pattern_goes_before_the_recipe_and_pure_has_no_mixture(models) -> None:
+def test_pattern_overrides_the_recipe_and_pure_has_one_type(models) -> None:
     source = write.open_gguf(models("untied"))
     plan = plan_quantization(source, "Q4_K_M", TypeOverrides(("attn_v=q8_0", "attn_.*=q6_k")))
     types = {step.weight.name: step.type for step in plan.steps}
-    found = [types[f"blk.0.attn_{role}.weight"] for role in ("v", "q", "norm")]
-    assert found == ["Q8_0", "Q6_K", "F32"]
+    chosen = [types[f"blk.0.attn_{role}.weight"] for role in ("v", "q", "norm")]
+    assert chosen == ["Q8_0", "Q6_K", "F32"]
     pure = {
         step.type for step in plan_quantization(source, "Q4_K_M", TypeOverrides(pure=True)).steps
     }
     assert pure == {"Q4_K", "F32"}
 
 
-HARD = ["a{99999999999}=q8_0", "(" * 5000 + ")" * 5000 + "=q8_0"]
+EXPENSIVE_PATTERNS = ["a{99999999999}=q8_0", "(" * 5000 + ")" * 5000 + "=q8_0"]
 
 
 @pytest.mark.parametrize(
-    "text", ["attn_v", "=q8_0", "attn(=q8_0", "attn_v=q9", *HARD], ids=lambda text: text[:12]
+    "text",
+    ["attn_v", "=q8_0", "attn(=q8_0", "attn_v=q9", *EXPENSIVE_PATTERNS],
+    ids=lambda text: text[:12],
 )
-def test_a_pattern_that_cannot_be_read_is_refused(text: str) -> None:
+def test_invalid_pattern_is_refused(text: str) -> None:
     with pytest.raises(UserError):
         tensor_types.parse_overrides([text])
 
 
-def test_what_can_be_written_is_what_ggml_can_write() -> None:
+def test_writable_types_are_those_of_ggml() -> None:
     rows = np.random.default_rng(2).normal(0, 1, (2, 512)).astype(np.float32)
-    even = ggml.Importance(np.ones((1, 512), np.float32), 2)
+    uniform = ggml.Importance(np.ones((1, 512), np.float32), 2)
     for name in file_types.TENSOR_TYPES:
-        codes = ggml.encode(rows, name, label=name, importance=even)
+        codes = ggml.encode(rows, name, label=name, importance=uniform)
         assert np.abs(ggml.decode(codes, name, 512, label=name) - rows).mean() < 0.7, name
-    other = ggml.TYPE_NUMBERS.keys() - set(file_types.TENSOR_TYPES) - ggml.INTEGER_TYPES
-    assert other == {"F64", "Q8_1", "Q8_K"}  # F64 and the two that only activations have
+    not_writable = ggml.TYPE_NUMBERS.keys() - set(file_types.TENSOR_TYPES) - ggml.INTEGER_TYPES
+    assert not_writable == {"F64", "Q8_1", "Q8_K"}  # F64, and two types for activations only
 
 
 @pytest.mark.parametrize(
-    ("name", "wishes", "said"),
+    ("name", "overrides", "message"),
     [
         ("tied", TypeOverrides(keep_head=True), "--leave-output-tensor has no effect"),
         ("tied", TypeOverrides(head_type="q8_0", pure=True), "--output-tensor-type has no effect"),
@@ -202,14 +204,14 @@ def test_what_can_be_written_is_what_ggml_can_write() -> None:
         ),
     ],
 )
-def test_a_wish_that_cannot_be_is_refused(
-    name: str, wishes: TypeOverrides, said: str, models
+def test_impossible_override_is_refused(
+    name: str, overrides: TypeOverrides, message: str, models
 ) -> None:
-    with pytest.raises(UserError, match=said):
-        plan_quantization(write.open_gguf(models(name)), "Q4_K_M", wishes)
+    with pytest.raises(UserError, match=message):
+        plan_quantization(write.open_gguf(models(name)), "Q4_K_M", overrides)
 
 
-def test_mxfp4_stays_as_the_model_was_trained_unless_a_pattern_asks(models, tmp_path) -> None:
+def test_mxfp4_is_copied_unless_a_pattern_overrides_it(models, tmp_path) -> None:
     first = tmp_path / "first.gguf"
     write.write_model(
         plan_quantization(write.open_gguf(models("eight experts")), "MXFP4_MOE"),
@@ -217,9 +219,9 @@ def test_mxfp4_stays_as_the_model_was_trained_unless_a_pattern_asks(models, tmp_
         threads=2,
     )
     name = "blk.0.ffn_up_exps.weight"
-    for wishes, kind in (
+    for overrides, kind in (
         (tensor_types.NO_OVERRIDES, "MXFP4"),
         (TypeOverrides(("exps=q4_k",)), "Q4_K"),
     ):
-        plan = plan_quantization(write.open_gguf(first), "Q4_K_M", wishes)
+        plan = plan_quantization(write.open_gguf(first), "Q4_K_M", overrides)
         assert {step.type for step in plan.steps if step.weight.name == name} == {kind}

@@ -1,4 +1,4 @@
-"""Compiled character rules: as packed by SentencePiece, as read by tokenizers, and damaged."""
+"""Compiled character rules (charsmap): compared with SentencePiece and tokenizers, and damaged."""
 
 import random
 import unicodedata
@@ -24,30 +24,35 @@ RULES = {
 }
 
 
-def by_hand(rules: dict[str, str], text: str) -> str:
-    """The longest prefix that has a rule is replaced."""
-    made = ""
+def replace_longest_prefixes(rules: dict[str, str], text: str) -> str:
+    """Return `text` with the rules applied: always the rule of the longest prefix."""
+    result = ""
     while text:
         prefix = max((prefix for prefix in rules if text.startswith(prefix)), key=len, default="")
-        made += rules[prefix] if prefix else text[0]
+        result += rules[prefix] if prefix else text[0]
         text = text[len(prefix) or 1 :]
-    return made
+    return result
 
 
-def test_the_longest_prefix_is_replaced() -> None:
+def test_longest_prefix_is_replaced() -> None:
     rules, rng = charsmap.parse_charsmap(charsmap.build_charsmap(RULES)), random.Random(0)
     for _ in range(500):
         text = "".join(
             rng.choice("abce\u0301\u0302ﬁ１\t\u200b🙂 é") for _ in range(rng.randrange(12))
         )
-        assert rules.apply(text) == by_hand(RULES, text)
+        assert rules.apply(text) == replace_longest_prefixes(RULES, text)
 
 
-def test_the_library_reads_the_same_rules() -> None:
+def test_tokenizers_library_reads_the_same_rules() -> None:
     chars = map(chr, (*range(1, 0xD800), *range(0xF900, 0x1F000)))
     folded = {char: unicodedata.normalize("NFKC", char) for char in chars}
-    made = charsmap.build_charsmap({char: made for char, made in folded.items() if made != char})
-    ours, theirs = charsmap.parse_charsmap(made), tokenizers.normalizers.Precompiled(made)
+    replacement = charsmap.build_charsmap(
+        {char: replacement for char, replacement in folded.items() if replacement != char}
+    )
+    ours, theirs = (
+        charsmap.parse_charsmap(replacement),
+        tokenizers.normalizers.Precompiled(replacement),
+    )
     for char, expected in folded.items():
         assert ours.apply(f"a{char}b") == f"a{expected}b"
         assert theirs.normalize_str(char) == expected
@@ -64,22 +69,23 @@ def test_rules_packed_by_sentencepiece_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "after", [str.upper, str.lower, lambda text: "".join(f"<{char}>" for char in text)]
+    "step", [str.upper, str.lower, lambda text: "".join(f"<{char}>" for char in text)]
 )
-def test_rules_can_be_followed_by_others(after) -> None:
+def test_append_step_composes_rules(step) -> None:
     letters, rng = "abceE\u0301\u0302ﬁ１\t\u200b🙂 éÉ漢", random.Random(0)
-    both = {
-        prefix: after(made) for prefix, made in ({char: char for char in letters} | RULES).items()
+    composed = {
+        prefix: step(replacement)
+        for prefix, replacement in ({char: char for char in letters} | RULES).items()
     }
     rules = charsmap.parse_charsmap(
-        charsmap.append_step(charsmap.build_charsmap(RULES), after, letters)
+        charsmap.append_step(charsmap.build_charsmap(RULES), step, letters)
     )
     for _ in range(500):
         text = "".join(rng.choice(letters) for _ in range(rng.randrange(12)))
-        assert rules.apply(text) == by_hand(both, text)
+        assert rules.apply(text) == replace_longest_prefixes(composed, text)
 
 
-def test_damaged_rules_are_refused_or_lead_nowhere_else() -> None:
+def test_damaged_rules_are_refused_or_applied_safely() -> None:
     data, rng, refused = (
         sentencepiece_model.load_sentencepiece(DATA / "tokenizer.model").charsmap,
         random.Random(0),
@@ -103,10 +109,10 @@ def test_damaged_rules_are_refused_or_lead_nowhere_else() -> None:
     assert 40 < refused < 400
 
 
-NOTHING = [b"", b"\1", bytes(9), b"\4\0\0\0\0\0\0\0a", b"\xff\xff\xff\xff" + bytes(20)]
+INVALID_CHARSMAPS = [b"", b"\1", bytes(9), b"\4\0\0\0\0\0\0\0a", b"\xff\xff\xff\xff" + bytes(20)]
 
 
-@pytest.mark.parametrize("data", NOTHING)
-def test_what_is_no_rules_is_refused(data: bytes) -> None:
+@pytest.mark.parametrize("data", INVALID_CHARSMAPS)
+def test_invalid_rules_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"bytes|leads"):
         charsmap.parse_charsmap(data)

@@ -1,4 +1,4 @@
-"""End-of-answer tokens: the file's three slots, and the texts that llama.cpp recognizes."""
+"""End-of-generation tokens: the keys of GGUF for them, and the texts that llama.cpp recognizes."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from quant.errors import UserError
 from quant.tokenizer import special_tokens
 
 
-def slots(texts: list[str], ends: list[int]) -> dict[str, int]:
+def find_ids(texts: list[str], ends: list[int]) -> dict[str, int]:
     return special_tokens.find_special_ids(
         texts, {"eos_token": "</s>"}, {"eos_token_id": ends}, {}, "here"
     )
@@ -24,13 +24,13 @@ def slots(texts: list[str], ends: list[int]) -> dict[str, int]:
         (["</s>", "<a>", "<b>"], [1, 1, 2, 99, True], {"eos": 1, "eot": 2}),
     ],
 )
-def test_each_end_has_a_slot_or_is_known_by_its_text(texts, ends, expected) -> None:
-    assert slots(texts, ends) == expected
+def test_each_end_token_has_a_slot_or_a_known_text(texts, ends, expected) -> None:
+    assert find_ids(texts, ends) == expected
 
 
-def test_more_ends_than_slots_are_refused_by_name() -> None:
+def test_too_many_end_tokens_are_refused_by_name() -> None:
     with pytest.raises(UserError, match=r"'<a>', '<b>', '<c>'"):
-        slots(["</s>", "<a>", "<b>", "<c>"], [0, 1, 2, 3])
+        find_ids(["</s>", "<a>", "<b>", "<c>"], [0, 1, 2, 3])
 
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
@@ -42,22 +42,22 @@ TEMPLATE = {
 
 
 @pytest.mark.parametrize(
-    "silent", [BYTES, None, {"type": "Sequence", "processors": [BYTES, BYTES]}]
+    "post_processor", [BYTES, None, {"type": "Sequence", "processors": [BYTES, BYTES]}]
 )
 @pytest.mark.parametrize("kind", ["LlamaTokenizer", "LlamaTokenizerFast"])
-def test_deepseek_gets_the_bos_that_its_settings_ask_for(silent, kind: str) -> None:
-    """tokenizer_config.json of DeepSeek V2, V3, R1 and its distillates, whose tokenizer.json has no
-    template.
+def test_deepseek_gets_the_bos_of_its_settings(post_processor, kind: str) -> None:
+    """DeepSeek V2, V3, R1 and its distilled models add BOS by their tokenizer_config.json. Their
+    tokenizer.json has no template.
     """
     settings = {"tokenizer_class": kind, "add_bos_token": True, "add_eos_token": False}
     first, last, notes = special_tokens.find_surrounding_tokens(
-        {"post_processor": silent}, settings, is_sentencepiece=False
+        {"post_processor": post_processor}, settings, is_sentencepiece=False
     )
     assert (first, last, len(notes)) == (True, False, 1)
 
 
 @pytest.mark.parametrize(
-    ("post", "settings"),
+    ("post_processor", "settings"),
     [
         (TEMPLATE, {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True}),
         (BYTES, {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": False}),
@@ -67,9 +67,9 @@ def test_deepseek_gets_the_bos_that_its_settings_ask_for(silent, kind: str) -> N
         (BYTES, {"tokenizer_class": ["LlamaTokenizer"], "add_bos_token": True}),
     ],
 )
-def test_others_get_what_tokenizer_json_says(post, settings) -> None:
+def test_other_tokenizers_follow_tokenizer_json(post_processor, settings) -> None:
     assert special_tokens.find_surrounding_tokens(
-        {"post_processor": post}, settings, is_sentencepiece=False
+        {"post_processor": post_processor}, settings, is_sentencepiece=False
     )[:2] == (
         False,
         False,

@@ -1,7 +1,6 @@
-"""Unigram tokenizers: converted and proven where llama.cpp can do the same, refused by the
-setting's name where not.
+"""Unigram tokenizers are converted and verified, or refused by the setting that llama.cpp lacks.
 
-tests/data/unigram is a model that SentencePiece trained, with the ids that SentencePiece gives.
+tests/data/unigram has a model trained by SentencePiece, with the token ids of SentencePiece.
 """
 
 import base64
@@ -29,7 +28,7 @@ from quant.quantize import plan, write
 from quant.tokenizer import charsmap, sentencepiece_model, vocabulary
 from quant.tokenizer.verify import probe_strings
 from tests.quant import vocabularies
-from tests.quant.vocabularies import prove
+from tests.quant.vocabularies import convert_and_verify
 
 DATA = Path(__file__).parents[2] / "data" / "unigram"
 PIECES = sentencepiece_model.load_sentencepiece(DATA / "tokenizer.model")
@@ -38,7 +37,7 @@ COMPILED = {
     "precompiled_charsmap": base64.b64encode(PIECES.charsmap).decode(),
 }
 METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
-WORDS = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, METASPACE]}
+SPLIT_WORDS = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, METASPACE]}
 MERGE = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
 STRIP = {"type": "Strip", "strip_left": False, "strip_right": True}
 
@@ -49,17 +48,22 @@ def chain(*normalizers: dict[str, Any] | str) -> dict[str, Any]:
 
 
 def model_folder(target: Path, **settings: bool | bytes) -> Path:
-    """The SentencePiece model with other settings."""
+    """Copy the SentencePiece model to `target` with these settings, and return `target`."""
     shutil.copytree(DATA, target)
     if settings:
         pieces = [(piece.text, piece.score, piece.type) for piece in PIECES.pieces]
-        said = {"precompiled_charsmap": PIECES.charsmap} | settings
-        (target / "tokenizer.model").write_bytes(vocabularies.sentencepiece(pieces, 1, **said))
+        fields = {"precompiled_charsmap": PIECES.charsmap} | settings
+        (target / "tokenizer.model").write_bytes(
+            vocabularies.build_sentencepiece(pieces, 1, **fields)
+        )
     return target
 
 
 def json_folder(target: Path, normalizer: Any, pre_tokenizer: Any, **model: Any) -> Path:
-    """The same pieces as a tokenizer.json."""
+    """Write the pieces of the SentencePiece model as a tokenizer.json, and return the folder.
+
+    `model` replaces values of its "model" object.
+    """
     target.mkdir()
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [
@@ -89,16 +93,16 @@ def json_folder(target: Path, normalizer: Any, pre_tokenizer: Any, **model: Any)
     return target
 
 
-def test_a_model_of_sentencepiece_gets_its_ids_to_the_last(tmp_path: Path) -> None:
-    found = prove(DATA, 512, tmp_path / "v.gguf")
-    assert found.notes == ()
-    assert found.string_count > 1000
+def test_sentencepiece_model_gives_all_its_ids(tmp_path: Path) -> None:
+    verified = convert_and_verify(DATA, 512, tmp_path / "v.gguf")
+    assert verified.notes == ()
+    assert verified.string_count > 1000
     with open_model(tmp_path / "v.gguf", vocab_only=True) as model:
         for text, ids in json.loads((DATA / "ids.json").read_text()):
             assert model.tokenize(text, special=False) == ids, text
 
 
-def test_a_whole_checkpoint_with_a_unigram_tokenizer_converts_and_runs(
+def test_checkpoint_with_a_unigram_tokenizer_converts_and_runs(
     stories: Path, tmp_path: Path
 ) -> None:
     folder, out = shutil.copytree(stories, tmp_path / "folder"), tmp_path / "out.gguf"
@@ -122,10 +126,10 @@ SPACES = "puts a space before text that starts with one"
 @pytest.mark.parametrize(
     ("normalizer", "pre_tokenizer", "notes"),
     [
-        pytest.param(COMPILED, WORDS, [RULES], id="T5, XLM-R"),
+        pytest.param(COMPILED, SPLIT_WORDS, [RULES], id="T5, XLM-R"),
         pytest.param(chain(COMPILED, STRIP, MERGE), METASPACE, [RULES], id="from transformers"),
         pytest.param(chain(COMPILED, MERGE), METASPACE, [SPACES, RULES], id="mT5"),
-        pytest.param(chain(COMPILED, "Lowercase"), WORDS, [RULES], id="lower case"),
+        pytest.param(chain(COMPILED, "Lowercase"), SPLIT_WORDS, [RULES], id="lower case"),
         pytest.param(
             chain("Nmt", "NFKC", MERGE),
             METASPACE,
@@ -134,7 +138,7 @@ SPACES = "puts a space before text that starts with one"
         ),
         pytest.param(
             chain("NFKD", "StripAccents", "Lowercase"),
-            WORDS,
+            SPLIT_WORDS,
             ["to NFKD;", SPACES],
             id="accents stripped",
         ),
@@ -142,52 +146,59 @@ SPACES = "puts a space before text that starts with one"
         pytest.param(None, METASPACE | {"prepend_scheme": "never"}, [], id="no prefix"),
     ],
 )
-def test_ways_to_spell_a_text_are_proven(normalizer, pre_tokenizer, notes, tmp_path: Path) -> None:
+def test_supported_normalizers_are_verified(
+    normalizer, pre_tokenizer, notes, tmp_path: Path
+) -> None:
     folder = json_folder(tmp_path / "folder", normalizer, pre_tokenizer)
-    found = prove(folder, 512, tmp_path / "v.gguf").notes
-    told = [note for note in found if "two equally good splits" not in note]
-    assert len(told) == len(notes), told
-    assert all(part in note for part, note in zip(notes, told, strict=True)), told
+    all_notes = convert_and_verify(folder, 512, tmp_path / "v.gguf").notes
+    relevant = [note for note in all_notes if "two equally good splits" not in note]
+    assert len(relevant) == len(notes), relevant
+    assert all(text in note for text, note in zip(notes, relevant, strict=True)), relevant
 
 
 @functools.cache
-def learnt() -> str:
-    """A tokenizer as the tokenizers library's own trainer makes it."""
-    made = tokenizers.SentencePieceUnigramTokenizer()
+def trained_tokenizer() -> str:
+    """Return the JSON of a Unigram tokenizer trained by the tokenizers library."""
+    tokenizer = tokenizers.SentencePieceUnigramTokenizer()
     texts = [text for text in probe_strings.probe_strings() if text not in probe_strings.LOOKALIKES]
     special = ["<unk>", "<s>", "</s>"]
-    made.train_from_iterator(
+    tokenizer.train_from_iterator(
         texts, vocab_size=1500, special_tokens=special, unk_token="<unk>", show_progress=False
     )
-    return made.to_str()
+    return tokenizer.to_str()
 
 
-def test_a_tokenizer_of_the_librarys_own_trainer_is_proven(tmp_path: Path) -> None:
+def test_tokenizer_of_the_library_trainer_is_verified(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    (folder / "tokenizer.json").write_text(learnt())
-    found = prove(folder, None, tmp_path / "v.gguf")
+    (folder / "tokenizer.json").write_text(trained_tokenizer())
+    verified = convert_and_verify(folder, None, tmp_path / "v.gguf")
     oracle = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     with open_model(tmp_path / "v.gguf", vocab_only=True) as model:
         for text in (*probe_strings.PROSE, *probe_strings.SCRIPTS[:20], *probe_strings.EMOJI):
             if (
                 text == text.strip()
-            ):  # "!!!" may be "!!" and "!" or "!" and "!!", to float32 the same
+            ):  # splits with equal scores differ in order: "!!" and "!", or "!" and "!!"
                 theirs = oracle.encode(text, add_special_tokens=False).ids
                 assert sorted(model.tokenize(text, special=False)) == sorted(theirs), text
-    assert found.string_count > 1000
+    assert verified.string_count > 1000
 
 
 @pytest.mark.parametrize(
-    ("normalizer", "pre_tokenizer", "model", "said"),
+    ("normalizer", "pre_tokenizer", "model", "message"),
     [
-        (COMPILED, WORDS, {"byte_fallback": True}, r"in bytes \(byte_fallback\)"),
-        (COMPILED, WORDS, {"unk_id": None}, r"no unknown token \(unk_id\)"),
-        (COMPILED, WORDS, {"unk_id": 512}, r"no unknown token \(unk_id\)"),
-        (COMPILED, WORDS, {"vocab": [["a", -1.0], ["a", -2.0]]}, "has the piece 'a' twice"),
-        (COMPILED, WORDS, {"vocab": [["a", "b"]]}, "pieces without a text and a score"),
-        (COMPILED, WORDS, {"vocab": [["a", float("nan")]]}, "pieces without a text and a score"),
-        (COMPILED, WORDS, {"vocab": {"a": 1}}, "pieces without a text and a score"),
+        (COMPILED, SPLIT_WORDS, {"byte_fallback": True}, r"in bytes \(byte_fallback\)"),
+        (COMPILED, SPLIT_WORDS, {"unk_id": None}, r"no unknown token \(unk_id\)"),
+        (COMPILED, SPLIT_WORDS, {"unk_id": 512}, r"no unknown token \(unk_id\)"),
+        (COMPILED, SPLIT_WORDS, {"vocab": [["a", -1.0], ["a", -2.0]]}, "has the piece 'a' twice"),
+        (COMPILED, SPLIT_WORDS, {"vocab": [["a", "b"]]}, "pieces without a text and a score"),
+        (
+            COMPILED,
+            SPLIT_WORDS,
+            {"vocab": [["a", float("nan")]]},
+            "pieces without a text and a score",
+        ),
+        (COMPILED, SPLIT_WORDS, {"vocab": {"a": 1}}, "pieces without a text and a score"),
         (COMPILED, None, {}, "it has no Metaspace"),
         (chain(COMPILED, STRIP), METASPACE, {}, r"ends of a text \(Strip\)"),
         (
@@ -220,16 +231,16 @@ def test_a_tokenizer_of_the_librarys_own_trainer_is_proven(tmp_path: Path) -> No
         ),
     ],
 )
-def test_what_llama_cpp_cannot_do_is_refused_by_name(
-    normalizer, pre_tokenizer, model, said, tmp_path: Path
+def test_unsupported_tokenizer_json_is_refused_by_setting(
+    normalizer, pre_tokenizer, model, message, tmp_path: Path
 ) -> None:
     folder = json_folder(tmp_path / "folder", normalizer, pre_tokenizer, **model)
-    with pytest.raises(UserError, match=said):
-        prove(folder, 512, tmp_path / "v.gguf")
+    with pytest.raises(UserError, match=message):
+        convert_and_verify(folder, 512, tmp_path / "v.gguf")
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"byte_fallback": True}, "byte_fallback"),
         ({"treat_whitespace_as_suffix": True}, "treat_whitespace_as_suffix"),
@@ -238,19 +249,23 @@ def test_what_llama_cpp_cannot_do_is_refused_by_name(
         ({"precompiled_charsmap": b"\0" * 9}, "precompiled_charsmap is damaged"),
     ],
 )
-def test_settings_of_a_model_that_llama_cpp_cannot_do_are_refused_by_name(
-    settings, said, tmp_path: Path
+def test_unsupported_sentencepiece_settings_are_refused_by_name(
+    settings, message, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=said):
-        prove(model_folder(tmp_path / "folder", **settings), 512, tmp_path / "v.gguf")
+    with pytest.raises(UserError, match=message):
+        convert_and_verify(model_folder(tmp_path / "folder", **settings), 512, tmp_path / "v.gguf")
 
 
 @pytest.mark.parametrize(
     "settings", [{"remove_extra_whitespaces": False}, {"precompiled_charsmap": b""}]
 )
-def test_settings_of_a_model_that_llama_cpp_can_do_are_proven(settings, tmp_path: Path) -> None:
+def test_supported_sentencepiece_settings_are_verified(settings, tmp_path: Path) -> None:
     assert (
-        len(prove(model_folder(tmp_path / "folder", **settings), 512, tmp_path / "v.gguf").notes)
+        len(
+            convert_and_verify(
+                model_folder(tmp_path / "folder", **settings), 512, tmp_path / "v.gguf"
+            ).notes
+        )
         <= 2
     )
 
@@ -270,21 +285,21 @@ SCORES = [piece.score for piece in PIECES.pieces]
     ids=lambda changes: next(iter(changes)),
 )
 @pytest.mark.parametrize("source", ["tokenizer.model", "tokenizer.json"])
-def test_a_file_that_says_otherwise_is_caught(source, changes, tmp_path: Path) -> None:
-    made = source == "tokenizer.model"
+def test_file_with_other_entries_fails_verification(source, changes, tmp_path: Path) -> None:
+    is_model = source == "tokenizer.model"
     folder = (
         model_folder(tmp_path / "folder")
-        if made
-        else json_folder(tmp_path / "folder", COMPILED, WORDS)
+        if is_model
+        else json_folder(tmp_path / "folder", COMPILED, SPLIT_WORDS)
     )
     with pytest.raises(
         UserError, match=rf"test strings differently from .*{source}; the first 10:"
     ):
-        prove(folder, 512, tmp_path / "v.gguf", **changes)
+        convert_and_verify(folder, 512, tmp_path / "v.gguf", **changes)
 
 
 @pytest.mark.parametrize(
-    ("normalizer", "model", "said"),
+    ("normalizer", "model", "message"),
     [
         (COMPILED, {"unk_id": None}, "tokenizers library cannot read"),
         (
@@ -300,29 +315,29 @@ def test_a_file_that_says_otherwise_is_caught(source, changes, tmp_path: Path) -
     ],
     ids=["no unknown", "damaged rules", "another kind"],
 )
-def test_a_strange_tokenizer_json_beside_a_sound_model_is_refused(
-    normalizer, model, said, tmp_path: Path
+def test_invalid_tokenizer_json_is_refused_despite_a_valid_model(
+    normalizer, model, message, tmp_path: Path
 ) -> None:
-    folder = json_folder(tmp_path / "folder", normalizer, WORDS, **model)
+    folder = json_folder(tmp_path / "folder", normalizer, SPLIT_WORDS, **model)
     shutil.copy(DATA / "tokenizer.model", folder)
-    with pytest.raises(UserError, match=said):
-        prove(folder, 512, tmp_path / "v.gguf")
+    with pytest.raises(UserError, match=message):
+        convert_and_verify(folder, 512, tmp_path / "v.gguf")
 
 
-def test_settings_that_rename_the_unknown_piece_do_not(tmp_path: Path) -> None:
+def test_added_tokens_decoder_may_rename_pieces(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "folder")
-    words = {
+    added_tokens = {
         "0": {"content": "<what>"},
         "600": {"content": "<beyond>"},
         "7": {"content": "<seven>", "special": True},
     }
     settings = json.loads((folder / "tokenizer_config.json").read_text()) | {
-        "added_tokens_decoder": words
+        "added_tokens_decoder": added_tokens
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(UserError, match=r"token 600 \('<beyond>'\) is outside"):
-        prove(folder, 512, tmp_path / "v.gguf")
-    assert prove(folder, None, tmp_path / "v.gguf").notes == ()
+        convert_and_verify(folder, 512, tmp_path / "v.gguf")
+    assert convert_and_verify(folder, None, tmp_path / "v.gguf").notes == ()
     assert (
         "<seven>"
         in read_header.read_header(tmp_path / "v.gguf")
@@ -331,16 +346,16 @@ def test_settings_that_rename_the_unknown_piece_do_not(tmp_path: Path) -> None:
     )
 
 
-def test_pieces_over_a_space_are_not_found_where_words_are_split_apart(tmp_path: Path) -> None:
+def test_pieces_with_a_space_are_not_used_if_words_are_split(tmp_path: Path) -> None:
     pieces = [[piece.text, piece.score] for piece in PIECES.pieces[:-1]] + [["▁a▁b", -0.5]]
-    folder = json_folder(tmp_path / "folder", COMPILED, WORDS, vocab=pieces)
-    prove(folder, 512, tmp_path / "v.gguf")
+    folder = json_folder(tmp_path / "folder", COMPILED, SPLIT_WORDS, vocab=pieces)
+    convert_and_verify(folder, 512, tmp_path / "v.gguf")
     with open_model(tmp_path / "v.gguf", vocab_only=True) as model:
         assert 511 not in model.tokenize("a b", special=False)
 
 
-def damaged() -> Iterator[bytes]:
-    """The model's rules with bits of them changed."""
+def damaged_charsmaps() -> Iterator[bytes]:
+    """Yield the character rules of the model with random bytes changed."""
     rng = random.Random(0)
     for _ in range(60):
         broken = bytearray(PIECES.charsmap)
@@ -349,18 +364,18 @@ def damaged() -> Iterator[bytes]:
         yield bytes(broken)
 
 
-def test_rules_that_would_end_llama_cpp_are_refused_and_the_others_do_not(tmp_path: Path) -> None:
+def test_damaged_rules_that_pass_the_checks_do_not_crash_llama_cpp(tmp_path: Path) -> None:
     refused = 0
-    for number, rules in enumerate(damaged()):
+    for number, rules in enumerate(damaged_charsmaps()):
         file = tmp_path / f"{number}.gguf"
-        found = vocabulary.load_vocabulary(
+        loaded = vocabulary.load_vocabulary(
             CheckpointFolder(DATA), CheckpointConfig({"vocab_size": 512}, "config.json")
         )
-        said = dict(found.entries) | {
+        entries = dict(loaded.entries) | {
             "tokenizer.ggml.precompiled_charsmap": encode_entry("array:uint8", list(rules))
         }
-        said["general.architecture"] = encode_entry("string", "llama")
-        file.write_bytes(lay_out_file(list(said.items()), [], 32).header)
+        entries["general.architecture"] = encode_entry("string", "llama")
+        file.write_bytes(lay_out_file(list(entries.items()), [], 32).header)
         try:
             load_checks.check_loadable(read_header.read_header(file))
         except UserError:
@@ -376,22 +391,22 @@ def test_rules_that_would_end_llama_cpp_are_refused_and_the_others_do_not(tmp_pa
     assert 10 < refused < 60
 
 
-def test_a_piece_as_long_as_a_book_is_refused(tmp_path: Path) -> None:
-    """llama.cpp's tree of pieces is as deep as the longest, and it walks it by recursion."""
-    words = [*(piece.text for piece in PIECES.pieces[:-1]), "a" * 100_000]
+def test_huge_piece_is_refused(tmp_path: Path) -> None:
+    """llama.cpp walks its tree of pieces recursively, as deep as the longest piece."""
+    tokens = [*(piece.text for piece in PIECES.pieces[:-1]), "a" * 100_000]
     with pytest.raises(
         UserError, match=r"would crash llama.cpp: its vocabulary has a piece of 100000 bytes"
     ):
-        prove(DATA, 512, tmp_path / "v.gguf", tokens=("array:string", words))
+        convert_and_verify(DATA, 512, tmp_path / "v.gguf", tokens=("array:string", tokens))
 
 
-def test_a_piece_as_long_as_a_book_beside_a_sound_model_is_refused(
+def test_huge_piece_in_tokenizer_json_is_refused_despite_a_valid_model(
     stories: Path, tmp_path: Path
 ) -> None:
-    """The library would take its tree of pieces down by recursion too."""
+    """The tokenizers library frees its tree of pieces recursively, as deep as the longest piece."""
     folder = json_folder(
         tmp_path / "folder", None, METASPACE, vocab=[["<unk>", 0.0], ["a" * 1_000_000, -1.0]]
     )
     shutil.copy(stories / "tokenizer.model", folder)
     with pytest.raises(UserError, match=r"tokenizer.json has a piece of 1,000,000 characters"):
-        prove(folder, 512, tmp_path / "v.gguf")
+        convert_and_verify(folder, 512, tmp_path / "v.gguf")

@@ -1,6 +1,4 @@
-"""Tokenizers of folders in GGUF: the ids of the tokenizers library, all end tokens, the right
-template.
-"""
+"""Vocabularies converted to GGUF: token ids of the tokenizers library, end tokens and templates."""
 
 import json
 import shutil
@@ -40,14 +38,14 @@ LINES = [
 ]
 
 
-def vocab_file(folder: Path, out: Path, size: int) -> Path:
-    """A GGUF with only the folder's vocabulary."""
+def write_vocabulary(folder: Path, out: Path, size: int) -> Path:
+    """Write a GGUF file with only the vocabulary of `folder`, and return `out`."""
     from quant.gguf.layout import encode_entry, lay_out_file
 
-    found = vocabulary.load_vocabulary(
+    loaded = vocabulary.load_vocabulary(
         CheckpointFolder(folder), CheckpointConfig({"vocab_size": size}, "config.json")
     )
-    entries = [("general.architecture", encode_entry("string", "llama")), *found.entries]
+    entries = [("general.architecture", encode_entry("string", "llama")), *loaded.entries]
     out.write_bytes(lay_out_file(entries, [], 32).header)
     return out
 
@@ -59,13 +57,13 @@ def load(path: Path) -> llama_cpp.Llama:
 @pytest.mark.parametrize(
     ("name", "size"), [("smollm2", 49152), ("qwen3", 151936), ("mistral7b_v1", 32000)]
 )
-def test_real_tokenizers_give_the_ids_of_the_tokenizers_library(
+def test_released_tokenizers_give_the_ids_of_the_tokenizers_library(
     name: str, size: int, tmp_path: Path
 ) -> None:
     folder = ASSETS / name
     if not folder.is_dir():
         pytest.skip("../shared/assets/tokenizers is not here")
-    model = load(vocab_file(folder, tmp_path / "v.gguf", size))
+    model = load(write_vocabulary(folder, tmp_path / "v.gguf", size))
     oracle = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     for line in LINES:
         ours = model.tokenize(line.encode(), add_bos=False, special=False)
@@ -74,14 +72,14 @@ def test_real_tokenizers_give_the_ids_of_the_tokenizers_library(
 
 
 @pytest.mark.parametrize("source", ["tokenizer.model", "tokenizer.json"])
-def test_both_sources_of_a_sentencepiece_vocabulary_give_the_librarys_ids(
+def test_tokenizer_model_and_tokenizer_json_give_the_ids_of_the_library(
     source: str, stories: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
     (
         folder / {"tokenizer.model": "tokenizer.json", "tokenizer.json": "tokenizer.model"}[source]
     ).unlink()
-    model = load(vocab_file(folder, tmp_path / "v.gguf", 512))
+    model = load(write_vocabulary(folder, tmp_path / "v.gguf", 512))
     oracle = tokenizers.Tokenizer.from_file(str(stories / "tokenizer.json"))
     for line in [*LINES[:-1], "Once upon a time, there was a little girl named Lily."]:
         assert (
@@ -91,17 +89,17 @@ def test_both_sources_of_a_sentencepiece_vocabulary_give_the_librarys_ids(
 
 
 @pytest.mark.model
-def test_the_smollm2_folder_gives_the_vocabulary_of_the_published_file(
+def test_smollm2_folder_gives_the_vocabulary_of_the_published_file(
     smollm2: Path, tmp_path: Path
 ) -> None:
     folder = ASSETS / "smollm2"
     if not folder.is_dir():
         pytest.skip("../shared/assets/tokenizers is not here")
-    ours = read_header.read_header(vocab_file(folder, tmp_path / "v.gguf", 49152)).metadata
+    ours = read_header.read_header(write_vocabulary(folder, tmp_path / "v.gguf", 49152)).metadata
     theirs = read_header.read_header(smollm2).metadata
     for key in ("tokens", "merges", "token_type"):
-        mine, other = (table[f"tokenizer.ggml.{key}"] for table in (ours, theirs))
-        assert mine.read_values() == other.read_values()
+        our_array, their_array = (table[f"tokenizer.ggml.{key}"] for table in (ours, theirs))
+        assert our_array.read_values() == their_array.read_values()
     for key in (
         "model",
         "pre",
@@ -114,14 +112,12 @@ def test_the_smollm2_folder_gives_the_vocabulary_of_the_published_file(
     assert ours["tokenizer.chat_template"] == theirs["tokenizer.chat_template"]
 
 
-def test_rows_without_a_token_are_filled_up_and_the_model_still_loads(
-    stories: Path, tmp_path: Path
-) -> None:
+def test_rows_without_a_token_get_padding_tokens(stories: Path, tmp_path: Path) -> None:
     folder = tiny_checkpoint.copy(stories, tmp_path / "padded", vocab_size=520)
     tensors = tiny_checkpoint.read(stories / "model.safetensors")
-    wide = np.concatenate([tensors["model.embed_tokens.weight"], np.zeros((8, 64), np.float32)])
+    padded = np.concatenate([tensors["model.embed_tokens.weight"], np.zeros((8, 64), np.float32)])
     tiny_checkpoint.save(
-        folder / "model.safetensors", tensors | {"model.embed_tokens.weight": wide}
+        folder / "model.safetensors", tensors | {"model.embed_tokens.weight": padded}
     )
     out = tmp_path / "out.gguf"
     write.write_model(
@@ -140,10 +136,14 @@ def test_rows_without_a_token_are_filled_up_and_the_model_still_loads(
     model.close()
 
 
-def settings(
+def metadata_with_tokens(
     folder: Path, tokens: list[str], **files: dict[str, Any]
 ) -> dict[str, header.MetadataValue]:
-    """The metadata of stories' tokenizer with more tokens and other settings."""
+    """Return the GGUF metadata of a folder's vocabulary after adding special tokens to it.
+
+    `files` has changes of JSON files in the folder, by name without the extension. Both change the
+    folder.
+    """
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     added = [
         {"id": 512 + i, "content": text, "special": True, "normalized": False}
@@ -155,27 +155,29 @@ def settings(
     for name, changes in files.items():
         tiny_checkpoint.edit(folder / f"{name}.json", **changes)
     return dict(
-        read_header.read_header(vocab_file(folder, folder / "v.gguf", 512 + len(tokens))).metadata
+        read_header.read_header(
+            write_vocabulary(folder, folder / "v.gguf", 512 + len(tokens))
+        ).metadata
     )
 
 
-def test_every_end_that_generation_config_names_ends_an_answer(
-    stories: Path, tmp_path: Path
-) -> None:
+def test_all_end_tokens_of_generation_config_end_generation(stories: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
     tokens = ["<|eot_id|>", "<|turn_over|>", "<|hand_over|>"]
-    found = settings(folder, tokens, generation_config={"eos_token_id": [2, 512, 513, 514]})
-    assert found["tokenizer.ggml.eos_token_id"] == 2
+    metadata = metadata_with_tokens(
+        folder, tokens, generation_config={"eos_token_id": [2, 512, 513, 514]}
+    )
+    assert metadata["tokenizer.ggml.eos_token_id"] == 2
     model = load(folder / "v.gguf")
     table = llama_cpp.llama_model_get_vocab(model.model)
     assert [i for i in range(515) if llama_cpp.llama_vocab_is_eog(table, i)] == [2, 512, 513, 514]
     model.close()
 
 
-def test_more_ends_than_a_file_has_room_for_are_refused(stories: Path, tmp_path: Path) -> None:
+def test_more_end_tokens_than_gguf_can_name_are_refused(stories: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
     with pytest.raises(UserError, match=r"can name only two such tokens"):
-        settings(
+        metadata_with_tokens(
             folder, ["<a>", "<b>", "<c>"], generation_config={"eos_token_id": [2, 512, 513, 514]}
         )
 
@@ -200,19 +202,19 @@ def test_more_ends_than_a_file_has_room_for_are_refused(stories: Path, tmp_path:
         ({}, None, None, 0),
     ],
 )
-def test_the_chat_template_is_the_files_before_the_settings(
+def test_chat_template_file_overrides_the_settings(
     config, file, expected, notes, stories, tmp_path
 ) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
     tiny_checkpoint.edit(folder / "tokenizer_config.json", **config)
     if file:
         (folder / "chat_template.jinja").write_text(file)
-    found = vocabulary.load_vocabulary(
+    loaded = vocabulary.load_vocabulary(
         CheckpointFolder(folder), CheckpointConfig({"vocab_size": 512}, "config.json")
     )
-    assert len(found.notes) == notes
+    assert len(loaded.notes) == notes
     assert (
-        read_header.read_header(vocab_file(folder, tmp_path / "v.gguf", 512)).metadata.get(
+        read_header.read_header(write_vocabulary(folder, tmp_path / "v.gguf", 512)).metadata.get(
             "tokenizer.chat_template"
         )
         == expected
@@ -234,11 +236,9 @@ BOS, EOS, TEXT = (
 )
 
 
-@pytest.mark.parametrize("said", [True, False, None])
+@pytest.mark.parametrize("add_bos", [True, False, None])
 @pytest.mark.parametrize("single", [[BOS, TEXT], [BOS, TEXT, EOS], [TEXT, EOS], None])
-def test_what_is_put_around_a_text_is_what_transformers_puts(
-    said, single, stories, tmp_path
-) -> None:
+def test_bos_and_eos_are_added_as_by_transformers(add_bos, single, stories, tmp_path) -> None:
     transformers = pytest.importorskip(
         "transformers", reason="transformers is not installed: it is the oracle"
     )
@@ -248,37 +248,35 @@ def test_what_is_put_around_a_text_is_what_transformers_puts(
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     tiny_checkpoint.edit(
         folder / "tokenizer_config.json",
-        add_bos_token=said,
+        add_bos_token=add_bos,
         tokenizer_class="PreTrainedTokenizerFast",
     )
-    model = load(vocab_file(folder, tmp_path / "v.gguf", 512))
+    model = load(write_vocabulary(folder, tmp_path / "v.gguf", 512))
     theirs = transformers.AutoTokenizer.from_pretrained(folder).encode("Once upon")
     table = llama_cpp.llama_model_get_vocab(model.model)
-    around = llama_cpp.llama_vocab_get_add_bos(table), llama_cpp.llama_vocab_get_add_eos(table)
-    assert around == (theirs[0] == 1, theirs[-1] == 2)
+    added = llama_cpp.llama_vocab_get_add_bos(table), llama_cpp.llama_vocab_get_add_eos(table)
+    assert added == (theirs[0] == 1, theirs[-1] == 2)
     model.close()
     notes = vocabulary.load_vocabulary(
         CheckpointFolder(folder), CheckpointConfig({"vocab_size": 512}, "config.json")
     ).notes
     assert any("add_bos_token" in note for note in notes) == (
-        said is not None and said != around[0]
+        add_bos is not None and add_bos != added[0]
     )
 
 
-def test_without_a_tokenizer_json_the_settings_say_what_is_put_around_a_text(
-    stories: Path, tmp_path: Path
-) -> None:
+def test_without_tokenizer_json_the_settings_decide_on_bos(stories: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
     (folder / "tokenizer.json").unlink()
-    for said, expected in ((False, False), (None, True), (True, True)):
-        tiny_checkpoint.edit(folder / "tokenizer_config.json", add_bos_token=said)
-        found = read_header.read_header(vocab_file(folder, tmp_path / "v.gguf", 512)).metadata
-        assert found["tokenizer.ggml.add_bos_token"] is expected
+    for add_bos, expected in ((False, False), (None, True), (True, True)):
+        tiny_checkpoint.edit(folder / "tokenizer_config.json", add_bos_token=add_bos)
+        metadata = read_header.read_header(
+            write_vocabulary(folder, tmp_path / "v.gguf", 512)
+        ).metadata
+        assert metadata["tokenizer.ggml.add_bos_token"] is expected
 
 
-def test_templates_by_name_are_kept_as_the_gguf_package_keeps_them(
-    stories: Path, tmp_path: Path
-) -> None:
+def test_named_templates_are_stored_as_by_the_gguf_package(stories: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
     tiny_checkpoint.edit(
         folder / "tokenizer_config.json",
@@ -288,7 +286,7 @@ def test_templates_by_name_are_kept_as_the_gguf_package_keeps_them(
             {"name": "r-a g", "template": "c"},
         ],
     )
-    found = read_header.read_header(vocab_file(folder, tmp_path / "v.gguf", 512)).metadata
+    ours = read_header.read_header(write_vocabulary(folder, tmp_path / "v.gguf", 512)).metadata
     writer = gguf.GGUFWriter(tmp_path / "theirs.gguf", "llama")
     writer.add_chat_template(
         json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
@@ -297,34 +295,34 @@ def test_templates_by_name_are_kept_as_the_gguf_package_keeps_them(
     writer.write_kv_data_to_file()
     writer.close()
     theirs = read_header.read_header(tmp_path / "theirs.gguf").metadata
-    keys = {key for key in (found | theirs) if "chat_template" in key}
+    keys = {key for key in (ours | theirs) if "chat_template" in key}
     assert len(keys) == 4
     for key in keys - {"tokenizer.chat_templates"}:
-        assert found[key] == theirs[key]
-    assert sorted(found["tokenizer.chat_templates"].read_values()) == sorted(
+        assert ours[key] == theirs[key]
+    assert sorted(ours["tokenizer.chat_templates"].read_values()) == sorted(
         theirs["tokenizer.chat_templates"].read_values()
     )
 
 
-def test_template_files_go_before_the_settings(stories: Path, tmp_path: Path) -> None:
+def test_template_files_override_the_settings(stories: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
     tiny_checkpoint.edit(folder / "tokenizer_config.json", chat_template="settings")
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
-    found = read_header.read_header(vocab_file(folder, tmp_path / "v.gguf", 512)).metadata
-    assert (found["tokenizer.chat_template"], found["tokenizer.chat_template.tool_use"]) == (
+    metadata = read_header.read_header(write_vocabulary(folder, tmp_path / "v.gguf", 512)).metadata
+    assert (metadata["tokenizer.chat_template"], metadata["tokenizer.chat_template.tool_use"]) == (
         "settings",
         "tools",
     )
     (folder / "chat_template.jinja").write_text("file")
-    found = read_header.read_header(vocab_file(folder, tmp_path / "v.gguf", 512)).metadata
-    assert (found["tokenizer.chat_template"], found["tokenizer.chat_template.tool_use"]) == (
+    metadata = read_header.read_header(write_vocabulary(folder, tmp_path / "v.gguf", 512)).metadata
+    assert (metadata["tokenizer.chat_template"], metadata["tokenizer.chat_template.tool_use"]) == (
         "file",
         "tools",
     )
 
 
-def test_half_a_surrogate_pair_is_no_text(stories: Path, tmp_path: Path) -> None:
+def test_unpaired_surrogate_is_refused(stories: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
     (folder / "tokenizer_config.json").write_text('{"chat_template": "\\ud800"}')
     with pytest.raises(UserError, match="cannot be read as JSON"):
@@ -333,7 +331,7 @@ def test_half_a_surrogate_pair_is_no_text(stories: Path, tmp_path: Path) -> None
         )
 
 
-def test_tokens_outside_of_the_config_are_refused(stories: Path) -> None:
+def test_tokens_outside_the_vocabulary_size_are_refused(stories: Path) -> None:
     with pytest.raises(UserError, match=r"token 511 .* outside of the vocab_size 500"):
         vocabulary.load_vocabulary(
             CheckpointFolder(stories), CheckpointConfig({"vocab_size": 500}, "config.json")
@@ -371,7 +369,7 @@ def split(regex: str) -> dict[str, Any]:
         (split(pre_tokenizer.QWEN2), False, "qwen2"),
     ],
 )
-def test_a_pre_tokenizer_is_known_by_its_structure(
+def test_pre_tokenizer_is_recognized_by_its_structure(
     node: dict[str, Any], ignore: bool, expected: str
 ) -> None:
     assert (
@@ -385,13 +383,13 @@ def test_a_pre_tokenizer_is_known_by_its_structure(
 @pytest.mark.parametrize(
     "node", [None, GPT2 | {"add_prefix_space": True}, split("[a-z]+"), {"type": "Whitespace"}, 7]
 )
-def test_an_unknown_pre_tokenizer_is_refused_never_guessed(node: Any) -> None:
+def test_unknown_pre_tokenizer_is_refused(node: Any) -> None:
     with pytest.raises(UserError, match="splits text in an unknown way"):
         pre_tokenizer.find_pre_tokenizer({"model": {}, "pre_tokenizer": node}, "x")
 
 
-def deep(kind: str) -> dict[str, Any]:
-    """Sequences in sequences in sequences."""
+def nested_sequences(kind: str) -> dict[str, Any]:
+    """Return a Sequence node nested 2000 levels deep. `kind` is the key of its list of nodes."""
     node: dict[str, Any] = {"type": "Whitespace"}
     for _ in range(2000):
         node = {"type": "Sequence", kind: [node]}
@@ -399,15 +397,13 @@ def deep(kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("key", ["normalizer", "pre_tokenizer", "post_processor"])
-def test_sequences_within_sequences_are_read_however_deep(
-    key: str, stories: Path, tmp_path: Path
-) -> None:
+def test_deeply_nested_sequences_are_read(key: str, stories: Path, tmp_path: Path) -> None:
     kinds = {
         "normalizer": "normalizers",
         "pre_tokenizer": "pretokenizers",
         "post_processor": "processors",
     }
-    tokenizer = {"model": {}, "pre_tokenizer": GPT2} | {key: deep(kinds[key])}
+    tokenizer = {"model": {}, "pre_tokenizer": GPT2} | {key: nested_sequences(kinds[key])}
     if key == "post_processor":
         assert special_tokens.find_surrounding_tokens(tokenizer, {}, is_sentencepiece=False) == (
             False,
@@ -420,43 +416,41 @@ def test_sequences_within_sequences_are_read_however_deep(
 
 
 @pytest.mark.parametrize("index", ["9" * 5000, "-1", "٣", "1.5", True, -3, None, [1]])
-def test_added_tokens_without_a_sound_row_are_passed_over(
+def test_added_tokens_with_an_invalid_row_are_ignored(
     index: Any, stories: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    strange = {"id": index, "content": "<x>", "special": True}
+    invalid_token = {"id": index, "content": "<x>", "special": True}
     tiny_checkpoint.edit(
-        folder / "tokenizer.json", added_tokens=[*tokenizer["added_tokens"], strange]
+        folder / "tokenizer.json", added_tokens=[*tokenizer["added_tokens"], invalid_token]
     )
     if isinstance(index, str):
         tiny_checkpoint.edit(
-            folder / "tokenizer_config.json", added_tokens_decoder={index: strange}
+            folder / "tokenizer_config.json", added_tokens_decoder={index: invalid_token}
         )
     tiny_checkpoint.edit(folder / "added_tokens.json", **{"<y>": index})
-    found = read_header.read_header(vocab_file(folder, tmp_path / "v.gguf", 512)).metadata
-    assert not {"<x>", "<y>"} & set(found["tokenizer.ggml.tokens"].read_values())
+    metadata = read_header.read_header(write_vocabulary(folder, tmp_path / "v.gguf", 512)).metadata
+    assert not {"<x>", "<y>"} & set(metadata["tokenizer.ggml.tokens"].read_values())
 
 
 @pytest.mark.parametrize("score", [float("nan"), float("inf")])
-def test_a_piece_without_a_score_is_refused(score: float, tmp_path: Path) -> None:
+def test_piece_with_an_infinite_or_nan_score_is_refused(score: float, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(
-        vocabularies.sentencepiece([("<unk>", 0.0, 2), ("a", score, 1)])
+        vocabularies.build_sentencepiece([("<unk>", 0.0, 2), ("a", score, 1)])
     )
     with pytest.raises(UserError, match="not a valid SentencePiece model"):
         sentencepiece_model.load_sentencepiece(tmp_path / "tokenizer.model")
 
 
-def test_more_pieces_than_any_model_has_are_refused_before_they_are_held(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_too_many_pieces_are_refused(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sentencepiece_model, "MAX_PIECES", 1000)
     (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x00" * 1001)
     with pytest.raises(UserError, match="not a valid SentencePiece model"):
         sentencepiece_model.load_sentencepiece(tmp_path / "tokenizer.model")
 
 
-def test_a_file_that_is_far_too_large_is_not_read(stories: Path, tmp_path: Path) -> None:
+def test_too_large_file_is_not_read(stories: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
     with (folder / "tokenizer.json").open("r+b") as file:
         file.truncate(1 << 30)
@@ -466,14 +460,14 @@ def test_a_file_that_is_far_too_large_is_not_read(stories: Path, tmp_path: Path)
         )
 
 
-def test_what_only_looks_like_a_byte_is_none(stories: Path, tmp_path: Path) -> None:
+def test_token_similar_to_a_byte_token_is_normal(stories: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
     (folder / "tokenizer.model").unlink()
     values = json.loads((folder / "tokenizer.json").read_text())
     values["model"]["vocab"]["<0xzz>"] = 512
     tiny_checkpoint.edit(folder / "tokenizer.json", model=values["model"])
-    found = read_header.read_header(vocab_file(folder, tmp_path / "v.gguf", 513)).metadata
-    assert found["tokenizer.ggml.token_type"].read_values()[512] == sentencepiece_model.NORMAL
+    metadata = read_header.read_header(write_vocabulary(folder, tmp_path / "v.gguf", 513)).metadata
+    assert metadata["tokenizer.ggml.token_type"].read_values()[512] == sentencepiece_model.NORMAL
 
 
 def test_a_damaged_sentencepiece_model_is_read_or_refused(stories: Path, tmp_path: Path) -> None:
@@ -501,7 +495,7 @@ def test_a_damaged_sentencepiece_model_is_read_or_refused(stories: Path, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["WordPiece", "WordLevel"])
-def test_kinds_that_llama_cpp_splits_otherwise_are_refused_by_name(
+def test_unsupported_model_types_are_refused_by_name(
     kind: str, stories: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")

@@ -57,7 +57,7 @@ def answer_alone(runner: Runner, request: Request) -> list[tuple[int, float | No
 
 @pytest.fixture(scope="module")
 def weights(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tiny_checkpoint.grown(
+    folder = tiny_checkpoint.random_llama(
         stories, tmp_path_factory.mktemp("grown") / "model", hidden=256, layers=2, shards=1
     )
     out = folder.with_suffix(".Q8_0.gguf")

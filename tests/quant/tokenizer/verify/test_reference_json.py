@@ -1,4 +1,4 @@
-"""A folder with only a tokenizer.model is verified with that model's pieces."""
+"""A folder with only a tokenizer.model is verified with a tokenizer.json built from its pieces."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from quant.model_file import read_header
 from quant.tokenizer import charsmap, sentencepiece_model
 from quant.tokenizer.verify import probe_strings, verify
 from tests.quant import tiny_checkpoint, vocabularies
-from tests.quant.vocabularies import prove
+from tests.quant.vocabularies import convert_and_verify
 
 MISTRAL = (
     Path(__file__).parents[5]
@@ -25,9 +25,10 @@ MISTRAL = (
 )
 
 
-def pieces_of_mistral() -> list[tuple[str, float, int]]:
-    """The pieces of Mistral 7B's tokenizer.model; their scores are the order in which its
-    tokenizer.json makes them.
+def mistral_pieces() -> list[tuple[str, float, int]]:
+    """Return the pieces of Mistral 7B's tokenizer.model as (text, score, type).
+
+    The scores follow the order of the merges in its tokenizer.json.
     """
     if not MISTRAL.is_file():
         pytest.skip("../shared/assets/tokenizers is not here")
@@ -51,17 +52,17 @@ def pieces_of_mistral() -> list[tuple[str, float, int]]:
 def model_folder(
     folder: Path, pieces: list[tuple[str, float, int]], **settings: bool | bytes
 ) -> Path:
-    """A folder with a tokenizer.model and nothing else."""
+    """Write a folder with only a tokenizer.model of these pieces, and return it."""
     folder.mkdir()
-    (folder / "tokenizer.model").write_bytes(vocabularies.sentencepiece(pieces, **settings))
+    (folder / "tokenizer.model").write_bytes(vocabularies.build_sentencepiece(pieces, **settings))
     return folder
 
 
-def test_a_tokenizer_model_alone_is_proven(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "folder", pieces_of_mistral())
-    found = prove(folder, 32000, tmp_path / "v.gguf")
-    assert found.string_count > 1000
-    assert found.notes == ()
+def test_tokenizer_model_alone_is_verified(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "folder", mistral_pieces())
+    verified = convert_and_verify(folder, 32000, tmp_path / "v.gguf")
+    assert verified.string_count > 1000
+    assert verified.notes == ()
     oracle = tokenizers.Tokenizer.from_file(str(MISTRAL))
     with open_model(tmp_path / "v.gguf", vocab_only=True) as model:
         for text in probe_strings.probe_strings():
@@ -71,20 +72,20 @@ def test_a_tokenizer_model_alone_is_proven(tmp_path: Path) -> None:
             ), text
 
 
-def test_the_stories_model_alone_is_proven(stories: Path, tmp_path: Path) -> None:
+def test_stories_tokenizer_model_alone_is_verified(stories: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
     (folder / "tokenizer.json").unlink()
-    found = prove(folder, 512, tmp_path / "v.gguf")
-    assert (found.string_count > 900, found.notes) == (True, ())
+    verified = convert_and_verify(folder, 512, tmp_path / "v.gguf")
+    assert (verified.string_count > 900, verified.notes) == (True, ())
 
 
-def test_a_file_of_another_tokenizer_model_is_caught(tmp_path: Path) -> None:
-    pieces, out = pieces_of_mistral(), tmp_path / "v.gguf"
+def test_file_of_another_tokenizer_model_fails_verification(tmp_path: Path) -> None:
+    pieces, out = mistral_pieces(), tmp_path / "v.gguf"
     right = model_folder(tmp_path / "right", pieces)
     wrong = [
         (text, -1e5 - score if -1e5 < score < 0 else score, kind) for text, score, kind in pieces
     ]
-    prove(model_folder(tmp_path / "wrong", wrong), 32000, out)
+    convert_and_verify(model_folder(tmp_path / "wrong", wrong), 32000, out)
     with open_model(out, vocab_only=True) as model:
         with pytest.raises(
             UserError, match=r"differently from .*right/tokenizer.model; the first 10:"
@@ -93,7 +94,7 @@ def test_a_file_of_another_tokenizer_model_is_caught(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"remove_extra_whitespaces": True}, "remove_extra_whitespaces"),
         ({"precompiled_charsmap": charsmap.build_charsmap({"ﬁ": "fi"})}, "precompiled_charsmap"),
@@ -102,22 +103,24 @@ def test_a_file_of_another_tokenizer_model_is_caught(tmp_path: Path) -> None:
         ({"kind": 3}, "splits text into words or characters"),
     ],
 )
-def test_what_a_tokenizer_model_asks_for_and_llama_cpp_cannot_do_is_refused_by_name(
-    settings, said, tmp_path
+def test_unsupported_tokenizer_model_settings_are_refused_by_name(
+    settings, message, tmp_path
 ) -> None:
     pieces = [
         ("<unk>", 0.0, 2),
         *((f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)),
         ("▁a", -1.0, 1),
     ]
-    with pytest.raises(UserError, match=said):
-        prove(model_folder(tmp_path / "folder", pieces, **settings), 258, tmp_path / "v.gguf")
+    with pytest.raises(UserError, match=message):
+        convert_and_verify(
+            model_folder(tmp_path / "folder", pieces, **settings), 258, tmp_path / "v.gguf"
+        )
 
 
-def test_tokens_that_are_added_to_a_tokenizer_model_are_proven_with_it(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "folder", pieces_of_mistral())
+def test_tokens_added_to_a_tokenizer_model_are_verified(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "folder", mistral_pieces())
     (folder / "added_tokens.json").write_text(json.dumps({"<turn>": 32000}))
     token = {"content": "<|pad|>", "lstrip": True, "rstrip": True, "special": True}
     tiny_checkpoint.edit(folder / "tokenizer_config.json", added_tokens_decoder={"32001": token})
-    notes = prove(folder, 32002, tmp_path / "v.gguf").notes
+    notes = convert_and_verify(folder, 32002, tmp_path / "v.gguf").notes
     assert any("strips no spaces around them (<|pad|>)" in note for note in notes), notes
