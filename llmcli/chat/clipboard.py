@@ -1,5 +1,8 @@
-"""Copies text to the desktop's clipboard by running a clipboard program such as pbcopy or xclip."""
+"""Copies text to the clipboard: by a program of the desktop, such as pbcopy or xclip, or by the
+terminal's escape sequence OSC 52.
+"""
 
+import base64
 import shutil
 import subprocess
 
@@ -11,6 +14,9 @@ PROGRAMS = (
     ("termux-clipboard-set",),
     ("clip.exe",),
 )
+# Number of base64 characters that xterm accepts in one escape sequence. Other terminals accept
+# more.
+MAX_SEQUENCE_BYTES = 74_994
 TIMEOUT_SECONDS = 5.0  # some programs wait forever if there is no display
 
 
@@ -22,6 +28,14 @@ def copy_text(text: str) -> str | None:
         if shutil.which(command[0]) and _run_program(command, text.encode("utf-8", "replace")):
             return command[0]
     return None
+
+
+def terminal_sequence(text: str) -> str | None:
+    """Return the escape sequence OSC 52, by which a terminal copies `text` to its clipboard, or
+    None if the text is longer than terminals accept.
+    """
+    encoded = base64.b64encode(text.encode("utf-8", "replace")).decode()
+    return f"\x1b]52;c;{encoded}\x07" if len(encoded) <= MAX_SEQUENCE_BYTES else None
 
 
 def _run_program(command: tuple[str, ...], text: bytes) -> bool:

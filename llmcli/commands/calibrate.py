@@ -104,7 +104,7 @@ def calibrate(
     from llmcli.runtime.requests.request import RunOptions
     from llmcli.workflows.calibration import texts
     from llmcli.workflows.calibration.calibrate import CalibrationRequest, run_calibration
-    from quant.quantize.plan import parse_size
+    from quant.quantize.shards import parse_size
 
     config, ui = start_command(json, offline)
     if merge:

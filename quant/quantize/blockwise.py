@@ -18,7 +18,8 @@ from quant.gguf import header
 from quant.model_file import read_header
 from quant.native import ggml
 from quant.quantize import write
-from quant.quantize.plan import Plan, Shard, TensorPlan, apply_moments, plan_quantization
+from quant.quantize.plan import Plan, TensorPlan, apply_moments, plan_quantization
+from quant.quantize.shards import Shard
 from quant.recipes.tensor_types import EMBEDDING_NAMES, HEAD_NAME, tensor_order
 from quant.source.source import Weight, make_file_row_reader
 

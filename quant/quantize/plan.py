@@ -21,6 +21,7 @@ from quant.gguf.layout import FileLayout, encode_entry, lay_out_file
 from quant.methods import METHODS
 from quant.methods.base import Method, RowEncoder
 from quant.native import ggml
+from quant.quantize.shards import Shard, group_tensors, shard_paths
 from quant.recipes import file_types, tensor_types
 from quant.recipes.file_types import FileType
 from quant.recipes.tensor_types import NO_OVERRIDES, TypeOverrides
@@ -31,27 +32,6 @@ SOURCE_KEY, SETTINGS_KEY = "llmcli.quantize.source", "llmcli.quantize.settings"
 DROPPED_KEYS = frozenset(
     {"split.no", "split.count", "split.tensors.count", SOURCE_KEY, SETTINGS_KEY, CERTIFICATE_KEY}
 )
-MAX_SHARDS = 65535  # split.count is a uint16
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """The position of one file in a split model: file `number` (from 0) of `count`. `tensors` is
-    the number of tensors in all files together.
-    """
-
-    number: int
-    count: int
-    tensors: int
-
-    @property
-    def metadata(self) -> dict[str, bytes]:
-        """The metadata entries that llama.cpp needs in every shard, by key."""
-        return {
-            "split.no": encode_entry("uint16", self.number),
-            "split.count": encode_entry("uint16", self.count),
-            "split.tensors.count": encode_entry("int32", self.tensors),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,25 +202,12 @@ class Plan:
         """
         if not self.max_shard_bytes:
             return (self,)
-        groups: list[list[TensorPlan]] = [[]]
-        filled = 0
-        for step in self.steps:
-            size = -(-step.nbytes // DEFAULT_ALIGNMENT_BYTES) * DEFAULT_ALIGNMENT_BYTES
-            if size > self.max_shard_bytes:
-                raise UserError(
-                    f"{step.weight.name} alone takes {size:,} bytes, more than --split-max-size",
-                    hint=f"use at least --split-max-size {-(-size // 1_000_000)}M",
-                )
-            if filled + size > self.max_shard_bytes:
-                groups.append([])
-                filled = 0
-            groups[-1].append(step)
-            filled += size
-        if len(groups) > MAX_SHARDS:
-            raise UserError(
-                f"this makes {len(groups)} shards, and at most {MAX_SHARDS} are possible",
-                hint="use a larger --split-max-size",
-            )
+        groups = group_tensors(
+            self.steps,
+            [step.nbytes for step in self.steps],
+            [step.weight.name for step in self.steps],
+            self.max_shard_bytes,
+        )
         count, total = len(groups), len(self.steps)
         return tuple(
             replace(self, steps=tuple(group), max_shard_bytes=0, shard=Shard(number, count, total))
@@ -258,11 +225,7 @@ class Plan:
         """
         if not self.max_shard_bytes:
             return (out,)
-        count, stem = len(self.file_plans), out.name.removesuffix(".gguf")
-        return tuple(
-            out.with_name(f"{stem}-{number:05}-of-{count:05}.gguf")
-            for number in range(1, count + 1)
-        )
+        return shard_paths(out, len(self.file_plans))
 
     def written_extent(self, position: int) -> tuple[int, int]:
         """Return where to continue a file that has `position` bytes: the number of complete
@@ -472,15 +435,3 @@ def read_transform(settings: object) -> str:
         [document.get(key) for key in ("folded", "fold")] if isinstance(document, dict) else []
     )
     return "+".join(word for word in digests if isinstance(word, str))
-
-
-def parse_size(text: str, flag: str = "--split-max-size", purpose: str = "a shard") -> int:
-    """Return the bytes that "500M" or "2G" stands for, in powers of 1000 as llama-gguf-split
-    counts. Raises UserError for any other text; the message names `flag` and `purpose`.
-    """
-    number, unit = text.strip()[:-1], text.strip()[-1:].upper()
-    if not (
-        number.isascii() and number.isdigit() and unit in ("M", "G") and 0 < int(number) < 10**6
-    ):
-        raise UserError(f"{text!r} is no size of {purpose}", hint=f"for example {flag} 500M, or 2G")
-    return int(number) * (10**6 if unit == "M" else 10**9)

@@ -1,6 +1,5 @@
 """/copy: copies the last answer to the clipboard."""
 
-import base64
 import sys
 
 from llmcli.chat import clipboard
@@ -9,10 +8,6 @@ from llmcli.chat.commands.base import ReplCommand
 from llmcli.chat.conversation.answer import split_answer
 from llmcli.errors import UserError
 from llmcli.ui import write_now
-
-# Number of base64 characters that xterm accepts in one escape sequence. Other terminals accept
-# more.
-MAX_SEQUENCE_BYTES = 74_994
 
 
 def copy_answer(chat: ChatSession, argument: str) -> None:
@@ -39,9 +34,8 @@ def copy_answer(chat: ChatSession, argument: str) -> None:
         )
     text = split_answer(answers[-1]).content
     methods = [program] if (program := clipboard.copy_text(text)) else []
-    sequence = base64.b64encode(text.encode("utf-8", "replace")).decode()
-    if len(sequence) <= MAX_SEQUENCE_BYTES:
-        write_now(sys.stdout, f"\x1b]52;c;{sequence}\x07")
+    if sequence := clipboard.terminal_sequence(text):
+        write_now(sys.stdout, sequence)
         methods.append("the terminal, if it allows that (OSC 52)")
     if not methods:
         raise UserError(

@@ -64,7 +64,7 @@ class QuantizeRequest:
     @property
     def max_shard_bytes(self) -> int:
         """The maximum size of a shard in bytes; 0: a single file. Raises UserError."""
-        from quant.quantize.plan import parse_size
+        from quant.quantize.shards import parse_size
 
         return parse_size(self.split_max_size) if self.split_max_size else 0
 
