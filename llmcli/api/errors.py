@@ -32,21 +32,23 @@ class ServerStopping(UserError):
         super().__init__("the server is stopping", hint="start it again")
 
 
+BUG_TEXT = "internal error; see the server's log"  # what a client reads about a bug
+
+
 class AnswerFailed(UserError):
     """The model or the machine could not complete an answer; the request itself was valid."""
 
 
-def answer_error(error: UserError) -> UserError:
+def answer_error(error: Exception) -> UserError:
     """Convert an error that ended an answer in the engine to the error that the client receives.
     UnsatisfiableConstraint (no token can continue the grammar) is returned unchanged, because the
     request caused it; it gets status 400. Any other error becomes AnswerFailed, which gets status
-    500.
+    500. The text of a bug is not for clients.
     """
-    return (
-        error
-        if isinstance(error, UnsatisfiableConstraint)
-        else AnswerFailed(str(error), hint="try again, or send another request")
-    )
+    if isinstance(error, UnsatisfiableConstraint):
+        return error
+    text = str(error) if isinstance(error, UserError) else BUG_TEXT
+    return AnswerFailed(text, hint="try again, or send another request")
 
 
 INVALID_REQUEST = "invalid_request_error"
@@ -114,9 +116,10 @@ def context_length_error(
     )
 
 
-def as_api_error(error: UserError) -> ApiError:
-    """Convert any UserError to an ApiError. An error of the engine, the chat template or a grammar
-    is caused by the request, so it gets status 400.
+def as_api_error(error: Exception) -> ApiError:
+    """Convert any error to an ApiError. A UserError of the engine, the chat template or a grammar is
+    caused by the request, so it gets status 400. An error that is no UserError is a bug, and gets
+    status 500 and no details.
 
     Hints are dropped, because they name command-line flags, which a client cannot set.
     """
@@ -133,7 +136,9 @@ def as_api_error(error: UserError) -> ApiError:
             return ApiError(
                 f"{error}: ask for fewer, or start with a larger --parallel", param="beams"
             )
-    return ApiError(str(error))
+        case UserError():
+            return ApiError(str(error))
+    return ApiError(BUG_TEXT, 500)
 
 
 def error_document(error: ApiError, path: str = "") -> dict[str, Any]:

@@ -13,6 +13,7 @@ class ServerSettings:
     - `names`: the model names that a request may use; the first is the model's own name.
     - `created`: the Unix time at which the model was loaded.
     - `sampling`, `system`, `stops`, `max_tokens`: defaults for requests that do not set them.
+    - `allow_repetition`: whether an answer that only repeats itself goes on.
     - `max_answer_tokens`: the largest number of tokens of any answer; a request cannot exceed it.
     - `max_context`: the largest number of tokens of a prompt and its answer; None: the whole
       context.
@@ -30,6 +31,7 @@ class ServerSettings:
     system: str | None = None
     stops: tuple[str, ...] = ()
     max_tokens: int | None = None
+    allow_repetition: bool = False
     max_answer_tokens: int | None = None
     max_context: int | None = None
     keys: tuple[str, ...] = ()

@@ -73,6 +73,8 @@ class BatchTask:
         for answer in (drawn for samples in answers for drawn in samples):
             if answer.finish == "failed":
                 assert answer.error
+                if not isinstance(answer.error, UserError):
+                    raise answer.error  # a bug
                 return as_api_error(answer_error(answer.error))
         try:
             self.set_requests(self.plan.send(answers))

@@ -73,6 +73,8 @@ def batch_identity(runner: Runner, rules: BatchRules, survey: LineSurvey) -> dic
         "seed": rules.seed,
         "defaults": dict(rules.defaults or {}),
         "plan": rules.plan.__name__,
+        # left out by default, so that batches which an earlier version has begun can be resumed
+        **({"endless": True} if settings.allow_repetition else {}),
     }
 
 

@@ -139,6 +139,7 @@ def build_settings(hosted: "ServerModel", run_flags: RunFlags, seed: int) -> "Se
         hosted.system,
         run_flags.stops,
         None if run_flags.predict in (None, -1) else run_flags.predict,
+        allow_repetition=run_flags.endless,
         max_context=min(runner.n_ctx, runner.header.context_length or runner.n_ctx),
     )
 

@@ -12,16 +12,16 @@ from llmcli.runtime.text.reasoning import ThinkingTags
 
 # By finish reason of an incomplete answer: why it is incomplete, and what the user can do.
 REASON_AND_HINT = {
-    "context_full": ("the context is full", "start with a larger --ctx-size"),
+    "context_full": (
+        "the context is full",
+        "start with a larger --ctx-size, or bound the schema (maxLength, maxItems)",
+    ),
     "stop": (
         "a stop text came first, or the model ended while thinking",
         "leave out --reverse-prompt, or ask again",
     ),
     "cancelled": ("it was stopped", "ask again"),
-    "repetition": (
-        "it repeated itself",
-        "use --endless to allow that, or a bound in the schema (maxLength, maxItems)",
-    ),
+    "repetition": ("the thinking repeated itself", "use --endless to allow that"),
 }
 
 

@@ -32,7 +32,6 @@ PERSONAL_FLAGS = {
     "logprobs": ("--logprobs", "requests set it themselves"),
     "markdown": ("--markdown", "the client renders Markdown"),
     "hide_thinking": ("--hidethinking", "thinking is separate, in reasoning_content"),
-    "endless": ("--endless", "an answer that only repeats itself ends"),
     "ignore_eos": ("--ignore-eos", "requests set it with ignore_eos"),
 }
 

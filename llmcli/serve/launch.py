@@ -88,6 +88,7 @@ def _build_settings(
         server_model.system,
         run_flags.stops,
         max_tokens,
+        allow_repetition=run_flags.endless,
         max_context=max_context if run_flags.options.ctx_size is None else runner.n_ctx,
         **more,
     )

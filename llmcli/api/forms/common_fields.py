@@ -133,7 +133,7 @@ def read_common_fields(
         "ignore_eos": fields.flag("ignore_eos"),
         "priority": fields.integer("priority", -MAX_PRIORITY, MAX_PRIORITY, 0),
         # If the request sets a length, the answer gets this length, even if it only repeats itself.
-        "allow_repetition": read_limit(fields, limits) is not None,
+        "allow_repetition": settings.allow_repetition or read_limit(fields, limits) is not None,
         "search": beams,
         **({"strategy": "beam"} if beams.beams > 1 else {}),
     }

@@ -146,17 +146,21 @@ class Engine:
         """Queue `count` answers to one prompt, with consecutive seeds. Return the ids of their
         sequences. The prompt is computed only once if the cache can share cells.
 
-        Raises QueueFull when too many requests wait.
+        Raises QueueFull when too many requests wait. If any error is raised, none is queued.
         """
         self._check_queue(count)
-        seed = resolve_seed(request.sampling.seed)
-        first = self._queue(request, seed)
-        others = [
-            self._queue(request, (seed + number) % N_SEEDS, number, first)
-            for number in range(1, count)
-        ]
-        first.has_samples = bool(others)
-        return [sequence.id for sequence in (first, *others)]
+        seed, queued = resolve_seed(request.sampling.seed), list[Sequence]()
+        try:
+            for number in range(count):
+                prompt_source = queued[0] if queued else None
+                sample_seed = (seed + number) % N_SEEDS
+                queued.append(self._queue(request, sample_seed, number, prompt_source))
+        except BaseException:
+            for sequence in queued:
+                self.abort(sequence.id)
+            raise
+        queued[0].has_samples = count > 1
+        return [sequence.id for sequence in queued]
 
     def _check_queue(self, count: int) -> None:
         """Raise QueueFull if `count` more requests may not wait."""
@@ -192,7 +196,7 @@ class Engine:
             prefix=SharedPrefix(prompt_source, len(request.tokens)) if prompt_source else None,
             replayed=request.replays[number] if request.replays else NO_REPLAY,
         )
-        if not (request.allow_repetition or request.ignore_eos):
+        if request.checks_repetition:
             sequence.repetition_check_at = TOKENS_BETWEEN_CHECKS
         self.scheduler.add(sequence)
         return sequence
@@ -424,12 +428,15 @@ class Engine:
         """
         try:
             events, finish = sequence.strategy.accept(sequence, rows, pass_seconds)
-        except UserError as error:
-            sequence.error = error  # only this sequence ends
+        except AssertionError:
+            raise  # the state of the engine is wrong
+        except Exception as error:  # noqa: BLE001 (only this sequence ends; its answer has the error)
+            sequence.error = error
             return [self._close(sequence, "failed")]
         if finish is None and len(sequence.times) >= sequence.repetition_check_at:
             sequence.repetition_check_at = len(sequence.times) + TOKENS_BETWEEN_CHECKS
-            finish = "repetition" if is_repetitive(sequence.text) else None
+            is_loop = is_repetitive(sequence.text) and not sequence.is_constrained
+            finish = "repetition" if is_loop else None
         return [*events, self._close(sequence, finish)] if finish else events
 
     def _close(self, sequence: Sequence, finish: Finish) -> Event:

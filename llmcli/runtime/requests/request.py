@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Grammar
 from llmcli.runtime.requests.beam_settings import NO_SEARCH, BeamSettings
 from llmcli.runtime.requests.context_overflow import OverflowPolicy
@@ -80,7 +79,7 @@ class Request:
     """A prompt and the settings for its answer.
 
     - `max_tokens`: None generates until the model stops, the context is full, or the answer only
-      repeats itself. `allow_repetition` and `ignore_eos` disable the check for repetition.
+      repeats itself (see `checks_repetition`).
     - `start_time`: `time.perf_counter()` of the user's call, from which the time to the first token
       is measured.
     - `strategy`: the name of a strategy in runtime/strategies/. `search`: settings of the strategy
@@ -123,6 +122,14 @@ class Request:
     score_prompt: bool = False
     replays: tuple[ReplayedAnswer, ...] = ()
 
+    @property
+    def checks_repetition(self) -> bool:
+        """Return whether the answer ends if it only repeats itself. A grammar decides itself where
+        its answer ends, so only the text before the grammar starts is checked.
+        """
+        is_constrained = self.grammar is not None and not self.grammar_after
+        return not (self.allow_repetition or self.ignore_eos or is_constrained)
+
 
 @dataclass(frozen=True, slots=True)
 class OverflowStats:
@@ -150,7 +157,7 @@ class Answer:
     - `n_drafted`: drafted tokens that the model has checked; None when the strategy drafts nothing.
       `n_accepted`: how many of them were right.
     - `overflow_stats`: what was dropped from a full context.
-    - `error`: the reason why the answer failed.
+    - `error`: the reason why the answer failed. An error that is not a UserError is a bug.
     - `prompt_scores`: the score of each prompt token after the first, if requested. Of several
       samples, only the first has them.
     - `queue_ms`: time from the call to the first pass over the prompt.
@@ -168,7 +175,7 @@ class Answer:
     n_drafted: int | None = None
     n_accepted: int = 0
     overflow_stats: OverflowStats = NO_OVERFLOW
-    error: UserError | None = None
+    error: Exception | None = None
     prompt_scores: tuple[TokenScore, ...] = ()
     queue_ms: float = 0.0
 

@@ -11,7 +11,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.errors import UserError
 from llmcli.runtime.kv_cache.context_protocols import SwappedState
 from llmcli.runtime.requests.context_overflow import ShortenedText
 from llmcli.runtime.requests.repetition import TOKENS_BETWEEN_CHECKS
@@ -157,7 +156,7 @@ class Sequence:
     beams: tuple[Hypothesis, ...] = ()  # the results of a beam search
     accounting: SequenceAccounting = field(default_factory=SequenceAccounting)
     finish: Finish | None = None
-    error: UserError | None = None  # the reason why the answer failed
+    error: Exception | None = None  # the reason why the answer failed
 
     def __post_init__(self) -> None:
         self.n_prompt = len(self.request.tokens)
@@ -166,6 +165,14 @@ class Sequence:
     def is_prefilling(self) -> bool:
         """Return whether some prompt tokens are not computed yet."""
         return self.n_computed < self.n_prompt
+
+    @property
+    def is_constrained(self) -> bool:
+        """Return whether the grammar of the request has started, which is after a certain text if
+        the request says so.
+        """
+        request = self.request
+        return request.grammar is not None and request.grammar_after in "".join(self.text)
 
     def shorten(self, shortened: ShortenedText) -> None:
         """Replace the tokens by a shortened text, after the context was full, and update

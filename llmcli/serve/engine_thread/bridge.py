@@ -22,6 +22,7 @@ from llmcli.api.errors import AnswerFailed, ServerBusy, ServerStopping, answer_e
 from llmcli.errors import UserError
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.runner import Runner
+from llmcli.serve.engine_thread.bug_log import log_bug
 from llmcli.serve.engine_thread.event_batching import AnswerEvent, EventBatcher, call_on_loop
 from llmcli.serve.engine_thread.metrics import ServerMetrics
 from llmcli.types import Event
@@ -169,9 +170,12 @@ class EngineBridge:
         self._inbox.put(partial(self._submit, pending, time.perf_counter()))
         return pending
 
-    async def run_on_engine_thread(self, function: Callable[[], T]) -> T:
-        """Run a function on the engine's thread between two steps, and return its result."""
-        return await asyncio.wrap_future(self._enqueue(function))
+    async def run_on_engine_thread(self, function: Callable[[], T], *, is_vital: bool = False) -> T:
+        """Run a function on the engine's thread between two steps, and return its result. An error
+        of the function is raised here and harms no other call. `is_vital`: the function checks the
+        state of the engine, so an error that is no UserError also ends the engine.
+        """
+        return await asyncio.wrap_future(self._enqueue(function, is_vital))
 
     async def run_in_worker(
         self,
@@ -290,6 +294,8 @@ class EngineBridge:
                 answer = engine.pop_answer(event.sequence)
                 del self._readers[event.sequence]
                 self._record_time(answer)
+                if answer.error is not None:
+                    log_bug(answer.error)
             batcher.add(pending, replace(event, sequence=number), answer)
         if batcher.is_due(time.perf_counter() - begun) or not engine.is_steady:
             batcher.flush()
@@ -315,7 +321,7 @@ class EngineBridge:
                 )
                 for sequence in self.runner.engine.submit_samples(timed_request, pending.samples):
                     self._readers[sequence] = pending, next(numbers)
-        except UserError as error:
+        except Exception as error:  # noqa: BLE001 (the reader receives it)
             self._drop(pending)
             self._count(-sum(1 for _ in numbers))
             call_on_loop(pending.loop, partial(pending.fail, error))
@@ -360,8 +366,10 @@ class EngineBridge:
             max(1, round(self._answer_seconds * (self._open - self.parallel + 1) / self.parallel)),
         )
 
-    def _enqueue(self, function: Callable[[], T]) -> "Future[T]":
-        """Put a function into the engine thread's queue, and return a future of its result."""
+    def _enqueue(self, function: Callable[[], T], is_vital: bool) -> "Future[T]":
+        """Put a function into the engine thread's queue, and return a future of its result. The
+        arguments are those of run_on_engine_thread().
+        """
         future: Future[T] = Future()
 
         def run() -> None:
@@ -372,11 +380,12 @@ class EngineBridge:
                 return
             try:
                 future.set_result(function())
-            except UserError as error:
-                future.set_exception(error)
             except BaseException as error:
                 future.set_exception(error)
-                raise
+                if not isinstance(error, UserError) and (
+                    is_vital or not isinstance(error, Exception)
+                ):
+                    raise
 
         if not self._thread.is_alive():
             raise self._error or ServerStopping()

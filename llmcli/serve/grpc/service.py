@@ -24,6 +24,7 @@ from llmcli.api.errors import ApiError, ServerBusy, as_api_error, error_document
 from llmcli.api.forms.base import encode_json
 from llmcli.api.tokens import encode_text
 from llmcli.errors import UserError
+from llmcli.serve.engine_thread.bug_log import log_bug
 from llmcli.serve.engine_thread.document_stream import stream_documents
 from llmcli.serve.http import api_keys, body_budget
 from llmcli.serve.http.body_budget import BodyReservation
@@ -168,7 +169,8 @@ class GrpcService:
             raw, reservation = await self._read_request(context)
             with reservation:
                 return await function(self._decode(name, raw))
-        except UserError as error:
+        except Exception as error:  # noqa: BLE001 (the client receives it)
+            log_bug(error)
             await _refuse(context, error)
 
     async def _answer_stream(self, _: object, context: Any) -> AsyncIterator[Any]:
@@ -182,7 +184,8 @@ class GrpcService:
                     async for answer in answers:
                         reservation.release()
                         yield answer
-        except UserError as error:
+        except Exception as error:  # noqa: BLE001 (the client receives it)
+            log_bug(error)
             await _refuse(context, error)
 
     async def _read_request(self, context: Any) -> tuple[bytes, BodyReservation]:
@@ -381,7 +384,7 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-async def _refuse(context: Any, error: UserError) -> None:
+async def _refuse(context: Any, error: Exception) -> None:
     """End a call with the gRPC status, the message, and the HTTP API's error object of an error."""
     import grpc
 

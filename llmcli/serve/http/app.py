@@ -112,7 +112,7 @@ async def respond_to_bug(request: Request, error: Exception) -> Response:
     """Respond with status 500 to an unexpected error. Starlette then raises the error again, so
     that its traceback is printed on stderr.
     """
-    api_error = ApiError("internal error; see the server's log", 500)
+    api_error = as_api_error(error)
     return json_response(error_document(api_error, request.url.path), api_error.status)
 
 

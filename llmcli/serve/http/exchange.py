@@ -27,11 +27,11 @@ from llmcli.api.stream_resume import (
     stream_marks,
 )
 from llmcli.serve.engine_thread.bridge import EngineBridge, PendingAnswers
+from llmcli.serve.engine_thread.bug_log import log_bug
 from llmcli.serve.http import api_keys
 from llmcli.serve.http.service import Service
 from llmcli.strict_json import parse_strict_json
 from llmcli.types import Event
-from quant.errors import UserError
 
 T = TypeVar("T")
 TOO_DEEP = "the body is nested too deeply"
@@ -275,7 +275,8 @@ class EventStreamResponse(Response):
                     events.clear()
             buffer += form.encode_chunks(form.stream_end(self.pending.answers)) + form.end_marker
             yield StreamPiece(bytes(buffer), stream_marks(events), more=False)
-        except UserError as error:
+        except Exception as error:
             if not self._has_started and not form.has_started:
                 raise
+            log_bug(error)
             yield StreamPiece(form.encode_error(as_api_error(error)), more=False)

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from llmcli.api.errors import ApiError, ServerBusy, ServerStopping
+from llmcli.api.errors import AnswerFailed, ApiError, ServerBusy, ServerStopping
 from llmcli.errors import UserError
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.strategies import plain, strategies
 from llmcli.serve.engine_thread.bridge import EngineBridge
 from tests.fixtures.fakes import fake_runner
 
@@ -204,3 +205,81 @@ def test_an_engine_error_is_raised_in_readers_and_in_close() -> None:
 
     with pytest.raises(ZeroDivisionError):
         run(scenario, before=fail)
+
+
+def test_a_bug_in_one_call_fails_only_that_call(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither the function of another call nor the answers that run meanwhile are harmed."""
+
+    def fail() -> None:
+        raise ZeroDivisionError("a bug")
+
+    async def scenario(bridge: EngineBridge) -> None:
+        running = asyncio.ensure_future(answer_texts(bridge, request()))
+        with pytest.raises(ZeroDivisionError):
+            await bridge.run_on_engine_thread(fail)
+        assert await running == ["hello"]
+        assert await bridge.run_on_engine_thread(lambda: "still there") == "still there"
+
+    run(scenario)
+
+
+def test_a_bug_in_a_strategy_fails_only_its_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accept = plain.PlainStrategy.accept
+
+    def accept_or_fail(self: Any, sequence: Any, *rest: Any) -> Any:
+        if sequence.request.tokens == tuple(b"broken") and len(sequence.times) == 2:
+            raise IndexError("secret details")
+        return accept(self, sequence, *rest)
+
+    monkeypatch.setattr(plain.PlainStrategy, "accept", accept_or_fail)
+
+    async def scenario(bridge: EngineBridge) -> None:
+        async def broken() -> None:
+            with pytest.raises(AnswerFailed, match="internal error; see the server's log"):
+                await answer_texts(bridge, request("broken"))
+
+        assert (await asyncio.gather(broken(), answer_texts(bridge, request())))[1] == ["hello"]
+
+    run(scenario)
+    assert "secret details" in caplog.text
+    assert "accept_or_fail" in caplog.text
+
+
+@pytest.mark.parametrize("failing_sample", [0, 1, 2])
+def test_a_bug_in_a_submission_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, failing_sample: int
+) -> None:
+    made: list[int] = []
+
+    def make(*args: Any) -> Any:
+        if args[0].tokens == tuple(b"broken"):
+            made.append(1)
+            if len(made) == failing_sample + 1:
+                raise KeyError("a bug")
+        return plain.PlainStrategy(*args)
+
+    monkeypatch.setitem(strategies(), "plain", make)
+
+    async def scenario(bridge: EngineBridge) -> None:
+        with pytest.raises(KeyError):
+            await answer_texts(bridge, request("broken"), 3)
+        assert await answer_texts(bridge, request()) == ["hello"]
+
+    run(scenario)
+
+
+def test_a_wrong_state_of_the_engine_ends_it() -> None:
+    def wrong() -> None:
+        raise AssertionError("the ledger is wrong")
+
+    async def scenario(bridge: EngineBridge) -> None:
+        with pytest.raises(AssertionError, match="the ledger is wrong"):
+            await bridge.run_on_engine_thread(wrong, is_vital=True)
+        await asyncio.wait_for(bridge.drain(0), 10)
+        with pytest.raises(AssertionError):
+            await answer_texts(bridge, request())
+
+    with pytest.raises(AssertionError, match="the ledger is wrong"):
+        run(scenario)

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from llmcli.api.forms.openai_chat import ChatForm
 from llmcli.runtime.constraint.base import UnsatisfiableConstraint
 from llmcli.runtime.constraint.llguidance import GrammarMatcher
 from tests.api.forms.test_openai_chat import HELLO, client
@@ -256,6 +257,34 @@ def test_a_bug_gets_status_500_and_the_server_continues(
     assert (status, found["error"]["type"]) == (500, "server_error")
     assert post(served, b"", "/health", "GET")[0] == 200
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_bug_in_a_call_on_the_engines_thread_fails_only_this_call(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve()
+    monkeypatch.setattr(
+        "llmcli.serve.http.routes.kv.measure_cache_usage", lambda ledger: {}["secret"]
+    )
+    status, _, found = post(served, b"", "/v1/kv", "GET")
+    assert (status, found["error"]["message"]) == (500, "internal error; see the server's log")
+    assert "KeyError" in caplog.text
+    assert client(served).chat.completions.create(model="tiny", messages=HELLO)
+
+
+def test_a_bug_in_a_stream_ends_it_with_an_error(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve()
+
+    def fail(form: ChatForm, answers: object) -> None:
+        raise LookupError("secret")
+
+    monkeypatch.setattr(ChatForm, "stream_end", fail)
+    with client(served) as api, pytest.raises(openai.APIError, match="see the server's log"):
+        list(api.chat.completions.create(model="tiny", messages=HELLO, stream=True))
+    assert "LookupError: secret" in caplog.text
+    assert client(served).chat.completions.create(model="tiny", messages=HELLO)
 
 
 def test_a_failed_answer_does_not_affect_others(serve: Callable[..., Served]) -> None:

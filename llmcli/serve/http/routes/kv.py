@@ -16,22 +16,19 @@ from llmcli.serve.http.service import Route, Service
 
 async def show_cache(service: Service, request: Request) -> Response:
     """Respond with a report on the cache, made between two steps of the engine. With `?check=true`,
-    the engine's ledger of cells is first compared with llama.cpp's state.
+    the engine's ledger of cells is first compared with llama.cpp's state; a difference is a bug
+    and ends the engine.
     """
-    runner, check = service.bridge.runner, request.query_params.get("check") == "true"
-    return json_response(
-        await service.bridge.run_on_engine_thread(lambda: build_cache_report(runner, check))
-    )
-
-
-def build_cache_report(runner: Runner, check: bool = False) -> dict[str, Any]:
-    """Return the report on the cache as a JSON object. Runs on the engine's thread. `check`:
-    compare the engine's ledger of cells with llama.cpp's state; a difference is a bug and ends the
-    engine.
-    """
-    engine = runner.engine
+    bridge, check = service.bridge, request.query_params.get("check") == "true"
     if check:
-        engine.check()
+        await bridge.run_on_engine_thread(bridge.runner.engine.check, is_vital=True)
+    report = await bridge.run_on_engine_thread(lambda: build_cache_report(bridge.runner))
+    return json_response({**report, "checked": check})
+
+
+def build_cache_report(runner: Runner) -> dict[str, Any]:
+    """Return the report on the cache as a JSON object. Runs on the engine's thread."""
+    engine = runner.engine
     load, usage, scheduler = engine.stats, measure_cache_usage(engine.ledger), engine.scheduler
     return {
         **asdict(runner.kv_report()),
@@ -57,7 +54,6 @@ def build_cache_report(runner: Runner, check: bool = False) -> dict[str, Any]:
             for sequence in usage.sequences
         ],
         "prefixes": [_prefix_document(node) for node in usage.prefixes],
-        "checked": check,
     }
 
 

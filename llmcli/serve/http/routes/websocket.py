@@ -23,6 +23,7 @@ from llmcli.api.errors import ApiError, as_api_error, error_document
 from llmcli.api.fields import Fields
 from llmcli.api.forms import FORMS
 from llmcli.api.forms.base import encode_json
+from llmcli.serve.engine_thread.bug_log import log_bug
 from llmcli.serve.engine_thread.document_stream import stream_documents
 from llmcli.serve.http import api_keys
 from llmcli.serve.http.body_budget import BodyBudget, BodyReservation
@@ -62,9 +63,7 @@ class SocketSession:
         self.is_closed = False
 
     async def run(self) -> None:
-        """Handle messages until the socket closes, then cancel its running requests. An unexpected
-        error in one request closes the socket.
-        """
+        """Handle messages until the socket closes, then cancel its running requests."""
         async with self._group:
             with suppress(WebSocketDisconnect):
                 while message := await self._next_message():
@@ -153,7 +152,8 @@ class SocketSession:
             if self.is_closed:
                 raise
             last_fields = {"done": True, "cancelled": True}
-        except UserError as error:
+        except Exception as error:  # noqa: BLE001 (the client receives it)
+            log_bug(error)
             last_fields = error_document(as_api_error(error))
         finally:
             del self._tasks[name]

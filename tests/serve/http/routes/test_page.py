@@ -84,7 +84,9 @@ def test_a_conversation_is_shown_with_figures_and_cache_cells(
     tab.js("byId('newChat').click()")
     assert tab.js("document.querySelectorAll('.turn').length") == 0
     requested_paths = {
-        address.removeprefix(served.url) for address in tab.requested_urls if not address.startswith("data:")
+        address.removeprefix(served.url)
+        for address in tab.requested_urls
+        if not address.startswith("data:")
     }
     assert requested_paths == {"/", "/v1/models", "/v1/kv", "/v1/chat/completions"}
     assert tab.console_messages == []

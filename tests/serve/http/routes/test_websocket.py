@@ -201,3 +201,18 @@ def test_a_binary_message_closes_the_socket(serve: Callable[..., Served]) -> Non
         socket.send(b"\x00")
         with pytest.raises(ConnectionClosed):
             socket.recv(timeout=60)
+
+
+def test_a_bug_in_one_request_does_not_close_the_socket(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve()
+    with open_websocket(served) as socket:
+        with monkeypatch.context() as patch:
+            patch.setattr("llmcli.api.forms.conversation.read_messages", lambda fields: 1 // 0)
+            send_request(socket, "broken")
+            (message,) = receive_answers(socket, "broken")["broken"]
+        assert message["error"]["message"] == "internal error; see the server's log"
+        assert "ZeroDivisionError" in caplog.text
+        send_request(socket, "next")
+        assert receive_answers(socket, "next")["next"][-1] == {"done": True}
