@@ -21,13 +21,14 @@ class Config:
     cache: Path  # folder of files that can be downloaded or computed again
     offline: bool  # make no network connection
     debug: bool  # print a traceback for user errors, too
-    color: bool
+    color: bool  # use colors and bold text
     native_sampling: bool  # sample with llama.cpp's samplers where possible, not with numpy
     hub_endpoint: str  # URL of the Hugging Face hub, without a slash at the end
     hub_cache: Path  # the ordinary Hugging Face cache, shared with other programs
     hub_token: str | None
     # Whether pickled weights may be read. Only a command's option sets it, not the environment.
     allow_pickle: bool = False
+    moves_cursor: bool = True  # whether a terminal understands escape sequences
 
     @property
     def user_catalog(self) -> Path:
@@ -63,11 +64,12 @@ def load_config(environ: Mapping[str, str] | None = None) -> Config:
         cache=cache,
         offline=_is_true(env, "HF_HUB_OFFLINE") or _is_true(env, "LLMCLI_OFFLINE"),
         debug=_is_true(env, "LLMCLI_DEBUG"),
-        color=not env.get("NO_COLOR"),
+        color=not env.get("NO_COLOR") and env.get("TERM") != "dumb",
         native_sampling=env.get("LLMCLI_NATIVE_SAMPLING", "1") not in ("0", "false", "off"),
         hub_endpoint=(env.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
         hub_cache=Path(env.get("HF_HUB_CACHE") or hub / "hub").expanduser().absolute(),
         hub_token=_read_hub_token(env, hub),
+        moves_cursor=env.get("TERM") != "dumb",
     )
 
 
@@ -145,7 +147,7 @@ def _read_hub_token(env: Mapping[str, str], hub: Path) -> str | None:
         return token
     file = Path(env.get("HF_TOKEN_PATH") or hub / "token").expanduser()
     try:
-        return file.read_text(encoding="utf-8").strip() or None
+        return file.read_text(encoding="utf-8-sig").strip() or None
     # missing, unreadable or not text: the hub reports an error if it needs a token
     except (OSError, ValueError):
         return None

@@ -7,16 +7,18 @@ is imported only when something is drawn, so that `--help` is fast.
 
 import io
 import json as json_module
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from llmcli.errors import OutputClosed, UserError
 from llmcli.types import ProgressBar
 from llmcli.units import format_size
+from llmcli.word_wrap import wrap_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,9 +40,9 @@ class UI:
 
     def note(self, text: str) -> None:
         """Print one line on stderr that is neither a result nor an error. Control characters are
-        made visible.
+        made visible. On a terminal, a long line is wrapped between words.
         """
-        write_now(sys.stderr, escape_controls(text) + "\n")
+        write_now(sys.stderr, wrap_line(escape_controls(text), sys.stderr) + "\n")
 
     def warn(self, text: str) -> None:
         """Print a warning on stderr."""
@@ -48,11 +50,11 @@ class UI:
 
     def error(self, message: str, hint: str = "") -> None:
         """Print the message of an error on stderr, and in a second line its hint, if there is
-        one.
+        one. A hint is not wrapped, so that a command in it can be copied.
         """
         self.note("error: " + " ".join(message.split()))
         if hint:
-            self.note("hint: " + " ".join(hint.split()))
+            write_now(sys.stderr, escape_controls("hint: " + " ".join(hint.split())) + "\n")
 
     def result(self, document: Any) -> None:
         """Print the JSON document of a command with --json on stdout, in one line."""
@@ -97,7 +99,7 @@ class UI:
             unicode = bool("█│●…".encode(stream.encoding))
         except (UnicodeEncodeError, TypeError):
             unicode = False
-        self.text(draw(shutil.get_terminal_size().columns, unicode))
+        self.text(draw(terminal_columns(stream), unicode))
 
     @contextmanager
     def bar(
@@ -262,6 +264,21 @@ def _show_as_text(tokens: Iterable[Any]) -> None:
                 )
                 token.children = None
         _show_as_text(token.children or ())
+
+
+def terminal_columns(stream: TextIO) -> int:
+    """Return the current width in columns of the terminal to which `stream` writes."""
+    if not sys.stdout.isatty():
+        with suppress(OSError, ValueError):
+            return os.get_terminal_size(stream.fileno()).columns
+    return shutil.get_terminal_size().columns
+
+
+def wrap_line(text: str, stream: TextIO) -> str:
+    """Return text with line breaks between words if `stream` is a terminal that is too narrow for
+    it, otherwise unchanged.
+    """
+    return wrap_text(text, terminal_columns(stream)) if stream.isatty() else text
 
 
 def write_now(stream: TextIO, text: str) -> None:

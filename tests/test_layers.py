@@ -17,7 +17,16 @@ SOURCES = ("llmcli", "quant")
 LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (("quant",), ("llmcli",)),
     "llmcli": (
-        ("types", "errors", "units", "strict_json", "terminal_mode", "reading_speed", "__init__"),
+        (
+            "types",
+            "errors",
+            "units",
+            "strict_json",
+            "terminal_mode",
+            "reading_speed",
+            "word_wrap",
+            "__init__",
+        ),
         ("config", "atomic_files", "text_input"),
         ("file_lock",),
         ("ui",),
@@ -100,7 +109,7 @@ DOORS = {
         "llmcli/serve/processes/ray_replicas.py",
         "llmcli/batch/ray_actors.py",
     ),
-    "rich": ("llmcli/ui.py", "llmcli/chat/display/"),
+    "rich": ("llmcli/ui.py", "llmcli/word_wrap.py", "llmcli/chat/display/"),
     "starlette": ("llmcli/serve/http/", "llmcli/serve/processes/"),
     "subprocess": (
         "llmcli/catalog/sources/wheel.py",

@@ -218,7 +218,8 @@ class ChatSession:
         """Return a writer that formats an answer according to the display settings. `silent`: the
         writer discards all text.
         """
-        return StreamWriter(silent, open_formatter(self.display, self.ui))
+        formatter = open_formatter(self.display, self.ui, self.config.moves_cursor)
+        return StreamWriter(silent, formatter)
 
     def _set_last_answer(self, answer: Answer) -> AnswerText:
         """Set `last_answer` and `last_text`. Return the answer's text, split into thinking and

@@ -12,7 +12,7 @@ from prompt_toolkit.utils import get_cwidth
 PIECE = re.compile(
     r"\x1b\](?P<osc>[^\x07\x1b]*)(?:\x07|\x1b\\)"
     r"|\x1b\[(?P<private>[?>=]?)(?P<numbers>[0-9;]*)[ -/]*(?P<letter>[@-~])"
-    r"|\x1b[()#][0-9A-Za-z]|\x1b[=>78A-Za-z]"
+    r"|\x1b(?P<cursor>[78])|\x1b[()#][0-9A-Za-z]|\x1b[=>A-Za-z]"
     r"|(?P<text>[^\x00-\x1f\x7f]+)|(?P<control>[\x00-\x1a\x1c-\x1f\x7f])",
     re.DOTALL,
 )
@@ -33,6 +33,7 @@ class TerminalScreen:
         self.lines: list[list[str]] = [[]]
         self.row = self.column = self.top = 0  # `top` is the index of the first visible line
         self.wraps, self._incomplete = True, ""
+        self._saved_cursor = 0, 0  # line and column that ESC 7 has stored
         self.osc_sequences: list[str] = []
 
     def write(self, text: str) -> None:
@@ -56,6 +57,10 @@ class TerminalScreen:
                 self._control(piece["control"])
             elif piece["osc"] is not None:
                 self.osc_sequences.append(piece["osc"])
+            elif piece["cursor"] == "7":
+                self._saved_cursor = self.row, self.column
+            elif piece["cursor"] == "8":
+                self.row, self.column = self._saved_cursor
             elif piece["letter"]:
                 numbers = [int(number) for number in piece["numbers"].split(";") if number]
                 self._sequence(piece["private"], piece["letter"], numbers)

@@ -1,5 +1,5 @@
 """Formats the text of an answer for a terminal, token by token. Thinking is dimmed, replaced by one
-line, or hidden, and Markdown is rendered.
+line, or hidden, lines are wrapped between words, and Markdown is rendered.
 """
 
 import sys
@@ -9,7 +9,8 @@ from llmcli.chat.display.display_settings import FOLD, HIDE, SHOW, DisplaySettin
 from llmcli.chat.display.markdown import MarkdownRenderer, MarkdownStream
 from llmcli.chat.display.styles import DIM, RESET, dim
 from llmcli.runtime.text.reasoning import ThinkingPiece, ThinkingSplitter, ThinkingTags
-from llmcli.ui import UI, escape_controls
+from llmcli.ui import UI, escape_controls, terminal_columns
+from llmcli.word_wrap import WordWrapper
 
 
 class AnswerFormatter:
@@ -18,13 +19,18 @@ class AnswerFormatter:
 
     `thinking`: how thinking is displayed: SHOW, FOLD (into one line) or HIDE. `color`: whether the
     output may contain escape sequences for dimming. `renderer`: renders Markdown; None leaves
-    Markdown unchanged.
+    Markdown unchanged. `wrapper`: wraps what is not rendered; None leaves lines as they are.
     """
 
     def __init__(
-        self, thinking: str, color: bool, renderer: MarkdownRenderer | None = None
+        self,
+        thinking: str,
+        color: bool,
+        renderer: MarkdownRenderer | None = None,
+        wrapper: WordWrapper | None = None,
     ) -> None:
         self._thinking, self._color, self._renderer = thinking, color, renderer
+        self._wrapper = wrapper
         self._markdown = MarkdownStream(renderer) if renderer else None
         self._splitter = ThinkingSplitter()
         self._n_thinking_tokens, self._started_at = 0, 0.0
@@ -37,6 +43,8 @@ class AnswerFormatter:
         """
         self._splitter = ThinkingSplitter(opened)
         self._markdown = MarkdownStream(self._renderer) if self._renderer else None
+        if self._wrapper:
+            self._wrapper.reset()
         self._n_thinking_tokens, self._started_at, self._hides_thinking, self._has_thinking_line = (
             0,
             0.0,
@@ -49,7 +57,12 @@ class AnswerFormatter:
         """Whether all further text of this answer would be returned unchanged, so that feed() need
         not be called any more.
         """
-        return self._splitter.is_replying and not self._hides_thinking and not self._markdown
+        return not (
+            self._wrapper
+            or self._markdown
+            or self._hides_thinking
+            or not self._splitter.is_replying
+        )
 
     def feed(self, text: str) -> str:
         """Return the formatted text that can be displayed after one more token, whose text is
@@ -66,17 +79,22 @@ class AnswerFormatter:
         """
         text = self._format_pieces(self._splitter.finish())
         if self._hides_thinking and not self._splitter.is_replying:
-            text += self._end_fold_line()
+            text += self._wrap(self._end_fold_line())
+        text += self._wrapper.finish() if self._wrapper else ""
         return text + (self._separate(self._markdown.finish()) if self._markdown else "")
 
     def _format_pieces(self, pieces: list[ThinkingPiece]) -> str:
         """Return the formatted text of pieces that are thinking or content."""
         return "".join(
-            self._format_thinking(piece.text)
+            self._wrap(self._format_thinking(piece.text))
             if piece.is_thinking
             else self._format_content(piece.text)
             for piece in pieces
         )
+
+    def _wrap(self, text: str) -> str:
+        """Return text for the terminal with line breaks between words."""
+        return self._wrapper.feed(text) if self._wrapper else text
 
     def _format_thinking(self, text: str) -> str:
         """Return what to display for a piece of thinking."""
@@ -108,9 +126,12 @@ class AnswerFormatter:
         if self._hides_thinking:
             text = text.lstrip()
             self._hides_thinking = not text
-        return (
-            self._separate(self._markdown.feed(text)) if self._markdown else escape_controls(text)
-        )
+        if self._markdown is None:
+            return self._wrap(escape_controls(text))
+        output = self._separate(self._markdown.feed(text))
+        if output and self._wrapper:
+            output = self._wrapper.finish() + output  # rendered text begins and ends a line
+        return output
 
     def _separate(self, text: str) -> str:
         """Return rendered Markdown with a blank line before it if thinking was displayed before.
@@ -124,15 +145,19 @@ class AnswerFormatter:
         return f"{DIM}{text}{RESET}" if self._color else text
 
 
-def open_formatter(display: DisplaySettings, ui: UI) -> AnswerFormatter | None:
+def open_formatter(
+    display: DisplaySettings, ui: UI, moves_cursor: bool = True
+) -> AnswerFormatter | None:
     """Return a formatter for answers that are written to stdout, according to the settings and
-    whether stdout is a terminal. Return None if no text needs formatting.
+    whether stdout is a terminal. Return None if no text needs formatting. `moves_cursor`: whether a
+    terminal understands escape sequences that move the cursor.
     """
     terminal = sys.stdout.isatty() and not ui.json
     thinking = HIDE if display.thinking == FOLD and not terminal else display.thinking
     renderer = ui if display.markdown and terminal else None
-    if thinking == SHOW and not (terminal and ui.color) and not renderer:
+    if thinking == SHOW and not terminal:
         return None
+    wrapper = WordWrapper(lambda: terminal_columns(sys.stdout), moves_cursor) if terminal else None
     if renderer:
         renderer.markdown("")  # loads the Markdown library now, so that it does not delay an answer
-    return AnswerFormatter(thinking, terminal and ui.color, renderer)
+    return AnswerFormatter(thinking, terminal and ui.color, renderer, wrapper)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from llmcli.chat.display.styles import BAR_COLUMNS, DIM, RESET, draw_bar, escape_line
 from llmcli.runtime.text.reasoning import ThinkingTags
 from llmcli.types import Event, TokenTime
-from llmcli.ui import UI, escape_controls, write_now
+from llmcli.ui import UI, escape_controls, wrap_line, write_now
 
 if TYPE_CHECKING:
     from llmcli.chat.display.answer_formatter import AnswerFormatter
@@ -71,9 +71,12 @@ class StreamWriter:
 
 
 def print_dimmed(ui: UI, line: str) -> None:
-    """Print a line on stderr, dimmed if stderr is a terminal with colors."""
+    """Print a line on stderr, wrapped between words if stderr is a terminal, and dimmed if it has
+    colors.
+    """
     if ui.color and sys.stderr.isatty():
-        write_now(sys.stderr, f"{DIM}{escape_controls(line)}{RESET}\n")
+        text = wrap_line(escape_controls(line), sys.stderr)
+        write_now(sys.stderr, f"{DIM}{text}{RESET}\n")
     else:
         ui.note(line)
 

@@ -85,7 +85,8 @@ def test_a_pipe_receives_plain_text_with_or_without_thinking(
         assert capsys.readouterr().out == expected + "\n"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert open_formatter(DisplaySettings(), UI())
-    assert open_formatter(DisplaySettings(), UI(color=False)) is None
+    assert open_formatter(DisplaySettings(), UI(color=False))  # wraps lines
+    assert open_formatter(DisplaySettings(), UI(json=True)) is None
 
 
 def test_a_line_break_follows_thinking_that_is_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
