@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llmcli.errors import UserError
+from llmcli.text_input import refuse_foreign_encoding
 
 MAX_LINE_BYTES = 16 << 20  # a context of a million tokens is 4 MB of text
 READ_BYTES = 1 << 20  # size of the pieces in which a longer line is skipped
@@ -54,15 +55,15 @@ class LineSurvey:
 
 class BatchInput:
     """The lines of a seekable binary stream, which can be read several times. `name`: the name of
-    the input in error messages.
+    the input in error messages. `path`: the text file, if there is one, for a hint.
     """
 
-    def __init__(self, stream: BinaryIO, name: str) -> None:
-        self._stream, self.name = stream, name
+    def __init__(self, stream: BinaryIO, name: str, path: Path | None = None) -> None:
+        self._stream, self.name, self._path = stream, name, path
 
     def survey(self) -> LineSurvey:
         """Read the complete input and return its line count and hash. Raises UserError if gzip data
-        is damaged.
+        is damaged, or if the text is UTF-16 or UTF-32.
         """
         sha, count, unended = hashlib.sha256(), 0, 0
         for number, raw, size in self._read(sha.update):
@@ -97,6 +98,8 @@ class BatchInput:
             while raw := self._stream.readline(MAX_LINE_BYTES):
                 on_bytes(raw)
                 number += 1
+                if number == 1:
+                    refuse_foreign_encoding(raw, self.name, path=self._path)
                 size = len(raw)
                 while not raw.endswith(b"\n") and (chunk := self._stream.readline(READ_BYTES)):
                     on_bytes(raw := chunk)
@@ -137,4 +140,5 @@ def open_input(name: str, copy_folder: Path) -> Iterator[BatchInput]:
         stream.seek(0)
         if is_gzip:
             stream = stack.enter_context(io.BufferedReader(gzip.GzipFile(fileobj=stream)))
-        yield BatchInput(stream, "stdin" if name == "-" else name)
+        path = None if name == "-" or is_gzip else Path(name)
+        yield BatchInput(stream, "stdin" if name == "-" else name, path)

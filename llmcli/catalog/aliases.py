@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from llmcli.atomic_files import write_atomically
-from llmcli.catalog import catalog
+from llmcli.catalog import catalog, toml_file
 from llmcli.catalog.catalog import NAME_PATTERN
 from llmcli.catalog.model_ref import parse_ref
 from llmcli.config import Config
 from llmcli.errors import UserError
+from llmcli.text_input import require_utf8
 
 if TYPE_CHECKING:
     from tomlkit.items import Item
@@ -72,8 +73,8 @@ def _write_entry(config: Config, name: str, table: Mapping[str, Any] | None) -> 
     from tomlkit.exceptions import TOMLKitError
 
     path = config.user_catalog
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    before = tomllib.loads(text)
+    text = toml_file.read_toml_text(path) if path.is_file() else ""
+    before = toml_file.parse_toml(path, text)
     expected = {key: value for key, value in before.get("models", {}).items() if key != name}
     if table:
         expected[name] = dict(table)
@@ -89,13 +90,8 @@ def _write_entry(config: Config, name: str, table: Mapping[str, Any] | None) -> 
             f"llmcli cannot safely edit {name} in {path}",
             hint=f"edit {path} by hand",
         )
-    try:
-        data = after.encode("utf-8")
-    except UnicodeEncodeError:
-        raise UserError(
-            "the alias is not UTF-8 text", hint="convert it first: iconv -f LATIN1 -t UTF-8"
-        ) from None
-    write_atomically(path, data)
+    require_utf8("the alias", after)
+    write_atomically(path, after.encode("utf-8"))
 
 
 def _edit_text(text: str, name: str, table: Mapping[str, Any] | None) -> str:

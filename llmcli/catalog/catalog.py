@@ -3,13 +3,13 @@ models.toml files. Entries of the user's file replace built-in entries of the sa
 """
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import llmcli
+from llmcli.catalog import toml_file
 from llmcli.catalog.spec import Spec, WeightFile
 from llmcli.config import Config
 from llmcli.errors import UserError
@@ -82,13 +82,8 @@ def read_catalog(path: Path) -> dict[str, CatalogEntry]:
     """Return the entries of one models.toml by name. Raises UserError if it cannot be read or is
     wrong.
     """
-    text = _read_text(path)
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(
-            f"{path}: {error}", hint=f"correct that line of {path}, or rename the file"
-        ) from None
+    text = toml_file.read_toml_text(path)
+    document = toml_file.parse_toml(path, text)
     table = document.get("models", {})
     if unknown := [key for key in document if key != "models"]:
         raise _catalog_error(
@@ -100,19 +95,6 @@ def read_catalog(path: Path) -> dict[str, CatalogEntry]:
     if not isinstance(table, dict):
         raise _catalog_error(path, text, "models", "`models` must be a table")
     return {name: _parse_entry(path, text, name, value) for name, value in table.items()}
-
-
-def _read_text(path: Path) -> str:
-    """Return the text of a file. Raises UserError if it cannot be read or is not UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
-        raise UserError(
-            f"{path}: line {line} is not UTF-8 text", hint=f"correct that line of {path}"
-        ) from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _parse_entry(path: Path, text: str, name: str, value: Any) -> CatalogEntry:

@@ -12,7 +12,7 @@ from llmcli.chat.ask import FENCE, ask_and_print, strip_fences
 from llmcli.chat.chat_session import ChatSession
 from llmcli.errors import UserError
 from llmcli.runtime.requests.request import Answer
-from llmcli.text_input import decode_utf8
+from llmcli.text_input import decode_text
 
 
 def handle_line(chat: ChatSession, text: str) -> Answer | None:
@@ -47,9 +47,10 @@ def run_pipe(chat: ChatSession, source: BinaryIO) -> bool:
     succeeded = True
     for raw, offset in _read_messages(source):
         try:
-            reply = handle_line(
-                chat, decode_utf8(raw, "stdin", offset, "that message is skipped; ").strip("\r\n")
+            message = decode_text(
+                raw, "stdin", start=offset, hint_prefix="that message is skipped; "
             )
+            reply = handle_line(chat, message.strip("\r\n"))
         except UserError as error:
             chat.ui.error(str(error), error.hint)
             succeeded = False

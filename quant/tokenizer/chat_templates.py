@@ -92,7 +92,7 @@ def _read(folder: CheckpointFolder, path: Path) -> str:
         text = (
             folder.read_json(path.name).get("chat_template")
             if path.suffix == ".json"
-            else path.read_text("utf-8")
+            else path.read_text("utf-8-sig")
         )
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}", hint="fetch the file again") from None

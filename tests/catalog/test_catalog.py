@@ -220,7 +220,7 @@ def test_the_error_for_a_wrong_catalog_has_the_file_and_the_line(text, message):
 def test_the_error_for_a_catalog_that_is_not_utf8_has_the_line():
     path = write_user_catalog("")
     path.write_bytes(b'[models.a]\nalias = "\xff"\n')
-    with pytest.raises(UserError, match="line 2 is not UTF-8"):
+    with pytest.raises(UserError, match=r"is not UTF-8 text: byte 20 is 0xff, in line 2"):
         catalog.load_catalog(load_config())
 
 

@@ -21,10 +21,12 @@ from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.bench.statistics.paired_test import Comparison
 from llmcli.bench.statistics.student_t import student_t_quantile
 from llmcli.errors import UserError
+from llmcli.text_input import read_text
 
 # minimum standard deviation of the logarithm of a run's speed, on a quiet machine
 MIN_DRIFT = 0.03
 MAX_FILE_BYTES = 1 << 26  # maximum bytes of a file with runs
+MAKE_FILE_HINT = "create such a file: llmcli bench REF -o json > FILE"
 
 SavedRow = Mapping[str, Any]
 
@@ -105,9 +107,7 @@ def read_saved_runs(text: str, find: Callable[[int], SavedRow]) -> SavedRuns | N
         return None
     rows = tuple(validate_row(row, text) for row in _documents(path))
     if not rows:
-        raise UserError(
-            f"{text} contains no run", hint="create such a file: llmcli bench REF -o json > FILE"
-        )
+        raise UserError(f"{text} contains no run", hint=MAKE_FILE_HINT)
     return SavedRuns(path.name, rows)
 
 
@@ -134,7 +134,7 @@ def validate_row(row: Any, where: str) -> SavedRow:
     if not is_valid:
         raise UserError(
             f"{where} contains an entry that is not a run of bench",
-            hint="create such a file: llmcli bench REF -o json > FILE",
+            hint=MAKE_FILE_HINT,
         )
     valid_row: SavedRow = row
     return valid_row
@@ -231,24 +231,13 @@ def compare_rates(a: Sequence[float], b: Sequence[float], confidence: float) -> 
 
 
 def _documents(path: Path) -> list[Any]:
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise UserError(
-                f"{path} is too large for a file with runs of bench",
-                hint="create such a file: llmcli bench REF -o json > FILE",
-            )
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UserError(f"cannot read {path}: {why}", hint="check the name") from None
+    text = read_text(path, max_bytes=MAX_FILE_BYTES, size_hint=MAKE_FILE_HINT)
     try:
         if path.suffix == ".jsonl":
             return [json.loads(line) for line in text.split("\n") if line.strip()]
         parsed = json.loads(text)
     except (ValueError, RecursionError):
-        raise UserError(
-            f"{path} is not valid JSON", hint="create such a file: llmcli bench REF -o json > FILE"
-        ) from None
+        raise UserError(f"{path} is not valid JSON", hint=MAKE_FILE_HINT) from None
     return parsed if isinstance(parsed, list) else [parsed]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from llmcli.errors import UsageError, UserError
+from llmcli.text_input import read_text
 
 if TYPE_CHECKING:
     from llmcli.bench.load.generator import Arrivals, Load, LoadLength
@@ -260,11 +261,7 @@ class EndpointSettings:
         if self.api_key_file is None:
             return self.api_key
         hint = "--api-key-file takes a file that contains a key"
-        try:
-            words = self.api_key_file.read_text("utf-8").split()
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise UserError(f"cannot read {self.api_key_file}: {why}", hint=hint) from None
+        words = read_text(self.api_key_file, hint=hint).split()
         if not words:
             raise UserError(f"{self.api_key_file} contains no key", hint=hint)
         return words[0]

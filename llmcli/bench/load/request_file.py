@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from llmcli import text_input
 from llmcli.bench.load import mixes
 from llmcli.bench.load.mixes import RequestLengths
 from llmcli.bench.load.records import LoadJob
 from llmcli.errors import UserError
 
-MAX_FILE_BYTES = 1 << 30
+MAX_FILE_BYTES = 1 << 28
 ROLE_NAMES = {
     "human": "user",
     "user": "user",
@@ -34,18 +35,12 @@ def read_requests(path: Path, shape: RequestLengths) -> list[LoadJob]:
     """Return the requests of a file in their order. A request that does not state the length of its
     answer gets `shape.output_tokens`. Raises UserError.
     """
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise UserError(
-                f"{path} is larger than {MAX_FILE_BYTES >> 30} GiB",
-                hint="use fewer lines: head -n 10000",
-            )
-        text = path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UserError(
-            f"cannot read {path}: {reason}", hint="--mix takes fixed, sonnet or a JSONL file"
-        ) from None
+    text = text_input.read_text(
+        path,
+        max_bytes=MAX_FILE_BYTES,
+        hint="--mix takes fixed, sonnet or a JSONL file",
+        size_hint="use fewer lines: head -n 10000",
+    )
     jobs = [_parse_request(row, shape, f"{path}:{number}") for number, row in _rows(text, path)]
     if not jobs:
         raise UserError(f"{path} contains no request", hint=FORMAT_HINT)

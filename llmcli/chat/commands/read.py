@@ -7,7 +7,7 @@ from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import ReplCommand
 from llmcli.chat.paths import complete_path, parse_path
 from llmcli.errors import UserError
-from llmcli.text_input import decode_utf8, read_limited
+from llmcli.text_input import decode_text, read_limited
 
 # Hardly any text has more bytes per token. Only this many bytes per token of the context are read
 # of a file, because a longer file cannot fit.
@@ -77,7 +77,7 @@ def _read_text(path: Path, chat: ChatSession) -> str:
             f"but the context holds {chat.runner.n_ctx}",
             hint="use a part of it: head -c 20000 FILE > part.txt",
         )
-    return decode_utf8(raw, str(path)).removeprefix("\ufeff")
+    return decode_text(raw, str(path), path=path)
 
 
 def _count_tokens(chat: ChatSession, text: str, path: Path) -> int:

@@ -5,7 +5,7 @@ from llmcli.chat.paths import parse_path
 from llmcli.chat.settings.base import ANSWER_GROUP, ChatSetting, Completion
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint, ConstraintKind
-from llmcli.text_input import decode_utf8, read_limited
+from llmcli.text_input import decode_text, read_limited
 
 MAX_TEXT_BYTES = 1 << 20  # maximum size of a file with a schema or grammar
 OFF_WORDS = ("none", "off", '""')  # values that remove the constraint
@@ -52,7 +52,7 @@ def _read_text(value: str) -> str:
             f"{path} is too long for a schema or grammar",
             hint=f"the limit is {MAX_TEXT_BYTES:,} bytes",
         )
-    return decode_utf8(raw, str(path)).removeprefix("\ufeff")
+    return decode_text(raw, str(path), path=path)
 
 
 def _format_constraint(chat: ChatSession, kind: ConstraintKind) -> str:

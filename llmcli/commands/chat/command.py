@@ -22,7 +22,6 @@ from llmcli.commands.options.run import (
 )
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.run_flags import RunFlags
-from llmcli.text_input import decode_utf8
 
 if TYPE_CHECKING:
     from llmcli.batch.skeleton_run import SkeletonResult
@@ -77,7 +76,8 @@ def run(
     ctx: typer.Context,
     ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF_HELP)] = None,
     text: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="The prompt; may also come from stdin.")
+        str | None,
+        typer.Argument(metavar="PROMPT", help="The prompt; without one it is read from stdin."),
     ] = None,
     skeleton: Annotated[
         bool,
@@ -120,6 +120,8 @@ def run(
     with _open_chat(
         ref, run_flags, config, ui, logprobs=json, is_chat=prompt is None
     ) as chat_session:
+        if prompt is not None and run_flags.file != "-" and text_input.has_unread_input():
+            ui.note("note: stdin was not read, because there is a prompt; -f - adds it")
         is_complete = (
             _converse(chat_session, None, run_flags)
             if prompt is None
@@ -338,23 +340,34 @@ def _open_chat(
 def _read_prompt(run_flags: RunFlags, text: str | None) -> str | None:
     """Return the prompt of `run`; None if none was given and stdin is a terminal.
 
-    Text from a pipe is appended to the argument PROMPT after a blank line. With -p or -f, stdin is
-    not read.
+    The text of `-f` follows the argument PROMPT after a blank line. Stdin is read only without a
+    prompt, or for `-f -`: otherwise `run` would wait for a stdin that stays open, and would consume
+    the lines of a shell's `while read` loop.
     """
-    prompt = _read_flags_prompt(run_flags)
     text_input.require_utf8("PROMPT", text or "")
-    if prompt is not None and text is not None:
-        raise UsageError("the prompt is given twice", hint="use either PROMPT, or -p or -f")
-    if prompt is not None:
-        return prompt
-    if sys.stdin is None or sys.stdin.isatty():
-        return text
-    piped = decode_utf8(sys.stdin.buffer.read(), "stdin").removesuffix("\n")
-    return "\n\n".join(text_part for text_part in (text, piped) if text_part)
+    if run_flags.prompt is not None and text is not None:
+        raise UsageError("the prompt is given twice", hint="use either PROMPT or -p")
+    prompt = _read_flags_prompt(run_flags)
+    if prompt is None and text is None and sys.stdin is not None and not sys.stdin.isatty():
+        return _read_stdin(run_flags)
+    if prompt is None or not text:
+        return text if prompt is None else prompt
+    return f"{text}\n\n{prompt}"
 
 
 def _read_flags_prompt(run_flags: RunFlags) -> str | None:
-    """Return the prompt of -p, or the text of the file of -f; None without these flags."""
-    if run_flags.file is not None:
-        return text_input.read_text(Path(run_flags.file).expanduser()).removesuffix("\n")
-    return run_flags.prompt
+    """Return the prompt of -p, or the text of the file of -f, where `-` is stdin; None without
+    these flags.
+    """
+    if run_flags.file is None:
+        return run_flags.prompt
+    if run_flags.file == "-":
+        return _read_stdin(run_flags)
+    path = Path(run_flags.file).expanduser()
+    return text_input.read_text(path, keep_line_ends=run_flags.raw).removesuffix("\n")
+
+
+def _read_stdin(run_flags: RunFlags) -> str:
+    if sys.stdin is None:
+        return ""
+    return text_input.read_standard_input(keep_line_ends=run_flags.raw).removesuffix("\n")

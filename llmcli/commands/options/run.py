@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -17,7 +18,7 @@ from typer.core import TyperCommand
 from llmcli.commands.options.rpc import HELP_RPC, HELP_SPLIT
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.run_flags import RunFlags
-from llmcli.text_input import require_utf8
+from llmcli.text_input import read_text, require_utf8
 
 if TYPE_CHECKING:
     from llmcli.runtime.requests.request import RunOptions
@@ -81,8 +82,9 @@ MODEL_FLAGS = (
         "TEXT",
         _require_text("--prompt"),
     ),
-    Flag("file", ("-f", "--file"), str, "read the (first) message from a file", "FILE"),
+    Flag("file", ("-f", "--file"), str, "read the (first) message from a file; - is stdin", "FILE"),
     Flag("system", ("-sys", "--system"), str, "system text", "TEXT", _require_text("--system")),
+    Flag("system_file", ("-sysf", "--system-prompt-file"), str, "system text in a file", "FILE"),
     Flag(
         "chat_template",
         ("--chat-template",),
@@ -424,6 +426,7 @@ def parse_run_flags(ctx: typer.Context) -> RunFlags:
     for flag in (*MODEL_FLAGS, *ANSWER_FLAGS, *DISPLAY_FLAGS, *FIT_FLAGS):
         if flag.check is not None and flag.name in typed:
             flag.check(typed[flag.name])
+    _read_system_file(typed)
     constraint = take_constraint(typed)
     flags = RunFlags(options, settings, search, frozenset(runtime), **typed, constraint=constraint)
     check_conflicts(flags)
@@ -436,6 +439,18 @@ def check_conflicts(flags: RunFlags) -> None:
         if ACTIVE[conflict.first](flags) and ACTIVE[conflict.second](flags):
             hint = conflict.hint or f"leave out {conflict.first} or {conflict.second}"
             raise UsageError(conflict.message, hint=hint)
+
+
+def _read_system_file(typed: dict[str, Any]) -> None:
+    """Replace the file name of -sysf in `typed` by the system text in the file. As in llama.cpp, a
+    line end at the end of the file is removed. Raises UserError.
+    """
+    file = typed.pop("system_file", None)
+    if file is None:
+        return
+    if "system" in typed:
+        raise UsageError("-sys and -sysf both set the system text", hint="leave out one of them")
+    typed["system"] = read_text(Path(file).expanduser()).removesuffix("\n")
 
 
 def _pop_all(typed: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 
 DEFAULT_CTX = 512
+BUILTIN_NAME = "the plays that ship"
+MAX_TEXT_BYTES = 1 << 26  # the token ids of a longer text would need more than 2 GB
 PROBE_CHUNK_TOKENS = 512  # chunk length of the text on which a mix of tensor types is chosen
 
 
@@ -27,26 +29,24 @@ class EvaluationText:
 def read_evaluation_text(path: Path | None) -> EvaluationText:
     """Return the text of a file, or the built-in text if `path` is None.
 
-    One line break at the end is removed, as by llama.cpp's -f. Raises UserError.
+    One line break at the end is removed, as by llama.cpp's -f. Windows line ends are kept, so that
+    perplexities are comparable with llama.cpp's. Raises UserError.
     """
     from importlib import resources
 
-    from llmcli.errors import UserError
-    from llmcli.text_input import decode_utf8
+    from llmcli import text_input
 
     if path is None:
-        raw, name = (
-            (resources.files("quant") / "texts" / "evaluation.txt").read_bytes(),
-            "the plays that ship",
-        )
-    else:
-        try:
-            raw, name = path.expanduser().read_bytes(), str(path)
-        except OSError as error:
-            raise UserError(
-                f"cannot read {path}: {error.strerror}", hint="--text takes a text file"
-            ) from None
-    return EvaluationText(decode_utf8(raw, name).removesuffix("\n"), name)
+        content = (resources.files("quant") / "texts" / "evaluation.txt").read_bytes().decode()
+        return EvaluationText(content.removesuffix("\n"), BUILTIN_NAME)
+    content = text_input.read_text(
+        path.expanduser(),
+        max_bytes=MAX_TEXT_BYTES,
+        keep_line_ends=True,
+        hint="--text takes a text file",
+        size_hint=f"use its beginning: head -c {MAX_TEXT_BYTES >> 20}M FILE > part.txt",
+    )
+    return EvaluationText(content.removesuffix("\n"), str(path))
 
 
 def prepare_side(path: Path, options: "RunOptions", ui: "UI") -> "EvaluationSide":

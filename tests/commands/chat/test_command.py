@@ -113,7 +113,10 @@ def test_run_reads_the_prompt_from_stdin_an_argument_or_a_file(
         (["fake", "-f", str(file)], b"", "from afar"),
         (["-m", "fake", "as a word"], b"", "as a word"),
         (["-hf", "fake", "-p", "pasted"], b"", "pasted"),
-        (["fake", "Sum up:"], b"a text\n", "Sum up:\n\na text"),
+        (["fake", "Sum up:"], b"a text\n", "Sum up:"),
+        (["fake", "Sum up:", "-f", "-"], b"a text\n", "Sum up:\n\na text"),
+        (["fake", "-f", "-"], b"\xef\xbb\xbfone\r\ntwo\n", "one\ntwo"),
+        (["fake", "Sum up:", "-f", str(file)], b"not this", "Sum up:\n\nfrom afar"),
     ):
         assert llmcli("run", *words, stdin=stdin).out == "yes\n"
         context_text = bytes(token for token in opened[-1].engine.ledger.tokens[0] if token < 256)
@@ -530,3 +533,37 @@ def test_the_second_turn_of_a_chat_reuses_the_first(
     # The first prompt and answer, except the answer's last token, which was never decoded.
     assert second["cached_tokens"] >= first["prompt_tokens"] + first["generated_tokens"] - 2
     assert third["cached_tokens"] > second["cached_tokens"]
+
+
+def test_run_with_a_prompt_leaves_stdin_to_the_shell(stories_gguf: Path, tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_text("one\ntwo\nthree\n")
+    run = f"{sys.executable} -m llmcli.app run {stories_gguf} --raw -n 1 -t 1"
+    loop = f'while read -r line; do {run} "$line"; echo; echo "$line" >&3; done < {lines} 3>&1 >&2'
+    done = subprocess.run(["bash", "-c", loop], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["one", "two", "three"]
+    assert "stdin was not read, because there is a prompt; -f - adds it" in done.stderr
+
+
+def test_run_with_a_prompt_does_not_wait_for_a_stdin_that_stays_open(stories_gguf: Path) -> None:
+    words = [sys.executable, "-m", "llmcli.app", "run", str(stories_gguf), "Once", "--raw"]
+    with subprocess.Popen(
+        [*words, "-n", "1", "-t", "1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as child:
+        assert child.stdout
+        assert child.wait() == 0
+        assert child.stdout.read()
+
+
+def test_the_system_text_may_be_in_a_file(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
+    fake(b"yes")
+    file = tmp_path / "system.txt"
+    file.write_bytes(b"\xef\xbb\xbfSpeak\r\nLatin.\n")
+    out = llmcli("chat", "fake", "-sysf", str(file), stdin=b"/show system\n").out
+    assert "Speak\nLatin." in out
+    both = llmcli("run", "fake", "x", "-sysf", str(file), "-sys", "y")
+    assert both.code == 2
+    assert "-sys and -sysf" in both.err
