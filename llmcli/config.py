@@ -28,6 +28,8 @@ class Config:
     hub_token: str | None
     # Whether pickled weights may be read. Only a command's option sets it, not the environment.
     allow_pickle: bool = False
+    # Whether model files are used without rehearsing their load in a child process (--trust).
+    trust_files: bool = False
     moves_cursor: bool = True  # whether a terminal understands escape sequences
 
     @property
@@ -64,13 +66,19 @@ def load_config(environ: Mapping[str, str] | None = None) -> Config:
         cache=cache,
         offline=_is_true(env, "HF_HUB_OFFLINE") or _is_true(env, "LLMCLI_OFFLINE"),
         debug=_is_true(env, "LLMCLI_DEBUG"),
-        color=not env.get("NO_COLOR") and env.get("TERM") != "dumb",
+        color=not env.get("NO_COLOR") and has_cursor_control(env),
         native_sampling=env.get("LLMCLI_NATIVE_SAMPLING", "1") not in ("0", "false", "off"),
         hub_endpoint=(env.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
         hub_cache=Path(env.get("HF_HUB_CACHE") or hub / "hub").expanduser().absolute(),
         hub_token=_read_hub_token(env, hub),
-        moves_cursor=env.get("TERM") != "dumb",
+        trust_files=_is_true(env, "LLMCLI_TRUST"),
+        moves_cursor=has_cursor_control(env),
     )
+
+
+def has_cursor_control(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether a terminal understands escape sequences, according to TERM."""
+    return (os.environ if environ is None else environ).get("TERM") != "dumb"
 
 
 def wheel_cache_folder(environ: Mapping[str, str] | None = None) -> Path:

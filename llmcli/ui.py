@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from llmcli import terminal_status
 from llmcli.errors import OutputClosed, UserError
 from llmcli.types import ProgressBar
 from llmcli.units import format_size
@@ -52,9 +53,21 @@ class UI:
         """Print the message of an error on stderr, and in a second line its hint, if there is
         one. A hint is not wrapped, so that a command in it can be copied.
         """
+        terminal_status.end()
         self.note("error: " + " ".join(message.split()))
         if hint:
             write_now(sys.stderr, escape_controls("hint: " + " ".join(hint.split())) + "\n")
+
+    @contextmanager
+    def status(self, text: str) -> Iterator[None]:
+        """Show what is being done on the terminal of stderr during the `with` block, below all
+        other output. Without a terminal nothing is shown.
+        """
+        terminal_status.show(escape_controls(text))
+        try:
+            yield
+        finally:
+            terminal_status.end()
 
     def result(self, document: Any) -> None:
         """Print the JSON document of a command with --json on stdout, in one line."""
@@ -123,7 +136,7 @@ class UI:
             yield log_lines
             log_lines.close(total, unit)
             return
-        with self._rich_progress(unit) as progress:
+        with terminal_status.hidden(), self._rich_progress(unit) as progress:
             task = progress.add_task(label, total=total, completed=done)
             yield _RichBar(progress, task)
 
@@ -288,8 +301,11 @@ def write_now(stream: TextIO, text: str) -> None:
     full disk. Such an error of stderr is raised as OSError, because no message could be printed.
     """
     try:
+        terminal_status.hide()
         stream.write(text)
         stream.flush()
+        if text.endswith("\n"):
+            terminal_status.draw()
     except BrokenPipeError:
         raise OutputClosed from None
     except OSError as error:

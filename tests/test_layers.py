@@ -28,7 +28,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "__init__",
         ),
         ("config", "atomic_files", "text_input"),
-        ("file_lock",),
+        ("file_lock", "terminal_status"),
         ("ui",),
         ("runtime",),
         ("api", "charts", "http_client"),

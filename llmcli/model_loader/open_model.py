@@ -16,6 +16,7 @@ from llmcli.errors import UserError
 from llmcli.model_loader import rpc_workers
 from llmcli.model_loader.opened_model import OpenedModel
 from llmcli.model_loader.prepare import prepare_model
+from llmcli.model_loader.rehearsal.rehearse import rehearse_file, rehearse_model
 from llmcli.model_loader.run_flags import RunFlags
 from llmcli.planning import resolve_options, tuned_profile
 from llmcli.planning.admission import check_memory
@@ -28,6 +29,7 @@ from llmcli.runtime.interrupt import allow_interrupts
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.ui import UI
+from quant.model_file.model_header import ModelHeader
 from quant.model_file.read_header import read_header
 
 # tokens that each additional answer adds to the context, if the user sets neither its size nor -n
@@ -59,6 +61,7 @@ class ModelSwitcher:
         """
         resolve_options.validate_options(run_flags.options)
         rpc_workers.join_workers(run_flags.rpc, run_flags.tensor_split, ui)
+        config = replace(config, trust_files=config.trust_files or run_flags.trust)
         self.run_flags, self.config, self.ui = run_flags, config, ui
         self.is_chat, self.parallel, self.must_generate, self.on_other_thread = (
             is_chat,
@@ -90,7 +93,8 @@ class ModelSwitcher:
     def open(self, ref: str) -> OpenedModel:
         """Open the first model, `ref`, with all options of the command line. Raises UserError."""
         slots = max(self.run_flags.samples, self.run_flags.search.beams, self.parallel)
-        return self._open(self._open_models, ref, self.run_flags.quant, self._template, slots)
+        with self.ui.status(f"loading {ref} …"):
+            return self._open(self._open_models, ref, self.run_flags.quant, self._template, slots)
 
     def switch(self, ref: str, beams: int, use: Callable[[OpenedModel], None]) -> None:
         """Open the model `ref`, pass it to `use`, and then close the previous model. After an error
@@ -102,7 +106,9 @@ class ModelSwitcher:
         """
         new_models = ExitStack()
         try:
-            use(self._open(new_models, ref, None, None, max(self.run_flags.samples, beams)))
+            with self.ui.status(f"loading {ref} …"):
+                model = self._open(new_models, ref, None, None, max(self.run_flags.samples, beams))
+            use(model)
         except BaseException:
             new_models.close()
             raise
@@ -122,7 +128,14 @@ class ModelSwitcher:
         """
         with allow_interrupts():  # an interrupted download or quantization resumes the next time
             model = prepare_model(ref, quant, self.config, self.ui)
-        plan = check_memory(self._plan(model, slots), self.run_flags.fit, self.ui.note)
+        header = read_header(model.path)
+        rehearse_model(
+            header,
+            self.config,
+            self.ui,
+            uses_template=template is None and not self.run_flags.raw,
+        )
+        plan = check_memory(self._plan(model, header, slots), self.run_flags.fit, self.ui.note)
         options = resolve_options.resolve_flash_attention(
             plan.header, plan.options, plan.gpu_layers, self.config, plan.slots, self.parallel
         )
@@ -146,12 +159,11 @@ class ModelSwitcher:
         file_bytes = sum(file.stat().st_size for file in runner.header.files)
         return OpenedModel(model.name, runner, file_bytes, model.system, model.settings)
 
-    def _plan(self, model: FetchedModel, slots: int) -> RunPlan:
+    def _plan(self, model: FetchedModel, header: ModelHeader, slots: int) -> RunPlan:
         """Return the plan of a run of the model for `slots` answers at once. The options are those
         of the command line, of the model's profile, and defaults for this machine.
         """
         flags = self.run_flags
-        header = read_header(model.path)
         requested = flags.options
         if not flags.no_profile:
             requested = tuned_profile.apply_profile(
@@ -206,6 +218,7 @@ class ModelSwitcher:
             return DraftSettings(flags.ngram_draft)
         with allow_interrupts():
             model = prepare_model(flags.model_draft, None, self.config, self.ui)
+        rehearse_file(model.path, self.config, self.ui)
         return DraftSettings(flags.ngram_draft, model.path)
 
 

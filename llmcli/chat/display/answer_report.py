@@ -167,9 +167,10 @@ def used_cache_bytes(cache: KVCache, used: int) -> int:
     )
 
 
-def format_timing(runner: Runner, answer: Answer) -> str:
+def format_timing(runner: Runner, answer: Answer, shows_load: bool = False) -> str:
     """Return the line about the time of an answer, for example `[ttft 41 ms · prefill 12 tok
-    298 tok/s (+61 reused) · 45 tok 104.2 tok/s · p50 9.4 p99 12.1 ms · KV …]`.
+    298 tok/s (+61 reused) · 45 tok 104.2 tok/s · p50 9.4 p99 12.1 ms · KV …]`. `shows_load`: end it
+    with the time to load the model.
     """
     gap_ms = token_gaps(answer)
     parts = [
@@ -184,6 +185,7 @@ def format_timing(runner: Runner, answer: Answer) -> str:
             else []
         ),
         _describe_cache(runner),
+        *([f"loaded in {runner.load_ms / 1000:.1f} s"] if shows_load else []),
     ]
     return f"[{' · '.join(parts)}]" + (
         f" ({FINISH_NOTES[answer.finish]})" if answer.finish in FINISH_NOTES else ""

@@ -189,7 +189,7 @@ def _answer(chat_session: "ChatSession", text: str, json: bool, samples: int) ->
         timing_line = (
             answer_report.format_samples_timing(chat_session.runner, answers)
             if several
-            else answer_report.format_timing(chat_session.runner, answers[0])
+            else answer_report.format_timing(chat_session.runner, answers[0], shows_load=True)
         )
         for line_text in (timing_line, *answer_report.format_beams(answers[0])):
             print_dimmed(chat_session.ui, line_text)
@@ -249,10 +249,7 @@ def _run_loop(chat_session: "ChatSession", first_message: str | None) -> bool:
 
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if interactive:
-        context = f"{chat_session.runner.n_ctx} tokens of context"
-        chat_session.ui.note(
-            f"{chat_session.name} · {chat_session.runner.header.file_type} · {context} · /help, Ctrl-D exits"
-        )
+        chat_session.ui.note(_describe_model(chat_session))
     if first_message is not None:
         ask.ask_and_print(chat_session, first_message)
     if not interactive:
@@ -261,6 +258,17 @@ def _run_loop(chat_session: "ChatSession", first_message: str | None) -> bool:
 
     repl.run_repl(chat_session)
     return True
+
+
+def _describe_model(chat_session: "ChatSession") -> str:
+    """Return the first line of a chat: the model, its context, and the time to load it."""
+    runner = chat_session.runner
+    trained = runner.header.context_length or 0
+    context = f"{runner.n_ctx:,}" + (f" of {trained:,}" if runner.n_ctx < trained else "")
+    return (
+        f"{chat_session.name} · {runner.header.file_type} · {context} tokens of context · "
+        f"loaded in {runner.load_ms / 1000:.1f} s · /help, Ctrl-D exits"
+    )
 
 
 @contextmanager
@@ -279,13 +287,14 @@ def _open_chat(
     reserve sequences for conversation branches. With `logprobs`, record the log probability of each
     token.
     """
-    from llmcli.chat.chat_session import ChatSession
-    from llmcli.chat.conversation.conversation import Conversation
-    from llmcli.chat.display.display_settings import HIDE, SHOW, DisplaySettings
-    from llmcli.chat.settings import find_setting
-    from llmcli.commands.chat.bench_adapter import measure
-    from llmcli.model_loader.open_model import ModelSwitcher
-    from llmcli.runtime.sampling import default_sampling
+    with ui.status(f"loading {ref} …"):  # the imports take time, too
+        from llmcli.chat.chat_session import ChatSession
+        from llmcli.chat.conversation.conversation import Conversation
+        from llmcli.chat.display.display_settings import HIDE, SHOW, DisplaySettings
+        from llmcli.chat.settings import find_setting
+        from llmcli.commands.chat.bench_adapter import measure
+        from llmcli.model_loader.open_model import ModelSwitcher
+        from llmcli.runtime.sampling import default_sampling
 
     with closing(ModelSwitcher(run_flags, config, ui, is_chat)) as models:
         opened_model = models.open(ref)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
+from llmcli import terminal_status
 from llmcli.commands.options.rpc import HELP_RPC, HELP_SPLIT
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.run_flags import RunFlags
@@ -27,6 +28,7 @@ META_KEY = "llmcli.flags"
 NEWEST_SESSION = "last"  # the name of the newest session in `chat --resume`
 MAX_SAMPLES = 256  # llama.cpp's maximum number of sequences
 ON_FULL_MODES = ("stop", "shift", "sinks")
+HELP_OPTIONS = {"-h", "--help"}
 DEFAULT_LOGPROBS = "10"  # the value of `--logprobs` without a number
 
 
@@ -74,6 +76,12 @@ MODEL_FLAGS = (
     Flag("model", ("-m", "--model", "-hf", "--hf-repo"), str, "the model, in place of REF", "REF"),
     Flag("quant", ("--quant",), str, "quantize the model to this type first", "TYPE"),
     Flag("offline", ("--offline",), bool, "make no network connection"),
+    Flag(
+        "trust",
+        ("--trust",),
+        bool,
+        "use the model file without first loading it in a separate process",
+    ),
     Flag(
         "prompt",
         ("-p", "--prompt"),
@@ -309,9 +317,24 @@ class RunCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Options whose value may be left out get their default value first
-        (see `_insert_defaults`).
+        (see `_insert_defaults`). The terminal shows at once that llmcli is starting, because
+        importing numpy may take seconds on a slow disk.
         """
-        return super().parse_args(ctx, _insert_defaults(args))
+        words = _insert_defaults(args)
+        if not HELP_OPTIONS.intersection(words):
+            terminal_status.show("starting …")
+        try:
+            return super().parse_args(ctx, words)
+        except BaseException:
+            terminal_status.end()
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. What it has shown as its status disappears at the end."""
+        try:
+            return super().invoke(ctx)
+        finally:
+            terminal_status.end()
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the command's own parameters, followed by the shared run options."""
