@@ -1,4 +1,6 @@
-"""Parses requests to `/v1/embeddings` and builds their responses, in OpenAI's format."""
+"""Parses requests for embeddings and builds their responses, in OpenAI's format or in that of
+llama-server's `/embedding`.
+"""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -10,18 +12,25 @@ from llmcli.api.errors import ApiError, context_length_error, unknown_model
 from llmcli.api.fields import Fields, json_type
 from llmcli.api.server_settings import ServerSettings
 from llmcli.runtime.binding.pooled_context import Vector
-from llmcli.runtime.scoring.embedder import Embedder, normalize
+from llmcli.runtime.scoring.embedder import EUCLIDEAN, NO_NORM, Embedder, normalize
 
-EmbeddingInput = str | Sequence[int]
-
-
+# A text, token ids, a list of both, or an object with the text of a prompt.
+EmbeddingInput = str | Sequence[int | str] | Mapping[str, Any]
+INPUT_WORDS = "text, token ids, or a list of both"
 # OpenAI's limits for one request
 MAX_TEXTS = 2048
 MAX_TOKENS = 300_000
+# Numbers in one response with a vector for each token. In JSON they take twenty times the bytes.
+MAX_TOKEN_VALUES = 1 << 22
+MIN_NORM, MAX_NORM = NO_NORM, 100
 
 
 class EmbeddingsRequest:
-    """The fields of one request to `/v1/embeddings`. Raises ApiError for an invalid field."""
+    """The fields of one request for embeddings. Raises ApiError for an invalid field.
+
+    `texts`: the entries to embed. `norm`: how vectors are scaled (see normalize in
+    runtime/scoring/embedder.py).
+    """
 
     def __init__(self, document: Mapping[str, Any], settings: ServerSettings) -> None:
         self._fields = Fields(document)
@@ -29,6 +38,8 @@ class EmbeddingsRequest:
         if self.model not in settings.names:
             raise unknown_model(self.model, settings.names)
         self._encoding = self._fields.choice("encoding_format", ("float", "base64"), "float")
+        norm = self._fields.integer("embd_normalize", MIN_NORM, MAX_NORM, EUCLIDEAN)
+        self.norm = EUCLIDEAN if norm is None else norm
         self.texts = read_texts(self._fields)
 
     def vector_length(self, embedder: Embedder) -> int:
@@ -36,6 +47,8 @@ class EmbeddingsRequest:
         model's embedding size without that field. Raises ApiError if `dimensions` is invalid or if
         the model is a reranker, which has no embeddings.
         """
+        if embedder.gives_token_vectors and self._fields.has("dimensions"):
+            raise ApiError("--pooling none gives vectors of tokens: leave out dimensions", 400)
         if embedder.is_reranker:
             raise ApiError(
                 "this model ranks pairs of texts and has no embeddings: use /v1/rerank",
@@ -65,43 +78,81 @@ class EmbeddingsRequest:
         usage = {"prompt_tokens": count, "total_tokens": count}
         return {"object": "list", "data": data, "model": self.model, "usage": usage}
 
+    def build_list(self, vectors: Sequence[Vector], length: int) -> list[dict[str, Any]]:
+        """Return the response in the format of llama-server's `/embedding`: a list with an object
+        for each text, whose `embedding` is a list of vectors. `vectors`: for each text its vector,
+        or the vectors of its tokens `[tokens, embedding_size]`.
+        """
+        return [
+            {
+                "index": index,
+                "embedding": [
+                    encode_vector(shorten_vector(row, length), "float")
+                    for row in (vector if vector.ndim > 1 else [vector])
+                ],
+            }
+            for index, vector in enumerate(vectors)
+        ]
+
 
 def read_texts(fields: Fields) -> list[EmbeddingInput]:
-    """Return the field `input` as a list with one entry for each text to embed. An entry is a text
-    or a list of token ids. In the request, `input` is one such entry or a list of them. Raises
-    ApiError for any other value.
+    """Return the field `input`, or `content` as llama-server's clients call it, as a list with one
+    entry for each text to embed. An entry is a text, a list of token ids and texts, or an object
+    with a `prompt_string` or with `content`, a list of text parts. In the request, `input` is one
+    such entry or a list of them. Raises ApiError for any other value.
     """
-    values = fields.values.get("input")
+    name = "content" if fields.has("content") and not fields.has("input") else "input"
+    values = fields.values.get(name)
     if values is None:
         raise ApiError("input is missing", param="input")
-    if isinstance(values, str) or (
-        isinstance(values, list) and values and all(type(id_) is int for id_ in values)
-    ):
+    is_tokens = isinstance(values, list) and any(type(entry) is int for entry in values)
+    if isinstance(values, str | dict) or is_tokens:
         values = [values]
     if not isinstance(values, list) or not values:
-        raise ApiError(
-            f"input must be text, texts or token ids, not {json_type(values)}", param="input"
-        )
+        raise ApiError(f"{name} must be {INPUT_WORDS}, not {json_type(values)}", param=name)
     if len(values) > MAX_TEXTS:
-        raise ApiError(
-            f"input has {len(values):,} texts; the limit is {MAX_TEXTS:,}", param="input"
-        )
-    for index, text in enumerate(values):
-        if not isinstance(text, str) and not (
-            isinstance(text, list) and all(type(token) is int for token in text)
-        ):
-            raise ApiError(
-                f"input[{index}] must be text or token ids, not {json_type(text)}",
-                param=f"input[{index}]",
-            )
-        if not text:
-            raise ApiError(f"input[{index}] is empty", param=f"input[{index}]")
-    return values
+        raise ApiError(f"{name} has {len(values):,} texts; the limit is {MAX_TEXTS:,}", param=name)
+    return [_read_text(value, f"{name}[{index}]") for index, value in enumerate(values)]
+
+
+def _read_text(value: Any, path: str) -> EmbeddingInput:
+    """Return one entry of the field `input`, with objects replaced by their text. `path`: where it
+    is in the request.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        return _read_object(Fields(value, path))
+    if not isinstance(value, list) or not all(type(part) in (int, str) for part in value):
+        raise ApiError(f"{path} must be {INPUT_WORDS}, not {json_type(value)}", param=path)
+    if not value:
+        raise ApiError(f"{path} is empty", param=path)
+    return value
+
+
+def _read_object(fields: Fields) -> str:
+    """Return the text of an entry that is an object. Raises ApiError for images and other media."""
+    if fields.has("prompt_string"):
+        if fields.values.get("multimodal_data"):
+            path = fields.path_of("multimodal_data")
+            raise ApiError(f"{path}: this server reads only text", param=path)
+        return fields.required_text("prompt_string")
+    texts = []
+    for part in fields.tables("content", MAX_TEXTS):
+        if part.text("type") != "text":
+            kind = str(part.values.get("type"))[:40]
+            raise ApiError(f"{part.path}: this server reads only text, not {kind}", param=part.path)
+        texts.append(part.required_text("text"))
+    if not texts:
+        path = fields.path_of("content")
+        raise ApiError(f"{path} is missing: a list of text parts", param=path)
+    return "".join(texts)
 
 
 def encode_texts(texts: list[EmbeddingInput], embedder: Embedder) -> list[list[int]]:
     """Return the token ids of each text. An entry that already is a list of token ids is only
-    checked.
+    checked. In a list of token ids and texts, only a text at its beginning gets the special tokens
+    that the file asks for, as in llama-server.
 
     Raises ApiError for a text without tokens, an id that the model does not have, or too many
     tokens. A text is first refused by the smallest number of tokens that it can have, because
@@ -109,12 +160,16 @@ def encode_texts(texts: list[EmbeddingInput], embedder: Embedder) -> list[list[i
     """
     tokens: list[list[int]] = []
     for index, text in enumerate(texts):
-        if (
-            isinstance(text, str)
-            and (min_tokens := embedder.min_tokens(text)) > embedder.max_tokens
-        ):
+        parts = [text] if isinstance(text, str) else list(text)
+        min_tokens = embedder.min_tokens(*(part for part in parts if isinstance(part, str)))
+        if min_tokens > embedder.max_tokens:
             raise _too_long(index, f"{min_tokens} tokens or more", min_tokens, embedder)
-        ids = embedder.encode(text) if isinstance(text, str) else list(text)
+        ids: list[int] = []
+        for number, part in enumerate(parts):
+            if isinstance(part, str):
+                ids += embedder.encode(part, add_special=not number)
+            else:
+                ids.append(part)
         if not ids:
             raise ApiError(f"input[{index}] has no tokens", param=f"input[{index}]")
         if unknown := next((token for token in ids if not 0 <= token < embedder.n_vocab), None):
@@ -124,13 +179,25 @@ def encode_texts(texts: list[EmbeddingInput], embedder: Embedder) -> list[list[i
         tokens.append(ids)
         if len(ids) > embedder.max_tokens:
             raise _too_long(index, f"{len(ids)} tokens", len(ids), embedder)
-    if (count := sum(map(len, tokens))) > MAX_TOKENS:
-        raise ApiError(f"input has {count:,} tokens; the limit is {MAX_TOKENS:,}", param="input")
+    limit = MAX_TOKENS
+    if embedder.gives_token_vectors:
+        limit = min(limit, MAX_TOKEN_VALUES // embedder.vector_size)
+    if (count := sum(map(len, tokens))) > limit:
+        raise ApiError(f"input has {count:,} tokens; the limit is {limit:,}", param="input")
     return tokens
 
 
+def refuse_token_vectors(embedder: Embedder) -> None:
+    """Raise ApiError if the model gives a vector for each token, for which OpenAI has no format."""
+    if embedder.gives_token_vectors:
+        raise ApiError("--pooling none has no format here: use /embedding, or another --pooling")
+
+
 def _too_long(index: int, words: str, count: int, embedder: Embedder) -> ApiError:
-    message = f"input[{index}] has {words}; this model embeds at most {embedder.max_tokens}"
+    message = (
+        f"input[{index}] is too large: it has {words}; this model embeds at most"
+        f" {embedder.max_tokens}"
+    )
     return context_length_error(message, count, embedder.max_tokens, param=f"input[{index}]")
 
 

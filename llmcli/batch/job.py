@@ -141,8 +141,9 @@ class BatchJob:
             self.runner.embedder(),
         )
         length = request.vector_length(embedder)
+        embeddings.refuse_token_vectors(embedder)
         ids = embeddings.encode_texts(request.texts, embedder)
-        embedding = embedder.start_job(ids)
+        embedding = embedder.start_job(ids, request.norm)
         while embedding.step():
             yield None
         yield request.build_document(ids, embedding.vectors, length)

@@ -75,8 +75,9 @@ MaxTokens = Annotated[
 Pooling = Annotated[
     str | None,
     typer.Option(
-        metavar="mean|cls|last",
-        help="How tokens become one embedding; default: as the file says.",
+        metavar="none|mean|cls|last|rank",
+        help="How tokens become one embedding; default: as the file says. none: a vector for each "
+        "token, rank: scores of pairs.",
     ),
 ]
 Drain = Annotated[
@@ -217,14 +218,9 @@ def _check_pooling(kind: str | None) -> None:
     from llmcli.runtime.scoring.embedder import POOLING_CHOICES
 
     if kind not in POOLING_CHOICES:
-        reasons = {
-            "none": "OpenAI's API returns one vector per text",
-            "rank": "reranking models set it in their file",
-        }
-        hint = f"--pooling takes {', '.join(POOLING_CHOICES)}" + (
-            f": {reasons[kind]}" if kind in reasons else ""
+        raise UsageError(
+            f"--pooling is {kind!r}", hint=f"--pooling takes {', '.join(POOLING_CHOICES)}"
         )
-        raise UsageError(f"--pooling is {kind!r}", hint=hint)
 
 
 def _check_grpc(in_other_process: bool) -> None:

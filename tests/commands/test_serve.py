@@ -24,7 +24,7 @@ KEY = "a-key-that-is-long"
         (("x", "-m", "y"), "two models", 2),
         (("x", "--host", "0.0.0.0"), "no API key is set", 1),
         (("x", "--api-key", "short"), "too short", 1),
-        (("x", "--pooling", "none"), "--pooling is 'none'", 2),
+        (("x", "--pooling", "max"), "--pooling is 'max'", 2),
         (("x", "--api-key", "with a space"), "too short, or contains characters", 1),
         (("x", "--ssl-key-file", "k.pem"), "TLS needs a key and a certificate", 2),
         (("x", "-p", "hello"), "-p does not apply to serve and batch", 2),

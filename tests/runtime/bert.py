@@ -52,10 +52,11 @@ def bert(
     pooling: int | None = 1,
     model: Any = None,
     head: dict[str, np.ndarray] | None = None,
+    labels: tuple[str, ...] = (),
 ) -> Path:
     """Write a BERT encoder to a GGUF file, and return its path. `pooling`: a number of enum
     llama_pooling_type (llama.h). `model`: the weights; None means random ones. `head`: additional
-    tensors, for a model that ranks.
+    tensors, for a model that ranks. `labels`: the labels of its classifier.
     """
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_context_length(CONTEXT)
@@ -68,6 +69,8 @@ def bert(
     writer.add_file_type(0)
     if pooling is not None:
         writer.add_pooling_type(gguf.PoolingType(pooling))
+    if labels:
+        writer.add_classifier_output_labels(labels)
     writer.add_token_type_count(2)
     writer.add_tokenizer_model("bert")
     # WordPiece as convert_hf_to_gguf.py writes it: the first piece of a word begins with U+2581.

@@ -40,7 +40,7 @@ class PooledOptions:
     - `max_texts`: maximum number of texts that are read together.
     - `max_vector_rows`: maximum tokens of a pass that gives vectors. llama.cpp reserves a row of
       output for each of them.
-    - `pooling`: "mean", "cls", "last" or "rank".
+    - `pooling`: "mean", "cls", "last" or "rank"; "none" gives a vector for each token.
     """
 
     n_ctx: int
@@ -112,7 +112,8 @@ class PooledContext:
 
         A sequence id in `rows` is the number of a text, and every row must ask for output. The
         result maps each number to the text's pooled vector, float32 `[vector_size]`, which is not
-        normalized.
+        normalized. With pooling "none" it maps each number to the vectors of the text's rows,
+        float32 `[rows, vector_size]`.
 
         Raises UserError when llama.cpp fails; the cache is empty then.
         """
@@ -121,6 +122,8 @@ class PooledContext:
             self._options.max_vector_rows,
         )
         self._forward(rows, vectors=True)
+        if self._options.pooling == "none":
+            return self._token_vectors(rows)
         views = {}
         for sequence in dict.fromkeys(rows.sequences):
             pointer = lib().llama_get_embeddings_seq(self._pointer, sequence)
@@ -129,6 +132,20 @@ class PooledContext:
                 ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self.vector_size,)
             )
         return {sequence: vector.copy() for sequence, vector in views.items()}
+
+    def _token_vectors(self, rows: BatchRows) -> dict[int, Vector]:
+        """Return the vectors of the last pass by the number of their text, float32
+        `[rows, vector_size]`.
+        """
+        vectors: dict[int, list[Vector]] = {}
+        for row, sequence in enumerate(rows.sequences):
+            pointer = lib().llama_get_embeddings_ith(self._pointer, row)
+            assert pointer, f"row {row} has no vector"
+            view = np.ctypeslib.as_array(
+                ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self.vector_size,)
+            )
+            vectors.setdefault(sequence, []).append(view.copy())
+        return {sequence: np.stack(text) for sequence, text in vectors.items()}
 
     def memory_breakdown(self) -> MemoryBreakdown | None:
         """Return the bytes of this context and of its model. Return None when this build of
@@ -179,7 +196,7 @@ def _open_pointer(model: Model, options: PooledOptions) -> Iterator[Any]:
     """Check the settings, and yield a pointer to a new llama_context, which is freed at the end."""
     check_cache_types(options.type_k, options.type_v, options.flash_attn)
     assert 1 <= options.max_texts <= MAX_SEQUENCES, options.max_texts
-    assert options.pooling in ("mean", "cls", "last", "rank"), options.pooling
+    assert options.pooling in POOLING, options.pooling
     # llama.cpp computes a mean as a matrix product over all rows of a pass. It reserves the graph
     # of the largest pass in advance, so all rows of that pass must fit into the output.
     assert options.pooling != "mean" or options.max_vector_rows >= max(

@@ -10,8 +10,9 @@ token is used, because only this token has seen the whole text. Output is reques
 token, because llama.cpp also computes logits for every token that gives a vector. (llama-server
 refuses such a file for /v1/embeddings.)
 
-A reranking model must have the matrix `cls.output.weight`. Without it, llama.cpp would read the
-scores of all texts except the first from the wrong position of the output.
+A reranking model must have a head whose last matrix gives its scores. With any other file,
+llama.cpp would read the scores of all texts except the first from the wrong position of the output.
+llama.cpp's converter writes the head, but no pooling type that says that the model ranks.
 """
 
 import math
@@ -35,6 +36,7 @@ from llmcli.runtime.binding.pooled_context import (
 )
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.scoring.chunk_scorer import max_logit_rows
+from quant.gguf.header import GgufArray
 from quant.model_file.model_header import ModelHeader
 
 PASS_TOKENS = 512  # maximum number of tokens of a pass
@@ -42,8 +44,13 @@ PASS_TOKENS = 512  # maximum number of tokens of a pass
 SHORT_PASS_TOKENS = 64
 MAX_TEXTS = 16  # maximum number of texts that are read together
 MIN_CELLS = 512  # KV cells of the smallest context
-RERANK_HEAD = "cls.output.weight"  # the weights that compute the score
-POOLING_CHOICES = "mean", "cls", "last"  # pooling types that a user may request
+POOLING_CHOICES = tuple(POOLING)  # pooling types that a user may request
+# the last matrix of a head that scores pairs of texts, the likelier name first
+RERANK_HEADS = "cls.output.weight", "cls.weight"
+
+
+EUCLIDEAN, NO_NORM = 2, -1  # values of `norm` (see normalize)
+MAX_INT16 = 32760.0  # as in llama.cpp
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +101,11 @@ class Embedder:
         self._n_cells = self._pass_tokens = 0  # of the present context
         self.uses_short_passes = False  # True while answers are generated
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Return the token ids of a text, with the special tokens around it that the file asks for.
         The names of control tokens in the text become control tokens, as in llama-server.
         """
-        return self._model.tokenize(text, special=True, add_special=True)
+        return self._model.tokenize(text, special=True, add_special=add_special)
 
     def min_tokens(self, *texts: str) -> int:
         """Return a lower bound of the total number of tokens of these texts, without tokenizing."""
@@ -122,9 +129,14 @@ class Embedder:
         prompt = prefix.replace("{query}", query) + text + suffix.replace("{query}", query)
         return self._model.tokenize(prompt, special=True)
 
-    def start_job(self, texts: Sequence[Sequence[int]]) -> "EmbeddingJob":
+    @property
+    def gives_token_vectors(self) -> bool:
+        """Return whether the model gives a vector for each token instead of one for each text."""
+        return self.pooling == "none"
+
+    def start_job(self, texts: Sequence[Sequence[int]], norm: int = EUCLIDEAN) -> "EmbeddingJob":
         """Return a job that computes the vectors or scores of these texts, given as token ids. Only
-        one job may run at a time, because all use the same context.
+        one job may run at a time, because all use the same context. `norm`: see `normalize`.
 
         Raises UserError when a text has more than `max_tokens` tokens.
         """
@@ -136,7 +148,7 @@ class Embedder:
                 + (f", or use --ctx-size {longest}" if self.is_causal else ""),
             )
         assert all(texts), "an empty text"
-        return EmbeddingJob(self, texts)
+        return EmbeddingJob(self, texts, norm)
 
     def ensure_context(self, tokens: int) -> PooledContext:
         """Return a context that can read a text of `tokens` tokens. If the present context is too
@@ -249,13 +261,14 @@ class Embedder:
 
 class EmbeddingJob:
     """The computation of the vectors of several texts, one forward pass per step. When `step` has
-    returned False, `vectors` contains the normalized vector of each text, or its scores for a
-    reranking model.
+    returned False, `vectors` contains the normalized vector of each text, its scores for a
+    reranking model, or the vectors of its tokens `[tokens, vector_size]`, which are not normalized.
     """
 
-    def __init__(self, embedder: Embedder, texts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, embedder: Embedder, texts: Sequence[Sequence[int]], norm: int) -> None:
         self.vectors: list[Vector] = []
         self.tokens = sum(map(len, texts))  # total number of tokens
+        self._norm = norm
         self._steps = self._run(embedder, texts)
 
     def step(self) -> bool:
@@ -271,6 +284,7 @@ class EmbeddingJob:
         for group in embedder.groups(texts):
             group_texts = [texts[number] for number in group]
             sums = np.zeros((len(group_texts), pooled.vector_size), np.float64)
+            token_vectors: list[list[Vector]] = [[] for _ in group_texts]
             pooled.clear()
             for forward_pass in embedder.passes(group_texts):
                 if not forward_pass.gives_vectors:
@@ -278,49 +292,81 @@ class EmbeddingJob:
                 else:
                     vectors = pooled.compute_vectors(forward_pass.rows(group_texts))
                     for number, start, end in forward_pass.pieces:
-                        if embedder.pooling == "mean":
+                        if embedder.gives_token_vectors:
+                            token_vectors[number].append(vectors[number])
+                        elif embedder.pooling == "mean":
                             sums[number] += vectors[number].astype(np.float64) * (end - start)
                         elif embedder.pooling != "cls" or start == 0:
                             sums[number] = vectors[number]
                 yield True
-            self.vectors += [
-                vector.astype(np.float32) if embedder.is_reranker else normalize(vector)
-                for vector in sums
-            ]
+            if embedder.gives_token_vectors:
+                self.vectors += [np.concatenate(pieces) for pieces in token_vectors]
+            else:
+                norm = NO_NORM if embedder.is_reranker else self._norm
+                self.vectors += [normalize(vector, norm) for vector in sums]
 
 
 def resolve_pooling(header: ModelHeader, is_causal: bool, wanted: str | None = None) -> str:
     """Return how the vectors of a text's tokens become the vector of the text: "mean", "cls" (the
-    first token), "last", or "rank" for a reranking model.
+    first token), "last", or "rank" for a reranking model. "none" keeps the vectors of the tokens.
 
-    `wanted` is the user's choice and precedes that of the file. Without either, a causal model gets
-    "last" and other models get "mean".
+    `wanted` is the user's choice and precedes that of the file. Without either, a model is a
+    reranking model if it reads a text in one pass and its head gives one score; other causal models
+    get "last", and all others "mean".
 
-    Raises UserError for a reranking model if `wanted` is given, or if the file lacks RERANK_HEAD.
+    Raises UserError if `wanted` contradicts the file, or if a reranking model has no head.
     """
     kind = header.metadata.get(f"{header.architecture}.pooling_type")
     names = {number: name for name, number in POOLING.items()}
     name = names.get(kind, "none") if isinstance(kind, int) else "none"
-    if name == "rank":
-        if wanted is not None:
+    if "rank" in (name, wanted):
+        if wanted not in (None, "rank"):
             raise UserError(
                 "this model ranks pairs of texts and has no pooling", hint="leave out --pooling"
             )
-        if not any(tensor.name == RERANK_HEAD for tensor in header.tensors):
+        if not _has_rerank_head(header):
             raise UserError(
-                f"this model ranks pairs of texts, and its file has no {RERANK_HEAD}",
-                hint="use another model",
+                "a model that ranks pairs of texts needs a head, and this file has no"
+                f" {RERANK_HEADS[0]} with a row for each of its labels",
+                hint="use another model" if name == "rank" else "leave out --pooling",
             )
-        return name
-    return wanted or (name if name != "none" else "last" if is_causal else "mean")
+        return "rank"
+    if wanted or name != "none":
+        return wanted or name
+    if not is_causal and _count_labels(header) == 1 and _has_rerank_head(header):
+        return "rank"
+    return "last" if is_causal else "mean"
 
 
-def normalize(vector: Vector | np.ndarray) -> Vector:
-    """Return the vector divided by its Euclidean length. A vector of zeros is not changed
-    (llama.cpp's common_embd_normalize with norm 2).
+def _count_labels(header: ModelHeader) -> int:
+    """Return the number of labels of a classifier, which is the number of scores of a pair."""
+    labels = header.metadata.get(f"{header.architecture}.classifier.output_labels")
+    return max(1, labels.count) if isinstance(labels, GgufArray) else 1
+
+
+def _has_rerank_head(header: ModelHeader) -> bool:
+    """Return whether the last matrix of the model's head gives as many values as it has labels."""
+    shapes = {tensor.name: tuple(tensor.shape) for tensor in header.tensors}
+    shape = next((shapes[name] for name in RERANK_HEADS if name in shapes), ())
+    return len(shape) > 0 and (shape[1] if len(shape) > 1 else 1) == _count_labels(header)
+
+
+def normalize(vector: Vector | np.ndarray, norm: int = EUCLIDEAN) -> Vector:
+    """Return the vector divided by its norm, as llama.cpp's common_embd_normalize does. A vector of
+    zeros is not changed.
+
+    `norm`: EUCLIDEAN, NO_NORM (the vector as it is), 0 (the largest absolute value becomes 32760),
+    or the p of a p-norm.
     """
     wide = np.asarray(vector, np.float64)
-    length = math.sqrt(float(wide @ wide))
+    if norm == NO_NORM:
+        return wide.astype(np.float32)
+    if norm == 0:
+        length = float(np.abs(wide).max(initial=0.0)) / MAX_INT16
+    elif norm == EUCLIDEAN:
+        length = math.sqrt(float(wide @ wide))
+    else:
+        length = float((np.abs(wide) ** norm).sum()) ** (1 / norm)
     return (wide / length if length > 0 else wide).astype(np.float32)
 
 

@@ -12,7 +12,7 @@ from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.runtime.binding.pooled_context import Vector
 from llmcli.runtime.runner import Runner
-from llmcli.runtime.scoring.embedder import Embedder, EmbeddingJob
+from llmcli.runtime.scoring.embedder import EUCLIDEAN, Embedder, EmbeddingJob
 from llmcli.serve.engine_thread.bridge import EngineBridge
 from llmcli.units import format_size
 
@@ -65,10 +65,10 @@ class EmbeddingQueue:
         """
         return await self._call(self._bridge.runner.embedder, 501)
 
-    async def embed(self, texts: Sequence[Sequence[int]]) -> list[Vector]:
-        """Return a vector for each text, scaled to Euclidean length 1 (a reranker's vector is its
-        score). `texts`: the token ids of each text. A vector has the shape `[embedding_size]`. If
-        the caller is canceled, the current batch is still computed.
+    async def embed(self, texts: Sequence[Sequence[int]], norm: int = EUCLIDEAN) -> list[Vector]:
+        """Return a vector for each text (see EmbeddingJob; a reranker's vector is its score).
+        `texts`: the token ids of each text. `norm`: see normalize. If the caller is canceled, the
+        current batch is still computed.
 
         Raises ServerBusy, ServerStopping or ApiError.
         """
@@ -82,7 +82,7 @@ class EmbeddingQueue:
         self._open += 1
         try:
             async with self._lock:
-                job = embedder.start_job(texts)
+                job = embedder.start_job(texts, norm)
                 await self._call(partial(_ensure_context, bridge.runner, max(map(len, texts))), 503)
                 while await self._call(partial(_step, bridge.runner, job), 503):
                     pass

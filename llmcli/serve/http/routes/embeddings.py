@@ -1,4 +1,6 @@
-"""`/v1/embeddings`: vectors of texts or of token ids, in OpenAI's format."""
+"""`/v1/embeddings`: vectors of texts or of token ids, in OpenAI's format. `/embedding` is the same in
+llama-server's format, which also has room for a vector of each token (`--pooling none`).
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,9 +8,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmcli.api.embeddings import EmbeddingsRequest, encode_texts
+from llmcli.api.embeddings import EmbeddingsRequest, encode_texts, refuse_token_vectors
 from llmcli.serve.http.exchange import cancel_on_disconnect, json_response, read_body
 from llmcli.serve.http.service import Route, Service
+
+OPENAI_PATH, LIST_PATH = "/v1/embeddings", "/embedding"
 
 
 async def embeddings(service: Service, request: Request) -> Response:
@@ -16,20 +20,26 @@ async def embeddings(service: Service, request: Request) -> Response:
     computation stops after the current batch.
     """
     document = await read_body(request, service.settings.max_body)
-    return json_response(
-        await cancel_on_disconnect(request.receive, answer_embeddings(service, document))
-    )
+    answer = answer_embeddings(service, document, request.url.path)
+    return json_response(await cancel_on_disconnect(request.receive, answer))
 
 
-async def answer_embeddings(service: Service, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the response as a JSON object in OpenAI's format. `document`: the request's JSON
-    object. Raises ApiError, ServerBusy or ServerStopping.
+async def answer_embeddings(
+    service: Service, document: Mapping[str, Any], path: str = OPENAI_PATH
+) -> Any:
+    """Return the response as JSON. `document`: the request's JSON object. `path`: the path, which
+    decides the format. Raises ApiError, ServerBusy or ServerStopping.
     """
     request = EmbeddingsRequest(document, service.settings)
     embedder = await service.embedding_queue.embedder()
     length = request.vector_length(embedder)
+    if path == OPENAI_PATH:
+        refuse_token_vectors(embedder)
     ids = await service.bridge.run_in_worker(encode_texts, request.texts, embedder, kind="texts")
-    return request.build_document(ids, await service.embedding_queue.embed(ids), length)
+    vectors = await service.embedding_queue.embed(ids, request.norm)
+    if path == LIST_PATH or embedder.gives_token_vectors:
+        return request.build_list(vectors, length)
+    return request.build_document(ids, vectors, length)
 
 
-ROUTES = (Route("/v1/embeddings", embeddings, ("POST",), ("/embeddings",)),)
+ROUTES = (Route(OPENAI_PATH, embeddings, ("POST",), ("/embeddings", LIST_PATH)),)

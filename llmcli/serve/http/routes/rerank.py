@@ -48,8 +48,8 @@ async def answer_rerank(service: Service, document: Mapping[str, Any]) -> Any:
     embedder = await service.embedding_queue.embedder()
     if not embedder.is_reranker:
         raise ApiError(
-            "this model does not rank: /v1/rerank needs a file that scores pairs"
-            " (pooling_type rank)",
+            "this model does not rank: /v1/rerank needs a file with a head that scores pairs;"
+            " if this file has one, start the server with --pooling rank",
             400,
         )
     ids = await service.bridge.run_in_worker(encode_pairs, embedder, query, texts, kind="texts")

@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2 as httpx
 import numpy as np
@@ -73,12 +74,17 @@ def test_base64_is_little_endian_float32_and_dimensions_shortens_vectors(
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"input": ""}, "input[0] is empty"),
         ({"input": []}, "input must be text"),
         ({"input": 5}, "input must be text"),
-        ({"input": ["a", 5]}, "input[1] must be text or token ids"),
-        ({"input": [[5, "a"]]}, "input[0] must be"),
+        ({"input": ["a", 5.5]}, "input[1] must be text, token ids"),
+        ({"input": [[5, True]]}, "input[0] must be"),
         ({"input": [[]]}, "input[0] is empty"),
+        ({"input": {"content": "hello"}}, "input[0].content must be a list"),
+        ({"input": {"content": []}}, "input[0].content is missing"),
+        ({"input": {"content": [{"type": "text"}]}}, "input[0].content[0].text is missing"),
+        ({"input": {"content": [{"type": "image_url"}]}}, "reads only text, not image_url"),
+        ({"input": {"prompt_string": "a", "multimodal_data": ["x"]}}, "reads only text"),
+        ({"input": "hello", "embd_normalize": -2}, "embd_normalize must be"),
         ({"input": [99]}, "99 is not a token"),
         ({"input": [-1]}, "-1 is not a token"),
         ({"input": [[5] * 65]}, "65 tokens; this model embeds at most 64"),
@@ -96,6 +102,86 @@ def test_errors_name_the_problem(bert_server: Served, body: dict, message: str) 
     answer = httpx.post(f"{bert_server.v1}/embeddings", json=body)
     assert answer.status_code == (404 if "served" in message else 400)
     assert message in answer.json()["error"]["message"]
+
+
+def test_all_forms_of_an_input_are_accepted(bert_server: Served) -> None:
+    """As llama-server does: mixed lists, objects with text, and a text without any words."""
+
+    def vectors(entry: Any) -> list[list[float]]:
+        answer = httpx.post(f"{bert_server.v1}/embeddings", json={"input": entry})
+        assert answer.status_code == 200, answer.text
+        return [item["embedding"] for item in answer.json()["data"]]
+
+    (whole,) = vectors("hello world")
+    assert len(whole) == bert.HIDDEN
+    for entry in (
+        [2, 5, 6, 3],
+        {"prompt_string": "hello world"},
+        {"content": [{"type": "text", "text": "hello "}, {"type": "text", "text": "world"}]},
+    ):
+        np.testing.assert_allclose(vectors(entry), [whole], atol=1e-6)
+    mixed = ["hello world", [2, 5, 6, 3], {"prompt_string": "hello world"}]
+    np.testing.assert_allclose(vectors(mixed), [whole] * 3, atol=1e-6)
+    # a text inside a list of token ids gets no special tokens, unless it is the first
+    np.testing.assert_allclose(vectors([2, "hello", 6, 3]), [whole], atol=1e-6)
+    np.testing.assert_allclose(vectors([["hello", 6]]), vectors([[2, 5, 3, 6]]), atol=1e-6)
+    np.testing.assert_allclose(vectors(""), vectors([[2, 3]]), atol=1e-6)
+
+
+def test_embd_normalize_is_that_of_llama_cpp(bert_server: Served) -> None:
+    def embed(**body: Any) -> np.ndarray:
+        (item,) = httpx.post(
+            f"{bert_server.url}/embedding", json={"content": "hello world", **body}
+        ).json()
+        (vector,) = item["embedding"]
+        return np.array(vector)
+
+    raw = embed(embd_normalize=-1)
+    assert abs(np.linalg.norm(raw) - 1) > 1e-3
+    np.testing.assert_allclose(embed(), raw / np.linalg.norm(raw), atol=1e-6)
+    np.testing.assert_allclose(embed(embd_normalize=2), embed(), atol=1e-6)
+    np.testing.assert_allclose(embed(embd_normalize=1), raw / np.abs(raw).sum(), atol=1e-6)
+    np.testing.assert_allclose(embed(embd_normalize=0), raw / np.abs(raw).max() * 32760, rtol=1e-5)
+    assert embed(dimensions=8).shape == (8,)
+
+
+def test_pooling_none_gives_a_vector_of_each_token(tmp_path: Path) -> None:
+    torch, model = pytest.importorskip("torch"), bert.oracle()
+    path = bert.bert(tmp_path / "bert.gguf", model=model)
+    with open_runner(
+        path,
+        RunOptions(
+            ctx_size=256, threads=1, cache_type_k="f32", cache_type_v="f32", flash_attn="off"
+        ),
+        native_sampling=False,
+        needs_text=False,
+    ) as runner:
+        runner.pooling = "none"
+        with serving(runner) as served:
+            body = {"input": ["hello world", "cats"]}
+            found = [
+                httpx.post(f"{served.url}{name}", json=body).json()
+                for name in ("/embeddings", "/embedding")
+            ]
+            refused = httpx.post(f"{served.v1}/embeddings", json=body)
+            dimensions = httpx.post(f"{served.url}/embedding", json={**body, "dimensions": 4})
+    assert found[0] == found[1]
+    assert (refused.status_code, "use /embedding" in refused.text) == (400, True)
+    assert (dimensions.status_code, "leave out dimensions" in dimensions.text) == (400, True)
+    for item, ids in zip(found[0], ([2, 5, 6, 3], [2, 8, 10, 3]), strict=True):
+        with torch.no_grad():
+            states = model(torch.tensor([ids])).last_hidden_state[0].numpy()
+        np.testing.assert_allclose(item["embedding"], states, atol=1e-4)
+
+
+def test_too_many_vectors_of_tokens_are_refused(
+    bert_server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedder = bert_server.bridge.runner.embedder()
+    monkeypatch.setattr(embedder, "pooling", "none")
+    monkeypatch.setattr("llmcli.api.embeddings.MAX_TOKEN_VALUES", 3 * bert.HIDDEN)
+    answer = httpx.post(f"{bert_server.url}/embedding", json={"input": "hello world"})
+    assert "input has 4 tokens; the limit is 3" in answer.json()["error"]["message"]
 
 
 def test_an_embedding_model_refuses_chat(bert_server: Served) -> None:

@@ -82,7 +82,7 @@ def test_a_very_long_text_is_refused_without_tokenizing_it(tiny: Served) -> None
         for name in ("encode", "encode_pair"):
             patch.setattr(embedder, name, lambda *_: pytest.fail("the text is tokenized"))
         for encode, message in (
-            (lambda: embeddings.encode_texts([text], embedder), r"input\[0\] has"),
+            (lambda: embeddings.encode_texts([text], embedder), r"input\[0\] is too large: it has"),
             (
                 lambda: rerank.encode_pairs(embedder, "cats", [text]),
                 "document 0 and the query have",
@@ -187,3 +187,49 @@ def test_pooling_overrides_the_model_file(tmp_path: Path) -> None:
         runner.pooling = "cls"
         with pytest.raises(UserError, match="ranks pairs"):
             runner.embedder()
+    model_path = bert.bert(tmp_path / "no-head.gguf", 1)
+    with open_runner(model_path, OPTIONS, native_sampling=False, needs_text=False) as runner:
+        runner.pooling = "rank"
+        with pytest.raises(UserError, match="needs a head"):
+            runner.embedder()
+
+
+@pytest.mark.parametrize(
+    ("labels", "pooling"), [(("LABEL_0",), None), (("LABEL_0",), "rank"), (("yes", "no"), "rank")]
+)
+def test_rerankers_of_llama_cpps_converter_need_no_pooling_type(
+    tmp_path: Path, labels: tuple[str, ...], pooling: str | None
+) -> None:
+    """The converter writes the labels of the classifier, and no pooling type. With several labels
+    the model may be any classifier, so the user must say that it ranks.
+    """
+    weights = head()
+    rows = np.concatenate([weights["cls.output.weight"], -weights["cls.output.weight"]])
+    weights["cls.output.weight"] = rows[: len(labels)]
+    weights["cls.output.bias"] = np.repeat(weights["cls.output.bias"], len(labels))
+    path = bert.bert(tmp_path / "rank.gguf", 4, None, head())
+    converted = bert.bert(tmp_path / "converted.gguf", None, None, weights, labels)
+    found = []
+    for file, kind in ((path, None), (converted, pooling)):
+        with open_runner(file, OPTIONS, native_sampling=False, needs_text=False) as runner:
+            runner.pooling = kind
+            with serving(runner) as served:
+                found.append(post_rerank(served).json()["results"])
+    assert [item["index"] for item in found[0]] == [item["index"] for item in found[1]]
+    np.testing.assert_allclose(
+        [item["relevance_score"] for item in found[0]],
+        [item["relevance_score"] for item in found[1]],
+        atol=1e-5,
+    )
+
+
+def test_a_classifier_with_several_labels_ranks_only_if_the_user_says_so(tmp_path: Path) -> None:
+    weights = head()
+    weights["cls.output.weight"] = np.repeat(weights["cls.output.weight"], 3, 0)
+    weights["cls.output.bias"] = np.repeat(weights["cls.output.bias"], 3)
+    path = bert.bert(tmp_path / "classifier.gguf", None, None, weights, ("a", "b", "c"))
+    with open_runner(path, OPTIONS, native_sampling=False, needs_text=False) as runner:
+        assert runner.embedder().pooling == "mean"
+        with serving(runner) as served:
+            answer = post_rerank(served)
+    assert "start the server with --pooling rank" in answer.json()["error"]["message"]
