@@ -109,8 +109,8 @@ class ChartRow:
         """The largest number that a bar or the error bar of this row reaches. A stacked bar reaches
         the sum of the row's values.
         """
-        bar_end = sum(value.value for value in self.values)
-        return max([bar_end, *(self.value_range or ())])
+        largest: float = max([sum(value.value for value in self.values), *(self.value_range or ())])
+        return largest
 
 
 @dataclass(frozen=True, slots=True)
