@@ -34,6 +34,8 @@ PERSONAL_FLAGS = {
     "hide_thinking": ("--hidethinking", "thinking is separate, in reasoning_content"),
     "ignore_eos": ("--ignore-eos", "requests set it with ignore_eos"),
 }
+# All fields of RunFlags that `refuse_personal_flags` refuses.
+REFUSED_FIELDS = frozenset((*PERSONAL_FLAGS, "samples", "search", "on_full"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,13 @@ def open_server_model(
         opened_model = models.open(ref)
         opened_model.runner.show_control_tokens(tool_calls.call_marks())
         _set_reasoning(opened_model.runner, run_flags.reasoning)
+        runner = opened_model.runner
+        has_prefill_context = runner.engine.prefill_reader is not None
+        if runner.options.prefill_cells and not has_prefill_context:
+            ui.note(
+                "this build of llama.cpp stores its KV cache in an unknown format:"
+                " prompts are computed without flash attention"
+            )
         swap_bytes = resolve_options.offload_bytes(available_memory())
         opened_model.runner.engine.schedule = Schedule(
             parallel,
@@ -103,7 +112,7 @@ def open_server_model(
             max_idle_cells=IDLE_CELLS,
             swap_bytes=swap_bytes,
             min_offload_rows=DECODE_OFFLOAD_ROWS if free_gpu_bytes() is None else None,
-            min_prefill_rows=MIN_ROWS if opened_model.runner.options.prefill_cells else None,
+            min_prefill_rows=MIN_ROWS if has_prefill_context else None,
         )
         sampling = (
             default_sampling().with_values(opened_model.settings).with_values(run_flags.settings)
@@ -140,8 +149,13 @@ def refuse_personal_flags(run_flags: "RunFlags") -> None:
     for name, (flag, hint) in PERSONAL_FLAGS.items():
         if getattr(run_flags, name):
             raise UsageError(f"{flag} does not apply to serve and batch", hint=hint)
-    if run_flags.samples > 1 or run_flags.search.beams > 1:
-        flag = "--samples" if run_flags.samples > 1 else "--beams"
+    changed_search = [
+        name
+        for name, value in run_flags.search.as_dict().items()
+        if value != type(run_flags.search)().as_dict()[name]
+    ]
+    if run_flags.samples > 1 or changed_search:
+        flag = "--samples" if run_flags.samples > 1 else f"--{changed_search[0].replace('_', '-')}"
         raise UsageError(
             f"{flag} does not apply to serve and batch", hint="requests set it with n or beams"
         )

@@ -70,6 +70,9 @@ class Context:
         self.n_seq_max = options.n_seq_max
         self.n_outputs = max(options.n_outputs, options.n_sequences)
         self.can_append, self._max_outputs = options.can_append, options.n_sequences
+        # whether the state of scattered cells may be cut out of the state of the pool; decided by
+        # open_prefill_context()
+        self.reads_pool = False
         self.memory = library.llama_get_memory(pointer)
         self.n_vocab, self.n_swa, self.is_recurrent = (
             model.n_vocab,
@@ -329,7 +332,7 @@ class Context:
         if start:
             lib().llama_memory_seq_rm(self.memory, sequence, 0, start)
         return sequence_state.read_state(
-            self.pointer, sequence, self.can_append and self._positions.is_scattered(sequence)
+            self.pointer, sequence, self.reads_pool and self._positions.is_scattered(sequence)
         )
 
     def write_state(

@@ -3,8 +3,9 @@ transposes the V cache in a state.
 
 With flash attention the V cache of a state is stored cell by cell, and without it channel by
 channel. llama.cpp accepts a state only in the order of its context (state_write_data and
-state_read_data of llama-kv-cache.cpp). The bytes were written by llama.cpp just before, so
-unexpected bytes are a bug here and fail an assertion.
+state_read_data of llama-kv-cache.cpp). The format has no version: state_trial.py tries once whether
+this build of llama.cpp has the expected one. After that, unexpected bytes are a bug here and fail an
+assertion.
 """
 
 from collections.abc import Iterator

@@ -12,7 +12,7 @@ time, because they are also in the decoding context.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from llmcli.errors import UserError
@@ -23,6 +23,7 @@ from llmcli.runtime.binding.logits_row import LogitsRow
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.state_slicing import transpose_values
+from llmcli.runtime.binding.state_trial import can_move_states
 from llmcli.runtime.engine.forward_pass import TILE_ROWS, ForwardPass, SequenceRows
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.requests.request import RunOptions
@@ -52,16 +53,20 @@ def prefill_options(decode_options: ContextOptions, options: RunOptions) -> Cont
 @contextmanager
 def open_prefill_context(
     model: Model, decode_context: Context, decode_options: ContextOptions, options: RunOptions
-) -> Iterator["PrefillContext"]:
-    """Open a prefill context for the decoding context `decode_context`. Interrupting one of them
-    interrupts both.
+) -> Iterator["PrefillContext | None"]:
+    """Open a prefill context for the decoding context `decode_context`, which must be empty.
+    Interrupting one of them interrupts both. Yield None if cells cannot be moved between them,
+    because this build of llama.cpp stores states in an unknown format.
 
     Raises UserError like `open_context`.
     """
-    with open_context(
-        model, prefill_options(decode_options, options), stop=decode_context.stop
-    ) as context:
-        yield PrefillContext(context, decode_context)
+    settings = prefill_options(decode_options, options)
+    with ExitStack() as stack:
+        context = stack.enter_context(open_context(model, settings, stop=decode_context.stop))
+        decode_context.reads_pool = can_move_states(context, decode_context)
+        if not decode_context.reads_pool:
+            stack.close()
+        yield PrefillContext(context, decode_context) if decode_context.reads_pool else None
 
 
 class PrefillContext:
