@@ -6,6 +6,7 @@ canceled at once.
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -29,6 +30,12 @@ from llmcli.api.stream_resume import (
 from llmcli.serve.engine_thread.bridge import EngineBridge, PendingAnswers
 from llmcli.serve.engine_thread.bug_log import log_bug
 from llmcli.serve.http import api_keys
+from llmcli.serve.http.json_pieces import (
+    PIECE_CHARACTERS,
+    TooManyValues,
+    encode_in_pieces,
+    parse_in_pieces,
+)
 from llmcli.serve.http.service import Service
 from llmcli.strict_json import parse_strict_json
 from llmcli.types import Event
@@ -38,6 +45,7 @@ TOO_DEEP = "the body is nested too deeply"
 CLIENT_SECONDS = 60  # time for a client to send a body, or to read one piece of a stream
 PING_SECONDS = 15.0  # seconds of silence after which a stream sends a ping
 SHORT_BODY_BYTES = 4096  # up to this size of a body, its prompt is built on the event loop
+WORKER = ThreadPoolExecutor(1, "llmcli-bodies")  # parses and writes large bodies
 MAX_READ_FACTOR = 8  # a body that is too large is read up to this many times the limit
 
 
@@ -49,7 +57,7 @@ async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
     """Return the JSON object in a request's body. Raises ApiError if the body is not a JSON object,
     and the errors of read_all().
     """
-    return parse_json(await read_all(request, max_bytes))
+    return await parse_json(await read_all(request, max_bytes))
 
 
 async def read_all(request: Request, max_bytes: int) -> bytes:
@@ -78,10 +86,18 @@ async def read_all(request: Request, max_bytes: int) -> bytes:
     return bytes(raw)
 
 
-def parse_json(raw: bytes) -> dict[str, Any]:
-    """Parse the bytes of a body as a JSON object. Raises ApiError if they are not one."""
+async def parse_json(raw: bytes) -> dict[str, Any]:
+    """Parse the bytes of a body as a JSON object. A large body is parsed on a worker thread, so that
+    running streams do not wait for it. Raises ApiError if the bytes are not a JSON object.
+    """
     try:
-        document = parse_strict_json(raw)
+        document = (
+            parse_strict_json(raw)
+            if len(raw) <= PIECE_CHARACTERS
+            else await asyncio.get_running_loop().run_in_executor(WORKER, parse_in_pieces, raw)
+        )
+    except TooManyValues as error:
+        raise ApiError(f"the body is too large: {error}", 413) from None
     except UnicodeDecodeError as error:
         raise ApiError(f"the body is not UTF-8 at byte {error.start}") from None
     except RecursionError:
@@ -129,7 +145,7 @@ async def respond(service: Service, request: Request, form: ApiForm) -> Response
         return EventStreamResponse(pending, form, position)
     async with aclosing(pending):
         await cancel_on_disconnect(request.receive, _read_to_end(pending))
-    return json_response(form.document(pending.answers))
+    return json_response(form.complete_document(pending.answers))
 
 
 async def _read_to_end(pending: PendingAnswers) -> None:
@@ -168,6 +184,15 @@ def json_response(
 ) -> Response:
     """Return a response with a value as JSON."""
     return Response(encode_json(document), status, headers, "application/json")
+
+
+async def large_json_response(document: Any) -> Response:
+    """Return a response with a value as JSON, which is written on a worker thread, so that running
+    streams do not wait for it. It is for values with many numbers.
+    """
+    loop = asyncio.get_running_loop()
+    raw = await loop.run_in_executor(WORKER, encode_in_pieces, document)
+    return Response(raw, media_type="application/json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +298,7 @@ class EventStreamResponse(Response):
                     yield StreamPiece(bytes(buffer), stream_marks(events))
                     buffer.clear()
                     events.clear()
-            buffer += form.encode_chunks(form.stream_end(self.pending.answers)) + form.end_marker
+            buffer += form.encode_chunks(form.final_chunks(self.pending.answers)) + form.end_marker
             yield StreamPiece(bytes(buffer), stream_marks(events), more=False)
         except Exception as error:
             if not self._has_started and not form.has_started:

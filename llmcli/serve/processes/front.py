@@ -33,6 +33,7 @@ from llmcli.serve.http.exchange import (
     ClientDisconnected,
     cancel_on_disconnect,
     json_response,
+    parse_json,
     read_all,
 )
 from llmcli.serve.http.origin_guard import OriginGuard
@@ -150,7 +151,7 @@ class FrontServer:
         """Send a request to the models until one has answered it; see the beginning of this file
         for the cases. Raises ApiError if no response has begun.
         """
-        key, reason = prefix_key(raw), ""
+        key, reason = await prefix_key_of_body(raw), ""
         # A health check must report the current state, so it does not wait.
         wait_seconds = 0.0 if scope["path"].endswith("/health") else RESTART_WAIT_SECONDS
         sent = _SentAnswer(send, find_form(scope["path"]))
@@ -269,6 +270,16 @@ class FrontServer:
             documents.raise_error()
         finally:
             task.cancel()
+
+
+async def prefix_key_of_body(raw: bytes) -> bytes:
+    """Return prefix_key() of a request's body; b"" if the body is no JSON object, which the model's
+    process refuses.
+    """
+    try:
+        return prefix_key(await parse_json(raw)) if raw else b""
+    except ApiError:
+        return b""
 
 
 class _SentAnswer:

@@ -8,23 +8,17 @@ or removed, only the keys of that replica move.
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 PREFIX_CHARACTERS = 1024  # length of the beginning of a prompt that is hashed
 
 
-def prefix_key(body: bytes) -> bytes:
-    """Return a hash of the beginning of the prompt in a request's body; b"" if the body has no
+def prefix_key(document: Mapping[str, Any]) -> bytes:
+    """Return a hash of the beginning of the prompt in a request's JSON object; b"" if it has no
     prompt.
     """
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        return b""
-    if not isinstance(document, dict):
-        return b""
     beginning = _beginning(document)
     return (
         hashlib.blake2b(
@@ -45,7 +39,7 @@ def rank_replicas(key: bytes, names: Iterable[T]) -> list[T]:
     return sorted(names, key=weight, reverse=True)
 
 
-def _beginning(document: dict[str, Any]) -> str:
+def _beginning(document: Mapping[str, Any]) -> str:
     """Return the text that the prompt begins with: the system text, or else the first message or
     the prompt itself. `document`: the request's JSON object.
     """

@@ -2,17 +2,15 @@
 replicas change.
 """
 
+import asyncio
 import json
 
+from llmcli.serve.processes import front
 from llmcli.serve.processes.prefix_affinity import PREFIX_CHARACTERS, prefix_key, rank_replicas
 
 
 def chat(*messages: tuple[str, object]) -> bytes:
-    return prefix_key(
-        json.dumps(
-            {"messages": [{"role": role, "content": text} for role, text in messages]}
-        ).encode()
-    )
+    return prefix_key({"messages": [{"role": role, "content": text} for role, text in messages]})
 
 
 def test_the_key_is_made_from_the_system_text() -> None:
@@ -20,19 +18,17 @@ def test_the_key_is_made_from_the_system_text() -> None:
         ("system", "be brief"), ("user", "two")
     )
     assert chat(("system", "be brief")) != chat(("system", "be long"))
-    bodies = (
-        b'{"instructions": "be brief", "input": "one"}',
-        b'{"instructions": "be brief", "input": []}',
-    )
+    bodies = [
+        {"instructions": "be brief", "input": "one"},
+        {"instructions": "be brief", "input": []},
+    ]
     assert prefix_key(bodies[0]) == prefix_key(bodies[1])
     blocks = [{"type": "text", "text": "be brief"}]
     for system in ("be brief", blocks):
         first, second = (
             {"system": system, "messages": [{"role": "user", "content": text}]} for text in "ab"
         )
-        assert (
-            prefix_key(json.dumps(first).encode()) == prefix_key(json.dumps(second).encode()) != b""
-        )
+        assert prefix_key(first) == prefix_key(second) != b""
     assert chat(("user", [{"type": "text", "text": "one"}])) != chat(
         ("user", [{"type": "text", "text": "two"}])
     )
@@ -40,24 +36,17 @@ def test_the_key_is_made_from_the_system_text() -> None:
 
 def test_the_key_of_a_prompt_depends_on_its_beginning() -> None:
     beginning = "x" * PREFIX_CHARACTERS
-    assert prefix_key(json.dumps({"prompt": beginning + "a"}).encode()) == prefix_key(
-        json.dumps({"prompt": beginning + "b"}).encode()
-    )
-    assert prefix_key(b'{"prompt": "a"}') != prefix_key(b'{"prompt": "b"}')
+    assert prefix_key({"prompt": beginning + "a"}) == prefix_key({"prompt": beginning + "b"})
+    assert prefix_key({"prompt": "a"}) != prefix_key({"prompt": "b"})
 
 
 def test_a_body_without_a_prompt_has_no_key() -> None:
-    for body in (
-        b"",
-        b"{",
-        b"[1]",
-        b"{}",
-        b'{"prompt": null}',
-        b'{"messages": []}',
-        b"\xff",
-        b"[" * 100_000,
-    ):
+    for body in ({}, {"prompt": None}, {"messages": []}):
         assert prefix_key(body) == b"", body
+    for raw in (b"", b"{", b"[1]", b"{}", b"\xff", b"[" * 100_000):
+        assert asyncio.run(front.prefix_key_of_body(raw)) == b"", raw
+    body = json.dumps({"prompt": "x" * 100_000})
+    assert asyncio.run(front.prefix_key_of_body(body.encode())) == prefix_key(json.loads(body))
 
 
 def test_removing_a_replica_moves_only_its_keys() -> None:

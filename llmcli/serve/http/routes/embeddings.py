@@ -9,7 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmcli.api.embeddings import EmbeddingsRequest, encode_texts, refuse_token_vectors
-from llmcli.serve.http.exchange import cancel_on_disconnect, json_response, read_body
+from llmcli.serve.http.exchange import (
+    cancel_on_disconnect,
+    large_json_response,
+    read_body,
+)
 from llmcli.serve.http.service import Route, Service
 
 OPENAI_PATH, LIST_PATH = "/v1/embeddings", "/embedding"
@@ -21,7 +25,7 @@ async def embeddings(service: Service, request: Request) -> Response:
     """
     document = await read_body(request, service.settings.max_body)
     answer = answer_embeddings(service, document, request.url.path)
-    return json_response(await cancel_on_disconnect(request.receive, answer))
+    return await large_json_response(await cancel_on_disconnect(request.receive, answer))
 
 
 async def answer_embeddings(

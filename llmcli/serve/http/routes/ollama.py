@@ -15,7 +15,12 @@ from starlette.responses import Response
 from llmcli.api.errors import ApiError, unknown_model
 from llmcli.api.fields import Fields
 from llmcli.api.forms.ollama import find_served_name
-from llmcli.serve.http.exchange import cancel_on_disconnect, json_response, read_body
+from llmcli.serve.http.exchange import (
+    cancel_on_disconnect,
+    json_response,
+    large_json_response,
+    read_body,
+)
 from llmcli.serve.http.routes.embeddings import answer_embeddings
 from llmcli.serve.http.service import Route, Service
 
@@ -134,7 +139,7 @@ async def embed(service: Service, request: Request) -> Response:
     vectors = [item["embedding"] for item in answer["data"]]
     if is_old_path:
         return json_response({"embedding": vectors[0]})
-    return json_response(
+    return await large_json_response(
         {
             "model": fields.text("model") or service.settings.model_name,
             "embeddings": vectors,

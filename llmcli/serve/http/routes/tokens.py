@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from llmcli.api.fields import Fields
 from llmcli.api.tokens import decode_tokens, encode_text
-from llmcli.serve.http.exchange import json_response, read_body
+from llmcli.serve.http.exchange import json_response, large_json_response, read_body
 from llmcli.serve.http.service import Route, Service
 
 
@@ -20,7 +20,7 @@ async def tokenize(service: Service, request: Request) -> Response:
     tokens = await service.bridge.run_in_worker(
         encode_text, model, text, add_special, parse_special, with_pieces, kind="texts"
     )
-    return json_response({"tokens": tokens})
+    return await large_json_response({"tokens": tokens})
 
 
 async def detokenize(service: Service, request: Request) -> Response:

@@ -95,7 +95,7 @@ class SocketSession:
         try:
             raw = text.encode("utf-8", "surrogatepass")
             reservation = reservation if reservation.size else await self._budget.reserve(len(raw))
-            fields = Fields(parse_json(raw))
+            fields = Fields(await parse_json(raw))
             name = fields.required_text("id")
             if not 0 < len(name) <= MAX_ID_CHARACTERS:
                 name = None
