@@ -32,6 +32,7 @@ from llmcli.runtime.engine.prefill_context import PrefillContext
 from llmcli.runtime.interrupt import on_interrupt
 from llmcli.runtime.model_identity import file_stamp
 from llmcli.runtime.requests.beam_settings import TooManyBeams
+from llmcli.runtime.requests.end_conditions import NO_CONDITIONS
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.sampling import logit_bias
 from llmcli.runtime.scoring.embedder import Embedder
@@ -339,6 +340,12 @@ class Runner:
                 "a grammar says where the answer ends, but --ignore-eos ignores the end",
                 hint="leave out --ignore-eos or the grammar",
             )
+        if request.grammar and request.strategy == "post_sampling":
+            raise UserError(
+                "post_sampling_probs does not work inside a grammar",
+                hint="leave out post_sampling_probs or the grammar",
+            )
+        _check_end_conditions(request, self.model.n_vocab)
         if samples > 1:
             self._refuse_samples(samples, count, request.max_tokens)
 
@@ -543,6 +550,28 @@ def _open_model(
     opened = open_model(header.path, gpu_layers=gpu_layers, latent=header.has_latent_attention)
     with opened as model, open_context(model, options) as context:
         yield model, context
+
+
+def _check_end_conditions(request: Request, n_vocab: int) -> None:
+    """Raise UserError for conditions that contradict the rest of the request, or that name tokens
+    outside a vocabulary of `n_vocab` tokens.
+    """
+    conditions = request.end_conditions
+    if unknown := next((token for token in conditions.stop_tokens if token >= n_vocab), None):
+        raise UserError(
+            f"stop_token_ids names token {unknown}, but the vocabulary ends at {n_vocab - 1}",
+            hint="run --json shows the ids of a model's tokens",
+        )
+    if request.grammar and conditions.min_tokens:
+        raise UserError(
+            "a grammar says where the answer ends, but min_tokens forbids the end",
+            hint="leave out min_tokens or the grammar",
+        )
+    if request.strategy == "beam" and conditions != NO_CONDITIONS:
+        raise UserError(
+            "a beam search has no stop_token_ids, min_tokens, n_indent or t_max_predict_ms",
+            hint="leave them or beams out",
+        )
 
 
 def _tag_tokens(model: Model) -> set[int]:

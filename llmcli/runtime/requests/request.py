@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from llmcli.runtime.constraint.base import Grammar
 from llmcli.runtime.requests.beam_settings import NO_SEARCH, BeamSettings
 from llmcli.runtime.requests.context_overflow import OverflowPolicy
+from llmcli.runtime.requests.end_conditions import NO_CONDITIONS, EndConditions
 from llmcli.runtime.sampling import Sampling
 from llmcli.runtime.sampling.top_logprobs import TokenLogprob, TokenScore
 from llmcli.types import Finish, TokenTime
@@ -98,6 +99,7 @@ class Request:
     - `replays`: for each sample, the start of its answer that another process has already sent. It
       is empty if there is none. At such a position a token is drawn as usual and then replaced by
       the recorded one. A beam search ignores this, because it sends nothing before its end.
+    - `end_conditions`: further conditions for the end of the answer.
     """
 
     tokens: tuple[int, ...]
@@ -121,6 +123,7 @@ class Request:
     client: str = ""
     score_prompt: bool = False
     replays: tuple[ReplayedAnswer, ...] = ()
+    end_conditions: EndConditions = NO_CONDITIONS
 
     @property
     def checks_repetition(self) -> bool:

@@ -6,18 +6,20 @@ A setting has the same name everywhere. For example, `min_p` is the flag --min-p
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.runtime.sampling.base import NumberLimits, SamplerStep, SettingValues
+from llmcli.runtime.sampling.base import NumberLimits, SamplerStep, SelectorStep, SettingValues
 from quant.registry import collect
 
 RANDOM_SEED = -1  # the value of `seed` that requests a new random seed for every answer
 N_SEEDS = 2**32  # seeds are 0 to N_SEEDS - 1, as in llama.cpp
 SEED_LIMITS = NumberLimits(RANDOM_SEED, N_SEEDS - 1)
+# Samplers of llama-server that change nothing without a setting that llmcli does not have.
+INERT_STEP_NAMES = ("adaptive_p", "a")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +121,43 @@ class Sampling:
         )
         return Sampling(steps, int(parsed.get("seed", self.seed)))
 
+    def in_order(self, names: Sequence[str]) -> "Sampling":
+        """Return a copy whose steps run in the order of `names`, as in llama-server's field
+        `samplers`. A step that is not named changes nothing; bias and Mirostat always remain.
+
+        Raises UserError for an unknown name.
+        """
+        by_name = {name: step for step in self.steps for name in step.order_names}
+        ordered = []
+        for name in names:
+            key = name.lower().replace("-", "_")
+            step = by_name.get(key) or _without_underscores(by_name).get(key)
+            if step is None and key not in INERT_STEP_NAMES:
+                known = ", ".join(step.name for step in self.steps if step.order_names)
+                raise UserError(f"there is no sampler {name[:40]!r}", hint=f"the samplers: {known}")
+            ordered += [step] if step else []
+        first = [
+            step
+            for step in self.steps
+            if not step.order_names and not isinstance(step, SelectorStep)
+        ]
+        last = [step for step in self.steps if isinstance(step, SelectorStep)]
+        off = [
+            replace(step, **step.off_values)  # type: ignore[type-var]
+            for step in self.steps
+            if step.order_names and step not in ordered
+        ]
+        return Sampling((*first, *ordered, *off, *last), self.seed)
+
     @property
     def is_greedy(self) -> bool:
         """Return whether each draw takes the likeliest token, which temperature 0 means."""
         return bool(self["temp"] == 0)
+
+
+def _without_underscores(steps: Mapping[str, SamplerStep]) -> dict[str, SamplerStep]:
+    """Return the steps by the spelling of their names without underscores, such as "topk"."""
+    return {name.replace("_", ""): step for name, step in steps.items()}
 
 
 def default_sampling() -> Sampling:

@@ -7,8 +7,9 @@ llama.cpp samplers that compute the same.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -24,6 +25,10 @@ ApplyStep = Callable[[Logits, list[int]], Logits]  # logits and the tokens so fa
 # Draws a token id from logits. The draw may depend on earlier draws of the same picker.
 TokenPicker = Callable[[Logits, np.random.Generator], int]
 
+# Value of a window of recent tokens that includes all tokens of the context.
+WHOLE_CONTEXT = -1
+# The window of llama.cpp's samplers for WHOLE_CONTEXT, in tokens. They allocate 4 bytes for each.
+MAX_WINDOW = 1_000_000
 # A token less likely than this share of the likeliest token's probability counts as impossible.
 # Steps that count tokens or take the logarithm of a probability drop such tokens first, because
 # llama.cpp removes them and 0 · log 0 is NaN.
@@ -47,6 +52,13 @@ class AdaptivePicker(Protocol):
     def record_draw(self, kept_logits: Logits, token: int) -> None:
         """Update the picker after `token` was drawn from `kept_logits`, a result of `truncate`."""
         ...
+
+
+def recent_tokens(tokens: list[int], count: int) -> list[int]:
+    """Return the last `count` tokens, or all tokens if `count` is WHOLE_CONTEXT."""
+    if count == WHOLE_CONTEXT:
+        return tokens
+    return tokens[-count:] if count else []
 
 
 class SettingValues(Protocol):
@@ -143,12 +155,18 @@ class SamplerStep(ABC):
       top-k, typical, top-p, min-p, XTC, temperature.
     - `can_reorder`: the step may change which token is the likeliest. Only these steps run at
       temperature 0, which takes the likeliest token.
+    - `needs_all_steps`: at temperature 0, too, the result depends on the steps before this one.
+    - `off_values`: values of its settings with which the step changes nothing.
+    - `order_names`: names of the step in llama-server's field `samplers`.
     """
 
     __slots__ = ()
     name: ClassVar[str]
     order: ClassVar[int]
     can_reorder: ClassVar[bool] = False
+    needs_all_steps: ClassVar[bool] = False
+    off_values: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    order_names: ClassVar[tuple[str, ...]] = ()
 
     @property
     @abstractmethod

@@ -169,7 +169,7 @@ def make_chain(
     selector = next((step for step in steps if isinstance(step, SelectorStep)), None)
     if selector:
         steps = selector.preceding_steps(sampling.steps)
-    if sampling.is_greedy:
+    if sampling.is_greedy and not any(step.needs_all_steps for step in steps):
         reordering = [step.bind(vocabulary) for step in steps if step.can_reorder]
         return GreedyChain(reordering) if reordering or not native else native.greedy()
     native_steps = [step.native() for step in (*steps, selector) if step]

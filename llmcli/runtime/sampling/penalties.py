@@ -3,12 +3,23 @@
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 
-from llmcli.runtime.sampling.base import Logits, NativeStep, NumberLimits, SamplerStep, setting
+from llmcli.runtime.sampling.base import (
+    MAX_WINDOW,
+    WHOLE_CONTEXT,
+    Logits,
+    NativeStep,
+    NumberLimits,
+    SamplerStep,
+    recent_tokens,
+    setting,
+)
 
 PENALTY_LIMITS = NumberLimits(-100, 100)
 
@@ -25,7 +36,9 @@ class Penalties(SamplerStep):
         NumberLimits(0, 100, open_low=True),
     )
     repeat_last_n: int = setting(
-        64, "apply the penalties to the last N tokens, 0 = off", NumberLimits(0, 1_000_000)
+        64,
+        "apply the penalties to the last N tokens, 0 = off, -1 = the whole context",
+        NumberLimits(WHOLE_CONTEXT, MAX_WINDOW),
     )
     presence_penalty: float = setting(
         0.0, "subtract this from logits of tokens that occurred, 0 = off", PENALTY_LIMITS
@@ -36,6 +49,10 @@ class Penalties(SamplerStep):
     name: ClassVar[str] = "penalties"
     order: ClassVar[int] = 10
     can_reorder: ClassVar[bool] = True
+    off_values: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    )
+    order_names: ClassVar[tuple[str, ...]] = ("penalties", "e")
 
     @property
     def is_neutral(self) -> bool:
@@ -45,7 +62,7 @@ class Penalties(SamplerStep):
         return has_no_penalty or self.repeat_last_n == 0
 
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
-        counts = Counter(tokens[-self.repeat_last_n :])
+        counts = Counter(recent_tokens(tokens, self.repeat_last_n))
         if not counts or self.is_neutral:
             return logits
         ids = np.fromiter(counts.keys(), np.int64)
@@ -61,7 +78,7 @@ class Penalties(SamplerStep):
 
     def native(self) -> tuple[NativeStep, ...]:
         values = (
-            self.repeat_last_n,
+            MAX_WINDOW if self.repeat_last_n == WHOLE_CONTEXT else self.repeat_last_n,
             self.repeat_penalty,
             self.frequency_penalty,
             self.presence_penalty,

@@ -2,8 +2,10 @@
 temperature). A factor above 1 flattens the distribution, a factor below 1 sharpens it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -47,6 +49,8 @@ class Temperature(SamplerStep):
     )
     name: ClassVar[str] = "temperature"
     order: ClassVar[int] = 60
+    off_values: ClassVar[Mapping[str, Any]] = MappingProxyType({"temp": 1.0, "dynatemp_range": 0.0})
+    order_names: ClassVar[tuple[str, ...]] = ("temperature", "temp", "t")
 
     @property
     def is_neutral(self) -> bool:

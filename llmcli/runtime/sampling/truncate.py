@@ -2,8 +2,10 @@
 (llama.cpp src/llama-sampler.cpp). Also the softmax and the random draw of the numpy chain.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,15 +23,19 @@ PROBABILITY_LIMITS = NumberLimits(0, 1)
 
 @dataclass(frozen=True, slots=True)
 class TopK(SamplerStep):
-    """Drops all but the `top_k` likeliest tokens; 0 drops none."""
+    """Drops all but the `top_k` likeliest tokens; 0 or -1 drops none."""
 
-    top_k: int = setting(40, "keep the k likeliest tokens, 0 = all", NumberLimits(0, 10_000_000))
+    top_k: int = setting(
+        40, "keep the k likeliest tokens, 0 or -1 = all", NumberLimits(-1, 10_000_000)
+    )
     name: ClassVar[str] = "top_k"
     order: ClassVar[int] = 20
+    off_values: ClassVar[Mapping[str, Any]] = MappingProxyType({"top_k": 0})
+    order_names: ClassVar[tuple[str, ...]] = ("top_k", "k")
 
     @property
     def is_neutral(self) -> bool:
-        return self.top_k == 0
+        return self.top_k <= 0
 
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
         if not 0 < self.top_k < len(logits):
@@ -53,6 +59,8 @@ class TypicalP(SamplerStep):
     )
     name: ClassVar[str] = "typical"
     order: ClassVar[int] = 30
+    off_values: ClassVar[Mapping[str, Any]] = MappingProxyType({"typical": 1.0})
+    order_names: ClassVar[tuple[str, ...]] = ("typ_p", "typical_p", "typical", "typ", "y")
 
     @property
     def is_neutral(self) -> bool:
@@ -83,6 +91,8 @@ class TopP(SamplerStep):
     )
     name: ClassVar[str] = "top_p"
     order: ClassVar[int] = 40
+    off_values: ClassVar[Mapping[str, Any]] = MappingProxyType({"top_p": 1.0})
+    order_names: ClassVar[tuple[str, ...]] = ("top_p", "nucleus", "p")
 
     @property
     def is_neutral(self) -> bool:
@@ -112,6 +122,8 @@ class MinP(SamplerStep):
     )
     name: ClassVar[str] = "min_p"
     order: ClassVar[int] = 50
+    off_values: ClassVar[Mapping[str, Any]] = MappingProxyType({"min_p": 0.0})
+    order_names: ClassVar[tuple[str, ...]] = ("min_p", "m")
 
     @property
     def is_neutral(self) -> bool:

@@ -2,8 +2,10 @@
 (llama.cpp src/llama-sampler.cpp).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,6 +29,8 @@ class XTC(SamplerStep):
     )
     name: ClassVar[str] = "xtc"
     order: ClassVar[int] = 55
+    off_values: ClassVar[Mapping[str, Any]] = MappingProxyType({"xtc_probability": 0.0})
+    order_names: ClassVar[tuple[str, ...]] = ("xtc", "x")
 
     @property
     def is_neutral(self) -> bool:

@@ -92,9 +92,7 @@ class GuidedStrategy(PlainStrategy):
             sequence.record_token(token, text, 0, 0, None, constraint=grammar_seconds, forced=True),
             text,
         )
-        if self.decoder.is_stopped:
-            return event, "stop"
-        return event, "length" if len(sequence.times) == sequence.request.max_tokens else None
+        return event, self._finish_reason(sequence, is_end=False)
 
 
 STRATEGIES = (GuidedStrategy,)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
@@ -29,12 +30,15 @@ class PlainStrategy:
         self.vocabulary = resources.vocabulary
         chain = make_chain(request.sampling, seed, resources.native, resources.vocabulary)
         self.chain = guide_chain(chain, request, self.vocabulary.piece)
-        # Computes the log-sum and the draw in one scan of the row. With ignore_eos the logits of
-        # the end tokens change between the two, so they need separate scans.
+        self.conditions = conditions = request.end_conditions
+        # Computes the log-sum and the draw in one scan of the row. Where end tokens must not be
+        # drawn, their logits change between the two, so they need separate scans.
+        can_always_end = not request.ignore_eos and not conditions.min_tokens
         self.summing_chain = (
-            self.chain if isinstance(self.chain, SummingChain) and not request.ignore_eos else None
+            self.chain if isinstance(self.chain, SummingChain) and can_always_end else None
         )
-        self.decoder = Detokenizer(request.stops)
+        self.decoder = Detokenizer(request.stops, conditions.min_indent)
+        self.first_token_time = 0.0  # time.perf_counter() of the first token
         # logit of the last drawn token: an estimate of the largest logit of the next row
         self.last_logit = math.nan
 
@@ -63,7 +67,9 @@ class PlainStrategy:
         log_sum = self._log_sum(row) if request.logprobs else None
         begun = time.perf_counter()
         token = self._draw(row, sequence)
-        is_end = not request.ignore_eos and self.vocabulary.is_end(token)
+        is_end = token in self.conditions.stop_tokens or (
+            not request.ignore_eos and self.vocabulary.is_end(token)
+        )
         if is_end and not request.score_prompt:
             return [], "stop"
         sample_seconds = time.perf_counter() - begun
@@ -80,9 +86,17 @@ class PlainStrategy:
         """Return the next token. After a server process has ended, the tokens that it already sent
         replace the drawn ones; the draw still advances the state of the sampler chain.
         """
-        draw = self._draw_without_ends if sequence.request.ignore_eos else self.chain.draw
-        token = draw(row, sequence.tokens)
-        replayed, n_tokens = sequence.replayed.tokens, len(sequence.times)
+        n_tokens = len(sequence.times)
+        if n_tokens < self.conditions.min_tokens:
+            ends = end_tokens(self.vocabulary)
+            if self.conditions.stop_tokens:
+                ends = np.union1d(ends, list(self.conditions.stop_tokens))
+            token = self._draw_without(ends, row, sequence.tokens)
+        elif sequence.request.ignore_eos:
+            token = self._draw_without(end_tokens(self.vocabulary), row, sequence.tokens)
+        else:
+            token = self.chain.draw(row, sequence.tokens)
+        replayed = sequence.replayed.tokens
         return replayed[n_tokens] if n_tokens < len(replayed) else token
 
     def _record(
@@ -114,13 +128,24 @@ class PlainStrategy:
         """Return the reason why the answer ends after the last token, or None if it goes on."""
         if is_end or self.decoder.is_stopped:
             return "stop"
-        return "length" if len(sequence.times) == sequence.request.max_tokens else None
+        if len(sequence.times) == sequence.request.max_tokens or self.decoder.is_outdented:
+            return "length"
+        return "length" if self.conditions.line_limit_ms and self._is_late(sequence) else None
 
-    def _draw_without_ends(self, row: RowLogits, tokens: list[int]) -> int:
-        """Draw while the logits of all end tokens are -inf (llama.cpp's `ignore_eos`). Then restore
-        the logits, because log-probabilities are read from them.
+    def _is_late(self, sequence: Sequence) -> bool:
+        """Return whether the last token ends a line after the time limit for lines."""
+        if len(sequence.times) == 1:
+            self.first_token_time = sequence.last_token_time
+        elapsed = (sequence.last_token_time - self.first_token_time) * 1e3
+        is_line_end = b"\n" in self.vocabulary.piece(sequence.tokens[-1])
+        return is_line_end and elapsed > self.conditions.line_limit_ms
+
+    def _draw_without(self, ends: NDArray[np.int64], row: RowLogits, tokens: list[int]) -> int:
+        """Draw while the logits of all tokens in `ends` are -inf (llama.cpp's `ignore_eos`). Then
+        restore the logits, because log-probabilities are read from them.
+
+        Shapes: ends `[end tokens]`.
         """
-        ends = end_tokens(self.vocabulary)
         before = row.logits[ends]
         row.logits[ends] = -np.inf
         token = self.chain.draw(row, tokens)

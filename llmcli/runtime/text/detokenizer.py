@@ -6,12 +6,20 @@ import codecs
 
 
 class Detokenizer:
-    """Decodes the bytes of one answer, and ends the text before the first stop string."""
+    """Decodes the bytes of one answer, and ends the text before the first stop string, or at a line
+    that is indented too little.
+    """
 
-    def __init__(self, stops: tuple[str, ...] = ()) -> None:
-        """`stops`: the stop strings."""
+    def __init__(self, stops: tuple[str, ...] = (), min_indent: int = 0) -> None:
+        """`stops`: the stop strings. `min_indent`: the smallest number of spaces and tabs at the
+        beginning of a line after the first one; 0 allows every line.
+        """
         self.stops = tuple(stop for stop in stops if stop)
+        self.min_indent = min_indent
         self.is_stopped = False  # whether a stop string has appeared
+        self.is_outdented = False  # whether a line was indented too little
+        self._indent = min_indent  # of the last line; no line end has appeared yet
+        self._is_line_start = False  # whether the last line has only spaces and tabs so far
         self._incomplete_bytes = b""  # the first bytes of an incomplete character
         self._held_text = ""  # text that may be the start of a stop string
 
@@ -27,13 +35,33 @@ class Detokenizer:
             raw = self._incomplete_bytes + piece
             text, n_decoded = codecs.utf_8_decode(raw, "replace")
             self._incomplete_bytes = raw[n_decoded:]
+        if self.min_indent:
+            text = self._cut_outdented(text)
         return self._release(text) if self.stops else text
+
+    def _cut_outdented(self, text: str) -> str:
+        """Return the text before the first letter of a line that is indented too little."""
+        if self.is_outdented:
+            return ""
+        for position, letter in enumerate(text):
+            if self._is_line_start:
+                if letter in " \t":
+                    self._indent += 1
+                    continue
+                if self._indent < self.min_indent:
+                    self.is_outdented = True
+                    return text[:position]
+                self._is_line_start = False
+            if letter == "\n":
+                self._indent, self._is_line_start = 0, True
+        return text
 
     def finish(self) -> str:
         """Return the text that was held back. Called at the end of the answer. An incomplete
         character becomes U+FFFD.
         """
-        text = self._release(self._incomplete_bytes.decode("utf-8", "replace"))
+        text = "" if self.is_outdented else self._incomplete_bytes.decode("utf-8", "replace")
+        text = self._release(text)
         self._incomplete_bytes = b""
         if not self.is_stopped:
             text, self._held_text = text + self._held_text, ""

@@ -43,7 +43,7 @@ def test_tab_completes_commands_settings_and_values(
 def test_completions_have_descriptions(make_chat: MakeChat) -> None:
     chat = make_chat()
     (offer,) = [word for _, word in complete_line(chat, "/set top_k")]
-    assert offer.description.startswith("40 · from 0 to ")  # type: ignore[attr-defined]
+    assert offer.description.startswith("40 · from -1 to ")  # type: ignore[attr-defined]
     descriptions = {str(word): word.description for _, word in complete_line(chat, "/set temp ")}  # type: ignore[attr-defined]
     assert descriptions == {
         "0": "current · from 0 to 100",

@@ -61,14 +61,48 @@ def test_steps_run_in_the_order_of_llama_cpp():
         "logit_bias",
         "penalties",
         "dry",
+        "top_n_sigma",
         "top_k",
         "typical",
         "top_p",
         "min_p",
         "xtc",
+        "infill",
         "temperature",
         "mirostat",
     ]
+
+
+def test_steps_run_in_a_requested_order_and_the_others_change_nothing():
+    defaults = default_sampling().with_values({"logit_bias": "7+1", "min_p": 0.1, "seed": 5})
+    ordered = defaults.in_order(["temperature", "top-k", "topp", "TYP_P"])
+    active = [step.name for step in ordered.steps if not step.is_neutral]
+    assert active == ["logit_bias", "temperature", "top_k", "top_p"]  # typical 1.0 is neutral
+    assert (ordered["min_p"], ordered["top_k"], ordered["temp"], ordered.seed) == (0, 40, 0.8, 5)
+    assert not defaults.in_order(["top_k"]).is_greedy
+    chars = defaults.in_order("edskypmxt")
+    *others, last = [step.name for step in defaults.steps if step.name != "infill"]
+    assert [step.name for step in chars.steps] == [*others, "infill", last]
+    with pytest.raises(UserError, match="no sampler 'top_q'"):
+        defaults.in_order(["top_q"])
+
+
+@pytest.mark.parametrize(
+    ("step", "window"),
+    [
+        ({"repeat_penalty": 2}, "repeat_last_n"),
+        ({"dry_multiplier": 1, "dry_allowed_length": 1}, "dry_penalty_last_n"),
+    ],
+)
+def test_a_window_of_minus_one_is_the_whole_context(step: dict, window: str):
+    """The token 7 follows 5 and 6, first 200 tokens before the end."""
+    tokens, row = [5, 6, 7, *range(50, 250), 5, 6], np.ones(300, np.float32)
+    for size, is_penalized in ((-1, True), (202, False), (205, True)):
+        chain = make_chain(
+            default_sampling().with_values({**step, window: size, "temp": 0}), 1, None, VOCABULARY
+        )
+        assert isinstance(chain, GreedyChain)
+        assert (chain.steps[0](row, tokens)[7] < 1) == is_penalized, size
 
 
 def test_temperature_zero_takes_the_likeliest_token_even_with_penalties():
@@ -209,6 +243,9 @@ def test_equal_seeds_draw_equal_tokens(settings):
         ("top_p", -0.1),
         ("min_p", 2),
         ("top_k", -3),
+        ("top_n_sigma", -2),
+        ("infill", 2),
+        ("repeat_last_n", -2),
         ("temp", "nan"),
         ("temp", "warm"),
         ("seed", 2**40),
@@ -224,7 +261,11 @@ def test_equal_seeds_draw_equal_tokens(settings):
         ("dry_base", 0.5),
         ("dry_multiplier", -1),
         ("dry_allowed_length", -1),
-        ("dry_penalty_last_n", -1),
+        ("dry_penalty_last_n", -2),
+        ("dry_sequence_breakers", []),
+        ("dry_sequence_breakers", [5]),
+        ("dry_sequence_breakers", ["x" * 41]),
+        ("dry_sequence_breakers", ["x"] * 129),
         ("xtc_probability", 1.1),
         ("xtc_threshold", -0.1),
         ("dynatemp_range", -1),

@@ -16,10 +16,12 @@ from llmcli.runtime.sampling import default_sampling, step_types
 from llmcli.runtime.sampling.base import NativeStep
 from llmcli.runtime.sampling.chain import NumpyChain, make_chain
 from llmcli.runtime.sampling.dry import Dry
+from llmcli.runtime.sampling.infill import Infill
 from llmcli.runtime.sampling.logit_bias import LogitBias
 from llmcli.runtime.sampling.mirostat import Mirostat, MirostatPicker
 from llmcli.runtime.sampling.penalties import Penalties
 from llmcli.runtime.sampling.temperature import Temperature
+from llmcli.runtime.sampling.top_n_sigma import TopNSigma
 from llmcli.runtime.sampling.truncate import MinP, TopK, TopP, TypicalP, softmax
 from llmcli.runtime.sampling.xtc import XTC
 from tests.fixtures.fakes import FakeRow, FakeVocabulary
@@ -30,6 +32,9 @@ ACTIVE = [
     LogitBias(("5+2.5", "7-1", "7-1", "9-inf")),
     Penalties(1.3, 64, 0.2, 0.1),
     Dry(0.8, 1.75, 2, 64),
+    Dry(0.8, 1.75, 2, -1),
+    Penalties(1.3, -1, 0.2, 0.1),
+    TopNSigma(1.2),
     TopK(5),
     TopK(1),
     TypicalP(0.6),
@@ -162,7 +167,34 @@ def test_step_gives_the_same_logits_as_llama_cpp(step, rows):
 
 
 def test_every_step_is_compared_with_llama_cpp():
-    assert {type(step) for step in ACTIVE} | {Mirostat} == set(step_types())
+    assert {type(step) for step in ACTIVE} | {Mirostat, Infill} == set(step_types())
+
+
+def test_infill_keeps_the_tokens_that_llama_cpp_keeps(stories_gguf):
+    with open_model(stories_gguf, vocab_only=True) as model:
+        apply = Infill(1).bind(model)
+        sizes = set()
+        for seed in range(200):
+            generator = np.random.default_rng(seed)
+            row = np.full(model.n_vocab, -np.inf, np.float32)
+            tokens = generator.choice(model.n_vocab, 25, replace=False)
+            row[tokens] = generator.normal(0, 3, 25)
+            row[model.eos] = generator.normal(-6, 4)
+            ours = apply(row, [])
+            array, _alive = candidates(row[np.isfinite(row)])
+            ids = np.flatnonzero(np.isfinite(row))
+            for index, token in enumerate(ids):
+                array.data[index].id = int(token)
+            sampler = lib().llama_sampler_init_infill(model.vocab)
+            lib().llama_sampler_apply(sampler, ctypes.byref(array))
+            lib().llama_sampler_free(sampler)
+            kept = np.flatnonzero(np.isfinite(ours))
+            assert set(kept.tolist()) == set(remaining(array)["id"].tolist()), seed
+            sizes.add(len(kept))
+        assert len(sizes) > 1
+    sampling = default_sampling().with_values({"infill": 1, "temp": 0})
+    chain = make_chain(sampling, 1, None, make_vocabulary(300))
+    assert isinstance(chain, NumpyChain) and len(chain.steps) == 5
 
 
 @pytest.mark.parametrize(
@@ -219,26 +251,28 @@ def test_dry_finds_the_repetitions_that_llama_cpp_finds(seed):
         )
 
 
-def test_dry_has_the_same_sequence_breakers_as_llama_cpp(stories_gguf):
+@pytest.mark.parametrize("marks", [("\n", ":", '"', "*"), ("a", " the"), ()], ids=str)
+def test_dry_has_the_same_sequence_breakers_as_llama_cpp(stories_gguf, marks):
     with open_model(stories_gguf, vocab_only=True) as model:
         vocabulary = model
-        apply = Dry(0.8, 1.75, 1, 100).bind(vocabulary)
+        step = Dry(0.8, 1.75, 1, 100, marks)
+        apply = step.bind(vocabulary)
         breakers = apply.keywords["breakers"]
-        assert {model.piece(token) for token in breakers} >= {b"\n", b'"'}
+        assert bool(breakers) == bool(marks)
         chains = NativeChains(model.n_vocab, model.vocab)
         row = np.zeros(model.n_vocab, np.float32)
         n_stopped = 0
         for seed in range(40):
             generator = np.random.default_rng(seed)
-            tokens = generator.choice([300, 301, 302, *sorted(breakers)[:2]], 60).tolist()
+            tokens = generator.choice([400, 401, 402, *sorted(breakers)[:2]], 60).tolist()
             ours = apply(row, tokens)
             assert_equal(
                 ours,
-                apply_native(Dry(0.8, 1.75, 1, 100).native(), row, tokens, chains),
+                apply_native(step.native(), row, tokens, chains),
                 random_logits,
             )
-            n_stopped += not np.array_equal(ours, Dry(0.8, 1.75, 1, 100)(row, tokens))
-        assert n_stopped > 10
+            n_stopped += not np.array_equal(ours, step(row, tokens))
+        assert (n_stopped > 10) == bool(marks)
 
 
 def draw_native(chain, row: np.ndarray) -> int:
