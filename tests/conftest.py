@@ -40,6 +40,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("LLMCLI_HOME", str(folder))
     monkeypatch.setenv("HF_HOME", str(folder / "huggingface"))
+    # A rehearsal takes half a second. The tests of rehearsals remove the variable.
+    monkeypatch.setenv("LLMCLI_TRUST", "1")
     for name in (
         "HF_HUB_OFFLINE",
         "HF_TOKEN",

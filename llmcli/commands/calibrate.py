@@ -15,6 +15,7 @@ from llmcli.commands.options.arguments import (
     Json,
     Layers,
     Threads,
+    Trust,
     Ubatch,
 )
 from llmcli.commands.options.groups import with_option_groups
@@ -87,6 +88,7 @@ def calibrate(
     flash_attn: Flash = "auto",
     fresh: Fresh = False,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
+    trust: Trust = False,
     json: Json = False,
     *,
     workers: RpcOptions,
@@ -106,7 +108,7 @@ def calibrate(
     from llmcli.workflows.calibration.calibrate import CalibrationRequest, run_calibration
     from quant.quantize.shards import parse_size
 
-    config, ui = start_command(json, offline)
+    config, ui = start_command(json, offline, trust=trust)
     if merge:
         reading_options = {
             "--text": text,

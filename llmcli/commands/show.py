@@ -8,11 +8,12 @@ import typer
 
 from llmcli.commands.command_context import start_command
 from llmcli.commands.model_json import format_count, model_identity
-from llmcli.commands.options.arguments import Json, Ref
+from llmcli.commands.options.arguments import Json, Ref, Trust
 from llmcli.model_loader.installed_model import installed_model
 
 if TYPE_CHECKING:
     from llmcli.catalog.fetch import FetchedModel, ResolvedRef
+    from llmcli.config import Config
     from llmcli.ui import UI
     from quant.certificate.certificate import Certificate
     from quant.model_file.model_header import ModelHeader
@@ -36,6 +37,7 @@ def show(
         bool,
         typer.Option("--check", help="Verify all bytes against the certificate in the file."),
     ] = False,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Show what a model contains, or where it would come from.
@@ -46,14 +48,14 @@ def show(
     from llmcli.workflows.certification import certificate_text
     from quant.model_file import read_header
 
-    config, ui = start_command(json)
+    config, ui = start_command(json, trust=trust)
     resolved = fetch.resolve_ref(ref, config)
     model = installed_model(resolved, config, ui, ref)
     if model is None:
         _show_sources(resolved, ui)
         return
     if template:
-        _show_template(model, ui)
+        _show_template(model, config, ui)
         return
     header = read_header.read_header(model.path) if model.kind == "gguf" else None
     facts = model_facts.header_facts(header) if header else model_facts.checkpoint_facts(model.path)
@@ -135,7 +137,7 @@ def _raise_mismatches(model: "FetchedModel", problems: tuple[str, ...], check: b
         )
 
 
-def _show_template(model: "FetchedModel", ui: "UI") -> None:
+def _show_template(model: "FetchedModel", config: "Config", ui: "UI") -> None:
     """Print the chat template's output for sample conversations, and warnings about the template.
     Raises UserError for a checkpoint folder.
     """
@@ -146,8 +148,12 @@ def _show_template(model: "FetchedModel", ui: "UI") -> None:
             f"{model.name} is a checkpoint folder",
             hint=f"to make a GGUF: llmcli pull {model.name} --quant q4_k_m",
         )
+    from llmcli.model_loader.rehearsal.rehearse import rehearse_model
     from llmcli.runtime.text.template_check import template_report
+    from quant.model_file import read_header
 
+    header = read_header.read_header(model.path)
+    rehearse_model(header, config, ui, computes=False, uses_template=True)
     report = template_report(model.path)
     if ui.json:
         ui.result(

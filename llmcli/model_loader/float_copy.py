@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from llmcli import file_lock
 from llmcli.atomic_files import make_folder
 from llmcli.errors import UserError
+from llmcli.model_loader.rehearsal.rehearse import rehearse_file
 from llmcli.units import format_size
 from quant.gguf.layout import lay_out_file
 from quant.quantize import write
@@ -87,6 +88,7 @@ def open_runnable(source: "Source", config: "Config", ui: "UI", threads: int = 0
     """
     plan = float_copy_plan(source)
     if plan is None:
+        rehearse_file(source.path, config, ui)
         yield source.path
         return
     folder = config.cache / "bases"
@@ -106,6 +108,7 @@ def open_runnable(source: "Source", config: "Config", ui: "UI", threads: int = 0
         # With the source's time stamp, a copy that is written again counts as the same file.
         os.utime(copy_path, ns=(source.newest_mtime_ns, source.newest_mtime_ns))
         try:
+            rehearse_file(copy_path, config, ui)
             yield copy_path
         finally:
             copy_path.unlink(missing_ok=True)

@@ -26,6 +26,7 @@ class RunFlags:
     model: str | None = None
     quant: str | None = None
     offline: bool = False
+    trust: bool = False
     prompt: str | None = None
     file: str | None = None
     system: str | None = None

@@ -20,6 +20,7 @@ from llmcli.config import Config
 from llmcli.errors import UsageError, UserError
 from llmcli.hardware import host
 from llmcli.model_loader.prepare import prepare_model
+from llmcli.model_loader.rehearsal.rehearse import rehearse_file
 from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES, check_cache_types
 from llmcli.ui import UI
 
@@ -189,6 +190,7 @@ def build_side(
 ) -> ComparedSide:
     """Find the model file of side A or side B, and combine it with all tests. Raises UserError."""
     model = prepare_model(ref, None, config, ui)
+    rehearse_file(model.path, config, ui)
     return ComparedSide(
         model.name,
         str(model.path),

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from llmcli.commands.command_context import start_command
-from llmcli.commands.options.arguments import Json
+from llmcli.commands.options.arguments import Json, Trust
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.report import ReportOptions
 from llmcli.commands.options.rpc import RpcOptions
@@ -100,6 +100,7 @@ def compare(
     *,
     reporting: ReportOptions,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
+    trust: Trust = False,
     json: Json = False,
     workers: RpcOptions,
 ) -> None:
@@ -112,7 +113,7 @@ def compare(
     from llmcli.bench.compare import run
     from llmcli.commands.bench.reports.compare import print_result
 
-    config, ui = start_command(json, offline)
+    config, ui = start_command(json, offline, trust=trust)
     reporting.check_path()
     shared_settings = {
         "threads": threads,

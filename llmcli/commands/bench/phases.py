@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli.commands.command_context import start_command
-from llmcli.commands.options.arguments import Json
+from llmcli.commands.options.arguments import Json, Trust
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.report import ReportOptions, show_report
 from llmcli.commands.options.rpc import RpcOptions
@@ -63,6 +63,7 @@ def phases(
     *,
     reporting: ReportOptions,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
+    trust: Trust = False,
     json: Json = False,
     workers: RpcOptions,
 ) -> None:
@@ -77,7 +78,7 @@ def phases(
     from llmcli.runtime.requests.request import RunOptions
     from llmcli.runtime.sampling import default_sampling
 
-    config, ui = start_command(json, offline)
+    config, ui = start_command(json, offline, trust=trust)
     reporting.check_path()
     options = RunOptions(
         n_prompt + n_gen + TEMPLATE_TOKENS,
@@ -130,11 +131,13 @@ def _open_model(
     ref: str, options: "RunOptions", config: "Config", ui: "UI"
 ) -> "Iterator[tuple[str, Runner]]":
     from llmcli.model_loader.prepare import prepare_model
+    from llmcli.model_loader.rehearsal.rehearse import rehearse_file
     from llmcli.planning import resolve_options
     from llmcli.runtime import runner
     from quant.model_file import read_header
 
     model = prepare_model(ref, None, config, ui)
+    rehearse_file(model.path, config, ui)
     decided, layers = resolve_options.resolve_options(
         read_header.read_header(model.path), options, ui.warn
     )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli.commands.command_context import start_command
-from llmcli.commands.options.arguments import Json
+from llmcli.commands.options.arguments import Json, Trust
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.report import ReportOptions, ReportSettings, show_report
 from llmcli.errors import UsageError
@@ -42,6 +42,7 @@ def roofline(
     *,
     reporting: ReportOptions,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
+    trust: Trust = False,
     json: Json = False,
     rpc: Annotated[str | None, typer.Option("--rpc", hidden=True)] = None,
 ) -> None:
@@ -57,7 +58,7 @@ def roofline(
             "bench roofline measures this machine's processor and memory, not workers",
             hint="llmcli bench REF --rpc …",
         )
-    config, ui = start_command(json, offline)
+    config, ui = start_command(json, offline, trust=trust)
     resolve_options.validate_options(
         RunOptions(threads=threads, cache_type_k=type_k, cache_type_v=type_v)
     )
@@ -116,6 +117,7 @@ def _measure(
     from llmcli.bench import roofline
     from llmcli.bench.speed import parameter_grid
     from llmcli.model_loader.prepare import prepare_model
+    from llmcli.model_loader.rehearsal.rehearse import rehearse_model
     from llmcli.runtime import kv_size
     from llmcli.runtime.binding.model import open_model
     from quant.model_file import load_checks, read_header
@@ -123,6 +125,7 @@ def _measure(
     depths = parameter_grid.parse_numbers("-d", n_depth or ["0"])
     header = read_header.read_header(prepare_model(ref, None, config, ui).path)
     load_checks.check_loadable(header)
+    rehearse_model(header, config, ui)
     kv_size.check_cache(header.metadata, base_test.type_k, base_test.type_v)
     tests = len(depths) + len(roofline.UBATCH_SIZES)
     with (

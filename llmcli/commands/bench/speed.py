@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli.commands import completion
+from llmcli.commands.options.arguments import Trust
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.report import ReportOptions, ReportSettings, show_report
 from llmcli.commands.options.rpc import RpcOptions
@@ -128,6 +129,7 @@ def speed(
     reporting: ReportOptions,
     quant: Quant = None,
     offline: Offline = False,
+    trust: Trust = False,
     json: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False,
     workers: RpcOptions,
 ) -> None:
@@ -142,6 +144,7 @@ def speed(
     from llmcli.bench.speed.run import SpeedSettings
     from llmcli.errors import UsageError
     from llmcli.model_loader.prepare import prepare_model
+    from llmcli.model_loader.rehearsal.rehearse import rehearse_file
 
     output_format = "json" if json else output
     if output_format not in OUTPUT_FORMATS:
@@ -161,8 +164,9 @@ def speed(
         sampling,
     )
     reporting.check_path()
-    config, ui = _start(offline, output_format, workers)
+    config, ui = _start(offline, trust, output_format, workers)
     prepared = prepare_model(name, quant, config, ui)
+    rehearse_file(prepared.path, config, ui)
     results = _run_tests(prepared, name, tests, run_settings, ctx.params, config, ui)
     _print_results(results, output_format, sweep_names, ui)
     _show_charts(results, prepared, name, bool(sweep_names), reporting, ui)
@@ -332,14 +336,20 @@ def _build_grid(options: "Mapping[str, Any]") -> "ParameterGrid":
     )
 
 
-def _start(offline: bool, output_format: str, workers: RpcWorkers) -> "tuple[Config, UI]":
+def _start(
+    offline: bool, trust: bool, output_format: str, workers: RpcWorkers
+) -> "tuple[Config, UI]":
     from dataclasses import replace
 
     from llmcli import config
     from llmcli.ui import UI
 
     settings = config.load_config()
-    settings = replace(settings, offline=settings.offline or offline)
+    settings = replace(
+        settings,
+        offline=settings.offline or offline,
+        trust_files=settings.trust_files or trust,
+    )
     # with -o json, stdout contains only the document: messages of a download go to stderr
     ui = UI(json=output_format != "md", color=settings.color)
     workers.join(ui)

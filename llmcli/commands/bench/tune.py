@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli.commands.command_context import start_command
-from llmcli.commands.options.arguments import Json
+from llmcli.commands.options.arguments import Json, Trust
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.report import ReportOptions, ReportSettings, show_report
 from llmcli.commands.options.rpc import RpcOptions
@@ -60,6 +60,7 @@ def tune(
     *,
     reporting: ReportOptions,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
+    trust: Trust = False,
     json: Json = False,
     workers: RpcOptions,
 ) -> None:
@@ -70,7 +71,7 @@ def tune(
     """
     from llmcli.bench.tune.tune import OBJECTIVES
 
-    config, ui = start_command(json, offline)
+    config, ui = start_command(json, offline, trust=trust)
     if objective not in OBJECTIVES:
         raise UsageError(
             f"--for {objective!r} is unknown", hint=f"--for takes: {' '.join(OBJECTIVES)}"
@@ -103,6 +104,7 @@ def _tune(
     from llmcli.bench.tune.tune import RunSetting
     from llmcli.commands.bench.reports.tune import build_charts, build_page
     from llmcli.model_loader.prepare import prepare_model
+    from llmcli.model_loader.rehearsal.rehearse import rehearse_model
     from llmcli.planning import resolve_options, tuned_profile
     from llmcli.runtime import model_identity
     from llmcli.runtime.requests.request import RunOptions
@@ -111,6 +113,7 @@ def _tune(
     model = prepare_model(ref, None, config, ui)
     header = read_header.read_header(model.path)
     load_checks.check_loadable(header)
+    rehearse_model(header, config, ui)
     options, layers = resolve_options.resolve_options(header, RunOptions(), ui.warn)
     options = resolve_options.resolve_flash_attention(
         header, options, layers, config, resolve_options.spare_sequences(header, options)

@@ -16,6 +16,7 @@ from llmcli.commands.options.arguments import (
     Json,
     Layers,
     Threads,
+    Trust,
     TypeK,
     TypeV,
     Ubatch,
@@ -91,6 +92,7 @@ def evaluate(
     type_v: TypeV = "f16",
     fresh: Fresh = False,
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
+    trust: Trust = False,
     json: Json = False,
     *,
     workers: RpcOptions,
@@ -103,12 +105,13 @@ def evaluate(
     """
     from llmcli.atomic_files import require_distinct_paths
     from llmcli.commands.eval import report
+    from llmcli.model_loader.rehearsal.rehearse import rehearse_file
     from llmcli.planning import resolve_options
     from llmcli.runtime.requests.request import RunOptions
     from llmcli.workflows.evaluation.evaluate import EvaluationRequest, run_evaluation
     from quant.evaluation.base_logits import is_base_logits, load_base_logits
 
-    config, ui = start_command(json, offline)
+    config, ui = start_command(json, offline, trust=trust)
     workers.join(ui)
     if base and is_base_logits(Path(base).expanduser()):
         base_logits, base = Path(base), None
@@ -128,11 +131,15 @@ def evaluate(
     saved_logits = load_base_logits(base_logits.expanduser()) if base_logits else None
     evaluated_text = None if saved_logits else read_evaluation_text(text)
     options = replace(options, ctx_size=saved_logits.n_ctx) if saved_logits else options
-    model = prepare_side(_prepare_source(source, quant, config, ui).path, options, ui)
+    model_file = _prepare_source(source, quant, config, ui).path
+    rehearse_file(model_file, config, ui)
+    model = prepare_side(model_file, options, ui)
     base_options = replace(options, cache_type_k="f16", cache_type_v="f16")
-    base_side = (
-        prepare_side(_prepare_base(base, config, ui).path, base_options, ui) if base else None
-    )
+    base_side = None
+    if base:
+        base_file = _prepare_base(base, config, ui).path
+        rehearse_file(base_file, config, ui)
+        base_side = prepare_side(base_file, base_options, ui)
     require_distinct_paths(
         [save_base], [*model.header.files, *(base_side.header.files if base_side else ()), text]
     )

@@ -14,6 +14,14 @@ Ref = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Use the model file without first loading it in a separate process."
+    ),
+]
+
+
 Context = Annotated[
     int | None, typer.Option("-c", "--ctx-size", help="Context size in tokens; default: as chat.")
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from llmcli.commands.command_context import start_command
-from llmcli.commands.options.arguments import Ref
+from llmcli.commands.options.arguments import Ref, Trust
 from llmcli.commands.options.files import SourceOptions
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.report import ReportOptions, show_report
@@ -41,6 +41,7 @@ def pareto(
     reading: SourceOptions,
     workers: RpcOptions,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
+    trust: Trust = False,
     json: Annotated[
         bool, typer.Option("--json", help="One JSON document on stdout, same as -o json.")
     ] = False,
@@ -60,7 +61,7 @@ def pareto(
     from llmcli.workflows.pareto import compare
     from llmcli.workflows.pareto.plans import build_plans
 
-    config, ui = start_command(json or output == "json", offline, reading.allow_pickle)
+    config, ui = start_command(json or output == "json", offline, reading.allow_pickle, trust)
     reporting.check_path()
     workers.join(ui)
     model = quantize_file.find_model(ref, config, ui, keep_source=True)

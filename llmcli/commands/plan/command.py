@@ -20,6 +20,7 @@ from llmcli.commands.options.arguments import (
     Quant,
     Ref,
     Threads,
+    Trust,
     TypeK,
     TypeV,
     Ubatch,
@@ -63,6 +64,7 @@ def plan(
     *,
     reporting: ReportOptions,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
+    trust: Trust = False,
     json: Json = False,
     workers: RpcOptions,
 ) -> None:
@@ -77,10 +79,11 @@ def plan(
         print_alternatives,
     )
     from llmcli.model_loader.header_only import planned_file
+    from llmcli.model_loader.rehearsal.rehearse import rehearse_model
     from llmcli.runtime.requests.request import RunOptions
     from quant.model_file import load_checks, read_header
 
-    config, ui = start_command(json, offline)
+    config, ui = start_command(json, offline, trust=trust)
     workers.join(ui)
     reporting.check_path()
     if measure and model_draft:
@@ -101,6 +104,7 @@ def plan(
     with planned_file(ref, quant, config, ui) as subject:
         header = read_header.read_header(subject.path)
         load_checks.check_loadable(header)
+        rehearse_model(header, config, ui, computes=measure)
         context, layers, reading = _resolve(header, options, parallel, unified, config, ui)
         with _with_draft(model_draft, header, context, layers, config, ui) as (context, draft):
             predicted, measured = _plan_and_measure(
@@ -202,6 +206,7 @@ def _with_draft(
     Without a draft model (`ref` is None), yields `context` and None.
     """
     from llmcli.model_loader.header_only import planned_file
+    from llmcli.model_loader.rehearsal.rehearse import rehearse_model
     from llmcli.planning.memory_plan import open_memory_planner
     from llmcli.runtime.draft_settings import draft_context_options
     from llmcli.runtime.drafting.pass_cost import MAX_PASS_ROWS
@@ -214,6 +219,7 @@ def _with_draft(
     with planned_file(ref, None, config, ui) as subject:
         draft_header = read_header.read_header(subject.path)
         load_checks.check_loadable(draft_header)
+        rehearse_model(draft_header, config, ui, computes=False)
         require_same_vocabulary(header, draft_header)
         context = replace(context, n_outputs=MAX_PASS_ROWS)
         with open_memory_planner(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from llmcli.commands.command_context import start_command
-from llmcli.commands.options.arguments import Json
+from llmcli.commands.options.arguments import Json, Trust
 from llmcli.commands.options.file_type import with_type_flags
 from llmcli.commands.options.files import Offline, OutputOptions, SourceOptions
 from llmcli.commands.options.groups import with_option_groups
@@ -49,6 +49,7 @@ def quantize(
     reading: SourceOptions,
     output: OutputOptions,
     offline: Offline = False,
+    trust: Trust = False,
     json: Json = False,
     workers: RpcOptions,
 ) -> None:
@@ -58,7 +59,7 @@ def quantize(
     """
     from llmcli.commands.quantize.report import print_result
 
-    config, ui = start_command(json, offline, reading.allow_pickle)
+    config, ui = start_command(json, offline, reading.allow_pickle, trust)
     request = QuantizeRequest(
         source,
         quant,

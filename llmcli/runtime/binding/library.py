@@ -5,7 +5,9 @@ All other modules get the llama_cpp module from `lib()`.
 
 import functools
 import importlib
+import os
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 from llmcli import config
@@ -71,6 +73,16 @@ def ggml() -> Any:
     list of devices, which llama.cpp does not use.
     """
     return lib()._lib
+
+
+def library_files() -> list[tuple[Path, os.stat_result]]:
+    """Return the files of llama.cpp's libraries with their status. They change with every build."""
+    folder = Path(lib()._lib._name).parent
+    return [
+        (path, path.stat())
+        for path in sorted(folder.iterdir())
+        if path.name.startswith(("libllama.", "libggml"))
+    ]
 
 
 def llama_cpp_version() -> str:

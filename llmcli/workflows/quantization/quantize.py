@@ -235,6 +235,7 @@ def open_job(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeJo
     source. Raises UserError.
     """
     from llmcli.model_loader.quantize_file import find_model, open_source
+    from llmcli.model_loader.rehearsal.rehearse import rehearse_file
     from quant.quantize.plan import method_by_name
     from quant.recipes.file_types import FILE_TYPE_ALIASES
     from quant.recipes.tensor_types import parse_file_type
@@ -261,6 +262,8 @@ def open_job(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeJo
         allow_pickle=request.reading.allow_pickle,
         blobs=model.blobs if model else None,
     )
+    if source.path.is_file() and (needs_model or verifies or request.size.overrides_recipe):
+        rehearse_file(source.path, config, ui)
     verify_request = request.verification.build_request(request.output.threads)
     return QuantizeJob(request, method, verify_request, model, source, file_type.name)
 
