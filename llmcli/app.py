@@ -47,7 +47,7 @@ def _run() -> None:
 
     try:
         try:
-            app()
+            app(prog_name="llmcli")
         except OSError as error:
             message = error.strerror or ""
             if message.startswith(NO_TEMP_FOLDER_MESSAGE):

@@ -101,7 +101,7 @@ def test_a_command_loads_no_other_command() -> None:
 def test_a_misspelled_command_gets_a_suggestion() -> None:
     command = [sys.executable, "-m", "llmcli.app", "quantise"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert (done.returncode, "Did you mean 'quantize'?" in done.stderr) == (2, True)
+    assert (done.returncode, "did you mean `llmcli quantize`?" in done.stderr) == (2, True)
 
 
 def test_shell_completion_loads_nothing_heavy() -> None:

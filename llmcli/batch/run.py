@@ -103,9 +103,13 @@ def run_or_resume(
     )
 
 
+# fields of RunFlags that are defaults for the lines of the input file
+LINE_FIELDS = frozenset(("constraint", "ignore_eos"))
+
+
 def without_line_options(run_flags: RunFlags) -> RunFlags:
-    """Return the flags without the grammar and --ignore-eos. For a batch these are default request
-    fields (see build_rules), which a line can replace, and not settings of the model.
+    """Return the flags without those of LINE_FIELDS. For a batch these are default request fields
+    (see build_rules), which a line can replace, and not settings of the model.
     """
     return replace(run_flags, constraint=None, ignore_eos=False)
 

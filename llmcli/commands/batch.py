@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcli.batch.run import build_rules, run_batch, without_line_options
+from llmcli.batch.run import LINE_FIELDS, build_rules, run_batch, without_line_options
 from llmcli.commands.command_context import start_command
 from llmcli.commands.options import run
 from llmcli.commands.options.arguments import REF_HELP
-from llmcli.commands.options.run import RunCommand
 from llmcli.errors import UsageError, UserError
+from llmcli.model_loader.open_server_model import REFUSED_FIELDS
 from llmcli.units import format_count
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ MAX_LISTED_DUPLICATES = 3  # repeated custom_ids that are listed one by one
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
-    app.command("batch", cls=RunCommand)(batch)
+    app.command("batch", cls=run.run_command_without(REFUSED_FIELDS - LINE_FIELDS))(batch)
 
 
 def batch(

@@ -2,13 +2,16 @@
 used, so that llmcli starts fast.
 """
 
+import itertools
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from llmcli import __version__
+from llmcli.commands.command_app import CommandApp, PanelGroup
+from llmcli.commands.help_page import HelpRow
 
 # The modules of this folder, and for each the commands that it registers with their summaries, in
 # the order of --help. The summaries are repeated here so that --help imports no command.
@@ -74,7 +77,7 @@ MODULE_OF_COMMAND = {name: module for module, names in COMMANDS_OF_MODULE.items(
 SUMMARIES = {name: text for names in COMMANDS_OF_MODULE.values() for name, text in names.items()}
 
 
-class LazyCommands(TyperGroup):
+class LazyCommands(PanelGroup):
     """A command group that imports a command's module when the command is first needed."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -82,36 +85,30 @@ class LazyCommands(TyperGroup):
         return list(MODULE_OF_COMMAND)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command by name; None if it does not exist. For an unknown name, all commands
-        are imported, so that Typer can suggest similar names.
-        """
-        for word in [cmd_name] if cmd_name in MODULE_OF_COMMAND else MODULE_OF_COMMAND:
-            if word not in self.commands:
-                self.commands.update(load_commands(MODULE_OF_COMMAND[word]))
+        """Return a command by name; None if it does not exist."""
+        if cmd_name in MODULE_OF_COMMAND and cmd_name not in self.commands:
+            self.commands.update(load_commands(MODULE_OF_COMMAND[cmd_name]))
         return super().get_command(ctx, cmd_name)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands for --help."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(SUMMARIES.items()))
+    def summaries(self, ctx: Any) -> Iterable[HelpRow]:
+        """Return the commands for --help, without importing them."""
+        return itertools.starmap(HelpRow, SUMMARIES.items())
 
 
 def load_commands(module: str) -> dict[str, Any]:
     """Import a module of this folder, and return the commands that it registers, by name. `module`:
     its path without "llmcli.commands.".
     """
-    group = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    group = CommandApp()
     import_module(f"llmcli.commands.{module}").register(group)
     return dict(typer.main.get_group(group).commands)
 
 
-app = typer.Typer(
+app = CommandApp(
     name="llmcli",
     cls=LazyCommands,
     help="From a checkpoint to tokens on this machine: pull, quantize, chat, bench.",
     no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

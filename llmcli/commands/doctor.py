@@ -30,7 +30,7 @@ def doctor(
     network: Network = False,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     rpc: Annotated[
-        str | None, typer.Option("--rpc", metavar="HOST:PORT,…", help="Also check these workers.")
+        str | None, typer.Option("--rpc", metavar="HOST:PORT,...", help="Also check these workers.")
     ] = None,
     ray: Annotated[
         str | None, typer.Option("--ray", metavar="ADDRESS", help="Also check this Ray cluster.")

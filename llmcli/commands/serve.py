@@ -8,11 +8,11 @@ import typer
 
 from llmcli import text_input
 from llmcli.commands.command_context import start_command
-from llmcli.commands.options import run
+from llmcli.commands.options import panels, run
 from llmcli.commands.options.arguments import DEFAULT_MODEL, REF_HELP
-from llmcli.commands.options.run import RunCommand, choose_model
+from llmcli.commands.options.run import choose_model
 from llmcli.errors import UsageError, UserError
-from llmcli.model_loader.open_server_model import DEFAULT_PARALLEL
+from llmcli.model_loader.open_server_model import DEFAULT_PARALLEL, REFUSED_FIELDS
 from llmcli.model_loader.run_flags import RunFlags
 from llmcli.serve.launch import ServeRequest, open_service, print_ready
 
@@ -23,54 +23,107 @@ STREAM_INTERVAL_MS = 33.0  # milliseconds: about thirty updates per second
 MAX_BODY_BYTES = 8 << 20  # bytes; a context of 100,000 tokens is half a megabyte of text
 
 Address = Annotated[
-    str, typer.Option(help="Address to listen on; beyond this machine a key is required.")
+    str,
+    typer.Option(
+        help="Address to listen on; beyond this machine a key is required.",
+        rich_help_panel=panels.NETWORK,
+    ),
 ]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")]
+Port = Annotated[
+    int,
+    typer.Option(
+        min=0, max=65535, help="Port; 0 chooses a free one.", rich_help_panel=panels.NETWORK
+    ),
+]
 GrpcPort = Annotated[
     int | None,
     typer.Option(
-        min=1, max=65535, help="Also serve gRPC on this port (pip install 'llmcli[grpc]')."
+        min=1,
+        max=65535,
+        help="Also serve gRPC on this port (pip install 'llmcli[grpc]').",
+        rich_help_panel=panels.NETWORK,
     ),
 ]
 Parallel = Annotated[
-    int, typer.Option("-np", "--parallel", min=1, max=MAX_PARALLEL, help="Answers at once.")
+    int,
+    typer.Option(
+        "-np",
+        "--parallel",
+        min=1,
+        max=MAX_PARALLEL,
+        help="Answers at once.",
+        rich_help_panel=panels.REQUESTS,
+    ),
 ]
 Waiting = Annotated[
     int,
     typer.Option(
-        min=0, max=MAX_WAITING, help="Requests that may wait; further ones are refused (429)."
+        min=0,
+        max=MAX_WAITING,
+        help="Requests that may wait; further ones are refused (429).",
+        rich_help_panel=panels.REQUESTS,
     ),
 ]
 Alias = Annotated[
     list[str] | None,
-    typer.Option("-a", "--alias", help="Model name in the API; repeatable."),
+    typer.Option(
+        "-a", "--alias", help="Model name in the API; repeatable.", rich_help_panel=panels.NETWORK
+    ),
 ]
 Keys = Annotated[
     list[str] | None,
-    typer.Option(metavar="KEY", help="API key that requests must carry; repeatable."),
+    typer.Option(
+        metavar="KEY",
+        help="API key that requests must carry; repeatable.",
+        rich_help_panel=panels.NETWORK,
+    ),
 ]
 KeyFiles = Annotated[
     list[Path] | None,
-    typer.Option(metavar="FILE", help="File of API keys, one per line; repeatable."),
+    typer.Option(
+        metavar="FILE",
+        help="File of API keys, one per line; repeatable.",
+        rich_help_panel=panels.NETWORK,
+    ),
 ]
-TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the private key, PEM.")]
-TlsCert = Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the certificate, PEM.")]
+TlsKey = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="TLS: the private key, PEM.", rich_help_panel=panels.NETWORK),
+]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="TLS: the certificate, PEM.", rich_help_panel=panels.NETWORK),
+]
 Cors = Annotated[
     list[str] | None,
-    typer.Option(metavar="ORIGIN", help="Allow web pages of this origin, * for any; repeatable."),
+    typer.Option(
+        metavar="ORIGIN",
+        help="Allow web pages of this origin, * for any; repeatable.",
+        rich_help_panel=panels.NETWORK,
+    ),
 ]
 AllowHost = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
         help="Another Host name to accept besides localhost, * for any; repeatable.",
+        rich_help_panel=panels.NETWORK,
     ),
 ]
 Body = Annotated[
-    int, typer.Option(min=1024, metavar="BYTES", help="Maximum size of a request's body.")
+    int,
+    typer.Option(
+        min=1024,
+        metavar="BYTES",
+        help="Maximum size of a request's body.",
+        rich_help_panel=panels.REQUESTS,
+    ),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option(min=1, help="Maximum number of tokens of any answer.")
+    int | None,
+    typer.Option(
+        min=1, help="Maximum number of tokens of any answer.", rich_help_panel=panels.REQUESTS
+    ),
 ]
 Pooling = Annotated[
     str | None,
@@ -78,11 +131,17 @@ Pooling = Annotated[
         metavar="none|mean|cls|last|rank",
         help="How tokens become one embedding; default: as the file says. none: a vector for each "
         "token, rank: scores of pairs.",
+        rich_help_panel=panels.REQUESTS,
     ),
 ]
 Drain = Annotated[
     float,
-    typer.Option(min=0, metavar="SECONDS", help="Time for answers to finish when it stops."),
+    typer.Option(
+        min=0,
+        metavar="SECONDS",
+        help="Time for answers to finish when it stops.",
+        rich_help_panel=panels.REQUESTS,
+    ),
 ]
 Replicas = Annotated[
     int, typer.Option(min=0, max=256, metavar="N", help="Number of model replicas (Ray Serve).")
@@ -102,6 +161,7 @@ StreamEvery = Annotated[
         max=1000,
         metavar="MS",
         help="Send tokens that arrive within this time together; 0: send each token alone.",
+        rich_help_panel=panels.REQUESTS,
     ),
 ]
 Private = Annotated[
@@ -109,6 +169,7 @@ Private = Annotated[
     typer.Option(
         "--private",
         help="Clients (by key, else address) share no cache: response times reveal nothing.",
+        rich_help_panel=panels.REQUESTS,
     ),
 ]
 Json = Annotated[
@@ -118,7 +179,7 @@ Json = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
-    app.command("serve", cls=RunCommand)(serve)
+    app.command("serve", cls=run.run_command_without(REFUSED_FIELDS))(serve)
 
 
 def serve(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmcli.commands.command_app import CommandApp
 from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json
 
@@ -18,9 +19,8 @@ if TYPE_CHECKING:
 QUESTION_CHARACTERS, DEFAULT_ROWS = 48, 30  # characters of a question; rows of a list
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from the list, or `last`.")]
 
-group = typer.Typer(
+group = CommandApp(
     invoke_without_command=True,
-    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

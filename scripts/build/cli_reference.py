@@ -36,6 +36,7 @@ SECTIONS = {
     RUN_OPTIONS: "`chat`, `run`, `serve`, `batch` and `export vllm` share these options.",
     FILE_TYPES: "`pull` and `quantize` take one of these flags instead of the name of a type.",
 }
+HELP_OPTION = "--help"
 DEFAULT_SUBCOMMANDS = {"bench": "speed"}
 Row = tuple[str, str]  # an option's spellings, such as "-t, --threads INTEGER", and its help text
 
@@ -82,7 +83,7 @@ def _walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 
 def run_options(commands: dict[str, Any]) -> list[Row]:
-    """Return the options that all RUN_COMMANDS share, in the order of the first command."""
+    """Return the options that all RUN_COMMANDS share, in the order of the panels of --help."""
     others = [set(options(name, commands[name])) for name in RUN_COMMANDS[1:]]
     first = options(RUN_COMMANDS[0], commands[RUN_COMMANDS[0]])
     return [row for row in first if all(row in rows for rows in others)]
@@ -107,11 +108,12 @@ def arguments(name: str, command: Any) -> list[Row]:
 
 
 def _parameters(name: str, command: Any) -> Iterator[tuple[str, Row]]:
-    context = _context(name, command)
-    for parameter in command.get_params(context):
-        record = parameter.get_help_record(context)
-        if record and parameter.name != "help":
-            yield parameter.param_type_name, record
+    """Yield the kind and the row of each argument and option, in the order of --help."""
+    from llmcli.commands import help_page
+
+    for panel in help_page.parameter_panels(command, _context(name, command)):
+        kind = "argument" if panel.title == help_page.ARGUMENTS else "option"
+        yield from ((kind, row) for row in panel.rows if not row.name.endswith(HELP_OPTION))
 
 
 def command_section(name: str, command: Any, shared: dict[str, list[Row]]) -> str:
@@ -137,8 +139,9 @@ def command_section(name: str, command: Any, shared: dict[str, list[Row]]) -> st
 
 def usage(name: str, command: Any) -> str:
     """Return the usage line of a command, such as "llmcli run [OPTIONS] REF"."""
-    context = _context(name, command)
-    return " ".join([f"llmcli {name}".strip(), *command.collect_usage_pieces(context)])
+    from llmcli.commands import help_page
+
+    return help_page.usage(command, _context(name, command), f"llmcli {name}".strip())
 
 
 def prose(command: Any) -> str:

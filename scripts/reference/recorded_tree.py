@@ -289,7 +289,7 @@ def parse_help(text: str) -> dict[str, Any]:
     """
     flags: dict[str, str] = {}
     commands, section, spellings = [], "", ""
-    for line in text.splitlines():
+    for line in map(unframe, text.splitlines()):
         section = line if line and not line.startswith(" ") else section
         if section.startswith("Options") and line.startswith("  -"):
             spellings, _, help_text = re.sub(r"'[^']*'", "", line).strip().partition("  ")
@@ -297,15 +297,26 @@ def parse_help(text: str) -> dict[str, Any]:
             flags[spellings] = help_text.strip()
         elif section.startswith("Options") and line.startswith("    ") and spellings:
             flags[spellings] = f"{flags[spellings]} {line.strip()}".strip()
-        elif line.startswith("    bench ") or (section == "Commands:" and re.match(r"  \w", line)):
+        elif line.lstrip().startswith("bench ") or (
+            section == "Commands:" and re.match(r"  \w", line)
+        ):
             commands.append(line.strip().partition("  ")[0])
-    usage = " ".join(text.partition("\n\n")[0].split())
+    usage = " ".join(text.strip().partition("\n\n")[0].split())
     defaults = r"\[(default: [^\]]+|[^\] ]*x[<>][^\]]*|[\w.-]+)\]$"
     return {
         "usage": re.sub(r"^Usage: llmcli ", "", usage),
         "flags": {name: re.findall(defaults, help_text) for name, help_text in flags.items()},
         "commands": commands,
     }
+
+
+def unframe(line: str) -> str:
+    """Return a line of --help without the frame of its panel. The title of a panel becomes that of
+    a section; all panels of options are one section.
+    """
+    if title := re.match(r"╭─ (.+?) ─", line):
+        return f"{title[1]}:" if title[1] in ("Arguments", "Commands") else "Options:"
+    return f"  {line[2:-2].rstrip()}" if line.startswith("│") else line
 
 
 def read_document(path: Path) -> Any:

@@ -21,8 +21,8 @@ SideA = Annotated[
 SideB = Annotated[
     str | None, typer.Argument(metavar="B", help="What A is compared with; default: A itself.")
 ]
-SettingsA = Annotated[str, typer.Option("--a", metavar="'-t 1 …'", help="Settings of A only.")]
-SettingsB = Annotated[str, typer.Option("--b", metavar="'-t 2 …'", help="Settings of B only.")]
+SettingsA = Annotated[str, typer.Option("--a", metavar="'-t 1 ...'", help="Settings of A only.")]
+SettingsB = Annotated[str, typer.Option("--b", metavar="'-t 2 ...'", help="Settings of B only.")]
 Prompts = Annotated[Values, typer.Option("-p", "--n-prompt", help="Prompt lengths; default 512.")]
 Gens = Annotated[Values, typer.Option("-n", "--n-gen", help="Generated lengths; default 128.")]
 Depths = Annotated[

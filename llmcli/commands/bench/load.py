@@ -31,7 +31,7 @@ Against = Annotated[
     typer.Option("--against", metavar="URL|REF", help="Compare with this server, in turns."),
 ]
 Serve = Annotated[
-    str, typer.Option("--serve", metavar="'-t 2 …'", help="Flags for a server that is started.")
+    str, typer.Option("--serve", metavar="'-t 2 ...'", help="Flags for a server that is started.")
 ]
 LevelOptions = Annotated[
     LevelSettings,
@@ -103,7 +103,7 @@ Rpc = Annotated[
     str | None,
     typer.Option(
         "--rpc",
-        metavar="HOST:PORT,…",
+        metavar="HOST:PORT,...",
         help="Workers for a model that is served here.",
     ),
 ]

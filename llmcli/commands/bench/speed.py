@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli.commands import completion
+from llmcli.commands.options import panels
 from llmcli.commands.options.arguments import Trust
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.report import ReportOptions, ReportSettings, show_report
@@ -33,70 +34,184 @@ Ref = Annotated[
     ),
 ]
 Model = Annotated[
-    str | None, typer.Option("-m", "--model", "-hf", help="Same as REF, in llama-bench's form.")
+    str | None,
+    typer.Option(
+        "-m",
+        "--model",
+        "-hf",
+        help="Same as REF, in llama-bench's form.",
+        rich_help_panel=panels.MODEL,
+    ),
 ]
 Values = list[str] | None
-Prompts = Annotated[Values, typer.Option("-p", "--n-prompt", help="Prompt lengths; default 512.")]
-Gens = Annotated[Values, typer.Option("-n", "--n-gen", help="Generated lengths; default 128.")]
+Prompts = Annotated[
+    Values,
+    typer.Option(
+        "-p", "--n-prompt", help="Prompt lengths; default 512.", rich_help_panel=panels.TESTS
+    ),
+]
+Gens = Annotated[
+    Values,
+    typer.Option(
+        "-n", "--n-gen", help="Generated lengths; default 128.", rich_help_panel=panels.TESTS
+    ),
+]
 Pairs = Annotated[
-    Values, typer.Option("-pg", metavar="PP,TG", help="Prompt and generation in one test.")
+    Values,
+    typer.Option(
+        "-pg",
+        metavar="PP,TG",
+        help="Prompt and generation in one test.",
+        rich_help_panel=panels.TESTS,
+    ),
 ]
 Depths = Annotated[
-    Values, typer.Option("-d", "--n-depth", help="Tokens already in the cache; default 0.")
+    Values,
+    typer.Option(
+        "-d",
+        "--n-depth",
+        help="Tokens already in the cache; default 0.",
+        rich_help_panel=panels.TESTS,
+    ),
 ]
-Batches = Annotated[Values, typer.Option("-b", "--batch-size", help="Logical batch; default 2048.")]
+Batches = Annotated[
+    Values,
+    typer.Option(
+        "-b", "--batch-size", help="Logical batch; default 2048.", rich_help_panel=panels.SPEED
+    ),
+]
 Ubatches = Annotated[
-    Values, typer.Option("-ub", "--ubatch-size", help="Physical batch; default 512.")
+    Values,
+    typer.Option(
+        "-ub", "--ubatch-size", help="Physical batch; default 512.", rich_help_panel=panels.SPEED
+    ),
 ]
 TypesK = Annotated[
-    Values, typer.Option("-ctk", "--cache-type-k", help="KV cache type of K; default f16.")
+    Values,
+    typer.Option(
+        "-ctk",
+        "--cache-type-k",
+        help="KV cache type of K; default f16.",
+        rich_help_panel=panels.CONTEXT,
+    ),
 ]
 TypesV = Annotated[
-    Values, typer.Option("-ctv", "--cache-type-v", help="KV cache type of V; default f16.")
+    Values,
+    typer.Option(
+        "-ctv",
+        "--cache-type-v",
+        help="KV cache type of V; default f16.",
+        rich_help_panel=panels.CONTEXT,
+    ),
 ]
-Threads = Annotated[Values, typer.Option("-t", "--threads", help="Threads; default: the cores.")]
+Threads = Annotated[
+    Values,
+    typer.Option(
+        "-t", "--threads", help="Threads; default: the cores.", rich_help_panel=panels.SPEED
+    ),
+]
 Layers = Annotated[
-    Values, typer.Option("-ngl", "--n-gpu-layers", "--gpu-layers", help="GPU layers; default all.")
+    Values,
+    typer.Option(
+        "-ngl",
+        "--n-gpu-layers",
+        "--gpu-layers",
+        help="GPU layers; default all.",
+        rich_help_panel=panels.SPEED,
+    ),
 ]
 Flash = Annotated[
-    Values, typer.Option("-fa", "--flash-attn", help="on, off or auto (the default).")
+    Values,
+    typer.Option(
+        "-fa", "--flash-attn", help="on, off or auto (the default).", rich_help_panel=panels.SPEED
+    ),
 ]
 Parallel = Annotated[
     Values,
     typer.Option(
-        "-np", "--parallel", help="Sequences computed together, each with its own KV cache."
+        "-np",
+        "--parallel",
+        help="Sequences computed together, each with its own KV cache.",
+        rich_help_panel=panels.TESTS,
     ),
 ]
 Repetitions = Annotated[
     int | None,
-    typer.Option("-r", "--repetitions", min=1, help="Runs of each test; default 5, in a sweep 10."),
+    typer.Option(
+        "-r",
+        "--repetitions",
+        min=1,
+        help="Runs of each test; default 5, in a sweep 10.",
+        rich_help_panel=panels.TESTS,
+    ),
 ]
-Output = Annotated[str, typer.Option("-o", "--output", help="md, csv, json or jsonl.")]
-NoWarmup = Annotated[bool, typer.Option("--no-warmup", help="Skip the warm-up run.")]
+Output = Annotated[
+    str,
+    typer.Option("-o", "--output", help="md, csv, json or jsonl.", rich_help_panel=panels.OUTPUT),
+]
+NoWarmup = Annotated[
+    bool, typer.Option("--no-warmup", help="Skip the warm-up run.", rich_help_panel=panels.TESTS)
+]
 Sampling = Annotated[
     bool,
     typer.Option(
-        "--sampling", help="Also measure with sampler chain and detokenizing, and their cost."
+        "--sampling",
+        help="Also measure with sampler chain and detokenizing, and their cost.",
+        rich_help_panel=panels.TESTS,
     ),
 ]
 NoHistory = Annotated[
-    bool, typer.Option("--no-history", help="Do not save the results for `bench history`.")
+    bool,
+    typer.Option(
+        "--no-history",
+        help="Do not save the results for `bench history`.",
+        rich_help_panel=panels.OUTPUT,
+    ),
 ]
-Remeasure = Annotated[bool, typer.Option("--remeasure", help="Measure the memory bandwidth again.")]
+Remeasure = Annotated[
+    bool,
+    typer.Option(
+        "--remeasure", help="Measure the memory bandwidth again.", rich_help_panel=panels.OUTPUT
+    ),
+]
 ThreadsSweep = Annotated[
-    bool, typer.Option("--threads-sweep", help="Try 1 thread up to all CPUs, and compare.")
+    bool,
+    typer.Option(
+        "--threads-sweep",
+        help="Try 1 thread up to all CPUs, and compare.",
+        rich_help_panel=panels.SWEEPS,
+    ),
 ]
 UbatchSweep = Annotated[
-    bool, typer.Option("--ubatch-sweep", help="Try physical batches of 64 to 2048.")
+    bool,
+    typer.Option(
+        "--ubatch-sweep", help="Try physical batches of 64 to 2048.", rich_help_panel=panels.SWEEPS
+    ),
 ]
 KvSweep = Annotated[
-    bool, typer.Option("--kv-sweep", help="Try every KV cache type, the same for K and V.")
+    bool,
+    typer.Option(
+        "--kv-sweep",
+        help="Try every KV cache type, the same for K and V.",
+        rich_help_panel=panels.SWEEPS,
+    ),
 ]
-FaSweep = Annotated[bool, typer.Option("--fa-sweep", help="Try flash attention on and off.")]
+FaSweep = Annotated[
+    bool,
+    typer.Option(
+        "--fa-sweep", help="Try flash attention on and off.", rich_help_panel=panels.SWEEPS
+    ),
+]
 Quant = Annotated[
-    str | None, typer.Option("--quant", help="Quantize the model to this type first.")
+    str | None,
+    typer.Option(
+        "--quant", help="Quantize the model to this type first.", rich_help_panel=panels.MODEL
+    ),
 ]
-Offline = Annotated[bool, typer.Option("--offline", help="Make no network connection.")]
+Offline = Annotated[
+    bool,
+    typer.Option("--offline", help="Make no network connection.", rich_help_panel=panels.MODEL),
+]
 
 
 def speed(

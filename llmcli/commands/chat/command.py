@@ -13,12 +13,14 @@ import typer
 
 from llmcli import text_input
 from llmcli.commands.command_context import start_command
+from llmcli.commands.options import panels
 from llmcli.commands.options.arguments import DEFAULT_MODEL, REF_HELP
 from llmcli.commands.options.run import (
     RunCommand,
     choose_model,
     choose_model_and_argument,
     parse_run_flags,
+    run_command_without,
 )
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.run_flags import RunFlags
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
-    app.command("chat", cls=RunCommand)(chat)
+    app.command("chat", cls=run_command_without(["samples"]))(chat)
     app.command("run", cls=RunCommand)(run)
 
 
@@ -82,11 +84,18 @@ def run(
     skeleton: Annotated[
         bool,
         typer.Option(
-            "--skeleton", help="Skeleton-of-Thought: an outline, then its points in parallel."
+            "--skeleton",
+            help="Skeleton-of-Thought: an outline, then its points in parallel.",
+            rich_help_panel=panels.ANSWER,
         ),
     ] = False,
     json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document, with the time of every token.")
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON document, with the time of every token.",
+            rich_help_panel=panels.OUTPUT,
+        ),
     ] = False,
 ) -> None:
     """Answer one prompt and exit.

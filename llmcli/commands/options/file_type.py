@@ -9,6 +9,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from llmcli.commands.options import panels
+
 
 def with_type_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with one flag for each file type added. The command must have a `quant`
@@ -24,7 +26,9 @@ def with_type_flags(command: Callable[..., None]) -> Callable[..., None]:
             flag,
             inspect.Parameter.KEYWORD_ONLY,
             default=False,
-            annotation=Annotated[bool, typer.Option(f"--{flag}", help=text)],
+            annotation=Annotated[
+                bool, typer.Option(f"--{flag}", help=text, rich_help_panel=panels.FILE_TYPES)
+            ],
         )
         for flag, (_, text) in table.items()
     ]

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from llmcli.commands.options import panels
 from llmcli.commands.options.groups import option_group
 from llmcli.model_loader.quantize_file import OutputSettings, SourceSettings
 
@@ -22,6 +23,7 @@ Offline = Annotated[bool, typer.Option("--offline", help="Make no network connec
 SourceOptions = Annotated[
     SourceSettings,
     option_group(
+        panels.SOURCE,
         tokenizer=typer.Option(
             "--tokenizer", metavar="DIR", help="Read the tokenizer's files from another folder."
         ),
@@ -37,6 +39,7 @@ SourceOptions = Annotated[
 OutputOptions = Annotated[
     OutputSettings,
     option_group(
+        panels.OUTPUT,
         out=typer.Option(
             "-o",
             "--out",

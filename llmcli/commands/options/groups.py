@@ -22,10 +22,12 @@ class OptionGroup:
     options: Mapping[str, typer.models.OptionInfo]
 
 
-def option_group(**options: Any) -> OptionGroup:
+def option_group(panel_title: str | None = None, /, **options: Any) -> OptionGroup:
     """Return the Typer options of a dataclass. `options`: a `typer.Option()` for each field, by its
-    name.
+    name. `panel_title`: the panel of --help for those without one.
     """
+    for option in options.values():
+        option.rich_help_panel = option.rich_help_panel or panel_title
     return OptionGroup(options)
 
 

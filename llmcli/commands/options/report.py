@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmcli.commands.options import panels
 from llmcli.commands.options.groups import option_group
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class ReportSettings:
 ReportOptions = Annotated[
     ReportSettings,
     option_group(
+        panels.OUTPUT,
         report_file=typer.Option(
             "--report", metavar="FILE", help="Write a page of charts and tables."
         ),

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from llmcli.commands.options import panels
 from llmcli.commands.options.groups import option_group
 from llmcli.model_loader.rpc_workers import RpcWorkers
 
@@ -15,13 +16,14 @@ HELP_SPLIT = (
 RpcOptions = Annotated[
     RpcWorkers,
     option_group(
+        panels.SPEED,
         rpc=typer.Option(
-            "--rpc", metavar="HOST:PORT,…", help=HELP_RPC[0].upper() + HELP_RPC[1:] + "."
+            "--rpc", metavar="HOST:PORT,...", help=HELP_RPC[0].upper() + HELP_RPC[1:] + "."
         ),
         tensor_split=typer.Option(
             "-ts",
             "--tensor-split",
-            metavar="N,N,…",
+            metavar="N,N,...",
             help=HELP_SPLIT[0].upper() + HELP_SPLIT[1:] + ".",
         ),
     ),

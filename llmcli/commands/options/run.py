@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
-from typer.core import TyperCommand
 
 from llmcli import terminal_status
+from llmcli.commands.command_app import HELP_OPTIONS, PanelCommand
+from llmcli.commands.options import panels
 from llmcli.commands.options.rpc import HELP_RPC, HELP_SPLIT
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.run_flags import RunFlags
@@ -28,7 +29,6 @@ META_KEY = "llmcli.flags"
 NEWEST_SESSION = "last"  # the name of the newest session in `chat --resume`
 MAX_SAMPLES = 256  # llama.cpp's maximum number of sequences
 ON_FULL_MODES = ("stop", "shift", "sinks")
-HELP_OPTIONS = {"-h", "--help"}
 DEFAULT_LOGPROBS = "10"  # the value of `--logprobs` without a number
 
 
@@ -103,8 +103,8 @@ MODEL_FLAGS = (
     ),
     Flag("raw", ("--raw",), bool, "send the prompt as it is, without a chat template"),
     Flag("no_profile", ("--no-profile",), bool, "ignore settings saved by `bench tune`"),
-    Flag("rpc", ("--rpc",), str, HELP_RPC, "HOST:PORT,…"),
-    Flag("tensor_split", ("-ts", "--tensor-split"), str, HELP_SPLIT, "N,N,…"),
+    Flag("rpc", ("--rpc",), str, HELP_RPC, "HOST:PORT,..."),
+    Flag("tensor_split", ("-ts", "--tensor-split"), str, HELP_SPLIT, "N,N,..."),
 )
 ANSWER_FLAGS = (
     Flag(
@@ -146,7 +146,7 @@ ANSWER_FLAGS = (
         "samples",
         ("--samples",),
         int,
-        "run: number of answers to one prompt, with seeds counting up from --seed [1]",
+        "number of answers to one prompt, with seeds counting up from --seed [1]",
         "N",
         _require(
             "--samples",
@@ -310,10 +310,36 @@ FIT_FLAGS = (
 )
 
 
-class RunCommand(TyperCommand):
+# The options of each panel of --help. Those of the sampler steps are in the panel SAMPLING.
+PANEL_FLAGS: Mapping[str, tuple[str, ...]] = {
+    panels.MODEL: ("model", "quant", "offline", "trust", "chat_template", "raw"),
+    panels.PROMPT: ("prompt", "file", "system", "system_file"),
+    panels.ANSWER: ("predict", "stops", "ignore_eos", "endless", "samples", "reasoning"),
+    panels.FORMAT: tuple(flag.name for flag in CONSTRAINT_FLAGS),
+    panels.SAMPLING: tuple(flag.name for flag in BEAM_FLAGS),
+    panels.CONTEXT: ("ctx_size", "on_full", "cache_type_k", "cache_type_v", "fit"),
+    panels.SPEED: (
+        *("threads", "threads_batch", "batch_size", "ubatch_size", "gpu_layers", "flash_attn"),
+        *("gemm", "model_draft", "ngram_draft", "rpc", "tensor_split", "reproducible"),
+        "no_profile",
+    ),
+    panels.OUTPUT: ("markdown", "hide_thinking", "logprobs"),
+}
+PANEL_OF_FLAG = {name: panel for panel, names in PANEL_FLAGS.items() for name in names}
+# The options that set a field of RunFlags, where they do not have its name.
+FLAGS_OF_FIELD: Mapping[str, tuple[str, ...]] = {
+    "constraint": PANEL_FLAGS[panels.FORMAT],
+    "search": PANEL_FLAGS[panels.SAMPLING],
+    "system": ("system", "system_file"),
+}
+
+
+class RunCommand(PanelCommand):
     """A command with the shared run options. They are added when the arguments are parsed or the
-    help is printed.
+    help is printed. `refused`: names of options that the command refuses; --help leaves them out.
     """
+
+    refused: ClassVar[frozenset[str]] = frozenset()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Options whose value may be left out get their default value first
@@ -342,8 +368,18 @@ class RunCommand(TyperCommand):
         if RUNTIME_FLAGS[0].name not in names:
             run_params = _params()
             assert names.isdisjoint(param.name for param in run_params), names
+            for param in run_params:
+                param.hidden = param.name in self.refused
             self.params += run_params
         return super().get_params(ctx)
+
+
+def run_command_without(fields: Iterable[str]) -> type[RunCommand]:
+    """Return the class of a command that refuses the options of these fields of RunFlags. They are
+    still parsed, so that the command can say why it refuses them.
+    """
+    names = (name for field in fields for name in FLAGS_OF_FIELD.get(field, (field,)))
+    return type("RunCommandWithout", (RunCommand,), {"refused": frozenset(names)})
 
 
 @cache
@@ -585,6 +621,7 @@ def _parameter(flag: Flag) -> inspect.Parameter:
         callback=_record_value,
         expose_value=False,
         show_default=False,
+        rich_help_panel=PANEL_OF_FLAG.get(flag.name, panels.SAMPLING),
     )
     return inspect.Parameter(
         flag.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind

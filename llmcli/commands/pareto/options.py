@@ -12,13 +12,15 @@ ParetoOptions = Annotated[
     ParetoSettings,
     option_group(
         types=typer.Option(
-            metavar="TYPE,…", help=f"File types; default without sizes: {DEFAULT_TYPES}."
+            metavar="TYPE,...", help=f"File types; default without sizes: {DEFAULT_TYPES}."
         ),
         target_size=typer.Option(
-            metavar="SIZE,…",
+            metavar="SIZE,...",
             help="Target sizes; types are chosen as by quantize --target-size.",
         ),
-        methods=typer.Option(metavar="NAME,…", help=f"How codes are chosen: {', '.join(METHODS)}."),
+        methods=typer.Option(
+            metavar="NAME,...", help=f"How codes are chosen: {', '.join(METHODS)}."
+        ),
         imatrix=typer.Option(
             metavar="FILE", help="Importance matrix for the rounding of every setting."
         ),

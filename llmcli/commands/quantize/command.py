@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from llmcli.commands.command_context import start_command
+from llmcli.commands.options import panels
 from llmcli.commands.options.arguments import Json, Trust
 from llmcli.commands.options.file_type import with_type_flags
 from llmcli.commands.options.files import Offline, OutputOptions, SourceOptions
@@ -38,7 +39,11 @@ def quantize(
     quant: Annotated[
         str | None,
         typer.Option(
-            "-t", "--type", metavar="TYPE", help=f"The file type; default: {DEFAULT_TYPE}."
+            "-t",
+            "--type",
+            metavar="TYPE",
+            help=f"The file type; default: {DEFAULT_TYPE}.",
+            rich_help_panel=panels.TYPES,
         ),
     ] = None,
     method: MethodOptions,

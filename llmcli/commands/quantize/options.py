@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from llmcli.commands.options import panels
 from llmcli.commands.options.groups import option_group
 from llmcli.workflows.certification.certify import VerifySettings
 from llmcli.workflows.quantization.method_settings import MethodSettings
@@ -22,12 +23,14 @@ SplitMaxSize = Annotated[
     str | None,
     typer.Option(
         metavar="N(M|G)",
+        rich_help_panel=panels.SIZE,
         help="Write shards NAME-00001-of-0000N.gguf with at most this size of tensors each.",
     ),
 ]
 MethodOptions = Annotated[
     MethodSettings,
     option_group(
+        panels.METHOD,
         method=typer.Option(
             metavar="NAME", help=f"How codes are chosen. {_METHODS}.", show_default=True
         ),
@@ -67,6 +70,7 @@ MethodOptions = Annotated[
 TensorTypeOptions = Annotated[
     TensorTypeSettings,
     option_group(
+        panels.TYPES,
         tensor_type=typer.Option(
             "--tensor-type",
             metavar="REGEX=TYPE",
@@ -85,6 +89,7 @@ TensorTypeOptions = Annotated[
 SizeOptions = Annotated[
     SizeRequest,
     option_group(
+        panels.SIZE,
         target_bpw=typer.Option(
             metavar="X",
             help="Choose a type for each tensor so that the file has at most X bits per weight.",
@@ -131,6 +136,7 @@ SizeOptions = Annotated[
 VerifyOptions = Annotated[
     VerifySettings,
     option_group(
+        panels.CHECK,
         verify=typer.Option(
             "--verify",
             help="Evaluate the finished file against SRC and write a certificate into it.",

@@ -207,7 +207,8 @@ def test_help_lists_the_other_measurements(llmcli: Llmcli) -> None:
     out = llmcli("bench", "--help").out
     assert "--sampling" in out
     expected = set(collect("llmcli.commands.bench", "BENCHES", "__name__")) - {DEFAULT_BENCH}
-    lines = out[out.index("Other measurements:") :].splitlines()[1:]
-    assert {line.split()[1] for line in lines if line.strip()} == expected
-    assert all(len(line.split()) > 3 for line in lines if line.strip())
+    lines = out[out.index("Other measurements") :].splitlines()[1:]
+    rows = [words for line in lines if (words := line.strip("│ ").split())[:1] == ["bench"]]
+    assert {words[1] for words in rows} == expected
+    assert all(len(words) > 3 for words in rows)
     assert "Other measurements" not in llmcli("bench", "history", "--help").out

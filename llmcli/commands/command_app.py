@@ -1,0 +1,117 @@
+"""The classes of all commands: Typer's, with our pages of --help, and errors that name the nearest
+command or option.
+"""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from llmcli.commands import help_page, typed_words
+from llmcli.commands.help_page import HelpPanel, HelpRow
+from llmcli.errors import UsageError
+
+HELP_OPTIONS = frozenset(("-h", "--help"))
+
+
+class PanelCommand(TyperCommand):
+    """A command with our page of --help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. Raises UsageError if they are wrong."""
+        return parse_words(self, ctx, args, super().parse_args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the page of --help."""
+        write_page(self, ctx, formatter, after=self.extra_panels(ctx))
+
+    def extra_panels(self, ctx: Any) -> Iterable[HelpPanel]:
+        """Return panels that stand below those of the options."""
+        return ()
+
+
+class PanelGroup(TyperGroup):
+    """A group of commands with our page of --help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments before the subcommand. Raises UsageError if they are wrong."""
+        return parse_words(self, ctx, args, super().parse_args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name, the command and the other arguments. Raises UsageError for an unknown
+        command.
+        """
+        if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
+            raise typed_words.unknown_command(args[0], self.list_commands(ctx), ctx.command_path)
+        return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the page of --help, with the commands."""
+        commands = HelpPanel("Commands", tuple(self.summaries(ctx)))
+        write_page(self, ctx, formatter, before=[commands])
+
+    def summaries(self, ctx: Any) -> Iterable[HelpRow]:
+        """Return the names of the commands and what they do, in the order of --help."""
+        for name in self.list_commands(ctx):
+            if (command := self.get_command(ctx, name)) and not command.hidden:
+                yield HelpRow(name, command.get_short_help_str(limit=1000))
+
+
+class CommandApp(typer.Typer):
+    """A Typer app whose commands and groups have the classes of this module."""
+
+    def __init__(self, **settings: Any) -> None:
+        # Typer's own pages are not used; without Rich it also prints errors without a frame.
+        settings = {"cls": PanelGroup, "rich_markup_mode": None, **settings}
+        super().__init__(pretty_exceptions_enable=False, **settings)
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[..., Any]:
+        """Return a decorator that adds a function as a command."""
+        return super().command(name, **{"cls": PanelCommand, **settings})
+
+
+def parse_words(
+    command: Any, ctx: Any, args: list[str], parse: Callable[[Any, list[str]], list[str]]
+) -> list[str]:
+    """Check and parse the arguments of a command. `parse`: Typer's parser of the command. Raises
+    UsageError if they are wrong.
+    """
+    if not ctx.resilient_parsing:
+        typed_words.check_words(command, ctx, args)
+    try:
+        return parse(ctx, args)
+    except typer.BadParameter as error:
+        message = error.format_message().removesuffix(".")
+        hint = f"`{ctx.command_path} --help` describes it"
+        raise UsageError(message[:1].lower() + message[1:], hint=hint) from None
+
+
+def write_page(
+    command: Any,
+    ctx: Any,
+    formatter: Any,
+    before: Iterable[HelpPanel] = (),
+    after: Iterable[HelpPanel] = (),
+) -> None:
+    """Write the page of --help of a command. `before`, `after`: panels above and below those of the
+    options.
+    """
+    from llmcli.config import load_config
+
+    try:
+        has_unicode = bool("╭│".encode(sys.stdout.encoding))
+    except (UnicodeEncodeError, TypeError):
+        has_unicode = False
+    formatter.write(
+        help_page.render_page(
+            help_page.usage(command, ctx, ctx.command_path),
+            command.help or "",
+            [*before, *help_page.parameter_panels(command, ctx), *after],
+            shutil.get_terminal_size().columns,
+            has_style=sys.stdout.isatty() and load_config().color,
+            has_unicode=has_unicode,
+        )
+    )
