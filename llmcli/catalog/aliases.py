@@ -49,8 +49,10 @@ def write_alias(
         )
     other_entries = {key: entry for key, entry in entries.items() if key != name}
     ref = parse_ref(target, other_entries, config)
-    # A file is stored by its absolute path, so that the alias works in every folder.
-    table: dict[str, Any] = {"alias": ref.full_name if ref.kind == "path" else target}
+    # A file is stored by its absolute path, so that the alias works in every folder, and a name
+    # without a tag by its full name, so that the alias keeps its meaning.
+    is_completed = ref.kind == "path" or ref.has_default_tag
+    table: dict[str, Any] = {"alias": ref.full_name if is_completed else target}
     if system is not None:
         table["system"] = system
     if settings:

@@ -28,7 +28,10 @@ ENTRY_KEYS = {
     "sources",
     "alias",
     "original",
+    "default",
 }
+# The keys whose values are text.
+TEXT_KEYS = ENTRY_KEYS - {"settings", "sources", "default"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class CatalogEntry:
     - `sources`: where the weights can be downloaded, in order of preference. `alias`: the name of
       another model that this name stands for. An entry has either of these.
     - `original`: hub repository with the float weights from which a GGUF was made.
+    - `is_default`: whether the part of the name before the colon means this entry.
     """
 
     name: str
@@ -53,6 +57,7 @@ class CatalogEntry:
     sources: tuple[Spec, ...] = ()
     alias: str = ""
     original: str = ""
+    is_default: bool = False
 
 
 class InvalidSource(ValueError):
@@ -115,8 +120,9 @@ def _parse_entry(path: Path, text: str, name: str, value: Any) -> CatalogEntry:
         not (extra := sorted(set(value) - ENTRY_KEYS)),
         f"unknown key {extra}; allowed are {', '.join(sorted(ENTRY_KEYS))}",
     )
-    for key in ENTRY_KEYS - {"settings", "sources"}:
+    for key in TEXT_KEYS:
         check(isinstance(value.get(key, ""), str), f"`{key}` must be text")
+    check(isinstance(value.get("default", False), bool), "`default` must be true or false")
     settings, sources = value.get("settings", {}), value.get("sources", [])
     check(isinstance(settings, dict), "`settings` must be a table")
     check(
@@ -128,8 +134,15 @@ def _parse_entry(path: Path, text: str, name: str, value: Any) -> CatalogEntry:
         specs = tuple(_parse_source(item) for item in sources)
     except InvalidSource as error:
         raise _catalog_error(path, text, name, f"{name}: {error}") from None
-    text_fields = {key: value[key] for key in ENTRY_KEYS - {"settings", "sources"} if key in value}
-    return CatalogEntry(name, path, settings=settings, sources=specs, **text_fields)
+    text_fields = {key: value[key] for key in TEXT_KEYS if key in value}
+    return CatalogEntry(
+        name,
+        path,
+        settings=settings,
+        sources=specs,
+        is_default=value.get("default", False),
+        **text_fields,
+    )
 
 
 def _parse_source(table: dict[str, Any]) -> Spec:

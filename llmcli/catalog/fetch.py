@@ -13,7 +13,7 @@ from typing import Any, Literal
 from llmcli import file_lock
 from llmcli.catalog import catalog, store
 from llmcli.catalog.catalog import CatalogEntry
-from llmcli.catalog.model_ref import ModelRef, full_type_name, parse_ref
+from llmcli.catalog.model_ref import ModelRef, describe_default, full_type_name, parse_ref
 from llmcli.catalog.sources import SOURCES
 from llmcli.catalog.sources.base import FetchedFiles
 from llmcli.catalog.sources.local import find_model_files
@@ -61,7 +61,7 @@ class ResolvedRef:
 
     `ref`: the name of the model itself. `entry`: the first catalog entry, which may be an alias, or
     None. `sources`: where the weights can be fetched. `system`, `settings`: the defaults of the
-    model and of its aliases.
+    model and of its aliases. `note`: which model a name without a tag stands for, or "".
     """
 
     ref: ModelRef
@@ -69,6 +69,7 @@ class ResolvedRef:
     sources: tuple[Spec, ...]
     system: str | None
     settings: Mapping[str, Any]
+    note: str = ""
 
 
 def resolve_ref(text: str, config: Config) -> ResolvedRef:
@@ -81,15 +82,17 @@ def resolve_ref(text: str, config: Config) -> ResolvedRef:
     settings: dict[str, Any] = {}
     outermost: CatalogEntry | None = None
     aliases: list[str] = []
+    note = ""
     while True:
         ref = parse_ref(text, entries, config)
+        note = note or describe_default(ref, entries)
         entry = entries[ref.name] if ref.kind == "catalog" else None
         outermost = outermost or entry
         if entry:
             system = entry.system if system is None else system
             settings = {**entry.settings, **settings}
         if entry is None or not entry.alias:
-            return ResolvedRef(ref, outermost, _sources_of(ref, entry), system, settings)
+            return ResolvedRef(ref, outermost, _sources_of(ref, entry), system, settings, note)
         aliases.append(entry.name)
         text = entry.alias if ref.quant is None else f"{entry.alias}:{ref.quant}"
         if entry.alias in aliases:
@@ -108,9 +111,12 @@ def find_model(
     source: str | None = None,
 ) -> FetchedModel | None:
     """Return the model called `text` if it is on this disk with this revision and kind of source,
-    otherwise None. Never uses the network. Raises UserError for an unknown name.
+    otherwise None. Never uses the network. Prints which model a name without a tag stands for.
+    Raises UserError for an unknown name.
     """
     resolved = resolve_ref(text, config)
+    if resolved.note:
+        watcher.note(resolved.note)
     return find_local(resolved, config, watcher, revision, source)
 
 
@@ -133,6 +139,8 @@ def fetch_model(
     Raises UserError if the name is unknown or every source fails.
     """
     resolved = resolve_ref(ref, config)
+    if resolved.note and force:  # otherwise find_model has printed it
+        watcher.note(resolved.note)
     if resolved.ref.kind == "path":
         return _model_at_path(resolved, config, watcher)
     specs = allowed_sources(resolved, revision, source)

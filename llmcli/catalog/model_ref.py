@@ -3,6 +3,7 @@ folder. It checks whether a path exists, but opens no file and makes no connecti
 """
 
 import difflib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from llmcli.errors import UserError
 # The types that llama.cpp's short names stand for (tools/quantize/quantize.cpp).
 TYPE_OF_SHORT_NAME = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
 TYPE_PATTERN = re.compile(r"(I?Q\d_\w+|T?Q\d_\d|B?F16|F32|MXFP4\w*)", re.IGNORECASE)
+SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)([mb])", re.IGNORECASE)
 REPO_PATTERN = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(:(?P<quant>[\w./-]+))?")
 HUB_PREFIXES = ("hf://", "hf.co/", "https://hf.co/", "huggingface.co/", "https://huggingface.co/")
 
@@ -26,11 +28,13 @@ class ModelRef:
 
     `kind`: what `name` is: a catalog name, a hub repository (org/repo) or an absolute path.
     `quant`: the requested type in upper case, or the path of a GGUF in the repository, or None.
+    `has_default_tag`: the user typed only the part of a catalog name before the colon.
     """
 
     kind: Literal["catalog", "hub", "path"]
     name: str
     quant: str | None = None
+    has_default_tag: bool = False
 
     @property
     def full_name(self) -> str:
@@ -38,9 +42,16 @@ class ModelRef:
         return f"{self.name}:{self.quant}" if self.quant else self.name
 
 
-def parse_ref(text: str, entries: Mapping[str, CatalogEntry], config: Config) -> ModelRef:
-    """Return the model that the typed name `text` means. `entries`: the catalog. Raises UserError
-    with similar names if there is no such model.
+def parse_ref(
+    text: str,
+    entries: Mapping[str, CatalogEntry],
+    config: Config,
+    *,
+    accepts_bare_name: bool = True,
+) -> ModelRef:
+    """Return the model that the typed name `text` means. `entries`: the catalog.
+    `accepts_bare_name`: whether the part of a catalog name before the colon means the default entry
+    (`default_entry`). Raises UserError with similar names if there is no such model.
     """
     text = text.strip()
     if text != (printable := text.encode("utf-8", "replace").decode()):
@@ -59,6 +70,8 @@ def parse_ref(text: str, entries: Mapping[str, CatalogEntry], config: Config) ->
         return ref
     if path_ref := _parse_path(text):
         return path_ref
+    if accepts_bare_name and (bare_ref := _parse_bare_name(text, entries)):
+        return bare_ref
     if REPO_PATTERN.fullmatch(text):
         return _parse_hub_name(text, text)
     raise unknown_model_error(text, entries, config)
@@ -103,6 +116,51 @@ def _parse_catalog_name(text: str, entries: Mapping[str, CatalogEntry]) -> Model
     if colon and TYPE_PATTERN.fullmatch(quant) and (name := names_by_lower_case.get(head.lower())):
         return ModelRef("catalog", name, full_type_name(quant))
     return None
+
+
+def default_entry(name: str, entries: Mapping[str, CatalogEntry]) -> str | None:
+    """Return the catalog name that `name` without a tag stands for: the entry that is marked as the
+    default, otherwise the smallest model. None if no entry has this name before its colon.
+    """
+    names = _tagged_names(name, entries)
+    marked = [full_name for full_name in names if entries[full_name].is_default]
+    return next(iter(marked or sorted(names, key=_model_size)), None)
+
+
+def describe_default(ref: ModelRef, entries: Mapping[str, CatalogEntry]) -> str:
+    """Return a note that says which model a name without a tag stands for; "" if it has a tag."""
+    if not ref.has_default_tag:
+        return ""
+    name = ref.name.partition(":")[0]
+    others = [other for other in _tagged_names(name, entries) if other != ref.name]
+    return f"{name} means {ref.name} here" + (f"; also: {', '.join(others)}" if others else "")
+
+
+def _parse_bare_name(text: str, entries: Mapping[str, CatalogEntry]) -> ModelRef | None:
+    """Return the default entry of the catalog that `text`, a name without a tag, stands for, with
+    or without a type; None if there is none.
+    """
+    if name := default_entry(text, entries):
+        return ModelRef("catalog", name, has_default_tag=True)
+    head, colon, quant = text.rpartition(":")
+    if colon and TYPE_PATTERN.fullmatch(quant) and (name := default_entry(head, entries)):
+        return ModelRef("catalog", name, full_type_name(quant), has_default_tag=True)
+    return None
+
+
+def _tagged_names(name: str, entries: Mapping[str, CatalogEntry]) -> list[str]:
+    """Return the catalog names NAME:TAG, the smallest model first."""
+    names = [full for full in entries if full.lower().partition(":")[:2] == (name.lower(), ":")]
+    return sorted(names, key=_model_size)
+
+
+def _model_size(name: str) -> tuple[float, int]:
+    """Return the number of parameters that a tag such as 135m or 1.5b-hf states, and the length of
+    the name, for sorting. A tag without a number comes last.
+    """
+    match = SIZE_PATTERN.match(name.rpartition(":")[2])
+    size = float(match[1]) * (1e9 if match[2].lower() == "b" else 1e6) if match else math.inf
+    return size, len(name)
 
 
 def _parse_path(text: str) -> ModelRef | None:

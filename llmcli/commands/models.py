@@ -140,7 +140,8 @@ def rm(ref: Ref) -> None:
 
     config, ui = start_command()
     entries = catalog.load_catalog(config)
-    parsed = parse_ref(ref, entries, config)
+    # Nothing is removed that was not named completely.
+    parsed = parse_ref(ref, entries, config, accepts_bare_name=False)
     entry = entries.get(parsed.name)
     if parsed.kind == "catalog" and entry and entry.alias:
         aliases.delete_alias(config, entry.name)
@@ -192,12 +193,13 @@ def alias(
     ] = False,
 ) -> None:
     """Give a model your own name, system prompt and settings."""
-    from llmcli.catalog import aliases
+    from llmcli.catalog import aliases, catalog
 
     config, ui = start_command()
     values = _parse_settings([*(settings or []), *([f"temp={temp}"] if temp is not None else [])])
     replaced = aliases.write_alias(config, name, ref, system, values, force)
-    ui.text(f"{name} {'now names' if replaced else 'names'} {ref} (in {config.user_catalog})")
+    target = catalog.load_catalog(config)[name].alias
+    ui.text(f"{name} {'now names' if replaced else 'names'} {target} (in {config.user_catalog})")
 
 
 def _parse_settings(texts: list[str]) -> dict[str, Any]:
