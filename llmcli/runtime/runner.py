@@ -322,7 +322,7 @@ class Runner:
         for example because the prompt is too long.
         """
         if not self.can_generate:
-            raise no_cache_error(self.model.is_diffusion)
+            raise no_cache_error(self.model.is_diffusion, self.model.is_encoder_decoder)
         logit_bias.check_biases(request.sampling["logit_bias"], self.model.n_vocab)
         count = len(request.tokens)
         if count == 0:
@@ -511,7 +511,7 @@ def open_runner(
         model, context = stack.enter_context(opened)
         if not context.memory:
             if needs_text or model.is_diffusion:
-                raise no_cache_error(model.is_diffusion)
+                raise no_cache_error(model.is_diffusion, model.is_encoder_decoder)
             drafting = NO_DRAFTING  # drafting needs a KV cache
         prefill = (
             stack.enter_context(
@@ -523,14 +523,14 @@ def open_runner(
         speculation = stack.enter_context(
             open_speculation(drafting, header, model, context, options, gpu_layers)
         )
-        source = None if raw else template or header.metadata.get("tokenizer.chat_template")
+        source = None if raw else template or header.chat_template
         bos, eos = model.token_text(model.bos), model.token_text(model.eos)
         parts = OpenedParts(
             header,
             model,
             context,
             options,
-            template=ChatTemplate(str(source), bos=bos, eos=eos) if source else None,
+            template=ChatTemplate(source, bos=bos, eos=eos) if source else None,
             load_ms=(time.perf_counter() - start_time) * 1e3,
             native_sampling=native_sampling,
             speculation=speculation,

@@ -18,7 +18,10 @@ from quant.native import ggml
 
 MAGIC, DEFAULT_ALIGNMENT_BYTES, MAX_DIMS, MAX_NAME_BYTES = b"GGUF", 32, 4, 63
 # Limits far above any model's counts: each key or tensor takes some hundred bytes of memory.
-MAX_KEYS, MAX_TENSORS = 1 << 16, 1 << 20
+MAX_KEYS, MAX_TENSORS = 1 << 16, 1 << 17
+# A hole in a file takes no disk space, so the size of the file does not limit its header. Strings
+# are counted one by one, and llama.cpp copies all arrays.
+MAX_STRINGS, MAX_HEADER_BYTES = 1 << 23, 1 << 28
 STRING, ARRAY, BOOL = 8, 9, 7
 SCALAR_CODES = {
     0: "B",
@@ -266,6 +269,10 @@ class _Reader:
             key, first = blob.decode("utf-8", "replace"), self.position
             (number,) = self._unpack("<I", key)
             value = self._value(number, key)
+            if self.position > MAX_HEADER_BYTES:
+                raise self._invalid(
+                    f"its header ends beyond {MAX_HEADER_BYTES} bytes, after key {key!r}"
+                )
             yield MetadataField(key, TYPE_NAMES[number], value, self.file, (first, self.position))
 
     def _value(self, number: int, key: str) -> MetadataValue:
@@ -282,7 +289,7 @@ class _Reader:
         number, count = self._unpack("<IQ", key)
         first, available = self.position, self.size - self.position
         if number == STRING:
-            if count > available // 8:
+            if count > min(available // 8, MAX_STRINGS):
                 raise self._invalid(f"key {key!r} claims {count} strings in {available} bytes")
             self._skip_strings(count, key)
         elif number in SCALAR_BYTES:

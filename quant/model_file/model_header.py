@@ -95,7 +95,14 @@ class ModelHeader:
     @property
     def has_template(self) -> bool:
         """Whether the file has a chat template; base models have none."""
-        return bool(self._text("tokenizer.chat_template"))
+        return bool(self.chat_template)
+
+    @property
+    def chat_template(self) -> str:
+        """The Jinja text of the chat template; "" if the file has none, or a value that is no
+        text.
+        """
+        return self._text("tokenizer.chat_template")
 
     @property
     def has_latent_attention(self) -> bool:

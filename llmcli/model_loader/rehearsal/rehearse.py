@@ -139,14 +139,13 @@ def _rehearse(header: "ModelHeader", computes: bool, store: VerdictStore, ui: "U
         ui.note(f"{name} is new here: llama.cpp first loads it in a separate process")
     limits = _limits(weight_bytes)
     start_time = time.monotonic()
-    template = header.metadata.get("tokenizer.chat_template")
     request = ChildRequest(
         str(header.path.absolute()),
         computes,
         min(host.core_count(), MAX_THREADS),
         limits.data_bytes,
         limits.cpu_seconds,
-        template if isinstance(template, str) else "",
+        header.chat_template,
     )
     outcome = run_limited(
         [sys.executable, "-P", "-c", CHILD_PROGRAM, str(Path(llmcli.__path__[0]).parent)],

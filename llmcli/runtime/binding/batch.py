@@ -114,11 +114,15 @@ def reserved_outputs(outputs: int) -> int:
     return outputs if units % 2 == 0 else 8 * units + 1
 
 
-def no_cache_error(is_diffusion: bool) -> UserError:
-    """Return the error for a pass over a model without a KV cache: a diffusion model
-    (`is_diffusion`) or an embedding model. llama.cpp would treat it as an encoder and abort the
-    process.
+def no_cache_error(is_diffusion: bool, is_encoder_decoder: bool) -> UserError:
+    """Return the error for a pass over a model without a usable KV cache: a diffusion model, an
+    encoder-decoder model or an embedding model. llama.cpp would abort the process.
     """
+    if is_encoder_decoder:
+        return UserError(
+            "this model has an encoder and a decoder; llmcli runs only models with a decoder",
+            hint="use it with llmcli serve and /v1/embeddings, which need only its encoder",
+        )
     if is_diffusion:
         message = (
             "this model writes by diffusion, all positions of an answer at once; "

@@ -73,13 +73,14 @@ class Context:
         # whether the state of scattered cells may be cut out of the state of the pool; decided by
         # open_prefill_context()
         self.reads_pool = False
-        self.memory = library.llama_get_memory(pointer)
+        # The cache of an encoder-decoder model cannot be used without a pass of its encoder.
+        self.memory = None if model.is_encoder_decoder else library.llama_get_memory(pointer)
         self.n_vocab, self.n_swa, self.is_recurrent = (
             model.n_vocab,
             0 if options.swa_full else model.n_swa,
             model.is_recurrent,
         )
-        self._is_diffusion = model.is_diffusion
+        self._model = model
         self.has_complete_states = not (options.swa_full and model.n_swa)
         self._decide_shift = decide_shift
         # When a batch has several micro-batches, llama.cpp drops old cells of a window for the last
@@ -192,7 +193,7 @@ class Context:
         without a KV cache.
         """
         if not self.memory:
-            raise no_cache_error(self._is_diffusion)
+            raise no_cache_error(self._model.is_diffusion, self._model.is_encoder_decoder)
         count = len(rows)
         assert 0 < count <= self.n_batch, (count, self.n_batch)
         assert len(rows.positions) == len(rows.sequences) == len(rows.wants_logits) == count

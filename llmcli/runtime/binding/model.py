@@ -44,6 +44,10 @@ class Model:
             pointer
         ) or library.llama_model_is_hybrid(pointer)
         self.is_diffusion: bool = library.llama_model_is_diffusion(pointer)
+        # whether a decoder writes text after an encoder has read another (T5)
+        self.is_encoder_decoder: bool = library.llama_model_has_encoder(
+            pointer
+        ) and library.llama_model_has_decoder(pointer)
         # whether cached keys can be moved to other positions; None until shift_support.py tries it
         self.can_shift_keys: bool | None = None
         self._pieces: dict[int, bytes] = {}

@@ -26,9 +26,11 @@ def rehearse_layout(path: Path, threads: int) -> tuple[str, str]:
     """
     with open_model(path, gpu_layers=0, dry_run=True) as model:
         texts = _probe_vocabulary(model)
+        # a damaged file may have a negative length
+        n_ctx = model.n_ctx_train if 0 < model.n_ctx_train < MAX_CTX else MAX_CTX
         for n_seq_max in SEQUENCES:
             options = ContextOptions(
-                min(model.n_ctx_train or MAX_CTX, MAX_CTX),
+                n_ctx,
                 n_seq_max=n_seq_max,
                 n_threads=threads,
                 n_threads_batch=threads,

@@ -45,7 +45,7 @@ def template_report(path: Path) -> TemplateReport:
     """
     header = read_header.read_header(path)
     load_checks.check_loadable(header)
-    source = header.metadata.get("tokenizer.chat_template")
+    source = header.chat_template
     if not source:
         raise UserError(
             f"{path.name} has no chat template: a base model continues text",
@@ -53,7 +53,7 @@ def template_report(path: Path) -> TemplateReport:
         )
     with open_model(path, vocab_only=True) as model:
         template = ChatTemplate(
-            str(source), bos=model.token_text(model.bos), eos=model.token_text(model.eos)
+            source, bos=model.token_text(model.bos), eos=model.token_text(model.eos)
         )
         probes, warnings = {}, []
         for name, messages in PROBE_CONVERSATIONS.items():

@@ -95,9 +95,9 @@ def _render_chats(
     """Yield the text of each chat, formatted with the model's template. Without a template, or
     after the template has failed, yield plain text. Each chat is a list of (role, content) pairs.
     """
-    source = side.header.metadata.get("tokenizer.chat_template")
+    source = side.header.chat_template
     template = (
-        ChatTemplate(str(source), bos=model.token_text(model.bos), eos=model.token_text(model.eos))
+        ChatTemplate(source, bos=model.token_text(model.bos), eos=model.token_text(model.eos))
         if source
         else None
     )

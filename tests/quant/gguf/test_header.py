@@ -113,6 +113,25 @@ def test_array_with_an_impossible_length_is_refused(tmp_path: Path) -> None:
         read_header.read_header(file)
 
 
+@pytest.mark.parametrize(
+    ("kind", "count", "message"),
+    [
+        (8, 400_000_000, "claims 400000000 strings"),
+        (4, 400_000_000, "its header ends beyond 268435456 bytes, after key 'k'"),
+    ],
+)
+def test_array_in_a_hole_of_the_file_is_refused_unread(
+    kind: int, count: int, message: str, tmp_path: Path
+) -> None:
+    entry = ("k", struct.pack("<IIQ", 9, kind, count))
+    file = write_keys_only(tmp_path / "x.gguf", LLAMA, entry, zero_bytes=9 * count)
+    tracemalloc.start()
+    with pytest.raises(UserError, match=message):
+        read_header.read_header(file)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
 LLAMA = ("general.architecture", struct.pack("<IQ", 8, 5) + b"llama")
 
 
