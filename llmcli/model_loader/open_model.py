@@ -172,7 +172,12 @@ class ModelSwitcher:
             if requested.profile:
                 self.ui.note(f"using profile {requested.profile}; --no-profile ignores it")
         options, gpu_layers = resolve_options.resolve_options(
-            header, requested, self.ui.warn, slots, tokens_per_answer(flags, self.parallel)
+            header,
+            requested,
+            self.ui.warn,
+            slots,
+            tokens_per_answer(flags, self.parallel),
+            self.ui.note,
         )
         if self.parallel > 1:
             options = replace(options, scoring_outputs=resolve_options.scoring_outputs(header))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import UsageError, UserError
+from llmcli.units import format_size
 
 if TYPE_CHECKING:
     from llmcli.config import Config
@@ -105,6 +106,12 @@ def open_server_model(
                 " prompts are computed without flash attention"
             )
         swap_bytes = resolve_options.offload_bytes(available_memory())
+        if swap_bytes < resolve_options.OFFLOAD_BYTES:
+            ui.note(
+                f"answers that wait for free cells may keep {format_size(swap_bytes)} in memory "
+                f"instead of {format_size(resolve_options.OFFLOAD_BYTES)}, a quarter of what is "
+                "free; a smaller -c or -np frees more"
+            )
         opened_model.runner.engine.schedule = Schedule(
             parallel,
             max_gap_seconds=max_gap_seconds,
@@ -162,5 +169,5 @@ def refuse_personal_flags(run_flags: "RunFlags") -> None:
     if run_flags.on_full != "stop":
         raise UsageError(
             f"--on-full {run_flags.on_full} applies only to chat",
-            hint="here an answer ends when its context is full",
+            hint="here an answer ends when its context is full; with serve --context-shift it goes on",
         )

@@ -52,8 +52,13 @@ def check_memory(plan: RunPlan, fit_mode: str, note: Callable[[str], None]) -> R
         )
         # a change to a plan that is also slow gains nothing
         if nearest and may_use and not (fits and dry_run.disk_warning(nearest)):
-            label = "--fit" if fit_mode == "on" else "limited by the available memory"
-            note(f"{label}: {plan.describe(nearest)}")
+            if fit_mode == "on":
+                note(f"--fit: {plan.describe(nearest)}")
+            else:
+                note(
+                    f"limited by the available memory: {plan.describe(nearest)}; "
+                    f"-c {plan.options.ctx_size} --fit off overrides this"
+                )
             return _with_note(nearest, dry_run.disk_warning(nearest), note)
         if fits:
             return _with_note(plan, disk_warning, note)

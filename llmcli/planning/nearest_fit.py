@@ -177,8 +177,11 @@ class NearestFit:
             available += (
                 f", and {format_size(self._free_address_bytes)} of address space (ulimit -v)"
             )
+        trained = plan.header.context_length or 0
+        is_beyond = nearest and trained and nearest.context.n_ctx > trained * plan.required_slots
+        remark = f" (the model was trained on {trained:,} tokens)" if is_beyond else ""
         hint = (
-            f"{plan.describe_flags(nearest)} would fit; --fit applies this"
+            f"{plan.describe_flags(nearest)} would fit{remark}; --fit applies this"
             if nearest
             else f"no setting of this model fits: use a smaller model (llmcli plan {plan.name}) or"
             " close other programs"

@@ -19,6 +19,7 @@ from llmcli.runtime.engine import prefill_context
 from llmcli.runtime.engine.forward_pass import TILE_ROWS
 from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.requests.request import RunOptions
+from llmcli.units import format_size
 from quant.model_file.model_header import ModelHeader
 
 DEFAULT_MAX_CTX = 8192  # maximum context size if the user sets none
@@ -41,6 +42,7 @@ def resolve_options(
     warn: Callable[[str], None],
     slots: int = 1,
     predict: int | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> tuple[RunOptions, int]:
     """Fill in the context size and the numbers of threads. Return the options, and the number of
     layers on the GPU (-1: all).
@@ -49,24 +51,31 @@ def resolve_options(
     DEFAULT_MAX_CTX tokens and at most what fits into the free memory. Each of the `slots` sequences
     after the first adds `predict` tokens, the length of an answer.
 
-    `warn` receives a message about a context that is longer than the model was trained on. Raises
+    `warn` receives a message about a context that is longer than the model was trained on. `note`
+    receives one about each default that the free memory has lowered. Raises
     UserError for option values that no model supports. Whether this model fits into memory is
     checked later, by `check_memory`.
     """
     validate_options(options)
     threads = options.threads or host.core_count()
-    gpu_layers = _gpu_layers(header, options)
+    gpu_layers = _gpu_layers(header, options, note)
     trained = header.context_length or 4096
     default_size = min(trained, DEFAULT_MAX_CTX)
     if slots > 1:
         answer_tokens = (slots - 1) * min(predict or 0, default_size)
         default_size = kv_size.round_up_cells(default_size + answer_tokens)
+    on_gpu = gpu_layers != 0
     size = options.ctx_size or min(
         default_size,
-        _longest_context(
-            header, options, slots, max(default_size, DEFAULT_MAX_CTX), on_gpu=gpu_layers != 0
-        ),
+        _longest_context(header, options, slots, max(default_size, DEFAULT_MAX_CTX), on_gpu=on_gpu),
     )
+    if options.ctx_size is None and size < default_size:
+        free = format_size(_free_bytes(on_gpu) or 0)
+        place = "on the GPU" if on_gpu else "in memory"
+        note(
+            f"{size:,} tokens of context instead of {default_size:,}, because {free} are free "
+            f"{place} (weights {format_size(header.tensor_bytes)}); -c N overrides this"
+        )
     if size > trained * slots:
         warn(f"a context of {size} exceeds the {trained} tokens this model was trained on")
     filled = replace(
@@ -300,7 +309,7 @@ def _longest_context(
     weights. The search goes from `max_tokens` down to 512 in steps of 256 and accepts 512 without a
     check. Return `max_tokens` if the free memory or the size of the cache is unknown.
     """
-    free = devices.free_gpu_bytes() if on_gpu else host.available_memory()
+    free = _free_bytes(on_gpu)
     cache_shape = _read_cache_shape(header, options)
     if free is None or cache_shape is None:
         return max_tokens
@@ -316,6 +325,11 @@ def _longest_context(
     while size > 512 and cache_bytes(size) > available:
         size -= kv_size.CELL_STEP
     return size
+
+
+def _free_bytes(on_gpu: bool) -> int | None:
+    """Return the free bytes of the GPUs or of the host; None if unknown."""
+    return devices.free_gpu_bytes() if on_gpu else host.available_memory()
 
 
 def _read_cache_shape(header: ModelHeader, options: RunOptions) -> kv_size.CacheShape | None:
@@ -341,9 +355,10 @@ def _vocabulary_size(header: ModelHeader) -> int:
     )
 
 
-def _gpu_layers(header: ModelHeader, options: RunOptions) -> int:
-    """Return the number of layers on the GPU that -ngl asks for; -1: all. Raises UserError for a
-    value of -ngl that is not a number, auto or all.
+def _gpu_layers(header: ModelHeader, options: RunOptions, note: Callable[[str], None]) -> int:
+    """Return the number of layers on the GPU that -ngl asks for; -1: all. `note` receives a message
+    if `auto` does not place all of them there. Raises UserError for a value of -ngl that is not a
+    number, auto or all.
 
     For `auto`, the number is estimated from the bytes of the weights and the free GPU memory.
     (`largest_gpu_layers` in memory_plan.py finds the largest number that fits by dry runs; only
@@ -362,6 +377,13 @@ def _gpu_layers(header: ModelHeader, options: RunOptions) -> int:
     free = devices.free_gpu_bytes()
     if free is None:
         return 0  # no GPU in this build or machine
-    layers = int(header.get_int(f"{header.architecture}.block_count") or 1)
+    layers = header.get_int("block_count") or 1
     share = (free - RESERVED_BYTES) * 0.9 / max(1, header.tensor_bytes)
-    return -1 if share >= 1 else max(0, int(layers * share))
+    if share >= 1:
+        return -1
+    n_offloaded = max(0, int(layers * share))
+    note(
+        f"{n_offloaded} of {layers} layers are on the GPU, because {format_size(free)} are free "
+        f"there (weights {format_size(header.tensor_bytes)}); -ngl N overrides this"
+    )
+    return n_offloaded

@@ -84,7 +84,9 @@ def test_error_names_the_nearest_settings_and_fit_applies_them(model, monkeypatc
         UserError, match="tiny with 65,536 tokens of context does not fit: KV cache "
     ) as caught:
         check(plan, memory, monkeypatch)
-    assert caught.value.hint == f"-c {LONG // 2} would fit; --fit applies this"
+    assert caught.value.hint == (
+        f"-c {LONG // 2} would fit (the model was trained on 64 tokens); --fit applies this"
+    )
     accepted, notes = check(plan, memory, monkeypatch, "on")
     assert accepted == plan.with_changes(ctx_size=LONG // 2)
     assert notes == [f"--fit: {LONG // 2:,} tokens of context instead of {LONG:,}"]
@@ -125,7 +127,10 @@ def test_default_context_is_shortened_without_fit(model, monkeypatch):
     memory = needed_bytes(make_plan(model, options=replace(OPTIONS, ctx_size=4096)))
     accepted, notes = check(plan, memory, monkeypatch)
     assert (accepted.options.ctx_size, accepted.slots) == (4096, 1)
-    assert notes == ["limited by the available memory: 4,096 tokens of context instead of 65,536"]
+    assert notes == [
+        "limited by the available memory: 4,096 tokens of context instead of 65,536; "
+        "-c 65536 --fit off overrides this"
+    ]
     small = needed_bytes(make_plan(model, options=replace(OPTIONS, ctx_size=512)))
     with pytest.raises(UserError, match="does not fit"):  # cache types change only with --fit
         check(plan, small, monkeypatch)
@@ -150,7 +155,8 @@ def test_cached_branches_of_a_chat_are_given_up_first(model, monkeypatch):
     accepted, notes = check(plan, needed_bytes(plan.with_changes(slots=1)), monkeypatch)
     assert accepted == plan.with_changes(slots=1)
     assert notes == [
-        "limited by the available memory: one branch of the chat; other branches are computed again"
+        "limited by the available memory: one branch of the chat; other branches are computed again; "
+        "-c 512 --fit off overrides this"
     ]
 
 

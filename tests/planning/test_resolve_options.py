@@ -40,6 +40,42 @@ def test_default_context_is_shortened_to_what_fits(monkeypatch):
     assert options.ctx_size == 1024
 
 
+def resolve_with_notes(monkeypatch, *, memory: int | None, gpu: int | None, **options):
+    """Return the resolved options and the notes on a machine with `memory` and `gpu` bytes free."""
+    monkeypatch.setattr(host, "available_memory", lambda: memory)
+    monkeypatch.setattr(resolve_options.devices, "free_gpu_bytes", lambda: gpu)
+    monkeypatch.setattr(resolve_options.ModelHeader, "context_length", property(lambda _: 8192))
+    notes: list[str] = []
+    resolved, _ = resolve_options.resolve_options(
+        fake_header(), RunOptions(**options), notes.append, note=notes.append
+    )
+    return resolved, notes
+
+
+def test_a_lowered_default_is_said_with_the_flag_that_overrides_it(monkeypatch):
+    memory = resolve_options.RESERVED_BYTES + 66_560 + 512 * 1100
+    resolved, notes = resolve_with_notes(monkeypatch, memory=memory, gpu=None)
+    assert resolved.ctx_size == 1024
+    assert notes == [
+        "1,024 tokens of context instead of 8,192, because 256.6 MiB are free in memory "
+        "(weights 65.0 KiB); -c N overrides this"
+    ]
+    assert resolve_with_notes(monkeypatch, memory=memory, gpu=None, ctx_size=512)[1] == []
+    assert resolve_with_notes(monkeypatch, memory=1 << 34, gpu=None)[1] == []
+    assert resolve_with_notes(monkeypatch, memory=None, gpu=None)[1] == []
+
+
+def test_layers_that_do_not_fit_on_the_gpu_are_said(monkeypatch):
+    free = resolve_options.RESERVED_BYTES + 40_000
+    _, notes = resolve_with_notes(monkeypatch, memory=1 << 34, gpu=free, ctx_size=512)
+    assert notes == [
+        "1 of 2 layers are on the GPU, because 256.0 MiB are free there (weights 65.0 KiB); "
+        "-ngl N overrides this"
+    ]
+    for more in ({"gpu": 1 << 34}, {"gpu": free, "gpu_layers": "0"}, {"gpu": None}):
+        assert resolve_with_notes(monkeypatch, memory=1 << 34, ctx_size=512, **more)[1] == []
+
+
 def test_context_longer_than_the_trained_length_gives_a_warning(monkeypatch):
     options, _, warnings = resolve(monkeypatch, 1 << 34, ctx_size=4096)
     assert options.ctx_size == 4096

@@ -139,7 +139,7 @@ def _open_model(
     model = prepare_model(ref, None, config, ui)
     rehearse_file(model.path, config, ui)
     decided, layers = resolve_options.resolve_options(
-        read_header.read_header(model.path), options, ui.warn
+        read_header.read_header(model.path), options, ui.warn, note=ui.note
     )
     with runner.open_runner(
         model.path, decided, gpu_layers=layers, native_sampling=config.native_sampling

@@ -114,7 +114,7 @@ def _tune(
     header = read_header.read_header(model.path)
     load_checks.check_loadable(header)
     rehearse_model(header, config, ui)
-    options, layers = resolve_options.resolve_options(header, RunOptions(), ui.warn)
+    options, layers = resolve_options.resolve_options(header, RunOptions(), ui.warn, note=ui.note)
     options = resolve_options.resolve_flash_attention(
         header, options, layers, config, resolve_options.spare_sequences(header, options)
     )

@@ -133,7 +133,7 @@ def print_alternatives(
             f"layers that fit on the GPU: {alternatives.gpu_layers} of {alternatives.n_layers} (-ngl)"
         )
     if memory_plan.fits is False:
-        ui.text(_suggest_settings(alternatives, options))
+        ui.text(_suggest_settings(alternatives, options, trained_context))
     quantized_sizes.print_table(alternatives.quants, ui, is_quantized=is_quantized)
 
 
@@ -145,7 +145,9 @@ def _format_count(number: int | None, upper_limit: int) -> str:
     )
 
 
-def _suggest_settings(alternatives: Alternatives, options: "ContextOptions") -> str:
+def _suggest_settings(
+    alternatives: Alternatives, options: "ContextOptions", trained_context: int
+) -> str:
     """Return a line with settings that fit: the longest context with each cache type, and the
     largest file type.
     """
@@ -166,8 +168,11 @@ def _suggest_settings(alternatives: Alternatives, options: "ContextOptions") -> 
         None,
     )
     options_that_fit += [f"--quant {smaller_type}"] if smaller_type else []
+    longest = max((count or 0 for count in alternatives.max_contexts.values()), default=0)
+    is_beyond = 0 < trained_context < longest
+    remark = f" (the model was trained on {trained_context:,} tokens)" if is_beyond else ""
     return (
-        f"these would fit: {' · '.join(options_that_fit)}"
+        f"these would fit: {' · '.join(options_that_fit)}{remark}"
         if options_that_fit
         else "no setting of this model fits this machine"
     )

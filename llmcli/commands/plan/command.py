@@ -250,7 +250,11 @@ def _resolve(
     resolve_options.validate_options(options)
     kv_size.check_cache(header.metadata, options.cache_type_k, options.cache_type_v)
     resolved, layers = resolve_options.resolve_options(
-        header, replace(options, ctx_size=None), lambda text: None, slots
+        header,
+        replace(options, ctx_size=None),
+        lambda text: None,
+        slots,
+        note=ui.note if options.ctx_size is None else lambda text: None,
     )
     size = options.ctx_size or resolved.ctx_size
     assert size

@@ -62,7 +62,8 @@ def prepare_side(path: Path, options: "RunOptions", ui: "UI") -> "EvaluationSide
     header = read_header.read_header(path)
     load_checks.check_loadable(header)
     kv_size.check_cache(header.metadata, options.cache_type_k, options.cache_type_v)
-    model_side = EvaluationSide(header, *resolve_options.resolve_options(header, options, ui.warn))
+    resolved = resolve_options.resolve_options(header, options, ui.warn, note=ui.note)
+    model_side = EvaluationSide(header, *resolved)
     if not model_side.n_vocab:
         raise UserError(
             f"{path.name} has no vocabulary, so it cannot read text", hint="name another file"

@@ -40,7 +40,7 @@ def test_a_run_that_does_not_fit_names_a_context_size_that_does(
     assert "are available" in refused.err
     hint = next(line for line in refused.err.splitlines() if line.startswith("hint: "))
     size = hint.split()[2]
-    assert hint.endswith("would fit; --fit applies this")
+    assert hint.endswith("would fit (the model was trained on 512 tokens); --fit applies this")
     typed, fitted = llmcli(*words, "-c", size), llmcli(*words, "-c", "60000", "--fit")
     assert typed.code == fitted.code == 0, typed.err + fitted.err
     assert typed.out == fitted.out != ""
