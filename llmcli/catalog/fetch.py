@@ -152,6 +152,8 @@ def fetch_model(
         if not force and (model := find_local(resolved, config, watcher, revision, source)):
             return model
         spec, fetched = _fetch_first(resolved, specs, config, watcher)
+        if force and fetched.hub_error:
+            raise fetched.hub_error
         name = (
             resolved.ref.full_name
             if resolved.ref.kind == "hub" and fetched.kind == "gguf"

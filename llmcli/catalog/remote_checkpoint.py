@@ -3,6 +3,7 @@ while they are quantized. Only its small files, such as config and tokenizer, ar
 module also finds the models on this disk that were quantized from remote checkpoints.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 from llmcli import file_lock
 from llmcli.catalog import fetch, store
 from llmcli.catalog.fetch import FetchedModel, ResolvedRef
-from llmcli.catalog.hub.range_reader import RangesUnsupported
+from llmcli.catalog.hub.exchange import HubUnreachable
+from llmcli.catalog.hub.range_reader import RangesUnsupported, RemoteFile
 from llmcli.catalog.model_ref import full_type_name
 from llmcli.catalog.sources import hub
 from llmcli.catalog.sources.base import RemoteCheckpoint
@@ -19,6 +21,7 @@ from llmcli.config import Config
 from llmcli.types import ProgressDisplay
 from llmcli.units import format_size
 from quant.errors import UserError
+from quant.source.blob import Blob
 
 
 def open_remote_checkpoint(
@@ -28,12 +31,14 @@ def open_remote_checkpoint(
     *,
     revision: str | None = None,
     source: str | None = None,
+    force: bool = False,
 ) -> FetchedModel | None:
     """Open the model `ref` as a remote checkpoint.
 
     Return None if llmcli is offline, or if the model is not a checkpoint, not on the hub, or
     already in the cache. Also return None, after a note, if the server does not send parts of
-    files. Raises the same UserErrors as a download.
+    files. If the hub does not answer and the model is in the cache, return the model there, after a
+    note; `force` forbids this. Raises the same UserErrors as a download.
     """
     resolved = fetch.resolve_ref(ref, config)
     if config.offline or resolved.ref.kind == "path":
@@ -49,11 +54,38 @@ def open_remote_checkpoint(
     except RangesUnsupported as error:
         watcher.note(f"{error}: downloading the whole checkpoint instead")
         return None
-    except UserError:
+    except HubUnreachable as error:
         if other_specs:
             return None  # the download will report the error, and try the other sources
+        if force:
+            raise
+        return _fetch_from_cache(ref, config, watcher, error, revision, source)
+    except UserError:
+        if other_specs:
+            return None
         raise
     return _build_model(resolved, remote, spec.revision, watcher) if remote else None
+
+
+def _fetch_from_cache(
+    ref: str,
+    config: Config,
+    watcher: ProgressDisplay,
+    error: HubUnreachable,
+    revision: str | None,
+    source: str | None,
+) -> FetchedModel:
+    """Return the model `ref` from the Hugging Face cache after the hub has not answered. Raises
+    `error` if it is not there completely.
+    """
+    try:
+        model = fetch.fetch_model(
+            ref, replace(config, offline=True), watcher, revision=revision, source=source
+        )
+    except UserError:
+        raise error from None
+    watcher.note(hub.cache_note(error, model.name, model.revision))
+    return model
 
 
 def find_quantized(
@@ -111,18 +143,62 @@ def _build_model(
     nbytes = sum(blob.size for blob in remote.blobs.values())
     watcher.note(
         f"{resolved.ref.name}: reading {format_size(nbytes)} of safetensors in parts from the hub, "
-        "without keeping them (--keep-source keeps them). Commit, sizes and ETags are checked; "
-        "the sha256 of parts cannot be checked"
+        "without keeping them (--keep-source keeps them)"
     )
     record: dict[str, Any] = {
         "straight": True,
         "from": remote.source,
         "requested": requested or None,
         "sha256_checked": [path.name for path in remote.local_paths],
-        "sha256_unchecked": sorted(remote.blobs),
         "beside": [str(path) for path in remote.local_paths],
     }
     return replace(fetch.build_model(resolved, manifest), blobs=remote.blobs, record=record)
+
+
+def build_record(model: FetchedModel) -> dict[str, Any]:
+    """Return what to record in the manifest of a file quantized from `model`. For a remote
+    checkpoint, this includes which of its safetensors have been compared with their sha256.
+    """
+    if not model.record:
+        return {}
+    checked, unchecked = _checked_names(list((model.blobs or {}).values()))
+    return {
+        **model.record,
+        "sha256_checked": [*model.record["sha256_checked"], *checked],
+        "sha256_unchecked": unchecked,
+    }
+
+
+def describe_check(blobs: Sequence[Blob]) -> str:
+    """Return a note about which remote files have been compared with their sha256, and how many
+    bytes were read for that only. "" if none of the files is on the hub.
+    """
+    checked, unchecked = _checked_names(blobs)
+    if not checked and not unchecked:
+        return ""
+    reread = sum(blob.check.reread_bytes for blob in blobs if isinstance(blob, RemoteFile))
+    text = (
+        f"the sha256 of {len(checked)} of {len(checked) + len(unchecked)} safetensors is the hub's"
+    )
+    if unchecked:
+        text += (
+            f"; not checked, because an earlier run had read a part: {', '.join(unchecked[:3])}"
+            f"{' …' * (len(unchecked) > 3)}"
+        )
+    return text + (f"; {format_size(reread)} were read a second time for that" if reread else "")
+
+
+def _checked_names(blobs: Sequence[Blob]) -> tuple[list[str], list[str]]:
+    """Return the names of the remote files that have been compared with their sha256, and the names
+    of the others.
+    """
+    remote = sorted(
+        (blob.path.name, blob.check.is_complete) for blob in blobs if isinstance(blob, RemoteFile)
+    )
+    return (
+        [name for name, is_checked in remote if is_checked],
+        [name for name, is_checked in remote if not is_checked],
+    )
 
 
 def small_hub_files(config: Config, manifest: Manifest) -> list[Path]:

@@ -70,7 +70,7 @@ def fetch_or_reuse(
             return quantized
         if (quant or fetch.resolve_ref(ref, config).ref.quant) and (
             checkpoint := remote_checkpoint.open_remote_checkpoint(
-                ref, config, ui, revision=revision, source=source
+                ref, config, ui, revision=revision, source=source, force=force
             )
         ):
             return checkpoint
@@ -122,7 +122,9 @@ def quantize_if_needed(model: FetchedModel, file_type: str, config: Config, ui: 
         if quantized is None:
             allowed = config.allow_pickle and model.kind == "folder"
             quantize_file(model.path, file_type, out, ui, blobs=model.blobs, allow_pickle=allowed)
-            quantized = store.record_quantized(config, model, file_type, model.record)
+            quantized = store.record_quantized(
+                config, model, file_type, remote_checkpoint.build_record(model)
+            )
     return replace(
         model,
         name=quantized.name,

@@ -164,7 +164,7 @@ def output_path(
     else:
         from llmcli import file_lock
         from llmcli.atomic_files import make_folder
-        from llmcli.catalog import store
+        from llmcli.catalog import remote_checkpoint, store
 
         target = store.quantized_path(config, model, plan.file_type.name)
         if dry_run:
@@ -174,7 +174,8 @@ def output_path(
             make_folder(target.parent)
             yield target
             if target.exists():
-                store.record_quantized(config, model, plan.file_type.name, model.record)
+                record = remote_checkpoint.build_record(model)
+                store.record_quantized(config, model, plan.file_type.name, record)
 
 
 def require_output_path(model: "FetchedModel | None", out: Path | None) -> None:
@@ -212,6 +213,7 @@ def write_with_progress(
     up to date, or if an interrupted run was resumed. `threads`: 0 uses all cores. `force`: write
     the file even if it is up to date.
     """
+    from llmcli.catalog.remote_checkpoint import describe_check
     from quant.quantize import write
 
     if not force and write.is_finished(plan, out):
@@ -230,6 +232,8 @@ def write_with_progress(
 
         report = write.write_model(plan, out, threads=threads, force=force, on_tensor=show_progress)
         bar.describe(f"quantize to {plan.file_type.name}")
+    if note := describe_check(plan.source.blobs):
+        ui.note(note)
     if report.resumed_bytes:
         ui.note(
             f"resumed an earlier run: {report.resumed} tensors, "

@@ -13,7 +13,7 @@ from math import sqrt
 from pathlib import Path
 
 from quant.disk_space import require_disk_space, reusable_bytes
-from quant.errors import UserError
+from quant.errors import DamagedSourceError, UserError
 from quant.gguf.header import read_file_header
 from quant.gguf.resumable_writer import ResumableWriter
 from quant.methods.base import MethodReport
@@ -174,8 +174,18 @@ def write_model(
             ],
             files,
         )
-    for file_plan, file, is_unfinished in zip(plan.file_plans, files, unfinished, strict=True):
-        work.write_file(file_plan, file) if is_unfinished else work.skip_file(file_plan)
+    for number, (file_plan, is_unfinished) in enumerate(
+        zip(plan.file_plans, unfinished, strict=True)
+    ):
+        try:
+            if is_unfinished:
+                work.write_file(file_plan, files[number])
+            else:
+                work.skip_file(file_plan)
+        except DamagedSourceError:
+            for shard in files[:number]:  # they were made from the same source
+                shard.unlink(missing_ok=True)
+            raise
     sha256 = None if plan.max_shard_bytes else work.sha256
     seconds = time.monotonic() - started
     return WriteReport(
@@ -236,6 +246,9 @@ class WriteRun:
                     if rows.last == (step := file_plan.steps[rows.index]).weight.rows:
                         self._record_report(step, rows)
                         self._announce(step, False)
+            if file_plan.steps[-1] is self.plan.steps[-1]:
+                for blob in file_plan.source.blobs:
+                    blob.finish_check(was_resumed=bool(self.resumed_bytes))
             self.sha256 = writer.finish()
 
     def skip_file(self, file_plan: Plan) -> None:

@@ -36,6 +36,13 @@ class Blob(Protocol):
         """Return exactly `nbytes` bytes from `offset`. Raises UserError if they cannot be read."""
         ...
 
+    def finish_check(self, was_resumed: bool) -> None:
+        """Check what was read, after the last read and before a file made from it gets its name.
+        `was_resumed`: whether an earlier run has read some of the bytes. Raises DamagedSourceError
+        if bytes were wrong.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class LocalFile:
@@ -67,6 +74,9 @@ class LocalFile:
                 f"{self.path} ends before the bytes to read", hint="fetch the file again"
             )
         return data
+
+    def finish_check(self, was_resumed: bool) -> None:
+        """Do nothing: the file is what the user has named."""
 
 
 def make_row_reader(blob: Blob, offset: int, width: int) -> "Callable[[int, int], U8]":

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from llmcli.catalog.hub import content_check
 from llmcli.ui import _Lines
 from quant.model_file import read_header
 from quant.quantize import pipeline
@@ -19,8 +20,8 @@ Llmcli = Callable[..., Done]
 REF = "org/grown"
 # Bytes of the three shards that every command reads in advance, before the weights.
 ADVANCE_BYTES = 70_000 * 3
-# Bytes that are read a second time, as samples of the weights.
-SAMPLE_BYTES = 64 * 4096
+# Bytes that are read a second time, as samples of the weights, each in whole blocks.
+SAMPLE_BYTES = 64 * 2 * content_check.BLOCK_BYTES
 
 
 @pytest.fixture(scope="session")
@@ -113,8 +114,7 @@ def test_a_pull_with_many_failed_requests_needs_little_disk_and_gives_the_expect
     home: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from llmcli.catalog.hub import download, range_reader
-    from llmcli.catalog.sources import hub as hub_source
+    from llmcli.catalog.hub import exchange
 
     usages, advance = [0], _Lines.advance
 
@@ -124,8 +124,7 @@ def test_a_pull_with_many_failed_requests_needs_little_disk_and_gives_the_expect
 
     monkeypatch.setattr(_Lines, "advance", sample)
     # On a busy machine this is sometimes too short. The request is then repeated.
-    for module in (range_reader, download, hub_source):
-        monkeypatch.setattr(module, "TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(exchange, "TIMEOUT_SECONDS", 0.5)
     hub.faults = Faults(seed)
     model = json_output(llmcli("pull", REF, "--q4_k_m", "--json"))
     assert len(hub.faults.happened) >= 5
@@ -155,16 +154,17 @@ def test_every_byte_of_the_weights_is_requested_about_once(
         <= 1.1 * weight_bytes(folder) + ADVANCE_BYTES + SAMPLE_BYTES
     )
     assert "in parts from the hub" in result.err
-    assert "sha256 of parts cannot be" in result.err
+    assert "the sha256 of 3 of 3 safetensors is the hub's\n" in result.err
 
 
 def test_the_manifest_is_the_same_as_after_a_download(hub: Hub, llmcli: Llmcli, home: Path) -> None:
     remote = json_output(llmcli("pull", REF, "--q4_k_m", "--json"))
     remote_manifest = json.loads((Path(remote["path"]).parent / "manifest.json").read_text())
-    assert remote_manifest["settings"]["sha256_unchecked"] == [
-        f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)
-    ]
-    assert "config.json" in remote_manifest["settings"]["sha256_checked"]
+    assert remote_manifest["settings"]["sha256_unchecked"] == []
+    checked = remote_manifest["settings"]["sha256_checked"]
+    assert {"config.json", *(f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3))} <= {
+        *checked
+    }
     assert llmcli("rm", REF).code == 0
     downloaded = json_output(llmcli("pull", REF, "--q4_k_m", "--keep-source", "--json"))
     assert downloaded == remote
@@ -387,3 +387,93 @@ def test_rm_deletes_the_small_files_and_gc_an_unfinished_quantization(
         assert llmcli("pull", REF, "--q4_k_m").code == 130
     assert llmcli("gc").code == 0
     assert not list((home / "data" / "models").rglob("*.part"))
+
+
+def flip_byte(hub: Hub, shard: str = "model-00002-of-00003.safetensors") -> None:
+    """Let the hub send a shard with one other byte."""
+    repo = hub.repos[REF]
+    data = bytearray(repo.files[shard])
+    data[len(data) // 2] ^= 1
+    repo.served[shard] = bytes(data)
+
+
+@pytest.mark.parametrize("words", [("pull", REF), ("quantize", REF, "-o", "out.gguf")])
+def test_a_flipped_byte_of_the_weights_raises_an_error_and_leaves_no_file(
+    words: tuple[str, ...],
+    hub: Hub,
+    expected: bytes,
+    llmcli: Llmcli,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flip_byte(hub)
+    result = llmcli(*words, "--q4_k_m")
+    assert result.code == 1
+    assert (
+        "error: model-00002-of-00003.safetensors of org/grown was changed on its way: it does not "
+        "match its digest on the hub\n"
+    ) in result.err
+    assert not [path for path in tmp_path.rglob("*.gguf*") if path.is_file()]
+    hub.repos[REF].served.clear()
+    result = llmcli(*words, "--q4_k_m", "--json")
+    assert "resumed" not in result.err
+    assert Path(json_output(result)["path"]).read_bytes() == expected
+
+
+def test_a_flipped_byte_leaves_no_shard_of_the_output(
+    hub: Hub, llmcli: Llmcli, tmp_path: Path
+) -> None:
+    flip_byte(hub)
+    out = str(tmp_path / "out.gguf")
+    result = llmcli("quantize", REF, "--q4_k_m", "-o", out, "--split-max-size", "3M")
+    assert result.code == 1
+    assert "was changed on its way" in result.err
+    assert not [path for path in tmp_path.rglob("*.gguf*") if path.is_file()]
+
+
+def test_bytes_that_cannot_wait_in_memory_are_read_twice(
+    hub: Hub, expected: bytes, llmcli: Llmcli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content_check.WaitingBytes.__init__, "__defaults__", (1 << 20,))
+    result = llmcli("pull", REF, "--q4_k_m", "--json")
+    assert Path(json_output(result)["path"]).read_bytes() == expected
+    assert "the sha256 of 3 of 3 safetensors is the hub's; " in result.err
+    assert "were read a second time for that" in result.err
+    assert requested_bytes(hub) > 1.2 * weight_bytes(folder)
+
+
+def test_a_resumed_pull_says_which_files_were_not_checked(
+    hub: Hub, expected: bytes, llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, advance = iter(range(20)), _Lines.advance
+
+    def stop(bar: _Lines, amount: int) -> None:
+        if "quantize" in bar.label and next(count, None) is None:
+            raise KeyboardInterrupt
+        advance(bar, amount)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Lines, "advance", stop)
+        assert llmcli("pull", REF, "--q4_k_m").code == 130
+    result = llmcli("pull", REF, "--q4_k_m", "--json")
+    model = json_output(result)
+    assert Path(model["path"]).read_bytes() == expected
+    settings = json.loads(Path(model["path"]).with_name("manifest.json").read_text())["settings"]
+    unchecked = settings["sha256_unchecked"]
+    assert 0 < len(unchecked) < 3
+    assert f"the sha256 of {3 - len(unchecked)} of 3 safetensors is the hub's" in result.err
+    assert f"an earlier run had read a part: {', '.join(unchecked)}\n" in result.err
+
+
+def test_a_checkpoint_in_the_cache_is_quantized_if_the_hub_does_not_answer(
+    hub: Hub, expected: bytes, llmcli: Llmcli, home: Path
+) -> None:
+    json_output(llmcli("pull", REF, "--keep-source", "--json"))
+    shutil.rmtree(home / "data")
+    hub.status = 503
+    result = llmcli("pull", REF, "--q4_k_m", "--json")
+    assert Path(json_output(result)["path"]).read_bytes() == expected
+    assert "failed with status 503; using org/grown from the Hugging Face cache" in result.err
+    result = llmcli("pull", REF, "--q4_k_m", "--force")
+    assert (result.code, "error: the hub failed with status 503" in result.err) == (1, True)

@@ -1,24 +1,26 @@
-"""Downloads files of a hub repository into the cache of huggingface_hub, and verifies them.
+"""Downloads files of a hub repository into the Hugging Face cache (cache.py), and verifies them.
 
-The cache stores the content of a file as a blob, whose name is its digest, and links the blob under
-the file's name into the folder of a commit. A download is written to a partial file beside the
-blobs and hashed while it arrives. It becomes a blob only if it has the digest that the hub lists.
-huggingface_hub then creates the link.
+A download is written to a partial file beside the blobs and hashed while it arrives. It becomes a
+blob only if it has the size and the digest that the hub lists. What a server sends beyond the size
+is not written.
 
 The download function of huggingface_hub 2.4 is not used. It does not verify files, does not resume
-in a later run, and loses up to 10 MB when a connection breaks. Its Xet transfers can neither be
-resumed nor be hashed while they arrive.
+in a later run, has no limit of size or time, and loses up to 10 MB when a connection breaks. Its
+Xet transfers can neither be resumed nor be hashed while they arrive.
 """
 
-import hashlib
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from llmcli.atomic_files import AtomicWriter
 from llmcli.catalog.disk_space import require_free_space
+from llmcli.catalog.hub import cache
 from llmcli.catalog.hub.choose_files import HubFile
+from llmcli.catalog.hub.exchange import HubUnreachable, ProgressClock, HubReply, open_reply
 from llmcli.catalog.hub.headers import hub_headers
-from llmcli.catalog.hub.retry import resume_transfer, with_retries
+from llmcli.catalog.hub.retry import resume_transfer
 from llmcli.catalog.spec import Spec
 from llmcli.catalog.store import VerifiedFile, describe_file, hash_file
 from llmcli.config import Config
@@ -29,71 +31,59 @@ from llmcli.units import format_size
 
 # Ends with .incomplete, so that `hf cache` also recognizes the file as partial.
 PARTIAL_SUFFIX = ".llmcli.incomplete"
-TIMEOUT_SECONDS = 15.0  # the longest wait for the next byte
-
-
-def repo_folder(spec: Spec, config: Config) -> Path:
-    """Return the folder of the repository in the Hugging Face cache. It may not exist yet."""
-    return config.hub_cache / f"models--{spec.repo.replace('/', '--')}"
+CONTENT_RANGE_PATTERN = re.compile(r"bytes ([0-9]{1,19})-[0-9]{1,19}/([0-9]{1,19}|\*)")
 
 
 def download_files(
     spec: Spec, commit: str, blobs: Sequence[HubFile], config: Config, watcher: ProgressDisplay
 ) -> tuple[VerifiedFile, ...]:
     """Download those files of a commit that are not in the cache, and verify all of them. Damaged
-    blobs in the cache are replaced. Return the files, which are in the folder of the commit, in the
-    order of `blobs`.
+    files in the cache are replaced. Return the files, which are in the folder of the commit, in the
+    order of `blobs`. Nothing is written if the cache is complete.
 
     Raises UserError if the disk has too little space or a download does not match its digest.
-    Errors of huggingface_hub and of the network are raised unchanged.
+    RefusedRequest and errors of the network are raised unchanged.
     """
-    repo = repo_folder(spec, config)
-    valid = {
-        blob
+    repo = cache.repo_folder(spec, config)
+    files = {
+        blob: file
         for blob in blobs
-        if (repo / "blobs" / blob.digest).is_file() and _is_valid_blob(repo, blob, watcher)
+        if (path := cache.find_content(repo, commit, blob))
+        and (file := _verify_cached(path, blob, watcher))
     }
-    partial_paths = {blob: _partial_path(repo, blob) for blob in blobs if blob not in valid}
+    partial_paths = {blob: _partial_path(repo, blob) for blob in blobs if blob not in files}
     done = sum(path.stat().st_size for path in partial_paths.values() if path.exists())
     total = sum(blob.size for blob in partial_paths)
-    require_free_space(total - done, repo)
-    files = {
-        blob: describe_file(repo / "blobs" / blob.digest, blob.digest)
-        for blob in valid
-        if len(blob.digest) == 64
-    }
     if partial_paths:
+        require_free_space(total - done, repo)
+        cache.write_cache_tag(config)
         if done:
             watcher.note(f"resuming {spec.repo} at {format_size(done)} of {format_size(total)}")
         with watcher.bar(spec.repo, total, done=done) as bar:
             for blob in partial_paths:
                 bar.describe(blob.name)
                 files[blob] = _download_file(spec, commit, blob, config, bar, watcher)
-    return tuple(_link_file(spec, commit, blob, files.get(blob), config) for blob in blobs)
+    uses = Counter(blob.digest for blob in blobs)
+    linked = []
+    for blob in blobs:
+        uses[blob.digest] -= 1
+        # In a cache without links, the content may have become another file of the commit.
+        content = cache.find_content(repo, commit, blob) or Path(files[blob].path)
+        path = cache.link_content(repo, commit, blob, content, not uses[blob.digest])
+        linked.append(describe_file(path, files[blob].sha256))
+    return tuple(linked)
 
 
-def has_digest(path: Path, digest: str, watcher: ProgressDisplay) -> bool:
-    """Return whether the content of a file has this digest, in hex: a sha256 (64 digits), or the id
-    of a git blob (40 digits).
+def _verify_cached(path: Path, blob: HubFile, watcher: ProgressDisplay) -> VerifiedFile | None:
+    """Return a file of the cache if it has the size and the digest that the hub lists. If not,
+    delete it and return None.
     """
-    if len(digest) == 64:
-        return hash_file(path, watcher).sha256 == digest
-    data = path.read_bytes()
-    return (
-        hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest() == digest
-    )
-
-
-def _is_valid_blob(repo: Path, blob: HubFile, watcher: ProgressDisplay) -> bool:
-    """Return whether a blob in the cache has the size and the digest that the hub lists. If not,
-    delete it.
-    """
-    path = repo / "blobs" / blob.digest
-    if path.stat().st_size == blob.size and has_digest(path, blob.digest, watcher):
-        return True
+    has_size = path.stat().st_size == blob.size
+    if has_size and (file := cache.verify_content(path, blob.digest, watcher)):
+        return file
     watcher.note(f"{blob.name} in the Hugging Face cache is damaged; downloading it again")
     path.unlink()
-    return False
+    return None
 
 
 def _download_file(
@@ -111,18 +101,16 @@ def _download_file(
     """
     from huggingface_hub import hf_hub_url
 
-    repo = repo_folder(spec, config)
-    target = repo / "blobs" / blob.digest
+    repo = cache.repo_folder(spec, config)
+    target = cache.blob_path(repo, blob)
     url = hf_hub_url(spec.repo, blob.name, revision=commit, endpoint=config.hub_endpoint)
-    headers = {**hub_headers(config), "Accept-Encoding": "identity"}
-    with hold_lock(
-        config.hub_cache / ".locks" / repo.name / f"{blob.digest}.lock", watcher, blob.name
-    ):
+    lock = config.hub_cache / ".locks" / repo.name / f"{blob.digest}.lock"
+    with hold_lock(lock, watcher, blob.name):
         if target.is_file():  # another process has downloaded it while this one waited
             bar.advance(blob.size)
             return hash_file(target)
         with AtomicWriter(_partial_path(repo, blob), blob.size, bar.advance) as file:
-            _transfer(url, headers, file, watcher)
+            _transfer(url, hub_headers(config), file, blob.name, watcher)
             if not file.has_digest(blob.digest):
                 file.discard()
                 raise UserError(
@@ -136,62 +124,62 @@ def _download_file(
 
 
 def _transfer(
-    url: str, headers: dict[str, str], file: AtomicWriter, watcher: ProgressDisplay
+    url: str, headers: dict[str, str], file: AtomicWriter, name: str, watcher: ProgressDisplay
 ) -> None:
     """Download the missing bytes of a partial file, with as many requests as broken connections
-    make necessary.
+    make necessary. `name`: of the file, for messages.
     """
+    clock, may_resume = ProgressClock(), True
 
     def report_break(pause: float) -> None:
         n_bytes = f"{format_size(file.position)} of {format_size(file.size)}"
-        watcher.note(f"the connection broke at {n_bytes}; resuming")
+        waiting = f"; waiting {pause:.0f} s, as the hub asks" if pause > 10 else ""
+        watcher.note(f"the connection broke at {n_bytes}; resuming{waiting}")
 
-    resume_transfer(
-        lambda: _append_response(url, headers, file),
-        lambda: max(0, file.size - file.position),
-        report_break,
-    )
+    def fetch() -> None:
+        nonlocal may_resume
+        range_header = {"Range": f"bytes={file.position}-"} if file.position and may_resume else {}
+        with open_reply(url, {**headers, **range_header}, clock) as reply:
+            if range_header and reply.status == 416:  # this host cannot continue the file
+                may_resume = False
+                return
+            reply.require_status(200, *[206] * bool(range_header))
+            start = file.position if reply.status == 206 else 0
+            _check_announced_part(reply, start, file.size, name)
+            if start != file.position:
+                file.restart()
+            for chunk in reply.chunks():
+                missing = file.size - file.position
+                file.write(chunk[:missing])
+                if len(chunk) > missing:
+                    watcher.note(
+                        f"{reply.host} sends more than the {format_size(file.size)} of {name} that "
+                        "the hub lists; the rest is not read"
+                    )
+                    return
+
+    resume_transfer(fetch, lambda: file.size - file.position, report_break, clock)
 
 
-def _append_response(url: str, headers: dict[str, str], file: AtomicWriter) -> None:
-    """Request the bytes after the end of a partial file, and append what the server sends. If the
-    server ignores the range and sends the complete file, start the partial file again.
+def _check_announced_part(reply: HubReply, start: int, size: int, name: str) -> None:
+    """Raise HubUnreachable if the headers of a response announce another part than the bytes of a
+    file from `start` to its end, or a file that does not have `size` bytes.
     """
-    from huggingface_hub import get_session, hf_raise_for_status
-
-    all_headers = {**headers, "Range": f"bytes={file.position}-"} if file.position else headers
-    with get_session().stream("GET", url, headers=all_headers, timeout=TIMEOUT_SECONDS) as response:
-        hf_raise_for_status(response)
-        if file.position and response.status_code != 206:
-            file.restart()
-        for chunk in response.iter_bytes():
-            file.write(chunk)
-
-
-def _link_file(
-    spec: Spec, commit: str, blob: HubFile, file: VerifiedFile | None, config: Config
-) -> VerifiedFile:
-    """Let huggingface_hub link a blob into the folder of the commit. Return the linked file with
-    its sha256. `file`: the blob with its sha256; None if the sha256 is not known.
-    """
-    from huggingface_hub import hf_hub_download
-
-    path = Path(
-        with_retries(
-            lambda: hf_hub_download(
-                spec.repo,
-                blob.name,
-                revision=commit,
-                cache_dir=config.hub_cache,
-                endpoint=config.hub_endpoint,
-                token=config.hub_token or False,
-                etag_timeout=TIMEOUT_SECONDS,
-            )
+    length, missing = reply.headers.get("content-length", ""), size - start
+    is_other_part = False
+    if reply.status == 206:
+        content_range = CONTENT_RANGE_PATTERN.fullmatch(reply.headers.get("content-range", ""))
+        is_other_part = (
+            not content_range
+            or int(content_range[1]) != start
+            or content_range[2] not in (str(size), "*")
         )
-    )
-    if file is None or not path.resolve().samefile(file.path):
-        file = hash_file(path)
-    return describe_file(path, file.sha256)
+    if is_other_part or length not in ("", str(missing)):
+        raise HubUnreachable(
+            f"{reply.host} sends {length[:20] or 'other'} bytes of {name} instead of the {missing} "
+            "that the hub lists",
+            hint="try again; if it happens twice, the mirror or a proxy changes files",
+        )
 
 
 def find_partial_files(config: Config) -> Iterator[Path]:

@@ -1,50 +1,23 @@
-"""Converts errors of the hub, of huggingface_hub and of the network to UserErrors with one line of
-text and a hint.
-"""
+"""Converts errors of the hub and of the network to UserErrors with one line of text and a hint."""
 
-import json
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
+from llmcli.catalog.hub.exchange import RETRY_HINT, HubUnreachable, RefusedRequest
 from llmcli.catalog.spec import Spec
 from llmcli.config import Config
 from llmcli.errors import UserError
-from llmcli.types import ProgressDisplay
 
-
-class _RetryHandler(logging.Handler):
-    """A log handler that prints messages of huggingface_hub about retries as notes."""
-
-    def __init__(self, watcher: ProgressDisplay) -> None:
-        super().__init__(logging.WARNING)
-        self.watcher = watcher
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if text.startswith(("Retrying in", "Rate limited")):
-            self.watcher.note(f"the hub does not respond properly; {text[0].lower()}{text[1:]}")
-
-
-@contextmanager
-def note_retries(watcher: ProgressDisplay) -> Iterator[None]:
-    """While the with block runs, print log messages of huggingface_hub about retries as notes for
-    the user. Its other log messages are discarded.
-    """
-    logger = logging.getLogger("huggingface_hub")
-    handler = _RetryHandler(watcher)
-    propagate, handlers = logger.propagate, logger.handlers
-    logger.handlers, logger.propagate = [handler], False
-    try:
-        yield
-    finally:
-        logger.handlers, logger.propagate = handlers, propagate
+# Statuses with which a hub answers a valid request. All others mean that it is not working, or that
+# the answer is not the hub's.
+ANSWER_STATUSES = (401, 403, 404, 410, 451)
 
 
 @contextmanager
 def explain_error(spec: Spec, config: Config) -> Iterator[None]:
-    """Convert errors of the hub, the network and the cache's disk in the with block to UserErrors.
-    `spec`: the repository that is accessed.
+    """Convert errors of the hub, the network and the cache's disk in the with block to UserErrors:
+    to HubUnreachable if the hub does not answer. `spec`: the repository that is accessed.
     """
     import httpx2
     from huggingface_hub import errors
@@ -55,15 +28,15 @@ def explain_error(spec: Spec, config: Config) -> Iterator[None]:
         raise UserError(
             f"{spec.repo} is not a valid repository name", hint="write org/repo"
         ) from None
-    except errors.HfHubHTTPError as error:
+    except RefusedRequest as error:
         raise _explain_refusal(error, spec, config) from None
-    except (
-        errors.LocalEntryNotFoundError,
-        errors.OfflineModeIsEnabled,
-        httpx2.TransportError,
-    ) as error:
-        host = _redirect_host(error, config) or config.hub_endpoint
+    except errors.OfflineModeIsEnabled:
         raise UserError(
+            "HF_HUB_OFFLINE forbids to ask the hub", hint="unset it and try again"
+        ) from None
+    except httpx2.HTTPError as error:
+        host = _redirect_host(_failed_host(error), config) or config.hub_endpoint
+        raise HubUnreachable(
             f"no connection to {host}: {_first_line(error)}",
             hint="check the network (proxy: HTTPS_PROXY, mirror: HF_ENDPOINT); "
             "downloaded data is kept, and the download resumes",
@@ -73,11 +46,6 @@ def explain_error(spec: Spec, config: Config) -> Iterator[None]:
             f"{config.hub_endpoint} is not a valid address",
             hint="correct HF_ENDPOINT, or unset it",
         ) from None
-    except (errors.FileMetadataError, json.JSONDecodeError):
-        raise UserError(
-            f"{config.hub_endpoint} does not answer like a hub",
-            hint="check HF_ENDPOINT and the proxy settings",
-        ) from None
     except OSError as error:
         raise UserError(
             f"cannot write to {config.hub_cache}: {error.strerror or error}",
@@ -85,75 +53,75 @@ def explain_error(spec: Spec, config: Config) -> Iterator[None]:
         ) from None
 
 
-def _explain_refusal(error: Exception, spec: Spec, config: Config) -> UserError:
-    """Return the UserError for an HTTP status with which the hub refused a request. The error
-    classes of huggingface_hub inherit from each other, so the most specific are checked first.
-    """
-    from huggingface_hub import errors
-
+def _explain_refusal(error: RefusedRequest, spec: Spec, config: Config) -> UserError:
+    """Return the UserError for a status with which the hub refused a request."""
     page = f"{config.hub_endpoint}/{spec.repo}"
-    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
-    if isinstance(error, errors.GatedRepoError):
+    if error.code == "GatedRepo":
         return UserError(
             f"{spec.repo} is gated: you must accept its terms first",
             hint=f"accept them on {page}, then set HF_TOKEN to a token of that account",
         )
-    if isinstance(error, errors.RevisionNotFoundError):
+    if error.code == "RevisionNotFound":
         return UserError(
             f"{spec.repo} has no revision {spec.revision or 'main'}",
             hint=f"see the branches and commits: {page}/commits",
         )
-    if isinstance(error, errors.RemoteEntryNotFoundError):
+    if error.code == "EntryNotFound":
         return UserError(
             f"a file of {spec.repo} is no longer on the hub",
             hint=f"see the current files: {page}/tree/{spec.revision or 'main'}",
         )
-    if isinstance(error, errors.DisabledRepoError):
+    if error.message == "Access to this resource is disabled.":
         return UserError(
             f"{spec.repo} was disabled by its owner or by the hub", hint="choose another repository"
         )
-    if status == 401 and config.hub_token:
+    is_token_refused = error.message == "Invalid credentials in Authorization header"
+    if error.status == 401 and (config.hub_token or is_token_refused):
         return UserError(
             "the hub rejects the token",
             hint="create a new one in the hub's settings and set HF_TOKEN, or unset it",
         )
-    if isinstance(error, errors.RepositoryNotFoundError):
+    if host := _redirect_host(error.host, config):
+        return HubUnreachable(
+            f"{host}, to which the hub redirects for {spec.repo}, "
+            f"answers with status {error.status}",
+            hint="run the same command again; if it fails again, "
+            "a proxy or firewall may block that host",
+        )
+    # The hub answers with 401 for a repository that does not exist, because it may be a private one.
+    if error.code == "RepoNotFound" or error.status == 401:
         return UserError(
             f"the hub has no public model {spec.repo}",
             hint="check the spelling; for a private model, set HF_TOKEN",
         )
-    if host := _redirect_host(error, config):
-        return UserError(
-            f"{host}, to which the hub redirects for {spec.repo}, answers with status {status}",
-            hint="run the same command again; if it fails again, "
-            "a proxy or firewall may block that host",
-        )
-    if status == 403:
+    if error.status == 403:
         return UserError(
             f"the token has no access to {spec.repo}"
             if config.hub_token
             else f"{spec.repo} needs a token",
             hint="use a token with read access to this repository",
         )
-    if status == 429:
-        return UserError(
+    if error.status == 429:
+        return HubUnreachable(
             "the hub refuses the request: too many requests",
             hint="wait a few minutes, or set HF_TOKEN for a higher limit",
         )
-    return UserError(
-        f"the hub failed with status {status}",
-        hint="try again later; downloaded data is kept, and the download resumes",
-    )
+    kind = UserError if error.status in ANSWER_STATUSES else HubUnreachable
+    return kind(f"the hub failed with status {error.status}", hint=RETRY_HINT)
 
 
-def _redirect_host(error: Exception, config: Config) -> str:
-    """Return the host that caused an error if it is not the hub itself but one to which the hub has
-    redirected, otherwise "". The hub stores large files on other hosts.
-    """
+def _failed_host(error: Exception) -> str:
+    """Return the host of the request that failed, or "" if the error does not have it."""
     # The property error.request can raise, so the attribute behind it is read.
-    request = getattr(error, "response", None) or getattr(error, "_request", None)
-    host = str(request.url.host) if request else ""
-    return "" if host in config.hub_endpoint else host
+    request = getattr(error, "_request", None)
+    return str(request.url.host) if request else ""
+
+
+def _redirect_host(host: str, config: Config) -> str:
+    """Return `host` if it is not the hub itself but one to which the hub has redirected, otherwise
+    "". The hub stores large files on other hosts.
+    """
+    return "" if host == urlsplit(config.hub_endpoint).hostname else host
 
 
 def _first_line(error: BaseException) -> str:

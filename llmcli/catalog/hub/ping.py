@@ -1,8 +1,11 @@
 """Checks with one small request whether the hub answers."""
 
-from llmcli.config import Config, disable_hub_telemetry
+from dataclasses import replace
 
-TIMEOUT_SECONDS = 15.0
+from llmcli.catalog.hub.exchange import ProgressClock, open_reply
+from llmcli.catalog.hub.headers import hub_headers
+from llmcli.config import Config, disable_hub_telemetry
+from llmcli.errors import UserError
 
 
 def ping_hub(config: Config) -> str:
@@ -11,10 +14,14 @@ def ping_hub(config: Config) -> str:
     """
     disable_hub_telemetry()
     import httpx2
-    from huggingface_hub import get_session
 
+    # without the token, which is not needed
+    url, headers = f"{config.hub_endpoint}/api/models", hub_headers(replace(config, hub_token=None))
     try:
-        response = get_session().head(f"{config.hub_endpoint}/api/models", timeout=TIMEOUT_SECONDS)
-    except (httpx2.TransportError, httpx2.InvalidURL) as error:
+        with open_reply(url, headers, ProgressClock(), method="HEAD") as reply:
+            status = reply.status
+    except UserError as error:
+        return str(error)
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         return (str(error.__cause__ or error) or type(error).__name__).splitlines()[0]
-    return f"status {response.status_code}" if response.status_code >= 500 else ""
+    return f"status {status}" if status >= 500 else ""

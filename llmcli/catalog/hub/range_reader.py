@@ -1,8 +1,8 @@
 """Reads byte ranges of files that stay on the hub, and retries after failures.
 
 Every request names the commit. The size, the ETag and other headers of each response are compared
-with the hub's file listing, so that all ranges are of the same content. The sha256 of the file
-cannot be checked, because the ranges are not read in order.
+with the hub's file listing, so that all ranges are of the same content. The bytes are checked
+against the digest of the file when all of it has been read (content_check.py).
 """
 
 import re
@@ -10,27 +10,37 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
+from llmcli.catalog.hub.content_check import ContentCheck, WaitingBytes
 from llmcli.catalog.hub.error_messages import explain_error
+from llmcli.catalog.hub.exchange import ProgressClock, HubReply, open_reply
 from llmcli.catalog.hub.headers import hub_headers
-from llmcli.catalog.hub.retry import RETRIED_STATUSES, resume_transfer
+from llmcli.catalog.hub.retry import (
+    FIRST_PAUSE_SECONDS,
+    MAX_PAUSE_SECONDS,
+    RETRIED_STATUSES,
+    resume_transfer,
+)
 from llmcli.catalog.spec import Spec
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.types import ProgressDisplay
+from llmcli.units import format_size
 
 if TYPE_CHECKING:
     from llmcli.catalog.hub.choose_files import HubFile
     from quant.native.ggml import U8
 
-TIMEOUT_SECONDS = 15.0  # the longest wait for the next byte
 # Statuses after which a read is retried. Many small reads can exceed the hub's rate limit (429).
 READ_STATUSES = (429, *RETRIED_STATUSES)
 # Statuses with which a host answers if the address to which the hub redirected has expired.
 EXPIRED_STATUSES = (400, 401, 403, 404, 410)
 # Bytes that are read in advance from each file. They usually contain its tensor table.
 HEAD_BYTES = 1 << 16
+ALIGNMENT_BYTES = 64  # of the addresses of the bytes that a read returns, for vector instructions
+NOTED_REST_BYTES = 1 << 25  # the user is told before more than this is read only for a check
 CONTENT_RANGE_PATTERN = re.compile(r"bytes ([0-9]{1,19})-[0-9]{1,19}/([0-9]{1,19}|\*)")
 
 
@@ -41,10 +51,18 @@ class RangesUnsupported(UserError):
 class RemoteFile:
     """A file of a repository at one commit, which can be read in parts. Implements
     quant.source.blob.Blob, so that quant can quantize a checkpoint that stays on the hub.
+
+    `waiting`: shared by the files of a checkpoint, see content_check.py.
     """
 
     def __init__(
-        self, spec: Spec, commit: str, blob: "HubFile", config: Config, watcher: ProgressDisplay
+        self,
+        spec: Spec,
+        commit: str,
+        blob: "HubFile",
+        config: Config,
+        watcher: ProgressDisplay,
+        waiting: WaitingBytes | None = None,
     ) -> None:
         from huggingface_hub import hf_hub_url
 
@@ -57,99 +75,147 @@ class RemoteFile:
         )
         self.path, self.size = Path(spec.repo) / blob.name, blob.size
         self.url = hf_hub_url(spec.repo, blob.name, revision=commit, endpoint=config.hub_endpoint)
-        self.headers = {
-            **hub_headers(config),
-            "Accept-Encoding": "identity",
-        }
+        self.headers = hub_headers(config)
         # The address to which the hub redirects for the content. None if unknown or expired.
         self.content_url: str | None = None
         self.etags: dict[str, str] = {}  # the ETag of the file, by the host that sends it
         self.first_bytes = b""
         self.lock, self.noted_break = threading.Lock(), False
+        self.check = ContentCheck(
+            f"{blob.name} of {spec.repo}", blob.size, blob.digest, waiting or WaitingBytes()
+        )
+        self.reread_lock = threading.Lock()
 
     def read(self, offset: int, nbytes: int) -> "U8":
-        """Return `nbytes` bytes of the file from `offset` on, as a uint8 array `[nbytes]`. Raises
-        UserError if retry.MAX_FAILURES consecutive requests receive nothing, or if the file has
-        changed on the hub.
+        """Return `nbytes` bytes of the file from `offset` on, as a uint8 array `[nbytes]` that must
+        not be changed. Bytes around them are read, too, and other bytes if the check of the file
+        needs them (content_check.py).
+
+        Raises UserError if retry.MAX_FAILURES consecutive requests receive nothing, or if the file
+        has changed on the hub, and DamagedSourceError if the bytes are wrong.
         """
         import numpy as np
 
         if offset + nbytes <= len(self.first_bytes):
             return np.frombuffer(self.first_bytes[offset : offset + nbytes], np.uint8)
-        out = np.empty(nbytes, np.uint8)
+        first, last = self.check.aligned(offset, offset + nbytes)
+        data = self._read_blocks(first, last, offset - first)
+        self._reread()
+        return data[offset - first : offset - first + nbytes]
+
+    def finish_check(self, was_resumed: bool) -> None:
+        """Compare the content with its digest after the last read, and read the bytes that this
+        needs. If an earlier run has read some of the bytes, nothing more is read, because what that
+        run has read cannot be checked any more.
+        """
+        missing = self.size - self.check.position
+        if was_resumed or not missing:
+            return
+        if missing > NOTED_REST_BYTES:
+            self.watcher.note(
+                f"reading the other {format_size(missing)} of {self.path.name} to check its sha256"
+            )
+        self._reread(is_last=True)
+
+    def _reread(self, is_last: bool = False) -> None:
+        """Read the bytes that the check needs and whose turn it is. See ContentCheck.next_reread.
+        Only one thread does so at a time; the others return at once.
+        """
+        if not self.reread_lock.acquire(blocking=is_last):
+            return
+        try:
+            while span := self.check.next_reread(is_last):
+                self._read_blocks(*span)
+                self.check.reread_bytes += span[1] - span[0]
+        finally:
+            self.reread_lock.release()
+
+    def _read_blocks(self, first: int, last: int, aligned_at: int = 0) -> "U8":
+        """Return the bytes first .. last, which are whole blocks, and add them to the check. The
+        address of byte number `aligned_at` of the result is a multiple of ALIGNMENT_BYTES.
+        """
+        import numpy as np
+
+        buffer = np.empty(last - first + ALIGNMENT_BYTES, np.uint8)
+        start = -(buffer.ctypes.data + aligned_at) % ALIGNMENT_BYTES
+        out = buffer[start : start + last - first]
         with explain_error(self.spec, self.config):
-            self._fill(out.data, offset)
+            self._fill(out.data, first)
+        out.flags.writeable = False
+        self.check.add(first, out)
         return out
 
     def _fill(self, out: memoryview, offset: int) -> None:
         """Fill `out` with the bytes of the file from `offset` on. After a broken connection,
         request only the missing bytes.
         """
-        filled = 0
+        filled, clock = 0, ProgressClock()
 
         def fetch() -> None:
             nonlocal filled
-            for chunk in self._request_range(offset + filled, len(out) - filled):
+            for chunk in self._request_range(offset + filled, len(out) - filled, clock):
                 out[filled : filled + len(chunk)] = chunk
                 filled += len(chunk)
 
-        resume_transfer(fetch, lambda: len(out) - filled, self._report_break, READ_STATUSES)
+        resume_transfer(
+            fetch,
+            lambda: len(out) - filled,
+            self._report_break,
+            clock,
+            READ_STATUSES,
+            MAX_PAUSE_SECONDS if self.etags else FIRST_PAUSE_SECONDS,
+        )
 
-    def _request_range(self, start: int, nbytes: int, hub: bool = False) -> Iterator[bytes]:
+    def _request_range(
+        self, start: int, nbytes: int, clock: ProgressClock, hub: bool = False
+    ) -> Iterator[bytes]:
         """Request `nbytes` bytes from `start` on, and yield them in chunks as they arrive.
 
         The request goes to `content_url` if that is known and `hub` is False, otherwise to the hub.
         Only the hub receives the user's token. The response is read to its end, so that the
         connection can be reused, except if it is longer than the requested range.
         """
-        from huggingface_hub import get_session, hf_raise_for_status
-
         content_url = None if hub else self.content_url
         headers = {**self.headers, "Range": f"bytes={start}-{start + nbytes - 1}"}
         if content_url:
             headers = {
                 name: value for name, value in headers.items() if name.lower() != "authorization"
             }
-        with get_session().stream(
-            "GET", content_url or self.url, headers=headers, timeout=TIMEOUT_SECONDS
-        ) as response:
-            is_expired = bool(content_url) and response.status_code in EXPIRED_STATUSES
+        with open_reply(content_url or self.url, headers, clock) as reply:
+            is_expired = bool(content_url) and reply.status in EXPIRED_STATUSES
             if not is_expired:
-                if response.status_code == 416:
-                    raise self._ranges_unsupported(response)
-                hf_raise_for_status(response)
-                self._check_response(response, start)
-                for chunk in response.iter_raw():
+                self._check_reply(reply, start)
+                for chunk in reply.chunks():
                     yield chunk[:nbytes]
                     nbytes -= len(chunk)
                     if nbytes < 0:
                         return
         if is_expired:
             self.content_url = None
-            yield from self._request_range(start, nbytes, hub=True)
+            yield from self._request_range(start, nbytes, clock, hub=True)
 
-    def _check_response(self, response: Any, start: int) -> None:
-        """Check the headers of a response to a request for the range from `start` on. Raises
-        RangesUnsupported if it is not a range, httpx2.RemoteProtocolError if it is another range,
-        and UserError if the file has changed. Store the address to which the hub has redirected.
+    def _check_reply(self, reply: HubReply, start: int) -> None:
+        """Check the status and headers of a response to a request for the range from `start` on.
+        Raises RangesUnsupported if it is not a range, httpx2.RemoteProtocolError if it is another
+        range, RefusedRequest for a status of an error, and UserError if the file has changed. Store
+        the address to which the hub has redirected.
         """
         import httpx2
 
-        if response.status_code != 206:
-            raise self._ranges_unsupported(response)
-        content_range = CONTENT_RANGE_PATTERN.fullmatch(response.headers.get("content-range", ""))
-        if (
-            not content_range
-            or int(content_range[1]) != start
-            or response.headers.get("content-encoding", "identity") != "identity"
-        ):
+        if reply.status in (200, 416):
+            raise RangesUnsupported(
+                f"{reply.host} does not send parts of {self.path.name} (status {reply.status})",
+                hint="add --keep-source: it downloads the whole checkpoint first",
+            )
+        reply.require_status(206)
+        content_range = CONTENT_RANGE_PATTERN.fullmatch(reply.headers.get("content-range", ""))
+        if not content_range or int(content_range[1]) != start:
             raise httpx2.RemoteProtocolError("the server sent another range than requested")
-        steps = (*response.history, response)  # the redirects and the final response
-        linked_etags = [_strong_etag(step.headers.get("x-linked-etag")) for step in steps]
-        commits = [step.headers.get("x-repo-commit") for step in steps]
-        host, etag = response.url.host, _strong_etag(response.headers.get("etag"))
+        linked_etags = [_strong_etag(step.get("x-linked-etag")) for step in reply.steps]
+        commits = [step.get("x-repo-commit") for step in reply.steps]
+        etag = _strong_etag(reply.headers.get("etag"))
         with self.lock:
-            is_same_content = etag == (self.etags.setdefault(host, etag) if etag else etag)
+            is_same_content = etag == (self.etags.setdefault(reply.host, etag) if etag else etag)
         if (
             content_range[2] not in (str(self.size), "*")
             or not {*linked_etags} <= {self.digest, ""}
@@ -160,18 +226,8 @@ class RemoteFile:
                 f"{self.path.name} of {self.spec.repo} has changed since {self.commit[:12]}",
                 hint="run the same command again: it starts with the current file",
             )
-        if response.history and not self.config.hub_endpoint.startswith(
-            f"{response.url.scheme}://{host}"
-        ):
-            self.content_url = str(response.url)
-
-    def _ranges_unsupported(self, response: Any) -> RangesUnsupported:
-        """Return the error for a response that is not the requested range."""
-        return RangesUnsupported(
-            f"{response.url.host} does not send parts of {self.path.name} "
-            f"(status {response.status_code})",
-            hint="add --keep-source: it downloads the whole checkpoint first",
-        )
+        if len(reply.steps) > 1 and not _is_same_origin(reply.url, self.config.hub_endpoint):
+            self.content_url = reply.url
 
     def _report_break(self, pause: float) -> None:
         """Print a note if this is the first broken connection of the file, or if the server has
@@ -202,3 +258,8 @@ def _strong_etag(value: str | None) -> str:
     guarantee identical bytes.
     """
     return "" if not value or value.startswith("W/") else value.strip('"')
+
+
+def _is_same_origin(url: str, other: str) -> bool:
+    """Return whether two addresses have the same scheme, host and port."""
+    return urlsplit(url)[:2] == urlsplit(other)[:2]

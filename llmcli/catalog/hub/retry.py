@@ -2,39 +2,39 @@
 resumed where it was interrupted.
 """
 
-import re
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    import httpx2
+from llmcli.catalog.hub.exchange import HubUnreachable, ProgressClock, RefusedRequest
 
 MAX_TRIES = 5  # of a small request
 MAX_FAILURES = 6  # consecutive requests without any data, after which a transfer fails
-MAX_PAUSE_SECONDS = 300.0  # longer waits that a server asks for are shortened to this
+# The longest wait that a server may ask for: before the first byte of a transfer, and after it.
+FIRST_PAUSE_SECONDS = 20.0
+MAX_PAUSE_SECONDS = 300.0
 RETRIED_STATUSES = (408, 500, 502, 503, 504)
 Response = TypeVar("Response")
 
 
-def with_retries(request: Callable[[], Response]) -> Response:
+def with_retries(request: Callable[[], Response], clock: ProgressClock) -> Response:
     """Call `request` and return its result. After a temporary failure, call it again, up to
-    MAX_TRIES times in total. If the host cannot be reached at all, raise the error at once.
+    MAX_TRIES times in total and while `clock` has time left. If the host cannot be reached at all,
+    raise the error at once.
     """
     import httpx2
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     for attempt in range(MAX_TRIES):
+        pause = 2**attempt / 4
         try:
             return request()
-        except (httpx2.TransportError, LocalEntryNotFoundError) as error:
-            cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else error
-            if attempt == MAX_TRIES - 1 or isinstance(cause, httpx2.ConnectError):
+        except (httpx2.ConnectError, httpx2.UnsupportedProtocol):
+            raise
+        except (httpx2.TransportError, RefusedRequest) as error:
+            is_final = isinstance(error, RefusedRequest) and error.status not in RETRIED_STATUSES
+            if is_final or attempt == MAX_TRIES - 1 or clock.seconds_left < pause:
                 raise
-        except HfHubHTTPError as error:
-            if attempt == MAX_TRIES - 1 or error.response.status_code not in RETRIED_STATUSES:
-                raise
-        time.sleep(2**attempt / 4)
+        time.sleep(pause)
     raise AssertionError
 
 
@@ -42,41 +42,46 @@ def resume_transfer(
     fetch: Callable[[], None],
     count_missing: Callable[[], int],
     report_break: Callable[[float], None],
+    clock: ProgressClock,
     statuses: Sequence[int] = RETRIED_STATUSES,
+    max_pause: float = MAX_PAUSE_SECONDS,
 ) -> None:
     """Call `fetch`, which requests the missing bytes, until `count_missing` returns 0.
 
     A call may fail or end early. After a broken connection or a response with one of `statuses`, it
     is repeated. Before that, `report_break` is called with the seconds that the server has asked to
     wait, or 0. After MAX_FAILURES consecutive calls without new bytes, the last error is raised.
+
+    Raises HubUnreachable if `clock` has no time left, or if the server asks to wait more than
+    `max_pause` seconds, now or in total without progress.
     """
     import httpx2
-    from huggingface_hub.errors import HfHubHTTPError
 
-    failures = 0
+    failures, paused = 0, 0.0
     while n_missing := count_missing():
         error: Exception | None = None
         pause = 0.0
         try:
             fetch()
+        except httpx2.UnsupportedProtocol:
+            raise
         except httpx2.TransportError as broken:
             error = broken
-        except HfHubHTTPError as refused:
-            if refused.response.status_code not in statuses:
+        except RefusedRequest as refused:
+            if refused.status not in statuses:
                 raise
-            error, pause = refused, _requested_pause(refused.response)
+            error, pause = refused, refused.pause
         if not count_missing():
             return
         failures = 0 if count_missing() < n_missing else failures + 1
+        paused = paused + pause if failures else pause
         if failures == MAX_FAILURES:
             raise error or httpx2.ReadError("the server ended the transfer early")
+        if paused > max_pause:
+            raise HubUnreachable(
+                f"{error}, and asks to wait {pause:.0f} seconds",
+                hint="run the same command again after that time: it resumes",
+            )
         report_break(pause)
         time.sleep(pause or (min(2 ** (failures - 1), 8) if failures else 0))
-
-
-def _requested_pause(response: "httpx2.Response") -> float:
-    """Return the seconds that a server asks to wait in the header Retry-After, at most
-    MAX_PAUSE_SECONDS. 0 if the header is missing or not a number.
-    """
-    text = response.headers.get("retry-after", "")
-    return min(float(text), MAX_PAUSE_SECONDS) if re.fullmatch("[0-9]+", text) else 0.0
+        clock.exclude(pause)

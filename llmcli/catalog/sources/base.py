@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from llmcli.catalog.spec import Spec
 from llmcli.catalog.store import VerifiedFile
 from llmcli.config import Config
+from llmcli.errors import UserError
 from llmcli.types import ProgressDisplay
 from quant.source.blob import Blob
 
@@ -20,6 +21,8 @@ class FetchedFiles:
 
     `kind`, `path`: a GGUF (its first shard), or the folder of a checkpoint. `files`: all files with
     their sha256. `source`: the label of the Spec. `revision`: the commit on the hub, or None.
+    `hub_error`: why the hub could not be asked for the newest commit, so that files in the cache
+    are used; None if it was asked, or did not have to be.
     """
 
     kind: Literal["gguf", "folder"]
@@ -27,6 +30,7 @@ class FetchedFiles:
     files: tuple[VerifiedFile, ...]
     source: str
     revision: str | None = None
+    hub_error: UserError | None = None
 
 
 @dataclass(frozen=True, slots=True)

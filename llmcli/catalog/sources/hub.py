@@ -7,15 +7,18 @@ or stay on the hub and are read in parts (catalog/hub/range_reader.py).
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast
 
-from llmcli.atomic_files import write_atomically
+from llmcli.catalog.hub import cache
 from llmcli.catalog.hub.choose_files import ChosenFiles, HubFile, choose_files
-from llmcli.catalog.hub.download import download_files, has_digest, repo_folder
-from llmcli.catalog.hub.error_messages import explain_error, note_retries
+from llmcli.catalog.hub.content_check import WaitingBytes
+from llmcli.catalog.hub.download import download_files
+from llmcli.catalog.hub.error_messages import explain_error
+from llmcli.catalog.hub.exchange import HubUnreachable
+from llmcli.catalog.hub.listing import DIGEST_PATTERN, list_files
 from llmcli.catalog.hub.range_reader import RemoteFile, fetch_heads
-from llmcli.catalog.hub.retry import with_retries
 from llmcli.catalog.sources.base import FetchedFiles, RemoteCheckpoint
 from llmcli.catalog.spec import Spec
 from llmcli.catalog.store import VerifiedFile, hash_file
@@ -23,10 +26,7 @@ from llmcli.config import Config, disable_hub_telemetry
 from llmcli.errors import UserError
 from llmcli.types import ProgressDisplay
 
-COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}")
-DIGEST_PATTERN = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 REVISION_PATTERN = re.compile(r"(?!.*\.\.)[\w][\w./-]*")
-TIMEOUT_SECONDS = 15.0  # of the request for a listing
 
 
 class HubSource:
@@ -37,21 +37,26 @@ class HubSource:
     def fetch(
         self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay
     ) -> FetchedFiles:
-        """Download a GGUF or a checkpoint into the Hugging Face cache. If llmcli is offline, use
-        what is already in the cache. Raises UserError if neither is possible.
+        """Download a GGUF or a checkpoint into the Hugging Face cache. If llmcli is offline, or the
+        hub does not answer, use what is already in the cache. Raises UserError if neither is
+        possible.
         """
         disable_hub_telemetry()
         _check_revision(spec)
         if config.offline:
             return _from_cache(spec, config, watcher)
-        with explain_error(spec, config), note_retries(watcher):
-            commit, blobs = _list_files(spec, config)
-            choice = choose_files(spec, blobs, config.allow_pickle)
+        try:
+            with explain_error(spec, config):
+                listing = list_files(spec, config, watcher)
+        except HubUnreachable as error:
+            return replace(_cached_instead(spec, config, watcher, error), hub_error=error)
+        with explain_error(spec, config):
+            choice = choose_files(spec, listing.files, config.allow_pickle)
             if choice.note:
                 watcher.note(choice.note)
-            files = download_files(spec, commit, choice.files, config, watcher)
-            _record_commit(spec, commit, config)
-        return _describe_files(spec, commit, choice, files, config)
+            files = download_files(spec, listing.commit, choice.files, config, watcher)
+            cache.record_commit(spec, listing.commit, config, watcher)
+        return _describe_files(spec, listing.commit, choice, files, config)
 
 
 def find_remote_checkpoint(
@@ -66,16 +71,20 @@ def find_remote_checkpoint(
     """
     disable_hub_telemetry()
     _check_revision(spec)
-    with explain_error(spec, config), note_retries(watcher):
-        commit, blobs = _list_files(spec, config)
-        choice = choose_files(spec, blobs, config.allow_pickle)
+    with explain_error(spec, config):
+        listing = list_files(spec, config, watcher)
+        commit = listing.commit
+        choice = choose_files(spec, listing.files, config.allow_pickle)
         weights = [blob for blob in choice.files if blob.name.endswith(".safetensors")]
-        repo = repo_folder(spec, config)
-        is_cached = all((repo / "blobs" / blob.digest).is_file() for blob in weights)
+        repo = cache.repo_folder(spec, config)
+        is_cached = all(cache.find_content(repo, commit, blob) for blob in weights)
         if choice.kind != "folder" or is_cached or any(len(blob.digest) != 64 for blob in weights):
             return None
         small_files = [blob for blob in choice.files if blob not in weights]
-        files = {blob.name: RemoteFile(spec, commit, blob, config, watcher) for blob in weights}
+        waiting = WaitingBytes()
+        files = {
+            blob.name: RemoteFile(spec, commit, blob, config, watcher, waiting) for blob in weights
+        }
         fetch_heads(list(files.values()))
         downloaded = dict(
             zip(
@@ -102,14 +111,14 @@ def find_remote_gguf(
     """
     disable_hub_telemetry()
     _check_revision(spec)
-    with explain_error(spec, config), note_retries(watcher):
-        commit, blobs = _list_files(spec, config)
-        choice = choose_files(spec, blobs, config.allow_pickle)
+    with explain_error(spec, config):
+        listing = list_files(spec, config, watcher)
+        choice = choose_files(spec, listing.files, config.allow_pickle)
     if choice.kind != "gguf":
         return None
     if choice.note:
         watcher.note(choice.note)
-    return tuple(RemoteFile(spec, commit, blob, config, watcher) for blob in choice.files)
+    return tuple(RemoteFile(spec, listing.commit, blob, config, watcher) for blob in choice.files)
 
 
 def _check_revision(spec: Spec) -> None:
@@ -124,79 +133,33 @@ def _describe_files(
     spec: Spec, commit: str, choice: ChosenFiles, files: tuple[VerifiedFile, ...], config: Config
 ) -> FetchedFiles:
     """Return the files of a commit in the cache with the path to load."""
-    snapshot = repo_folder(spec, config) / "snapshots" / commit
+    snapshot = cache.repo_folder(spec, config) / "snapshots" / commit
     path = snapshot if choice.kind == "folder" else snapshot / choice.files[0].name
     return FetchedFiles(
         cast(Literal["gguf", "folder"], choice.kind), path, files, spec.label, commit
     )
 
 
-def _list_files(spec: Spec, config: Config) -> tuple[str, list[HubFile]]:
-    """Ask the hub for the commit that the requested revision points to. Return its id, and the
-    files in it. Files whose names are unsafe as paths are left out. Raises UserError if the
-    response is not that of a hub.
+def _cached_instead(
+    spec: Spec, config: Config, watcher: ProgressDisplay, error: HubUnreachable
+) -> FetchedFiles:
+    """Return the model's files from the cache after the hub has not answered, with a note. Raises
+    `error` if they are not there completely.
     """
-    from huggingface_hub import HfApi
-
-    api = HfApi(endpoint=config.hub_endpoint, token=config.hub_token or False)
-    revision = spec.revision or None
     try:
-        info = with_retries(
-            lambda: api.model_info(
-                spec.repo, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS
-            )
-        )
-        properties = [
-            (item.rfilename, item.size, item.lfs.sha256 if item.lfs else item.blob_id)
-            for item in info.siblings or ()
-        ]
-    except (
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ):  # the library does not check the JSON of a listing
-        raise UserError(
-            f"{config.hub_endpoint} does not answer like a hub",
-            hint="check HF_ENDPOINT and the proxy settings",
-        ) from None
-    blobs = []
-    for name, nbytes, digest in properties:
-        if not isinstance(name, str) or not _is_safe_name(name):
-            continue
-        if (
-            type(nbytes) is not int
-            or nbytes < 0
-            or not isinstance(digest, str)
-            or not DIGEST_PATTERN.fullmatch(digest)
-        ):
-            raise UserError(
-                f"{config.hub_endpoint} gives no valid size and digest for {name} of {spec.repo}",
-                hint="check that HF_ENDPOINT is a complete mirror of the hub",
-            )
-        blobs.append(HubFile(name, nbytes, digest))
-    if not isinstance(info.sha, str) or not COMMIT_PATTERN.fullmatch(info.sha):
-        raise UserError(
-            f"{config.hub_endpoint} gives no valid commit for {spec.repo}",
-            hint="check that HF_ENDPOINT is a mirror of the hub",
-        )
-    return info.sha, blobs
+        fetched = _from_cache(spec, config, watcher)
+    except UserError:
+        raise error from None
+    watcher.note(cache_note(error, spec.repo, fetched.revision))
+    return fetched
 
 
-def _is_safe_name(name: str) -> bool:
-    """Return whether a file name that a server sent is safe as a relative path: it cannot lead out
-    of the folder for the files.
-    """
-    return bool(name) and not re.search(r"(^|/)\.\.?(/|$)|^/|\\|//|\0|:", name)
-
-
-def _record_commit(spec: Spec, commit: str, config: Config) -> None:
-    """Write the commit of a branch or tag into the cache, as huggingface_hub does. Without this
-    file, the model could not be found offline.
-    """
-    revision = spec.revision or "main"
-    if not COMMIT_PATTERN.fullmatch(revision):
-        write_atomically(repo_folder(spec, config) / "refs" / revision, commit.encode())
+def cache_note(error: HubUnreachable, name: str, commit: str | None) -> str:
+    """Return a note that a model in the cache is used because the hub does not answer."""
+    return (
+        f"{error}; using {name} from the Hugging Face cache, commit {(commit or '')[:12]} "
+        "(--offline does not ask the hub)"
+    )
 
 
 def _from_cache(spec: Spec, config: Config, watcher: ProgressDisplay) -> FetchedFiles:
@@ -204,16 +167,7 @@ def _from_cache(spec: Spec, config: Config, watcher: ProgressDisplay) -> Fetched
     with its digest, which is the name of its blob. Raises UserError if files are missing or
     damaged.
     """
-    repo = repo_folder(spec, config)
-    revision = spec.revision or "main"
-    ref = repo / "refs" / revision
-    commit = (
-        revision
-        if COMMIT_PATTERN.fullmatch(revision)
-        else ref.read_text().strip()
-        if ref.is_file()
-        else ""
-    )
+    repo, commit = cache.repo_folder(spec, config), cache.read_commit(spec, config)
     snapshot = repo / "snapshots" / commit
     if not commit or not snapshot.is_dir():
         raise UserError(
@@ -237,21 +191,23 @@ def _from_cache(spec: Spec, config: Config, watcher: ProgressDisplay) -> Fetched
             "and llmcli is offline",
             hint="leave out --offline (or unset HF_HUB_OFFLINE) and try again",
         )
+    files = []
     for blob in choice.files:
-        if DIGEST_PATTERN.fullmatch(blob.digest) and not has_digest(
-            snapshot / blob.name, blob.digest, watcher
-        ):
+        path = snapshot / blob.name
+        # In a cache without links, nothing says which digest a file had on the hub.
+        has_digest = DIGEST_PATTERN.fullmatch(blob.digest)
+        file = (
+            cache.verify_content(path, blob.digest, watcher)
+            if has_digest
+            else hash_file(path, watcher)
+        )
+        if file is None:
             raise UserError(
                 f"{blob.name} of {spec.repo} in the Hugging Face cache is damaged",
                 hint="pull it again online",
             )
-    return _describe_files(
-        spec,
-        commit,
-        choice,
-        tuple(hash_file(snapshot / blob.name, watcher) for blob in choice.files),
-        config,
-    )
+        files.append(file)
+    return _describe_files(spec, commit, choice, tuple(files), config)
 
 
 def _missing_shard(snapshot: Path, choice: ChosenFiles) -> str:

@@ -1,13 +1,17 @@
 """HubSource through fetch_model: which files of a repository are fetched, and its errors."""
 
 import hashlib
+import re
+import shutil
 
 import pytest
 
 from llmcli.catalog import fetch
+from llmcli.catalog.hub import listing
 from llmcli.config import load_config
 from llmcli.errors import UserError
 from tests.catalog.conftest import REPO, checkpoint_files
+from tests.fixtures.hub_faults import Fault
 
 
 def test_a_fetched_gguf_has_its_commit_and_its_sha256(gguf_hub, gguf, notes):
@@ -219,6 +223,79 @@ def test_an_invalid_listing_raises_an_error(notes, monkeypatch, hub, answer):
     )
     with pytest.raises(UserError, match=r"does not answer like a hub|gives no valid (size|commit)"):
         fetch.fetch_model(REPO, load_config(), notes)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(status=503),
+        Fault(status=429),
+        Fault(status=407),
+        Fault(redirect="loop"),
+        Fault(pace="reset"),
+        Fault(body="page"),
+        Fault(body="truncated"),
+    ],
+    ids=lambda fault: fault.label,
+)
+def test_a_model_in_the_cache_is_used_if_the_hub_does_not_answer(gguf_hub, gguf, notes, fault):
+    commit = fetch.fetch_model(REPO, load_config(), notes).revision
+    shutil.rmtree(load_config().data)
+    gguf_hub.misbehave("listing", fault)
+    model = fetch.fetch_model(REPO, load_config(), notes)
+    assert (model.path.read_bytes(), model.revision) == (gguf, commit)
+    (line,) = [line for line in notes.lines if "from the Hugging Face cache" in line]
+    assert f"commit {commit[:12]} (--offline does not ask the hub)" in line
+    with pytest.raises(UserError) as raised:  # which asks for the newest commit
+        fetch.fetch_model(REPO, load_config(), notes, force=True)
+    assert str(raised.value) in line
+    with pytest.raises(UserError, match=re.escape(str(raised.value))):  # it is not in the cache
+        fetch.fetch_model(f"{REPO}:Q8_0", load_config(), notes)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_the_cache_is_not_used_instead_of_what_the_hub_answers(gguf_hub, notes, status):
+    fetch.fetch_model(REPO, load_config(), notes)
+    shutil.rmtree(load_config().data)
+    gguf_hub.misbehave("listing", Fault(status=status))
+    with pytest.raises(UserError):
+        fetch.fetch_model(REPO, load_config(), notes)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["\ud800.gguf", "a\x1b[31m.gguf", "a\x9b.gguf", "x" * 256, "a//b", "/a", "a/../b", "C:a"],
+)
+def test_a_name_that_cannot_be_a_path_is_left_out_with_a_note(hub, gguf, notes, monkeypatch, name):
+    hub.add(REPO, {"tiny-Q4_K_M.gguf": gguf, name: gguf})
+    assert fetch.fetch_model(REPO, load_config(), notes).path.read_bytes() == gguf
+    (line,) = [line for line in notes.lines if "left out" in line]
+    assert line.isascii()
+    assert line.isprintable()
+
+
+def test_a_listing_that_is_too_long_raises_an_error(gguf_hub, notes, monkeypatch):
+    monkeypatch.setattr(listing, "MAX_LISTING_BYTES", 100)
+    with pytest.raises(UserError, match="sends more than 100 bytes instead of a list of files"):
+        fetch.fetch_model(REPO, load_config(), notes)
+
+
+@pytest.mark.parametrize("token", ["hf_\n", "hf_\xe9", "hf_a b", "\u202ehf"])
+def test_a_token_that_cannot_be_sent_raises_an_error(gguf_hub, notes, monkeypatch, token):
+    monkeypatch.setenv("HF_TOKEN", f"x{token}x")
+    with pytest.raises(UserError, match="the hub's token has a character that no token has"):
+        fetch.fetch_model(REPO, load_config(), notes)
+    assert gguf_hub.requests == []
+
+
+def test_proxy_settings_that_cannot_be_used_raise_an_error(gguf_hub, notes, monkeypatch):
+    from huggingface_hub import close_session
+
+    monkeypatch.setenv("ALL_PROXY", "gopher://127.0.0.1:1")
+    close_session()
+    with pytest.raises(UserError, match="the proxy or certificate settings cannot be used"):
+        fetch.fetch_model(REPO, load_config(), notes)
+    close_session()
 
 
 def test_a_web_page_instead_of_a_listing_raises_an_error(notes, monkeypatch, hub):

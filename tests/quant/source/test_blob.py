@@ -31,6 +31,9 @@ class MemoryBlob:
         self.reads += 1
         return np.frombuffer(self.data[offset : offset + nbytes], np.uint8)
 
+    def finish_check(self, was_resumed: bool) -> None:
+        pass
+
 
 def test_checkpoint_with_blobs_has_the_same_fingerprint_and_file(
     stories: Path, tmp_path: Path
