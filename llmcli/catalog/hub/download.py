@@ -18,7 +18,7 @@ from llmcli.atomic_files import AtomicWriter
 from llmcli.catalog.disk_space import require_free_space
 from llmcli.catalog.hub import cache
 from llmcli.catalog.hub.choose_files import HubFile
-from llmcli.catalog.hub.exchange import HubUnreachable, ProgressClock, HubReply, open_reply
+from llmcli.catalog.hub.exchange import HubReply, HubUnreachable, ProgressClock, open_reply
 from llmcli.catalog.hub.headers import hub_headers
 from llmcli.catalog.hub.retry import resume_transfer
 from llmcli.catalog.spec import Spec

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from llmcli.catalog.hub.content_check import ContentCheck, WaitingBytes
 from llmcli.catalog.hub.error_messages import explain_error
-from llmcli.catalog.hub.exchange import ProgressClock, HubReply, open_reply
+from llmcli.catalog.hub.exchange import HubReply, ProgressClock, open_reply
 from llmcli.catalog.hub.headers import hub_headers
 from llmcli.catalog.hub.retry import (
     FIRST_PAUSE_SECONDS,
