@@ -202,11 +202,8 @@ class ModelSwitcher:
         """
         if plan.options.reproducible:
             self.ui.note(reproducible.GUARANTEE)
-        if plan.drafting.is_requested and runner.engine.resources.speculation is None:
-            self.ui.note(
-                "speculative decoding is off: on this machine a pass over several tokens costs as "
-                "much as separate passes"
-            )
+        if runner.draft_obstacle:
+            self.ui.note(f"speculative decoding is off: {runner.draft_obstacle}")
         if runner.template is None and runner.can_generate and not self.run_flags.raw:
             self.ui.note(
                 f"{plan.name} is a base model without a chat template: it continues the text"

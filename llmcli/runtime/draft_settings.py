@@ -31,6 +31,7 @@ from quant.model_file import load_checks, read_header
 from quant.model_file.model_header import ModelHeader
 
 NGRAM_DRAFT_MODES = ("auto", "on", "off")
+MIN_DRAFT_ROWS = PASS_ROWS[0]  # tokens of the shortest pass that checks a draft
 FLOAT_TYPES = ("f32", "f16", "bf16")
 
 
@@ -115,7 +116,7 @@ def open_speculation(
             hint="leave out --model-draft" if settings.model else "leave out --ngram-draft on",
         )
     output_rows = min(MAX_PASS_ROWS, context.n_outputs, context.n_batch)
-    if settings == NO_DRAFTING or output_rows < PASS_ROWS[0] or context.is_recurrent:
+    if settings == NO_DRAFTING or output_rows < MIN_DRAFT_ROWS or context.is_recurrent:
         yield None
         return
     with ExitStack() as stack:

@@ -24,7 +24,13 @@ from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.sampler import NativeChains
 from llmcli.runtime.constraint.base import Grammar
 from llmcli.runtime.constraint.compile import GrammarCompiler
-from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings, open_speculation, uses_gpu
+from llmcli.runtime.draft_settings import (
+    MIN_DRAFT_ROWS,
+    NO_DRAFTING,
+    DraftSettings,
+    open_speculation,
+    uses_gpu,
+)
 from llmcli.runtime.drafting.ngram import PromptLookup
 from llmcli.runtime.engine import prefill_context
 from llmcli.runtime.engine.engine import Engine
@@ -138,7 +144,7 @@ class OpenedParts:
     load_ms: float  # milliseconds that opening took
     native_sampling: bool  # whether to sample with llama.cpp's samplers where it has all steps
     speculation: Speculation | None = None  # None when nothing is drafted
-    ngram_draft: str = "auto"  # the value of --ngram-draft
+    drafting: DraftSettings = DraftSettings()  # as the user has set it
     prefill_context: PrefillContext | None = None  # a second context that computes prompts
 
 
@@ -151,7 +157,8 @@ class Runner:
         self.header, self.options, self.template = parts.header, parts.options, parts.template
         self.model = model = parts.model
         self.context = context = parts.context
-        self.load_ms, self.ngram_draft = parts.load_ms, parts.ngram_draft
+        self.load_ms, self.ngram_draft = parts.load_ms, parts.drafting.ngram
+        self.drafting = parts.drafting
         self._speculation = parts.speculation
         for token in _tag_tokens(model):
             model.show_as_text(token)
@@ -223,6 +230,17 @@ class Runner:
         return (
             "speculative" if self.engine.resources.speculation else "guided" if grammar else "plain"
         )
+
+    @property
+    def draft_obstacle(self) -> str:
+        """Return why nothing is drafted although the user has turned drafting on; "" otherwise."""
+        if not self.drafting.is_requested or self._speculation is not None:
+            return ""
+        if self.options.reproducible and self.context.n_seq_max > 1:
+            return "with --reproducible, only a context of one sequence can draft"
+        if self.context.n_batch < MIN_DRAFT_ROWS:
+            return f"a batch of {self.context.n_batch} tokens is too small (-b)"
+        return "on this machine a pass over several tokens costs as much as separate passes"
 
     @property
     def has_prompt_lookup(self) -> bool:
@@ -488,6 +506,7 @@ def open_runner(
     writes by diffusion, and for an embedding model if `needs_text`.
     """
     start_time = time.perf_counter()
+    requested_drafting = drafting
     header = read_header.read_header(path)
     load_checks.check_loadable(header)
     kv_size.check_cache(header.metadata, options.cache_type_k, options.cache_type_v)
@@ -534,7 +553,7 @@ def open_runner(
             load_ms=(time.perf_counter() - start_time) * 1e3,
             native_sampling=native_sampling,
             speculation=speculation,
-            ngram_draft=drafting.ngram,
+            drafting=requested_drafting,
             prefill_context=prefill,
         )
         runner = Runner(parts)

@@ -38,7 +38,7 @@ def build_document(runner: Runner, name: str, file_bytes: int, answer: Answer) -
         "text": answer.text,
         "finish": answer.finish,
         "tokens": _token_records(runner, answer),
-        "timing": _timing_record(runner.load_ms, answer),
+        "timing": _timing_record(runner, answer),
         "kv": {
             "type_k": kv.type_k,
             "type_v": kv.type_v,
@@ -50,6 +50,7 @@ def build_document(runner: Runner, name: str, file_bytes: int, answer: Answer) -
             "compute_bytes": kv.compute_bytes,
             "output_bytes": kv.output_bytes,
         },
+        **_draft_record(runner),
         **({"overflow": asdict(answer.overflow_stats)} if answer.overflow_stats.times else {}),
         **({"reproducible": True} if runner.options.reproducible else {}),
         **({"profile": runner.options.profile} if runner.options.profile else {}),
@@ -117,17 +118,33 @@ def token_text(runner: Runner, token: int) -> str:
     return runner.model.piece(token, special=True).decode("utf-8", "replace")
 
 
-def _timing_record(load_ms: float, answer: Answer) -> dict[str, Any]:
-    """Return the field `timing` of the JSON document. `load_ms`: time to load the model."""
+def _draft_record(runner: Runner) -> dict[str, Any]:
+    """Return the field `draft` of the JSON document, if the user has turned drafting on."""
+    if not runner.drafting.is_requested:
+        return {}
+    model = runner.drafting.model
+    return {
+        "draft": {
+            "model": str(model) if model else None,
+            "ngram": runner.ngram_draft,
+            "obstacle": runner.draft_obstacle or None,
+        }
+    }
+
+
+def _timing_record(runner: Runner, answer: Answer) -> dict[str, Any]:
+    """Return the field `timing` of the JSON document. If the user has turned drafting on, it has
+    the numbers of drafted tokens, even if these are 0.
+    """
     gap_ms = token_gaps(answer)
     itl = {f"p{share * 100:.0f}": percentile(gap_ms, share) for share in PERCENTILES}
     draft_counts = (
         {}
-        if answer.n_drafted is None
-        else {"drafted_tokens": answer.n_drafted, "accepted_tokens": answer.n_accepted}
+        if answer.n_drafted is None and not runner.drafting.is_requested
+        else {"drafted_tokens": answer.n_drafted or 0, "accepted_tokens": answer.n_accepted}
     )
     return {
-        "load_ms": load_ms,
+        "load_ms": runner.load_ms,
         "prompt_tokens": answer.prompt_tokens,
         "cached_tokens": answer.cached_tokens,
         "prompt_ms": answer.prompt_ms,
@@ -179,11 +196,7 @@ def format_timing(runner: Runner, answer: Answer, shows_load: bool = False) -> s
         f"{len(answer.tokens)} tok {answer.tokens_per_second:.1f} tok/s",
         f"p50 {percentile(gap_ms, 0.5):.1f} p99 {percentile(gap_ms, 0.99):.1f} ms",
         *_describe_grammar(answer),
-        *(
-            [f"{answer.n_accepted} of {answer.n_drafted} drafted tokens accepted"]
-            if answer.n_drafted
-            else []
-        ),
+        *_describe_drafts(runner, answer),
         _describe_cache(runner),
         *([f"loaded in {runner.load_ms / 1000:.1f} s"] if shows_load else []),
     ]
@@ -226,6 +239,17 @@ def format_samples_timing(runner: Runner, answers: Sequence[Answer]) -> str:
     return f"[{' · '.join(parts)}]" + (
         f" ({n_full} stopped: the context is full)" if n_full else ""
     )
+
+
+def _describe_drafts(runner: Runner, answer: Answer) -> list[str]:
+    """Return a text about the drafted tokens for the timing line. It is empty if there were none,
+    unless the user has turned drafting on.
+    """
+    if answer.n_drafted:
+        return [f"{answer.n_accepted} of {answer.n_drafted} drafted tokens accepted"]
+    if not runner.drafting.is_requested or runner.draft_obstacle or len(answer.tokens) < 2:
+        return []
+    return ["nothing drafted: no draft was expected to save time"]
 
 
 def _describe_grammar(answer: Answer) -> list[str]:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from llmcli.runtime.draft_settings import DraftSettings
 from llmcli.runtime.drafting.ngram import PromptLookup
-from llmcli.runtime.runner import Runner
+from llmcli.runtime.runner import OpenedParts, Runner
 from llmcli.runtime.strategies.base import Speculation
 from tests.fixtures.cli import Done
 from tests.fixtures.drafts import CHEAP, Steady
@@ -79,3 +80,50 @@ def _init_with_prompt_lookup(original_init: Callable[..., None]) -> Callable[...
         )
 
     return init
+
+
+def _request_drafts(original_init: Callable[..., None], mode: str) -> Callable[..., None]:
+    """Return a `Runner.__init__` as if --ngram-draft had the value `mode`."""
+
+    def init(self: Runner, parts: OpenedParts) -> None:
+        original_init(self, replace(parts, drafting=DraftSettings(mode)))
+
+    return init
+
+
+def test_drafting_that_brings_nothing_is_said_and_in_the_json(
+    llmcli: Callable[..., Done], fake: Callable[..., list[Runner]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain_init = Runner.__init__
+    # Drafting was requested, but this machine cannot gain by it.
+    monkeypatch.setattr(Runner, "__init__", _request_drafts(plain_init, "on"))
+    done = _run(llmcli, fake, monkeypatch)
+    assert "speculative decoding is off: on this machine a pass over several tokens" in done.err
+    assert "nothing drafted" not in done.err
+    document = json.loads(_run(llmcli, fake, monkeypatch, "--json").out)
+    assert document["timing"]["drafted_tokens"] == document["timing"]["accepted_tokens"] == 0
+    assert document["draft"]["ngram"] == "on"
+    assert document["draft"]["model"] is None
+    assert document["draft"]["obstacle"].startswith("on this machine")
+    # Nothing was requested, so nothing is said.
+    monkeypatch.setattr(Runner, "__init__", _request_drafts(plain_init, "auto"))
+    assert "draft" not in _run(llmcli, fake, monkeypatch).err
+    assert "draft" not in json.loads(_run(llmcli, fake, monkeypatch, "--json").out)
+
+
+def test_a_draft_that_is_never_worth_its_time_is_said(
+    llmcli: Callable[..., Done], fake: Callable[..., list[Runner]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain_init = Runner.__init__
+
+    def init(self: Runner, parts: OpenedParts) -> None:
+        drafting = DraftSettings("on")
+        speculation = Speculation((PromptLookup(),), Steady(CHEAP), 16)
+        plain_init(self, replace(parts, drafting=drafting, speculation=speculation))
+
+    monkeypatch.setattr(Runner, "__init__", init)
+    fake(b"nothing repeats")
+    assert "nothing drafted: no draft was expected to save time" in llmcli("run", "fake", "hi").err
+    document = json.loads(llmcli("run", "fake", "hi", "--json").out)
+    assert document["timing"]["drafted_tokens"] == 0
+    assert document["draft"] == {"model": None, "ngram": "on", "obstacle": None}
