@@ -61,7 +61,7 @@ def skeleton(form: ApiForm) -> AnswerPlan:
     answers = [answer for (answer,) in (yield [SampleRequest(request) for request in requests])]
     texts = [_content(answer) for answer in answers]
     joined = [{"point": point, "text": text} for point, text in zip(points, texts, strict=True)]
-    return {**form.document([_join(outline, answers, joined)]), "skeleton": joined}
+    return {**form.complete_document([_join(outline, answers, joined)]), "skeleton": joined}
 
 
 def _ask_outline(

@@ -2,9 +2,11 @@
 why it is not, and what the constraint cost.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from llmcli.runtime.constraint.base import Constraint, accepts
+from llmcli.runtime.constraint.schema_check import join_problems
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.strategies.constrained_chain import pieces_until_tag
@@ -58,6 +60,11 @@ def describe_incomplete(constraint: Constraint | None, answer: Answer) -> tuple[
     return f"the {noun} is incomplete: {reason}", hint
 
 
+def describe_not_enforced(not_enforced: Sequence[str]) -> str:
+    """Return a line about what a schema demands and the grammar does not enforce."""
+    return f"note: of the schema, this is not enforced: {join_problems(not_enforced)}"
+
+
 def constraint_json(
     runner: Runner, constraint: Constraint | None, opened_tags: ThinkingTags | None, answer: Answer
 ) -> dict[str, Any]:
@@ -77,6 +84,7 @@ def constraint_json(
             "kind": constraint.kind,
             "engine": constraint.engine,
             "jump": "off" if beams else constraint.jump,
+            "not_enforced": list(runner.grammars(constraint).not_enforced),
             "complete": is_complete(runner, constraint, opened_tags, answer),
             "forced_tokens": sum(token.forced for token in answer.tokens),
             "constraint_ms": milliseconds,

@@ -54,6 +54,8 @@ class ApiForm(ABC):
     requests: tuple[Request, ...]
     samples_per_request: int = 1
     constraint: Constraint | None = None
+    # what the constraint demands and is not enforced, each with its place
+    not_enforced: tuple[str, ...] = ()
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: ServerSettings) -> None:
         self.fields, self.runner, self.settings = Fields(body), runner, settings
@@ -78,6 +80,7 @@ class ApiForm(ABC):
         if self.constraint is None:
             return
         grammar: Grammar = self.runner.grammars(self.constraint)
+        self.not_enforced = grammar.not_enforced
         self.requests = tuple(
             replace(
                 request,
@@ -86,6 +89,8 @@ class ApiForm(ABC):
             )
             for request in self.requests
         )
+        if self.is_beam_search:
+            grammar.start(is_rigid=True).close()  # compiles it here, not in the engine's thread
         self.check_requests()
 
     def check_requests(self) -> None:
@@ -154,6 +159,31 @@ class ApiForm(ABC):
     @abstractmethod
     def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """Return the stream's last chunks. `answers`: all finished answers."""
+
+    def complete_document(self, answers: Sequence[Answer]) -> Any:
+        """Return the complete response, with the field `constraint` where something that the
+        constraint demands is not enforced.
+        """
+        document = self.document(answers)
+        for inner in document if isinstance(document, list) else [document]:
+            self._add_constraint(inner)
+        return document
+
+    def final_chunks(self, answers: Sequence[Answer]) -> list[Document]:
+        """Return the stream's last chunks, with the field `constraint` in the very last one where
+        something that the constraint demands is not enforced.
+        """
+        chunks = list(self.stream_end(answers))
+        if chunks:
+            last = chunks[-1]
+            response = last.get("response")  # of the event response.completed
+            self._add_constraint(response if isinstance(response, dict) else last)
+        return chunks
+
+    def _add_constraint(self, document: Document) -> None:
+        """Add the field `constraint` to a response, if there is something to say in it."""
+        if self.not_enforced:
+            document["constraint"] = {"not_enforced": list(self.not_enforced)}
 
     def encode_event(self, event: Event) -> bytes:
         """Return the chunks for an event, encoded as in encode_chunks()."""

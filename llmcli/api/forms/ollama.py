@@ -26,7 +26,6 @@ from llmcli.api.forms.tool_call_stream import OutputPiece
 from llmcli.api.forms.tools import NO_TOOLS
 from llmcli.api.server_settings import ServerSettings
 from llmcli.api.tool_calls.base import parse_arguments
-from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner
 from llmcli.types import Event
@@ -232,11 +231,7 @@ class OllamaGenerateForm(OllamaChatForm):
         tokens = common.encode_prompt(runner, settings, self._prompt_text) or (
             (runner.model.bos or 0),
         )
-        constraint = (
-            None
-            if request.schema is None
-            else Constraint("json_schema", json.dumps(request.schema))
-        )
+        constraint = None if request.schema is None else request.schema.constraint
         return RenderedPrompt(tokens, constraint, None, None, NO_TOOLS)
 
     def _message_document(self, pieces: Sequence[OutputPiece]) -> Document:

@@ -18,6 +18,7 @@ from llmcli.api.tool_calls.base import MakeDigits, ToolCallFormat, random_digits
 from llmcli.errors import UserError
 from llmcli.runtime.constraint import gbnf, schema_check
 from llmcli.runtime.constraint.base import Constraint
+from llmcli.runtime.constraint.tool_calls import AnswerSchema
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.text.chat_template import ChatTemplate
@@ -44,7 +45,7 @@ class PromptRequest:
 
     messages: Sequence[Message]
     tools: ToolSet = NO_TOOLS
-    schema: Any = None
+    schema: AnswerSchema | None = None
     constraint: Constraint | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
@@ -143,7 +144,7 @@ def _constraint(request: PromptRequest, call_format: ToolCallFormat | None) -> C
         return request.constraint
     if call_format:
         return request.tools.constraint(call_format, request.schema)
-    return Constraint("json_schema", json.dumps(request.schema))
+    return request.schema.constraint
 
 
 def merge_system_texts(messages: list[Message], template: ChatTemplate) -> list[Message]:
@@ -191,9 +192,10 @@ def _render(
     return text[: end + len(messages[-1].content.strip())]
 
 
-def read_answer_schema(fields: Fields, name: str) -> Any:
+def read_answer_schema(fields: Fields, name: str) -> AnswerSchema | None:
     """Return the JSON schema in the field `name` (`response_format`, or `format` of the Responses
-    API), or None for a free text. Raises ApiError for a schema that cannot be enforced.
+    API), or None for a free text. Raises ApiError for a schema that is invalid, or that is strict
+    and cannot be enforced.
     """
     table = fields.table(name)
     if table is None:
@@ -202,7 +204,7 @@ def read_answer_schema(fields: Fields, name: str) -> Any:
     if kind == "text":
         return None
     if kind == "json_object":
-        return _read_schema(table, "schema") if table.has("schema") else ANY_OBJECT
+        return _read_schema(table, "schema") if table.has("schema") else AnswerSchema(ANY_OBJECT)
     inner = table.table("json_schema")
     if inner is None and not table.has("schema") and name == "response_format":
         raise ApiError(
@@ -211,28 +213,28 @@ def read_answer_schema(fields: Fields, name: str) -> Any:
     return _read_schema(inner or table, "schema")
 
 
-def _read_schema(fields: Fields, name: str) -> Any:
-    """Return the JSON schema in the field `name`. Raises ApiError if it is missing or cannot be
-    enforced.
+def _read_schema(fields: Fields, name: str) -> AnswerSchema:
+    """Return the JSON schema in the field `name`; it is strict if the field `strict` beside it is
+    true. Raises ApiError if it is missing, is invalid, or is strict and cannot be enforced.
     """
     if not fields.has(name):
         raise ApiError(f"{fields.path_of(name)} is missing", param=fields.path_of(name))
-    value = fields.values[name]
+    value, is_strict = fields.values[name], fields.flag("strict")
     try:
-        schema_check.check_schema(json.dumps(value))
+        schema_check.check_schema(json.dumps(value), is_strict)
     except (UserError, RecursionError) as error:
         raise ApiError(f"{fields.path_of(name)}: {error}", param=fields.path_of(name)) from None
-    return value
+    return AnswerSchema(value, is_strict)
 
 
-def read_constraint(fields: Fields, schema: Any = None) -> Constraint | None:
+def read_constraint(fields: Fields, schema: AnswerSchema | None = None) -> Constraint | None:
     """Return the constraint in llama-server's fields `json_schema` or `grammar` (GBNF); None
     without them. `schema`: the schema of `response_format`, which takes precedence.
     """
     if schema is not None:
-        return Constraint("json_schema", json.dumps(schema))
+        return schema.constraint
     if fields.has("json_schema"):
-        return Constraint("json_schema", json.dumps(_read_schema(fields, "json_schema")))
+        return _read_schema(fields, "json_schema").constraint
     text = fields.text("grammar")
     if not text:
         return None

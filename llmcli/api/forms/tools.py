@@ -13,6 +13,7 @@ from llmcli.api.tool_calls.base import ToolCallFormat
 from llmcli.errors import UserError
 from llmcli.runtime.constraint import tool_calls
 from llmcli.runtime.constraint.base import Constraint
+from llmcli.runtime.constraint.tool_calls import AnswerSchema
 from llmcli.types import Message
 
 MAX_TOOLS, MAX_NAME_LETTERS = 128, 64
@@ -80,12 +81,14 @@ class ToolSet:
         """
         return any(tool.is_strict for tool in self.tools)
 
-    def constraint(self, call_format: ToolCallFormat, document: Any = None) -> Constraint:
+    def constraint(
+        self, call_format: ToolCallFormat, document: AnswerSchema | None = None
+    ) -> Constraint:
         """Return the constraint for an answer that consists of calls in this format, whose
         arguments follow the functions' schemas. If `document` is a JSON schema, the answer may
         instead be a JSON document that follows it.
 
-        Raises ApiError with the name of a function whose schema cannot be enforced.
+        Raises ApiError with the name of a strict function whose schema cannot be enforced.
         """
         opening, separator, closing = call_format.wrappers
         callable_tools = [
@@ -99,7 +102,9 @@ class ToolSet:
             closing,
         )
         return _constraint(
-            [(tool.name, tool.parameters) for tool in callable_tools], [syntax], document
+            [AnswerSchema(tool.parameters, tool.is_strict, tool.name) for tool in callable_tools],
+            [syntax],
+            document,
         )
 
     def interleaved_constraint(self, call_format: ToolCallFormat) -> Constraint:
@@ -122,7 +127,10 @@ class ToolSet:
             for mark in frames_by_mark[0]
         ]
         functions = [
-            (tool.name, tool.parameters if tool.is_strict else ANY_OBJECT) for tool in self.tools
+            AnswerSchema(
+                tool.parameters if tool.is_strict else ANY_OBJECT, tool.is_strict, tool.name
+            )
+            for tool in self.tools
         ]
         return _constraint(
             functions,
@@ -145,9 +153,9 @@ def _string_arguments(schema: Any) -> Iterator[str]:
 
 
 def _constraint(
-    functions: Sequence[tuple[str, Any]],
+    functions: Sequence[AnswerSchema],
     syntaxes: Sequence[tool_calls.CallSyntax],
-    document: Any = None,
+    document: AnswerSchema | None = None,
     interleaved: tool_calls.InterleavedCalls | None = None,
 ) -> Constraint:
     """Return the compiled constraint for calls. A UserError becomes an ApiError for the field

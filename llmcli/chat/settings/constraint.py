@@ -1,5 +1,6 @@
 """The settings that force answers into a format: `format` (JSON or a JSON schema) and `grammar`."""
 
+from llmcli.chat import constraint_report
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.paths import parse_path
 from llmcli.chat.settings.base import ANSWER_GROUP, ChatSetting, Completion
@@ -36,8 +37,10 @@ def _set_constraint(chat: ChatSession, kind: ConstraintKind, value: str, is_text
     constraint = Constraint(
         kind, value if is_text else _read_text(value), jump=current.jump if current else "lossless"
     )
-    chat.runner.grammars(constraint)  # raises if the schema or grammar is invalid
+    grammar = chat.runner.grammars(constraint)  # raises if the schema or grammar is invalid
     chat.conversation.constraint = constraint
+    if grammar.not_enforced:
+        chat.ui.note(constraint_report.describe_not_enforced(grammar.not_enforced))
 
 
 def _read_text(value: str) -> str:

@@ -231,7 +231,7 @@ def _converse(
     Returns False if the answer to a line from a pipe failed.
     """
     from llmcli.chat import resume
-    from llmcli.chat.conversation.session_log import SessionLog
+    from llmcli.chat.conversation.session_log import SessionLog, end_open_lines
 
     def apply_flags(conversation: "Conversation") -> None:
         conversation.sampling = conversation.sampling.with_values(run_flags.settings)
@@ -244,6 +244,7 @@ def _converse(
         if run_flags.constraint:
             conversation.constraint = run_flags.constraint
 
+    end_open_lines(chat_session.config)
     chat_session.log = SessionLog(chat_session.config, chat_session.ui.warn)
     try:
         if item:
@@ -348,7 +349,11 @@ def _open_chat(
         )
         if run_flags.constraint:
             # an unsupported constraint is reported before anything is generated
-            opened_model.runner.grammars(run_flags.constraint)
+            grammar = opened_model.runner.grammars(run_flags.constraint)
+            if grammar.not_enforced:
+                from llmcli.chat import constraint_report
+
+                ui.note(constraint_report.describe_not_enforced(grammar.not_enforced))
         if run_flags.reasoning != "auto":
             find_setting("reasoning").set_value(chat_session, run_flags.reasoning)
         find_setting("on_full").set_value(chat_session, run_flags.on_full)

@@ -30,6 +30,9 @@ def take_constraint(typed: dict[str, Any]) -> "Constraint | None":
 
     sources = {name: typed.pop(name) for name in CONSTRAINT_FLAGS if name in typed}
     engine_options = {name: typed.pop(name) for name in ENGINE_FLAGS if name in typed}
+    is_strict = bool(typed.pop("strict_schema", False))
+    if is_strict and not {"json_schema", "json_schema_file"} & sources.keys():
+        raise UsageError("--strict-schema needs a schema", hint="add one, such as -j SCHEMA")
     for name, allowed in (("grammar_engine", ENGINES), ("jump", JUMP_MODES)):
         if engine_options.get(name, allowed[0]) not in allowed:
             raise UserError(
@@ -62,7 +65,7 @@ def take_constraint(typed: dict[str, Any]) -> "Constraint | None":
             hint="leave out one of them",
         )
     if kind == "json_schema":
-        schema_check.check_schema(text)
+        schema_check.check_schema(text, is_strict)
     elif engine_options.get("grammar_engine") == "llama":
         gbnf.check_gbnf(text)
     else:
@@ -70,6 +73,7 @@ def take_constraint(typed: dict[str, Any]) -> "Constraint | None":
     return Constraint(
         kind,
         text,
+        is_strict=is_strict,
         **{
             "engine" if option_name == "grammar_engine" else option_name: engine_options[
                 option_name

@@ -217,6 +217,12 @@ CONSTRAINT_FLAGS = (
         "SCHEMA",
     ),
     Flag("json_schema_file", ("-jf", "--json-schema-file"), str, "a JSON schema in a file", "FILE"),
+    Flag(
+        "strict_schema",
+        ("--strict-schema",),
+        bool,
+        "refuse a schema of which something cannot be enforced, instead of naming it",
+    ),
     Flag("grammar", ("--grammar",), str, "constrain the answer to this GBNF grammar", "TEXT"),
     Flag("grammar_file", ("--grammar-file",), str, "a GBNF grammar in a file", "FILE"),
     Flag(

@@ -97,6 +97,8 @@ class NativeGrammar:
     Its sampler stays at the start of the grammar, and each answer gets a copy of it.
     """
 
+    not_enforced: tuple[str, ...] = ()
+
     def __init__(
         self, constraint: Constraint, pointer: Any, text: NDArray[np.bool_], ends: NDArray[np.int32]
     ) -> None:
@@ -107,7 +109,7 @@ class NativeGrammar:
             ends,
         )
 
-    def start(self) -> "NativeMatcher":
+    def start(self, is_rigid: bool = False) -> "NativeMatcher":
         return NativeMatcher(self, self.pointer, [])
 
 

@@ -40,12 +40,15 @@ class Constraint:
       draws its tokens like all others. "lossless" inserts a token without a draw when no other
       token is allowed; the answer is the same as with "off". "fast" tokenizes all of the forced
       text at once, so the tokens may differ from those that the model would draw.
+    - `is_strict`: a JSON schema of which something cannot be enforced is refused. Otherwise that is
+      named in `Grammar.not_enforced`.
     """
 
     kind: ConstraintKind
     text: str
     engine: str = "llguidance"
     jump: str = "lossless"
+    is_strict: bool = False
 
 
 class Matcher(Protocol):
@@ -102,8 +105,18 @@ class Grammar(Protocol):
     @property
     def constraint(self) -> Constraint: ...
 
-    def start(self) -> Matcher:
-        """Return a new matcher in the state before the first token."""
+    @property
+    def not_enforced(self) -> tuple[str, ...]:
+        """What the constraint demands and the grammar does not enforce, each with its place."""
+        ...
+
+    def start(self, is_rigid: bool = False) -> Matcher:
+        """Return a new matcher in the state before the first token.
+
+        `is_rigid`: an answer can be written in one way only, so that a search finds answers that
+        differ. JSON has one space after each colon and comma, and forced text has the tokens that
+        the tokenizer chooses. llama.cpp's engine ignores this.
+        """
         ...
 
 

@@ -8,25 +8,33 @@ library, and only a request with a constraint loads this module.
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import llguidance
 import numpy as np
 
 from llmcli.errors import UserError
-from llmcli.runtime.constraint import gbnf, schema_check, tool_calls
+from llmcli.runtime.constraint import gbnf, tool_calls
 from llmcli.runtime.constraint.base import (
     Constraint,
     TokenBits,
     UnsatisfiableConstraint,
     single_token,
 )
+from llmcli.runtime.constraint.schema_check import CheckedSchema, check_schema
+from llmcli.runtime.constraint.schema_relaxation import relax_schema
 
 # llguidance treats a token as special, that is as not part of a text, if its bytes start with this.
 SPECIAL_PREFIX = b"\xff"
-# The white space that models usually write in JSON. With flexible white space, a model could write
-# white space without end.
-JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# The white space between the parts of a JSON document: a space, or up to two line ends with an
+# indentation, as in llama.cpp's converter. It is bounded, because a model could write white space
+# without end.
+JSON_LAYOUT = {"whitespace_pattern": r"\x20|\n{1,2}[\x20\t]{0,20}"}
+RIGID_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Lets the model draw the tokens of forced text. Otherwise the library allows only the tokens that
+# its tokenizer would choose, and a mask would not have all tokens that the grammar allows.
+NO_FORCING = '%llguidance {"no_forcing": true}'
 # Limits for schemas and grammars from untrusted sources. A grammar at these limits takes about a
 # second to compile.
 PARSER_LIMITS = {
@@ -129,75 +137,137 @@ class LLGuidanceCompiler:
         Raises UserError when llmcli's checks or llguidance refuse the schema or the grammar.
         """
         if constraint.kind == "json_schema":
-            matcher = self._compile_schema(schema_check.check_schema(constraint.text))
+            source = self._read_schema(constraint)
         elif constraint.kind == "calls":
-            matcher = self._compile_tool_calls(tool_calls.read_tool_calls(constraint.text))
+            source = self._read_tool_calls(constraint)
         else:
-            matcher = self._create_matcher(
-                llguidance.LLMatcher.grammar_from_lark(gbnf.to_lark(constraint.text))
-            )
-            if matcher.is_error():
-                raise UserError(
-                    f"the grammar cannot be followed: {_error_reason(matcher)}", hint="simplify it"
-                )
-        return CompiledGrammar(constraint, matcher, self._tokenizer.vocab_size, self._end_tokens)
-
-    def _compile_schema(self, checked: schema_check.CheckedSchema) -> Any:
-        """Return the llguidance.LLMatcher of a checked schema. Raises UserError with the path of
-        the inner schema that llguidance refuses.
-        """
-        matcher = self._create_matcher(_json_grammar(checked.text))
-        if not matcher.is_error():
-            return matcher
-        # The library does not say which inner schema it refuses, so each is compiled alone, the
-        # deepest first.
-        for path, text in checked.inner_schemas():
-            inner = self._create_matcher(_json_grammar(text))
-            if inner.is_error():
-                raise _schema_error(path, inner)
-        raise _schema_error("#", matcher)
-
-    def _compile_tool_calls(self, calls: tool_calls.ToolCallGrammar) -> Any:
-        """Return the llguidance.LLMatcher of a tool-call grammar. Raises UserError when llguidance
-        refuses it.
-        """
-        layout = {"x-guidance": JSON_LAYOUT}
-        matcher = self._create_matcher(
-            llguidance.LLMatcher.grammar_from_lark(tool_calls.to_lark(calls, layout))
-        )
+            lark = gbnf.to_lark(constraint.text)
+            source = GrammarSource(lambda layout: lark)
+        matcher = self._create_matcher(source.write(JSON_LAYOUT), constraint.jump)
         if matcher.is_error():
-            # The library does not say which function it refuses, so each schema is compiled alone.
-            for arguments in calls.arguments:
-                self._compile_schema(arguments)
-            raise _schema_error("#", matcher)
-        return matcher
+            noun = "grammar" if constraint.kind == "gbnf" else "schema"
+            raise UserError(
+                f"the {noun} cannot be followed: {_error_reason(matcher)}", hint="simplify it"
+            )
+        return CompiledGrammar(
+            constraint,
+            matcher,
+            lambda: self._create_matcher(source.write(RIGID_LAYOUT), "fast"),
+            self._tokenizer.vocab_size,
+            self._end_tokens,
+            source.not_enforced,
+        )
 
-    def _create_matcher(self, source: str) -> Any:
-        """Return an llguidance.LLMatcher for a grammar in llguidance's own form. If the library
-        refuses the grammar, the matcher's is_error() is true.
+    def _read_schema(self, constraint: Constraint) -> "GrammarSource":
+        """Return the grammar of a JSON schema. Raises UserError when it cannot be followed."""
+        checked = self._fit_schema(constraint.text, constraint.is_strict)
+        return GrammarSource(
+            lambda layout: "start: " + tool_calls.json_rule(checked.text, {"x-guidance": layout}),
+            checked.not_enforced,
+        )
+
+    def _read_tool_calls(self, constraint: Constraint) -> "GrammarSource":
+        """Return the grammar of function calls. Raises UserError when it cannot be followed."""
+        calls = tool_calls.read_tool_calls(constraint.text)
+
+        def write(layout: dict[str, Any]) -> str:
+            return tool_calls.to_lark(calls, {"x-guidance": layout})
+
+        if self._create_matcher(write(JSON_LAYOUT), constraint.jump).is_error():
+            # The library does not say which function it refuses, so each schema is compiled alone.
+            calls = calls.refit(self._fit_schema)
+        return GrammarSource(write, calls.not_enforced)
+
+    def _fit_schema(self, text: str, is_strict: bool) -> CheckedSchema:
+        """Return a checked schema that llguidance accepts.
+
+        Raises UserError, with the path of the inner schema that llguidance refuses. Unless
+        `is_strict`, the keywords that it refuses are left out instead, if that helps.
         """
+        checked = check_schema(text, is_strict)
+        if self._refusal(checked.text) is None:
+            return checked
+        # closing objects may contradict other parts of the schema
+        opened = check_schema(text, is_strict, closes=False)
+        if self._refusal(opened.text) is None:
+            return opened
+        relaxed = None if is_strict else relax_schema(checked, self._refusal)
+        if relaxed is None or self._refusal(relaxed.text) is not None:
+            raise self._find_refused(check_schema(text, is_strict))
+        return relaxed
+
+    def _refusal(self, text: str) -> str | None:
+        """Return the reason for which llguidance refuses a schema, or None if it accepts it."""
+        source = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=JSON_LAYOUT)
+        matcher = self._build_matcher(source)
+        return _error_reason(matcher) if matcher.is_error() else None
+
+    def _find_refused(self, checked: CheckedSchema) -> UserError:
+        """Return the error for the inner schema that llguidance refuses. The library does not say
+        which one it is, so each is compiled alone, the deepest first.
+        """
+        for path, text in checked.inner_schemas():
+            if (reason := self._refusal(text)) is not None:
+                return _schema_error(checked.origins[path], reason)
+        return _schema_error("#", self._refusal(checked.text) or "")
+
+    def _create_matcher(self, lark: str, jump: str) -> Any:
+        """Return an llguidance.LLMatcher for a grammar in llguidance's dialect of Lark. If the
+        library refuses the grammar, the matcher's is_error() is true.
+
+        `jump`: the mode of forced text (`Constraint.jump`).
+        """
+        source = lark if jump == "fast" else f"{NO_FORCING}\n{lark}"
+        return self._build_matcher(llguidance.LLMatcher.grammar_from_lark(source))
+
+    def _build_matcher(self, source: str) -> Any:
+        """Return an llguidance.LLMatcher for a grammar in llguidance's own form."""
         limits = llguidance.LLParserLimits(**PARSER_LIMITS, verbose_errors=False)
         return _run_with_large_stack(
             lambda: llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
         )
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarSource:
+    """A constraint as a grammar in llguidance's dialect of Lark.
+
+    `write`: returns the grammar for a layout of JSON documents. `not_enforced`: what the constraint
+    demands and the grammar does not enforce.
+    """
+
+    write: Callable[[dict[str, Any]], str]
+    not_enforced: tuple[str, ...] = ()
+
+
 class CompiledGrammar:
     """A constraint compiled by llguidance. It implements base.Grammar."""
 
     def __init__(
-        self, constraint: Constraint, matcher: Any, n_vocab: int, ends: frozenset[int]
+        self,
+        constraint: Constraint,
+        matcher: Any,
+        compile_rigid: Callable[[], Any],
+        n_vocab: int,
+        ends: frozenset[int],
+        not_enforced: tuple[str, ...] = (),
     ) -> None:
-        """`matcher`: an llguidance.LLMatcher at the start of the grammar. `ends`: the tokens that
-        end an answer.
+        """`matcher`: an llguidance.LLMatcher at the start of the grammar. `compile_rigid`: returns
+        one that allows a single way to write each answer. `ends`: the tokens that end an answer.
         """
         self.constraint, self._matcher = constraint, matcher
+        self.not_enforced = not_enforced
+        self._compile_rigid = compile_rigid
+        self._rigid_matcher: Any = None
         self._n_vocab, self._end_tokens = n_vocab, ends
 
-    def start(self) -> "GrammarMatcher":
+    def start(self, is_rigid: bool = False) -> "GrammarMatcher":
+        if is_rigid and self._rigid_matcher is None:
+            self._rigid_matcher = self._compile_rigid()
+        matcher = self._rigid_matcher if is_rigid else self._matcher
         # llguidance writes masks in words of 32 bits
         bits = np.zeros((self._n_vocab + 31) // 32 * 4, np.uint8)
-        return GrammarMatcher(self._matcher.deep_copy(), bits, self._end_tokens)
+        return GrammarMatcher(matcher.deep_copy(), bits, self._end_tokens)
 
 
 class GrammarMatcher:
@@ -233,9 +303,7 @@ class GrammarMatcher:
         assert succeeded, count
 
     def forced_tokens(self, jump: str) -> list[int]:
-        # If a single token is allowed, its bytes are forced. This query is fast, so it is made
-        # before the mask is computed.
-        if jump == "off" or not self._matcher.compute_ff_bytes():
+        if jump == "off":
             return []
         if jump == "fast":
             tokens: list[int] = self._matcher.compute_ff_tokens()
@@ -276,23 +344,8 @@ def _run_with_large_stack(function: Callable[[], Any]) -> Any:
         return result.result()
 
 
-def _json_grammar(text: str) -> str:
-    """Return the JSON schema `text` as a grammar in llguidance's own form."""
-    return str(llguidance.LLMatcher.grammar_from_json_schema(text, overrides=JSON_LAYOUT))
-
-
-def _schema_error(path: str, matcher: Any) -> UserError:
-    """Return the error for a JSON schema that llguidance refused. `path`: the JSON pointer of the
-    refused part in the whole schema, such as #/properties/name. `matcher`: the
-    llguidance.LLMatcher that has the reason.
-    """
-    reason = _error_reason(matcher)
-    # the library's message suggests an option that would allow more than the schema does
-    if "coerce_one_of" in reason:
-        reason = (
-            "the alternatives of oneOf may overlap, and llmcli cannot rule that out; "
-            "use anyOf to allow any of them"
-        )
+def _schema_error(path: str, reason: str) -> UserError:
+    """Return the error for the schema at `path` and the reason for which llguidance refused it."""
     return UserError(f"the schema cannot be followed at {path}: {reason}", hint="rewrite that part")
 
 

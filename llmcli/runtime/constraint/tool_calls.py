@@ -9,14 +9,14 @@ mark may also end inside a token.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.constraint.schema_check import CheckedSchema, check_schema
-from llmcli.runtime.constraint.schema_cost import NO_COST
+from llmcli.runtime.constraint.schema_cost import NO_COST, SchemaCost
 
 # maximum number of calls in an answer; without a limit, small models repeat calls without end
 MAX_CALLS = 16
@@ -48,42 +48,102 @@ class InterleavedCalls:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCallGrammar:
-    """The contents of a constraint of kind "calls"."""
+class AnswerSchema:
+    """The JSON schema of an answer, or with a `name` that of a function's arguments.
 
-    arguments: tuple[CheckedSchema, ...]  # the schema of each function's arguments
-    syntaxes: tuple[CallSyntax, ...]  # the alternative ways to write calls
-    # The schema of a JSON document that the model may answer instead of calls; None if calls are
-    # required.
-    document: CheckedSchema | None
-    interleaved: InterleavedCalls | None  # None if the answer must contain no text besides calls
+    `is_strict`: the schema is refused if something in it cannot be enforced. Otherwise it is
+    followed as far as possible.
+    """
+
+    schema: Any
+    is_strict: bool = False
+    name: str = ""
+
+    @property
+    def constraint(self) -> Constraint:
+        """The constraint for an answer that is a document of this schema."""
+        return Constraint("json_schema", json.dumps(self.schema), is_strict=self.is_strict)
+
+    def check(
+        self, cost: SchemaCost, check: Callable[[str, bool], CheckedSchema] = check_schema
+    ) -> CheckedSchema:
+        """Return the checked schema. One that is not strict and cannot be checked is replaced by
+        the schema of any object.
+
+        `cost`: of the schemas before this one. Raises UserError, with the name of the function.
+        """
+        try:
+            checked = check(json.dumps(self.schema), self.is_strict)
+            (cost + checked.cost).check()
+        except UserError as error:
+            if not self.name:
+                raise
+            if self.is_strict:
+                raise UserError(f"function {self.name}: {error}", hint=error.hint) from None
+            checked = check_schema('{"type": "object"}')
+            return replace(checked, not_enforced=(f"function {self.name}: {error}",))
+        if not self.name:
+            return checked
+        notes = tuple(f"function {self.name}: {note}" for note in checked.not_enforced)
+        return replace(checked, not_enforced=notes)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallGrammar:
+    """The contents of a constraint of kind "calls".
+
+    - `functions`: the functions, and last the document if there is one.
+    - `schemas`: their checked schemas.
+    - `syntaxes`: the alternative ways to write calls.
+    - `interleaved`: None if the answer must contain no text besides calls.
+    """
+
+    functions: tuple[AnswerSchema, ...]
+    schemas: tuple[CheckedSchema, ...]
+    syntaxes: tuple[CallSyntax, ...]
+    interleaved: InterleavedCalls | None
+
+    @property
+    def arguments(self) -> tuple[CheckedSchema, ...]:
+        """The schemas of the functions' arguments."""
+        return self.schemas[:-1] if self.document else self.schemas
+
+    @property
+    def document(self) -> CheckedSchema | None:
+        """The schema of a JSON document that the model may answer instead of calls; None if calls
+        are required.
+        """
+        return self.schemas[-1] if self.functions and not self.functions[-1].name else None
+
+    @property
+    def not_enforced(self) -> tuple[str, ...]:
+        """What the schemas demand and the grammar does not enforce."""
+        return tuple(note for schema in self.schemas for note in schema.not_enforced)
+
+    def refit(self, check: Callable[[str, bool], CheckedSchema]) -> "ToolCallGrammar":
+        """Return the grammar with all schemas checked anew by `check`."""
+        return replace(self, schemas=_check_functions(self.functions, check))
 
 
 def tool_call_constraint(
-    functions: Sequence[tuple[str, Any]],
+    functions: Sequence[AnswerSchema],
     syntaxes: Sequence[CallSyntax],
-    document: Any = None,
+    document: AnswerSchema | None = None,
     interleaved: InterleavedCalls | None = None,
 ) -> Constraint:
     """Return the constraint for an answer with function calls.
 
-    `functions`: the name of each function and the JSON schema of its arguments. `syntaxes`: the
-    alternative ways to write calls. `document`: the JSON schema of a document that the model may
-    answer instead of calls. `interleaved`: where the answer may contain calls, if it is a text.
+    `syntaxes`: the alternative ways to write calls. `document`: the JSON schema of a document that
+    the model may answer instead of calls. `interleaved`: where the answer may contain calls, if it
+    is a text.
 
     Raises UserError, with the name of the function, when a schema cannot be enforced.
     """
-    cost = NO_COST if document is None else check_schema(json.dumps(document)).cost
-    for name, schema in functions:
-        try:
-            cost += check_schema(json.dumps(schema)).cost
-            cost.check()
-        except UserError as error:
-            raise UserError(f"function {name}: {error}", hint=error.hint) from None
+    all_functions = (*functions, document) if document else tuple(functions)
+    _check_functions(all_functions, check_schema)
     document_json = {
-        "arguments": [schema for _, schema in functions],
+        "functions": [asdict(function) for function in all_functions],
         "ways": [asdict(syntax) for syntax in syntaxes],
-        "document": document,
         "amid": interleaved and asdict(interleaved),
     }
     return Constraint("calls", json.dumps(document_json, ensure_ascii=False))
@@ -92,18 +152,25 @@ def tool_call_constraint(
 def read_tool_calls(text: str) -> ToolCallGrammar:
     """Parse the `text` of a constraint that `tool_call_constraint` returned."""
     fields = json.loads(text)
+    functions = tuple(AnswerSchema(**entry) for entry in fields["functions"])
     syntaxes = tuple(
         CallSyntax(**{**entry, "frames": tuple(map(tuple, entry["frames"]))})
         for entry in fields["ways"]
     )
-    document = None if fields["document"] is None else check_schema(json.dumps(fields["document"]))
-    arguments = tuple(check_schema(json.dumps(schema)) for schema in fields["arguments"])
-    return ToolCallGrammar(
-        arguments,
-        syntaxes,
-        document,
-        InterleavedCalls(**fields["amid"]) if fields["amid"] else None,
-    )
+    interleaved = InterleavedCalls(**fields["amid"]) if fields["amid"] else None
+    schemas = _check_functions(functions, check_schema)
+    return ToolCallGrammar(functions, schemas, syntaxes, interleaved)
+
+
+def _check_functions(
+    functions: Sequence[AnswerSchema], check: Callable[[str, bool], CheckedSchema]
+) -> tuple[CheckedSchema, ...]:
+    """Return the checked schemas of functions, whose costs are added up."""
+    cost, checked = NO_COST, list[CheckedSchema]()
+    for function in functions:
+        checked.append(function.check(cost, check))
+        cost += checked[-1].cost
+    return tuple(checked)
 
 
 def to_lark(grammar: ToolCallGrammar, layout: dict[str, Any]) -> str:
@@ -113,9 +180,9 @@ def to_lark(grammar: ToolCallGrammar, layout: dict[str, Any]) -> str:
     """
     rules = [_rule("start", _start_rule(grammar))]
     for number, schema in enumerate(grammar.arguments):
-        rules.append(f"arguments{number}: {_json_rule(schema, layout)}")
+        rules.append(f"arguments{number}: {json_rule(schema.text, layout)}")
     if grammar.document:
-        rules.append(f"document: {_json_rule(grammar.document, layout)}")
+        rules.append(f"document: {json_rule(grammar.document.text, layout)}")
     if grammar.interleaved:
         rules += _text_rules(grammar.syntaxes, grammar.interleaved)
     for number, syntax in enumerate(grammar.syntaxes):
@@ -185,9 +252,13 @@ def _rule(name: str, *symbols: str) -> str:
     return f"{name}: {' '.join(symbol for symbol in symbols if symbol)}"
 
 
-def _json_rule(schema: CheckedSchema, layout: dict[str, Any]) -> str:
-    """Return the body of a rule for a JSON value that fits `schema` (llguidance's %json)."""
-    return "%json " + json.dumps({**json.loads(schema.text), **layout}, ensure_ascii=False)
+def json_rule(schema: str, layout: dict[str, Any]) -> str:
+    """Return the body of a rule for a JSON value that fits the schema (llguidance's %json).
+
+    `schema`: the text of an object. `layout`: the key "x-guidance" with llguidance's options for
+    white space in JSON.
+    """
+    return "%json " + json.dumps({**json.loads(schema), **layout}, ensure_ascii=False)
 
 
 def _quoted(text: str) -> str:

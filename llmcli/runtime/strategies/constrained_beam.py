@@ -73,7 +73,7 @@ class GrammarBranch:
 def start_branch(request: Request) -> GrammarBranch | None:
     """Return the grammar state before the first token of an answer, or None without a grammar."""
     return (
-        GrammarBranch(request.grammar.start(), request.grammar_after.encode())
+        GrammarBranch(request.grammar.start(is_rigid=True), request.grammar_after.encode())
         if request.grammar
         else None
     )

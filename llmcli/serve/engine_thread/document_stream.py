@@ -29,6 +29,8 @@ async def stream_documents(
                 ]:
                     yield chunk
         for chunk in (
-            form.stream_end(pending.answers) if form.is_stream else [form.document(pending.answers)]
+            form.final_chunks(pending.answers)
+            if form.is_stream
+            else [form.complete_document(pending.answers)]
         ):
             yield chunk

@@ -175,9 +175,14 @@ def test_a_streamed_call_may_be_cut_off(
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
-def test_a_forced_call_follows_its_schema(tiny: Served, choice: dict[str, str]) -> None:
+def test_a_forced_call_follows_its_schema(
+    serve: Callable[..., Served], choice: dict[str, str]
+) -> None:
     found = message_equal_to_stream(
-        tiny, tools=TOOLS, tool_choice={**choice, "disable_parallel_tool_use": True}
+        serve(b"Well.", n_ctx=2048),
+        tools=TOOLS,
+        tool_choice={**choice, "disable_parallel_tool_use": True},
+        max_tokens=500,
     )
     (block,) = found["content"]
     assert block["type"] == "tool_use" and block["input"]["a"] in ("yes", "no")

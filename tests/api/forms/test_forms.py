@@ -193,7 +193,7 @@ def test_an_answer_follows_a_schema_or_a_grammar(tiny: Served) -> None:
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
 )
-def test_a_forced_call_is_the_same_in_a_stream(tiny: Served, choice: Any) -> None:
+def test_a_forced_call_is_the_same_in_a_stream(serve: Callable[..., Served], choice: Any) -> None:
     args = {
         "model": "tiny",
         "messages": HELLO,
@@ -201,7 +201,7 @@ def test_a_forced_call_is_the_same_in_a_stream(tiny: Served, choice: Any) -> Non
         "tool_choice": choice,
         "parallel_tool_calls": False,
     }
-    with client(tiny) as api:
+    with client(serve(b"Well.", n_ctx=2048)) as api:
         complete = api.chat.completions.create(**args)
         parts = list(api.chat.completions.create(**args, stream=True))
     (call,) = complete.choices[0].message.tool_calls or []
@@ -245,7 +245,10 @@ def test_an_optional_strict_call_follows_its_schema(serve: Callable[..., Served]
     body = {
         **args,
         "tools": [
-            {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"x": 1}}}
+            {
+                "type": "function",
+                "function": {"name": "f", "strict": True, "parameters": {"uniqueItems": True}},
+            }
         ],
     }
     with (
@@ -397,9 +400,9 @@ def test_the_last_message_can_be_continued(serve: Callable[..., Served]) -> None
     assert found.choices[0].message.content == " hello"
 
 
-def test_response_items_and_events_are_known_to_the_client(tiny: Served) -> None:
+def test_response_items_and_events_are_known_to_the_client(serve: Callable[..., Served]) -> None:
     event_adapter = TypeAdapter(ResponseStreamEvent)
-    with client(tiny) as api:
+    with client(serve(b"Well.", n_ctx=2048)) as api:
         for more in (
             {},
             {"tools": FLAT, "tool_choice": "required", "parallel_tool_calls": False},
@@ -410,7 +413,7 @@ def test_response_items_and_events_are_known_to_the_client(tiny: Served) -> None
                 "model": "tiny",
                 "input": "Once upon",
                 "instructions": "Tell.",
-                "max_output_tokens": 60,
+                "max_output_tokens": 400 if "tools" in more else 60,
                 **more,
             }
             complete = api.responses.with_raw_response.create(**args)

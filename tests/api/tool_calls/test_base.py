@@ -26,6 +26,7 @@ from llmcli.api.tool_calls.hermes import HermesCalls
 from llmcli.runtime.constraint import tool_calls as constraint
 from llmcli.runtime.constraint.base import Constraint, Matcher
 from llmcli.runtime.constraint.compile import GrammarCompiler
+from llmcli.runtime.constraint.tool_calls import AnswerSchema
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling import default_sampling
@@ -335,7 +336,8 @@ def test_a_model_writes_a_valid_call_after_the_mark(stories_runner: Runner) -> N
 def test_a_json_document_may_replace_a_call() -> None:
     tools = read_tools(Fields({"tools": [WEATHER]}))
     call_constraint = tools.constraint(
-        find_format(""), {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+        find_format(""),
+        AnswerSchema({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}),
     )
     matcher = GrammarCompiler(FakeModel(), lambda _: pytest.fail("not llama.cpp's"))(
         call_constraint

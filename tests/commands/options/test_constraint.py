@@ -54,6 +54,7 @@ def test_json_describes_the_constraint_and_marks_forced_tokens(llmcli: Llmcli, f
         "kind": "json_schema",
         "engine": "llguidance",
         "jump": "lossless",
+        "not_enforced": [],
         "complete": True,
         "forced_tokens": len(forced),
         "constraint_ms": pytest.approx(sum(t["constraint_ms"] for t in document["tokens"])),
@@ -184,7 +185,13 @@ def test_every_answer_of_a_chat_follows_the_grammar(llmcli: Llmcli, fake: Fake) 
         (["-jf", "no-such-file"], 1, "cannot read no-such-file"),
         (["-jf", "/dev/zero"], 1, "/dev/zero has more than 67,108,864 bytes"),
         (["-j", "{'a': 1}"], 1, "the schema is not JSON"),
-        (["-j", '{"not": {}}'], 1, "cannot be enforced: not at #"),
+        (["-j", '{"not": {}}'], 1, "the schema excludes every document"),
+        (
+            ["-j", '{"format": "phone"}', "--strict-schema"],
+            1,
+            'cannot be enforced: format "phone" at #',
+        ),
+        (["--strict-schema"], 2, "--strict-schema needs a schema"),
         (["--grammar", "root ::= <[5]>"], 1, "tokens in a grammar need --grammar-engine llama"),
         (
             ["--grammar", "root ::= nothing"],
@@ -207,9 +214,7 @@ def test_a_schema_that_only_the_engine_refuses_is_an_error(llmcli: Llmcli, fake:
     fake(b"Gladly!")
     done = llmcli("run", "fake", "Which?", "-j", '{"items": {"type": "text"}}')
     assert done.code == 1
-    assert done.err.startswith(
-        "error: the schema cannot be followed at #/items: Invalid type: text\n"
-    )
+    assert done.err.startswith('error: the schema cannot be enforced: type "text" at #/items\n')
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_schemas_that_are_not_refused_are_enforced() -> None:
                 copy.deepcopy(random_numbers.choice(VALUES))
             )
         try:
-            document = write_randomly(schema(value), random_numbers)
+            document = write_randomly(schema(value, is_strict=True), random_numbers)
         except UserError as error:
             refused.append(str(error))
             continue

@@ -15,11 +15,10 @@ def refuse_native(constraint: Constraint) -> Grammar:
 GRAMMARS = GrammarCompiler(FakeModel(), refuse_native)
 
 
-def schema(value: Any, jump: str = "lossless") -> Grammar:
+def schema(value: Any, jump: str = "lossless", is_strict: bool = False) -> Grammar:
     """Return the compiled grammar of a JSON schema, given as a value or as JSON text."""
-    return GRAMMARS(
-        Constraint("json_schema", value if isinstance(value, str) else json.dumps(value), jump=jump)
-    )
+    text = value if isinstance(value, str) else json.dumps(value)
+    return GRAMMARS(Constraint("json_schema", text, jump=jump, is_strict=is_strict))
 
 
 def gbnf(text: str, jump: str = "lossless") -> Grammar:

@@ -81,7 +81,7 @@ def allowed_by_texts(model: Model, answer: list[int]) -> list[int]:
 
 def allowed_by_mask(model: Model, grammar: Grammar, answer: list[int]) -> list[int]:
     """Return the tokens that the grammar's matcher allows after `answer`."""
-    matcher: Matcher = grammar.start()
+    matcher: Matcher = grammar.start(is_rigid=True)
     for token in answer:
         if model.is_end(token) or not matcher.allows(token):
             return [model.eos]

@@ -78,14 +78,25 @@ WRONG = {
     "response_format.json_schema.schema is missing": {
         "response_format": {"type": "json_schema", "json_schema": {}}
     },
-    "cannot be enforced: frob at #/properties/a": {
+    "cannot be enforced: uniqueItems at #/properties/a": {
         "response_format": {
             "type": "json_schema",
-            "json_schema": {"schema": {"properties": {"a": {"frob": 1}}}},
+            "json_schema": {
+                "schema": {"properties": {"a": {"type": "array", "uniqueItems": True}}},
+                "strict": True,
+            },
         }
     },
+    "cannot be enforced: an array at #/properties": {
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {"properties": []}}}
+    },
     "function f: the schema cannot be enforced": {
-        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"frob": 1}}}],
+        "tools": [
+            {
+                "type": "function",
+                "function": {"name": "f", "strict": True, "parameters": {"uniqueItems": True}},
+            }
+        ],
         "tool_choice": "required",
     },
     "grammar: the grammar is wrong in line 1": {"grammar": "root ::= ("},
