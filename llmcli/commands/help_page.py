@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from llmcli.commands.options.panels import OTHER, PANEL_ORDER
+from llmcli.commands.panels import GENERAL, PANEL_ORDER
 from llmcli.word_wrap import text_columns, wrap_text
 
 MAX_COLUMNS, MIN_COLUMNS = 100, 24
@@ -79,7 +79,7 @@ def parameter_panels(command: Any, context: Any) -> list[HelpPanel]:
     for parameter in command.get_params(context):
         row = parameter_row(parameter, context)
         is_argument = parameter.param_type_name == "argument"
-        title = ARGUMENTS if is_argument else getattr(parameter, "rich_help_panel", None) or OTHER
+        title = ARGUMENTS if is_argument else getattr(parameter, "rich_help_panel", None) or GENERAL
         if row:
             panels.setdefault(title, []).append(row)
     order = (ARGUMENTS, *PANEL_ORDER)

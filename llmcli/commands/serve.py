@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from llmcli import text_input
+from llmcli.commands import panels
 from llmcli.commands.command_context import start_command
-from llmcli.commands.options import panels, run
+from llmcli.commands.options import run
 from llmcli.commands.options.arguments import DEFAULT_MODEL, REF_HELP
 from llmcli.commands.options.run import choose_model
 from llmcli.errors import UsageError, UserError

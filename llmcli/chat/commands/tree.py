@@ -4,11 +4,14 @@ and add branches to it. These commands never delete a turn.
 
 from collections.abc import Iterable
 
+from llmcli.chat.ask import ask_and_print
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import ReplCommand
 from llmcli.chat.display import tree_drawing
 from llmcli.errors import UserError
 from llmcli.units import format_count
+
+EDIT_BRANCH = "edit"  # branches that /edit makes are called edit-1, edit-2 and so on
 
 
 def undo_turn(chat: ChatSession, argument: str) -> None:
@@ -38,8 +41,9 @@ def edit_question(chat: ChatSession, argument: str) -> None:
     """Ask the last question, or question N, in other words, as a new branch.
 
     `/edit TEXT` asks TEXT in place of the last question, `/edit 2 TEXT` in place of the second. If
-    TEXT is left out on a terminal, the old question appears in the input line for editing. The old
-    question and everything after it stay in the tree.
+    TEXT is left out on a terminal, the old question appears in the input line for editing. The
+    branch gets a name such as edit-1; the present branch keeps the old question and everything
+    after it.
     """
     tree = chat.conversation.tree
     path = tree.current_path()
@@ -63,9 +67,21 @@ def edit_question(chat: ChatSession, argument: str) -> None:
             )
         chat.next_draft = f"/edit {position} {turn.question}"
         return
-    previous_turn, previous_pending = tree.current_turn, chat.pending_message
-    tree.move_to(turn.parent)
-    _ask_from(chat, argument, previous_turn, previous_pending)
+    previous_turn, previous_branch = tree.current_turn, tree.current_branch
+    previous_pending = chat.pending_message
+    name = tree.start_branch(turn.parent, EDIT_BRANCH)
+    chat.log.record_position(chat.conversation, chat.name)
+    try:
+        ask_and_print(chat, argument)
+    finally:
+        if chat.pending_message is not None:  # there is no answer
+            del tree.branch_ends[name]
+            tree.current_turn, tree.current_branch = previous_turn, previous_branch
+            chat.pending_message = previous_pending
+            chat.log.record_position(chat.conversation, chat.name)
+    if tree.current_branch == name:
+        back = previous_branch or previous_turn
+        chat.ui.note(f"on new branch {name}: /switch {back} goes back, /tree shows all")
 
 
 def _ask_from(
@@ -74,8 +90,6 @@ def _ask_from(
     """Ask `question` after the current turn. If it gets no answer, go back to the turn numbered
     `previous_turn`, and make `previous_pending` the session's pending message again.
     """
-    from llmcli.chat.ask import ask_and_print
-
     try:
         ask_and_print(chat, question)
     finally:

@@ -4,6 +4,7 @@ another child of the same turn, so that no turn is ever deleted.
 Turns are numbered from 1 in the order of their creation. 0 is the root, which is not a turn.
 """
 
+import itertools
 import re
 from dataclasses import dataclass, field
 
@@ -94,6 +95,17 @@ class TurnTree:
         self.current_turn = number
         if self.current_branch:
             self.branch_ends[self.current_branch] = number
+
+    def start_branch(self, number: int, stem: str) -> str:
+        """Make turn `number` the current turn, on a new branch, so that the current branch keeps
+        its turns. Return the name of the new branch: `stem` and the first free number.
+        """
+        name = next(
+            name for n in itertools.count(1) if (name := f"{stem}-{n}") not in self.branch_ends
+        )
+        self.current_turn = number
+        self.create_branch(name)
+        return name
 
     def create_branch(self, name: str) -> None:
         """Start a branch at the current turn and make it the current branch. Raises UserError if

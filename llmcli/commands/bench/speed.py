@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands import completion
-from llmcli.commands.options import panels
+from llmcli.commands import completion, panels
 from llmcli.commands.options.arguments import Trust
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.report import ReportOptions, ReportSettings, show_report

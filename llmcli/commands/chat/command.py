@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli import text_input
+from llmcli.commands import panels
 from llmcli.commands.command_context import start_command
-from llmcli.commands.options import panels
 from llmcli.commands.options.arguments import DEFAULT_MODEL, REF_HELP
 from llmcli.commands.options.run import (
     RunCommand,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 
 from llmcli import terminal_status
+from llmcli.commands import panels
 from llmcli.commands.command_app import HELP_OPTIONS, PanelCommand
-from llmcli.commands.options import panels
 from llmcli.commands.options.rpc import HELP_RPC, HELP_SPLIT
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.run_flags import RunFlags

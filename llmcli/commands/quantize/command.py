@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from llmcli.commands import panels
 from llmcli.commands.command_context import start_command
-from llmcli.commands.options import panels
 from llmcli.commands.options.arguments import Json, Trust
 from llmcli.commands.options.file_type import with_type_flags
 from llmcli.commands.options.files import Offline, OutputOptions, SourceOptions

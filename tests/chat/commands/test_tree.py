@@ -67,6 +67,26 @@ def test_edit_asks_a_changed_question_and_keeps_the_old_one(
     assert contents(chat) == ["a?", "yes", "b?", "yes"]
 
 
+def test_edit_leaves_named_branches_where_they_are(make_chat: MakeChat, capsys: Capture) -> None:
+    chat = chat_with(make_chat, "a?", "b?", "c?")
+    tree = chat.conversation.tree
+    run_command(chat, "/edit 2 other?")
+    assert "on new branch edit-1: /switch main goes back" in capsys.readouterr().err
+    assert tree.branch_ends == {"main": 3, "edit-1": 4}
+    run_command(chat, "/branch mine")
+    chat.ask("d?", StreamWriter(silent=True))
+    run_command(chat, "/edit 1 first?")
+    assert tree.branch_ends == {"main": 3, "edit-1": 4, "mine": 5, "edit-2": 6}
+    run_command(chat, "/switch main")
+    assert contents(chat)[::2] == ["a?", "b?", "c?"]
+    run_command(chat, "/switch mine")
+    assert contents(chat)[::2] == ["a?", "other?", "d?"]
+    run_command(chat, "/switch 1")  # a turn without a branch
+    run_command(chat, "/edit again?")
+    assert "/switch 1 goes back" in capsys.readouterr().err
+    assert tree.current_branch == "edit-3"
+
+
 def test_edit_without_text_puts_the_old_question_into_the_input_line(make_chat: MakeChat) -> None:
     chat = chat_with(make_chat, "a?", "b?\nc")
     with pytest.raises(UserError, match="needs the new text") as error:
@@ -91,6 +111,8 @@ def test_a_failed_edit_changes_nothing(make_chat: MakeChat) -> None:
         None,
         2,
     )
+    assert chat.conversation.tree.branch_ends == {"main": 2}
+    assert chat.conversation.tree.current_branch == "main"
     chat.runner.engine.ledger.check()
 
 

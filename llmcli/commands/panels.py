@@ -21,7 +21,7 @@ CHECK = "Check of the result"
 TESTS = "Tests"
 SWEEPS = "Sweeps"
 OUTPUT = "Output"
-OTHER = "Options"  # of an option without a panel
+GENERAL = "Options"  # of an option without a panel
 
 PANEL_ORDER = (
     MODEL,
@@ -41,6 +41,6 @@ PANEL_ORDER = (
     CONTEXT,
     SPEED,
     OUTPUT,
-    OTHER,
+    GENERAL,
     FILE_TYPES,
 )
