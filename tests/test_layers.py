@@ -55,7 +55,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("scoring",),
         ("draft_settings", "reproducible"),
         ("runner",),
-        ("kv_state_file",),
+        ("kv_state_file", "sinks_support"),
     ),
     "llmcli/workflows": (
         ("evaluation",),
@@ -82,6 +82,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
 # Modules of quant that every package of llmcli may import. Only QUANT_USERS may import the others.
 QUANT_FOR_ALL = (
     "quant.errors",
+    "quant.json_dataclasses",
     "quant.registry",
     "quant.native",
     "quant.gguf",

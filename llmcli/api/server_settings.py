@@ -17,12 +17,17 @@ class ServerSettings:
     - `max_answer_tokens`: the largest number of tokens of any answer; a request cannot exceed it.
     - `max_context`: the largest number of tokens of a prompt and its answer; None: the whole
       context.
+    - `slides_context`: when the context of an answer is full, its oldest tokens are dropped, so that
+      the answer goes on (AttentionSinks).
     - `keys`: the accepted API keys; if empty, requests need no key.
     - `cors`: the origins of web pages that may send requests.
     - `allow_hosts`: additional host names by which clients may address the server.
     - `max_body`: the largest request body in bytes.
     - `drain`: seconds that running answers have to finish at shutdown.
+    - `host`, `port`: the first address; `further_hosts`: more addresses with the same port.
     - `grpc_port`: the port of the gRPC server; None: no gRPC.
+    - `disabled_paths`: paths of routes that are not offered, each with the option that offers it.
+    - `slot_folder`: the folder for saved slots; None: clients can save none.
     """
 
     names: tuple[str, ...]
@@ -34,6 +39,7 @@ class ServerSettings:
     allow_repetition: bool = False
     max_answer_tokens: int | None = None
     max_context: int | None = None
+    slides_context: bool = False
     keys: tuple[str, ...] = ()
     cors: tuple[str, ...] = ()
     allow_hosts: tuple[str, ...] = ()
@@ -41,9 +47,17 @@ class ServerSettings:
     drain: float = 30.0
     host: str = "127.0.0.1"
     port: int = 8080
+    further_hosts: tuple[str, ...] = ()
     grpc_port: int | None = None
+    disabled_paths: tuple[tuple[str, str], ...] = ()
+    slot_folder: Path | None = None
     ssl_key: Path | None = None
     ssl_cert: Path | None = None
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """All addresses on which the server listens."""
+        return self.host, *self.further_hosts
 
     @property
     def model_name(self) -> str:

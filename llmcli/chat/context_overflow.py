@@ -14,15 +14,17 @@ from typing import Protocol
 from llmcli.chat.conversation.conversation import Conversation
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size
-from llmcli.runtime.requests.context_overflow import AttentionSinks, DropTurns, OverflowPolicy
+from llmcli.runtime.requests.context_overflow import (
+    SINK_TOKENS,
+    AttentionSinks,
+    DropTurns,
+    OverflowPolicy,
+)
 from llmcli.runtime.requests.request import OverflowStats
 from llmcli.runtime.runner import Runner
+from llmcli.runtime.sinks_support import require_sinks_support
 from llmcli.ui import UI
 from llmcli.units import format_count
-
-# Number of attention sinks: tokens that stay in addition to those before the first message. More
-# than 4 do not improve the text (Xiao et al. 2023, StreamingLLM).
-SINK_TOKENS = 4
 
 
 class PromptSource(Protocol):
@@ -115,36 +117,6 @@ def print_dropped_turns(chat: PromptSource, overflow: OverflowStats) -> None:
     steps = f", in {overflow.times} steps" if overflow.times > 1 else ""
     recomputed = f"; {overflow.recomputed:,} were recomputed" if overflow.recomputed else ""
     chat.ui.note((turns_line if overflow.turns else window_line) + steps + recomputed)
-
-
-def require_sinks_support(runner: Runner) -> None:
-    """Raise UserError if attention sinks are not possible with this model or these options.
-
-    With sinks, cached keys are rotated to other positions and still reflect removed tokens. Some
-    models do not support the rotation, and --reproducible does not allow it.
-    """
-    if runner.options.reproducible:
-        raise UserError(
-            "sinks keep values that were computed with removed tokens, "
-            "which --reproducible does not allow",
-            hint="use --on-full shift, which recomputes what stays",
-        )
-    if runner.context.can_shift:
-        return
-    if runner.options.cache_type_k == "bf16":
-        raise UserError(
-            "sinks move keys to other positions, and bf16 keys cannot be rotated",
-            hint="use -ctk f16",
-        )
-    reason = "keys cannot be rotated to other positions"
-    if runner.context.is_recurrent:
-        reason = "state is recurrent"
-    elif runner.context.n_swa:
-        reason = f"window of {runner.context.n_swa} tokens has separate cells"
-    raise UserError(
-        f"sinks move keys to other positions, but this model's {reason}",
-        hint="use --on-full shift: whole turns leave, and what stays is recomputed",
-    )
 
 
 def context_full_note(conversation: Conversation) -> str:

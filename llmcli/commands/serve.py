@@ -9,7 +9,7 @@ import typer
 from llmcli import text_input
 from llmcli.commands import panels
 from llmcli.commands.command_context import start_command
-from llmcli.commands.options import run
+from llmcli.commands.options import endpoints, run
 from llmcli.commands.options.arguments import DEFAULT_MODEL, REF_HELP
 from llmcli.commands.options.run import choose_model
 from llmcli.errors import UsageError, UserError
@@ -23,10 +23,12 @@ MAX_PARALLEL, MAX_WAITING = 128, 100_000
 STREAM_INTERVAL_MS = 33.0  # milliseconds: about thirty updates per second
 MAX_BODY_BYTES = 8 << 20  # bytes; a context of 100,000 tokens is half a megabyte of text
 
-Address = Annotated[
-    str,
+Addresses = Annotated[
+    list[str] | None,
     typer.Option(
-        help="Address to listen on; beyond this machine a key is required.",
+        metavar="ADDRESS",
+        help="Address to listen on; repeatable, or several with commas. Beyond this machine a key "
+        "is required. [127.0.0.1]",
         rich_help_panel=panels.NETWORK,
     ),
 ]
@@ -186,7 +188,7 @@ def register(app: typer.Typer) -> None:
 def serve(
     ctx: typer.Context,
     ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF_HELP)] = None,
-    host: Address = "127.0.0.1",
+    host: Addresses = None,
     port: Port = 8080,
     grpc_port: GrpcPort = None,
     parallel: Parallel = DEFAULT_PARALLEL,
@@ -201,6 +203,12 @@ def serve(
     max_body: Body = MAX_BODY_BYTES,
     max_tokens: MaxTokens = None,
     pooling: Pooling = None,
+    metrics: endpoints.Metrics = True,
+    slots: endpoints.Slots = True,
+    ui: endpoints.Page = True,
+    slot_save_path: endpoints.SlotSavePath = None,
+    context_shift: endpoints.ContextShift = False,
+    kv_unified_per_slot: endpoints.ContextPerSlot = None,
     drain: Drain = 30,
     stream_every: StreamEvery = STREAM_INTERVAL_MS,
     private: Private = False,
@@ -218,7 +226,8 @@ def serve(
     run_flags = run.parse_run_flags(ctx)
     ref = _require_model(ref, run_flags)
     open_server_model.refuse_personal_flags(run_flags)
-    keys = _read_keys(api_key or [], api_key_file or [], host)
+    hosts = _split_hosts(host or [])
+    keys = _read_keys(api_key or [], api_key_file or [], hosts)
     server.check_tls(ssl_key_file, ssl_cert_file)
     origins, host_names = (
         tuple(map(origin_guard.parse_origin, cors or ())),
@@ -227,15 +236,28 @@ def serve(
     _check_pooling(pooling)
     if grpc_port is not None:
         _check_grpc(in_other_process=bool(run_flags.rpc or replicas or ray))
-    config, ui = start_command(json, run_flags.offline)
+    disabled = [
+        (path, option)
+        for path, option, is_on in (
+            ("/metrics", "--metrics", metrics),
+            ("/slots", "--slots", slots),
+            ("/", "--ui", ui),
+        )
+        if not is_on
+    ]
+    if slot_save_path is not None and not slot_save_path.is_dir():
+        raise UserError(
+            f"--slot-save-path {slot_save_path} is no folder", hint=f"mkdir -p {slot_save_path}"
+        )
+    config, terminal = start_command(json, run_flags.offline)
     if while_stdin:
         parent_watch.exit_with_parent(0)
-    with server.open_listener(host, port) as socket:
+    with server.open_listeners(hosts, port) as listeners:
         request = ServeRequest(
             ref,
             run_flags,
             config,
-            ui,
+            terminal,
             parallel,
             max_waiting,
             {
@@ -246,8 +268,12 @@ def serve(
                 "allow_hosts": host_names,
                 "max_body": max_body,
                 "drain": drain,
-                "host": host,
-                "port": socket.getsockname()[1],
+                "host": hosts[0],
+                "further_hosts": hosts[1:],
+                "port": listeners[0].getsockname()[1],
+                "disabled_paths": tuple(disabled),
+                "slot_folder": slot_save_path,
+                "slides_context": context_shift,
                 "grpc_port": grpc_port,
                 "ssl_key": ssl_key_file,
                 "ssl_cert": ssl_cert_file,
@@ -255,15 +281,17 @@ def serve(
             pooling,
             stream_every / 1e3,
             private,
+            kv_unified_per_slot,
         )
         if replicas or ray:
-            stopped = launch_processes.run_replicas(request, replicas or 1, ray, socket)
+            stopped = launch_processes.run_replicas(request, replicas or 1, ray, listeners)
         elif run_flags.rpc:
-            stopped = launch_processes.run_child(request, socket)
+            stopped = launch_processes.run_child(request, listeners)
         else:
             with open_service(request) as (bridge, settings):
-                ready = partial(print_ready, settings, bridge.runner.n_ctx, parallel, ui)
-                stopped = server.run_server(bridge, settings, socket, ready)
+                n_ctx = bridge.runner.n_ctx
+                ready = partial(print_ready, settings, n_ctx, parallel, terminal)
+                stopped = server.run_server(bridge, settings, listeners, ready)
     if stopped == "SIGINT":
         raise typer.Exit(130)
 
@@ -296,11 +324,17 @@ def _check_grpc(in_other_process: bool) -> None:
     service.require_grpc()
 
 
-def _read_keys(typed: list[str], files: list[Path], host: str) -> tuple[str, ...]:
+def _split_hosts(typed: list[str]) -> tuple[str, ...]:
+    """Return the addresses of --host, each once; by default that of this machine."""
+    hosts = [host.strip() for text in typed for host in text.split(",")]
+    return tuple(dict.fromkeys(host for host in hosts if host)) or (LOOPBACK_HOSTS[0],)
+
+
+def _read_keys(typed: list[str], files: list[Path], hosts: tuple[str, ...]) -> tuple[str, ...]:
     """Return the API keys of the command line and of the key files.
 
     Empty lines and # comments of a key file are skipped. Raises UserError for an invalid key, or if
-    `host` is reachable from other machines and there is no key.
+    one of `hosts` is reachable from other machines and there is no key.
     """
     lines = [
         line.strip()
@@ -317,9 +351,10 @@ def _read_keys(typed: list[str], files: list[Path], host: str) -> tuple[str, ...
                 hint=f"use {MIN_KEY_CHARACTERS} or more ASCII characters without spaces, "
                 "such as the output of: openssl rand -hex 16",
             )
-    if host not in LOOPBACK_HOSTS and not keys:
+    public_hosts = [host for host in hosts if host not in LOOPBACK_HOSTS]
+    if public_hosts and not keys:
         raise UserError(
-            f"{host} can be reached from other machines, and no API key is set",
+            f"{public_hosts[0]} can be reached from other machines, and no API key is set",
             hint="add --api-key KEY (or --api-key-file FILE), or leave out --host",
         )
     return tuple(keys)

@@ -30,6 +30,8 @@ class ServeRequest:
       them together.
     - `is_private`: clients do not share cached prefixes, so that response times tell nothing about
       the prompts of others.
+    - `context_per_answer`: the largest number of tokens of a prompt and its answer; None: those of
+      the context.
     """
 
     ref: str
@@ -42,6 +44,7 @@ class ServeRequest:
     pooling: str | None = None
     stream_interval_seconds: float = 0.0
     is_private: bool = False
+    context_per_answer: int | None = None
 
 
 @contextmanager
@@ -67,20 +70,24 @@ def open_service(request: ServeRequest) -> "Iterator[tuple[EngineBridge, ServerS
                 request.stream_interval_seconds,
             )
         ) as bridge:
-            yield bridge, _build_settings(server_model, request.run_flags, **request.settings)
+            yield bridge, _build_settings(server_model, request, **request.settings)
 
 
 def _build_settings(
-    server_model: "ServerModel", run_flags: RunFlags, names: tuple[str, ...], **more: Any
+    server_model: "ServerModel", request: ServeRequest, names: tuple[str, ...], **more: Any
 ) -> "ServerSettings":
     """Return the server's settings. `names`: the names for the model that the user chose; empty:
     the model's own name. `more`: further fields of ServerSettings.
     """
     from llmcli.api.server_settings import ServerSettings
+    from llmcli.runtime.sinks_support import require_sinks_support
 
-    runner = server_model.runner
+    runner, run_flags = server_model.runner, request.run_flags
+    if more.get("slides_context"):
+        require_sinks_support(runner)
     max_tokens = None if run_flags.predict in (None, -1) else run_flags.predict
-    max_context = min(runner.n_ctx, runner.header.context_length or runner.n_ctx)
+    trained = runner.header.context_length or runner.n_ctx
+    max_context = runner.n_ctx if run_flags.options.ctx_size else min(runner.n_ctx, trained)
     return ServerSettings(
         names or (server_model.name,),
         int(time.time()),
@@ -89,7 +96,7 @@ def _build_settings(
         run_flags.stops,
         max_tokens,
         allow_repetition=run_flags.endless,
-        max_context=max_context if run_flags.options.ctx_size is None else runner.n_ctx,
+        max_context=min(max_context, request.context_per_answer or max_context),
         **more,
     )
 
@@ -101,6 +108,8 @@ def print_ready(settings: "ServerSettings", n_ctx: int, parallel: int, ui: "UI")
     url = server.server_url(settings)
     if ui.json:
         document = {"url": url, "host": settings.host, "port": settings.port, "pid": os.getpid()}
+        if settings.further_hosts:
+            document["urls"] = [server.server_url(settings, host) for host in settings.hosts]
         document |= {} if settings.grpc_port is None else {"grpc_port": settings.grpc_port}
         ui.result({**document, "model": settings.model_name, "parallel": parallel, "n_ctx": n_ctx})
     else:

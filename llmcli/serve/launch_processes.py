@@ -2,6 +2,7 @@
 llama.cpp aborts (`--rpc`), or in Ray Serve replicas (`--replicas`).
 """
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from llmcli.serve.launch import ServeRequest
 
 
-def run_child(request: "ServeRequest", socket: Socket) -> str:
+def run_child(request: "ServeRequest", listeners: Sequence[Socket]) -> str:
     """Start a child process that loads the model, and answer HTTP in this process until a signal
     arrives. Return the name of the signal, such as SIGTERM.
 
@@ -36,11 +37,11 @@ def run_child(request: "ServeRequest", socket: Socket) -> str:
             child.supervise()
             print_ready(settings, child.facts["n_ctx"], request.parallel, request.ui)
 
-        return server.run_server(FrontServer(child, settings), settings, socket, ready)
+        return server.run_server(FrontServer(child, settings), settings, listeners, ready)
 
 
 def run_replicas(
-    request: "ServeRequest", n_replicas: int, address: str | None, socket: Socket
+    request: "ServeRequest", n_replicas: int, address: str | None, listeners: Sequence[Socket]
 ) -> str:
     """Serve with `n_replicas` Ray Serve replicas until a signal arrives. Return the name of the
     signal. `address`: the address of the Ray cluster; None or LOCAL_RAY: this machine.
@@ -85,7 +86,9 @@ def run_replicas(
         ready = partial(
             print_ready, settings, facts["n_ctx"], n_replicas * request.parallel, request.ui
         )
-        return server.run_server(FrontServer(running_replicas, settings), settings, socket, ready)
+        return server.run_server(
+            FrontServer(running_replicas, settings), settings, listeners, ready
+        )
 
 
 def _build_settings(request: "ServeRequest", facts: dict[str, Any]) -> "ServerSettings":

@@ -12,8 +12,8 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -154,18 +154,18 @@ class HttpServer(uvicorn.Server):
 def run_server(
     bridge: EngineBridge | FrontServer,
     settings: ServerSettings,
-    listener: sockets.socket,
+    listeners: Sequence[sockets.socket],
     on_ready: Callable[[], None],
 ) -> str:
-    """Serve until a signal arrives, and return the name of the signal. Raises the error that ended
-    the engine's thread, if there was one.
+    """Serve until a signal arrives, and return the name of the signal. `listeners`: the sockets on
+    which it listens. Raises the error that ended the engine's thread, if there was one.
     """
     server = HttpServer(bridge, settings, on_ready)
     # Python's default interval is 5 ms. The engine's thread must not wait that long after each pass
     # for a thread that renders a template.
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     _raise_file_limit()
-    server.run([listener])
+    server.run(list(listeners))
     return server.stop_signal
 
 
@@ -180,9 +180,10 @@ def _raise_file_limit() -> None:
 
 
 @contextmanager
-def open_listener(host: str, port: int) -> Iterator[sockets.socket]:
+def open_listener(host: str, port: int, *, is_only: bool = True) -> Iterator[sockets.socket]:
     """Open a listening socket for the `with` block. It is opened before the model is loaded, so
-    that clients can already connect. Raises UserError if the address is in use.
+    that clients can already connect. `is_only`: no other address is listened on. Raises UserError
+    if the address is in use.
     """
     family = sockets.AF_INET6 if ":" in host else sockets.AF_INET
     # The protocol must be set: asyncio sets TCP_NODELAY only for sockets with this protocol, and
@@ -191,6 +192,9 @@ def open_listener(host: str, port: int) -> Iterator[sockets.socket]:
     with sockets.socket(family, sockets.SOCK_STREAM, sockets.IPPROTO_TCP) as listener:
         try:
             listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
+            # :: alone also accepts IPv4; beside 0.0.0.0 it must not
+            if family == sockets.AF_INET6 and not is_only:
+                listener.setsockopt(sockets.IPPROTO_IPV6, sockets.IPV6_V6ONLY, 1)
             listener.bind((host, port))
             listener.listen(BACKLOG_CONNECTIONS)
         except OSError as error:
@@ -199,6 +203,20 @@ def open_listener(host: str, port: int) -> Iterator[sockets.socket]:
                 message, hint="choose another --port (0: a free one), or another --host"
             ) from None
         yield listener
+
+
+@contextmanager
+def open_listeners(hosts: Sequence[str], port: int) -> Iterator[list[sockets.socket]]:
+    """Open a listening socket on each address for the `with` block, all with the same port. With
+    port 0, the first address chooses it. Raises UserError if an address is in use.
+    """
+    with ExitStack() as stack:
+        listeners: list[sockets.socket] = []
+        for host in hosts:
+            actual_port = listeners[0].getsockname()[1] if listeners else port
+            listener = open_listener(host, actual_port, is_only=len(hosts) == 1)
+            listeners.append(stack.enter_context(listener))
+        yield listeners
 
 
 def check_tls(key: Path | None, cert: Path | None) -> None:
@@ -230,7 +248,10 @@ def _refuse_password(key: Path) -> str:
     raise UserError(f"{key} is protected by a password", hint=hint)
 
 
-def server_url(settings: ServerSettings) -> str:
-    """Return the URL of the server, such as http://127.0.0.1:8080."""
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"{'https' if settings.ssl_cert else 'http'}://{host}:{settings.port}"
+def server_url(settings: ServerSettings, host: str | None = None) -> str:
+    """Return the URL of the server, such as http://127.0.0.1:8080. `host`: one of its addresses; by
+    default the first.
+    """
+    name = host or settings.host
+    name = f"[{name}]" if ":" in name else name
+    return f"{'https' if settings.ssl_cert else 'http'}://{name}:{settings.port}"

@@ -12,9 +12,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import httpx2 as httpx
 import openai
 import pytest
 
+from llmcli.api.server_settings import ServerSettings
+from llmcli.errors import UserError
+from llmcli.runtime.runner import Runner
+from llmcli.serve import server
+from llmcli.serve.engine_thread.bridge import EngineBridge
 from tests.api.forms.test_openai_chat import HELLO, client
 from tests.fixtures.fakes import FakeContext, fake_runner
 from tests.fixtures.server import CHAT, Served, serving
@@ -206,3 +212,40 @@ def test_the_command_serves_until_its_answers_are_finished(stories_gguf: Path, h
             assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
         assert process.wait(30) == 0
         assert "Traceback" not in process.stderr.read()
+
+
+def test_several_addresses_are_served_with_one_port(stories_runner: Runner) -> None:
+    try:
+        with server.open_listeners(("127.0.0.1", "::1"), 0) as listeners:
+            ports = {listener.getsockname()[1] for listener in listeners}
+            assert len(listeners) == 2 and len(ports) == 1
+            (port,) = ports
+            settings = ServerSettings(
+                ("tiny",), host="127.0.0.1", further_hosts=("::1",), port=port
+            )
+            bridge = EngineBridge(stories_runner)
+            http_server = server.HttpServer(bridge, settings, lambda: None)
+            thread = threading.Thread(target=http_server.run, args=(listeners,))
+            thread.start()
+            try:
+                for host in settings.hosts:
+                    url = f"{server.server_url(settings, host)}/health"
+                    assert httpx.get(url).status_code == 200
+            finally:
+                http_server.should_exit = True
+                thread.join(30)
+                bridge.close()
+    except UserError as error:
+        if "::1" not in str(error):
+            raise
+        pytest.skip("this machine has no IPv6")
+
+
+def test_endpoints_can_be_switched_off(serve: Callable[..., Served]) -> None:
+    paths = (("/metrics", "--metrics"), ("/slots", "--slots"), ("/", "--ui"))
+    served = serve(disabled_paths=paths)
+    for path, status in (("/metrics", 501), ("/slots", 501), ("/v1/slots", 501), ("/", 404)):
+        response = httpx.get(served.url + path)
+        assert response.status_code == status, path
+        assert "start it with --" in response.json()["error"]["message"]
+    assert httpx.get(serve().url + "/metrics").status_code == 200

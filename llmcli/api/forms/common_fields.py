@@ -10,6 +10,7 @@ from llmcli.api.fields import Fields
 from llmcli.api.server_settings import ServerSettings
 from llmcli.errors import UserError
 from llmcli.runtime.requests.beam_settings import NO_SEARCH, BeamSettings
+from llmcli.runtime.requests.context_overflow import SINK_TOKENS, AttentionSinks
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling import N_SEEDS, Sampling, sampling_settings
 
@@ -81,19 +82,46 @@ def answer_budget(
     prompt_tokens: int,
     limit: int | None,
     samples: int = 1,
+    beams: int = 1,
 ) -> int:
     """Return the largest number of tokens of each answer to a prompt of `prompt_tokens` tokens.
-    Without a `limit`, the answers share the rest of the context equally. Raises ApiError if the
-    prompt leaves no space in the context.
+    Without a `limit`, the answers share the rest of the context equally. If the context slides, an
+    answer may be longer than the rest; without a limit it gets as many tokens as the context has.
+    Raises ApiError if the prompt leaves no space in the context.
     """
     size = context_tokens(runner, settings)
     if prompt_tokens >= size:
         raise _too_long(f"{prompt_tokens} tokens", prompt_tokens, size)
+    if settings.slides_context and samples == beams == 1:
+        return size if limit is None else limit
     return (
         max(1, (size - prompt_tokens) // samples)
         if limit is None
         else min(limit, size - prompt_tokens)
     )
+
+
+def context_fields(
+    fields: Fields,
+    runner: Runner,
+    settings: ServerSettings,
+    prompt_tokens: int,
+    samples: int = 1,
+    beams: int = 1,
+) -> dict[str, Any]:
+    """Return keyword arguments for Request: the size of the context, and what is dropped when it is
+    full. The request's `n_keep` tokens at the beginning stay (-1: the whole prompt), and a few more
+    that the attention needs. Several samples or beams share their prompt, so nothing is dropped
+    from them.
+    """
+    size = context_tokens(runner, settings)
+    context: dict[str, Any] = {} if size == runner.n_ctx else {"max_context": size}
+    n_keep = fields.integer("n_keep", -1, MAX_TOKENS, 0) or 0
+    if settings.slides_context and samples == beams == 1:
+        n_kept = prompt_tokens if n_keep < 0 else n_keep + runner.model.add_bos
+        n_kept = min(max(n_kept, SINK_TOKENS), size - SINK_TOKENS)
+        context |= {"overflow": AttentionSinks(n_kept), "can_move_cells": True}
+    return context
 
 
 def encode_prompt(runner: Runner, settings: ServerSettings, text: str) -> tuple[int, ...]:
@@ -115,7 +143,8 @@ def context_tokens(runner: Runner, settings: ServerSettings) -> int:
 
 def _too_long(words: str, prompt: int, size: int) -> ApiError:
     message = (
-        f"the prompt has {words}; the context holds {size} tokens and must leave room for an answer"
+        f"the request exceeds the available context size: the prompt has {words}; the context holds"
+        f" {size} tokens and must leave room for an answer"
     )
     return context_length_error(message, prompt, size)
 

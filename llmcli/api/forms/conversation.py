@@ -55,15 +55,15 @@ class ConversationForm(ApiForm):
             )
         limit = common.effective_limit(common.read_limit(fields), settings)
         tokens, opened_tags = self.prompt.tokens, self.prompt.opened_tags
-        max_tokens = common.answer_budget(
-            runner, settings, len(tokens), limit, self.samples_per_request
-        )
+        n_answers = self.samples_per_request, options["search"].beams
+        max_tokens = common.answer_budget(runner, settings, len(tokens), limit, *n_answers)
         self.constraint = self.prompt.constraint
         self.requests = (
             Request(
                 tokens,
                 max_tokens=max_tokens,
                 grammar_after=opened_tags.closing if opened_tags else "",
+                **common.context_fields(fields, runner, settings, len(tokens), *n_answers),
                 **common.with_logprobs(options, runner, self.has_logprobs, top),
             ),
         )

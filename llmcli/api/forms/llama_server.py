@@ -162,7 +162,7 @@ class LlamaCompletionForm(CompletionsForm):
             "generation_settings": self._settings(answer),
             "prompt": prompt,
             "has_new_line": "\n" in answer.text,
-            "truncated": answer.finish == "context_full",
+            "truncated": self._is_truncated(answer),
             "stop_type": stop_type,
             "stopping_word": stop or "",
             "tokens_cached": answer.cached_tokens,
@@ -175,6 +175,12 @@ class LlamaCompletionForm(CompletionsForm):
             if self._response_fields
             else result
         )
+
+    def _is_truncated(self, answer: Answer) -> bool:
+        """Return whether the size of the context ended the answer, or tokens were dropped."""
+        size = common.context_tokens(self.runner, self.settings)
+        is_full = answer.prompt_tokens + len(answer.tokens) >= size and answer.finish != "stop"
+        return is_full or answer.overflow_stats.times > 0
 
     def _settings(self, answer: Answer) -> Document:
         """Return the field `generation_settings`: the sampling settings and limits of the

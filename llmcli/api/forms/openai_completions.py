@@ -72,13 +72,15 @@ class CompletionsForm(ApiForm):
             request_fields, runner, needs_logprobs, self.logprobs or 0
         )
         default_limit = self.default_max_tokens if limit is None else limit
+        n_answers = self.samples_per_request, beams
         self.requests = tuple(
             Request(
                 tokens,
                 max_tokens=common.answer_budget(
-                    runner, settings, len(tokens), default_limit, self.samples_per_request
+                    runner, settings, len(tokens), default_limit, *n_answers
                 ),
                 score_prompt=self.scores_prompt,
+                **common.context_fields(fields, runner, settings, len(tokens), *n_answers),
                 **request_fields,
             )
             for tokens in self._prompts()

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from llmcli.chat import context_overflow
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.conversation import conversation
 from llmcli.chat.settings.base import ANSWER_GROUP, ChatSetting, Completion, parse_choice
+from llmcli.runtime.sinks_support import require_sinks_support
 
 
 def _show(chat: ChatSession) -> str:
@@ -15,7 +15,7 @@ def _show(chat: ChatSession) -> str:
 def _change(chat: ChatSession, value: str) -> None:
     mode = parse_choice("on_full", conversation.ON_FULL_MODES, value)
     if mode == "sinks":
-        context_overflow.require_sinks_support(chat.runner)
+        require_sinks_support(chat.runner)
     chat.conversation.on_full = mode
 
 

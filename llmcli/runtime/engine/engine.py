@@ -177,10 +177,9 @@ class Engine:
         """Queue one answer to a request, and return its sequence. `number`: its number among the
         samples of the request. `prompt_source`: the sample that computes the prompt for this one.
         """
-        assert 0 < len(request.tokens) <= self.context.n_ctx, (
-            len(request.tokens),
-            self.context.n_ctx,
-        )
+        n_ctx = self.context.n_ctx
+        max_tokens = min(n_ctx, request.max_context or n_ctx)
+        assert 0 < len(request.tokens) <= max_tokens, (len(request.tokens), max_tokens)
         self._count += 1
         strategy = strategies()[request.strategy](request, seed, self.resources)
         assert strategy.slots <= self.context.n_seq_max, (strategy.slots, self.context.n_seq_max)
@@ -191,6 +190,7 @@ class Engine:
             strategy,
             seed,
             start_time,
+            max_tokens,
             tokens=list(request.tokens),
             last_token_time=start_time,
             prefix=SharedPrefix(prompt_source, len(request.tokens)) if prompt_source else None,
@@ -348,7 +348,7 @@ class Engine:
         has_next = len(tokens) - position == 1 and sequence.slot >= 0
         if not has_next or sequence.draft or sequence.is_cancelled:
             return None
-        if len(tokens) > self.context.n_ctx or self.ledger.used_cells >= self.ledger.size:
+        if sequence.is_too_long or self.ledger.used_cells >= self.ledger.size:
             return None
         return ForwardPass(
             [tokens[position]], [position], [sequence.slot], [True], [SequenceRows(sequence, 1, 1)]

@@ -76,7 +76,7 @@ class ForwardPass:
         if sequence.draft:
             rows = len(self.tokens) + count
             n_free = min(
-                context.n_ctx - len(sequence.tokens),
+                sequence.max_tokens - len(sequence.tokens),
                 ledger.size - ledger.used_cells - rows,
                 context.n_batch - rows,
                 context.n_outputs - 1,

@@ -26,7 +26,7 @@ class OverflowHandler:
         try:
             if sequence.strategy.slots > 1:
                 self._shorten_branches(sequence, planned_rows)
-            elif len(sequence.tokens) > self.state.context.n_ctx:
+            elif sequence.is_too_long:
                 self._shorten(sequence, sequence.request.overflow)
         except UserError:  # moving cells failed, and the whole memory is empty
             for running in self.state.running.values():
@@ -40,7 +40,7 @@ class OverflowHandler:
             sequence.tokens,
             sequence.n_prompt,
             sequence.overflow_stats.turns,
-            self.state.context.n_ctx,
+            sequence.max_tokens,
         )
         if shortened is None:
             return

@@ -42,7 +42,7 @@ class PrefillPlanner:
         reserved_rows = (max_rows - len(plan.tokens)) // OLDEST_PREFILL_SHARE
         for sequence in prompts:
             self.overflow.apply(sequence, len(plan.tokens))
-            if len(sequence.tokens) > context.n_ctx:
+            if sequence.is_too_long:
                 return sequence
             reserved_rows = 0 if sequence is oldest else reserved_rows
             n_left, n_rows = len(sequence.tokens) - sequence.n_computed, len(plan.tokens)

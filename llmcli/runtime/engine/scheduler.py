@@ -95,8 +95,7 @@ class Scheduler:
             if without_cells is None:
                 self.last_was_prefill = all(share.sequence.is_prefilling for share in plan.shares)
                 return plan, None
-            is_too_long = len(without_cells.tokens) > self.context.n_ctx
-            if is_too_long or not self.preempt_one():
+            if without_cells.is_too_long or not self.preempt_one():
                 return ForwardPass(), without_cells
 
     def preempt_one(self) -> bool:
@@ -167,7 +166,7 @@ class Scheduler:
                 return without_cells
         for sequence in decoding:
             self.overflow.apply(sequence, len(plan.tokens))
-            if len(sequence.tokens) > context.n_ctx:
+            if sequence.is_too_long:
                 return sequence
             n_left = len(sequence.tokens) - sequence.n_computed
             free_rows = context.n_batch - len(plan.tokens)

@@ -11,6 +11,9 @@ from typing import Protocol
 # After turns are dropped, at least 1/4 of the context is free. If less were freed, almost every new
 # message would drop turns again.
 FREED_FRACTION = 4
+# Number of attention sinks: tokens that stay in addition to those before the first message. More
+# than 4 do not improve the text (Xiao et al. 2023, StreamingLLM).
+SINK_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,8 @@ class Request:
     - `grammar`: the grammar that the answer must follow. `grammar_after`: the text in the answer
       after which the grammar starts, such as the end of thinking.
     - `top_logprobs`: with `logprobs`, record this many of the likeliest tokens at each step.
+    - `max_context`: the context is full with this many tokens of prompt and answer, even if the
+      pool has more cells; None: with those of the pool.
     - `overflow`: what to drop when the context is full. `can_move_cells`: if the prompt leaves out
       a part of a cached text, the cells after that part may be moved instead of being recomputed.
     - `turn`: the number of the turn in its conversation. `earlier_turns`: the numbers of the
@@ -117,6 +119,7 @@ class Request:
     earlier_turns: frozenset[int] = frozenset()
     grammar: Grammar | None = None
     grammar_after: str = ""
+    max_context: int | None = None
     overflow: OverflowPolicy | None = None
     can_move_cells: bool = False
     priority: int = 0

@@ -120,6 +120,7 @@ class Sequence:
     strategy: DecodingStrategy
     seed: int
     start_time: float  # time.perf_counter() of the user's call
+    max_tokens: int = 1 << 62  # tokens of prompt and answer with which the context is full
 
     # Slots (llama.cpp sequence ids)
     slot: int = -1  # -1 while the sequence waits
@@ -160,6 +161,11 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.n_prompt = len(self.request.tokens)
+
+    @property
+    def is_too_long(self) -> bool:
+        """Return whether the sequence has more tokens than fit into its context."""
+        return len(self.tokens) > self.max_tokens
 
     @property
     def is_prefilling(self) -> bool:

@@ -84,7 +84,7 @@ def message_classes() -> Mapping[str, Any]:
 
 
 async def start_server(service: Service) -> Any:
-    """Start a gRPC server on the current event loop, at the settings' `host` and `grpc_port`.
+    """Start a gRPC server on the current event loop, at the settings' `hosts` and `grpc_port`.
     Return the server and its port, which differs from `grpc_port` if that is 0.
 
     Raises UserError if the server cannot listen.
@@ -104,18 +104,20 @@ async def start_server(service: Service) -> Any:
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE_NAME, GrpcService(service).handlers()),)
     )
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    address = f"{host}:{settings.grpc_port}"
-    try:
-        if settings.ssl_cert and settings.ssl_key:
-            pair = settings.ssl_key.read_bytes(), settings.ssl_cert.read_bytes()
-            port = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
-        else:
-            port = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise UserError(
-            f"gRPC cannot listen on {address}: {error}", hint="choose another --grpc-port"
-        ) from None
+    assert settings.grpc_port is not None
+    port = settings.grpc_port
+    for host in settings.hosts:
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            if settings.ssl_cert and settings.ssl_key:
+                pair = settings.ssl_key.read_bytes(), settings.ssl_cert.read_bytes()
+                port = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+            else:
+                port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise UserError(
+                f"gRPC cannot listen on {address}: {error}", hint="choose another --grpc-port"
+            ) from None
     await server.start()
     return server, port
 

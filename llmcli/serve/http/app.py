@@ -22,10 +22,12 @@ from llmcli.serve.http.body_budget import RETRY_AFTER_SECONDS, BodyBudget, BodyB
 from llmcli.serve.http.cors import with_cors
 from llmcli.serve.http.exchange import ClientDisconnected, json_response
 from llmcli.serve.http.origin_guard import OriginGuard
+from llmcli.serve.http.request_ids import RequestIdMiddleware
 from llmcli.serve.http.routes import ROUTES
 from llmcli.serve.http.service import Route, Service
 from quant.errors import UserError
 
+PAGE_PATH = "/"
 CLIENT_CLOSED_STATUS = 499  # nginx's status for a closed connection; it is never sent
 
 
@@ -35,6 +37,7 @@ def make_app(bridge: EngineBridge, settings: ServerSettings) -> Starlette:
     """
     service = Service(bridge, settings, EmbeddingQueue(bridge), BodyBudget(settings.max_body))
     middleware = [
+        Middleware(RequestIdMiddleware),
         Middleware(OriginGuard, settings=settings),
         Middleware(BodyBudgetMiddleware, budget=service.body_budget),
         Middleware(with_cors, settings=settings),
@@ -69,7 +72,14 @@ def _paths(route: Route, service: Service) -> list[BaseRoute]:
 
         return [WebSocketRoute(path, talk) for path in (route.path, *route.further_paths)]
 
+    disabled = dict(service.settings.disabled_paths)
+
     async def answer(request: Request) -> Response:
+        if option := disabled.get(route.path):
+            # as llama-server: a page that is not offered does not exist
+            status = 404 if route.path == PAGE_PATH else 501
+            message = f"this server does not offer {route.path}; start it with {option}"
+            raise ApiError(message, status)
         if not route.is_public and not is_allowed(request.headers, service.settings.keys):
             raise ApiError(
                 "this server needs a key: Authorization: Bearer KEY", 401, code="invalid_api_key"

@@ -42,7 +42,8 @@ class OriginGuard:
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self.app, self._settings = app, settings
-        self._hosts = LOCAL_HOSTS | {settings.host.lower(), *map(_host_name, settings.allow_hosts)}
+        self._hosts = LOCAL_HOSTS | {host.lower() for host in settings.hosts}
+        self._hosts |= set(map(_host_name, settings.allow_hosts))
         # With keys any host is accepted, because a foreign page does not have a key.
         self._any_host = (
             bool(settings.keys) or ANY_ORIGIN in settings.allow_hosts or ANY_ORIGIN in settings.cors

@@ -37,6 +37,7 @@ from llmcli.serve.http.exchange import (
     read_all,
 )
 from llmcli.serve.http.origin_guard import OriginGuard
+from llmcli.serve.http.request_ids import RequestIdMiddleware
 from llmcli.serve.http.routes.websocket import SOCKET_PATH, SocketSession
 from llmcli.serve.processes.asgi_relay import portable_scope
 from llmcli.serve.processes.prefix_affinity import prefix_key
@@ -92,7 +93,7 @@ class FrontServer:
         self.body_budget = BodyBudget(settings.max_body)
         self._guard, self._bodies = (
             OriginGuard(self, settings),
-            BodyBudgetMiddleware(self._answer, self.body_budget),
+            RequestIdMiddleware(BodyBudgetMiddleware(self._answer, self.body_budget)),
         )
         self._n_open = 0
         self._idle = asyncio.Event()

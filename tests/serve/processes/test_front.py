@@ -88,6 +88,11 @@ async def run_request(
         return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            names = [name for name, _ in message["headers"]]
+            assert names.count(b"x-request-id") == 1
+            other = [header for header in message["headers"] if header[0] != b"x-request-id"]
+            message = {**message, "headers": other}
         sent.append(message)
         first.set()
 

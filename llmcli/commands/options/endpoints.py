@@ -1,0 +1,59 @@
+"""Options of `llmcli serve` for single endpoints. Most have the names of llama-server."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmcli.commands import panels
+
+Metrics = Annotated[
+    bool,
+    typer.Option(
+        "--metrics/--no-metrics",
+        help="Serve /metrics.",
+        rich_help_panel=panels.NETWORK,
+    ),
+]
+Slots = Annotated[
+    bool,
+    typer.Option(
+        "--slots/--no-slots",
+        help="Serve /slots.",
+        rich_help_panel=panels.NETWORK,
+    ),
+]
+Page = Annotated[
+    bool,
+    typer.Option(
+        "--ui/--no-ui",
+        help="Serve the chat page.",
+        rich_help_panel=panels.NETWORK,
+    ),
+]
+SlotSavePath = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Let clients save the cache of a slot to a file here, and restore it.",
+        rich_help_panel=panels.REQUESTS,
+    ),
+]
+ContextShift = Annotated[
+    bool,
+    typer.Option(
+        "--context-shift/--no-context-shift",
+        help="When the context of an answer is full, drop its oldest tokens and go on.",
+        rich_help_panel=panels.REQUESTS,
+    ),
+]
+ContextPerSlot = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-unified-per-slot",
+        min=16,
+        metavar="N",
+        help="Maximum number of tokens of a prompt and its answer, of those of --ctx-size.",
+        rich_help_panel=panels.REQUESTS,
+    ),
+]
