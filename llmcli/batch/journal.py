@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from llmcli.atomic_files import sync_folder
+from llmcli.catalog.disk_space import require_free_space
 from llmcli.errors import UserError
 
 JOURNAL_FORM = "llmcli batch 1"
 SYNC_SECONDS = 2.0  # seconds between two flushes to the disk
+MIN_LINE_BYTES = 100  # no output line is shorter
 NO_OFFSET = -1  # in place of a file offset, for a line that is not finished
 
 
@@ -54,7 +56,8 @@ class BatchJournal:
         run's journal. The file is locked, so that only one process can write to it.
 
         Raises UserError if the journal belongs to a batch with another identity and `force` is not
-        set, if another process has locked it, or if a file cannot be written.
+        set, if another process has locked it, if the disk has no space even for the shortest lines,
+        or if a file cannot be written.
         """
         for file in (self.path, self.unfinished_path, self.out):
             if (file.is_symlink() and not file.exists()) or (file.exists() and not file.is_file()):
@@ -65,6 +68,8 @@ class BatchJournal:
             if force:
                 stream.truncate(0)
             self._read_existing()
+            n_missing = 2 * self.count - self.n_finished  # lines of the journal and of OUT
+            require_free_space(n_missing * MIN_LINE_BYTES, self.out.absolute().parent)
             if not stream.seek(0, os.SEEK_END):
                 stream.write(json.dumps(self._head).encode() + b"\n")
             try:
@@ -98,15 +103,20 @@ class BatchJournal:
 
     def finish(self) -> None:
         """Write all output lines to OUT in the order of the input, and remove the journal. Every
-        line of the batch must be finished.
+        line of the batch must be finished. If the disk is full, the journal stays, and a part of
+        OUT does not.
         """
         assert self.n_finished == self.count, (self.n_finished, self.count)
-        with self.path.open("rb") as journal, self.unfinished_path.open("wb") as output:
-            for offset in self._offsets:
-                journal.seek(offset)
-                output.write(journal.readline().split(b" ", 2)[2])
-            output.flush()
-            os.fsync(output.fileno())
+        try:
+            with self.path.open("rb") as journal, self.unfinished_path.open("wb") as output:
+                for offset in self._offsets:
+                    journal.seek(offset)
+                    output.write(journal.readline().split(b" ", 2)[2])
+                output.flush()
+                os.fsync(output.fileno())
+        except OSError:
+            self.unfinished_path.unlink(missing_ok=True)
+            raise
         self.unfinished_path.replace(self.out)
         self.path.unlink()
         sync_folder(self.out.parent)

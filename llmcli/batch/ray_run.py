@@ -119,7 +119,13 @@ def run_on_cluster(
             )
 
         return run.run_or_resume(
-            counts, journal, batch_id(identity), answer_missing, force, request.ui
+            counts,
+            journal,
+            batch_id(identity),
+            answer_missing,
+            force,
+            request.ui,
+            is_reproducible=request.run_flags.options.reproducible,
         )
 
 

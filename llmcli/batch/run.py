@@ -67,6 +67,8 @@ def run_or_resume(
     answer_missing: Callable[[], None],
     force: bool,
     ui: "UI",
+    *,
+    is_reproducible: bool,
 ) -> BatchResult:
     """Run a batch, or resume it from its journal, and write the output file. Do nothing if the
     output file is already complete.
@@ -75,6 +77,8 @@ def run_or_resume(
     - `answer_missing`: function that answers the lines which are not in the journal and appends
       them to it.
     - `force`: discard the output file and the journal of an earlier run.
+    - `is_reproducible`: whether an answer does not depend on the lines that run beside it. If it
+      does, a resumed run may end with other answers than an undisturbed one, and says so.
     """
     from llmcli.batch.job import count_failed
 
@@ -85,6 +89,12 @@ def run_or_resume(
             resumed = journal.n_finished
             if resumed:
                 ui.note(f"resuming after {resumed:,} of {journal.count:,} lines")
+            if 0 < resumed < journal.count and not is_reproducible:
+                ui.note(
+                    "the other answers may differ from those of an undisturbed run where two tokens "
+                    "are almost equally likely, because other lines run beside them "
+                    "(--reproducible rules that out)"
+                )
             with _show_progress(counts, journal, ui):
                 answer_missing()
             if not counts.is_stopped:
@@ -185,7 +195,15 @@ def run_batch(
         for name in sorted(job.other_models)[:3]:
             ui.note(f"lines that name the model {name[:100]} are answered by {hosted.name}")
 
-    return run_or_resume(executor, journal, job.id, answer_missing, force, ui)
+    return run_or_resume(
+        executor,
+        journal,
+        job.id,
+        answer_missing,
+        force,
+        ui,
+        is_reproducible=hosted.runner.options.reproducible,
+    )
 
 
 def _default_fields(run_flags: RunFlags) -> "dict[str, Any]":

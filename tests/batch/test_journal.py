@@ -1,11 +1,13 @@
 """BatchJournal: no line is lost or duplicated, wherever an interruption truncates the file."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from llmcli.batch.journal import BatchJournal
+from llmcli.batch.journal import MIN_LINE_BYTES, BatchJournal
 from llmcli.errors import UserError
+from tests.fixtures.full_disk import full_disk
 
 IDENTITY = {"input": "abc", "sampling": {"temp": 0.8}}
 LINES = [b'{"n":0}', b'{"n":"\xc3\xa9 1"}', b'{"n":2}', b'{"n":3}']
@@ -50,6 +52,43 @@ def test_a_journal_truncated_at_any_byte_resumes_to_the_same_output(tmp_path: Pa
             assert journal.n_finished == max(0, sum(end <= length for end in line_ends) - 1)
         run_to_end(out)
         assert out.read_bytes() == OUTPUT
+
+
+def test_a_disk_that_is_full_at_any_byte_resumes_to_the_same_output(tmp_path: Path) -> None:
+    size = len(write_complete_journal(tmp_path / "first").path.read_bytes())
+    for nbytes in range(size):
+        out = tmp_path / f"out{nbytes}"
+        with full_disk(nbytes), pytest.raises(UserError, match="cannot write") as raised:
+            run_to_end(out)
+        assert "then run the same command: it resumes" in raised.value.hint
+        run_to_end(out)
+        assert out.read_bytes() == OUTPUT
+
+
+def test_a_part_of_the_output_does_not_stay_on_a_full_disk(tmp_path: Path) -> None:
+    journal = write_complete_journal(tmp_path / "out")
+    with full_disk(len(OUTPUT) - 1), pytest.raises(UserError, match="cannot write"):
+        run_to_end(tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [journal.path.name]
+    run_to_end(tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == OUTPUT
+
+
+def test_a_disk_without_space_for_the_shortest_lines_raises_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def set_free_bytes(free: int) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, free))
+
+    write_complete_journal(tmp_path / "other")
+    set_free_bytes(8 * MIN_LINE_BYTES - 1)
+    with (
+        pytest.raises(UserError, match=r"not enough disk space: .* are needed in"),
+        make_journal(tmp_path / "out").open(),
+    ):
+        pass
+    set_free_bytes(4 * MIN_LINE_BYTES)  # only OUT is missing
+    run_to_end(tmp_path / "other")
 
 
 def test_records_after_zeros_in_the_file_are_computed_again(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from llmcli.chat.conversation import turn_records
 from llmcli.chat.conversation.conversation import Conversation
 from llmcli.chat.conversation.turn_tree import TurnTree
 from llmcli.config import Config
+
+# The second half of the line of a question that gets no answer.
+UNANSWERED = {"event": "unanswered"}
 
 
 class NoSessionLog:
@@ -87,7 +91,7 @@ class SessionLog(NoSessionLog):
             self._file = -1
             return False
         self._remember_tree(conversation.tree)
-        tail = os.pread(self._file, os.fstat(self._file).st_size, 0).rpartition(b"\n")[2]
+        tail = _read_tail(self._file)
         # A killed process leaves the first half of a line, or only a part of the first half.
         self._is_line_open = bool(tail) and _is_json_object(tail + b"}")
         if tail and not self._is_line_open:
@@ -102,25 +106,22 @@ class SessionLog(NoSessionLog):
             if key != "format" or value != self._constraint
         }
         self._constraint = question.get("format")
-        self._is_line_open = self._append(
-            json.dumps(record, ensure_ascii=False, allow_nan=False).removesuffix("}")
-        )
+        if self._append(json.dumps(record, ensure_ascii=False, allow_nan=False).removesuffix("}")):
+            self._is_line_open = True
 
     def record_answer(self, answer: Mapping[str, Any], conversation: Conversation) -> None:
         if self._is_line_open:
             dropped = sorted(conversation.tree.dropped)
-            self._append(
+            self._is_line_open = not self._append(
                 _second_half(
                     {**answer, **({"left": dropped} if dropped != self._position["left"] else {})}
                 )
             )
-            self._is_line_open = False
         self._remember_tree(conversation.tree)
 
     def record_unanswered(self) -> None:
         if self._is_line_open:
-            self._append(_second_half({"event": "unanswered"}))
-            self._is_line_open = False
+            self._is_line_open = not self._append(_second_half(UNANSWERED))
 
     def record_position(self, conversation: Conversation, model: str) -> None:
         tree = conversation.tree
@@ -152,6 +153,9 @@ class SessionLog(NoSessionLog):
 
     def close(self) -> None:
         if self._file >= 0:
+            if self._has_failed and self._is_line_open:  # the disk may have space again
+                with suppress(OSError):
+                    _write_whole(self._file, _second_half(UNANSWERED))
             self.record_unanswered()
             os.close(self._file)
             self._file = -1
@@ -175,14 +179,10 @@ class SessionLog(NoSessionLog):
         """
         if self._has_failed:
             return False
-        raw = text.encode("utf-8", "surrogatepass")
         try:
             if self._file < 0:
                 self._open()
-            before = os.fstat(self._file).st_size
-            if os.write(self._file, raw) != len(raw):
-                os.ftruncate(self._file, before)  # remove the part that was written
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            _write_whole(self._file, text)
         except OSError as error:
             self._has_failed = True
             self.warn(f"this chat is not logged: cannot write {self.path}: {error.strerror}")
@@ -193,6 +193,43 @@ class SessionLog(NoSessionLog):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         _lock(self._file)
+
+
+def end_open_lines(config: Config) -> None:
+    """End the last line of every log that ends within a line, because the disk was full or the
+    process was killed. Logs to which a running chat writes, and logs that cannot be changed, stay
+    as they are. The modification times stay, too, because they order the sessions.
+    """
+    for path in (config.state / "sessions").glob("*.jsonl"):
+        with suppress(OSError):
+            status = path.stat()
+            file = os.open(path, os.O_RDWR | os.O_APPEND)
+            try:
+                tail = _read_tail(file)
+                if tail and _lock(file):
+                    is_first_half = _is_json_object(tail + b"}")
+                    _write_whole(file, _second_half(UNANSWERED) if is_first_half else "\n")
+                    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+            finally:
+                os.close(file)
+
+
+def _read_tail(file: int) -> bytes:
+    """Return the bytes after the last complete line of a log."""
+    size = os.fstat(file).st_size
+    if not size or os.pread(file, 1, size - 1) == b"\n":
+        return b""
+    return os.pread(file, size, 0).rpartition(b"\n")[2]
+
+
+def _write_whole(file: int, text: str) -> None:
+    """Append text to a log. Raises OSError if it cannot be written completely; then nothing of it
+    is in the file.
+    """
+    raw, size = text.encode("utf-8", "surrogatepass"), os.fstat(file).st_size
+    if os.write(file, raw) != len(raw):
+        os.ftruncate(file, size)  # remove the part that was written
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _lock(file: int) -> bool:

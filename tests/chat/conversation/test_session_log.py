@@ -1,8 +1,8 @@
 """Session logs: writing, reading, resuming, and damaged or truncated files."""
 
+import fcntl
 import json
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -15,7 +15,7 @@ import pytest
 from llmcli import config
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands import run_command
-from llmcli.chat.conversation import session_log_reader
+from llmcli.chat.conversation import session_log, session_log_reader
 from llmcli.chat.conversation.conversation import Conversation
 from llmcli.chat.conversation.session_log import SessionLog, is_in_use
 from llmcli.chat.conversation.turn_tree import TurnTree
@@ -24,6 +24,7 @@ from llmcli.chat.input_loop import handle_line
 from llmcli.errors import UserError
 from llmcli.runtime.sampling import default_sampling
 from llmcli.types import Event
+from tests.fixtures.full_disk import full_disk
 
 MakeChat = Callable[..., ChatSession]
 
@@ -390,14 +391,63 @@ def test_a_full_disk_leaves_no_partial_line() -> None:
     log.record_question({"prompt": "whole"})
     log.record_answer({"text": "whole"}, Conversation(default_sampling()))
     before = log.path.read_bytes()
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # The kernel limits the size of the file, as a full disk would.
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, old[1]))
-    try:
+    with full_disk(len(before) + 10):
         log.record_question({"prompt": "x" * 100})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
-        signal.signal(signal.SIGXFSZ, handler)
     assert log.path.read_bytes() == before
     assert len(warnings) == 1
+
+
+def write_half_a_line(close_later: bool) -> SessionLog:
+    """Return a log whose disk is full after a question. `close_later`: whether the disk has space
+    again when the chat ends.
+    """
+    log = SessionLog(config.load_config(), lambda _: None)
+    log.record_question({"prompt": "half?", "time": "now", "parent": 0})
+    with full_disk(log.path.stat().st_size + 10):
+        log.record_answer({"text": "x" * 100}, Conversation(default_sampling()))
+        log.record_question({"prompt": "not logged"})
+        if not close_later:
+            log.close()
+    if close_later:
+        log.close()
+    return log
+
+
+@pytest.mark.parametrize("close_later", [True, False])
+def test_half_a_line_is_ended_when_the_disk_has_space_again(close_later: bool) -> None:
+    path = write_half_a_line(close_later).path
+    assert path.read_bytes().endswith(b"\n") == close_later
+    changed = path.stat().st_mtime_ns
+    session_log.end_open_lines(config.load_config())
+    assert records(path) == [{"prompt": "half?", "time": "now", "parent": 0, "event": "unanswered"}]
+    if not close_later:  # the order of the sessions stays
+        assert path.stat().st_mtime_ns == changed
+    stored = session_log_reader.read_log(path)
+    assert (stored.pending_message, stored.n_damaged) == ("half?", 0)
+
+
+@pytest.mark.parametrize("tail", [b'{"prompt": "hal', b"\0\0\0", b'{"prompt": "a"'])
+def test_every_log_but_a_running_one_ends_with_a_line(home: Path, tail: bytes) -> None:
+    whole = b'{"prompt": "whole", "text": "yes"}\n'
+    folder = home / "state" / "sessions"
+    folder.mkdir(parents=True)
+    ended, running, broken = (folder / f"{name}.jsonl" for name in ("ended", "running", "broken"))
+    for path in (ended, running):
+        path.write_bytes(whole + tail)
+    broken.symlink_to(folder / "nowhere")
+    with running.open("rb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        session_log.end_open_lines(config.load_config())
+    assert running.read_bytes() == whole + tail
+    assert ended.read_bytes().startswith(whole + tail)
+    assert ended.read_bytes().endswith(b"\n")
+    session_log.end_open_lines(config.load_config())
+    assert ended.read_bytes().count(b"\n") == 2
+
+
+def test_a_log_on_a_disk_that_is_still_full_stays_as_it_is() -> None:
+    path = write_half_a_line(False).path
+    before = path.read_bytes()
+    with full_disk(len(before) + 3):
+        session_log.end_open_lines(config.load_config())
+    assert path.read_bytes() == before
