@@ -10,7 +10,7 @@ import json as json_module
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -19,11 +19,16 @@ from llmcli import terminal_status
 from llmcli.errors import OutputClosed, UserError
 from llmcli.types import ProgressBar
 from llmcli.units import format_size
-from llmcli.word_wrap import wrap_text
+from llmcli.word_wrap import text_columns, wrap_text
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+
+MAX_COLUMNS = 10_000  # width of a table that is not printed on a terminal
+MIN_CELL_COLUMNS = 12  # width of a cell that can be wrapped
+COLUMN_GAP = 2  # columns that Rich leaves between two cells
 
 
 @dataclass(frozen=True)
@@ -79,29 +84,37 @@ class UI:
         self, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()
     ) -> None:
         """Print a table. `columns`: the headers. `right`: the headers of the columns that are
-        aligned to the right.
+        aligned to the right. The first column contains names that users copy.
+
+        On a terminal, long cells are wrapped, except names and cells aligned to the right. If the
+        terminal is too narrow even so, each row becomes a paragraph that begins with its name.
         """
         from rich.table import Table
         from rich.text import Text
 
+        cells = [[escape_controls(cell) for cell in row] for row in rows]
+        stream = sys.stderr if self.json else sys.stdout
+        unwrapped = {0, *(number for number, column in enumerate(columns) if column in right)}
+        width = terminal_columns(stream) if stream.isatty() else None
+        if width and _least_table_width(columns, cells, unwrapped) > width:
+            write_now(stream, _draw_paragraphs(columns, cells, width))
+            return
         table = Table(box=None, pad_edge=False, header_style="bold" if self.color else "")
         for number, column in enumerate(columns):
-            # The first column contains names that users copy, so it wraps on a narrow screen
-            # instead of being cut.
             table.add_column(
                 column,
                 justify="right" if column in right else "left",
-                no_wrap=column in right,
-                overflow="ellipsis" if number else "fold",
+                no_wrap=number in unwrapped,
+                overflow="fold",
             )
-        for row in rows:
-            table.add_row(*(Text(escape_controls(cell)) for cell in row))
-        stream = sys.stderr if self.json else sys.stdout
+        for row in cells:
+            table.add_row(*map(Text, row))
         # The table is drawn to a string first, because Rich would end the program at a broken pipe
         # and hide that a disk is full.
         drawn = io.StringIO()
         self._console(stream, drawn).print(table)
-        write_now(stream, drawn.getvalue())
+        lines = drawn.getvalue().splitlines()
+        write_now(stream, "".join(f"{line.rstrip()}\n" for line in lines))
 
     def print_drawing(self, draw: Callable[[int, bool], str]) -> None:
         """Print the text that `draw` returns. `draw` is called with the width of the terminal in
@@ -210,12 +223,40 @@ class UI:
         return Console(
             file=file or stream,
             force_terminal=terminal,
-            width=None if terminal else 200,
+            width=None if terminal else MAX_COLUMNS,
             no_color=not self.color,
             highlight=False,
             markup=False,
             emoji=False,
         )
+
+
+def _least_table_width(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], unwrapped: Collection[int]
+) -> int:
+    """Return the columns that a table needs at least. Cells of the columns `unwrapped` are not
+    wrapped, and others get at least MIN_CELL_COLUMNS columns if they are that long.
+    """
+    total = 0
+    for number, header in enumerate(columns):
+        longest = max([text_columns(header), *(text_columns(row[number]) for row in rows)])
+        total += longest if number in unwrapped else min(longest, MIN_CELL_COLUMNS)
+    return total + COLUMN_GAP * (len(columns) - 1)
+
+
+def _draw_paragraphs(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+    """Return the rows of a table as paragraphs: the first cell on a line of its own, and below it
+    the other cells with their headers.
+    """
+    text = ""
+    for row in rows:
+        others = zip(columns[1:], row[1:], strict=True)
+        details = " · ".join(
+            f"{header} {cell}".strip() for header, cell in others if cell.strip() not in ("", "-")
+        )
+        text += f"{row[0].strip()}\n"
+        text += "".join(f"  {line}\n" for line in wrap_text(details, width - 2).split("\n"))
+    return text
 
 
 class _RichBar:

@@ -187,7 +187,8 @@ def wrap_text(text: str, width: int) -> str:
     if text.isascii() and max(map(len, text.split("\n"))) < width:
         return text
     wrapper = WordWrapper(lambda: width, moves_cursor=False, keeps_code=False)
-    return wrapper.feed(text) + wrapper.finish()
+    wrapped = wrapper.feed(text) + wrapper.finish()
+    return "\n".join(line.rstrip(" ") for line in wrapped.split("\n"))
 
 
 @lru_cache(maxsize=4096)

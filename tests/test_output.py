@@ -89,17 +89,31 @@ def test_a_home_folder_that_cannot_be_written_is_one_error(
     assert second.startswith("hint: ")
 
 
-def test_names_in_a_table_are_wrapped_and_not_cut_off(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+NAME, ADDRESS = "a-name/of-thirty-characters:Q4_0", "somewhere " * 5 + "far/" * 30
+
+
+@pytest.mark.parametrize("columns", [None, 20, 40, 60, 80, 140])
+def test_a_table_keeps_names_whole_and_cuts_nothing_off(
+    columns: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from llmcli.ui import UI
 
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True, raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True, raising=False)
     UI(color=False).table(
-        ("name", "source"), [("a-name/of-thirty-characters:Q4_0", "somewhere " * 5)]
+        ("name", "size", "source"), [(NAME, "12.5 GiB", ADDRESS), ("x", "1 B", "")], right=("size",)
     )
-    lines = capsys.readouterr().out.splitlines()
-    assert "".join(line.split()[0] for line in lines[1:]).startswith(
-        "a-name/of-thirty-characters:Q4_0"
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert NAME in out
+    assert "12.5 GiB" in out.replace("\n  ", " ")
+    assert "…" not in out
+    assert "".join(ADDRESS.split()) in "".join(
+        "".join(line.replace(NAME, "").replace("12.5 GiB", "").split()) for line in lines
     )
+    assert all(line == line.rstrip() for line in lines)
+    if columns and columns > 40:
+        assert max(map(len, lines)) <= columns
+    if columns is None:
+        assert len(lines) == 3

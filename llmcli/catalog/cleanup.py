@@ -16,6 +16,7 @@ from llmcli.catalog.sources.wheel import LOCK_NAME, wheel_folder
 from llmcli.catalog.store import Manifest
 from llmcli.config import Config
 from llmcli.errors import UserError
+from llmcli.units import format_count
 from quant.model_file import read_header
 
 
@@ -79,7 +80,7 @@ def _remove_all(ref: ModelRef, config: Config) -> list[RemovableItem]:
             RemovableItem(
                 config.hub_cache,
                 hub.remove_files(config, unshared),
-                f"{len(unshared)} files of {manifest.source} in the Hugging Face cache",
+                f"{format_count(len(unshared), 'file')} of {manifest.source} in the Hugging Face cache",
             )
         )
     elif manifest and manifest.source.startswith("local:"):

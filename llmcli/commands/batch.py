@@ -163,7 +163,7 @@ def _print_result(result: "BatchResult", ui: "UI") -> None:
         else f"{result.tokens:,} tokens in {result.seconds:,.1f} s, "
         f"{result.tokens_per_second:,.1f} tokens/s"
     )
-    ui.text(f"{result.out}: {result.lines:,} lines, {speed}")
+    ui.text(f"{result.out}: {format_count(result.lines, 'line')}, {speed}")
     if result.failed:
         command = f"grep -v '\"status_code\":200,' {shlex.quote(str(result.out))}"
         ui.error(

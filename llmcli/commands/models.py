@@ -274,6 +274,7 @@ def _alias_row(name: str, config: "Config", ui: "UI") -> dict[str, Any] | None:
 
 
 def _list_table(rows: list[dict[str, Any]], ui: "UI") -> None:
+    from llmcli.units import format_count as format_number
     from llmcli.units import format_size
 
     ui.table(
@@ -291,6 +292,9 @@ def _list_table(rows: list[dict[str, Any]], ui: "UI") -> None:
         ],
         right=("size", "parameters", "context"),
     )
+    bytes_of_path = {row["path"]: row["bytes"] for row in rows if row["path"]}  # once with aliases
+    models = format_number(len(bytes_of_path), "model")
+    ui.text(f"{models} on this disk: {format_size(sum(bytes_of_path.values()))}")
 
 
 def _garbage_row(item: "RemovableItem") -> tuple[str, str, str]:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from llmcli.ui import UI
+from llmcli.units import format_count
 
 if TYPE_CHECKING:
     from quant.quantize.plan import Plan
@@ -32,8 +33,9 @@ def print_plan_notes(plan: "Plan", ui: UI) -> None:
             " …" if len(plan.tensors_without_importance) > 3 else ""
         )
         ui.note(
-            f"the imatrix has no data for {len(plan.tensors_without_importance)} tensors; "
-            f"they are quantized without importance weights: {examples}"
+            f"the imatrix has no data for "
+            f"{format_count(len(plan.tensors_without_importance), 'tensor')}, quantized without "
+            f"importance weights: {examples}"
         )
     if plan.fallbacks:
         changes = ", ".join(
@@ -48,8 +50,8 @@ def print_plan_notes(plan: "Plan", ui: UI) -> None:
         if name != plan.method.name:
             types = ", ".join(sorted({step.type for step in steps}))
             ui.note(
-                f"{len(steps)} tensors are quantized by {name}, because {plan.method.name} does "
-                f"not support their types: {types}"
+                f"{format_count(len(steps), 'tensor')} quantized by {name}, because "
+                f"{plan.method.name} does not support the type: {types}"
             )
 
 
@@ -85,8 +87,8 @@ def _note_few_rows(plan: "Plan", ui: UI) -> None:
     ]
     if thin := [moment for moment in moments if moment.thin_matrices]:
         ui.note(
-            f"the moments of {len(thin)} tensors have fewer rows than columns: they are damped "
-            "and help less than those of a longer text"
+            f"the moments of {format_count(len(thin), 'tensor')} have fewer rows than columns: "
+            "they are damped and help less than those of a longer text"
         )
     elif few := [
         moment
@@ -94,11 +96,11 @@ def _note_few_rows(plan: "Plan", ui: UI) -> None:
         if 0 < moment.fewest_rows < MIN_ROWS_PER_COLUMN * moment.columns
     ]:
         ui.note(
-            f"the moments of {len(few)} tensors have fewer than {MIN_ROWS_PER_COLUMN} rows per "
-            "column: a longer text would reduce the error"
+            f"the moments of {format_count(len(few), 'tensor')} have fewer than "
+            f"{MIN_ROWS_PER_COLUMN} rows per column: a longer text would reduce the error"
         )
     if unseen := sum(moment.unseen_matrices for moment in moments):
         ui.note(
-            f"no token reached {unseen} expert matrices: they are quantized as if all columns "
-            "were equally important"
+            f"expert matrices that no token reached: {unseen:,}; they are quantized as if all "
+            "columns were equally important"
         )

@@ -58,7 +58,7 @@ class DraftSettings:
         )
 
 
-NO_DRAFTING = DraftSettings("off")
+DEFAULT_DRAFTING, NO_DRAFTING = DraftSettings(), DraftSettings("off")
 
 
 def parse_ngram_draft(text: str) -> str:

@@ -25,6 +25,7 @@ from llmcli.runtime.binding.sampler import NativeChains
 from llmcli.runtime.constraint.base import Grammar
 from llmcli.runtime.constraint.compile import GrammarCompiler
 from llmcli.runtime.draft_settings import (
+    DEFAULT_DRAFTING,
     MIN_DRAFT_ROWS,
     NO_DRAFTING,
     DraftSettings,
@@ -144,7 +145,7 @@ class OpenedParts:
     load_ms: float  # milliseconds that opening took
     native_sampling: bool  # whether to sample with llama.cpp's samplers where it has all steps
     speculation: Speculation | None = None  # None when nothing is drafted
-    drafting: DraftSettings = DraftSettings()  # as the user has set it
+    drafting: DraftSettings = DEFAULT_DRAFTING  # as the user has set it
     prefill_context: PrefillContext | None = None  # a second context that computes prompts
 
 

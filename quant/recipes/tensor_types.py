@@ -402,7 +402,7 @@ def _require_importance(
             hint="add --imatrix FILE, as llama-imatrix makes it, or choose a larger type",
         )
     raise UserError(
-        f"the imatrix has no data for {len(noisy)} tensors that would be noise without it: {names}",
+        f"tensors without data in the imatrix, which would be noise without it: {names}",
         hint="give these another type with --tensor-type, or calibrate on more text",
     )
 

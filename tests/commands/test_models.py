@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from llmcli.config import load_config
+from llmcli.units import format_size
 from quant.model_file import read_header
 
 REPO = "someone/Tiny-GGUF"
@@ -157,6 +158,15 @@ def test_invalid_metadata_of_a_checkpoint_is_tolerated(stories, tmp_path, llmcli
 def test_an_empty_list_suggests_a_command(llmcli):
     assert "llmcli pull smollm2:135m" in llmcli("list").out
     assert llmcli("list", "--json").document == []
+
+
+def test_list_ends_with_the_total_in_which_an_alias_counts_once(published, llmcli):
+    llmcli("pull", f"{REPO}:Q8_0")
+    llmcli("alias", "mine", f"{REPO}:Q8_0")
+    (row, alias) = llmcli("list", "--json").document
+    assert alias["path"] == row["path"]
+    last = llmcli("list").out.splitlines()[-1]
+    assert last == f"1 model on this disk: {format_size(row['bytes'])}"
 
 
 def test_list_all_names_the_catalog(llmcli):

@@ -4,6 +4,7 @@ resumed.
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -222,3 +223,17 @@ def test_a_last_line_without_a_newline_is_answered(llmcli: Llmcli, fake: Fake, h
     assert (broken.code, broken.out) == (1, "yes\n")
     assert "error: stdin is not UTF-8 text: byte 6 is 0xc3" in broken.err
     assert llmcli("chat", "fake", stdin=b'"""\nhalf a fence').out == "yes\n"
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100, 140])
+def test_the_name_of_a_session_can_be_copied_whole(
+    columns: int, llmcli: Llmcli, fake: Fake, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(b"yes")
+    saved = "a-saved-chat-with-a-name-of-38-letters"
+    llmcli("chat", "fake", stdin=f"What is a long question?\n/save {saved}\n".encode())
+    monkeypatch.setattr("llmcli.ui.terminal_columns", lambda stream: columns)
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True, raising=False)
+    lines = llmcli("sessions").out.splitlines()
+    for name in (*session_names(home), saved):
+        assert any(name in line for line in lines), lines

@@ -17,6 +17,7 @@ from llmcli.catalog.hub.retry import with_retries
 from llmcli.catalog.spec import Spec
 from llmcli.config import Config
 from llmcli.types import ProgressDisplay
+from llmcli.units import format_count
 
 COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}")
 DIGEST_PATTERN = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -72,8 +73,8 @@ def list_files(spec: Spec, config: Config, watcher: ProgressDisplay) -> Listing:
     if unsafe_names:
         first = unsafe_names[0][:60].encode("unicode_escape").decode()
         watcher.note(
-            f"{spec.repo}: {len(unsafe_names)} files are left out, because their names cannot be "
-            f"paths: {first}"
+            f"{spec.repo}: {format_count(len(unsafe_names), 'file')} left out, because of a name "
+            f"that cannot be a path: {first}"
         )
     return Listing(commit, tuple(files))
 

@@ -8,6 +8,7 @@ from llmcli.chat.commands.base import ReplCommand
 from llmcli.chat.conversation.answer import split_answer
 from llmcli.errors import UserError
 from llmcli.ui import write_now
+from llmcli.units import format_count
 
 
 def copy_answer(chat: ChatSession, argument: str) -> None:
@@ -42,7 +43,7 @@ def copy_answer(chat: ChatSession, argument: str) -> None:
             f"the answer has {len(text)} characters, too many for the terminal's clipboard",
             hint="install wl-copy, xclip or xsel, or use /export md FILE",
         )
-    chat.ui.text(f"copied {len(text)} characters with {' and '.join(methods)}")
+    chat.ui.text(f"copied {format_count(len(text), 'character')} with {' and '.join(methods)}")
 
 
 COMMANDS = (ReplCommand("copy", copy_answer, group="files"),)

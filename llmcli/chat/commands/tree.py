@@ -56,7 +56,7 @@ def edit_question(chat: ChatSession, argument: str) -> None:
         if not 1 <= position <= len(path):
             raise UserError(
                 f"there is no question {position}",
-                hint=f"the conversation has {len(path)} questions: /edit N TEXT",
+                hint=f"the conversation has {format_count(len(path), 'question')}: /edit N TEXT",
             )
     turn = tree[path[position - 1]]
     if not argument:

@@ -15,6 +15,7 @@ from llmcli.commands.options.report import ReportOptions, show_report
 from llmcli.commands.options.rpc import RpcOptions
 from llmcli.commands.pareto.options import MeasurementOptions, ParetoOptions
 from llmcli.model_loader.pickle_hint import pickle_hint
+from llmcli.units import format_count
 
 if TYPE_CHECKING:
     from llmcli.ui import UI
@@ -116,4 +117,4 @@ def _print_notes(source: "Source", plans: dict[str, "Plan"], ui: "UI") -> None:
     for name, plan in plans.items():
         for method_name, steps in plan.methods.items():
             if method_name != plan.method.name:
-                ui.note(f"{name}: {len(steps)} tensors are quantized by {method_name}")
+                ui.note(f"{name}: {format_count(len(steps), 'tensor')} quantized by {method_name}")

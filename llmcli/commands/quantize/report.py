@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from llmcli.ui import UI
-from llmcli.units import format_size
+from llmcli.units import format_count, format_size
 
 if TYPE_CHECKING:
     from llmcli.workflows.quantization.quantize import QuantizeResult
@@ -124,7 +124,7 @@ def _print_remarks(result: "QuantizeResult", ui: UI) -> None:
         )
     if damping := result.damping:
         ui.note(
-            f"the second moments of {len(damping)} tensors were singular and were damped by up to "
-            f"{max(damping.values()):g} of their mean diagonal; a longer calibration text would "
+            f"the second moments of {format_count(len(damping), 'tensor')} were singular and were "
+            f"damped by up to {max(damping.values()):g} of their mean diagonal; a longer calibration text would "
             "avoid this"
         )

@@ -201,7 +201,7 @@ def test_tensor_without_an_entry_is_reported_or_refused_for_types_of_few_bits(
     plan = plan_quantization(source, "Q4_K_M", imatrix=weights)
     assert set(plan.tensors_without_importance) == {"token_embd.weight", "blk.0.ffn_gate.weight"}
     with pytest.raises(
-        UserError, match=r"has no data for 1 tensors .*blk\.0\.ffn_gate\.weight \(IQ2_XXS\)"
+        UserError, match=r"without data in the imatrix, .*blk\.0\.ffn_gate\.weight \(IQ2_XXS\)"
     ):
         plan_quantization(source, "IQ2_XXS", imatrix=weights)
 
