@@ -52,6 +52,18 @@ class TokenTime:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How much of a prompt is computed: `processed` of its `total` tokens, of which `cached` were in
+    the cache. `ms`: milliseconds of the passes so far.
+    """
+
+    total: int
+    cached: int
+    processed: int
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """What the engine reports about a running answer: usually a new token and its text.
 
@@ -65,6 +77,8 @@ class Event:
     - `prompt_logprobs`: for every prompt token after the first, its log-probability, and the
       likeliest tokens at its position with theirs. If requested, they are in a separate first
       event.
+    - `progress`: how much of the prompt is computed. If requested, it is in separate events before
+      the first token.
     """
 
     sequence: int
@@ -73,6 +87,7 @@ class Event:
     finish: Finish | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
     prompt_logprobs: tuple[tuple[float, tuple[tuple[int, float], ...]], ...] = ()
+    progress: PromptProgress | None = None
 
 
 class ProgressBar(Protocol):

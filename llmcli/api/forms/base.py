@@ -19,6 +19,7 @@ from llmcli.api.fields import Fields
 from llmcli.api.forms.unsupported_fields import UNSUPPORTED_FIELDS
 from llmcli.api.server_settings import ServerSettings
 from llmcli.api.stream_resume import StreamPosition
+from llmcli.api.stream_telemetry import StreamTelemetry, progress_document
 from llmcli.runtime.constraint.base import Constraint, Grammar
 from llmcli.runtime.requests.request import Answer, Hypothesis, Request
 from llmcli.runtime.runner import Runner
@@ -71,6 +72,7 @@ class ApiForm(ABC):
         if not runner.can_generate:
             raise ApiError("this is an embedding model and generates no text: use /v1/embeddings")
         self.is_stream = self.fields.flag("stream")
+        self.telemetry = StreamTelemetry(self.fields)
 
     def compile_constraint(self) -> None:
         """Compile the constraint (for example a JSON schema) into a grammar and add the grammar to
@@ -160,6 +162,28 @@ class ApiForm(ABC):
     def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """Return the stream's last chunks. `answers`: all finished answers."""
 
+    def progress_chunk(self, number: int) -> Document | None:
+        """Return the chunk to which the progress of the prompt of an answer is added; None if this
+        API has none. `number`: the index of the answer.
+        """
+        return None
+
+    def event_chunks(self, event: Event) -> list[Document]:
+        """Return the stream's chunks for an event, with the progress of the prompt and the timings
+        so far if the request asks for them.
+        """
+        telemetry = self.telemetry
+        if not telemetry.is_on:
+            return list(self.stream_event(event))
+        telemetry.record(event)
+        chunks = list(self.stream_event(event))
+        if event.progress and telemetry.has_progress:
+            chunk = self.progress_chunk(event.sequence)
+            if chunk is not None:
+                chunks.append({**chunk, "prompt_progress": progress_document(event.progress)})
+        telemetry.add_timings(event.sequence, chunks)
+        return chunks
+
     def complete_document(self, answers: Sequence[Answer]) -> Any:
         """Return the complete response, with the field `constraint` where something that the
         constraint demands is not enforced.
@@ -178,6 +202,8 @@ class ApiForm(ABC):
             last = chunks[-1]
             response = last.get("response")  # of the event response.completed
             self._add_constraint(response if isinstance(response, dict) else last)
+            if self.telemetry.has_timings:
+                last["timings"] = answer_timings(answers[0])
         return chunks
 
     def _add_constraint(self, document: Document) -> None:
@@ -187,7 +213,7 @@ class ApiForm(ABC):
 
     def encode_event(self, event: Event) -> bytes:
         """Return the chunks for an event, encoded as in encode_chunks()."""
-        return self.encode_chunks(self.stream_event(event))
+        return self.encode_chunks(self.event_chunks(event))
 
     def encode_text_event(self, index: int, text: str, chunk: Callable[[str], Document]) -> bytes:
         """Return the Server-Sent Event of a chunk that differs from the previous one only in its

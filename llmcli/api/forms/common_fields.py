@@ -8,6 +8,7 @@ from typing import Any
 from llmcli.api.errors import ApiError, context_length_error
 from llmcli.api.fields import Fields
 from llmcli.api.server_settings import ServerSettings
+from llmcli.api.stream_telemetry import StreamTelemetry
 from llmcli.errors import UserError
 from llmcli.runtime.requests.beam_settings import NO_SEARCH, BeamSettings
 from llmcli.runtime.requests.context_overflow import SINK_TOKENS, AttentionSinks
@@ -155,8 +156,9 @@ def read_common_fields(
     """Return keyword arguments for Request: the values of the fields that all APIs share, except
     the token limit. `limits`: the names of the API's token limit fields.
     """
-    beams = read_search(fields)
+    beams, telemetry = read_search(fields), StreamTelemetry(fields)
     return {
+        "reports_progress": telemetry.is_on,
         "sampling": read_sampling(fields, settings.sampling),
         "stops": fields.texts("stop", MAX_STOPS) or settings.stops,
         "ignore_eos": fields.flag("ignore_eos"),

@@ -111,26 +111,31 @@ class LlamaCompletionForm(CompletionsForm):
             return []
         number = event.sequence
         self._n_streamed[number] += event.token is not None
-        chunk: Document = {
-            "index": number,
-            "content": event.text,
-            "tokens": [event.token.id] if event.token else [],
-            "stop": False,
-            "id_slot": -1,
-            "tokens_predicted": self._n_streamed[number],
-            "tokens_evaluated": len(self.requests[number // self.n_samples].tokens),
-        }
+        tokens = [event.token.id] if event.token else []
+        chunk = {**self.progress_chunk(number), "content": event.text, "tokens": tokens}
         if self.logprobs and event.token:
             chunk["completion_probabilities"] = [
                 logprobs.token_logprobs(self.runner, event.token, event.top_logprobs)
             ]
         return [chunk]
 
+    def progress_chunk(self, number: int) -> Document:
+        """Return a chunk without text, for the progress of a prompt."""
+        return {
+            "index": number,
+            "content": "",
+            "tokens": [],
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": self._n_streamed[number],
+            "tokens_evaluated": len(self.requests[number // self.n_samples].tokens),
+        }
+
     def encode_event(self, event: Event) -> bytes:
         """Return the chunks for an event as Server-Sent Events. The faster path of OpenAI's
         completions is not used, because each chunk contains token counts.
         """
-        return self.encode_chunks(self.stream_event(event))
+        return self.encode_chunks(self.event_chunks(event))
 
     def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """Yield the result object of each answer, without its text, which was already streamed."""

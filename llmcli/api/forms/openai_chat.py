@@ -104,6 +104,10 @@ class ChatForm(ConversationForm):
     def _role(self, index: int) -> Document:
         return self._chunk(index, {"role": "assistant", "content": ""})
 
+    def progress_chunk(self, number: int) -> Document:
+        """Return a chunk without text, for the progress of a prompt."""
+        return self._chunk(number, {})
+
     def stream_event(self, event: Event) -> Iterable[Document]:
         """Return chunks with the text, the thinking and the parts of tool calls that an event
         adds.
@@ -116,7 +120,7 @@ class ChatForm(ConversationForm):
         """Return the chunks for an event as Server-Sent Events. If the event only adds text, as
         most events do, the faster encode_text_event() is used.
         """
-        if self.has_logprobs or self.is_beam_search:
+        if self.has_logprobs or self.is_beam_search or self.telemetry.is_on:
             return super().encode_event(event)
         pieces = self._splitters[event.sequence].feed(event.text)
         if len(pieces) != 1 or pieces[0].kind != "content":

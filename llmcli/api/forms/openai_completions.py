@@ -243,6 +243,10 @@ class CompletionsForm(ApiForm):
         )
         return [self._chunk(index, echo) for index, echo in enumerate(echoed) if echo]
 
+    def progress_chunk(self, number: int) -> Document:
+        """Return a chunk without text, for the progress of a prompt."""
+        return self._chunk(number, "")
+
     def _prompt_chunks(self, event: Event) -> list[Document]:
         """Return chunks with the prompt and its log-probabilities, one for each choice of the
         prompt that `event` belongs to. They are only returned for the first event of this prompt's
@@ -285,7 +289,12 @@ class CompletionsForm(ApiForm):
         """Return the chunks for an event as Server-Sent Events. If the event only adds text, as
         most events do, the faster encode_text_event() is used.
         """
-        if self.logprobs is not None or not event.text or self.is_beam_search:
+        if (
+            self.logprobs is not None
+            or not event.text
+            or self.is_beam_search
+            or self.telemetry.is_on
+        ):
             return super().encode_event(event)
         return self.encode_text_event(
             event.sequence, event.text, lambda text: self._chunk(event.sequence, text)

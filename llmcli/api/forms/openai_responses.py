@@ -75,11 +75,13 @@ class ResponsesForm(ApiForm):
         max_tokens = common.answer_budget(
             runner, settings, len(tokens), common.effective_limit(self.limit, settings)
         )
+        context = common.context_fields(fields, runner, settings, len(tokens))
         self.requests = (
             Request(
                 tokens,
                 max_tokens=max_tokens,
                 grammar_after=opened_tags.closing if opened_tags else "",
+                **context,
                 **common.with_logprobs(options, runner, self.has_logprobs, top),
             ),
         )
@@ -127,6 +129,12 @@ class ResponsesForm(ApiForm):
             {"type": f"response.{name}", "response": self._response(self._output, None)}
             for name in ("created", "in_progress")
         )
+
+    def progress_chunk(self, number: int) -> Document:
+        """Return an event `response.in_progress`, for the progress of a prompt."""
+        response = self._response(self._output, None)
+        (chunk,) = self._numbered([{"type": "response.in_progress", "response": response}])
+        return chunk
 
     def stream_event(self, event: Event) -> Iterable[Document]:
         """Return the API's stream events for the text that an engine event adds."""

@@ -27,7 +27,7 @@ from llmcli.runtime.sampling.chain import NativeChainFactory, RowLogits, resolve
 from llmcli.runtime.strategies import strategies
 from llmcli.runtime.strategies.base import Speculation, StrategyResources
 from llmcli.runtime.vocabulary import Vocabulary
-from llmcli.types import Event, Finish
+from llmcli.types import Event, Finish, PromptProgress
 
 SINGLE_CONVERSATION = Schedule()
 
@@ -85,6 +85,9 @@ class Engine:
         self._answers: dict[int, Answer] = {}
         self._current_pass: ForwardPass | None = None  # the scheduled pass being computed
         self._count = 0
+        # Called with the id of a sequence and the progress of its prompt, before its first pass and
+        # after each, if its request asks for it.
+        self.on_progress: Callable[[int, PromptProgress], None] = lambda sequence, progress: None
         # totals: computed prompt tokens, and generated tokens
         self._n_prompt_tokens = self._n_tokens = 0
 
@@ -239,6 +242,7 @@ class Engine:
             if not plan.tokens:
                 return events
             self._current_pass = plan
+            self._report_starts(plan)
         start_time = time.perf_counter()
         try:
             rows = self._compute(plan, is_scheduled)
@@ -398,6 +402,31 @@ class Engine:
             waited = time.perf_counter() - pass_seconds - sequence.start_time
             sequence.accounting.queue_seconds = max(0.0, waited)
         sequence.accounting.prompt_seconds += pass_seconds
+        if sequence.request.reports_progress:
+            self._report_progress(sequence, sequence.n_computed + count)
+
+    def _report_starts(self, plan: ForwardPass) -> None:
+        """Report the progress of the prompts whose first pass is now computed: the cached part."""
+        for share in plan.shares:
+            sequence = share.sequence
+            if (
+                sequence.request.reports_progress
+                and sequence.is_prefilling
+                and not sequence.accounting.prompt_seconds
+                and not sequence.times
+            ):
+                self._report_progress(sequence, sequence.n_computed)
+
+    def _report_progress(self, sequence: Sequence, n_processed: int) -> None:
+        """Call `on_progress` for a sequence. `n_processed`: tokens of its prompt that are computed
+        or were in the cache.
+        """
+        accounting = sequence.accounting
+        milliseconds = accounting.prompt_seconds * 1e3
+        self.on_progress(
+            sequence.id,
+            PromptProgress(sequence.n_prompt, accounting.n_reused, n_processed, milliseconds),
+        )
 
     def _fork(self, first: Sequence) -> list[Sequence]:
         """Start the samples that wait for the prompt of `first`, and return them. They share its

@@ -98,6 +98,7 @@ class Request:
       request; requests of different clients start in turn.
     - `score_prompt`: report the log-probability of every prompt token after the first, and of the
       end token. The prompt is then recomputed, because the cache stores no logits.
+    - `reports_progress`: report how much of the prompt is computed (Engine.on_progress).
     - `replays`: for each sample, the start of its answer that another process has already sent. It
       is empty if there is none. At such a position a token is drawn as usual and then replaced by
       the recorded one. A beam search ignores this, because it sends nothing before its end.
@@ -125,6 +126,7 @@ class Request:
     priority: int = 0
     client: str = ""
     score_prompt: bool = False
+    reports_progress: bool = False
     replays: tuple[ReplayedAnswer, ...] = ()
     end_conditions: EndConditions = NO_CONDITIONS
 

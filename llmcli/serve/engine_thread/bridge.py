@@ -25,7 +25,7 @@ from llmcli.runtime.runner import Runner
 from llmcli.serve.engine_thread.bug_log import log_bug
 from llmcli.serve.engine_thread.event_batching import AnswerEvent, EventBatcher, call_on_loop
 from llmcli.serve.engine_thread.metrics import ServerMetrics
-from llmcli.types import Event
+from llmcli.types import Event, PromptProgress
 
 T = TypeVar("T")
 WORKER_KINDS = "prompts", "grammars", "texts"
@@ -137,6 +137,7 @@ class EngineBridge:
         # once. Other texts have their own thread, so that a long text does not delay prompts.
         self._workers = {kind: ThreadPoolExecutor(1, f"llmcli-{kind}") for kind in WORKER_KINDS}
         self._worker_locks = {kind: threading.Lock() for kind in WORKER_KINDS}
+        runner.engine.on_progress = self._report_progress
         self._thread = threading.Thread(target=self._run, name="llmcli-engine", daemon=True)
         self._thread.start()
 
@@ -299,6 +300,13 @@ class EngineBridge:
             batcher.add(pending, replace(event, sequence=number), answer)
         if batcher.is_due(time.perf_counter() - begun) or not engine.is_steady:
             batcher.flush()
+
+    def _report_progress(self, sequence: int, progress: PromptProgress) -> None:
+        """Deliver the progress of a prompt at once, because the next pass may take long."""
+        if reader := self._readers.get(sequence):
+            pending, number = reader
+            self._batcher.add(pending, Event(number, None, "", progress=progress), None)
+            self._batcher.flush()
 
     def _submit(self, pending: PendingAnswers, submitted: float) -> None:
         """Submit requests to the engine, unless their reader has already closed the iterator.

@@ -25,7 +25,7 @@ async def stream_documents(
             if form.is_stream:
                 for chunk in [
                     *(form.stream_start() if not form.has_started else ()),
-                    *form.stream_event(event),
+                    *form.event_chunks(event),
                 ]:
                     yield chunk
         for chunk in (

@@ -43,8 +43,8 @@ class EventBatcher:
     def __init__(self, window_seconds: float) -> None:
         self.window_seconds = window_seconds
         self._pending: dict[EventReader, list[AnswerEvent]] = {}
-        # readers that already received an event of their running answers; an event for any other
-        # reader is a first token and urgent
+        # readers that already received a token of their running answers; an event for any other
+        # reader is urgent
         self._started: set[EventReader] = set()
         self._urgent = False
         self._last = 0.0  # time of the last delivery
@@ -69,8 +69,10 @@ class EventBatcher:
         loops: dict[asyncio.AbstractEventLoop, list[tuple[EventReader, list[AnswerEvent]]]] = {}
         for reader, events in self._pending.items():
             loops.setdefault(reader.loop, []).append((reader, events))
-            has_ended = any(answer is not None for _, answer in events)
-            (self._started.discard if has_ended else self._started.add)(reader)
+            if any(answer is not None for _, answer in events):
+                self._started.discard(reader)
+            elif any(event.token is not None for event, _ in events):
+                self._started.add(reader)
         self._pending, self._urgent, self._last = {}, False, time.perf_counter()
         for loop, batch in loops.items():
             call_on_loop(loop, partial(_deliver_all, batch))

@@ -1,0 +1,86 @@
+"""llama-server's fields `return_progress` and `timings_per_token`: a stream also has the progress of
+the prompt, and the timings so far in each chunk.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from llmcli.api.fields import Fields
+from llmcli.types import Event, PromptProgress
+
+NO_PROGRESS = PromptProgress(0, 0, 0, 0.0)
+
+
+class _AnswerTimes:
+    """What a stream has reported of one answer: the progress of its prompt, and its tokens."""
+
+    def __init__(self) -> None:
+        self.progress = NO_PROGRESS
+        self.n_tokens = 0
+        self.first_token_ms = self.generate_ms = 0.0  # the latter without the first token
+
+
+class StreamTelemetry:
+    """The telemetry of one stream, as far as the request asks for it.
+
+    `has_progress`, `has_timings`: the request asks for the progress of the prompt, and for timings
+    in each chunk. `is_on`: it asks for either.
+    """
+
+    def __init__(self, fields: Fields) -> None:
+        is_stream = fields.flag("stream")
+        self.has_progress = fields.flag("return_progress") and is_stream
+        self.has_timings = fields.flag("timings_per_token") and is_stream
+        self._answers: dict[int, _AnswerTimes] = {}
+
+    @property
+    def is_on(self) -> bool:
+        return self.has_progress or self.has_timings
+
+    def record(self, event: Event) -> None:
+        """Add an event of the engine. `event.sequence` is the index of its answer."""
+        times = self._answers.setdefault(event.sequence, _AnswerTimes())
+        if event.progress:
+            times.progress = event.progress
+        if event.token:
+            if times.n_tokens:
+                times.generate_ms += event.token.ms
+            else:
+                times.first_token_ms = event.token.ms
+            times.n_tokens += 1
+
+    def add_timings(self, number: int, chunks: Iterable[dict[str, Any]]) -> None:
+        """Add the field `timings` to chunks of the answer with this index, if the request asks for
+        it.
+        """
+        if self.has_timings:
+            for chunk in chunks:
+                chunk["timings"] = self._timings(self._answers.get(number, _AnswerTimes()))
+
+    def _timings(self, times: _AnswerTimes) -> dict[str, Any]:
+        """Return llama-server's `timings` object with the counts so far."""
+        computed = times.progress.processed - times.progress.cached
+        prompt_ms, gaps = times.progress.ms, max(0, times.n_tokens - 1)
+        per_token = times.generate_ms / gaps if gaps else 0.0
+        return {
+            "cache_n": times.progress.cached,
+            "prompt_n": computed,
+            "prompt_ms": prompt_ms,
+            "prompt_per_token_ms": prompt_ms / computed if computed else 0.0,
+            "prompt_per_second": computed / prompt_ms * 1e3 if prompt_ms else 0.0,
+            "predicted_n": times.n_tokens,
+            "predicted_ms": times.generate_ms,
+            "predicted_per_token_ms": per_token,
+            "predicted_per_second": 1e3 / per_token if per_token else 0.0,
+            "ttft_ms": times.first_token_ms,
+        }
+
+
+def progress_document(progress: PromptProgress) -> dict[str, Any]:
+    """Return llama-server's `prompt_progress` object."""
+    return {
+        "total": progress.total,
+        "cache": progress.cached,
+        "processed": progress.processed,
+        "time_ms": round(progress.ms),
+    }
