@@ -1,11 +1,16 @@
 """Parse JSON strictly. Python's parser also accepts NaN, Infinity and numbers beyond the range of a
 double, which could not be written back as valid JSON.
+
+This is for JSON of other programs, such as requests and schemas. Files that llmcli writes itself
+are read by quant/json_dataclasses.py, which limits them in size and depth, and checks their types.
 """
 
 import json
-import math
 from collections.abc import Callable
 from typing import Any
+
+from quant.json_dataclasses import parse_finite_float as parse_finite_float
+from quant.json_dataclasses import refuse_constant
 
 
 def parse_strict_json(text: str | bytes, parse_int: Callable[[str], Any] = int) -> Any:
@@ -15,18 +20,5 @@ def parse_strict_json(text: str | bytes, parse_int: Callable[[str], Any] = int) 
     double. Raises RecursionError if the text is nested too deeply.
     """
     return json.loads(
-        text, parse_constant=_refuse_constant, parse_float=parse_finite_float, parse_int=parse_int
+        text, parse_constant=refuse_constant, parse_float=parse_finite_float, parse_int=parse_int
     )
-
-
-def parse_finite_float(word: str) -> float:
-    """Return a JSON number as a float. Raises ValueError if it is beyond the range of a double."""
-    number = float(word)
-    if math.isinf(number):
-        raise ValueError(f"{word[:40]} is too large a number")
-    return number
-
-
-def _refuse_constant(word: str) -> None:
-    """Raise ValueError for NaN, Infinity or -Infinity."""
-    raise ValueError(f"{word} is no number of JSON")

@@ -75,10 +75,11 @@ class UI:
             terminal_status.end()
 
     def result(self, document: Any) -> None:
-        """Print the JSON document of a command with --json on stdout, in one line."""
-        write_now(
-            sys.stdout, json_module.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
-        )
+        """Print the JSON document of a command with --json on stdout, in one line. Control
+        characters in it are written as escapes.
+        """
+        text = json_module.dumps(document, ensure_ascii=False, allow_nan=False)
+        write_now(sys.stdout, escape_json_controls(text) + "\n")
 
     def table(
         self, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()
@@ -368,9 +369,17 @@ def escape_controls(text: str) -> str:
     return text if text.isascii() and text.isprintable() else text.translate(_PICTURES)
 
 
+def escape_json_controls(text: str) -> str:
+    """Return a JSON text with \\u escapes in place of DEL, C1, and the characters that can reorder or
+    hide text, which json.dumps() leaves in strings. The value of the text stays the same.
+    """
+    return text if text.isascii() and "\x7f" not in text else text.translate(_JSON_ESCAPES)
+
+
 _PICTURES: dict[int, str] = {
     **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"},
     0x7F: "\u2421",
     **dict.fromkeys(range(128, 160), "�"),
     **dict.fromkeys((8206, 8207, 1564, 8232, 8233, *range(8234, 8239), *range(8294, 8298)), "�"),
 }
+_JSON_ESCAPES = {code: f"\\u{code:04x}" for code in _PICTURES if code >= 0x7F}

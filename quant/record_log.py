@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from quant.json_dataclasses import parse_object
+
 MAGIC = "llmcli records 1"
 RECORD_HEADER = struct.Struct("<IQI")  # number, length in bytes, CRC-32
 MAX_HEAD_BYTES = 1 << 16
@@ -30,8 +32,18 @@ class RecordLog:
         self._spans: dict[int, tuple[int, int]] = {}
 
     @property
+    def path(self) -> Path:
+        """The path of the file."""
+        return Path(self._stream.name)
+
+    @property
     def numbers(self) -> set[int]:
         return set(self._spans)
+
+    @property
+    def sizes(self) -> set[int]:
+        """The sizes in bytes of all intact records."""
+        return {nbytes for _, nbytes in self._spans.values()}
 
     @classmethod
     def create(cls, path: Path, head: dict[str, Any]) -> Self:
@@ -63,10 +75,10 @@ class RecordLog:
     def _read(cls, stream: BinaryIO) -> Self | None:
         line = stream.readline(MAX_HEAD_BYTES)
         try:
-            head = json.loads(line) if line.endswith(b"\n") else None
-        except (ValueError, RecursionError):
-            head = None
-        if not isinstance(head, dict) or head.pop("format", None) != MAGIC:
+            head = parse_object(line, MAX_HEAD_BYTES) if line.endswith(b"\n") else {}
+        except ValueError:
+            return None
+        if head.pop("format", None) != MAGIC:
             return None
         records, size = cls(stream, head), os.fstat(stream.fileno()).st_size
         while True:

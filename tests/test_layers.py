@@ -65,8 +65,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("pareto",),
     ),
     "quant": (
-        ("errors", "registry", "relative_error", "__init__"),
-        ("disk_space", "json_dataclasses", "record_log"),
+        ("errors", "registry", "relative_error", "json_dataclasses", "__init__"),
+        ("disk_space", "record_log"),
         ("native",),
         ("gguf", "formats", "recipes"),
         ("source",),

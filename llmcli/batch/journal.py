@@ -24,9 +24,13 @@ from typing import Any, BinaryIO
 from llmcli.atomic_files import sync_folder
 from llmcli.catalog.disk_space import require_free_space
 from llmcli.errors import UserError
+from quant.json_dataclasses import parse_object
 
 JOURNAL_FORM = "llmcli batch 1"
 SYNC_SECONDS = 2.0  # seconds between two flushes to the disk
+MAX_HEAD_BYTES = 1 << 24  # of the first line, which has the settings of all lines
+MAX_RECORD_BYTES = 1 << 28  # of a record; its answer may list the log probability of every token
+MAX_INDEX_DIGITS = 12
 MIN_LINE_BYTES = 100  # no output line is shorter
 NO_OFFSET = -1  # in place of a file offset, for a line that is not finished
 
@@ -126,13 +130,14 @@ class BatchJournal:
         complete record. Raises UserError if the file is not the journal of this batch.
         """
         with self.path.open("rb") as stream:
-            first = stream.readline()
-            if not first.endswith(b"\n"):  # the file is empty, or its first line is incomplete
+            first = stream.readline(MAX_HEAD_BYTES)
+            # the file is empty, or its first line is incomplete
+            if not first.endswith(b"\n") and len(first) < MAX_HEAD_BYTES:
                 self._stream.truncate(0)
                 return
             self._check_identity(first)
             end = stream.tell()
-            while line := stream.readline():
+            while line := stream.readline(MAX_RECORD_BYTES):
                 index = self._index(line)
                 if index is None:
                     break
@@ -149,7 +154,10 @@ class BatchJournal:
         check, _, body = line.removesuffix(b"\n").partition(b" ")
         if not line.endswith(b"\n") or check != b"%08x" % zlib.crc32(body):
             return None
-        index = int(body.partition(b" ")[0])
+        digits = body.partition(b" ")[0]
+        if not (digits.isdigit() and len(digits) <= MAX_INDEX_DIGITS):
+            return None
+        index = int(digits)
         return index if index < self.count else None
 
     def _check_identity(self, first_line: bytes) -> None:
@@ -157,10 +165,10 @@ class BatchJournal:
         The message names the settings that differ.
         """
         try:
-            stored = json.loads(first_line)
-        except (ValueError, RecursionError):
-            stored = None
-        if not isinstance(stored, dict) or stored.get("form") != JOURNAL_FORM:
+            stored = parse_object(first_line, MAX_HEAD_BYTES)
+        except ValueError:
+            stored = {}
+        if stored.get("form") != JOURNAL_FORM:
             raise UserError(
                 f"{self.path} is not the journal of a batch",
                 hint="remove it, or choose another name with -o",

@@ -18,6 +18,7 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9._-]+)?")
 # A package name or version. The pattern is strict because both become parts of a folder name and
 # arguments of pip.
 PACKAGE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+MAX_MESSAGE = 300  # characters of an error's message; a name may be long
 SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
 ENTRY_KEYS = {
     "description",
@@ -192,4 +193,5 @@ def _catalog_error(path: Path, text: str, word: str, message: str) -> UserError:
     number is that of the first line that contains `word`.
     """
     line = next((number for number, line in enumerate(text.splitlines(), 1) if word in line), 1)
-    return UserError(f"{path}, line {line}: {message}", hint=f"correct it in {path}")
+    short = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…"
+    return UserError(f"{path}, line {line}: {short}", hint=f"correct it in {path}")

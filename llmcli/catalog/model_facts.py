@@ -2,15 +2,16 @@
 number of parameters, as JSON objects.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from quant.checkpoint import pickles
 from quant.gguf.header import TensorInfo
+from quant.json_dataclasses import parse_object, read_file
 from quant.model_file import model_header, read_header
 
+MAX_JSON_BYTES = 1 << 25  # maximum size of a JSON text in a checkpoint folder
 FACT_KEYS = (
     "architecture",
     "parameters",
@@ -147,10 +148,9 @@ def read_checkpoint_config(path: Path) -> Mapping[str, Any]:
 def _read_json(path: Path) -> Mapping[str, Any]:
     """Return the JSON object in a file. Empty if the file is missing or invalid."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return parse_object(read_file(path, MAX_JSON_BYTES), MAX_JSON_BYTES)
+    except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _read_tensor_table(file: Path) -> list[dict[str, Any]]:
@@ -161,16 +161,12 @@ def _read_tensor_table(file: Path) -> list[dict[str, Any]]:
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            if length > min(file.stat().st_size, 100_000_000):
+            if length > min(file.stat().st_size, MAX_JSON_BYTES):
                 return []
-            table = json.loads(stream.read(length))
-    except (OSError, ValueError, RecursionError):
+            table = parse_object(stream.read(length), MAX_JSON_BYTES)
+    except (OSError, ValueError):
         return []
-    rows = (
-        [value for key, value in table.items() if key != "__metadata__"]
-        if isinstance(table, dict)
-        else []
-    )
+    rows = [value for key, value in table.items() if key != "__metadata__"]
     return [
         row
         for row in rows

@@ -17,6 +17,9 @@ from urllib.parse import quote
 from llmcli.atomic_files import CHUNK_BYTES, write_atomically
 from llmcli.config import Config
 from llmcli.types import ProgressDisplay
+from quant.json_dataclasses import read_json
+
+MAX_MANIFEST_BYTES = 1 << 24  # a manifest has about 300 bytes for each file of the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +217,8 @@ def load_unchanged(config: Config, name: str, watcher: ProgressDisplay) -> Manif
     time is stored in the manifest.
     """
     manifest = load_manifest(config, name)
+    if manifest is None and (path := model_folder(config, name) / "manifest.json").exists():
+        watcher.note(f"{path} is damaged, and is written again")
     if manifest is None or all(file.is_unchanged for file in manifest.files):
         return manifest
     files = []
@@ -263,12 +268,12 @@ def lock_path(config: Config, name: str) -> Path:
 def read_manifest(path: Path) -> Manifest | None:
     """Return the manifest in the file `path`, or None if it is missing or invalid."""
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-        return Manifest(
-            **{**table, "files": tuple(VerifiedFile(**file) for file in table["files"])}
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+        manifest = read_json(Manifest, path, MAX_MANIFEST_BYTES)
+    except (OSError, ValueError):
         return None  # `gc` lists invalid manifests
+    paths = (manifest.path, *(file.path for file in manifest.files))
+    is_valid = manifest.files and all(name.startswith("/") and "\0" not in name for name in paths)
+    return manifest if is_valid else None
 
 
 def _write_manifest(path: Path, manifest: Manifest) -> None:

@@ -27,7 +27,10 @@ def load_conversation(
     unchanged.
     """
     stored = item.read_conversation()
-    stored.restore_into(chat.conversation)
+    try:
+        stored.restore_into(chat.conversation)
+    except UserError as error:
+        raise UserError(f"{item.path}: {error}", hint=error.hint) from None
     apply_options(chat.conversation)
     _check_constraint(chat)
     chat.pending_message, chat.saved_name = (

@@ -25,6 +25,7 @@ from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
+from quant.json_dataclasses import decode_value, parse_object, read_file
 
 # tokens in the cache of each answer before the measured ones, and maximum cells of all answers
 DEPTH_TOKENS, MAX_CELLS = 512, 2048
@@ -107,15 +108,11 @@ def cache_path(case: AttentionCase, config: Config) -> Path:
 def _read_times(path: Path) -> AttentionTimes | None:
     """Return the result that is saved in a file, or None if the file is missing or invalid."""
     try:
-        with path.open("rb") as file:
-            stored = json.loads(file.read(MAX_FILE_BYTES))
-        return (
-            AttentionTimes(float(stored["flash"]), float(stored["plain"]))
-            if stored["version"] == 1
-            else None
-        )
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        stored = parse_object(read_file(path, MAX_FILE_BYTES), MAX_FILE_BYTES)
+        times: AttentionTimes = decode_value(AttentionTimes, stored, "")
+    except (OSError, ValueError):
         return None
+    return times if stored.get("version") == 1 else None
 
 
 def measure_attention(case: AttentionCase) -> tuple[AttentionTimes, bool]:

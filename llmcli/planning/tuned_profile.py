@@ -8,7 +8,6 @@ those of the profile.
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -23,6 +22,7 @@ from llmcli.runtime.binding import devices, library
 from llmcli.runtime.binding.cache_types import check_cache_types
 from llmcli.runtime.model_identity import content_hash
 from llmcli.runtime.requests.request import RunOptions
+from quant.json_dataclasses import decode_value, parse_object, read_file
 from quant.model_file.model_header import ModelHeader
 
 SETTING_FLAGS = {  # the settings of a profile: fields of RunOptions, with their flags
@@ -240,36 +240,20 @@ def read_profile(path: Path) -> TunedProfile:
     """Read and check the profile at `path`. Raises OSError if the file cannot be read, and
     ValueError if it is not a valid profile.
     """
-    with path.open("rb") as file:
-        raw = file.read(MAX_FILE_BYTES + 1)
-    if len(raw) > MAX_FILE_BYTES:
-        raise ValueError("it is too large")
-    try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise ValueError("it is not valid JSON") from None
-    if not isinstance(document, dict) or document.get("version") != 1:
+    document = parse_object(read_file(path, MAX_FILE_BYTES), MAX_FILE_BYTES)
+    if document.get("version") != 1:
         raise ValueError("it is not a profile")
-    texts = {
-        name: document.get(name)
-        for name in ("model", "fingerprint", "machine", "build", "objective", "date")
-    }
-    speeds = {name: document.get(name) for name in ("ratio", "low", "high")}
-    if not all(isinstance(value, str) for value in texts.values()):
-        raise ValueError("the model or machine is missing")
-    if not all(
-        isinstance(value, int | float) and 0 <= value < math.inf for value in speeds.values()
-    ):
+    profile: TunedProfile = decode_value(TunedProfile, document, "")
+    if not all(speed >= 0 for speed in (profile.ratio, profile.low, profile.high)):
         raise ValueError("its speeds are invalid")
-    values: dict[str, Any] = {**texts, **speeds}
-    return TunedProfile(**values, settings=_check_settings(document.get("settings")))
+    return replace(profile, settings=_check_settings(profile.settings))
 
 
-def _check_settings(stored: Any) -> dict[str, Any]:
+def _check_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a profile file. Raises ValueError if one is unknown or has a value
     that is not allowed.
     """
-    if not isinstance(stored, dict) or not stored.keys() <= SETTING_FLAGS.keys():
+    if not stored.keys() <= SETTING_FLAGS.keys():
         raise ValueError("it contains unknown settings")
     for name, maximum in MAX_NUMBERS.items():
         value = stored.get(name, 1)

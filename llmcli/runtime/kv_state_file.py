@@ -20,6 +20,7 @@ from llmcli import config
 from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.model_identity import content_hash, file_stamp
 from llmcli.runtime.runner import Runner
+from quant.json_dataclasses import parse_object
 
 DIFFERENCE_TEXTS = {  # by field of StateIdentity, for messages that begin with "it is"
     "model": "of another model file",
@@ -207,10 +208,10 @@ def _read_head(file: BinaryIO) -> dict[str, Any]:
     size = int.from_bytes(file.read(len(MAGIC) + 4).removeprefix(MAGIC), "little")
     raw = file.read(size) if size <= MAX_HEAD_BYTES else b""
     try:
-        head = json.loads(raw)
+        head = parse_object(raw, MAX_HEAD_BYTES)
     except ValueError:
-        head = None
-    if not isinstance(head, dict) or head.get("version") != 1:
+        head = {}
+    if head.get("version") != 1:
         raise UnusableState("it is damaged: it does not start like a KV state")
     return head
 

@@ -27,6 +27,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -45,6 +46,7 @@ from quant.allocation.probes import (
 from quant.calibration.statistics import InputStatistics
 from quant.errors import UserError
 from quant.formats import activation_rounding
+from quant.json_dataclasses import decode_value, parse_value
 from quant.native import ggml
 from quant.quantize.pipeline import encode_rows
 from quant.quantize.plan import Plan, TensorPlan
@@ -137,6 +139,20 @@ class TensorSensitivity:
     def _scale(self) -> float:
         """Divergence per relative error; 1 if the tensor was not measured."""
         return 1.0 if self.kld is None or not self.probe_error else self.kld / self.probe_error
+
+
+def parse_errors(name: str, raw: bytes, path: Path) -> TensorSensitivity:
+    """Return the errors of the tensor `name` from the JSON that `SensitivityRun.measure_errors` has
+    stored in the file `path`. Raises UserError if it is damaged.
+    """
+    kind = tuple[dict[str, float], dict[str, float], float, float, float]
+    try:
+        return TensorSensitivity(name, *decode_value(kind, parse_value(raw, len(raw)), "record"))
+    except ValueError as error:
+        raise UserError(
+            f"the errors of {name} in {path} are damaged: {error}",
+            hint=f"rm {path}, then run the command again: they are measured again",
+        ) from None
 
 
 def type_options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
@@ -292,7 +308,7 @@ class SensitivityRun:
         proportion to their errors.
         """
         sensitivities = {
-            name: TensorSensitivity(name, *json.loads(self.run_store.read(number)))
+            name: parse_errors(name, self.run_store.read(number), self.run_store.path)
             for number, name in enumerate(self.open_names)
         }
         for probe in probes:

@@ -6,8 +6,9 @@ as an uninterrupted one.
 """
 
 import json
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ import numpy as np
 from quant.calibration.imatrix_collector import F64, ImatrixCollector
 from quant.calibration.moments_collector import MomentsCollector, sums_bytes
 from quant.calibration.moments_writer import MomentsInput
+from quant.json_dataclasses import parse_json
 from quant.record_log import RecordLog
 
 SAVE_SECONDS = 20.0  # minimum time between two saves
 # minimum time between two saves, as a multiple of the duration of the last save
 SAVE_TIME_FACTOR = 20
 DESCRIPTION_RECORD = 0
+MAX_LAYOUT_BYTES = 1 << 24  # maximum size of the first record
 
 
 @dataclass
@@ -40,6 +43,20 @@ class CalibrationProgress:
     moments: MomentsCollector | None
     finished: set[int]
     chunks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """The first record of a state file. `records`: the number of records. `group`: the inputs of
+    the present pass; the other fields are those of CalibrationProgress, with the shapes of the sums
+    of squares and of their counts by weight.
+    """
+
+    finished: tuple[int, ...]
+    chunks: int
+    records: int
+    group: tuple[int, ...]
+    sums: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 class CalibrationState:
@@ -61,24 +78,37 @@ class CalibrationState:
             return None
         try:
             return self._restore(file) if file.head == self.head and file.numbers else None
+        except ValueError:  # a damaged description, or records of other sizes
+            return None
         finally:
             file.close()
 
     def _restore(self, file: RecordLog) -> CalibrationProgress | None:
-        """Return the progress in an open state file, or None if the file is incomplete."""
-        description = json.loads(file.read(DESCRIPTION_RECORD))
-        if file.numbers != set(range(description["records"])):  # incomplete
+        """Return the progress in an open state file, or None if the file is incomplete. Raises
+        ValueError if it is damaged.
+        """
+        if DESCRIPTION_RECORD not in file.numbers:
             return None
-        group = description["group"]
+        layout = parse_json(StateLayout, file.read(DESCRIPTION_RECORD), MAX_LAYOUT_BYTES)
+        if file.numbers != set(range(layout.records)):  # incomplete
+            return None
+        shapes = [shape for pair in layout.sums.values() for shape in pair]
+        elements = sum(math.prod(shape) for shape in shapes)
+        known_inputs = set(range(len(self.inputs)))
+        if 8 * elements > self.path.stat().st_size or not set(layout.group) <= known_inputs:
+            raise ValueError("its description does not fit its records")
         progress = CalibrationProgress(
             ImatrixCollector(),
-            MomentsCollector(self.inputs, group) if group else None,
-            set(description["finished"]),
+            MomentsCollector(self.inputs, list(layout.group)) if layout.group else None,
+            set(layout.finished),
         )
-        progress.chunks = description["chunks"]
-        for name, (sums, counts) in description["sums"].items():
+        progress.chunks = layout.chunks
+        for name, (sums, counts) in layout.sums.items():
             progress.sums.sums[name], progress.sums.counts[name] = np.empty(sums), np.empty(counts)
-        for number, array in enumerate(_arrays(progress), 1):
+        arrays = list(_arrays(progress))
+        if len(arrays) != layout.records - 1:
+            raise ValueError("its description does not fit its records")
+        for number, array in enumerate(arrays, 1):
             array.reshape(-1)[:] = np.frombuffer(file.read(number), np.float64)
         return progress
 

@@ -21,9 +21,11 @@ from quant.disk_space import require_disk_space, reusable_bytes
 from quant.errors import DamagedSourceError, UserError
 from quant.gguf.header import read_file_header
 from quant.gguf.layout import FileLayout, TensorSlot
+from quant.json_dataclasses import parse_object
 
 BLOCK_BYTES = 1 << 20  # bytes that are read at a time to verify an earlier run's bytes
 JOURNAL_SECONDS = 2.0  # minimum time between journal lines, except at the end of a slab
+MAX_LINE_BYTES = 1 << 20  # of a line of the journal
 FLUSH_BYTES = 1 << 25  # bytes that are written before a flush to the disk is started
 
 
@@ -184,12 +186,12 @@ def _lines(journal: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
     """
     journal.seek(0)
     end = 0
-    for line in journal.readlines():
+    while line := journal.readline(MAX_LINE_BYTES):
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
+            value = parse_object(line, MAX_LINE_BYTES)
+        except ValueError:
             return
-        if not isinstance(value, dict) or not line.endswith(b"\n"):
+        if not line.endswith(b"\n"):
             return
         end += len(line)
         yield end, value

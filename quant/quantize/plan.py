@@ -18,6 +18,7 @@ from quant.errors import UserError
 from quant.formats import FORMATS
 from quant.gguf.header import DEFAULT_ALIGNMENT_BYTES
 from quant.gguf.layout import FileLayout, encode_entry, lay_out_file
+from quant.json_dataclasses import parse_object
 from quant.methods import METHODS
 from quant.methods.base import Method, RowEncoder
 from quant.native import ggml
@@ -28,6 +29,7 @@ from quant.recipes.tensor_types import NO_OVERRIDES, TypeOverrides
 from quant.source.source import Source, Weight
 
 SOURCE_KEY, SETTINGS_KEY = "llmcli.quantize.source", "llmcli.quantize.settings"
+MAX_SETTINGS_CHARACTERS = 1 << 20  # maximum length of the settings in a file that are read
 # Keys of the source that are not copied into the new file.
 DROPPED_KEYS = frozenset(
     {"split.no", "split.count", "split.tensors.count", SOURCE_KEY, SETTINGS_KEY, CERTIFICATE_KEY}
@@ -428,10 +430,10 @@ def read_transform(settings: object) -> str:
     `settings` is the value of SETTINGS_KEY in the file, None if llmcli did not write the file.
     """
     try:
-        document = json.loads(settings) if isinstance(settings, str) else None
-    except (ValueError, RecursionError):
+        document = (
+            parse_object(settings, MAX_SETTINGS_CHARACTERS) if isinstance(settings, str) else {}
+        )
+    except ValueError:
         return ""
-    digests = (
-        [document.get(key) for key in ("folded", "fold")] if isinstance(document, dict) else []
-    )
+    digests = [document.get(key) for key in ("folded", "fold")]
     return "+".join(word for word in digests if isinstance(word, str))

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from quant.errors import UserError
+from quant.json_dataclasses import parse_object, read_file
 from quant.recipes.file_types import FILE_TYPE_ALIASES, FILE_TYPES, TENSOR_TYPES
 
 PLAN_FORMAT, PLAN_VERSION = "llmcli.plan", 1
-MAX_FILE_BYTES = 64 << 20  # limit of the bytes of a plan file
+MAX_FILE_BYTES = 32 << 20  # limit of the bytes of a plan file
 REMAKE_HINT = "llmcli quantize SRC --target-size SIZE --plan-out FILE writes one"
 
 
@@ -133,21 +134,16 @@ def _to_json(document: Mapping[str, Any]) -> str:
 def load_plan_file(path: Path) -> TypeMix:
     """Read a plan file. Raises UserError if it is invalid."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise UserError(f"{path} is too large for a plan file", hint=REMAKE_HINT)
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UserError(f"cannot read {path}: {why}", hint=REMAKE_HINT) from None
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        raise UserError(f"{path} is no plan file: it is not JSON", hint=REMAKE_HINT) from None
-    if not isinstance(document, dict) or document.get("format") != PLAN_FORMAT:
+        document = parse_object(read_file(path, MAX_FILE_BYTES), MAX_FILE_BYTES)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}", hint=REMAKE_HINT) from None
+    except ValueError as error:
+        raise UserError(f"{path} is no plan file: {error}", hint=REMAKE_HINT) from None
+    if document.get("format") != PLAN_FORMAT:
         raise UserError(f"{path} is no plan file", hint=REMAKE_HINT)
     if document.get("version") != PLAN_VERSION or isinstance(document["version"], bool):
         raise UserError(
-            f"{path} is a plan file of version {document.get('version')!r},"
+            f"{path} is a plan file of version {str(document.get('version'))[:40]},"
             f" this program reads version {PLAN_VERSION}",
             hint=REMAKE_HINT,
         )
@@ -188,7 +184,7 @@ def _read_types(path: Path, tensors: object) -> dict[str, str]:
         kind = row.get("type") if isinstance(row, dict) else None
         if not isinstance(kind, str) or kind not in TENSOR_TYPES:
             raise UserError(
-                f"{path}: {name!r} has an unknown type: {kind!r}",
+                f"{path}: {name[:80]!r} has an unknown type: {repr(kind)[:40]}",
                 hint=f"types are {', '.join(TENSOR_TYPES[:13])} …",
             )
         types[name] = kind

@@ -401,13 +401,13 @@ def main() -> None:
     raise SystemExit(bool(failures))
 
 
-def convert_stories(out: Path) -> Path:
-    """Convert the test model stories260K to a Q8_0 GGUF file, and return its path."""
+def convert_stories(out: Path, file_type: str = "Q8_0") -> Path:
+    """Convert the test model stories260K to a GGUF file of a type, and return its path."""
     from quant.convert import checkpoint_source
     from quant.quantize import plan, write
 
     write.write_model(
-        plan.plan_quantization(checkpoint_source.open_checkpoint(STORIES), "Q8_0"), out
+        plan.plan_quantization(checkpoint_source.open_checkpoint(STORIES), file_type), out
     )
     return out
 

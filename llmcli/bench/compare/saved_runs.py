@@ -7,7 +7,6 @@ times differ at least as much as the repetitions within one run. Therefore each 
 variance of its repetitions, and at least MIN_DRIFT squared.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,10 +21,11 @@ from llmcli.bench.statistics.paired_test import Comparison
 from llmcli.bench.statistics.student_t import student_t_quantile
 from llmcli.errors import UserError
 from llmcli.text_input import read_text
+from quant.json_dataclasses import parse_value
 
 # minimum standard deviation of the logarithm of a run's speed, on a quiet machine
 MIN_DRIFT = 0.03
-MAX_FILE_BYTES = 1 << 26  # maximum bytes of a file with runs
+MAX_FILE_BYTES = 1 << 25  # maximum bytes of a file with runs
 MAKE_FILE_HINT = "create such a file: llmcli bench REF -o json > FILE"
 
 SavedRow = Mapping[str, Any]
@@ -234,9 +234,10 @@ def _documents(path: Path) -> list[Any]:
     text = read_text(path, max_bytes=MAX_FILE_BYTES, size_hint=MAKE_FILE_HINT)
     try:
         if path.suffix == ".jsonl":
-            return [json.loads(line) for line in text.split("\n") if line.strip()]
-        parsed = json.loads(text)
-    except (ValueError, RecursionError):
+            lines = (line for line in text.split("\n") if line.strip())
+            return [parse_value(line, MAX_FILE_BYTES) for line in lines]
+        parsed = parse_value(text, MAX_FILE_BYTES)
+    except ValueError:
         raise UserError(f"{path} is not valid JSON", hint=MAKE_FILE_HINT) from None
     return parsed if isinstance(parsed, list) else [parsed]
 

@@ -27,6 +27,9 @@ from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.types import ProgressDisplay
 from llmcli.units import format_current_time
+from quant.json_dataclasses import parse_object
+
+MAX_DOCUMENT_CHARACTERS = 1 << 24  # of the JSON of a run; a load test lists its requests
 
 COLUMNS = "id, time, machine, build, model, sha256, content, test, document"
 
@@ -262,14 +265,13 @@ def _parse_row(number: Any, *row: Any) -> BenchRun | None:
     try:
         moment, machine, build, model = before
         file_hash = sha256 if isinstance(sha256, str) else None
-        parsed = json.loads(document)
-        json.dumps(parsed, allow_nan=False)  # raise for NaN and infinity, which JSON does not allow
+        parsed = parse_object(document, MAX_DOCUMENT_CHARACTERS)
         run = BenchRun(moment, machine, build, model, file_hash, content, test, parsed, number)
         rates = run.samples_ts
         is_valid = (
             all(0 < rate < math.inf for rate in rates) and len(rates) == len(run.samples_ns) > 0
         )
-    except (ValueError, TypeError, LookupError, RecursionError, OverflowError):
+    except (ValueError, TypeError, LookupError):
         return None
     return run if is_valid else None
 

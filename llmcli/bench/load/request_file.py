@@ -4,7 +4,6 @@ conversations, lines with a prompt or messages, and lines with a JSON string.
 The file is untrusted input. Error messages contain the number of the invalid line.
 """
 
-import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from llmcli.bench.load import mixes
 from llmcli.bench.load.mixes import RequestLengths
 from llmcli.bench.load.records import LoadJob
 from llmcli.errors import UserError
+from quant.json_dataclasses import parse_value
 
 MAX_FILE_BYTES = 1 << 28
 ROLE_NAMES = {
@@ -68,8 +68,8 @@ def _rows(text: str, path: Path) -> Iterator[tuple[int, Any]]:
         if not piece.strip():
             continue
         try:
-            row = json.loads(piece)
-        except (ValueError, RecursionError):
+            row = parse_value(piece, MAX_FILE_BYTES)
+        except ValueError:
             raise UserError(f"{path}:{number} is not valid JSON", hint=FORMAT_HINT) from None
         yield from enumerate(row, 1) if is_array and isinstance(row, list) else [(number, row)]
 

@@ -6,8 +6,10 @@ turn (turn_records.py). The older format 1, with one message on each line, can a
 
 import json
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from llmcli.atomic_files import write_atomically
 from llmcli.chat.conversation import turn_records
@@ -16,10 +18,25 @@ from llmcli.chat.conversation.stored_conversation import StoredConversation
 from llmcli.chat.conversation.turn_tree import TurnTree
 from llmcli.config import Config
 from llmcli.errors import UserError
+from quant.json_dataclasses import decode_value
 
 FORMAT_VERSION = 2
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 ROLE_ORDER = ("user", "assistant")  # of the messages in format 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChatHead:
+    """The first line of a saved chat, without the position in the tree and the constraint. `chat`:
+    the version of the format.
+    """
+
+    chat: Literal[1, 2]
+    settings: Mapping[str, Any]
+    model: str = ""
+    system: str | None = None
+    predict: int | None = None
+    on_full: str = ""
 
 
 def list_names(config: Config) -> list[str]:
@@ -57,36 +74,31 @@ def read_chat(path: Path) -> StoredConversation:
     """Read a saved chat. Raises UserError with the line number if a line is damaged, and OSError if
     the file cannot be read.
     """
-    lines = path.read_bytes().splitlines()
-    head, *records_of_turns = [
-        _parse_line(path, number, raw) for number, raw in enumerate(lines, 1)
-    ] or [{}]
-    if head.get("chat") not in (1, FORMAT_VERSION) or not isinstance(head.get("settings"), dict):
-        raise _damaged_line(path, 1, "it is not the first line of a saved chat")
-    system, predict = head.get("system"), head.get("predict")
-    if not isinstance(system, str | None) or not isinstance(predict, int | None):
-        raise _damaged_line(path, 1, "system or predict has the wrong type")
+    records = (
+        _parse_line(path, number, raw)
+        for number, raw in enumerate(turn_records.read_lines(path), 1)
+    )
+    first_line = next(records, {})
+    try:
+        head: ChatHead = decode_value(ChatHead, first_line, "")
+    except ValueError as error:
+        raise _damaged_line(path, 1, f"it is not the first line of a saved chat: {error}") from None
     tree = (
-        _parse_first_format(path, records_of_turns)
-        if head["chat"] == 1
-        else _parse_turns(path, head, records_of_turns)
+        _parse_first_format(path, records)
+        if head.chat == 1
+        else _parse_turns(path, first_line, records)
     )
     conversation = StoredConversation(
-        tree,
-        str(head.get("model", "")),
-        head["settings"],
-        system,
-        predict,
-        str(head.get("on_full", "")),
+        tree, head.model, head.settings, head.system, head.predict, head.on_full
     )
     try:
-        conversation.read_constraint(head)
+        conversation.read_constraint(first_line)
     except turn_records.DamagedRecord as error:
         raise _damaged_line(path, 1, str(error)) from None
     return conversation
 
 
-def _parse_turns(path: Path, head: dict[str, Any], lines: list[dict[str, Any]]) -> TurnTree:
+def _parse_turns(path: Path, head: dict[str, Any], lines: Iterator[dict[str, Any]]) -> TurnTree:
     """Return the tree of a chat of the current format. `head`: the first line of the file, with the
     position; `lines`: the other lines. Raises UserError if a line is damaged.
     """
@@ -103,7 +115,7 @@ def _parse_turns(path: Path, head: dict[str, Any], lines: list[dict[str, Any]]) 
     return tree
 
 
-def _parse_first_format(path: Path, lines: list[dict[str, Any]]) -> TurnTree:
+def _parse_first_format(path: Path, lines: Iterator[dict[str, Any]]) -> TurnTree:
     """Return the tree of a chat of format 1, whose `lines` after the first are single messages.
     Raises UserError if a line is damaged.
     """
@@ -116,8 +128,8 @@ def _parse_first_format(path: Path, lines: list[dict[str, Any]]) -> TurnTree:
         if role == "assistant":
             tree.add_turn(contents[-1], content, is_stopped=bool(line.get("cut")))
         contents.append(content)
-    if len(lines) % 2:
-        raise _damaged_line(path, len(lines) + 1, "the last answer is missing")
+    if not len(contents) % 2:
+        raise _damaged_line(path, len(contents), "the last answer is missing")
     return tree
 
 
@@ -126,12 +138,9 @@ def _parse_line(path: Path, number: int, raw: bytes) -> dict[str, Any]:
     from 1.
     """
     try:
-        value = json.loads(raw.decode("utf-8", "surrogatepass"))
-    except (UnicodeDecodeError, ValueError):
-        raise _damaged_line(path, number, "it is not JSON") from None
-    if not isinstance(value, dict):
-        raise _damaged_line(path, number, "it is not a JSON object")
-    return value
+        return turn_records.parse_line(raw)
+    except turn_records.DamagedRecord as error:
+        raise _damaged_line(path, number, str(error)) from None
 
 
 def _damaged_line(path: Path, number: int, reason: str) -> UserError:

@@ -215,11 +215,14 @@ def end_open_lines(config: Config) -> None:
 
 
 def _read_tail(file: int) -> bytes:
-    """Return the bytes after the last complete line of a log."""
+    """Return the bytes after the last complete line of a log, of which at most the last
+    MAX_LINE_BYTES are read.
+    """
     size = os.fstat(file).st_size
     if not size or os.pread(file, 1, size - 1) == b"\n":
         return b""
-    return os.pread(file, size, 0).rpartition(b"\n")[2]
+    start = max(0, size - turn_records.MAX_LINE_BYTES)
+    return os.pread(file, size - start, start).rpartition(b"\n")[2]
 
 
 def _write_whole(file: int, text: str) -> None:
@@ -267,6 +270,6 @@ def _second_half(record: Mapping[str, Any]) -> str:
 def _is_json_object(raw: bytes) -> bool:
     """Return whether the bytes are a complete JSON object."""
     try:
-        return isinstance(json.loads(raw), dict)
-    except ValueError:
+        return bool(turn_records.parse_line(raw))
+    except turn_records.DamagedRecord:
         return False

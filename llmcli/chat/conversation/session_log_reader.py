@@ -6,7 +6,6 @@ also be read.
 """
 
 import contextlib
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,16 +24,17 @@ def read_log(path: Path) -> StoredConversation:
     read.
     """
     conversation = StoredConversation(TurnTree())
-    *lines, tail = path.read_bytes().split(b"\n")
     # The number in the tree of each turn number in the log. They differ after a damaged line.
     tree_numbers = {0: 0}
-    for raw in lines:
+    for raw in turn_records.read_lines(path):
+        if not raw.endswith(b"\n"):  # the last line, or one that is too long
+            conversation.n_damaged += len(raw) == turn_records.MAX_LINE_BYTES
+            _apply_first_half(conversation, tree_numbers, raw)
+            continue
         record = _parse_object(raw)
         if record is None or not _apply_line(conversation, tree_numbers, record):
             conversation.n_damaged += 1
             _apply_first_half(conversation, tree_numbers, raw)
-    if tail:
-        _apply_first_half(conversation, tree_numbers, tail)
     return conversation
 
 
@@ -178,7 +178,6 @@ def _store_settings(stored: StoredConversation, record: Mapping[str, Any]) -> No
 def _parse_object(raw: bytes) -> dict[str, Any] | None:
     """Return the JSON object in `raw`, or None if there is none."""
     try:
-        value = json.loads(raw.decode("utf-8", "surrogatepass"))
-    except (UnicodeDecodeError, ValueError, RecursionError):
+        return turn_records.parse_line(raw)
+    except turn_records.DamagedRecord:
         return None
-    return value if isinstance(value, dict) else None

@@ -1,16 +1,68 @@
 """Converts turns, the position in a turn tree and constraints to JSON objects, and back. Objects
-that are read are checked. Saved chats and session logs consist of these objects.
+that are read are checked. Saved chats and session logs consist of these objects, one on each line.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, get_args
 
 from llmcli.chat.conversation.turn_tree import Turn, TurnTree
 from llmcli.runtime.constraint.base import ENGINES, JUMP_MODES, Constraint, ConstraintKind
+from quant.json_dataclasses import decode_value, json_key, parse_object
+
+MAX_LINE_BYTES = 1 << 25  # maximum length of a line; a line may contain all turns of a long chat
 
 
 class DamagedRecord(ValueError):
-    """Raised if a JSON object is not a valid turn, position or constraint. Its text says why."""
+    """Raised if a line is no JSON object, or if the object is not a valid turn, position or
+    constraint. Its text says why.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRecord:
+    """The JSON object of a turn. `cut`: the user interrupted the answer."""
+
+    parent: int
+    question: str
+    answer: str
+    tokens: int = 0
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PositionRecord:
+    """The JSON object of the position in a turn tree: the current turn (`at`), the current branch,
+    the last turns of all branches (`names`), and the dropped turns.
+    """
+
+    at: int
+    branch: str
+    names: Mapping[str, int]
+    dropped: tuple[int, ...] | None = field(default=None, metadata=json_key("left"))
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file with their line ends. The last line may have none. Of a line of
+    more than MAX_LINE_BYTES, only the first MAX_LINE_BYTES are yielded. Raises OSError.
+    """
+    with path.open("rb") as file:
+        while line := file.readline(MAX_LINE_BYTES):
+            yield line
+            end = line
+            while len(end) == MAX_LINE_BYTES and not end.endswith(b"\n"):
+                end = file.readline(MAX_LINE_BYTES)
+
+
+def parse_line(raw: bytes) -> dict[str, Any]:
+    """Return the JSON object on a line. Bytes that are not UTF-8 become U+FFFD. Raises
+    DamagedRecord.
+    """
+    try:
+        return parse_object(raw, MAX_LINE_BYTES, decode_errors="replace")
+    except ValueError as error:
+        raise DamagedRecord(str(error)) from None
 
 
 def build_turn_record(turn: Turn) -> dict[str, Any]:
@@ -73,34 +125,35 @@ def add_turn(tree: TurnTree, record: Mapping[str, Any]) -> None:
     """Append the turn of a JSON object to the tree, without making it the current turn. Raises
     DamagedRecord if the object is invalid.
     """
-    parent, tokens = record.get("parent"), record.get("tokens", 0)
-    if not isinstance(parent, int) or not 0 <= parent <= len(tree.turns):
+    turn: TurnRecord = _decode(TurnRecord, record, "it is not a turn")
+    if not 0 <= turn.parent <= len(tree.turns):
         raise DamagedRecord("its parent is not an earlier turn")
-    if not isinstance(record.get("question"), str) or not isinstance(record.get("answer"), str):
-        raise DamagedRecord("question and answer must be text")
-    n_tokens = tokens if isinstance(tokens, int) and tokens > 0 else 0
-    tree.turns.append(
-        Turn(parent, record["question"], record["answer"], record.get("cut") is True, n_tokens)
-    )
+    tree.turns.append(Turn(turn.parent, turn.question, turn.answer, turn.cut, max(0, turn.tokens)))
 
 
 def restore_position(tree: TurnTree, record: Mapping[str, Any]) -> None:
     """Set the current turn, the branches and the dropped turns of the tree to those of a JSON
     object. Raises DamagedRecord if the object is invalid. The tree is then unchanged.
     """
-    at, branch, names, dropped = (record.get(key) for key in ("at", "branch", "names", "left"))
-    dropped = [] if dropped is None else dropped
-    if not isinstance(names, dict) or not isinstance(dropped, list):
-        raise DamagedRecord("it does not contain the position in the conversation")
-    for end in (at, *names.values(), *dropped):
-        if not isinstance(end, int) or not 0 <= end <= len(tree.turns):
-            raise DamagedRecord("it refers to a missing turn")
-    if not isinstance(branch, str) or (branch and names.get(branch) != at):
+    position: PositionRecord = _decode(PositionRecord, record, "it does not contain the position")
+    names, dropped = position.names, position.dropped or ()
+    if not all(0 <= end <= len(tree.turns) for end in (position.at, *names.values(), *dropped)):
+        raise DamagedRecord("it refers to a missing turn")
+    if position.branch and names.get(position.branch) != position.at:
         raise DamagedRecord("its branch does not end at the current turn")
-    assert isinstance(at, int)  # the loop above has checked it
     tree.current_turn, tree.current_branch, tree.branch_ends, tree.dropped = (
-        at,
-        branch,
+        position.at,
+        position.branch,
         dict(names),
         set(dropped),
     )
+
+
+def _decode(kind: type[Any], record: Mapping[str, Any], message: str) -> Any:
+    """Convert a JSON object to a dataclass. Raises DamagedRecord with `message` and the reason if
+    it does not fit.
+    """
+    try:
+        return decode_value(kind, record, "")
+    except ValueError as error:
+        raise DamagedRecord(f"{message}: {error}") from None

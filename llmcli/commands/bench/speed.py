@@ -293,12 +293,10 @@ def _print_results(
     comparison of a sweep and a warning about noise.
     """
     from llmcli.bench.speed import llama_bench_output, sweep
-    from llmcli.ui import escape_controls, write_now
+    from llmcli.ui import escape_controls, escape_json_controls, write_now
 
-    write_now(
-        sys.stdout,
-        escape_controls(llama_bench_output.format_results(results, output_format)) + "\n",
-    )
+    escape = escape_json_controls if output_format.startswith("json") else escape_controls
+    write_now(sys.stdout, escape(llama_bench_output.format_results(results, output_format)) + "\n")
     if sweep_names and output_format == "md":
         ui.text()
         table = sweep.build_table(results, sweep_names)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.ui import UI
 
+N_COLUMNS = 5  # of the stored scores of a chunk: PositionScores; one column without a base
 # options that the cached scores depend on, by their names in the record file's head
 KEY_LABELS = {
     "base": "--base",
@@ -107,7 +108,10 @@ def run_evaluation(request: EvaluationRequest, config: "Config", ui: "UI") -> Ev
     path = config.cache / "evaluations" / f"{_digest(head)}.records"
     with file_lock.hold_lock(path.with_suffix(".lock"), ui, "this evaluation"):
         journal = None if request.fresh else RecordLog.resume(path)
-        if journal is None or journal.head != head:
+        if journal is not None and not _is_usable(journal, head, request, text):
+            journal.close()
+            journal = None
+        if journal is None:
             make_folder(path.parent)
             if not request.quiet:
                 _note_other_evaluations(path.parent, head, ui)
@@ -379,9 +383,18 @@ def _pack_scores(scores: PositionScores) -> bytes:
     return np.stack(columns).astype("<f8").tobytes()
 
 
+def _is_usable(
+    journal: RecordLog, head: dict[str, Any], request: EvaluationRequest, text: TextChunks
+) -> bool:
+    """Return whether a journal has the expected head, and records of the size of scores."""
+    has_base = request.base is not None or request.base_logits is not None
+    nbytes = 8 * text.scored_count * (N_COLUMNS if has_base else 1)
+    return journal.head == head and journal.sizes <= {nbytes}
+
+
 def _unpack_scores(raw: bytes, scored: int) -> PositionScores:
     columns = np.frombuffer(raw, "<f8").reshape(-1, scored)
-    return PositionScores(*columns, *[evaluate.EMPTY_SCORES] * (5 - len(columns)))
+    return PositionScores(*columns, *[evaluate.EMPTY_SCORES] * (N_COLUMNS - len(columns)))
 
 
 def _format_estimate(scores: PositionScores) -> str:

@@ -32,7 +32,7 @@ from llmcli.workflows.evaluation.text import EvaluationText, prepare_side
 from quant.certificate.certificate import AnswerMetrics, SpeedComparison
 from quant.evaluation import evaluate
 from quant.evaluation.base_logits import load_base_logits
-from quant.json_dataclasses import encode_value, parse_json
+from quant.json_dataclasses import encode_value, read_json
 from quant.quantize import write
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from quant.quantize.plan import Plan
     from quant.source.source import Source
 
-MAX_RECORD_CHARACTERS = 1 << 20  # longest JSON text of a saved result that is read
+MAX_RECORD_BYTES = 1 << 20  # longest JSON text of a saved result that is read
 POSITION_BYTES = 2700  # bytes of the base logits of one position, for the forecast
 
 
@@ -367,11 +367,7 @@ def _load_result(request: ParetoRequest, name: str, folder: Path) -> ParetoPoint
     is no result, if it belongs to another plan, or if its model file should be kept but is missing.
     """
     try:
-        point = parse_json(
-            ParetoPoint,
-            _result_path(request, name, folder).read_text(encoding="utf-8"),
-            MAX_RECORD_CHARACTERS,
-        )
+        point = read_json(ParetoPoint, _result_path(request, name, folder), MAX_RECORD_BYTES)
     except (OSError, ValueError):
         return None
     plan = request.plans[name]

@@ -132,7 +132,7 @@ def test_an_invalid_name_raises_an_error(name: str, home: Path) -> None:
         (
             3,
             '{"parent": 1, "question": 5, "answer": "y"}',
-            "line 3 is damaged: question and answer",
+            "line 3 is damaged: it is not a turn: question is not of type str",
         ),
         (3, "", "line 3 is damaged: it is not JSON"),
     ],

@@ -64,6 +64,8 @@ def test_a_damaged_profile_is_a_warning(
     profile_file.write_text("{")
     done = run(llmcli, stories_gguf, "--json", "-t", "1")
     assert "profile" not in json.loads(done.out)
-    assert [line for line in done.err.splitlines() if "profile" in line] == [
-        f"warning: the profile {profile_file} cannot be read and is ignored (it is not valid JSON); bench tune rewrites it"
-    ]
+    (line,) = [line for line in done.err.splitlines() if "profile" in line]
+    assert line.startswith(
+        f"warning: the profile {profile_file} cannot be read and is ignored (it is not JSON: "
+    )
+    assert line.endswith("; bench tune rewrites it")

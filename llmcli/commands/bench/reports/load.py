@@ -11,7 +11,7 @@ from llmcli.bench.load.slo import Slo
 from llmcli.bench.plots import load
 from llmcli.charts.chart import Chart, Table
 from llmcli.commands.options.report import ReportSettings, show_report
-from llmcli.ui import escape_controls, write_now
+from llmcli.ui import escape_controls, escape_json_controls, write_now
 
 if TYPE_CHECKING:
     from llmcli.bench.load.ab_comparison import MetricRatio, ServerComparison
@@ -38,10 +38,8 @@ def print_results(
     elif output_format == "json":
         ui.result(build_document(result, search))
     else:
-        write_now(
-            sys.stdout,
-            escape_controls(output.format_rows(result_rows(result), output_format)) + "\n",
-        )
+        escape = escape_json_controls if output_format == "jsonl" else escape_controls
+        write_now(sys.stdout, escape(output.format_rows(result_rows(result), output_format)) + "\n")
     show_report(
         lambda: build_page(result, slo, search),
         lambda: build_charts(result, slo, search),
