@@ -191,10 +191,12 @@ class LLGuidanceCompiler:
         opened = check_schema(text, is_strict, closes=False)
         if self._refusal(opened.text) is None:
             return opened
-        relaxed = None if is_strict else relax_schema(checked, self._refusal)
-        if relaxed is None or self._refusal(relaxed.text) is not None:
-            raise self._find_refused(check_schema(text, is_strict))
-        return relaxed
+        if not is_strict:
+            for is_lenient in (False, True):
+                relaxed = relax_schema(check_schema(text, is_lenient=is_lenient), self._refusal)
+                if relaxed is not None and self._refusal(relaxed.text) is None:
+                    return relaxed
+        raise self._find_refused(checked)
 
     def _refusal(self, text: str) -> str | None:
         """Return the reason for which llguidance refuses a schema, or None if it accepts it."""

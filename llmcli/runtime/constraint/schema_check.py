@@ -73,16 +73,52 @@ class CheckedSchema:
                 yield path, text
 
 
-def check_schema(text: str, is_strict: bool = False, closes: bool = True) -> CheckedSchema:
+def check_schema(
+    text: str, is_strict: bool = False, closes: bool = True, is_lenient: bool = False
+) -> CheckedSchema:
     """Parse, check and rewrite the JSON schema `text`.
 
     `is_strict`: refuse a schema of which something cannot be enforced. `closes`: close objects that
-    list properties and say nothing of additional ones.
+    list properties and say nothing of additional ones. `is_lenient`: alternatives do not exclude
+    one another, and nothing is negated; this is also done where a schema that is not strict would
+    otherwise exclude every document.
 
     Raises UserError when the text is not JSON, when the schema is invalid, too large or too costly
     to compile, and with `is_strict` when a keyword cannot be enforced. The message contains the
     keywords and their paths.
     """
+    document = _read_document(text)
+    rewriter = SchemaRewriter(document, closes, is_lenient)
+    rewritten, is_empty = _rewrite(rewriter)
+    if is_empty and not is_strict and not is_lenient:
+        rewriter = SchemaRewriter(document, closes, is_lenient=True)
+        rewritten, is_empty = _rewrite(rewriter)
+    schemas, origins = _list_schemas(rewritten, rewriter.origins)
+    if is_empty:
+        paths = sorted(schemas, key=lambda path: -path.count("/"))
+        is_unsatisfiable = rewriter.prover.is_empty
+        path = next((one for one in paths if schemas[one] and is_unsatisfiable(schemas[one])), "#")
+        raise UserError(
+            f"no document satisfies the schema: it excludes every value at {origins[path]}",
+            hint="two of its keywords contradict each other there",
+        )
+    errors = [*rewriter.errors]
+    cycle_path = _find_cycle(schemas)
+    if cycle_path is not None:
+        errors.append(f"$ref at {origins[cycle_path]} (it refers back to itself)")
+    not_enforced = tuple(rewriter.notes)
+    problems = [*errors, *not_enforced] if is_strict else errors
+    if problems:
+        raise UserError(
+            f"the schema cannot be enforced: {join_problems(problems)}", hint="leave that out"
+        )
+    result = CheckedSchema(rewritten, schemas, origins, count_cost(schemas), not_enforced)
+    result.cost.check()
+    return result
+
+
+def _read_document(text: str) -> SchemaDocument:
+    """Return the parsed schema. Raises UserError when it is no JSON object, nor true."""
     root = _parse(text)
     if isinstance(root, bool):
         if not root:
@@ -95,32 +131,19 @@ def check_schema(text: str, is_strict: bool = False, closes: bool = True) -> Che
             f"the schema is {type_name(root)}",
             hint='a JSON schema is an object: {"type": "object", …}',
         )
-    rewriter = SchemaRewriter(SchemaDocument(root), closes)
+    return SchemaDocument(root)
+
+
+def _rewrite(rewriter: SchemaRewriter) -> tuple[dict[str, Any], bool]:
+    """Return the rewritten schema, and whether it certainly excludes every document."""
     try:
         rewritten = rewriter.rewrite_root()
+        return rewritten, not rewriter.errors and rewriter.prover.is_empty(rewritten)
     except (TooLarge, RecursionError):
         raise UserError(
             "the schema is too large with its references and alternatives",
             hint="use a smaller schema",
         ) from None
-    schemas, origins = _list_schemas(rewritten, rewriter.origins)
-    errors = [*rewriter.errors]
-    cycle_path = _find_cycle(schemas)
-    if cycle_path is not None:
-        errors.append(f"$ref at {origins[cycle_path]} (it refers back to itself)")
-    elif not errors and rewriter.prover.is_empty(rewritten):
-        raise UserError(
-            "the schema excludes every document", hint="two of its parts contradict each other"
-        )
-    not_enforced = tuple(rewriter.notes)
-    problems = [*errors, *not_enforced] if is_strict else errors
-    if problems:
-        raise UserError(
-            f"the schema cannot be enforced: {join_problems(problems)}", hint="leave that out"
-        )
-    result = CheckedSchema(rewritten, schemas, origins, count_cost(schemas), not_enforced)
-    result.cost.check()
-    return result
 
 
 def join_problems(problems: Sequence[str]) -> str:

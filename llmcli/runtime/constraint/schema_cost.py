@@ -92,7 +92,8 @@ def count_cost(schemas: Mapping[str, Any]) -> SchemaCost:
     for path, schema in schemas.items():
         if not isinstance(schema, dict):
             continue
-        chains[path], steps[path] = _count_final_optional(schema), _count_remainders(schema)
+        chains[path] = _count_final_optional(schema)
+        steps[path] = count_remainders(schema["multipleOf"]) if "multipleOf" in schema else 1
         for name, count in _count_keywords(path, schema):
             counts[name] = (
                 max(counts[name], count) if name in MAXIMUM_COUNTS else counts[name] + count
@@ -146,13 +147,10 @@ def _count_final_optional(schema: dict[str, Any]) -> int:
     )
 
 
-def _count_remainders(schema: dict[str, Any]) -> int:
-    """Return how many remainders the grammar of a schema's multipleOf distinguishes: the divisor's
-    significant digits as an integer, so 25 for 0.25. Return 1 without multipleOf.
+def count_remainders(step: float) -> int:
+    """Return how many remainders the grammar of multipleOf distinguishes: the divisor's significant
+    digits as an integer, so 25 for 0.25.
     """
-    step = schema.get("multipleOf")
-    if not isinstance(step, int | float):
-        return 1
     return max(1, int("".join(map(str, Decimal(repr(step)).normalize().as_tuple().digits))))
 
 

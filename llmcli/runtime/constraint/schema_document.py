@@ -1,5 +1,6 @@
 """A JSON schema as a document: the location of each schema in it, and what its references mean."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
@@ -7,7 +8,34 @@ from urllib.parse import unquote, urldefrag, urljoin
 # The way from the root of a document to a value in it: names of properties, and list indices.
 Location = tuple[str, ...]
 
-# Keywords whose value is not a schema, although it may look like one.
+# Keywords whose value is a schema, an object of schemas, or no schema although it may look like one.
+# A list of schemas may stand under any other keyword.
+SCHEMA_KEYS = frozenset(
+    {
+        "additionalItems",
+        "additionalProperties",
+        "contains",
+        "contentSchema",
+        "else",
+        "if",
+        "items",
+        "not",
+        "propertyNames",
+        "then",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    }
+)
+TABLE_KEYS = frozenset(
+    {
+        "$defs",
+        "definitions",
+        "dependencies",
+        "dependentSchemas",
+        "patternProperties",
+        "properties",
+    }
+)
 DATA_KEYS = ("const", "enum", "default", "examples", "example")
 # Where OpenAPI, Swagger and JSON Schema keep schemas with names.
 NAMED_SCHEMA_LOCATIONS: tuple[Location, ...] = (
@@ -15,6 +43,7 @@ NAMED_SCHEMA_LOCATIONS: tuple[Location, ...] = (
     ("definitions",),
     ("components", "schemas"),
 )
+OLD_DRAFT = re.compile("json-schema.org/draft-0[3-7]/")
 NO_BASE = "document:///"  # the base address of a schema without $id
 
 
@@ -23,7 +52,12 @@ class SchemaDocument:
 
     def __init__(self, root: Any) -> None:
         self.root = root
+        # until draft 7, nothing beside a $ref counts
+        self._ignores_siblings = isinstance(root, dict) and OLD_DRAFT.search(
+            str(root.get("$schema"))
+        )
         self._resources: dict[str, Location] = {}  # by address, without the fragment
+        self._bases: dict[Location, str] = {}  # the addresses by location
         self._anchors: dict[tuple[str, str], Location] = {}  # by address and name
         self._dynamic_anchors: dict[str, list[Location]] = {}  # by name
         self._index(root, (), NO_BASE)
@@ -55,15 +89,14 @@ class SchemaDocument:
             if spelling.startswith("/"):
                 target = self._follow_pointer(resource, spelling[1:])
             else:
-                target = self._anchors.get((self._base((*resource, "")), spelling))
+                target = self._anchors.get((self._base(resource), spelling))
             if target is not None:
                 return target
         return None
 
     def resolve_dynamic(self, reference: str, location: Location) -> Location | None:
         """Return the location that a $dynamicRef means, or None if that depends on the way to it."""
-        name = reference.removeprefix("#")
-        locations = self._dynamic_anchors.get(name, [])
+        locations = self._dynamic_anchors.get(reference.partition("#")[2], [])
         if len(locations) > 1 or (locations and not reference.startswith("#")):
             return None
         return locations[0] if locations else self.resolve(reference, location)
@@ -73,46 +106,50 @@ class SchemaDocument:
         """Whether a schema has $recursiveAnchor, which changes what $recursiveRef means."""
         return any(value.get("$recursiveAnchor") is True for _, value in _objects(self.root, ()))
 
-    def _index(self, value: Any, location: Location, base: str) -> None:
-        """Record the identifiers in `value` and in the values inside it. `base`: the address that
+    def _index(self, schema: Any, location: Location, base: str) -> None:
+        """Record the identifiers of a schema and of the schemas inside it. `base`: the address that
         identifiers are relative to.
         """
-        if isinstance(value, list):
-            for number, inner in enumerate(value):
-                self._index(inner, (*location, str(number)), base)
-        if not isinstance(value, dict):
+        if not isinstance(schema, dict):
             return
-        for identifier in _identifiers(value):
+        for identifier in self._identifiers(schema):
             address, fragment = urldefrag(identifier)
             if address:
                 base = _join(base, address)
+                self._bases[location] = base
                 self._resources.setdefault(base, location)
             if fragment:
                 self._anchors.setdefault((base, fragment), location)
         for key in ("$anchor", "$dynamicAnchor"):
-            if isinstance(name := value.get(key), str):
+            if isinstance(name := schema.get(key), str):
                 self._anchors.setdefault((base, name), location)
                 if key == "$dynamicAnchor":
                     self._dynamic_anchors.setdefault(name, []).append(location)
-        for key, inner in value.items():
-            if key not in DATA_KEYS:
-                self._index(inner, (*location, key), base)
+        for key, inner in schema.items():
+            if key in TABLE_KEYS and isinstance(inner, dict):
+                for name, schema_of_name in inner.items():
+                    self._index(schema_of_name, (*location, key, name), base)
+            elif key == "components" and isinstance(inner, dict):
+                self._index({"$defs": inner.get("schemas")}, (*location, key), base)
+            elif key not in DATA_KEYS:
+                for number, entry in enumerate(inner if isinstance(inner, list) else ()):
+                    self._index(entry, (*location, key, str(number)), base)
+                if key in SCHEMA_KEYS:
+                    self._index(inner, (*location, key), base)
+
+    def _identifiers(self, schema: dict[str, Any]) -> Iterator[str]:
+        """Yield the $id of a schema, and the `id` of draft 4."""
+        if self._ignores_siblings and "$ref" in schema:
+            return
+        for key in ("$id", "id"):
+            if isinstance(value := schema.get(key), str):
+                yield value
 
     def _base(self, location: Location) -> str:
         """Return the address that references at a location are relative to."""
-        base, value = NO_BASE, self.root
-        for key in (*location, None):
-            if isinstance(value, dict):
-                for identifier in _identifiers(value):
-                    if address := urldefrag(identifier)[0]:
-                        base = _join(base, address)
-            if key is None or not isinstance(value, (dict, list)):
-                break
-            if isinstance(value, list):
-                value = value[int(key)] if key.isdecimal() and int(key) < len(value) else None
-            else:
-                value = value.get(key)
-        return base
+        ends = range(len(location), -1, -1)
+        bases = (self._bases[location[:end]] for end in ends if location[:end] in self._bases)
+        return next(bases, NO_BASE)
 
     def _follow_pointer(self, start: Location, pointer: str) -> Location | None:
         """Return the location that a JSON pointer without its first slash means, or None. A name that
@@ -158,13 +195,6 @@ class SchemaDocument:
 def format_location(location: Location) -> str:
     """Return a location as a JSON pointer such as #/items."""
     return "/".join(["#", *(key.replace("~", "~0").replace("/", "~1") for key in location)])
-
-
-def _identifiers(schema: dict[str, Any]) -> Iterator[str]:
-    """Yield the $id of a schema, and the `id` of draft 4."""
-    for key in ("$id", "id"):
-        if isinstance(value := schema.get(key), str):
-            yield value
 
 
 def _join(base: str, address: str) -> str:

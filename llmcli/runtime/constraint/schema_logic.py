@@ -160,7 +160,7 @@ def write_negation(writer: SchemaWriter, value: Any) -> None:
 
 def _negate(writer: SchemaWriter, draft: SchemaDraft) -> Any:
     """Return the opposite of a schema, or None if it cannot be said."""
-    if not writer.rewriter.finish_exactly(draft):
+    if writer.rewriter.is_lenient or not writer.rewriter.finish_exactly(draft):
         return None
     try:
         return writer.rewriter.negator.negate(draft.schema)
@@ -197,15 +197,20 @@ def resolve_exclusive(writer: SchemaWriter) -> None:
     for alternatives in writer.alternatives:
         if not alternatives.is_exclusive or len(alternatives.branches) < 2:
             continue
-        if len(alternatives.branches) > MAX_EXCLUSIVE and not _are_constants(alternatives):
-            writer.note("oneOf", f"more than {MAX_EXCLUSIVE} alternatives")
+        if _are_constants(alternatives.branches):
             continue
         exact = [
             rewriter.write_exactly(rewriter.document.value(location), location)
             for location in alternatives.locations
         ]
+        if rewriter.prover.are_distinct([draft.schema for draft in exact]):
+            continue
+        if len(alternatives.branches) > MAX_EXCLUSIVE:
+            writer.note("oneOf", f"more than {MAX_EXCLUSIVE} alternatives")
+            continue
+        base = {key: value for key, value in writer.result.items() if key != "anyOf"}
         excluding = [
-            _exclude_others(writer, number, branch, exact)
+            _exclude_others(writer, number, branch, exact, base)
             for number, branch in enumerate(alternatives.branches)
         ]
         if any(branch is None for branch in excluding):
@@ -214,20 +219,23 @@ def resolve_exclusive(writer: SchemaWriter) -> None:
             alternatives.branches[:] = excluding
 
 
-def _are_constants(alternatives: SchemaAlternatives) -> bool:
-    """Return whether all alternatives are constants, so that comparing them is cheap."""
-    return all(isinstance(branch, dict) and "const" in branch for branch in alternatives.branches)
+def _are_constants(branches: list[Any]) -> bool:
+    """Return whether all alternatives are constant texts that differ."""
+    constants = [branch.get("const") for branch in branches if isinstance(branch, dict)]
+    texts = {constant for constant in constants if isinstance(constant, str)}
+    return len(texts) == len(branches)
 
 
 def _exclude_others(
-    writer: SchemaWriter, number: int, branch: Any, exact: list[SchemaDraft]
+    writer: SchemaWriter, number: int, branch: Any, exact: list[SchemaDraft], base: Any
 ) -> Any:
     """Return an alternative of oneOf so that no other one holds with it, or None if that cannot be
-    said. `exact`: the alternatives as they are in the document.
+    said. `exact`: the alternatives as they are in the document. `base`: what holds with each of
+    them.
     """
     prover, conjuncts = writer.rewriter.prover, [branch]
     for index, other in enumerate(exact):
-        if index == number or prover.are_disjoint(branch, other.schema):
+        if index == number or prover.are_disjoint({"allOf": [branch, base]}, other.schema):
             continue
         opposite = _negate(writer, other)
         if opposite is None:
@@ -236,7 +244,7 @@ def _exclude_others(
     if len(conjuncts) == 1:
         return branch
     result = {"allOf": conjuncts}
-    return None if prover.is_empty(result) else result
+    return None if prover.is_empty({"allOf": [result, base]}) else result
 
 
 KEYWORDS: Mapping[str, Callable[[SchemaWriter, Any], None]] = {

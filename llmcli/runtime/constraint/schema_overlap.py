@@ -114,6 +114,33 @@ class OverlapProver:
         common = intersect_types(left.types, right.types)
         return all(self._are_disjoint_on(name, left, right, levels - 1) for name in common)
 
+    def are_distinct(self, schemas: list[Any]) -> bool:
+        """Return whether each schema requires the same property with other constants, as in a
+        union with a discriminator. This looks at each schema once.
+        """
+        conjunctions = [self._flatten(schema, MAX_LEVELS) for schema in schemas]
+        names = frozenset.intersection(*(parts.required for parts in conjunctions))
+        return any(self._have_distinct_constants(conjunctions, name) for name in names)
+
+    def _have_distinct_constants(self, conjunctions: list[Conjunction], name: str) -> bool:
+        """Return whether the constants of a property differ between all schemas."""
+        seen = set[str]()
+        for parts in conjunctions:
+            constants = next(
+                (
+                    values
+                    for schema in parts.property_schemas(name)
+                    if (values := self._flatten(schema, MAX_LEVELS).values()) is not None
+                ),
+                None,
+            )
+            if constants is None or not all(isinstance(value, str) for value in constants):
+                return False
+            if not seen.isdisjoint(constants):
+                return False
+            seen.update(constants)
+        return True
+
     def is_empty(self, schema: Any) -> bool:
         """Return whether it is proved that no value satisfies the schema."""
         return self.are_disjoint(schema, schema)

@@ -65,9 +65,13 @@ class SchemaRewriter:
     - `origins`: the location of each rewritten object in the document, by the id of the object.
     """
 
-    def __init__(self, document: SchemaDocument, closes: bool = True) -> None:
-        """`closes`: whether schemas that list properties are closed."""
-        self.document, self._closes = document, closes
+    def __init__(
+        self, document: SchemaDocument, closes: bool = True, is_lenient: bool = False
+    ) -> None:
+        """`closes`: whether schemas that list properties are closed. `is_lenient`: alternatives do
+        not exclude one another, and nothing is negated.
+        """
+        self.document, self._closes, self.is_lenient = document, closes, is_lenient
         self.facts = FactCollector(document)
         self.prover, self.negator = OverlapProver(self.look_up), Negator(self.look_up)
         self.notes: dict[str, None] = {}

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from llmcli.runtime.constraint.schema_cost import MAX_COUNTS, count_remainders
 from llmcli.runtime.constraint.schema_facts import TYPES, value_type
 from llmcli.runtime.constraint.schema_formats import (
     FREE_FORMATS,
@@ -126,10 +127,12 @@ def _nearest_float(value: float, upwards: bool) -> float:
 
 def write_multiple(writer: SchemaWriter, value: Any) -> None:
     """Write `multipleOf`."""
-    if _is_number(value):
-        writer.add({"multipleOf": value})
-    else:
+    if not _is_number(value):
         writer.refuse("multipleOf", value)
+    elif count_remainders(value) > MAX_COUNTS["steps"]:
+        writer.note("multipleOf", "it has too many digits")
+    else:
+        writer.add({"multipleOf": value})
 
 
 def write_count(writer: SchemaWriter, key: str, value: Any) -> None:

@@ -39,6 +39,7 @@ class Rewriter(Protocol):
     facts: FactCollector
     prover: OverlapProver
     negator: Negator
+    is_lenient: bool  # nothing is negated
 
     def rewrite(self, schema: Any, location: Location, scope: Scope) -> Any:
         """Return the schema at a location in the normal form."""
