@@ -1,6 +1,8 @@
 """Rewrite the keywords of JSON Schema for objects and arrays."""
 
 import itertools
+import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +11,7 @@ from llmcli.runtime.constraint.schema_formats import STRING_FORMATS
 from llmcli.runtime.constraint.schema_patterns import UnsupportedPattern, translate_pattern
 from llmcli.runtime.constraint.schema_writer import EXACT, SchemaWriter
 
+MAX_UNIQUE = 4  # of how many constants all orders are listed
 MAX_CHOICES = 24  # maximum number of alternatives that a count of properties becomes
 UUID = STRING_FORMATS["guid"].keywords["pattern"]
 
@@ -165,17 +168,51 @@ def write_prefix_items(writer: SchemaWriter, value: Any) -> None:
 
 
 def write_unique_items(writer: SchemaWriter, value: Any) -> None:
-    """Write `uniqueItems`, which needs nothing where there is at most one element."""
+    """Write `uniqueItems`, if there is at most one element, or if the elements are a few constants
+    whose orders can be listed.
+    """
     if not isinstance(value, bool):
         writer.refuse("uniqueItems", value)
-    elif value and not _has_one_item(writer.schema):
+        return
+    low, high = writer.schema.get("minItems", 0), writer.schema.get("maxItems", math.inf)
+    if not value or not isinstance(high, (int, float)) or high <= 1:
+        return
+    constants = _item_constants(writer)
+    if constants is None or not isinstance(low, (int, float)):
         writer.note("uniqueItems")
+        return
+    lengths = range(math.ceil(low), int(min(high, len(constants))) + 1)
+    orders = [order for size in lengths for order in itertools.permutations(constants, size)]
+    writer.conjuncts.append(
+        {
+            "anyOf": [
+                {
+                    "type": "array",
+                    "prefixItems": [{"const": constant} for constant in order],
+                    "minItems": len(order),
+                    "maxItems": len(order),
+                }
+                for order in orders
+            ]
+        }
+    )
 
 
-def _has_one_item(schema: dict[str, Any]) -> bool:
-    """Return whether an array of this schema has at most one element."""
-    maximum = schema.get("maxItems")
-    return isinstance(maximum, (int, float)) and maximum <= 1
+def _item_constants(writer: SchemaWriter) -> list[Any] | None:
+    """Return the values that the elements of an array can have, if these are a few simple ones."""
+    if "items" not in writer.schema or "prefixItems" in writer.schema:
+        return None
+    items = writer.rewriter.write_exactly(writer.schema["items"], (*writer.location, "items"))
+    schema = items.schema
+    while isinstance(schema, dict) and schema.keys() == {"$ref"}:
+        schema = writer.rewriter.look_up(schema["$ref"])
+    if not isinstance(schema, dict) or not schema.keys() <= {"type", "enum"}:
+        return None
+    constants = schema.get("enum", [True, False] if schema.get("type") == "boolean" else [])
+    texts = {json.dumps(constant) for constant in constants}
+    is_simple = all(not isinstance(constant, (list, dict, float)) for constant in constants)
+    is_small = 0 < len(texts) == len(constants) <= MAX_UNIQUE
+    return constants if is_simple and is_small else None
 
 
 def write_contains(writer: SchemaWriter, value: Any) -> None:

@@ -33,6 +33,11 @@ FREE_FORMATS = frozenset(
         "unknown",
         "number",
         "integer",
+        # zod's checks of parts of a text, which come with a pattern
+        "includes",
+        "starts_with",
+        "ends_with",
+        "template_literal",
     ]
 )
 INTEGER_BOUNDS = {

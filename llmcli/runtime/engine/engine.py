@@ -72,15 +72,16 @@ class Engine:
         keeps_idle: bool = True,
         schedule: Schedule = SINGLE_CONVERSATION,
         prefill_reader: PrefillReader | None = None,
+        exact_rows: int = 1,
     ) -> None:
         """`native`: makes llama.cpp's sampler chains; None uses numpy. `keeps_idle`: whether the
         end of an idle slot can be evicted alone (see Ledger). `prefill_reader`: a second context
-        for prompts, or None.
+        for prompts, or None. `exact_rows`: see StrategyResources.
         """
         self.context, self.prefill_reader = context, prefill_reader
         self.ledger = Ledger(context, keeps_idle)
         self.scheduler = Scheduler(context, self.ledger, schedule)
-        self.resources = StrategyResources(vocabulary, native, self.ledger, speculation)
+        self.resources = StrategyResources(vocabulary, native, self.ledger, speculation, exact_rows)
         self._live: dict[int, Sequence] = {}
         self._answers: dict[int, Answer] = {}
         self._current_pass: ForwardPass | None = None  # the scheduled pass being computed

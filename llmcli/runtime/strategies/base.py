@@ -51,13 +51,15 @@ class StrategyResources:
     """The parts of the engine that a strategy uses. The same object serves all requests.
 
     `native` makes llama.cpp's sampler chains; with None, numpy samples instead. With `speculation`
-    None, no tokens are drafted.
+    None, no tokens are drafted. In a pass of at most `exact_rows` rows of an answer, every row has
+    bit for bit the logits that it would have in a pass by itself.
     """
 
     vocabulary: Vocabulary
     native: NativeChainFactory | None
     ledger: Ledger
     speculation: Speculation | None = None
+    exact_rows: int = 1
 
 
 class StrategyType(Protocol):

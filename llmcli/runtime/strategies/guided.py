@@ -19,6 +19,9 @@ from llmcli.runtime.strategies.plain import PlainStrategy
 from llmcli.types import Event, Finish
 
 
+MAX_TAIL = 64  # how many forced tokens are looked ahead for the end of the answer
+
+
 class GuidedStrategy(PlainStrategy):
     """Plain decoding, inside a grammar if the request has one. When the grammar is complete and
     allows no further text, the answer ends without another forward pass.
@@ -30,6 +33,7 @@ class GuidedStrategy(PlainStrategy):
         super().__init__(request, seed, resources)
         self.guided_chain = self.chain if isinstance(self.chain, GuidedChain) else None
         self.jump = request.grammar.constraint.jump if request.grammar else "off"
+        self.exact_rows = resources.exact_rows
         # The last token of an answer is never computed, so it needs no cell.
         self.max_tokens = resources.ledger.size + 1
         self.n_dropped = 0  # tokens that were dropped from the sequence so far
@@ -55,11 +59,7 @@ class GuidedStrategy(PlainStrategy):
             sequence.times[-1] = drawn
             events[0] = replace(events[0], token=drawn)
         while events and finish is None and len(sequence.tokens) < self.max_tokens:
-            forced, complete = guided_chain.forced_tokens(sequence.tokens, self.jump)
-            if complete:
-                return events, "stop"
-            if not forced:
-                break
+            forced, complete = self._forced_tokens(sequence, guided_chain)
             for token in forced:
                 event, finish = self._append_forced(sequence, token, guided_chain.pop_seconds()[0])
                 events.append(event)
@@ -67,7 +67,32 @@ class GuidedStrategy(PlainStrategy):
                     break
             # the matcher must read these tokens before any of them are dropped from a full context
             guided_chain.follow(sequence.tokens)
+            if complete and finish is None and len(sequence.tokens) < self.max_tokens:
+                return events, "stop"
+            if not forced or self.jump != "fast":
+                break
         return events, finish
+
+    def _forced_tokens(
+        self, sequence: Sequence, guided_chain: GuidedChain
+    ) -> tuple[list[int], bool]:
+        """Return the tokens that the grammar forces next, and whether they complete it.
+
+        The next pass computes them together. In the mode "lossless" they must not change the logits
+        of later tokens, so there are as many as such a pass may have, or all if no pass follows.
+        """
+        tokens = sequence.tokens
+        forced, complete = guided_chain.forced_tokens(tokens, self.jump)
+        if self.jump != "lossless" or complete:
+            return forced, complete
+        limit = self.exact_rows - 1
+        more = forced
+        while more and not complete and len(tokens) + len(forced) < self.max_tokens:
+            more, complete = guided_chain.forced_tokens([*tokens, *forced], self.jump)
+            if len(forced) > max(limit, MAX_TAIL):
+                break
+            forced = [*forced, *more]
+        return (forced, True) if complete else (forced[:limit], False)
 
     def on_context_shift(self, sequence: Sequence) -> None:
         """Tell the chain how many tokens were dropped, because it counts positions in the text. The

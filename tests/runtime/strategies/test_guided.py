@@ -34,7 +34,13 @@ def generate(
     with its events and its context.
     """
     context = FakeContext(reply=b"Well, let me see.", n_ctx=n_ctx)
-    engine = Engine(context, FakeModel(), None, more.pop("speculation", None))
+    engine = Engine(
+        context,
+        FakeModel(),
+        None,
+        more.pop("speculation", None),
+        exact_rows=more.pop("exact_rows", 64),
+    )
     sampling = default_sampling().with_values({"seed": seed, **more.pop("settings", {})})
     fields = {"strategy": "guided", "grammar": grammar, "logprobs": True, **more}
     one = engine.submit(Request(tuple(fields.pop("prompt", b"ask")), sampling, **fields))
@@ -70,6 +76,19 @@ def test_jump_mode_changes_the_number_of_passes_but_not_the_answer(
             assert passes[jump] == 1 + sum(not token.forced for token in answer.tokens[1:])
     assert len(results) == 1
     assert passes["lossless"] < passes["off"] * 0.6
+
+
+@pytest.mark.parametrize("exact_rows", [1, 2, 4])
+def test_lossless_jumps_need_passes_whose_rows_are_exact(exact_rows: int) -> None:
+    expected, _, plain = generate(schema(CALL, "off"), exact_rows=exact_rows)
+    answer, _, context = generate(schema(CALL, "lossless"), exact_rows=exact_rows)
+    assert answer.text == expected.text
+    assert max(context.batches[1:]) <= exact_rows
+    n_tail = len('metre"}') - 1  # of the unit, once its first letter is drawn
+    assert len(context.batches) <= len(plain.batches) / exact_rows + n_tail + exact_rows * 4
+    # the end of the answer needs no pass, so it is always inserted
+    assert answer.tokens[-1].forced
+    assert len(context.batches) < len(plain.batches)
 
 
 def test_answer_ends_without_a_pass_for_the_end_token() -> None:
