@@ -28,10 +28,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 STORIES = ROOT / "tests" / "data" / "stories260K"
 CLIENT = """
-from llmcli.catalog.hub import download, range_reader
-from llmcli.catalog.sources import hub
-for module in (download, range_reader, hub):
-    module.TIMEOUT_SECONDS = {patience}
+from llmcli.catalog.hub import exchange
+exchange.TIMEOUT_SECONDS = {patience}
 from llmcli.app import main
 main()
 """

@@ -18,7 +18,13 @@ from llmcli.atomic_files import AtomicWriter
 from llmcli.catalog.disk_space import require_free_space
 from llmcli.catalog.hub import cache
 from llmcli.catalog.hub.choose_files import HubFile
-from llmcli.catalog.hub.exchange import HubReply, HubUnreachable, ProgressClock, open_reply
+from llmcli.catalog.hub.exchange import (
+    COMPLETE_STATUSES,
+    HubReply,
+    HubUnreachable,
+    ProgressClock,
+    open_reply,
+)
 from llmcli.catalog.hub.headers import hub_headers
 from llmcli.catalog.hub.retry import resume_transfer
 from llmcli.catalog.spec import Spec
@@ -143,7 +149,7 @@ def _transfer(
             if range_header and reply.status == 416:  # this host cannot continue the file
                 may_resume = False
                 return
-            reply.require_status(200, *[206] * bool(range_header))
+            reply.require_status(*COMPLETE_STATUSES, *[206] * bool(range_header))
             start = file.position if reply.status == 206 else 0
             _check_announced_part(reply, start, file.size, name)
             if start != file.position:

@@ -1,5 +1,6 @@
 """Converts errors of the hub and of the network to UserErrors with one line of text and a hint."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
@@ -47,9 +48,12 @@ def explain_error(spec: Spec, config: Config) -> Iterator[None]:
             hint="correct HF_ENDPOINT, or unset it",
         ) from None
     except OSError as error:
+        is_forbidden = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
         raise UserError(
             f"cannot write to {config.hub_cache}: {error.strerror or error}",
-            hint="free disk space, or set HF_HOME to another disk",
+            hint="add --offline to use what is there, or set HF_HOME to a folder that you can write"
+            if is_forbidden
+            else "free disk space, or set HF_HOME to another disk",
         ) from None
 
 

@@ -27,6 +27,8 @@ MAX_REDIRECTS = 5
 MAX_WAITING_CHUNKS = 16  # that were received and not yet used; a chunk has at most 64 KiB
 # Bytes of the body of a redirect or a refusal that are read so that the connection can be reused.
 DRAINED_BYTES = 1 << 14
+# Statuses of a complete body; 203 is that of a proxy.
+COMPLETE_STATUSES = (200, 203)
 RETRY_HINT = "try again later; downloaded data is kept, and the download resumes"
 
 
@@ -54,29 +56,32 @@ class RefusedRequest(Exception):
 
 
 class ProgressClock:
-    """Limits the time without progress. Progress means that `nbytes` bytes have arrived; then the
-    `seconds` begin again. Several requests of one transfer share a clock.
+    """Limits the time that is waited without progress. Progress means that `nbytes` bytes have
+    arrived; then the `seconds` begin again. Several requests of one transfer share a clock.
+
+    Only waits are counted, each with at most its own limit, so that a process which was stopped for
+    a while can go on.
     """
 
     def __init__(self, seconds: float | None = None, nbytes: int | None = None) -> None:
         self.seconds = PROGRESS_SECONDS if seconds is None else seconds
         self.nbytes = PROGRESS_BYTES if nbytes is None else nbytes
-        self.started_at, self.received = time.monotonic(), 0
+        self.waited, self.received = 0.0, 0  # seconds and bytes since the last progress
 
-    def add(self, nbytes: int) -> None:
+    def add_bytes(self, nbytes: int) -> None:
         """Count bytes that have arrived."""
         self.received += nbytes
         if self.received >= self.nbytes:
-            self.started_at, self.received = time.monotonic(), 0
+            self.waited, self.received = 0.0, 0
 
-    def exclude(self, seconds: float) -> None:
-        """Do not count a pause of the last `seconds` seconds."""
-        self.started_at += seconds
+    def add_wait(self, seconds: float) -> None:
+        """Count the time of a wait."""
+        self.waited += seconds
 
     @property
     def seconds_left(self) -> float:
         """The time that remains for progress; 0 if it is over."""
-        return max(0.0, self.started_at + self.seconds - time.monotonic())
+        return max(0.0, self.seconds - self.waited)
 
     def require_time(self, host: str) -> None:
         """Raise HubUnreachable if the time for progress is over. `host`: what was waited for."""
@@ -117,7 +122,7 @@ class HubReply:
                 hint="check HF_ENDPOINT and the proxy settings",
             )
         while chunk := self._receiver.wait_for_item(TIMEOUT_SECONDS, self._clock, self.host):
-            self._clock.add(len(chunk))
+            self._clock.add_bytes(len(chunk))
             yield chunk
 
 
@@ -143,12 +148,12 @@ def open_reply(
 def read_document(
     url: str, headers: Mapping[str, str], clock: ProgressClock, max_bytes: int
 ) -> bytes:
-    """Return the body of a response with status 200. Raises as `open_reply` and `HubReply.chunks` do,
+    """Return the body of a complete response. Raises as `open_reply` and `HubReply.chunks` do,
     RefusedRequest for another status, and HubUnreachable if the body has more than `max_bytes`
     bytes.
     """
     with open_reply(url, headers, clock) as reply:
-        reply.require_status(200)
+        reply.require_status(*COMPLETE_STATUSES)
         body = bytearray()
         for chunk in reply.chunks():
             body += chunk
@@ -201,13 +206,12 @@ class _Receiver(threading.Thread):
         """
         import httpx2
 
-        clock.require_time(host)
+        limit, started = min(seconds, clock.seconds_left), time.monotonic()
         with self._changed:
-            has_item = self._changed.wait_for(
-                lambda: bool(self._items), min(seconds, clock.seconds_left)
-            )
+            has_item = self._changed.wait_for(lambda: bool(self._items), limit)
             item = self._items.popleft() if has_item else None
             self._changed.notify_all()
+        clock.add_wait(min(limit, time.monotonic() - started))
         if not has_item:
             clock.require_time(host)
             raise httpx2.ReadTimeout(f"no byte in {seconds:g} seconds")

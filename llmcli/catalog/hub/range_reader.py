@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from llmcli.catalog.hub.content_check import ContentCheck, WaitingBytes
 from llmcli.catalog.hub.error_messages import explain_error
-from llmcli.catalog.hub.exchange import HubReply, ProgressClock, open_reply
+from llmcli.catalog.hub.exchange import COMPLETE_STATUSES, HubReply, ProgressClock, open_reply
 from llmcli.catalog.hub.headers import hub_headers
 from llmcli.catalog.hub.retry import (
     FIRST_PAUSE_SECONDS,
@@ -202,7 +202,7 @@ class RemoteFile:
         """
         import httpx2
 
-        if reply.status in (200, 416):
+        if reply.status in (*COMPLETE_STATUSES, 416):
             raise RangesUnsupported(
                 f"{reply.host} does not send parts of {self.path.name} (status {reply.status})",
                 hint="add --keep-source: it downloads the whole checkpoint first",

@@ -35,6 +35,7 @@ def with_retries(request: Callable[[], Response], clock: ProgressClock) -> Respo
             if is_final or attempt == MAX_TRIES - 1 or clock.seconds_left < pause:
                 raise
         time.sleep(pause)
+        clock.add_wait(pause)
     raise AssertionError
 
 
@@ -83,5 +84,9 @@ def resume_transfer(
                 hint="run the same command again after that time: it resumes",
             )
         report_break(pause)
-        time.sleep(pause or (min(2 ** (failures - 1), 8) if failures else 0))
-        clock.exclude(pause)
+        if pause:
+            time.sleep(pause)  # the server has asked for it, so it does not count as a wait
+        elif failures:
+            backoff = min(2 ** (failures - 1), 8)
+            time.sleep(backoff)
+            clock.add_wait(backoff)

@@ -326,6 +326,18 @@ def test_a_commit_that_cannot_be_recorded_is_noted(gguf_hub, gguf, notes, monkey
     assert any(f"will be found only as commit {commit}" in line for line in notes.lines)
 
 
+def test_a_cache_that_cannot_be_written_has_a_hint(gguf_hub, gguf, notes, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    fetch.fetch_model(REPO, load_config(), notes)
+    gguf_hub.add(REPO, {"tiny-Q4_K_M.gguf": gguf, "new": b""})
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    with pytest.raises(UserError, match="Read-only file system") as raised:
+        fetch.fetch_model(REPO, load_config(), notes, force=True)
+    assert "--offline" in raised.value.hint
+
+
 def test_a_download_marks_the_cache_for_backup_programs(gguf_hub, notes):
     fetch.fetch_model(REPO, load_config(), notes)
     tag = load_config().hub_cache / "CACHEDIR.TAG"
