@@ -4,7 +4,6 @@ The files of the model are either downloaded into the Hugging Face cache (catalo
 or stay on the hub and are read in parts (catalog/hub/range_reader.py).
 """
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,8 +24,10 @@ from llmcli.catalog.store import VerifiedFile, hash_file
 from llmcli.config import Config, disable_hub_telemetry
 from llmcli.errors import UserError
 from llmcli.types import ProgressDisplay
+from quant.json_dataclasses import decode_value, parse_object, read_file
 
 REVISION_PATTERN = re.compile(r"(?!.*\.\.)[\w][\w./-]*")
+MAX_INDEX_BYTES = 1 << 25  # maximum size of the index of a checkpoint
 
 
 class HubSource:
@@ -217,8 +218,10 @@ def _missing_shard(snapshot: Path, choice: ChosenFiles) -> str:
     names = {blob.name for blob in choice.files}
     for index in (snapshot / name for name in names if name.endswith(".index.json")):
         try:
-            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            document = parse_object(read_file(index, MAX_INDEX_BYTES), MAX_INDEX_BYTES)
+            weight_map = decode_value(dict[str, str], document.get("weight_map"), "weight_map")
+            shards = set(weight_map.values())
+        except (OSError, ValueError):
             continue  # the error will be reported when the weights are read
         if missing := sorted(str(shard) for shard in shards - names):
             return missing[0]
