@@ -451,6 +451,7 @@ def test_a_gguf_on_the_hub_is_planned_from_its_header(
     """The header is longer than the first range that is read. Only the header is downloaded, and no
     file is saved.
     """
+    from llmcli.catalog.hub.content_check import BLOCK_BYTES
     from tests.quant import tiny_gguf
 
     monkeypatch.setattr(header_only, "FIRST_HEADER_BYTES", 2048)
@@ -459,7 +460,7 @@ def test_a_gguf_on_the_hub_is_planned_from_its_header(
     done = llmcli("plan", "org/big:Q8_0", "--json")
     assert stable_fields(done) == stable_fields(llmcli("plan", str(file), "--json"))
     (first_range, *next_ranges) = [str(byte_range) for byte_range in hub.gets("big-Q8_0.gguf")]
-    assert first_range == "bytes=0-2047"
+    assert first_range == f"bytes=0-{BLOCK_BYTES - 1}"
     assert next_ranges
     last_byte = max(
         int(byte_range.rpartition("-")[2]) for byte_range in (first_range, *next_ranges)
