@@ -19,12 +19,14 @@ from llmcli.model_loader.rehearsal.verdicts import COMPUTING, FORMATTING, LOADIN
 @dataclass(frozen=True, slots=True)
 class ChildRequest:
     """What the process has to do. `computes`: whether to load the weights and compute tokens.
-    `template`: the chat template of the file, or "".
+    `latent`: whether the model has latent attention. `template`: the chat template of the file, or
+    "".
     """
 
     path: str
     computes: bool
     threads: int
+    latent: bool
     data_bytes: int
     cpu_seconds: int
     template: str = ""
@@ -50,14 +52,15 @@ def main() -> NoReturn:
 
 def _rehearse(request: ChildRequest) -> None:
     """Run the stages. Raises UserError if llama.cpp refuses the file."""
-    from llmcli.runtime.binding import rehearsal
+    from llmcli.runtime.binding import library, rehearsal
 
+    library.load_alone()
     path = Path(request.path)
     _print(LOADING)
-    bos, eos = rehearsal.rehearse_layout(path, request.threads)
+    bos, eos = rehearsal.rehearse_layout(path, request.threads, latent=request.latent)
     if request.computes:
         _print(COMPUTING)
-        rehearsal.rehearse_pass(path, request.threads)
+        rehearsal.rehearse_pass(path, request.threads, latent=request.latent)
     if request.template:
         _print(FORMATTING)
         _format_probes(request.template, bos, eos)

@@ -143,6 +143,7 @@ def _rehearse(header: "ModelHeader", computes: bool, store: VerdictStore, ui: "U
         str(header.path.absolute()),
         computes,
         min(host.core_count(), MAX_THREADS),
+        header.has_latent_attention,
         limits.data_bytes,
         limits.cpu_seconds,
         header.chat_template,

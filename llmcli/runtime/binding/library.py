@@ -5,7 +5,10 @@ All other modules get the llama_cpp module from `lib()`.
 
 import functools
 import importlib
+import importlib.util
 import os
+import sys
+import types
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -44,6 +47,18 @@ def lib() -> Any:
     _callbacks.append(module.llama_log_callback(_collect_error))
     module.llama_backend_init()
     return module
+
+
+def load_alone() -> None:
+    """Load llama.cpp as `lib` does, but without the rest of the package llama_cpp, which imports
+    numpy and Jinja and takes a tenth of a second. This is for a short process.
+    """
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is not None and "llama_cpp" not in sys.modules:
+        package = types.ModuleType("llama_cpp")
+        package.__path__ = list(spec.submodule_search_locations or ())
+        sys.modules["llama_cpp"] = package
+    lib()
 
 
 def last_log_lines(count: int = 4) -> str:

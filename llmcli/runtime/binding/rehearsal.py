@@ -1,60 +1,59 @@
 """Loads a GGUF file as a run would, and computes a few tokens, to see whether llama.cpp survives
 it. This is done in a process that may end: llama.cpp aborts or loops on some damaged files.
+
+The process starts for every new file, so numpy is not imported here.
 """
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.library import lib
+from llmcli.errors import UserError
+from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.binding.open_context import open_context
 
-MAX_CTX = 8192  # the largest context that a run has by default
+MAX_CTX, MICRO_BATCH = 8192, 512  # the largest context and the micro-batch of a run by default
 SEQUENCES = (1, 4)  # numbers of sequences: those of `run`, and those of `serve` by default
-PASS_TOKENS = 2  # of the first pass; the second pass has one token
+PASS_CTX = 256  # cells of the context that computes tokens
+# Tokens of the passes, for a small file and for a large one, whose every pass takes long.
+SMALL_BYTES = 256 << 20
+SMALL_PASSES, LARGE_PASSES = (2, 1), (1,)
 # Text of several kinds of characters, and the beginning and end of a control token.
 PROBE_TEXT = "Once upon a time: 12.5 °C, 你好 <|im_start|>\n\t<s>"
 
 
-def rehearse_layout(path: Path, threads: int) -> tuple[str, str]:
+def rehearse_layout(path: Path, threads: int, *, latent: bool) -> tuple[str, str]:
     """Load a file without its weights, tokenize a text, and build the graphs of a pass, as a dry
-    run. Return the texts of the BOS and the EOS token, for a chat template.
+    run. Return the texts of the BOS and the EOS token, for a chat template. `latent`: whether the
+    model has latent attention.
 
     Raises UserError if llama.cpp refuses the file or the context.
     """
-    with open_model(path, gpu_layers=0, dry_run=True) as model:
+    with open_model(path, gpu_layers=0, latent=latent, dry_run=True) as model:
         texts = _probe_vocabulary(model)
         # a damaged file may have a negative length
         n_ctx = model.n_ctx_train if 0 < model.n_ctx_train < MAX_CTX else MAX_CTX
         for n_seq_max in SEQUENCES:
-            options = ContextOptions(
-                n_ctx,
-                n_seq_max=n_seq_max,
-                n_threads=threads,
-                n_threads_batch=threads,
-            )
-            with open_context(model, options):
+            with _open_context(model, n_ctx, MICRO_BATCH, n_seq_max, threads):
                 pass
     return texts
 
 
-def rehearse_pass(path: Path, threads: int) -> None:
-    """Load a file with its weights, and compute two passes on the CPU. The weights stay mapped: a
+def rehearse_pass(path: Path, threads: int, *, latent: bool) -> None:
+    """Load a file with its weights, and compute some tokens on the CPU. The weights stay mapped: a
     repacked copy of them would take memory and time.
 
     Raises UserError if llama.cpp refuses the file or the context. A pass that it refuses is no
     error, because it has survived.
     """
-    with open_model(path, gpu_layers=0, repack=False) as model:
-        options = ContextOptions(
-            256, PASS_TOKENS, PASS_TOKENS, 1, threads, threads, n_outputs=PASS_TOKENS
-        )
+    with open_model(path, gpu_layers=0, latent=latent, repack=False) as model:
+        passes = SMALL_PASSES if model.nbytes < SMALL_BYTES else LARGE_PASSES
         if not model.n_vocab:
             return
-        with open_context(model, options) as context:
-            for count in (PASS_TOKENS, 1):
+        with _open_context(model, PASS_CTX, max(passes), 1, threads) as context:
+            for count in passes:
                 _compute_pass(model, context, count)
 
 
@@ -66,7 +65,30 @@ def _probe_vocabulary(model: Model) -> tuple[str, str]:
     return model.token_text(model.bos), model.token_text(model.eos)
 
 
-def _compute_pass(model: Model, context: Context, count: int) -> None:
+@contextmanager
+def _open_context(
+    model: Model, n_ctx: int, n_ubatch: int, n_seq_max: int, threads: int
+) -> Iterator[Any]:
+    """Open a context with llama.cpp's default settings, as a run has them."""
+    library = lib()
+    params = library.llama_context_default_params()
+    params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, n_ubatch, n_ubatch
+    params.n_seq_max, params.n_outputs_max = n_seq_max, max(n_seq_max, *SMALL_PASSES)
+    params.n_threads = params.n_threads_batch = threads
+    params.kv_unified = params.no_perf = True
+    params.swa_full = False
+    reset_log()
+    pointer = library.llama_init_from_model(model.pointer, params)
+    if not pointer:
+        reason = last_log_lines() or "not enough memory?"
+        raise UserError(f"llama.cpp refuses a context of {model.path.name}: {reason}")
+    try:
+        yield pointer
+    finally:
+        library.llama_free(pointer)
+
+
+def _compute_pass(model: Model, context: Any, count: int) -> None:
     """Compute a pass of `count` tokens after those of earlier passes. llama.cpp sets the
     positions.
     """
@@ -74,9 +96,9 @@ def _compute_pass(model: Model, context: Context, count: int) -> None:
     first = model.bos if model.bos is not None else 0
     tokens = (ctypes.c_int32 * count)(*[min(first, model.n_vocab - 1)] * count)
     batch = library.llama_batch_get_one(tokens, count)
-    if library.llama_model_has_encoder(model.pointer) or not context.memory:
-        library.llama_set_embeddings(context.pointer, True)
-        library.llama_encode(context.pointer, batch)
+    if library.llama_model_has_encoder(model.pointer) or not library.llama_get_memory(context):
+        library.llama_set_embeddings(context, True)
+        library.llama_encode(context, batch)
     elif library.llama_model_has_decoder(model.pointer):
-        library.llama_decode(context.pointer, batch)
-    library.llama_synchronize(context.pointer)
+        library.llama_decode(context, batch)
+    library.llama_synchronize(context)
