@@ -97,6 +97,8 @@ def compare_model(path: Path, arguments: argparse.Namespace) -> int:
     n_equal = n_forced = n_tokens = n_pairs = 0
     with open_runner(path, options) as runner:
         for pair in make_pairs(arguments.functions, arguments.count):
+            # both answers then find the same prompt in the cache
+            answer(runner, pair, "off", 1, arguments.temp)
             results = [
                 answer(runner, pair, jump, arguments.tokens, arguments.temp)
                 for jump in ("off", "lossless")

@@ -18,7 +18,6 @@ from llmcli.runtime.strategies.constrained_chain import GuidedChain
 from llmcli.runtime.strategies.plain import PlainStrategy
 from llmcli.types import Event, Finish
 
-
 MAX_TAIL = 64  # how many forced tokens are looked ahead for the end of the answer
 
 
