@@ -52,6 +52,7 @@ class HeadShape:
         size = cache_shape.k_heads[largest]
         is_regular = (
             size
+            and cache_shape.k_values[largest]
             and size % HEAD_SIZE_MULTIPLE == 0
             and queries * size % cache_shape.k_values[largest] == 0
         )

@@ -145,7 +145,8 @@ def read_shape(metadata: Mapping[str, Any]) -> CacheShape | None:
     """
     try:
         return _read_shape(metadata)
-    except (TypeError, ValueError):  # a string instead of a number, or a list that is too short
+    # a string or infinity instead of a number, or a list that is too short
+    except (TypeError, ValueError, OverflowError):
         return None
 
 
@@ -387,7 +388,7 @@ def _windowed_layers(
         return (False,) * layers
     pattern = metadata.get(f"{arch}.attention.sliding_window_pattern")
     if pattern is not None and not isinstance(pattern, int):
-        flags = [bool(flag) for flag in _as_list(pattern)[:layers]]
+        flags = [bool(flag) for flag in _first_items(pattern, layers)]
         return (*flags, *(False,) * (layers - len(flags)))
     if arch not in WINDOW_PERIODS:
         return None
@@ -405,13 +406,19 @@ def _per_layer(value: Any, layers: int) -> tuple[int, ...]:
     return (
         (int(value),) * layers
         if isinstance(value, int)
-        else tuple(int(entry) for entry in _as_list(value)[:layers])
+        else tuple(int(entry) for entry in _first_items(value, layers))
     )
 
 
-def _as_list(value: Any) -> list[Any]:
-    """Return the items of a list or of an array that is not read from the file yet."""
-    return list(value.read_values() if isinstance(value, GgufArray) else value)
+def _first_items(value: Any, count: int) -> list[Any]:
+    """Return the first `count` items of a list, or of an array of numbers that is not read from the
+    file yet. Raises ValueError for an array of texts.
+    """
+    if not isinstance(value, GgufArray):
+        return list(value)[:count]
+    if value.kind == "string":
+        raise ValueError("an array of texts")
+    return list(value.head(count).read_values())
 
 
 def round_up_cells(cells: int) -> int:

@@ -127,6 +127,8 @@ def test_no_heads_for_a_model_that_the_stub_cannot_imitate(size: int, values: in
         (2 * size,), (2 * values,), 0, (False,), (size,), (values,), 2 * values
     )
     assert HeadShape.from_header(fake_header(), cache_shape) is None
+    without_kv_heads = replace(cache_shape, k_values=(0,), k_heads=(16,), v_heads=(16,))
+    assert HeadShape.from_header(fake_header(), without_kv_heads) is None
     assert HeadShape.from_header(
         fake_header(), replace(cache_shape, k_values=(32,), k_heads=(16,), v_heads=(16,))
     ) == HeadShape(2, 2, 16)

@@ -3,6 +3,8 @@
 scripts/benchmarks/kv_size.py compares more models and contexts.
 """
 
+import os
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import open_runner
 from quant.convert import checkpoint_source
+from quant.gguf.header import GgufArray
 from quant.model_file import read_header
 from quant.quantize import plan, write
 from tests.quant import families, tiny_gguf
@@ -247,7 +250,23 @@ def test_cache_types_whose_blocks_heads_do_not_fill_are_refused(stories_gguf):
         ("attention.head_count_kv", [1]),
         ("attention.key_length", "x"),
         ("embedding_length", None),
+        ("attention.key_length", float("inf")),
+        ("block_count", float("nan")),
     ],
 )
 def test_invalid_metadata_has_no_prediction(key, value):
     assert kv_size.read_shape({**LLAMA, f"llama.{key}": value}) is None
+
+
+def test_only_the_first_numbers_of_a_long_array_are_read(tmp_path):
+    file = tmp_path / "array"
+    file.write_bytes(b"\1" * 8)
+    os.truncate(file, 1 << 26)
+    heads = GgufArray(file, "uint8", 1 << 26, 0, 1 << 26)
+    tracemalloc.start()
+    shape = kv_size.read_shape({**LLAMA, "llama.attention.head_count_kv": heads})
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    assert shape is not None
+    texts = replace(heads, kind="string")
+    assert kv_size.read_shape({**LLAMA, "llama.attention.head_count_kv": texts}) is None
