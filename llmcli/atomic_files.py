@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from llmcli.errors import UserError
+from quant.link_safety import create_temporary, open_without_links
 
 CHUNK_BYTES = 1 << 20
 FOLDER_NAME_HINT = "a file has the name of the needed folder: choose another path"
@@ -41,7 +42,7 @@ class AtomicWriter:
         self.path, self.size, self.on_progress = path, size, on_progress
         try:
             # Unbuffered, so that a write error is raised by the write that caused it.
-            self.file = path.open("a+b", buffering=0)
+            self.file = open_without_links(path, "a+b", buffering=0)
         except OSError as error:
             raise write_error(path, error) from None
         if self.file.tell() > size:
@@ -162,9 +163,9 @@ def require_writable(path: Path) -> None:
     """
     _require_regular_file(path)
     make_folder(path.parent)
-    temporary = _temporary_path(path)
     try:
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o666))
+        temporary, file = create_temporary(path)
+        file.close()
         temporary.unlink()
     except OSError as error:
         raise write_error(path, error) from None
@@ -196,11 +197,10 @@ def write_atomically(path: Path, *data: bytes | memoryview, mode: int = 0o666) -
     """
     _require_regular_file(path)
     make_folder(path.parent)
-    temporary = _temporary_path(path)
+    temporary: Path | None = None
     try:
-        with os.fdopen(
-            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb"
-        ) as file:
+        temporary, file = create_temporary(path, mode)
+        with file:
             file.writelines(data)
             file.flush()
             os.fsync(file.fileno())
@@ -209,7 +209,8 @@ def write_atomically(path: Path, *data: bytes | memoryview, mode: int = 0o666) -
     except OSError as error:
         raise write_error(path, error) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
 def _require_regular_file(path: Path) -> None:
@@ -222,8 +223,3 @@ def _require_regular_file(path: Path) -> None:
             raise UserError(f"cannot write {path}: it is {kind}", hint="give a file name")
     except OSError as error:
         raise write_error(path, error) from None
-
-
-def _temporary_path(path: Path) -> Path:
-    """Return the path of this process's temporary file for writing `path`, in the same folder."""
-    return path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from quant.json_dataclasses import parse_object
+from quant.link_safety import open_without_links
 
 MAGIC = "llmcli records 1"
 RECORD_HEADER = struct.Struct("<IQI")  # number, length in bytes, CRC-32
@@ -48,7 +49,7 @@ class RecordLog:
     @classmethod
     def create(cls, path: Path, head: dict[str, Any]) -> Self:
         """Create a file whose first line is `head`, replacing any existing file."""
-        stream = path.open("w+b")
+        stream = open_without_links(path, "w+b")
         stream.write(json.dumps({"format": MAGIC, **head}).encode() + b"\n")
         _sync(stream)
         return cls(stream, head)
@@ -61,7 +62,7 @@ class RecordLog:
         is cut off. Otherwise it is opened read-only and stays unchanged.
         """
         try:
-            stream = path.open("r+b" if write else "rb")
+            stream = open_without_links(path, "r+b") if write else path.open("rb")
         except OSError:
             return None
         records = cls._read(stream)

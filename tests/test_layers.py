@@ -65,7 +65,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("pareto",),
     ),
     "quant": (
-        ("errors", "registry", "relative_error", "json_dataclasses", "__init__"),
+        ("errors", "registry", "relative_error", "json_dataclasses", "link_safety", "__init__"),
         ("disk_space", "record_log"),
         ("native",),
         ("gguf", "formats", "recipes"),
@@ -83,6 +83,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
 QUANT_FOR_ALL = (
     "quant.errors",
     "quant.json_dataclasses",
+    "quant.link_safety",
     "quant.registry",
     "quant.native",
     "quant.gguf",

@@ -25,6 +25,7 @@ from llmcli.atomic_files import sync_folder
 from llmcli.catalog.disk_space import require_free_space
 from llmcli.errors import UserError
 from quant.json_dataclasses import parse_object
+from quant.link_safety import open_without_links
 
 JOURNAL_FORM = "llmcli batch 1"
 SYNC_SECONDS = 2.0  # seconds between two flushes to the disk
@@ -66,7 +67,10 @@ class BatchJournal:
         for file in (self.path, self.unfinished_path, self.out):
             if (file.is_symlink() and not file.exists()) or (file.exists() and not file.is_file()):
                 raise UserError(f"{file} is not a regular file", hint="choose another path with -o")
-        with explain_write_errors(self.out), self.path.open("a+b", buffering=0) as stream:
+        with (
+            explain_write_errors(self.out),
+            open_without_links(self.path, "a+b", buffering=0) as stream,
+        ):
             _lock(stream, self.path, self.out)
             self._stream = stream
             if force:
@@ -112,7 +116,10 @@ class BatchJournal:
         """
         assert self.n_finished == self.count, (self.n_finished, self.count)
         try:
-            with self.path.open("rb") as journal, self.unfinished_path.open("wb") as output:
+            with (
+                self.path.open("rb") as journal,
+                open_without_links(self.unfinished_path, "wb") as output,
+            ):
                 for offset in self._offsets:
                     journal.seek(offset)
                     output.write(journal.readline().split(b" ", 2)[2])

@@ -29,6 +29,7 @@ from quant.calibration.moments import (
 from quant.disk_space import require_disk_space
 from quant.errors import UserError
 from quant.gguf import layout
+from quant.link_safety import open_without_links
 from quant.model_file.load_checks import MOMENTS_TYPE
 
 F64 = NDArray[np.float64]
@@ -104,7 +105,7 @@ class MomentsWriter:
     def _resume(self) -> None:
         """Open an earlier run's file if its header is identical, else start a new file."""
         if self.part_path.is_file():
-            self._file = self.part_path.open("r+b")
+            self._file = open_without_links(self.part_path, "r+b")
             if self._file.read(len(self.layout.header)) == self.layout.header:
                 return
             self._file.close()
@@ -115,7 +116,7 @@ class MomentsWriter:
             "the moments need",
             "or give another path with --moments",
         )
-        self._file = self.part_path.open("w+b")
+        self._file = open_without_links(self.part_path, "w+b")
         self._file.write(self.layout.header)
         self._file.truncate(self.layout.nbytes)
         self._sync()

@@ -21,6 +21,7 @@ from quant.errors import UserError
 from quant.gguf.header import FileHeader, read_file_header
 from quant.gguf.layout import FileLayout, encode_entry, lay_out_file
 from quant.gguf.resumable_writer import sync_folder
+from quant.link_safety import open_without_links
 from quant.model_file.model_header import ModelHeader
 from quant.model_file.read_header import read_header
 
@@ -69,7 +70,7 @@ def _open_new_file(file: Path, layout: FileLayout) -> Iterator[tuple[Path, Binar
     new_path = file.with_name(f".{file.name}.stamped")
     if new_path.is_symlink() or (new_path.exists() and not new_path.is_file()):
         raise UserError(f"{new_path} is no ordinary file", hint="remove it")
-    with new_path.open("a+b") as stream:
+    with open_without_links(new_path, "a+b") as stream:
         _lock(stream, new_path, file)
         try:
             stream.seek(0)

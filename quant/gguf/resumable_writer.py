@@ -22,6 +22,7 @@ from quant.errors import DamagedSourceError, UserError
 from quant.gguf.header import read_file_header
 from quant.gguf.layout import FileLayout, TensorSlot
 from quant.json_dataclasses import parse_object
+from quant.link_safety import open_without_links
 
 BLOCK_BYTES = 1 << 20  # bytes that are read at a time to verify an earlier run's bytes
 JOURNAL_SECONDS = 2.0  # minimum time between journal lines, except at the end of a slab
@@ -60,14 +61,14 @@ class ResumableWriter:
         DamagedSourceError, the part is deleted. Raises UserError if the file cannot be written.
         """
         _require_regular_files(self.part_path, self.journal_path)
-        with _translate_errors(self.out), self.journal_path.open("a+b") as journal:
+        with _translate_errors(self.out), open_without_links(self.journal_path, "a+b") as journal:
             _lock(journal, self.out)
             self.log = journal
             self._resume()
             self.resumed_bytes = self.position
             self._check_disk_space()
             with (
-                self.part_path.open("r+b" if self.position else "wb") as data,
+                open_without_links(self.part_path, "r+b" if self.position else "wb") as data,
                 ThreadPoolExecutor(1, "flush") as disk,
             ):
                 self.data, self.disk = data, disk

@@ -28,6 +28,7 @@ from llmcli.errors import UserError
 from llmcli.types import ProgressDisplay
 from llmcli.units import format_current_time
 from quant.json_dataclasses import parse_object
+from quant.link_safety import create_temporary
 
 MAX_DOCUMENT_CHARACTERS = 1 << 24  # of the JSON of a run; a load test lists its requests
 
@@ -192,8 +193,8 @@ class History:
     def _set_aside(self, why: str) -> None:
         """Rename the damaged file, and create a new file with the runs that can still be read."""
         renamed, salvaged = unused_name(self.path), _salvage(self.path)
-        new_file = self.path.with_name(f".{self.path.name}.new")
-        new_file.unlink(missing_ok=True)
+        new_file, empty_file = create_temporary(self.path)
+        empty_file.close()
         run_transaction(new_file, lambda db: _restore(db, salvaged))
         # these files belong to the damaged file, and would damage the new one
         for suffix in ("-journal", "-wal", "-shm"):

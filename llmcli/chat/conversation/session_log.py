@@ -191,7 +191,7 @@ class SessionLog(NoSessionLog):
     def _open(self) -> None:
         """Create the log file, which only the user may read, and lock it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         _lock(self._file)
 
 
