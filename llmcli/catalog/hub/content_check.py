@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 1 << 13  # all reads begin and end at multiples of this, or at the end of the file
 DIGEST_BYTES = 8  # of a block's sha256
-MAX_WAITING_BYTES = 1 << 27  # of all parts of a checkpoint that are read before their turn
+MAX_WAITING_BYTES = 1 << 28  # of all parts of a checkpoint that are read before their turn
 MAX_REREAD_BYTES = 1 << 23  # that are read a second time in one request
 
 
