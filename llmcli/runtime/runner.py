@@ -45,16 +45,21 @@ from llmcli.runtime.sampling import logit_bias
 from llmcli.runtime.scoring.embedder import Embedder
 from llmcli.runtime.strategies.base import Speculation
 from llmcli.runtime.text.chat_template import ChatTemplate
+from llmcli.runtime.text.prompt_tokens import find_turn_marks, tokenize_prompt
 from llmcli.runtime.text.reasoning import (
     CHANNEL_TAGS,
     THINKING_TAGS,
     ThinkingTags,
     find_opened_tags,
 )
+from llmcli.runtime.text.tracked_text import TrackedText
 from llmcli.types import Event, Message
 from quant.model_file import load_checks, model_header, read_header
 
 MAX_TAG_TOKENS = 16  # maximum number of tokens of a thinking tag at the end of a prompt
+# A conversation in whose prompt the template writes its marks of turns.
+TURNS_PROBE = (Message("user", "hello"), Message("assistant", "yes"), Message("user", "and?"))
+NAMED_TEMPLATE_KEY = "tokenizer.chat_template."
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +178,9 @@ class Runner:
             parts.speculation,
             keeps_idle=not parts.options.reproducible or context.n_seq_max == 1,
             prefill_reader=parts.prefill_context,
+            exact_rows=context.n_batch
+            if parts.options.reproducible
+            else max(1, parts.speculation.exact_rows if parts.speculation else 1),
         )
         self._shape = kv_size.read_shape(parts.header.metadata)
         if self._shape and parts.options.reproducible:
@@ -184,6 +192,7 @@ class Runner:
         self._compute_bytes = breakdown.compute_bytes if breakdown else None
         # bytes of the context that computes prompts
         self.prefill_bytes = parts.prefill_context.nbytes if parts.prefill_context else 0
+        self._known_turn_marks: frozenset[int] | None = None  # None until they are needed
         self.pooling: str | None = None  # pooling of embeddings; None uses that of the file
         self._embedder: Embedder | None = None
 
@@ -293,15 +302,39 @@ class Runner:
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text that the chat template rendered. The tokenizer adds no BOS
         token if the template has written one.
+
+        The names of control tokens in a text from outside the template stay text. In a text without
+        sources, every name becomes its token.
         """
-        has_bos = (
-            self.template is not None
-            and bool(self.template.bos)
-            and text.startswith(self.template.bos)
-        )
-        return tuple(
-            self.model.tokenize(text, special=True, add_special=not has_bos and self.model.add_bos)
-        )
+        add_bos = self.model.add_bos and not self.begins_with_bos(text)
+        return tuple(tokenize_prompt(self.model, text, add_bos, self._turn_marks))
+
+    def begins_with_bos(self, text: str) -> bool:
+        """Return whether the chat template has written a BOS token at the beginning of a prompt."""
+        bos = self.template.bos if self.template else ""
+        if not bos or not text.startswith(bos):
+            return False
+        spans = text.spans if isinstance(text, TrackedText) else ()
+        return not spans or spans[0][0] >= len(bos)
+
+    def _turn_marks(self) -> frozenset[int]:
+        """Return the user-defined tokens with which the chat template marks the turns of a
+        conversation.
+        """
+        if self._known_turn_marks is None:
+            tags = {tag for tags in THINKING_TAGS for tag in (tags.opening, tags.closing)}
+            try:
+                prompt = self.template.render(TURNS_PROBE) if self.template else TrackedText("")
+            except UserError:
+                prompt = TrackedText("")
+            marks = find_turn_marks(self.model, prompt)
+            thinking = {
+                token
+                for token, special in self.model.special_tokens(marks).items()
+                if special.name in tags
+            }
+            self._known_turn_marks = marks - thinking
+        return self._known_turn_marks
 
     def show_control_tokens(self, words: Iterable[str]) -> None:
         """Include the control tokens of these words, such as the tags of function calls, in the
@@ -543,14 +576,12 @@ def open_runner(
         speculation = stack.enter_context(
             open_speculation(drafting, header, model, context, options, gpu_layers)
         )
-        source = None if raw else template or header.chat_template
-        bos, eos = model.token_text(model.bos), model.token_text(model.eos)
         parts = OpenedParts(
             header,
             model,
             context,
             options,
-            template=ChatTemplate(source, bos=bos, eos=eos) if source else None,
+            template=None if raw else open_template(header, model, template),
             load_ms=(time.perf_counter() - start_time) * 1e3,
             native_sampling=native_sampling,
             speculation=speculation,
@@ -560,6 +591,24 @@ def open_runner(
         runner = Runner(parts)
         stack.callback(runner.close)
         yield runner
+
+
+def open_template(
+    header: model_header.ModelHeader, model: Model, source: str | None = None
+) -> ChatTemplate | None:
+    """Return the chat templates of a model file; None if it has none. `source`: the text of a
+    template that replaces them.
+    """
+    main = source or header.chat_template
+    if not main:
+        return None
+    named = {
+        key.removeprefix(NAMED_TEMPLATE_KEY): value
+        for key, value in header.metadata.items()
+        if key.startswith(NAMED_TEMPLATE_KEY) and isinstance(value, str) and not source
+    }
+    bos, eos = model.token_text(model.bos), model.token_text(model.eos)
+    return ChatTemplate(main, bos=bos, eos=eos, named=named)
 
 
 @contextmanager

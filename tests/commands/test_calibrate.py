@@ -561,8 +561,8 @@ def test_the_calibration_conversations_use_the_chat_template_of_the_model(
             "<|im_start|>system\nYou are a helpful assistant. Answer briefly"
         )
         assert conversations.content.count("<|im_start|>assistant\n") > 40
-        assert conversations.parses_special
-        assert not any(text.parses_special for text in plain_texts)
+        assert conversations.is_rendered
+        assert not any(text.is_rendered for text in plain_texts)
         turn_start = model.tokenize("<|im_start|>", special=True)
         assert len(turn_start) == 1
     chosen, names = texts.calibration_chunks(subject, [], 3, None, ui)

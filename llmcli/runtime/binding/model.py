@@ -5,7 +5,7 @@ everything that changes while text is generated belongs to a context (context.py
 import ctypes
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding import rpc
 from llmcli.runtime.binding.devices import tensor_split
 from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
+from llmcli.runtime.binding.special_tokens import SpecialToken, read_special_token
 from llmcli.runtime.binding.tokenize_splits import BPE, SENTENCEPIECE, SLICE_BYTES, TokenizeSplits
 from llmcli.runtime.interrupt import on_interrupt
 from quant.model_file import read_header
@@ -52,6 +53,7 @@ class Model:
         self.can_shift_keys: bool | None = None
         self._pieces: dict[int, bytes] = {}
         self._is_end_cache: dict[int, bool] = {}
+        self._special_tokens: dict[int, SpecialToken | None] = {}
 
     @property
     def description(self) -> str:
@@ -158,6 +160,16 @@ class Model:
         in a text only with `special`.
         """
         return bool(lib().llama_vocab_is_control(self.vocab, token))
+
+    def special_tokens(self, tokens: Iterable[int]) -> dict[int, SpecialToken]:
+        """Return the special tokens among `tokens`, by their ids."""
+        known, found = self._special_tokens, {}
+        for token in dict.fromkeys(tokens):
+            if token not in known:
+                known[token] = read_special_token(self.vocab, token)
+            if special_token := known[token]:
+                found[token] = special_token
+        return found
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Return the bytes of a token's text. They are empty for a control token unless `special`

@@ -10,12 +10,18 @@ import re
 from collections.abc import Iterator
 
 from llmcli.runtime.binding.library import lib
+from llmcli.runtime.binding.special_tokens import (
+    CONTROL_ATTR,
+    LSTRIP_ATTR,
+    RSTRIP_ATTR,
+    UNKNOWN_ATTR,
+    USER_ATTR,
+)
 
 SLICE_BYTES = 1 << 13  # approximate bytes of a part
 # enum llama_vocab_type: types whose tokens do not depend on text before a control token
 SENTENCEPIECE, BPE = 1, 2
-UNKNOWN_ATTR, CONTROL_ATTR, USER_ATTR = 1, 1 << 3, 1 << 4  # enum llama_token_attr
-STRIP_ATTRS = 1 << 7 | 1 << 8  # attributes of tokens that also consume adjacent white space
+STRIP_ATTRS = LSTRIP_ATTR | RSTRIP_ATTR
 
 
 class TokenizeSplits:

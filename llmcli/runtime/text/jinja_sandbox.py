@@ -2,71 +2,32 @@
 files.
 
 Jinja's own sandbox protects the Python interpreter, but a template could still run forever or fill
-the memory. Here loops and calls check the time. Every operation that builds texts or lists first
-charges a budget. Only the filters and methods that chat templates use are available.
+the memory. Here loops and calls check the time, and every operation that builds texts or lists
+charges a budget (template_budget.py). Texts from outside the template are TrackedTexts, and every
+operation that returns text keeps their sources.
 """
 
-import json
-import re
-import time
-from collections.abc import Iterable, Iterator, Mapping
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-# limits of one rendering: its time, and its output in addition to the length of the conversation
-MAX_SECONDS, MAX_CHARACTERS = 2.0, 1 << 20
-# The budget is this many times the maximum output, because templates join texts repeatedly while
-# they build the output.
-BUDGET_FACTOR = 64
-RANGE_NUMBER_COST = 64  # characters that each number of a range() is charged as
-ALLOWED_FILTERS = frozenset(
-    {
-        "abs",
-        "capitalize",
-        "count",
-        "d",
-        "default",
-        "dictsort",
-        "e",
-        "escape",
-        "first",
-        "float",
-        "groupby",
-        "indent",
-        "int",
-        "items",
-        "join",
-        "last",
-        "length",
-        "list",
-        "lower",
-        "map",
-        "max",
-        "min",
-        "reject",
-        "rejectattr",
-        "replace",
-        "reverse",
-        "safe",
-        "select",
-        "selectattr",
-        "sort",
-        "string",
-        "title",
-        "tojson",
-        "trim",
-        "truncate",
-        "unique",
-        "upper",
-        "wordcount",
-    }
-)
-ALLOWED_METHODS = frozenset(
+from llmcli.runtime.text.jinja_filters import limited_filters
+from llmcli.runtime.text.template_budget import ITEM_COST, TemplateBudget, TemplateBudgetExceeded
+from llmcli.runtime.text.text_format import format_method, format_percent
+from llmcli.runtime.text.tracked_text import TrackedText, join_texts, track
+from llmcli.runtime.text.value_text import write_text
+
+# Methods of texts that templates may call. TrackedText has its own version of each that returns
+# text.
+TEXT_METHODS = frozenset(
     {
         "capitalize",
         "casefold",
+        "center",
         "count",
         "endswith",
+        "expandtabs",
         "find",
         "index",
         "isalnum",
@@ -74,12 +35,15 @@ ALLOWED_METHODS = frozenset(
         "isascii",
         "isdecimal",
         "isdigit",
+        "isidentifier",
         "islower",
         "isnumeric",
+        "isprintable",
         "isspace",
         "istitle",
         "isupper",
         "join",
+        "ljust",
         "lower",
         "lstrip",
         "partition",
@@ -88,6 +52,7 @@ ALLOWED_METHODS = frozenset(
         "replace",
         "rfind",
         "rindex",
+        "rjust",
         "rpartition",
         "rsplit",
         "rstrip",
@@ -98,65 +63,17 @@ ALLOWED_METHODS = frozenset(
         "swapcase",
         "title",
         "upper",
+        "zfill",
     }
 )
-# A printf format with `*`, or a number of three digits, as its width or precision. It could build a
-# text of any length.
-PADDED_FORMAT = re.compile(r"[*]|\d{3}")
+# Methods that change a list. Some templates call them on lists that they have made themselves.
+LIST_METHODS = frozenset({"append", "extend", "insert", "pop", "reverse"})
+SPLITTING_METHODS = frozenset({"split", "rsplit", "splitlines"})
+PADDING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
 
 
 class TemplateError(Exception):
     """Raised when a template calls raise_exception(), by which it refuses a conversation."""
-
-
-class TemplateBudgetExceeded(Exception):
-    """Raised when a template takes too long or builds too much text."""
-
-
-class TemplateBudget:
-    """The remaining budget of a rendering: its deadline, and how many characters it may still
-    build. An item of a list counts as one character.
-    """
-
-    def start_rendering(self, characters: int) -> None:
-        """Reset the budget for the rendering of a conversation of `characters` characters."""
-        self.deadline = time.monotonic() + MAX_SECONDS
-        self.characters_left = BUDGET_FACTOR * (MAX_CHARACTERS + characters)
-
-    def check_time(self) -> None:
-        """Raise TemplateBudgetExceeded after the deadline."""
-        if time.monotonic() > self.deadline:
-            raise TemplateBudgetExceeded(f"it runs for more than {MAX_SECONDS:g} s")
-
-    def charge(self, amount: int) -> None:
-        """Take `amount` characters from the budget, before they are built. Raises
-        TemplateBudgetExceeded when the budget or the time is used up.
-        """
-        self.characters_left -= amount
-        if self.characters_left < 0:
-            raise TemplateBudgetExceeded("a loop, list or text is too large")
-        self.check_time()
-
-    def charge_text_of(self, *values: Any) -> None:
-        """Charge the characters that `values` have as text, and one for each item of a list or
-        dictionary. Nested lists are followed, because a short list may contain the same long text
-        many times.
-        """
-        from jinja2.utils import Namespace
-
-        stack = list(values)
-        while stack:
-            value = stack.pop()
-            if isinstance(value, Namespace):
-                value = object.__getattribute__(value, "_Namespace__attrs")
-            if isinstance(value, str):
-                self.charge(len(value))
-            elif isinstance(value, Mapping):
-                self.charge(len(value))
-                stack += [*value.keys(), *value.values()]
-            elif isinstance(value, (list, tuple)):
-                self.charge(len(value))
-                stack += value
 
 
 def make_environment(budget: TemplateBudget) -> Any:
@@ -178,45 +95,58 @@ def make_environment(budget: TemplateBudget) -> Any:
         def join_charged(self, *items: Any) -> str:
             """Return the operands of `~`, joined as text."""
             budget.charge_text_of(*items)
-            return "".join(map(str, items))
+            return join_texts([write_text(item) for item in items])
 
         def concat(self, parts: Iterable[str]) -> str:
             parts = list(parts)
             budget.charge(sum(map(len, parts)))
-            return "".join(parts)
+            return join_texts(parts)
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             _charge_operator(budget, operator, left, right)
+            if operator == "%" and isinstance(left, str):
+                return format_percent(left, right, budget)
             return super().call_binop(context, operator, left, right)
 
         def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
             budget.check_time()
             owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
-            if isinstance(owner, str) and name == "join" and args:
-                args = (list(args[0]), *args[1:])
-                budget.charge(sum(map(len, args[0])) + len(owner) * len(args[0]))
-            elif isinstance(owner, str) and name == "replace" and len(args) > 1:
-                budget.charge(len(owner) + owner.count(args[0]) * len(args[1]))
+            if isinstance(owner, str):
+                _charge_method(budget, owner, name, args)
+                if any(isinstance(arg, (TrackedText, list, types.GeneratorType)) for arg in args):
+                    # the arguments may have sources, which str's own method would lose
+                    function = getattr(track(owner), name, function)
+            elif isinstance(owner, list) and name in LIST_METHODS:
+                budget.charge(ITEM_COST)
             return super().call(context, function, *args, **kwargs)
+
+        def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+            """Return the method format or format_map of a text. None for any other value."""
+            owner, name = getattr(value, "__self__", None), getattr(value, "__name__", "")
+            if not isinstance(owner, str) or name not in ("format", "format_map"):
+                return None
+            return format_method(owner, name, sandbox.SandboxedFormatter(self).get_field, budget)
 
         def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
             if isinstance(obj, (int, float, bytes)) or (
-                isinstance(obj, str) and attr not in ALLOWED_METHODS
+                isinstance(obj, str) and attr not in TEXT_METHODS
             ):
                 return False
+            if type(obj) is list and attr in LIST_METHODS:
+                return True
             return super().is_safe_attribute(obj, attr, value)
 
-    def charge_output(value: Any) -> Any:
-        """Charge the value of an expression {{ … }} before it becomes text."""
+    def write_output(value: Any) -> Any:
+        """Return the value of an expression {{ … }} as text, after charging it."""
         budget.charge_text_of(value)
-        return value
+        return write_text(value)
 
     extensions = ["jinja2.ext.loopcontrols", _generation_extension()]
     jinja = LimitedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=charge_output
+        trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=write_output
     )
     jinja.globals = _globals(budget, jinja.globals)
-    jinja.filters = _filters(budget, jinja.filters)
+    jinja.filters = limited_filters(budget, jinja.filters)
     return jinja
 
 
@@ -274,10 +204,19 @@ def _charge_operator(budget: TemplateBudget, operator: str, left: Any, right: An
         budget.charge(max(_length(left) * _count(right), _length(right) * _count(left)))
     if operator == "+":
         budget.charge(_length(left) + _length(right))
-    if operator == "%" and isinstance(left, str):
-        if PADDED_FORMAT.search(left):
-            raise TemplateBudgetExceeded("a padded format string")
-        budget.charge_text_of(left, right)
+
+
+def _charge_method(budget: TemplateBudget, owner: str, name: str, args: tuple[Any, ...]) -> None:
+    """Charge what the method `name` of the text `owner` builds."""
+    if name == "join" and args and isinstance(args[0], (list, tuple)):
+        budget.charge(sum(map(_length, args[0])) + len(owner) * len(args[0]))
+    elif name == "replace" and len(args) > 1:
+        budget.charge(len(owner) + owner.count(args[0]) * _length(args[1]))
+    elif name in PADDING_METHODS and args and isinstance(args[0], int):
+        budget.charge(args[0] * (1 + owner.count("\t")))
+    elif name in SPLITTING_METHODS:
+        separator = args[0] if args and isinstance(args[0], str) else None
+        budget.charge(ITEM_COST * (owner.count(separator) if separator else len(owner) // 2))
 
 
 def _globals(budget: TemplateBudget, jinja_globals: Mapping[str, Any]) -> dict[str, Any]:
@@ -287,7 +226,7 @@ def _globals(budget: TemplateBudget, jinja_globals: Mapping[str, Any]) -> dict[s
 
     def limited_range(*bounds: int) -> Iterator[int]:
         for number in range(*bounds):
-            budget.charge(RANGE_NUMBER_COST)
+            budget.charge(ITEM_COST)
             yield number
 
     def raise_exception(message: str) -> None:
@@ -299,64 +238,6 @@ def _globals(budget: TemplateBudget, jinja_globals: Mapping[str, Any]) -> dict[s
         "raise_exception": raise_exception,
         "strftime_now": lambda form: datetime.now().astimezone().strftime(form),
     }
-
-
-def _filters(budget: TemplateBudget, jinja_filters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the filters that templates may use, by name: those of Jinja that are in
-    ALLOWED_FILTERS. Filters whose output may be longer than their input are replaced by versions
-    that charge the budget first.
-    """
-    from jinja2 import filters, pass_eval_context
-    from markupsafe import soft_str
-
-    def indent(text: str, width: int = 4, *args: Any, **kwargs: Any) -> str:
-        budget.charge(len(text) + 64 * text.count("\n"))
-        return filters.do_indent(text, min(width, 64), *args, **kwargs)
-
-    @pass_eval_context
-    def join(context: Any, items: Iterable[Any], d: str = "", attribute: Any = None) -> str:
-        items = list(items)
-        budget.charge_text_of(items)
-        budget.charge(len(str(d)) * len(items))
-        return filters.sync_do_join(context, items, d, attribute)
-
-    @pass_eval_context
-    def replace(context: Any, text: str, old: str, new: str, count: int | None = None) -> str:
-        budget.charge(len(text) + str(text).count(old) * len(new))
-        return filters.do_replace(context, text, old, new, count)
-
-    def string(value: Any) -> str:
-        budget.charge_text_of(value)
-        return soft_str(value)
-
-    def tojson(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: Any = None,
-        sort_keys: bool = False,
-    ) -> str:
-        # Jinja's own filter escapes < > & ' for HTML, but models were not trained on such text.
-        encoder = json.JSONEncoder(
-            ensure_ascii=ensure_ascii,
-            indent=min(indent or 0, 8) or None,
-            separators=separators,
-            sort_keys=sort_keys,
-        )
-        pieces = []
-        for piece in encoder.iterencode(value):
-            budget.charge(len(piece))
-            pieces.append(piece)
-        return "".join(pieces)
-
-    limited = {
-        "indent": indent,
-        "join": join,
-        "replace": replace,
-        "string": string,
-        "tojson": tojson,
-    }
-    return {name: jinja_filters[name] for name in ALLOWED_FILTERS} | limited
 
 
 def _length(value: Any) -> int:

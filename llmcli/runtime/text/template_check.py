@@ -55,10 +55,10 @@ def template_report(path: Path) -> TemplateReport:
         template = ChatTemplate(
             source, bos=model.token_text(model.bos), eos=model.token_text(model.eos)
         )
-        probes, warnings = {}, []
+        probes, warnings = dict[str, str](), list[str]()
         for name, messages in PROBE_CONVERSATIONS.items():
             try:
-                probes[name] = template.render(messages)
+                probes[name] = template.render(messages).plain
             except UserError as error:
                 if name == "one question":
                     raise
@@ -102,7 +102,7 @@ def _check_answer_end(model: Model, template: ChatTemplate) -> list[str]:
         PROBE_CONVERSATIONS["a second turn"],
     ):
         try:
-            text = template.render(messages, add_generation_prompt=False)
+            text = template.render_as_sent(messages, add_generation_prompt=False)
         except UserError:
             return ["the template refuses a conversation that ends with an answer"]
         _, answer, tail = text.rpartition(PROBE_ANSWER)

@@ -17,7 +17,9 @@ import numpy as np
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.text.chat_template import ChatTemplate
+from llmcli.runtime.runner import open_template
+from llmcli.runtime.text.prompt_tokens import tokenize_prompt
+from llmcli.runtime.text.tracked_text import UNKNOWN_SOURCE, TrackedText, join_texts
 from llmcli.types import Message
 from llmcli.workflows.evaluation.models import EvaluationSide
 from llmcli.workflows.evaluation.text import read_evaluation_text
@@ -34,13 +36,13 @@ CHATS_FILE = "talks.json"
 
 @dataclass(frozen=True, slots=True)
 class CalibrationText:
-    """A text for calibration. `name`: the name that statistics files record. `parses_special`:
-    whether the names of control tokens in the text become control tokens.
+    """A text for calibration. `name`: the name that statistics files record. `is_rendered`: whether
+    a chat template has written it, whose own words become control tokens.
     """
 
     name: str
     content: str
-    parses_special: bool = False
+    is_rendered: bool = False
 
 
 def read_user_texts(paths: Sequence[Path]) -> list[CalibrationText]:
@@ -77,7 +79,7 @@ def builtin_texts(side: EvaluationSide, model: "Model", ui: "UI") -> list[Calibr
     return [
         *texts,
         CalibrationText(
-            BUILTIN_NAME, "".join(_render_chats(chats, side, model, ui)), parses_special=True
+            BUILTIN_NAME, join_texts(list(_render_chats(chats, side, model, ui))), is_rendered=True
         ),
     ]
 
@@ -95,26 +97,18 @@ def _render_chats(
     """Yield the text of each chat, formatted with the model's template. Without a template, or
     after the template has failed, yield plain text. Each chat is a list of (role, content) pairs.
     """
-    source = side.header.chat_template
-    template = (
-        ChatTemplate(source, bos=model.token_text(model.bos), eos=model.token_text(model.eos))
-        if source
-        else None
-    )
-    accepts_system = template is not None and template.accepts_system()
+    template = open_template(side.header, model)
     for number, chat in enumerate(chats):
         messages = [Message(role, content) for role, content in chat]
         if template is not None:
             try:
-                accepted = [
-                    message for message in messages if accepts_system or message.role != "system"
-                ]
-                yield template.render(accepted, add_generation_prompt=False)
+                yield template.render(messages, add_generation_prompt=False)
                 continue
             except UserError as error:
                 ui.note(f"chats from number {number + 1} on are read without a template: {error}")
                 template = None
-        yield "\n\n".join(f"{message.role}: {message.content}" for message in messages) + "\n\n"
+        text = "\n\n".join(f"{message.role}: {message.content}" for message in messages) + "\n\n"
+        yield TrackedText.from_source(text, UNKNOWN_SOURCE)
 
 
 def calibration_chunks(
@@ -144,8 +138,12 @@ def _tokens(side: EvaluationSide, model: "Model", text: CalibrationText) -> list
     it, and EOS is never added. BOS is not added if the chat template has already written it.
     """
     bos = model.token_text(model.bos)
-    has_bos = text.parses_special and bos and text.content.startswith(bos)
-    token_ids = model.tokenize(text.content, special=text.parses_special, add_special=not has_bos)
+    has_bos = text.is_rendered and bos and text.content.startswith(bos)
+    token_ids = (
+        tokenize_prompt(model, text.content, not has_bos, frozenset)
+        if text.is_rendered
+        else model.tokenize(text.content, special=False, add_special=True)
+    )
     if (
         side.header.metadata.get("tokenizer.ggml.add_eos_token")
         and token_ids

@@ -70,10 +70,11 @@ def test_warning_if_generation_would_not_stop_at_the_end_of_an_answer(tmp_path):
 
 
 def test_warning_if_the_template_leaves_out_the_answer(tmp_path):
-    (warning,) = template_report(
+    turn, answer = template_report(
         write_vocabulary(tmp_path / "a.gguf", "{{ messages[0].content }}")
     ).warnings
-    assert "answer" in warning
+    assert turn.startswith("a second turn: the chat template leaves out message 2")
+    assert "leaves out the assistant's answer" in answer
 
 
 def test_error_for_a_base_model_and_for_a_template_that_fails(tmp_path):
