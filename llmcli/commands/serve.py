@@ -245,6 +245,11 @@ def serve(
         )
         if not is_on
     ]
+    if slot_save_path is not None and (replicas or ray):
+        raise UsageError(
+            "--slot-save-path needs a single model, because each replica has its own slots",
+            hint="leave out --replicas and --ray",
+        )
     if slot_save_path is not None and not slot_save_path.is_dir():
         raise UserError(
             f"--slot-save-path {slot_save_path} is no folder", hint=f"mkdir -p {slot_save_path}"

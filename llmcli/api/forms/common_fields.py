@@ -110,13 +110,15 @@ def context_fields(
     samples: int = 1,
     beams: int = 1,
 ) -> dict[str, Any]:
-    """Return keyword arguments for Request: the size of the context, and what is dropped when it is
-    full. The request's `n_keep` tokens at the beginning stay (-1: the whole prompt), and a few more
+    """Return keyword arguments for Request: the size of the context, the slot (llama-server's
+    `id_slot`), and what is dropped when the context is full. The request's `n_keep` tokens at the beginning stay (-1: the whole prompt), and a few more
     that the attention needs. Several samples or beams share their prompt, so nothing is dropped
     from them.
     """
     size = context_tokens(runner, settings)
     context: dict[str, Any] = {} if size == runner.n_ctx else {"max_context": size}
+    slot = fields.integer("id_slot", -1, runner.context.n_seq_max - 1, -1)
+    context |= {} if slot in (None, -1) else {"slot": slot}
     n_keep = fields.integer("n_keep", -1, MAX_TOKENS, 0) or 0
     if settings.slides_context and samples == beams == 1:
         n_kept = prompt_tokens if n_keep < 0 else n_keep + runner.model.add_bos

@@ -3,8 +3,7 @@ in a text.
 
 A request is translated to one for OpenAI's completions, which have other field names. Unsupported
 fields that would change the answer are refused. Fields that only control a cache or the connection
-are ignored: cache_prompt, id_slot, n_keep, n_cache_reuse, return_progress, timings_per_token,
-sse_ping_interval, min_keep.
+are ignored: cache_prompt, n_cache_reuse, sse_ping_interval, min_keep.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -159,7 +158,7 @@ class LlamaCompletionForm(CompletionsForm):
             "tokens": [token.id for token in answer.tokens]
             if self._returns_ids and not streamed
             else [],
-            "id_slot": -1,
+            "id_slot": answer.slot,
             "stop": True,
             "model": self.model,
             "tokens_predicted": len(answer.tokens),

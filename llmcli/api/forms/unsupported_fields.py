@@ -2,8 +2,7 @@
 one of them is refused with the name of the field.
 
 Unsupported fields that would not change the answer are ignored: store, metadata, service_tier,
-user, safety_identifier, prompt_cache_key, prediction, cache_prompt, id_slot, timings_per_token,
-return_progress.
+user, safety_identifier, prompt_cache_key, prediction, cache_prompt.
 """
 
 # Field of llama-server, vLLM or OpenAI -> the advice in the error message.

@@ -84,7 +84,7 @@ class Admission:
         """
         if sequence.waits_for_prefix:
             return True
-        if not self.ledger.can_fork or sequence.request.score_prompt:
+        if not self.ledger.can_fork or sequence.request.score_prompt or self._names_slot(sequence):
             return False
         tokens, scope = sequence.tokens, self._sharing_scope(sequence)
         prefix_lengths = {
@@ -110,7 +110,12 @@ class Admission:
         """Admit a waiting sequence. Return False when slots or cells are missing."""
         if self.ledger.n_idle < sequence.strategy.slots or self._must_run_alone(sequence):
             return False
-        if not sequence.preemption.state and not sequence.request.score_prompt:
+        slot = sequence.request.slot
+        if self._names_slot(sequence) and slot is not None:
+            if self.ledger.is_busy(slot):
+                return False
+            self.idle_offload.restore_slot(slot)
+        elif not sequence.preemption.state and not sequence.request.score_prompt:
             self.idle_offload.restore_prefix(sequence.tokens, self._sharing_scope(sequence))
         if not self._fits(sequence):
             return False
@@ -142,9 +147,15 @@ class Admission:
         request, scope = sequence.request, self._sharing_scope(sequence)
         # A scored prompt is recomputed. No cells are reused for a prompt of one token.
         reusable = sequence.tokens[:1] if request.score_prompt else sequence.tokens
-        claim = self.ledger.claim_slot_for(
-            reusable, request.earlier_turns, request.can_move_cells, scope
-        )
+        if self._names_slot(sequence) and request.slot is not None:
+            claim: tuple[int, int] | None = (
+                request.slot,
+                self.ledger.claim_named_slot(request.slot, reusable, scope),
+            )
+        else:
+            claim = self.ledger.claim_slot_for(
+                reusable, request.earlier_turns, request.can_move_cells, scope
+            )
         if claim is None:
             return False
         sequence.slot, sequence.n_computed = claim
@@ -154,6 +165,17 @@ class Admission:
             self.ledger.claim_slot(scope) for _ in range(sequence.strategy.slots - 1)
         ]
         return True
+
+    def _names_slot(self, sequence: Sequence) -> bool:
+        """Return whether a sequence must run in a certain slot. In the reproducible mode none must,
+        because slots are evicted and compacted together. Of several samples only the first must.
+        """
+        return (
+            sequence.request.slot is not None
+            and sequence.prefix is None
+            and not sequence.preemption.count
+            and self.ledger.keeps_idle
+        )
 
     def _must_run_alone(self, sequence: Sequence) -> bool:
         """Return whether a sequence must wait until no other runs. In the reproducible mode a beam
@@ -174,7 +196,7 @@ class Admission:
             return True
         ledger = self.ledger
         n_shared, is_busy = ledger.match_prefix(sequence.tokens, self._sharing_scope(sequence))
-        can_share = is_busy and not sequence.request.score_prompt
+        can_share = is_busy and not (sequence.request.score_prompt or self._names_slot(sequence))
         needed_cells = len(sequence.tokens) - (n_shared if can_share else 0)
         n_answers = len(self.state.running) + sequence.strategy.slots
         reserved_cells = min(RESERVED_CELLS * n_answers, ledger.size // RESERVED_FRACTION)

@@ -118,6 +118,31 @@ class Ledger:
         self._map.share(best, target, 0, reused)
         return self._slots.claim(target, scope), reused
 
+    def claim_named_slot(self, slot: int, tokens: Sequence[int], scope: str = "") -> int:
+        """Claim a certain idle slot for a prompt, and cut it to the prefix of the prompt that it
+        holds. Return the length of this prefix, which never is the whole prompt. The cells of other
+        slots are not shared.
+        """
+        assert self.keeps_idle and not self._slots.is_busy[slot], slot
+        length = 0
+        if self.scopes[slot] == scope:
+            length = common_prefix(self.tokens[slot], tokens[:-1])
+            length = length if self.can_fork else self._reusable_length(slot, length)
+        length = self._map.trim(slot, length)
+        self._slots.claim(slot, scope)
+        return length
+
+    def is_busy(self, slot: int) -> bool:
+        """Return whether an answer runs in a slot."""
+        return self._slots.is_busy[slot]
+
+    def empty_slot(self, slot: int) -> int:
+        """Drop all tokens of an idle slot, and return how many it had."""
+        assert not self._slots.is_busy[slot], slot
+        count = len(self.tokens[slot])
+        self._map.trim(slot, 0)
+        return count
+
     def _find_best_slot(
         self,
         tokens: Sequence[int],
@@ -187,18 +212,28 @@ class Ledger:
         return slot, lengths[slot]
 
     def restore_state(
-        self, tokens: Sequence[int], restore: Callable[[int], bool], turn: int
+        self,
+        tokens: Sequence[int],
+        restore: Callable[[int], bool],
+        turn: int = 0,
+        slot: int | None = None,
+        scope: str = "",
     ) -> bool:
         """Fill an idle slot with `tokens` from a saved state. `restore`: a function that writes the
         cells to the slot that it gets, and returns whether it succeeded. `turn`: the number of the
-        conversation turn that the tokens belong to.
+        conversation turn that the tokens belong to. `slot`: a certain idle slot; None: any.
+        `scope`: the scope that may reuse the tokens.
 
         Return False, with the slot empty, when no slot is idle, when too few cells can be freed, or
         when `restore` fails.
         """
         if not self.n_idle:
             return False
-        slot = self.claim_slot()
+        if slot is None:
+            slot = self.claim_slot(scope)
+        else:
+            self.empty_slot(slot)
+            self._slots.claim(slot, scope)
         is_restored = (
             self.make_room(len(tokens))
             and restore(slot)

@@ -43,10 +43,13 @@ MIN_TIMED_TOKENS = 32  # passes with fewer tokens are not used to measure the ti
 
 @dataclass(frozen=True, slots=True)
 class IdleState:
-    """The state of a finished answer, and its scope: only prompts of this scope may reuse it."""
+    """The state of a finished answer, its scope (only prompts of this scope may reuse it), and the
+    slot that it was in.
+    """
 
     scope: str
     swapped: SwappedState
+    slot: int = -1
 
 
 class OffloadStore:
@@ -223,7 +226,7 @@ class IdleOffload:
         scope = ledger.scopes[slot]
         swapped = store.swap_out(slot, all_tokens=not ledger.memory.has_complete_states)
         if len(swapped.tokens) - swapped.start > MIN_GAINED_TOKENS:
-            store.add_idle(IdleState(scope, swapped))
+            store.add_idle(IdleState(scope, swapped, slot))
 
     def restore_prefix(self, tokens: Sequence[int], scope: str) -> None:
         """Restore the idle state with the longest common prefix with `tokens` into an idle slot, if
@@ -240,6 +243,30 @@ class IdleOffload:
             ledger.release(slot)
             if not is_restored:
                 return
+
+    def restore_slot(self, slot: int) -> None:
+        """Move the state that was offloaded last from an idle slot back into it, if it is empty."""
+        store, ledger = self.store, self.store.ledger
+        number = self._last_of(slot)
+        if number is None or ledger.tokens[slot] or ledger.is_busy(slot):
+            return
+        scope, swapped = store.idle[number].scope, store.pop_idle(number)
+        ledger.claim_named_slot(slot, swapped.tokens, scope)
+        ledger.swap_in(slot, swapped)
+        ledger.release(slot)
+
+    def drop_slot(self, slot: int) -> int:
+        """Drop the states that were offloaded from a slot. Return the tokens of the last one."""
+        count = 0
+        while (number := self._last_of(slot)) is not None:
+            count = count or len(self.store.idle[number].swapped.tokens)
+            self.store.pop_idle(number)
+        return count
+
+    def _last_of(self, slot: int) -> int | None:
+        """Return the index of the state that was offloaded last from a slot, or None."""
+        numbers = (n for n, state in enumerate(self.store.idle) if state.slot == slot)
+        return max(numbers, default=None)
 
     def _find_state(self, tokens: Sequence[int], scope: str) -> int | None:
         """Return the index of the idle state to restore. Return None when no state saves enough

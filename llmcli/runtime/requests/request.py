@@ -94,6 +94,8 @@ class Request:
       a part of a cached text, the cells after that part may be moved instead of being recomputed.
     - `turn`: the number of the turn in its conversation. `earlier_turns`: the numbers of the
       conversation's earlier turns, whose cached cells may be overwritten.
+    - `slot`: the slot in which the answer must run; it then reuses only what is cached there. None:
+      any slot.
     - `priority`: waiting requests with a higher priority start first. `client`: the owner of the
       request; requests of different clients start in turn.
     - `score_prompt`: report the log-probability of every prompt token after the first, and of the
@@ -123,6 +125,7 @@ class Request:
     max_context: int | None = None
     overflow: OverflowPolicy | None = None
     can_move_cells: bool = False
+    slot: int | None = None
     priority: int = 0
     client: str = ""
     score_prompt: bool = False
@@ -169,6 +172,7 @@ class Answer:
     - `prompt_scores`: the score of each prompt token after the first, if requested. Of several
       samples, only the first has them.
     - `queue_ms`: time from the call to the first pass over the prompt.
+    - `slot`: the slot in which the answer ran; -1 if it never ran.
     """
 
     text: str
@@ -186,6 +190,7 @@ class Answer:
     error: Exception | None = None
     prompt_scores: tuple[TokenScore, ...] = ()
     queue_ms: float = 0.0
+    slot: int = -1
 
     @property
     def ttft_ms(self) -> float:

@@ -302,4 +302,5 @@ class Sequence:
             error=self.error,
             prompt_scores=tuple(self.prompt_scores),
             queue_ms=accounting.queue_seconds * 1e3,
+            slot=self.slot,
         )

@@ -1,5 +1,5 @@
-"""llama-server's endpoints `/props`, `/slots` and `/apply-template`. The responses contain no texts
-of other clients' requests.
+"""llama-server's endpoints `/props`, `/slots` and `/apply-template`, and its actions on single slots.
+The responses contain no texts of other clients' requests.
 """
 
 from typing import Any
@@ -7,12 +7,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llmcli.api.errors import ApiError
+from llmcli.api.fields import Fields
 from llmcli.api.forms.openai_chat import ChatForm
 from llmcli.runtime.binding.library import llama_cpp_version
-from llmcli.runtime.kv_cache.usage import measure_cache_usage
 from llmcli.runtime.runner import Runner
+from llmcli.serve.engine_thread import slot_files
+from llmcli.serve.http import api_keys
 from llmcli.serve.http.exchange import build_form, json_response, read_body
 from llmcli.serve.http.service import Route, Service
+
+SLOT_ACTIONS = "save", "restore", "erase"
 
 
 async def show_props(service: Service, request: Request) -> Response:
@@ -53,9 +58,43 @@ async def show_props(service: Service, request: Request) -> Response:
 
 async def show_slots(service: Service, request: Request) -> Response:
     """Respond with the sequences in the KV cache, in the format of llama-server's slots."""
+    bridge = service.bridge
+    n_ctx = service.settings.max_context or bridge.runner.n_ctx
     return json_response(
-        await service.bridge.run_on_engine_thread(lambda: _slot_documents(service.bridge.runner))
+        await bridge.run_on_engine_thread(
+            lambda: _slot_documents(bridge.runner, bridge.parallel, n_ctx)
+        )
     )
+
+
+async def change_slot(service: Service, request: Request) -> Response:
+    """Save the cached tokens of a slot to a file, restore them from one, or erase them."""
+    settings, bridge = service.settings, service.bridge
+    if settings.slot_folder is None:
+        raise ApiError("slots cannot be saved here; start the server with --slot-save-path", 501)
+    action = request.query_params.get("action", "")
+    if action not in SLOT_ACTIONS:
+        raise ApiError(f"action must be one of {', '.join(SLOT_ACTIONS)}", param="action")
+    name = request.path_params["slot"]
+    if not (name.isascii() and name.isdigit() and len(name) < 6):
+        raise ApiError(f"{name[:40]!r} is no slot: it must be a number", param="id_slot")
+    slot = int(name)
+    if action == "erase":
+        erased = await slot_files.erase_slot(bridge, slot)
+        return json_response({"id_slot": slot, "n_erased": erased.n_tokens})
+    fields = Fields(await read_body(request, settings.max_body))
+    path = slot_files.file_in(settings.slot_folder, fields.required_text("filename"))
+    head = {"id_slot": slot, "filename": path.name}
+    if action == "save":
+        saved = await slot_files.save_slot(bridge, slot, path)
+        counts = {"n_saved": saved.n_tokens, "n_written": saved.n_bytes}
+        return json_response({**head, **counts, "timings": {"save_ms": saved.milliseconds}})
+    address = request.client.host if request.client else ""
+    client = api_keys.client_id(request.headers, address, settings.keys)
+    scope = "" if bridge.runner.engine.schedule.share_prefixes else client
+    restored = await slot_files.restore_slot(bridge, slot, path, scope)
+    counts = {"n_restored": restored.n_tokens, "n_read": restored.n_bytes}
+    return json_response({**head, **counts, "timings": {"restore_ms": restored.milliseconds}})
 
 
 async def apply_template(service: Service, request: Request) -> Response:
@@ -67,24 +106,28 @@ async def apply_template(service: Service, request: Request) -> Response:
     return json_response({"prompt": raw.decode("utf-8", "replace")})
 
 
-def _slot_documents(runner: Runner) -> list[dict[str, Any]]:
-    speculative = runner.engine.resources.speculation is not None
+def _slot_documents(runner: Runner, parallel: int, n_ctx: int) -> list[dict[str, Any]]:
+    """Return the state of each slot: of as many as there may be answers, and of all further ones
+    that hold tokens. `n_ctx`: the largest number of tokens of a prompt and its answer.
+    """
+    ledger = runner.engine.ledger
+    last = max((slot for slot, tokens in enumerate(ledger.tokens) if tokens), default=-1)
+    n_slots = min(len(ledger.tokens), max(parallel, last + 1))
     return [
         {
-            "id": sequence.slot,
-            "n_ctx": runner.n_ctx,
-            "speculative": speculative,
-            "is_processing": sequence.is_running,
-            "n_prompt_tokens": sequence.tokens,
+            "id": slot,
+            "n_ctx": n_ctx,
+            "speculative": runner.engine.resources.speculation is not None,
+            "is_processing": ledger.is_busy(slot),
+            "n_prompt_tokens": len(ledger.tokens[slot]),
         }
-        for sequence in sorted(
-            measure_cache_usage(runner.engine.ledger).sequences, key=lambda sequence: sequence.slot
-        )
+        for slot in range(n_slots)
     ]
 
 
 ROUTES = (
     Route("/props", show_props, further_paths=("/v1/props",)),
     Route("/slots", show_slots, further_paths=("/v1/slots",)),
+    Route("/slots/{slot}", change_slot, ("POST",)),
     Route("/apply-template", apply_template, ("POST",)),
 )

@@ -146,7 +146,9 @@ def test_props_slots_and_apply_template(serve: Callable[..., Served]) -> None:
     assert props["default_generation_settings"]["n_ctx"] == 512
     assert props["default_generation_settings"]["params"]["temperature"] == 0
     assert props["chat_template"].startswith("{% for m in messages %}")
-    (slot,) = httpx.get(f"{served.url}/slots").json()
-    assert not slot["is_processing"] and slot["n_ctx"] == 512 and slot["n_prompt_tokens"] > 0
+    slots = httpx.get(f"{served.url}/slots").json()
+    assert [(slot["id"], slot["n_ctx"]) for slot in slots] == [(0, 512), (1, 512), (2, 512)]
+    assert sum(slot["n_prompt_tokens"] > 0 for slot in slots) == 1
+    assert not any(slot["is_processing"] for slot in slots)
     prompt = httpx.post(f"{served.url}/apply-template", json={"messages": HELLO}).json()["prompt"]
     assert prompt.endswith("<user>Once upon a time\n<assistant>")
