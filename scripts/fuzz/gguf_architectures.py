@@ -550,14 +550,24 @@ def base_models(folder: Path, only: str) -> list[Path]:
     return paths
 
 
+def _import_all() -> None:
+    """Import the modules of llmcli, so that the forks need not import them. Those of extras that
+    are not installed are left out.
+    """
+    import importlib
+    import pkgutil
+
+    import llmcli
+
+    for module in pkgutil.walk_packages(llmcli.__path__, "llmcli."):
+        if not module.name.startswith(("llmcli.serve", "llmcli.batch.ray", "llmcli.hardware.ray")):
+            with suppress(ImportError):
+                importlib.import_module(module.name)
+
+
 def run(args: argparse.Namespace) -> list[Outcome]:
     """Run the mutants that have no result yet, and return the outcomes of all."""
-    # imported before the forks, so that each need not import them
-    import llmcli.app
-    import llmcli.commands.cli
-    import llmcli.model_loader.open_model
-    import llmcli.runtime.runner  # noqa: F401
-
+    _import_all()
     paths = base_models(args.folder, args.only)
     results = args.folder / "results.jsonl"
     lines = results.read_text().splitlines() if results.exists() else []
