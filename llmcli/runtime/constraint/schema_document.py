@@ -44,7 +44,7 @@ NAMED_SCHEMA_LOCATIONS: tuple[Location, ...] = (
     ("components", "schemas"),
 )
 OLD_DRAFT = re.compile("json-schema.org/draft-0[3-7]/")
-NO_BASE = "document:///"  # the base address of a schema without $id
+NO_BASE = ""  # the base address of a schema without $id
 
 
 class SchemaDocument:
