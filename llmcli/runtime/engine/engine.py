@@ -91,6 +91,8 @@ class Engine:
         self.on_progress: Callable[[int, PromptProgress], None] = lambda sequence, progress: None
         # totals: computed prompt tokens, and generated tokens
         self._n_prompt_tokens = self._n_tokens = 0
+        # totals: forward passes, and the sequences of all passes
+        self._n_passes = self._n_pass_sequences = 0
 
     @property
     def is_busy(self) -> bool:
@@ -118,6 +120,8 @@ class Engine:
             self._n_prompt_tokens,
             n_tokens,
             scheduler.n_preemptions,
+            self._n_passes,
+            self._n_pass_sequences,
         )
 
     @property
@@ -254,6 +258,8 @@ class Engine:
             # sequences
             self._current_pass = None
         seconds = time.perf_counter() - start_time
+        self._n_passes += 1
+        self._n_pass_sequences += len(plan.shares)
         if is_scheduled:
             self.scheduler.record_pass(len(plan.tokens), seconds)
         first = 0

@@ -63,8 +63,8 @@ class EngineLoad:
 
     - `n_preempted`: waiting requests that were preempted. They are also counted in `n_waiting`.
     - `used_cells`: how many of the `n_cells` cells contain tokens.
-    - `prompt_tokens` (computed), `tokens` (generated) and `n_preemptions`: totals since the engine
-      was created.
+    - `prompt_tokens` (computed), `tokens` (generated), `n_preemptions`, `n_passes` (forward passes)
+      and `pass_sequences` (the sequences of all passes): totals since the engine was created.
     """
 
     n_running: int
@@ -75,3 +75,5 @@ class EngineLoad:
     prompt_tokens: int
     tokens: int
     n_preemptions: int
+    n_passes: int = 0
+    pass_sequences: int = 0

@@ -166,7 +166,7 @@ class Answer:
     - `top_logprobs`: the likeliest tokens of each step. The entry of a step without a draw is
       empty. The tuple is empty when they were not requested.
     - `n_drafted`: drafted tokens that the model has checked; None when the strategy drafts nothing.
-      `n_accepted`: how many of them were right.
+      `n_accepted`: how many of them were right. `n_drafts`: how many drafts they were in.
     - `overflow_stats`: what was dropped from a full context.
     - `error`: the reason why the answer failed. An error that is not a UserError is a bug.
     - `prompt_scores`: the score of each prompt token after the first, if requested. Of several
@@ -186,6 +186,7 @@ class Answer:
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     n_drafted: int | None = None
     n_accepted: int = 0
+    n_drafts: int = 0
     overflow_stats: OverflowStats = NO_OVERFLOW
     error: Exception | None = None
     prompt_scores: tuple[TokenScore, ...] = ()

@@ -107,6 +107,7 @@ class SequenceAccounting:
     queue_seconds: float = 0.0  # seconds between the call and the first pass
     n_drafted: int | None = None  # drafted tokens that were checked; None without drafting
     n_accepted: int = 0  # drafted tokens that were right
+    n_drafts: int = 0  # drafts that were checked
 
 
 @dataclass(slots=True, eq=False)
@@ -298,6 +299,7 @@ class Sequence:
             top_logprobs=tuple(top_logprobs[: len(self.times)]),
             n_drafted=accounting.n_drafted,
             n_accepted=accounting.n_accepted,
+            n_drafts=accounting.n_drafts,
             overflow_stats=self.overflow_stats,
             error=self.error,
             prompt_scores=tuple(self.prompt_scores),

@@ -268,12 +268,15 @@ class EmbeddingJob:
     def __init__(self, embedder: Embedder, texts: Sequence[Sequence[int]], norm: int) -> None:
         self.vectors: list[Vector] = []
         self.tokens = sum(map(len, texts))  # total number of tokens
+        self.n_passes = 0  # forward passes so far
         self._norm = norm
         self._steps = self._run(embedder, texts)
 
     def step(self) -> bool:
         """Compute one forward pass and return True. Return False when all passes are computed."""
-        return next(self._steps, False)
+        is_computed = next(self._steps, False)
+        self.n_passes += is_computed
+        return is_computed
 
     def _run(self, embedder: Embedder, texts: Sequence[Sequence[int]]) -> Iterator[bool]:
         """Compute the vectors of all texts, and yield True after each forward pass. Where a text

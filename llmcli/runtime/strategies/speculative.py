@@ -70,7 +70,7 @@ class SpeculativeStrategy(GuidedStrategy):
         self.limit = math.inf if request.max_tokens is None else request.max_tokens
         # the drafter's state, its draft, and the seconds that drafting took
         self.last_draft: tuple[DraftState, Draft, float] | None = None
-        self.n_drafted = self.n_accepted = 0
+        self.n_drafted = self.n_accepted = self.n_drafts = 0
         # False once the cells of wrong guesses could not be dropped; then drafting stops
         self.can_drop_cells = True
         # rows of the next pass without those of the guesses; more than one after forced text
@@ -139,6 +139,7 @@ class SpeculativeStrategy(GuidedStrategy):
             if finish is not None or n_agreed < len(new_tokens) or position == len(guessed):
                 break
         self._drop_wrong_guesses(sequence, start + n_right)
+        self.n_drafts += bool(guessed)
         self.n_drafted += len(guessed)
         self.n_accepted += n_right
         drafter.record_result(len(guessed), n_right)
@@ -169,10 +170,9 @@ class SpeculativeStrategy(GuidedStrategy):
         """Record how many tokens were drafted and accepted, and close the drafters. Return the text
         that was held back.
         """
-        sequence.accounting.n_drafted, sequence.accounting.n_accepted = (
-            self.n_drafted,
-            self.n_accepted,
-        )
+        accounting = sequence.accounting
+        accounting.n_drafted, accounting.n_accepted = self.n_drafted, self.n_accepted
+        accounting.n_drafts = self.n_drafts
         for drafter in self.drafters:
             drafter.close()
         return super().finish(sequence, finish)

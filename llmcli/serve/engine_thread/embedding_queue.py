@@ -88,7 +88,7 @@ class EmbeddingQueue:
                     pass
         finally:
             self._open -= 1
-        bridge.metrics.record_embedding(job.tokens)
+        bridge.metrics.record_embedding(job.tokens, job.n_passes)
         return job.vectors
 
     async def _call(self, function: Callable[[], T], status: int) -> T:

@@ -18,6 +18,7 @@ from llmcli.runtime.engine.schedule import EngineLoad
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import KVReport
 
+LLAMA_SERVER_PREFIX = "llamacpp:"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Upper bounds of buckets in seconds: those of vLLM, plus smaller ones for small models.
 FIRST_TOKEN_BUCKETS = (
@@ -121,6 +122,7 @@ class ServerMetrics:
         self._finished: Counter[str] = Counter()
         self._rejected: Counter[str] = Counter()
         self._cached = self._cancelled = self._embedded = self._drafted = self._accepted = 0
+        self._drafts = self._embedding_passes = self._longest = 0
         self._last_token_at: float | None = None
 
     def record_token(self) -> None:
@@ -150,6 +152,8 @@ class ServerMetrics:
         with self._lock:
             self._finished[answer.finish] += 1
             self._cached += answer.cached_tokens
+            self._longest = max(self._longest, answer.prompt_tokens + len(answer.tokens))
+            self._drafts += answer.n_drafts
             self._drafted += answer.n_drafted or 0
             self._accepted += answer.n_accepted
             for name, values in values_by_histogram.items():
@@ -165,10 +169,11 @@ class ServerMetrics:
         with self._lock:
             self._rejected[reason] += 1
 
-    def record_embedding(self, tokens: int) -> None:
-        """Count the tokens of texts for which embeddings were computed."""
+    def record_embedding(self, tokens: int, n_passes: int = 0) -> None:
+        """Count the tokens of texts for which embeddings were computed, and the passes over them."""
         with self._lock:
             self._embedded += tokens
+            self._embedding_passes += n_passes
 
     def render(self, model: str, gauges: LiveGauges) -> str:
         """Return all metrics as Prometheus text. `model`: the name of the served model."""
@@ -177,6 +182,7 @@ class ServerMetrics:
             for name, (description, _) in HISTOGRAMS.items():
                 lines += _head(name, "histogram", description)
                 lines += self._histograms[name].lines(f"llmcli_{name}")
+            lines += self._llama_server_metrics(gauges)
         return "\n".join(lines) + "\n"
 
     def _counters(self, gauges: LiveGauges) -> Iterator[str]:
@@ -236,9 +242,76 @@ class ServerMetrics:
         yield from _head("model_info", "gauge", "The served model.")
         yield f'llmcli_model_info{{model="{_escape_label(model)}"}} 1'
 
+    def _llama_server_metrics(self, gauges: LiveGauges) -> Iterator[str]:
+        """Yield the metrics of llama-server under its names, so that dashboards for it work."""
+        load = gauges.load
+        prompt_seconds = self._histograms["request_prefill_time_seconds"].sum
+        token_seconds = self._histograms["inter_token_latency_seconds"].sum
+        n_gaps = sum(self._histograms["inter_token_latency_seconds"].counts)
+        n_passes = load.n_passes + self._embedding_passes
+        for name, kind, description, value in (
+            (
+                "prompt_tokens_total",
+                "counter",
+                "Prompt tokens computed.",
+                load.prompt_tokens + self._embedded,
+            ),
+            (
+                "prompt_tokens_cached_total",
+                "counter",
+                "Prompt tokens found in the cache.",
+                self._cached,
+            ),
+            ("prompt_seconds_total", "counter", "Time of the passes over prompts.", prompt_seconds),
+            ("tokens_predicted_total", "counter", "Tokens drawn.", load.tokens),
+            (
+                "tokens_predicted_seconds_total",
+                "counter",
+                "Time between the tokens of answers.",
+                token_seconds,
+            ),
+            ("n_decode_total", "counter", "Forward passes.", n_passes),
+            (
+                "n_tokens_max",
+                "counter",
+                "Tokens of the longest prompt with its answer.",
+                self._longest,
+            ),
+            ("spec_decode_num_drafts_total", "counter", "Drafts that were checked.", self._drafts),
+            ("spec_decode_num_draft_tokens_total", "counter", "Draft tokens.", self._drafted),
+            (
+                "spec_decode_num_accepted_tokens_total",
+                "counter",
+                "Accepted draft tokens.",
+                self._accepted,
+            ),
+            (
+                "prompt_tokens_seconds",
+                "gauge",
+                "Prompt tokens a second.",
+                load.prompt_tokens / prompt_seconds if prompt_seconds else 0.0,
+            ),
+            (
+                "predicted_tokens_seconds",
+                "gauge",
+                "Tokens of an answer a second.",
+                n_gaps / token_seconds if token_seconds else 0.0,
+            ),
+            ("requests_processing", "gauge", "Answers that are running.", load.n_running),
+            ("requests_deferred", "gauge", "Answers that are waiting.", load.n_waiting),
+            (
+                "n_busy_slots_per_decode",
+                "gauge",
+                "Mean number of answers in a pass.",
+                load.pass_sequences / load.n_passes if load.n_passes else 0.0,
+            ),
+        ):
+            yield from _head(name, kind, description, LLAMA_SERVER_PREFIX)
+            yield f"{LLAMA_SERVER_PREFIX}{name} {value:.9g}"
 
-def _head(name: str, kind: str, description: str) -> tuple[str, str]:
-    return f"# HELP llmcli_{name} {description}", f"# TYPE llmcli_{name} {kind}"
+
+def _head(name: str, kind: str, description: str, prefix: str = "llmcli_") -> tuple[str, str]:
+    return f"# HELP {prefix}{name} {description}", f"# TYPE {prefix}{name} {kind}"
 
 
 def _escape_label(value: str) -> str:

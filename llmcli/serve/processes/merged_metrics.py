@@ -9,10 +9,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-# Metrics that are not summed: for MINIMUM_METRICS the smallest value is used, for
-# FIRST_REPLICA_METRICS the value of the first replica.
+# Metrics that are not summed: for MINIMUM_METRICS the smallest value is used, for MAXIMUM_METRICS
+# the largest, for MEAN_METRICS the mean, for FIRST_REPLICA_METRICS the value of the first replica.
 MINIMUM_METRICS = ("llmcli_last_token_age_seconds",)
 FIRST_REPLICA_METRICS = ("llmcli_model_info",)
+MAXIMUM_METRICS = ("llamacpp:n_tokens_max",)
+MEAN_METRICS = (
+    "llamacpp:prompt_tokens_seconds",
+    "llamacpp:predicted_tokens_seconds",
+    "llamacpp:n_busy_slots_per_decode",
+)
 SHARE_METRICS = {"llmcli_kv_cache_usage_perc": ("llmcli_kv_cells_used", "llmcli_kv_cells")}
 # Metrics that are also reported for each replica: load and cache.
 PER_REPLICA_METRICS = (
@@ -99,15 +105,15 @@ MERGED_PATHS = ("/metrics", "/v1/kv")
 
 
 def _merge_values(sample: str, values: list[float]) -> float:
-    """Return the value of a sample for all replicas: the sum, the smallest or the first value."""
+    """Return the value of a sample for all replicas: usually the sum."""
     name = sample.partition("{")[0]
-    return (
-        min(values)
-        if name in MINIMUM_METRICS
-        else values[0]
-        if name in FIRST_REPLICA_METRICS
-        else sum(values)
-    )
+    if name in MINIMUM_METRICS:
+        return min(values)
+    if name in MAXIMUM_METRICS:
+        return max(values)
+    if name in MEAN_METRICS:
+        return sum(values) / len(values)
+    return values[0] if name in FIRST_REPLICA_METRICS else sum(values)
 
 
 def _metric_name(sample: str, heads: Mapping[str, Any]) -> str:

@@ -13,9 +13,9 @@ async def show_metrics(service: Service, request: Request) -> Response:
     """Respond with the metrics. The values of the engine are read between two steps."""
     bridge = service.bridge
     gauges = await bridge.run_on_engine_thread(lambda: _read_gauges(bridge.runner))
-    return Response(
-        bridge.metrics.render(service.settings.model_name, gauges), media_type=CONTENT_TYPE
-    )
+    text = bridge.metrics.render(service.settings.model_name, gauges)
+    started_at = {"process-start-time-unix": str(service.settings.created)}  # as llama-server
+    return Response(text, headers=started_at, media_type=CONTENT_TYPE)
 
 
 def _read_gauges(runner: Runner) -> LiveGauges:

@@ -152,3 +152,40 @@ def test_props_slots_and_apply_template(serve: Callable[..., Served]) -> None:
     assert not any(slot["is_processing"] for slot in slots)
     prompt = httpx.post(f"{served.url}/apply-template", json={"messages": HELLO}).json()["prompt"]
     assert prompt.endswith("<user>Once upon a time\n<assistant>")
+
+
+def test_metrics_have_the_names_of_llama_server_too(tiny: Served) -> None:
+    """As its own tests check them: the counts agree with the timings of the answers."""
+    text = "a very new beginning of a story about a dog. " * 3
+    before = llama_server_metrics(tiny)
+    timings = [
+        httpx.post(
+            f"{tiny.url}/completion", json={"prompt": text, "n_predict": 4, "ignore_eos": True}
+        ).json()["timings"]
+        for _ in range(2)
+    ]
+    after = llama_server_metrics(tiny)
+
+    def added(name: str) -> float:
+        return after[name] - before[name]
+
+    assert added("prompt_tokens_total") == sum(item["prompt_n"] for item in timings)
+    assert added("prompt_tokens_cached_total") == sum(item["cache_n"] for item in timings) > 0
+    assert added("tokens_predicted_total") == 8
+    assert added("n_decode_total") >= 8
+    assert after["n_tokens_max"] >= timings[0]["prompt_n"] + timings[0]["cache_n"] + 4
+    assert after["requests_processing"] == after["requests_deferred"] == 0
+    assert after["n_busy_slots_per_decode"] >= 1
+    assert after["prompt_tokens_seconds"] > 0 and after["predicted_tokens_seconds"] > 0
+    httpx.post(f"{tiny.v1}/embeddings", json={"input": "hello"})
+    embedded = llama_server_metrics(tiny)
+    assert embedded["prompt_tokens_total"] > after["prompt_tokens_total"]
+    assert embedded["n_decode_total"] > after["n_decode_total"]
+    head = httpx.get(f"{tiny.url}/metrics").headers
+    assert head["process-start-time-unix"] == str(tiny.settings.created)
+
+
+def llama_server_metrics(served: Served) -> dict[str, float]:
+    lines = httpx.get(f"{served.url}/metrics").text.splitlines()
+    pairs = [line.split(" ", 1) for line in lines if line.startswith("llamacpp:")]
+    return {name.removeprefix("llamacpp:"): float(value) for name, value in pairs}
