@@ -459,7 +459,7 @@ def test_a_gguf_on_the_hub_is_planned_from_its_header(
     done = llmcli("plan", "org/big:Q8_0", "--json")
     assert stable_fields(done) == stable_fields(llmcli("plan", str(file), "--json"))
     (first_range, *next_ranges) = [str(byte_range) for byte_range in hub.gets("big-Q8_0.gguf")]
-    assert first_range == "bytes=0-2047"
+    assert first_range.startswith("bytes=0-")
     assert next_ranges
     last_byte = max(
         int(byte_range.rpartition("-")[2]) for byte_range in (first_range, *next_ranges)
