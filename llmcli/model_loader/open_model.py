@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from llmcli import text_input
 from llmcli.catalog import catalog, store
 from llmcli.catalog.fetch import FetchedModel
 from llmcli.config import Config
@@ -18,6 +17,7 @@ from llmcli.model_loader.opened_model import OpenedModel
 from llmcli.model_loader.prepare import prepare_model
 from llmcli.model_loader.rehearsal.rehearse import rehearse_file, rehearse_model
 from llmcli.model_loader.run_flags import RunFlags
+from llmcli.model_loader.template_option import read_template_option
 from llmcli.planning import resolve_options, tuned_profile
 from llmcli.planning.admission import check_memory
 from llmcli.planning.run_plan import RunPlan
@@ -70,7 +70,7 @@ class ModelSwitcher:
             on_other_thread,
         )
         self._template = (
-            text_input.read_template(run_flags.chat_template) if run_flags.chat_template else None
+            read_template_option(run_flags.chat_template) if run_flags.chat_template else None
         )
         if self._template is not None:
             # checked now, because otherwise every request to a server would fail

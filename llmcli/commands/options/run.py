@@ -97,7 +97,7 @@ MODEL_FLAGS = (
         "chat_template",
         ("--chat-template",),
         str,
-        "chat template to use instead of the model's: a file or Jinja text",
+        "chat template to use instead of the model's: a file, Jinja text, or a name such as chatml",
         "TEMPLATE",
         _require_text("--chat-template"),
     ),
