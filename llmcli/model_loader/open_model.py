@@ -139,6 +139,7 @@ class ModelSwitcher:
         options = resolve_options.resolve_flash_attention(
             plan.header, plan.options, plan.gpu_layers, self.config, plan.slots, self.parallel
         )
+        options = replace(options, gpu_layers=format_layers(plan.gpu_layers))
         opening = open_runner(
             model.path,
             options,
@@ -157,7 +158,9 @@ class ModelSwitcher:
         )
         self._print_notes(plan, runner)
         file_bytes = sum(file.stat().st_size for file in runner.header.files)
-        return OpenedModel(model.name, runner, file_bytes, model.system, model.settings)
+        return OpenedModel(
+            model.name, runner, file_bytes, model.system, model.settings, model.sha256
+        )
 
     def _plan(self, model: FetchedModel, header: ModelHeader, slots: int) -> RunPlan:
         """Return the plan of a run of the model for `slots` answers at once. The options are those
@@ -222,6 +225,11 @@ class ModelSwitcher:
             model = prepare_model(flags.model_draft, None, self.config, self.ui)
         rehearse_file(model.path, self.config, self.ui)
         return DraftSettings(flags.ngram_draft, model.path)
+
+
+def format_layers(count: int) -> str:
+    """Return a number of layers on the GPU, negative for all, as the option -ngl takes it."""
+    return "all" if count < 0 else str(count)
 
 
 def tokens_per_answer(run_flags: RunFlags, parallel: int) -> int | None:

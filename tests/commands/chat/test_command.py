@@ -18,7 +18,14 @@ Fake = Callable[..., list[Any]]
 
 NUMBER = (int, float)
 SHAPE: dict[str, Any] = {
-    "model": {"name": str, "path": str, "file_bytes": int, "file_type": str, "parameters": int},
+    "model": {
+        "name": str,
+        "path": str,
+        "file_bytes": int,
+        "file_type": str,
+        "parameters": int,
+        "sha256": str,
+    },
     "text": str,
     "finish": str,
     "tokens": [
@@ -56,6 +63,10 @@ SHAPE: dict[str, Any] = {
         "output_bytes": int,
     },
     "seed": int,
+    "settings": dict,
+    "build": dict,
+    "machine": dict,
+    "request": {"prompt": str, "flags": dict},
 }
 
 
@@ -124,12 +135,14 @@ def test_run_reads_the_prompt_from_stdin_an_argument_or_a_file(
 
 
 def test_escape_sequences_of_a_model_never_reach_the_terminal(llmcli: Llmcli, fake: Fake) -> None:
-    evil = "\x1b[2J\x1b]0;owned\x07 a\rb\x9bc \u202e done"
+    evil = "\x1b[2J\x1b]0;owned\x07 a\rb\x9bc \u202e\u2066\x7f done"
     fake(evil.encode())
     out = llmcli("run", "fake", "x", "--temp", "0").out
-    assert not set(out) & set("\x1b\x07\r\x9b\u202e")
+    assert not set(out) & set("\x1b\x07\r\x9b\u202e\u2066\x7f")
     assert out.startswith("␛[2J␛]0;owned␇ a␍b")
-    answer = parse_strict_json(llmcli("run", "fake", "x", "--temp", "0", "--json").out)
+    document = llmcli("run", "fake", "x", "--temp", "0", "--json").out
+    assert not set(document) & set("\x1b\x07\r\x9b\u202e\u2066\x7f")
+    answer = parse_strict_json(document)
     assert answer["text"] == evil  # programs get the exact text
 
 
