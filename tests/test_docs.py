@@ -206,11 +206,13 @@ def parse_command(command: Any, label: str, words: list[str], parent: Any) -> No
 def test_the_parser_of_examples_finds_mistakes() -> None:
     from typer.exceptions import TyperException
 
+    from llmcli.errors import UsageError
+
     parse_llmcli(["bench", "x", "-p", "3"])
     parse_llmcli(["sessions", "show", "x"])
     parse_llmcli(["list"])
     for words in (["run", "--tempo", "1"], ["bench", "load", "--users", "3"], ["chit"], ["rm"]):
-        with pytest.raises(TyperException):
+        with pytest.raises((TyperException, UsageError)):
             parse_llmcli(words)
     assert list(simple_commands("A=1 llmcli run x 'a | b' | cat > f # c")) == [
         ["llmcli", "run", "x", "a | b"],

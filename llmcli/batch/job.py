@@ -29,12 +29,16 @@ from llmcli.batch.request_line import (
 )
 from llmcli.runtime import kv_state_file
 from llmcli.runtime.runner import Runner
-from llmcli.runtime.sampling import N_SEEDS, RANDOM_SEED
+from llmcli.runtime.sampling import N_SEEDS, RANDOM_SEED, Sampling, default_sampling
 from quant.errors import UserError
 
 # Request fields that force an answer into a format. If a line sets one of them, the batch's
 # defaults for all of them are ignored.
 FORM_FIELDS = ("response_format", "json_schema", "grammar", "tools")
+
+
+# sampling settings that the first version did not have
+LATER_SETTINGS = frozenset({"dry_sequence_breakers", "top_n_sigma", "infill"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ def batch_identity(runner: Runner, rules: BatchRules, survey: LineSurvey) -> dic
         "model": model.as_dict() if model else settings.model_name,
         "name": settings.model_name,
         "context": runner.n_ctx,
-        "sampling": settings.sampling.as_dict(),
+        "sampling": _sampling_identity(settings.sampling),
         "system": settings.system,
         "stops": list(settings.stops),
         "predict": settings.max_tokens,
@@ -75,6 +79,18 @@ def batch_identity(runner: Runner, rules: BatchRules, survey: LineSurvey) -> dic
         "plan": rules.plan.__name__,
         # left out by default, so that batches which an earlier version has begun can be resumed
         **({"endless": True} if settings.allow_repetition else {}),
+    }
+
+
+def _sampling_identity(sampling: Sampling) -> dict[str, Any]:
+    """Return the sampling settings of a batch. Settings of LATER_SETTINGS that have their defaults
+    are left out, so that batches which an earlier version has begun can be resumed.
+    """
+    defaults = default_sampling().as_dict()
+    return {
+        name: value
+        for name, value in sampling.as_dict().items()
+        if name not in LATER_SETTINGS or value != defaults[name]
     }
 
 

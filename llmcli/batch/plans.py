@@ -31,5 +31,7 @@ def plain(form: ApiForm) -> AnswerPlan:
     """
     form.compile_constraint()
     answers = yield [SampleRequest(request, form.n_samples) for request in form.requests]
-    document: Document = form.complete_document([answer for samples in answers for answer in samples])
+    document: Document = form.complete_document(
+        [answer for samples in answers for answer in samples]
+    )
     return document

@@ -8,7 +8,7 @@ llmcli has quantized from it, with its own manifest.json.
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -75,13 +75,19 @@ class Manifest:
 
     @property
     def sha256(self) -> str:
-        """The sha256 of the file. For several files, the sha256 of a text with one line
-        `SHA256  NAME` for each file, as sha256sum prints it.
-        """
-        if len(self.files) == 1:
-            return self.files[0].sha256
-        lines = "".join(f"{file.sha256}  {Path(file.path).name}\n" for file in self.files)
-        return hashlib.sha256(lines.encode()).hexdigest()
+        """The sha256 of the files (`combine_hashes`)."""
+        return combine_hashes([(Path(file.path).name, file.sha256) for file in self.files])
+
+
+def combine_hashes(hashes: Sequence[tuple[str, str]]) -> str:
+    """Return the sha256 of a model from the name and the sha256 of each of its files: that of the
+    file, or for several files that of a text with one line `SHA256  NAME` for each, as sha256sum
+    prints it.
+    """
+    if len(hashes) == 1:
+        return hashes[0][1]
+    lines = "".join(f"{sha256}  {name}\n" for name, sha256 in hashes)
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def models_folder(config: Config) -> Path:

@@ -68,6 +68,7 @@ class ChatSession:
     - `endless`: continue if an answer only repeats itself.
     - `logprobs`: compute the log-probability of every drawn token.
     - `file_bytes`: size of the model file when it was loaded. (The file may have changed since.)
+    - `model_sha256`: sha256 of the model's files, "" if it is not known.
     - `models`: opens other models; None if the model cannot be changed.
     - `measure_speed`: function for /bench. Takes the runner, and the numbers of prompt tokens and
       of generated tokens.
@@ -93,6 +94,7 @@ class ChatSession:
     endless: bool = False
     logprobs: bool = False
     file_bytes: int = 0
+    model_sha256: str = ""
     models: ModelChoices | None = None
     measure_speed: Callable[[Runner, int, int], Sequence[MeasuredSpeed]] | None = None
     attachments: list[str] = field(default_factory=list)

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from llmcli import text_input
 from llmcli.catalog import catalog, store
 from llmcli.catalog.fetch import FetchedModel
 from llmcli.config import Config
@@ -18,6 +17,7 @@ from llmcli.model_loader.opened_model import OpenedModel
 from llmcli.model_loader.prepare import prepare_model
 from llmcli.model_loader.rehearsal.rehearse import rehearse_file, rehearse_model
 from llmcli.model_loader.run_flags import RunFlags
+from llmcli.model_loader.template_option import read_template_option
 from llmcli.planning import resolve_options, tuned_profile
 from llmcli.planning.admission import check_memory
 from llmcli.planning.run_plan import RunPlan
@@ -70,7 +70,7 @@ class ModelSwitcher:
             on_other_thread,
         )
         self._template = (
-            text_input.read_template(run_flags.chat_template) if run_flags.chat_template else None
+            read_template_option(run_flags.chat_template) if run_flags.chat_template else None
         )
         if self._template is not None:
             # checked now, because otherwise every request to a server would fail
@@ -139,6 +139,7 @@ class ModelSwitcher:
         options = resolve_options.resolve_flash_attention(
             plan.header, plan.options, plan.gpu_layers, self.config, plan.slots, self.parallel
         )
+        options = replace(options, gpu_layers=format_layers(plan.gpu_layers))
         opening = open_runner(
             model.path,
             options,
@@ -157,7 +158,9 @@ class ModelSwitcher:
         )
         self._print_notes(plan, runner)
         file_bytes = sum(file.stat().st_size for file in runner.header.files)
-        return OpenedModel(model.name, runner, file_bytes, model.system, model.settings)
+        return OpenedModel(
+            model.name, runner, file_bytes, model.system, model.settings, model.sha256
+        )
 
     def _plan(self, model: FetchedModel, header: ModelHeader, slots: int) -> RunPlan:
         """Return the plan of a run of the model for `slots` answers at once. The options are those
@@ -222,6 +225,11 @@ class ModelSwitcher:
             model = prepare_model(flags.model_draft, None, self.config, self.ui)
         rehearse_file(model.path, self.config, self.ui)
         return DraftSettings(flags.ngram_draft, model.path)
+
+
+def format_layers(count: int) -> str:
+    """Return a number of layers on the GPU, negative for all, as the option -ngl takes it."""
+    return "all" if count < 0 else str(count)
 
 
 def tokens_per_answer(run_flags: RunFlags, parallel: int) -> int | None:

@@ -16,3 +16,4 @@ class OpenedModel:
     file_bytes: int  # size of the model's files
     system: str | None = None  # default system text
     settings: Mapping[str, Any] = field(default_factory=dict)  # default sampling settings
+    sha256: str = ""  # of the model's files; "" for a path that was never pulled

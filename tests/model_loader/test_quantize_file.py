@@ -179,8 +179,7 @@ def test_imatrix_is_used_and_named_in_the_document(run, model: Path, tmp_path: P
     document = json.loads(stdout)
     assert (document["imatrix"], document["without_importance"]) == (str(weights), 1)
     assert (
-        "has no data for 1 tensor, quantized without importance weights: "
-        "token_embd.weight" in err
+        "has no data for 1 tensor, quantized without importance weights: token_embd.weight" in err
     )
     assert read_header.read_header(out).metadata["quantize.imatrix.file"] == str(weights)[:127]
     assert json.loads(

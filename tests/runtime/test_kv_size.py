@@ -197,7 +197,7 @@ def test_a_sliding_window_in_some_layers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["deepseek v2, compressed queries", "gpt-oss", "gemma2, window on other layers"]
+    "name", ["deepseek v2, compressed queries", "gpt-oss", "gemma2, other sliding layers"]
 )
 def test_compressed_keys_and_windows_of_other_families(tmp_path, name):
     pytest.importorskip("transformers", reason="transformers is not installed: it makes the models")

@@ -32,7 +32,7 @@ def test_every_window_begins_with_the_end_token():
 
 
 def test_portions_share_no_text():
-    size = teacher_text.PORTIONS * teacher_text.PORTION
+    size = teacher_text.PORTIONS * teacher_text.PORTION_CHARS
     kinds = {"wiki": chr(0x4E00), "code": chr(0x3400), "plays": chr(0x1000)}
     texts = {
         name: "".join(chr(ord(first) + at // 1000) for at in range(size))

@@ -53,6 +53,7 @@ def _use_model(chat: ChatSession, opened: OpenedModel) -> None:
     # Nothing after this line can fail, so that the session never has the state of two models.
     conversation.sampling, conversation.system = sampling, conversation.system or opened.system
     chat.name, chat.runner, chat.file_bytes = opened.name, opened.runner, opened.file_bytes
+    chat.model_sha256 = opened.sha256
 
 
 def _warn_if_too_long(chat: ChatSession) -> None:

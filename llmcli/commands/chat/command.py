@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from llmcli.chat.chat_session import ChatSession
     from llmcli.chat.conversation.conversation import Conversation
     from llmcli.chat.conversation.history import HistoryItem
+    from llmcli.chat.receipt import ReplayComparison, RunReceipt
     from llmcli.config import Config
+    from llmcli.runtime.requests.request import Answer
     from llmcli.ui import UI
 
 
@@ -97,11 +99,22 @@ def run(
             rich_help_panel=panels.OUTPUT,
         ),
     ] = False,
+    replay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Repeat the run of a --json document, and compare the tokens.",
+            rich_help_panel=panels.OUTPUT,
+        ),
+    ] = None,
 ) -> None:
     """Answer one prompt and exit.
 
     Without a prompt, on a terminal, opens the chat.
     """
+    if replay is not None:
+        _replay(ctx, replay, ref, text, json, skeleton)
+        return
     run_flags = parse_run_flags(ctx)
     ref, text = choose_model_and_argument(ref, text, run_flags.model)
     if ref is None:
@@ -134,10 +147,51 @@ def run(
         is_complete = (
             _converse(chat_session, None, run_flags)
             if prompt is None
-            else _answer(chat_session, prompt, json, run_flags.samples)
+            else _answer(chat_session, prompt, json, run_flags)
         )
     if not is_complete:
         raise typer.Exit(1)
+
+
+def _replay(
+    ctx: typer.Context,
+    file: str,
+    ref: str | None,
+    text: str | None,
+    json: bool,
+    skeleton: bool,
+) -> None:
+    """Repeat the run that is recorded in `file`, a document of `run --json`, and say whether the
+    tokens are the same. Exits with 1 if they are not. Typed options override the recorded ones.
+    """
+    from llmcli.chat import receipt
+
+    recorded = receipt.read_receipt(Path(file).expanduser())
+    run_flags = parse_run_flags(ctx, recorded.flags)
+    ref, text = choose_model_and_argument(ref, text, run_flags.model)
+    if text is not None or run_flags.prompt is not None or run_flags.file is not None or skeleton:
+        raise UsageError(
+            "--replay repeats the prompt of its file", hint="leave out the prompt and --skeleton"
+        )
+    config, ui = start_command(json, run_flags.offline, trust=run_flags.trust)
+    ref = ref or _recorded_model(recorded, config)
+    with _open_chat(ref, run_flags, config, ui, logprobs=True, is_chat=False) as chat_session:
+        is_same = _answer(chat_session, recorded.request.prompt, json, run_flags, recorded)
+    if not is_same:
+        raise typer.Exit(1)
+
+
+def _recorded_model(recorded: "RunReceipt", config: "Config") -> str:
+    """Return the REF of a recorded model: its name, or the path of its file if this machine does
+    not know the name.
+    """
+    from llmcli.catalog import fetch
+
+    try:
+        fetch.resolve_ref(recorded.model.name, config)
+    except UserError:
+        return recorded.model.path
+    return recorded.model.name
 
 
 def _print_skeleton_result(result: "SkeletonResult", ui: "UI") -> None:
@@ -165,34 +219,33 @@ def _print_skeleton_result(result: "SkeletonResult", ui: "UI") -> None:
     )
 
 
-def _answer(chat_session: "ChatSession", text: str, json: bool, samples: int) -> bool:
+def _answer(
+    chat_session: "ChatSession",
+    text: str,
+    json: bool,
+    run_flags: RunFlags,
+    recorded: "RunReceipt | None" = None,
+) -> bool:
+    """Answer the prompt `text`, and print the answer, or with `json` its document. With `recorded`,
+    compare it with the recorded run. Return whether the answer is complete, or the same.
+    """
     from llmcli.chat import constraint_report
     from llmcli.chat.display import answer_report
     from llmcli.chat.display.stream_writer import print_dimmed
 
     stream = chat_session.open_writer(silent=json)
     # --fit may have reduced n_seq_max
-    samples = min(samples, chat_session.runner.context.n_seq_max)
+    samples = min(run_flags.samples, chat_session.runner.context.n_seq_max)
     answers = (
         chat_session.ask_samples(text, samples, stream)
         if samples > 1
         else [chat_session.ask(text, stream)]
     )
+    document = _build_document(chat_session, text, run_flags, answers) if json or recorded else {}
+    comparison = _compare(recorded, document) if recorded else None
     if json:
-        sample_documents = [
-            {**line_text, **chat_session.constraint_json(answer)}
-            for line_text, answer in zip(
-                answer_report.build_sample_documents(chat_session.runner, answers),
-                answers,
-                strict=True,
-            )
-        ]
-        chat_session.ui.result(
-            {
-                **chat_session.build_document(answers[0], chat_session.last_text),
-                **({"samples": sample_documents} if samples > 1 else {}),
-            }
-        )
+        replay = {"replay": comparison.as_dict()} if comparison else {}
+        chat_session.ui.result({**document, **replay})
     else:
         several = samples > 1
         timing_line = (
@@ -202,6 +255,8 @@ def _answer(chat_session: "ChatSession", text: str, json: bool, samples: int) ->
         )
         for line_text in (timing_line, *answer_report.format_beams(answers[0])):
             print_dimmed(chat_session.ui, line_text)
+    for line_text in comparison.describe() if comparison else ():
+        chat_session.ui.note(line_text)
     if any(answer.finish == "cancelled" for answer in answers):
         raise typer.Exit(130)
     incomplete_answers = [answer for answer in answers if not chat_session.is_complete(answer)]
@@ -211,7 +266,42 @@ def _answer(chat_session: "ChatSession", text: str, json: bool, samples: int) ->
                 chat_session.conversation.constraint, incomplete_answers[0]
             )
         )
+    if comparison:
+        return comparison.token is None
     return not incomplete_answers
+
+
+def _build_document(
+    chat_session: "ChatSession", prompt: str, run_flags: RunFlags, answers: "list[Answer]"
+) -> dict[str, Any]:
+    """Return the document of `run --json`: the answers, and the receipt of the run."""
+    from llmcli.catalog.file_hashes import hash_files
+    from llmcli.chat import receipt
+    from llmcli.chat.display import answer_report
+
+    sample_documents = [
+        {**line_text, **chat_session.constraint_json(answer)}
+        for line_text, answer in zip(
+            answer_report.build_sample_documents(chat_session.runner, answers),
+            answers,
+            strict=True,
+        )
+    ]
+    document = chat_session.build_document(answers[0], chat_session.last_text)
+    document["model"]["sha256"] = chat_session.model_sha256 or hash_files(
+        chat_session.runner.header.files, chat_session.config, chat_session.ui
+    )
+    return {
+        **document,
+        **({"samples": sample_documents} if len(answers) > 1 else {}),
+        **receipt.build_receipt(chat_session, run_flags, prompt, answers[0]),
+    }
+
+
+def _compare(recorded: "RunReceipt", document: dict[str, Any]) -> "ReplayComparison":
+    from llmcli.chat import receipt
+
+    return receipt.compare_runs(recorded, receipt.parse_receipt(document))
 
 
 def _find_session(name: str, config: "Config") -> "HistoryItem":
@@ -339,6 +429,7 @@ def _open_chat(
             run_flags.endless,
             logprobs,
             file_bytes=opened_model.file_bytes,
+            model_sha256=opened_model.sha256,
             models=models,
             measure_speed=measure,
             display=DisplaySettings(

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli import text_input
 from llmcli.commands.options import run
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.run_flags import RunFlags
+from llmcli.model_loader.template_option import read_template_option
 
 if TYPE_CHECKING:
     from llmcli.commands.export.original_weights import OriginalWeights
@@ -115,7 +115,7 @@ def vllm(
     }
     settings = {key: value for key, value in settings.items() if value is not None}
     template = (
-        text_input.read_template(run_flags.chat_template)
+        read_template_option(run_flags.chat_template)
         if run_flags.chat_template
         else weights.template
     )

@@ -97,7 +97,7 @@ MODEL_FLAGS = (
         "chat_template",
         ("--chat-template",),
         str,
-        "chat template to use instead of the model's: a file or Jinja text",
+        "chat template to use instead of the model's: a file, Jinja text, or a name such as chatml",
         "TEMPLATE",
         _require_text("--chat-template"),
     ),
@@ -332,6 +332,18 @@ PANEL_FLAGS: Mapping[str, tuple[str, ...]] = {
     panels.OUTPUT: ("markdown", "hide_thinking", "logprobs"),
 }
 PANEL_OF_FLAG = {name: panel for panel, names in PANEL_FLAGS.items() for name in names}
+# The options that a receipt may set. No other: it may come from a stranger.
+REPLAYED_FLAGS = frozenset(
+    (
+        *("quant", "chat_template", "raw", "no_profile", "system"),
+        *PANEL_FLAGS[panels.ANSWER],
+        *("grammar", "json_schema", "grammar_engine", "jump"),
+        *PANEL_FLAGS[panels.SAMPLING],
+        *("ctx_size", "on_full", "cache_type_k", "cache_type_v"),
+        *("threads", "threads_batch", "batch_size", "ubatch_size", "gpu_layers", "flash_attn"),
+        *("gemm", "model_draft", "ngram_draft", "reproducible"),
+    )
+)
 # The options that set a field of RunFlags, where they do not have its name.
 FLAGS_OF_FIELD: Mapping[str, tuple[str, ...]] = {
     "constraint": PANEL_FLAGS[panels.FORMAT],
@@ -471,16 +483,17 @@ CONFLICTS = (
 )
 
 
-def parse_run_flags(ctx: typer.Context) -> RunFlags:
+def parse_run_flags(ctx: typer.Context, recorded: Mapping[str, object] | None = None) -> RunFlags:
     """Return the run options of this command line. They are checked as far as possible without a
-    model. Raises UserError, or UsageError for options that cannot be combined.
+    model. `recorded`: values of options in a receipt (`run --replay`), which typed options
+    override. Raises UserError, or UsageError for options that cannot be combined.
     """
     from llmcli.commands.options.constraint import take_constraint
     from llmcli.runtime.draft_settings import parse_ngram_draft
     from llmcli.runtime.requests.beam_settings import BeamSettings
     from llmcli.runtime.sampling import default_sampling, sampling_settings
 
-    typed: dict[str, Any] = dict(ctx.meta.get(META_KEY, {}))
+    typed: dict[str, Any] = {**_restore(recorded or {}), **ctx.meta.get(META_KEY, {})}
     settings = _pop_all(typed, sampling_settings())
     default_sampling().with_values(settings)
     search = BeamSettings().with_values(_pop_all(typed, (flag.name for flag in BEAM_FLAGS)))
@@ -496,6 +509,23 @@ def parse_run_flags(ctx: typer.Context) -> RunFlags:
     flags = RunFlags(options, settings, search, frozenset(runtime), **typed, constraint=constraint)
     check_conflicts(flags)
     return flags
+
+
+def _restore(recorded: Mapping[str, object]) -> dict[str, Any]:
+    """Return the values of options in a receipt, which may be damaged or written by a stranger.
+    Raises UserError if a name or a type is wrong. The values themselves are checked with those that
+    were typed.
+    """
+    from llmcli.runtime.sampling import sampling_settings
+
+    kinds = {flag.name: flag.kind for flag in run_flags() if flag.name in REPLAYED_FLAGS}
+    for name, value in recorded.items():
+        if type(value) is not kinds.get(name) and name not in sampling_settings():
+            raise UserError(
+                f"the receipt has {name} {str(value)[:60]!r}, which is no option of a run",
+                hint="write the receipt again: llmcli run REF PROMPT --json > FILE",
+            )
+    return dict(recorded)
 
 
 def check_conflicts(flags: RunFlags) -> None:

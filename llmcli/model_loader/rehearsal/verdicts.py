@@ -16,7 +16,6 @@ from typing import Any
 
 from llmcli.atomic_files import write_atomically
 from llmcli.config import Config
-from llmcli.runtime.binding import library
 from quant.model_file.model_header import ModelHeader
 
 FORMAT_VERSION = 1
@@ -109,6 +108,8 @@ def build_identity() -> str:
     """Return a text that identifies the libraries of llama.cpp and the features of the CPU that
     they use.
     """
+    from llmcli.runtime.binding import library
+
     files = "".join(
         f"{path.name} {status.st_size} {status.st_mtime_ns}\n"
         for path, status in library.library_files()

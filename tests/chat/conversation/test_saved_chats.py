@@ -75,14 +75,11 @@ def test_a_constraint_that_cannot_be_used_is_not_loaded(
     make_chat: Callable[..., ChatSession], capsys: pytest.CaptureFixture
 ) -> None:
     chat = make_chat(b"yes")
-    chat.conversation.constraint = Constraint("json_schema", '{"not": {}}')
+    chat.conversation.constraint = Constraint("json_schema", '{"type": 5}')
     run_command(chat, "/save odd")
     run_command(chat, "/load odd")
     assert chat.conversation.constraint is None
-    assert (
-        "answer format of that chat is not used: the schema cannot be enforced: not at #"
-        in capsys.readouterr().err
-    )
+    assert "answer format of that chat is not used: " in capsys.readouterr().err
 
 
 def test_saving_under_an_existing_name_reports_the_replacement() -> None:

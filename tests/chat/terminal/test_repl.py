@@ -80,7 +80,7 @@ def test_a_conversation_from_the_first_question_to_ctrl_d(terminal: Terminal, ho
     terminal.type("Hello, who are you?")
     assert "+0 reused" in terminal.answer()
     terminal.type("/kv")
-    terminal.child.expect("difference +0 ")
+    terminal.child.expect(r"difference +0\s")
     terminal.child.expect("system 24, turn 1")
     terminal.type("/kvv")
     terminal.child.expect("error: no command called /kvv")

@@ -17,7 +17,7 @@ from tests.test_word_wrap import CHINESE, EMOJI, ENGLISH, WIDTHS, broken_words
 ROOT = Path(__file__).parents[3]
 ANSWER = f"{ENGLISH}{CHINESE}{EMOJI}\n\n{CHINESE}{ENGLISH}".strip()
 TIMING_WORDS = {"ttft", "ms", "prefill", "tok", "s", "reused", "p", "forced", "grammar", "KV"}
-TIMING_WORDS |= {"cells", "KiB", "MiB", "of"}
+TIMING_WORDS |= {"cells", "KiB", "MiB", "of", "loaded", "in"}
 READY = r"\x1b\[\?2004h[^\n]*>>>"
 
 

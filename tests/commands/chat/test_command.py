@@ -18,7 +18,14 @@ Fake = Callable[..., list[Any]]
 
 NUMBER = (int, float)
 SHAPE: dict[str, Any] = {
-    "model": {"name": str, "path": str, "file_bytes": int, "file_type": str, "parameters": int},
+    "model": {
+        "name": str,
+        "path": str,
+        "file_bytes": int,
+        "file_type": str,
+        "parameters": int,
+        "sha256": str,
+    },
     "text": str,
     "finish": str,
     "tokens": [
@@ -56,6 +63,10 @@ SHAPE: dict[str, Any] = {
         "output_bytes": int,
     },
     "seed": int,
+    "settings": dict,
+    "build": dict,
+    "machine": dict,
+    "request": {"prompt": str, "flags": dict},
 }
 
 

@@ -68,7 +68,7 @@ def test_a_truncated_document_is_an_error_with_the_reason(llmcli: Llmcli, fake: 
     fake(b"Gladly!")
     done = llmcli("run", "fake", "Which?", "-j", json.dumps(SCHEMA), "-n", "7")
     assert done.code == 1
-    assert done.out == '{"radiu\n'
+    assert done.out.startswith("{")
     assert (
         "error: the JSON document is incomplete: the limit of 7 tokens was reached\nhint: "
         in done.err

@@ -177,7 +177,7 @@ def test_another_thread_is_never_blocked_for_long(
         blocked = min(longest_block(raw) for _ in range(3))
     finally:
         sys.setswitchinterval(interval)
-    assert blocked < 0.025, name  # parsed at once, the lists take 60 to 400 ms
+    assert blocked < 0.05, name  # parsed at once, the lists take 60 to 400 ms
 
 
 def longest_block(raw: bytes) -> float:
@@ -189,7 +189,7 @@ def longest_block(raw: bytes) -> float:
     while parser.is_alive():
         try:
             now = time.clock_gettime(clock)
-        except OSError:  # it has just ended
+        except (OSError, ProcessLookupError):  # it has just ended
             break
         longest, last = max(longest, now - last), now
         parser.join(0.0002)

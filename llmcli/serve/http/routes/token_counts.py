@@ -25,11 +25,17 @@ async def count_tokens(path: str, service: Service, request: Request) -> Respons
     return json_response({**extra, "input_tokens": n_tokens})
 
 
+def _count_path(path: str) -> str:
+    """Return the path that counts the tokens of requests to a path."""
+    return f"{path}/{'count_tokens' if path == MESSAGES_PATH else 'input_tokens'}"
+
+
 ROUTES = tuple(
     Route(
-        f"{path}/{'count_tokens' if path == MESSAGES_PATH else 'input_tokens'}",
+        _count_path(path),
         partial(count_tokens, path),
         ("POST",),
+        (_count_path(path).removeprefix("/v1"),),
     )
     for path in FORMS
     if path.startswith("/v1/")

@@ -1,0 +1,25 @@
+"""The value of `--chat-template`: a name of llama.cpp, a file, or Jinja text."""
+
+from llmcli import text_input
+from llmcli.errors import UserError
+from llmcli.runtime.text.named_templates import find_template, template_names
+
+
+def read_template_option(value: str) -> str:
+    """Return the Jinja text for a value of `--chat-template`. Raises UserError for a value that is
+    neither of the three, and for a file that cannot be read.
+    """
+    if template := find_template(value):
+        return template
+    try:
+        return text_input.read_template(value)
+    except UserError as error:
+        if "{" in value or "/" in value or "." in value:
+            raise
+        raise UserError(
+            str(error), hint=f"--chat-template takes a file, Jinja text, or a name: {_list_names()}"
+        ) from None
+
+
+def _list_names() -> str:
+    return ", ".join(template_names())
