@@ -33,6 +33,17 @@ BASES: list[Any] = [
     {"type": "number", "minimum": -3, "exclusiveMaximum": 12},
     {"oneOf": [{"type": "null"}, {"type": "string", "pattern": "^[ab]{2,3}$"}]},
     {"type": "string", "format": "date"},
+    {
+        "type": "object",
+        "properties": {"a": {"enum": ["b", "c"]}, "b": {"type": "string"}},
+        "required": ["a"],
+        "oneOf": [{"required": ["b"]}, {"properties": {"b": False}}],
+    },
+    {
+        "allOf": [{"properties": {"a": {"type": "integer"}}}, {"required": ["b"]}],
+        "unevaluatedProperties": False,
+        "properties": {"b": {}},
+    },
 ]
 KEYS = [
     "type",
@@ -64,6 +75,15 @@ KEYS = [
     "not",
     "uniqueItems",
     "$defs",
+    "if",
+    "then",
+    "else",
+    "dependentRequired",
+    "dependentSchemas",
+    "propertyNames",
+    "contains",
+    "unevaluatedProperties",
+    "unevaluatedItems",
 ]
 VALUES: list[Any] = [
     None,
@@ -101,6 +121,13 @@ VALUES: list[Any] = [
     {"anyOf": []},
     [{"type": "integer"}, {"type": "number"}],
     {"a": {"const": 2}},
+    {"required": ["a"]},
+    {"properties": {"a": {"const": "b"}}, "required": ["a"]},
+    {"type": ["string", "object"]},
+    [{"required": ["a"]}, {"properties": {"b": {}}}],
+    {"a": ["b"]},
+    {"a": {"properties": {"b": {"type": "string"}}}},
+    {"minLength": 2},
 ]
 
 
