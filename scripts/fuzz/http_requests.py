@@ -346,9 +346,10 @@ VALID: list[tuple[str, dict[str, Any]]] = [
         {"content": "Once", "add_special": True, "parse_special": True, "with_pieces": True},
     ),
     ("/detokenize", {"tokens": [5, 6]}),
+    ("/api/pull", {"model": "tiny", "stream": False, "insecure": True}),
 ]
-# A generating model can neither rank nor infill. The server refuses these, but only after it has
-# read all fields.
+# A generating model can neither rank nor infill, and a server changes no models and saves no slots.
+# It refuses these, most of them only after it has read all fields.
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     (
         "/v1/rerank",
@@ -373,6 +374,11 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         "/v1/rerank",
         {"query": "Look.", "texts": ["dark", "light"], "return_text": True, "model": None},
     ),
+    ("/api/create", {"model": "mine", "from": "tiny", "parameters": {"temperature": 1}}),
+    ("/api/copy", {"source": "tiny", "destination": "mine"}),
+    ("/api/push", {"model": "tiny", "stream": False}),
+    ("/api/blobs/{digest}", {"any": "body"}),
+    ("/slots/{slot}", {"filename": "a"}),
 ]
 
 

@@ -9,12 +9,13 @@ from starlette.responses import Response
 
 from llmcli.api.errors import ApiError
 from llmcli.api.fields import Fields
-from llmcli.api.forms.openai_chat import ChatForm
+from llmcli.api.forms.conversation import apply_template
 from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.runner import Runner
+from llmcli.runtime.text.chat_template import TOOL_TEMPLATE
 from llmcli.serve.engine_thread import slot_files
 from llmcli.serve.http import api_keys
-from llmcli.serve.http.exchange import build_form, json_response, read_body
+from llmcli.serve.http.exchange import json_response, read_body
 from llmcli.serve.http.service import Route, Service
 
 SLOT_ACTIONS = "save", "restore", "erase"
@@ -28,10 +29,16 @@ async def show_props(service: Service, request: Request) -> Response:
     template = runner.template
     params = settings.sampling.as_dict()
     n_ctx = settings.max_context or runner.n_ctx
+    disabled = dict(settings.disabled_paths)
+    accepts_system = template is not None and await service.bridge.run_in_worker(
+        template.accepts_system
+    )
     return json_response(
         {
             "default_generation_settings": {
                 "n_ctx": n_ctx,
+                "speculative": runner.engine.resources.speculation is not None,
+                "is_processing": service.bridge.n_open > 0,
                 "params": {
                     **params,
                     "temperature": params["temp"],
@@ -45,9 +52,20 @@ async def show_props(service: Service, request: Request) -> Response:
             "model_path": str(runner.header.files[0]),
             "modalities": {"vision": False, "video": False, "audio": False},
             "chat_template": template.source if template else "",
-            "endpoint_slots": True,
+            **(
+                {"chat_template_tool_use": template.named[TOOL_TEMPLATE]}
+                if template and TOOL_TEMPLATE in template.named
+                else {}
+            ),
+            "chat_template_caps": {
+                "supports_system_role": accepts_system,
+                "supports_tools": template is not None and "tools" in template.variables,
+                "supports_thinking": template is not None and bool(template.thinking_variables),
+            },
+            "endpoint_slots": "/slots" not in disabled,
             "endpoint_props": False,
-            "endpoint_metrics": True,
+            "endpoint_metrics": "/metrics" not in disabled,
+            "ui": "/" not in disabled,
             "bos_token": template.bos if template else "",
             "eos_token": template.eos if template else "",
             "build_info": f"llama-cpp-python {llama_cpp_version()}",
@@ -97,13 +115,12 @@ async def change_slot(service: Service, request: Request) -> Response:
     return json_response({**head, **counts, "timings": {"restore_ms": restored.milliseconds}})
 
 
-async def apply_template(service: Service, request: Request) -> Response:
+async def show_prompt(service: Service, request: Request) -> Response:
     """Respond with the prompt text that the chat template makes from a conversation."""
     document = await read_body(request, service.settings.max_body)
-    form: Any = await build_form(service.bridge, ChatForm.path, document, service.settings)
-    model = service.bridge.runner.model
-    raw = b"".join(model.piece(token, special=True) for token in form.requests[0].tokens)
-    return json_response({"prompt": raw.decode("utf-8", "replace")})
+    bridge = service.bridge
+    text = await bridge.run_in_worker(apply_template, document, bridge.runner, service.settings)
+    return json_response({"prompt": text})
 
 
 def _slot_documents(runner: Runner, parallel: int, n_ctx: int) -> list[dict[str, Any]]:
@@ -129,5 +146,5 @@ ROUTES = (
     Route("/props", show_props, further_paths=("/v1/props",)),
     Route("/slots", show_slots, further_paths=("/v1/slots",)),
     Route("/slots/{slot}", change_slot, ("POST",)),
-    Route("/apply-template", apply_template, ("POST",)),
+    Route("/apply-template", show_prompt, ("POST",)),
 )

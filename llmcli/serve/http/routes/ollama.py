@@ -1,7 +1,7 @@
 """ollama's endpoints `/api/tags`, `/api/ps`, `/api/show`, `/api/version` and `/api/embed`.
 
-ollama's chat endpoints are in api/forms/ollama.py. There are no endpoints to pull, create or remove
-models, because llmcli's commands do that.
+ollama's chat endpoints are in api/forms/ollama.py, those that pull and remove models in
+ollama_models.py.
 """
 
 import hashlib

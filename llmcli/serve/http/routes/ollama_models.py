@@ -1,0 +1,75 @@
+"""ollama's endpoints that change which models a server has: `/api/pull`, `/api/create`, `/api/copy`,
+`/api/delete`, `/api/push` and `/api/blobs`. This server has one model, which it was started with:
+pulling that one succeeds at once, and everything else is refused with the command that does it.
+"""
+
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmcli.api.errors import ApiError
+from llmcli.api.fields import Fields
+from llmcli.api.forms.base import encode_json
+from llmcli.api.forms.ollama import find_served_name
+from llmcli.serve.http.exchange import json_response, read_body
+from llmcli.serve.http.service import Route, Service
+
+PULL_STATUSES = "pulling manifest", "verifying sha256 digest", "writing manifest", "success"
+# By path: the command that does what the endpoint is asked for. {name}: the model.
+COMMANDS = {
+    "/api/create": "llmcli quantize, or llmcli alias for settings of a model",
+    "/api/copy": "llmcli serve {name} --alias NEW",
+    "/api/push": "the hub's own program, huggingface-cli upload",
+}
+
+
+async def pull_model(service: Service, request: Request) -> Response:
+    """Report that the served model is here. A model that is not served is not downloaded."""
+    fields = Fields(await read_body(request, service.settings.max_body))
+    requested = fields.text("model") or fields.required_text("name")
+    names = service.settings.names
+    if find_served_name(requested, service.settings) not in names:
+        raise ApiError(
+            f"this server serves only {', '.join(names)}, and downloads nothing;"
+            f" start another: llmcli serve {requested[:100]}",
+            404,
+            param="model",
+            code="model_not_found",
+        )
+    if not fields.flag("stream", True):
+        return json_response({"status": PULL_STATUSES[-1]})
+    lines = [encode_json({"status": status}) + b"\n" for status in PULL_STATUSES]
+    return Response(b"".join(lines), media_type="application/x-ndjson")
+
+
+async def refuse_change(path: str, service: Service, request: Request) -> Response:
+    """Refuse to create, copy or upload a model, and name the command that does it."""
+    fields = Fields(await read_body(request, service.settings.max_body))
+    name = fields.text("source") or fields.text("model") or service.settings.model_name
+    command = COMMANDS[path].format(name=name[:100])
+    raise ApiError(f"this server cannot do that; use {command}", 501)
+
+
+async def refuse_delete(service: Service, request: Request) -> Response:
+    """Refuse to delete the served model. Another one is not here."""
+    fields = Fields(await read_body(request, service.settings.max_body))
+    name = fields.text("model") or fields.required_text("name")
+    if find_served_name(name, service.settings) not in service.settings.names:
+        raise ApiError(f"model '{name[:100]}' not found", 404, param="model")
+    raise ApiError(f"this server cannot delete its model; use llmcli rm {name[:100]}", 501)
+
+
+async def refuse_blob(service: Service, request: Request) -> Response:
+    """Refuse an uploaded file. A client first asks with HEAD whether it is here."""
+    if request.method == "HEAD":
+        raise ApiError("there is no such blob", 404)
+    raise ApiError("this server stores no blobs; use llmcli pull or llmcli quantize", 501)
+
+
+ROUTES = (
+    Route("/api/pull", pull_model, ("POST",)),
+    Route("/api/delete", refuse_delete, ("DELETE",)),
+    Route("/api/blobs/{digest}", refuse_blob, ("POST", "HEAD")),
+    *(Route(path, partial(refuse_change, path), ("POST",)) for path in COMMANDS),
+)
