@@ -58,7 +58,7 @@ def _read_message(fields: Fields) -> list[Document]:
             case "redacted_thinking":  # only Anthropic can decrypt it
                 pass
             case "tool_use":
-                arguments = json.dumps(block.values.get("input") or {})
+                arguments = json.dumps(block.values.get("input") or {}, ensure_ascii=False)
                 function = {"name": block.required_text("name"), "arguments": arguments}
                 calls.append(
                     {"id": block.required_text("id"), "type": "function", "function": function}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmcli.api.errors import ApiError
+from llmcli.api.fields import Fields
 from llmcli.api.forms import common_fields as common
 from llmcli.api.forms import logprobs
 from llmcli.api.forms.base import ApiForm
@@ -13,15 +14,18 @@ from llmcli.api.forms.messages import read_messages
 from llmcli.api.forms.prompt import (
     PromptRequest,
     RenderedPrompt,
+    base_model_error,
     read_answer_schema,
     read_constraint,
     read_template_variables,
     render_prompt,
+    render_text,
 )
 from llmcli.api.forms.tools import read_tools
 from llmcli.api.server_settings import ServerSettings
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.runner import Runner
+from llmcli.runtime.text.chat_template import ChatTemplate
 
 
 class ConversationForm(ApiForm):
@@ -41,7 +45,8 @@ class ConversationForm(ApiForm):
             raise ApiError(
                 "verbosity is not supported: ask for it in the system text", param="verbosity"
             )
-        self.prompt = self._render_prompt(self._read_prompt_request(), runner, settings)
+        prompt_request = read_prompt_request(fields, runner.template)
+        self.prompt = self._render_prompt(prompt_request, runner, settings)
         self.has_logprobs = fields.flag("logprobs")
         top = fields.integer("top_logprobs", 0, logprobs.MAX_ALTERNATIVES, 0) or 0
         if top and not self.has_logprobs:
@@ -75,18 +80,33 @@ class ConversationForm(ApiForm):
     ) -> RenderedPrompt:
         return render_prompt(request, runner, settings)
 
-    def _read_prompt_request(self) -> PromptRequest:
-        fields = self.fields
-        generate, continued = (
-            fields.flag("add_generation_prompt", True),
-            fields.flag("continue_final_message"),
-        )
-        return PromptRequest(
-            read_messages(fields),
-            read_tools(fields),
-            read_answer_schema(fields, "response_format"),
-            read_constraint(fields),
-            read_template_variables(fields, self.runner.template),
-            generate,
-            continued,
-        )
+
+def read_prompt_request(fields: Fields, template: ChatTemplate | None) -> PromptRequest:
+    """Return the conversation in the fields of OpenAI's chat completions. Raises ApiError for an
+    invalid field.
+    """
+    return PromptRequest(
+        read_messages(fields),
+        read_tools(fields),
+        read_answer_schema(fields, "response_format"),
+        read_constraint(fields),
+        read_template_variables(fields, template),
+        fields.flag("add_generation_prompt", True),
+        fields.flag("continue_final_message"),
+    )
+
+
+def apply_template(body: Mapping[str, Any], runner: Runner, settings: ServerSettings) -> str:
+    """Return the prompt text of a conversation, of any length. If the tokenizer adds a BOS token,
+    the text does not begin with one, so that a client can send it to /completion.
+
+    Raises ApiError for an invalid field or a model without a template, and UserError if the
+    template fails for this conversation.
+    """
+    template = runner.template
+    if template is None:
+        raise base_model_error()
+    request = read_prompt_request(Fields(body), template)
+    text = render_text(request, template, settings).text
+    has_bos = runner.model.add_bos and runner.begins_with_bos(text)
+    return text.plain[len(template.bos) if has_bos else 0 :]

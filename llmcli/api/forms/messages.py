@@ -1,6 +1,5 @@
 """Converts OpenAI's messages, including tool calls and their results, to a conversation."""
 
-import json
 from typing import Any
 
 from llmcli.api.errors import ApiError
@@ -61,20 +60,9 @@ def _read_call(fields: Fields) -> dict[str, Any]:
         raise ApiError(f"{fields.path_of('function')} is missing", param=fields.path_of("function"))
     call = {
         "name": function.required_text("name"),
-        "arguments": parse_template_arguments(function.text("arguments") or "{}"),
+        "arguments": function.text("arguments") or "{}",
     }
     return {"id": fields.text("id") or "", "type": "function", "function": call}
-
-
-def parse_template_arguments(text: str) -> Any:
-    """Return a tool call's arguments as chat templates expect them: the parsed object if `text` is
-    a JSON object, otherwise `text` unchanged.
-    """
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
 
 
 def read_content(fields: Fields, name: str = "content") -> str:

@@ -297,7 +297,7 @@ def _call(fields: Fields, name: str) -> Document:
     inner = fields.table("function")
     if inner is None:
         raise ApiError(f"{fields.path_of('function')} is missing", param=fields.path_of("function"))
-    arguments = json.dumps(inner.values.get("arguments") or {})
+    arguments = json.dumps(inner.values.get("arguments") or {}, ensure_ascii=False)
     return {
         "id": fields.text("id") or name,
         "function": {"name": inner.required_text("name"), "arguments": arguments},

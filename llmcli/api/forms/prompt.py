@@ -10,10 +10,15 @@ from typing import Any
 from llmcli.api.errors import ApiError
 from llmcli.api.fields import Fields
 from llmcli.api.forms import common_fields as common
+from llmcli.api.forms.conversation_text import (
+    DOCUMENTS,
+    ConversationText,
+    render_conversation,
+)
 from llmcli.api.forms.output_splitter import OutputSplitter
-from llmcli.api.forms.tools import ANY_OBJECT, NO_TOOLS, ToolSet, spell_out
+from llmcli.api.forms.thinking_fields import read_thinking
+from llmcli.api.forms.tools import ANY_OBJECT, NO_TOOLS, ToolSet
 from llmcli.api.server_settings import ServerSettings
-from llmcli.api.tool_calls import find_format
 from llmcli.api.tool_calls.base import MakeDigits, ToolCallFormat, random_digits
 from llmcli.errors import UserError
 from llmcli.runtime.constraint import gbnf, schema_check
@@ -25,7 +30,7 @@ from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.runtime.text.reasoning import ThinkingTags
 from llmcli.types import Message
 
-REASONING_EFFORTS = "none", "minimal", "low", "medium", "high", "xhigh", "max"
+MAX_DOCUMENTS = 1000
 # Template variables that the server sets, so that a request must not set them.
 RESERVED_VARIABLES = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
 
@@ -91,43 +96,53 @@ class RenderedPrompt:
         return thinking
 
 
+def base_model_error() -> ApiError:
+    """Return the error for a conversation that is sent to a model without a chat template."""
+    return ApiError(
+        "this is a base model without a chat template: use /v1/completions to continue a text"
+    )
+
+
 def render_prompt(
     request: PromptRequest, runner: Runner, settings: ServerSettings
 ) -> RenderedPrompt:
     """Render a conversation with the model's chat template. Raises ApiError if the model has no
     template, and UserError if the template fails for this conversation.
     """
-    template, tools, system = runner.template, request.tools, settings.system
-    if template is None:
-        raise ApiError(
-            "this is a base model without a chat template: use /v1/completions to continue a text"
-        )
-    messages = list(request.messages)
-    if system and not any(message.role == "system" for message in messages):
-        messages = [Message("system", system), *messages]
-    variables: dict[str, Any] = {
-        **template.thinking_values(template.reasoning),
-        **request.variables,
-    }
-    definitions = [tool.definition for tool in tools.tools] or None
-    tool_variables = template.variables & {"tools", "xml_tools"}
-    if tool_variables:
-        variables |= dict.fromkeys(tool_variables, definitions)
-    else:
-        messages = spell_out(messages, tools)
-    messages = merge_system_texts(messages, template)
-    text = _render(messages, request, template, variables)
-    tokens = common.encode_prompt(runner, settings, text)
-    call_format = (
-        find_format(template.source)
-        if tools.tools and tool_variables
-        else find_format("")
-        if tools.tools
-        else None
-    )
+    if runner.template is None:
+        raise base_model_error()
+    conversation = render_text(request, runner.template, settings)
+    tokens = common.encode_prompt(runner, settings, conversation.text)
     opened_tags = None if request.continues_last else runner.opened_tags(tokens)
+    call_format = conversation.call_format
     return RenderedPrompt(
-        tokens, _constraint(request, call_format), opened_tags, call_format, tools
+        tokens, _constraint(request, call_format), opened_tags, call_format, request.tools
+    )
+
+
+def render_text(
+    request: PromptRequest, template: ChatTemplate, settings: ServerSettings
+) -> ConversationText:
+    """Return the prompt text of a conversation, and the format of tool calls. Raises ApiError if
+    the last message cannot be continued, and UserError if the template fails for this conversation.
+    """
+    messages = list(request.messages)
+    if settings.system and not any(message.role == "system" for message in messages):
+        messages = [Message("system", settings.system), *messages]
+    if request.continues_last and (
+        not messages or messages[-1].role != "assistant" or not messages[-1].content.strip()
+    ):
+        raise ApiError(
+            "continue_final_message needs an assistant's message at the end",
+            param="continue_final_message",
+        )
+    return render_conversation(
+        template,
+        messages,
+        request.tools,
+        request.variables,
+        add_generation_prompt=request.add_generation_prompt and not request.continues_last,
+        continues_last=request.continues_last,
     )
 
 
@@ -145,51 +160,6 @@ def _constraint(request: PromptRequest, call_format: ToolCallFormat | None) -> C
     if call_format:
         return request.tools.constraint(call_format, request.schema)
     return request.schema.constraint
-
-
-def merge_system_texts(messages: list[Message], template: ChatTemplate) -> list[Message]:
-    """Return the conversation with all system texts joined in one message at the beginning, because
-    most templates accept a system message only there. If the template has no system role, the
-    joined text is put in front of the first message.
-    """
-    system = "\n\n".join(
-        message.content for message in messages if message.role == "system" and message.content
-    )
-    others = [message for message in messages if message.role != "system"]
-    if not system:
-        return others
-    if template.accepts_system() or not others:
-        return [Message("system", system), *others]
-    return [
-        Message(others[0].role, f"{system}\n\n{others[0].content}", others[0].template_fields),
-        *others[1:],
-    ]
-
-
-def _render(
-    messages: list[Message],
-    request: PromptRequest,
-    template: ChatTemplate,
-    variables: dict[str, Any],
-) -> str:
-    """Return the prompt text. To continue the last message, the text is cut after the content of
-    this message, because the template may write more after it. Raises ApiError if the last message
-    cannot be continued.
-    """
-    if not request.continues_last:
-        return template.render(
-            messages, add_generation_prompt=request.add_generation_prompt, **variables
-        )
-    if not messages or messages[-1].role != "assistant" or not messages[-1].content:
-        raise ApiError(
-            "continue_final_message needs an assistant's message at the end",
-            param="continue_final_message",
-        )
-    text = template.render(messages, add_generation_prompt=False, **variables)
-    end = text.rfind(messages[-1].content.strip())
-    if end < 0:
-        raise ApiError("this model's template changes the last message, so it cannot be continued")
-    return text[: end + len(messages[-1].content.strip())]
 
 
 def read_answer_schema(fields: Fields, name: str) -> AnswerSchema | None:
@@ -246,8 +216,8 @@ def read_constraint(fields: Fields, schema: AnswerSchema | None = None) -> Const
 
 
 def read_template_variables(fields: Fields, template: ChatTemplate | None) -> dict[str, Any]:
-    """Return the template variables that a request sets: the object `chat_template_kwargs`, and the
-    variables for `reasoning_effort`.
+    """Return the template variables that a request sets: the object `chat_template_kwargs`, the
+    list `documents`, and the variables for the fields that turn thinking on or off.
     """
     table = fields.table("chat_template_kwargs")
     values = dict(table.values) if table else {}
@@ -256,10 +226,13 @@ def read_template_variables(fields: Fields, template: ChatTemplate | None) -> di
             f"chat_template_kwargs.{reserved[0]} is set by the server and cannot be changed",
             param="chat_template_kwargs",
         )
-    if fields.has("reasoning_effort"):
-        effort = fields.choice("reasoning_effort", REASONING_EFFORTS, "medium")
-        switches = (
-            {} if template is None else template.thinking_values(effort not in ("none", "minimal"))
-        )
-        values = {"reasoning_effort": effort, **switches, **values}
-    return values
+    if documents := [document.values for document in fields.tables(DOCUMENTS, MAX_DOCUMENTS)]:
+        values = {DOCUMENTS: documents, **values}
+        selected = template and template.select(has_documents=True)
+        if not selected or DOCUMENTS not in selected.variables:
+            raise ApiError(
+                "documents: this model's chat template does not show them; "
+                "write their text into a message",
+                param=DOCUMENTS,
+            )
+    return {**read_thinking(fields, template), **values}

@@ -4,7 +4,7 @@ from typing import Any
 
 from llmcli.api.errors import ApiError
 from llmcli.api.fields import Fields
-from llmcli.api.forms.messages import MAX_MESSAGES, ROLES, parse_template_arguments, read_content
+from llmcli.api.forms.messages import MAX_MESSAGES, ROLES, read_content
 from llmcli.types import Message
 
 
@@ -55,7 +55,7 @@ def _add_call(item: Fields, messages: list[Message]) -> None:
     """
     function: dict[str, Any] = {
         "name": item.required_text("name"),
-        "arguments": parse_template_arguments(item.text("arguments") or "{}"),
+        "arguments": item.text("arguments") or "{}",
     }
     call = {"id": item.required_text("call_id"), "type": "function", "function": function}
     if messages and messages[-1].role == "assistant":

@@ -1,8 +1,5 @@
-"""Reads OpenAI's fields `tools` and `tool_choice`, describes the functions to models whose template
-cannot, and builds the constraint for tool calls.
-"""
+"""Reads OpenAI's fields `tools` and `tool_choice`, and builds the constraint for tool calls."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,22 +11,11 @@ from llmcli.errors import UserError
 from llmcli.runtime.constraint import tool_calls
 from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.constraint.tool_calls import AnswerSchema
-from llmcli.types import Message
 
 MAX_TOOLS, MAX_NAME_LETTERS = 128, 64
 TOOL_CHOICES = "none", "auto", "required"
 ANY_PARAMETERS = {"type": "object", "properties": {}}
 ANY_OBJECT = {"type": "object"}
-# The prompt for models whose template does not support tools. It is the text of the Hermes models,
-# which most models have seen in training.
-TOOLS_PROMPT = (
-    "You may call one or more functions to assist with the user query.\n\n"
-    "You are provided with function signatures within <tools></tools> XML tags:\n"
-    "<tools>\n{}\n</tools>\n\n"
-    "For each function call, return a JSON object with function name and arguments within "
-    "<tool_call></tool_call> XML tags:\n"
-    '<tool_call>\n{{"name": <function-name>, "arguments": <arguments-object>}}\n</tool_call>'
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,31 +229,3 @@ def _read_choice(fields: Fields, is_nested: bool) -> tuple[str, bool]:
         )
     inner = table.table("function") if is_nested else table
     return (inner or table).required_text("name"), True
-
-
-def spell_out(conversation: Sequence[Message], tools: ToolSet) -> list[Message]:
-    """Return the conversation for a template that does not support tools: the functions become a
-    system text, and earlier calls and results become plain text.
-    """
-    messages = [_spell_out(message) for message in conversation]
-    if not tools.tools:
-        return messages
-    prompt = TOOLS_PROMPT.format(
-        "\n".join(json.dumps(tool.definition, ensure_ascii=False) for tool in tools.tools)
-    )
-    if messages and messages[0].role == "system":
-        return [Message("system", f"{messages[0].content}\n\n{prompt}"), *messages[1:]]
-    return [Message("system", prompt), *messages]
-
-
-def _spell_out(message: Message) -> Message:
-    if message.role == "tool":
-        return Message("user", f"<tool_response>\n{message.content}\n</tool_response>")
-    functions = [function["function"] for function in message.template_fields.get("tool_calls", ())]
-    calls = [
-        f"<tool_call>\n{json.dumps(function, ensure_ascii=False)}\n</tool_call>"
-        for function in functions
-    ]
-    return Message(
-        message.role, "\n".join([*([message.content] if message.content else []), *calls])
-    )

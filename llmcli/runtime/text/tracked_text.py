@@ -243,6 +243,11 @@ class TrackedText(str):
         return TrackedText(result, [(start + a, start + b, source) for a, b, source in self.spans])
 
 
+def from_outside(text: str) -> TrackedText:
+    """Return a text as one from outside the template. A text that is tracked stays as it is."""
+    return text if isinstance(text, TrackedText) else TrackedText.from_source(text, UNKNOWN_SOURCE)
+
+
 def track(text: str) -> TrackedText:
     """Return a text with the methods of TrackedText."""
     return text if isinstance(text, TrackedText) else TrackedText(text)

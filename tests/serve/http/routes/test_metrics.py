@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 
+from llmcli.runtime.requests.request import RunOptions
+from llmcli.runtime.runner import open_runner
 from tests.api.forms.test_openai_chat import HELLO, client
-from tests.fixtures.server import Served
+from tests.fixtures.server import Served, serving
 
 # Prometheus' text format, version 0.0.4: a line is a comment, or a name, labels and a number.
 LINE = re.compile(
@@ -189,3 +192,45 @@ def llama_server_metrics(served: Served) -> dict[str, float]:
     lines = httpx.get(f"{served.url}/metrics").text.splitlines()
     pairs = [line.split(" ", 1) for line in lines if line.startswith("llamacpp:")]
     return {name.removeprefix("llamacpp:"): float(value) for name, value in pairs}
+
+
+def test_a_template_is_applied_to_a_conversation_longer_than_the_context(
+    serve: Callable[..., Served],
+) -> None:
+    served = serve(n_ctx=64)
+    body = {"messages": [{"role": "user", "content": "x" * 1000}]}
+    response = httpx.post(f"{served.url}/apply-template", json=body)
+    assert response.status_code == 200
+    assert response.json()["prompt"].count("x") == 1000
+    for body, message in (
+        ({}, "messages is missing"),
+        ({"messages": [{"role": "cat", "content": ""}]}, "messages[0].role"),
+    ):
+        response = httpx.post(f"{served.url}/apply-template", json=body)
+        assert response.status_code == 400
+        assert message in response.json()["error"]["message"]
+    base = serve(template=None)
+    response = httpx.post(f"{base.url}/apply-template", json={"messages": HELLO})
+    assert "base model" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("writes_bos", [True, False])
+def test_an_applied_template_has_the_tokens_of_a_chat_when_it_is_completed(
+    stories_gguf: Path, writes_bos: bool
+) -> None:
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}assistant:"
+    source = "{{ bos_token }}" * writes_bos + source
+    options = RunOptions(ctx_size=128, threads=1, threads_batch=1, gemm="ggml")
+    with (
+        open_runner(stories_gguf, options, template=source, gpu_layers=0) as runner,
+        serving(runner, 1, 4) as served,
+    ):
+        body = {"messages": [{"role": "user", "content": "Once upon"}], "max_tokens": 1}
+        chat = httpx.post(f"{served.v1}/chat/completions", json=body).json()
+        prompt = httpx.post(f"{served.url}/apply-template", json=body).json()["prompt"]
+        assert not prompt.startswith("<s>")
+        answer = httpx.post(
+            f"{served.url}/completion", json={"prompt": prompt, "n_predict": 1}
+        ).json()
+        assert answer["tokens_evaluated"] == chat["usage"]["prompt_tokens"]
+        assert answer["content"] == chat["choices"][0]["message"]["content"]

@@ -1,0 +1,80 @@
+"""The fields by which requests turn thinking on or off."""
+
+from typing import Any
+
+import pytest
+
+from llmcli.api.errors import ApiError
+from llmcli.api.fields import Fields
+from llmcli.api.forms.prompt import read_template_variables
+from llmcli.runtime.text.chat_template import ChatTemplate
+
+TEMPLATE = ChatTemplate(
+    "{{ enable_thinking }}{{ thinking_mode }}{{ messages[0].content }}",
+    named={"rag": "{{ documents }}"},
+)
+ON = {"enable_thinking": True, "thinking_mode": "enabled"}
+OFF = {"enable_thinking": False, "thinking_mode": "disabled"}
+
+
+@pytest.mark.parametrize(
+    ("body", "variables"),
+    [
+        ({}, {}),
+        ({"enable_thinking": False}, OFF),
+        ({"enable_thinking": True}, ON),
+        ({"think": False}, OFF),
+        ({"think": "high"}, {"reasoning_effort": "high", **ON}),
+        ({"thinking": True}, ON),
+        ({"thinking": {"type": "disabled"}}, OFF),
+        ({"thinking": {"type": "enabled", "budget_tokens": 100}}, ON),
+        ({"thinking": {"type": "auto"}}, {}),
+        ({"reasoning": {"enabled": False}}, OFF),
+        ({"reasoning": {"effort": "none"}}, {"reasoning_effort": "none", **OFF}),
+        ({"reasoning": {"effort": "low"}}, {"reasoning_effort": "low", **ON}),
+        ({"reasoning_effort": "minimal"}, {"reasoning_effort": "minimal", **OFF}),
+        (
+            {"reasoning_effort": "high", "enable_thinking": False},
+            {"reasoning_effort": "high", **OFF},
+        ),
+        (
+            {"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}},
+            {"enable_thinking": True, "thinking_mode": "disabled"},
+        ),
+        ({"documents": [{"text": "sky"}]}, {"documents": [{"text": "sky"}]}),
+    ],
+)
+def test_fields_become_the_variables_that_the_template_reads(
+    body: dict[str, Any], variables: dict[str, Any]
+) -> None:
+    assert read_template_variables(Fields(body), TEMPLATE) == variables
+
+
+def test_a_template_without_a_switch_gets_none() -> None:
+    template = ChatTemplate("{{ messages[0].content }}")
+    assert read_template_variables(Fields({"think": False}), template) == {}
+    assert read_template_variables(Fields({"think": False}), None) == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"enable_thinking": 1}, "enable_thinking must be true or false"),
+        ({"think": "much"}, "think must be one of none, minimal"),
+        ({"thinking": {"type": "often"}}, r"thinking\.type must be one of enabled"),
+        ({"reasoning": {"effort": "x"}}, r"reasoning\.effort must be one of"),
+        ({"enable_thinking": {}}, "enable_thinking must be true or false"),
+        ({"documents": ["text"]}, r"documents\[0\] must be an object"),
+        ({"chat_template_kwargs": {"tools": []}}, "set by the server"),
+    ],
+)
+def test_error_for_a_wrong_value(body: dict[str, Any], message: str) -> None:
+    with pytest.raises(ApiError, match=message):
+        read_template_variables(Fields(body), TEMPLATE)
+
+
+def test_error_for_documents_that_the_template_does_not_show() -> None:
+    with pytest.raises(ApiError, match="write their text into a message"):
+        read_template_variables(
+            Fields({"documents": [{"text": "sky"}]}), ChatTemplate("{{ messages[0].content }}")
+        )
