@@ -6,10 +6,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from llmcli.catalog.hub.exchange import HubUnreachable, ProgressClock, RefusedRequest
+from llmcli.catalog.hub.exchange import (
+    RETRY_HINT,
+    HubUnreachable,
+    ProgressClock,
+    RefusedRequest,
+)
 
 MAX_TRIES = 5  # of a small request
 MAX_FAILURES = 6  # consecutive requests without any data, after which a transfer fails
+# A transfer fails when the server falls silent this many times within so many bytes.
+MAX_STALLS, STALL_BYTES = 4, 1 << 23
 # The longest wait that a server may ask for: before the first byte of a transfer, and after it.
 FIRST_PAUSE_SECONDS = 20.0
 MAX_PAUSE_SECONDS = 300.0
@@ -53,12 +60,12 @@ def resume_transfer(
     is repeated. Before that, `report_break` is called with the seconds that the server has asked to
     wait, or 0. After MAX_FAILURES consecutive calls without new bytes, the last error is raised.
 
-    Raises HubUnreachable if `clock` has no time left, or if the server asks to wait more than
-    `max_pause` seconds, now or in total without progress.
+    Raises HubUnreachable if `clock` has no time left, if the server falls silent again and again, or
+    if it asks to wait more than `max_pause` seconds, now or in total without progress.
     """
     import httpx2
 
-    failures, paused = 0, 0.0
+    failures, paused, stalls, n_at_stall = 0, 0.0, 0, count_missing()
     while n_missing := count_missing():
         error: Exception | None = None
         pause = 0.0
@@ -76,6 +83,14 @@ def resume_transfer(
             return
         failures = 0 if count_missing() < n_missing else failures + 1
         paused = paused + pause if failures else pause
+        if isinstance(error, httpx2.TimeoutException):
+            if n_at_stall - count_missing() >= STALL_BYTES:
+                stalls, n_at_stall = 0, count_missing()
+            stalls += 1
+            if stalls == MAX_STALLS:
+                raise HubUnreachable(
+                    f"the server fell silent {stalls} times in a row", hint=RETRY_HINT
+                )
         if failures == MAX_FAILURES:
             raise error or httpx2.ReadError("the server ended the transfer early")
         if paused > max_pause:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmcli.catalog import fetch
-from llmcli.catalog.hub import cache, exchange, listing
+from llmcli.catalog.hub import cache, exchange, listing, retry
 from llmcli.config import load_config
 from llmcli.errors import UserError
 from tests.catalog.conftest import REPO, checkpoint_files
@@ -235,6 +235,26 @@ def test_a_stall_again_and_again_ends(gguf_hub, gguf, notes, impatient, monkeypa
     gguf_hub.misbehavior.clear()
     assert fetch.fetch_model(REPO, load_config(), notes).path.read_bytes() == gguf
     assert gguf_hub.gets("tiny-Q4_K_M.gguf")[-1] == f"bytes={partial[1]}-"
+
+
+def test_a_server_that_falls_silent_too_often_raises_an_error(
+    gguf_hub, notes, impatient, monkeypatch
+):
+    monkeypatch.setattr(exchange, "PROGRESS_BYTES", 1)
+    gguf_hub.misbehave("weights", Fault(pace="half"))
+    with pytest.raises(UserError, match="the server fell silent 4 times in a row") as raised:
+        fetch.fetch_model(REPO, load_config(), notes)
+    assert "the download resumes" in raised.value.hint
+    assert len(gguf_hub.gets("tiny-Q4_K_M.gguf")) == 4
+
+
+def test_a_server_that_falls_silent_seldom_is_resumed(
+    gguf_hub, gguf, notes, impatient, monkeypatch
+):
+    monkeypatch.setattr(exchange, "PROGRESS_BYTES", 1)
+    monkeypatch.setattr(retry, "STALL_BYTES", 1)
+    gguf_hub.misbehave("weights", Fault(pace="half", times=7))
+    assert fetch.fetch_model(REPO, load_config(), notes).path.read_bytes() == gguf
 
 
 def test_another_range_than_requested_is_not_appended(gguf_hub, gguf, notes, monkeypatch):
