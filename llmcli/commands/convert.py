@@ -80,7 +80,7 @@ def _open_checkpoint(
     if path.is_file():
         raise UserError(
             f"{path} is a file, but convert needs a checkpoint folder",
-            hint=f"llmcli quantize {path} -t BF16",
+            hint=f"llmcli quantize {path} --type BF16",
         )
     if not path.exists():
         raise UserError(

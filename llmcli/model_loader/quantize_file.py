@@ -158,9 +158,12 @@ def output_path(
     if is_custom:
         require_output_path(model, out)
     if out is not None:
+        from quant.quantize.output_files import require_output_name
+
+        require_output_name(out.expanduser())
         yield out.expanduser()
     elif model is None:
-        yield default_output_path(plan)
+        yield default_output_path(plan.source, plan.file_type.name)
     else:
         from llmcli import file_lock
         from llmcli.atomic_files import make_folder
@@ -191,19 +194,23 @@ def require_output_path(model: "FetchedModel | None", out: Path | None) -> None:
         )
 
 
-def default_output_path(plan: "Plan") -> Path:
-    """Return the path NAME-TYPE.gguf in the folder of the plan's source. TYPE replaces a type at
-    the end of the source's name.
+def default_output_path(source: "Source", file_type: str) -> Path:
+    """Return the path NAME-TYPE.gguf in the folder of the source. TYPE replaces a type at the end of
+    the source's name. If the source is in the Hugging Face cache, the path is in the current folder
+    instead, because files that are added there would count as damage.
     """
     import re
 
+    from quant.quantize.output_files import cached_repo
+
+    folder, name = source.path.absolute().parent, source.name
+    if repo := cached_repo(source.path):
+        # the name of a checkpoint folder in the cache is a commit
+        folder, name = Path(), repo.rpartition("/")[2] if source.path.is_dir() else name
     name = re.sub(
-        r"[-._](I?Q\d\w*|TQ\d_0|MXFP4_MOE|B?F16|F32|FP16|FP32)$",
-        "",
-        plan.source.name,
-        flags=re.IGNORECASE,
+        r"[-._](I?Q\d\w*|TQ\d_0|MXFP4_MOE|B?F16|F32|FP16|FP32)$", "", name, flags=re.IGNORECASE
     )
-    return plan.source.path.absolute().parent / f"{name}-{plan.file_type.name}.gguf"
+    return folder.absolute() / f"{name}-{file_type}.gguf"
 
 
 def write_with_progress(

@@ -19,6 +19,7 @@ from quant.gguf.resumable_writer import ResumableWriter
 from quant.methods.base import MethodReport
 from quant.model_file import load_checks, read_header
 from quant.native import ggml
+from quant.quantize.output_files import require_writable_file
 from quant.quantize.pipeline import EncodedRows, encode_rows
 from quant.quantize.plan import (
     DROPPED_KEYS,
@@ -151,11 +152,12 @@ def write_model(
     plan is resumed.
 
     `threads` 0 uses all cores. A finished `out` of this plan is not written again unless `force` is
-    set. Any other file is replaced only by a complete new one. `on_tensor` is called for each
-    finished tensor. Raises UserError if the files cannot be written.
+    set. A file that this program did not make is replaced only with `force`, and any file only by a
+    complete new one. `on_tensor` is called for each finished tensor. Raises UserError if the files
+    cannot be written.
     """
     started, files = time.monotonic(), plan.files(out)
-    require_writable_files(plan, out)
+    require_writable_files(plan, out, force=force)
     if not force and is_finished(plan, out):
         return WriteReport(
             plan, files[0], time.monotonic() - started, 0, True, summarize_types(plan)
@@ -332,28 +334,10 @@ def _is_finished(plan: Plan, out: Path) -> bool:
     )
 
 
-def require_writable_files(plan: Plan, out: Path) -> None:
-    """Raise UserError if the plan's files cannot be written."""
+def require_writable_files(plan: Plan, out: Path, *, force: bool = False) -> None:
+    """Raise UserError if the plan's files cannot be written. `force`: replace any file."""
     for file in plan.files(out):
-        require_writable_file(plan.source, file)
-
-
-def require_writable_file(source: Source, out: Path) -> None:
-    """Raise UserError if a file made from `source` cannot be written to `out`: the path must not be
-    a folder, a device or the source itself.
-    """
-    if out.is_dir():
-        raise UserError(f"{out} is a folder", hint=f"name a file: -o {out / 'model.gguf'}")
-    if out.exists() and not out.is_file():  # a rename would replace a device by a file
-        raise UserError(f"{out} is no ordinary file", hint="choose another name with -o")
-    if out.parent.is_file():
-        raise UserError(f"{out.parent} is a file, not a folder", hint="choose another path with -o")
-    if not out.parent.is_dir():
-        raise UserError(
-            f"there is no folder {out.parent}", hint=f"create it first: mkdir -p {out.parent}"
-        )
-    if out.exists() and any(file.exists() and file.samefile(out) for file in source.files):
-        raise UserError(f"{out} is the source itself", hint="choose another name with -o")
+        require_writable_file(plan.source, file, force=force)
 
 
 class _TypeTotals:

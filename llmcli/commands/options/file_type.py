@@ -56,7 +56,7 @@ def type_flags() -> dict[str, tuple[str, str]]:
     table = {
         name.lower(): (
             name,
-            f"Same as -t {name}{'; needs --imatrix' if kind.needs_imatrix else ''}.",
+            f"Same as --type {name}{'; needs --imatrix' if kind.needs_imatrix else ''}.",
         )
         for name, kind in FILE_TYPES.items()
     }

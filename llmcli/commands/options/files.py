@@ -46,8 +46,14 @@ OutputOptions = Annotated[
             metavar="OUT",
             help="The new file; default: NAME-TYPE.gguf next to SRC.",
         ),
-        threads=typer.Option(min=0, help="Threads; 0 uses all cores."),
+        threads=typer.Option(
+            "-t", "--threads", metavar="N", min=0, help="Threads; 0 uses all cores."
+        ),
         dry_run=typer.Option("--dry-run", help="Print what would be written, and write nothing."),
-        force=typer.Option("--force", help="Write the file even if it is up to date."),
+        force=typer.Option(
+            "--force",
+            help="Write the file even if it is up to date, and replace a file that llmcli did not "
+            "make.",
+        ),
     ),
 ]

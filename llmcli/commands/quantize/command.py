@@ -2,11 +2,12 @@
 result.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from llmcli.commands import panels
+from llmcli.commands.command_app import PanelCommand
 from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json, Trust
 from llmcli.commands.options.file_type import with_type_flags
@@ -21,12 +22,32 @@ from llmcli.commands.quantize.options import (
     VerifyOptions,
 )
 from llmcli.model_loader.pickle_hint import pickle_hint
+from llmcli.ui import UI
 from llmcli.workflows.quantization.quantize import DEFAULT_TYPE, QuantizeRequest, run_quantization
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
-    app.command("quantize")(with_type_flags(with_option_groups(quantize)))
+    app.command("quantize", cls=QuantizeCommand)(with_type_flags(with_option_groups(quantize)))
+
+
+class QuantizeCommand(PanelCommand):
+    """The command, whose option -t takes a file type as well as a number of threads."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. `-t` with a word that is no number becomes `--type`, with a note."""
+        words = list(args[: args.index("--")] if "--" in args else args)
+        for index, word in enumerate(words):
+            if word == "-t" and index + 1 < len(words):
+                flag, value = "--type", words[index + 1]
+            elif word.startswith("-t") and len(word) > 2:
+                flag, value = f"--type={word[2:]}", word[2:]
+            else:
+                continue
+            if not value.lstrip("+-").isdigit():
+                args = [*args[:index], flag, *args[index + 1 :]]
+                UI().note(f"note: -t {value} is read as --type {value}; -t N are threads")
+        return super().parse_args(ctx, args)
 
 
 @pickle_hint()
@@ -39,10 +60,9 @@ def quantize(
     quant: Annotated[
         str | None,
         typer.Option(
-            "-t",
             "--type",
             metavar="TYPE",
-            help=f"The file type; default: {DEFAULT_TYPE}.",
+            help=f"The file type, also taken by -t; default: {DEFAULT_TYPE}.",
             rich_help_panel=panels.TYPES,
         ),
     ] = None,

@@ -278,7 +278,7 @@ def default_output(plan: Plan) -> Path:
     """
     from llmcli.model_loader import quantize_file
 
-    default_path = quantize_file.default_output_path(plan)
+    default_path = quantize_file.default_output_path(plan.source, plan.file_type.name)
     return default_path.with_name(
         default_path.name.replace(
             f"-{plan.file_type.name}.gguf", f"-{plan.bits_per_weight:.2f}bpw.gguf"

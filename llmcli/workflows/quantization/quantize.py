@@ -273,13 +273,14 @@ def check(job: QuantizeJob) -> None:
     statistics.
     """
     from llmcli.atomic_files import require_distinct_paths
-    from llmcli.model_loader.quantize_file import require_output_path
+    from llmcli.model_loader.quantize_file import default_output_path, require_output_path
     from llmcli.workflows.certification import certify
     from llmcli.workflows.quantization import plan_mix
-    from quant.quantize.write import require_writable_file
+    from quant.quantize.output_files import require_output_name, require_writable_file
 
     request = job.request
     out, plan_out = request.output.out, request.size.plan_out
+    out_path = out.expanduser() if out else None
     require_distinct_paths(
         [out, plan_out],
         [
@@ -290,8 +291,12 @@ def check(job: QuantizeJob) -> None:
     )
     require_distinct_paths([plan_out], job.source.files)
     certify.check_text(job.source, job.verify_request)
-    if out and not (request.max_shard_bytes or request.output.dry_run):
-        require_writable_file(job.source, out.expanduser())
+    if out:
+        require_output_name(out.expanduser())
+    elif job.model is None and not request.size.overrides_recipe:
+        out_path = default_output_path(job.source, job.file_type)
+    if out_path and not (request.max_shard_bytes or request.output.dry_run):
+        require_writable_file(job.source, out_path, force=request.output.force)
     if job.runs_model:
         require_output_path(job.model, out)
         plan_mix.validate(

@@ -55,7 +55,7 @@ def write_blockwise(
     `request`: the request for statistics, which names the text to read. `force`: write the file
     again. Raises UserError.
     """
-    write.require_writable_files(plan, out)
+    write.require_writable_files(plan, out, force=force)
     if not force and write.is_finished(plan, out):
         return quantize_file.write_with_progress(plan, out, ui, threads=threads)
     started_at = time.monotonic()

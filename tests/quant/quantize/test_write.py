@@ -16,7 +16,7 @@ import pytest
 from quant.errors import UserError
 from quant.gguf import resumable_writer
 from quant.model_file import load_checks, read_header
-from quant.quantize import pipeline, write
+from quant.quantize import output_files, pipeline, write
 from quant.quantize.plan import SETTINGS_KEY, SOURCE_KEY, plan_quantization
 from tests.quant import tiny_gguf
 
@@ -178,9 +178,9 @@ def test_full_disk_keeps_the_old_file_and_can_be_resumed(model, tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(resumable_writer.ResumableWriter, "append", full)
         with pytest.raises(UserError, match="the disk is full"):
-            make(model, out)
+            make(model, out, force=True)
     assert out.read_bytes() == b"precious"
-    assert make(model, out).resumed == 5
+    assert make(model, out, force=True).resumed == 5
     assert out.read_bytes() == complete.read_bytes()
 
 
@@ -195,9 +195,52 @@ def test_damaged_source_leaves_only_the_old_file(tmp_path: Path) -> None:
         stream.write(np.array([np.nan], np.float32).tobytes())
     out.write_bytes(b"precious")
     with pytest.raises(UserError, match=r"blk\.1\.ffn_up\.weight contains NaN"):
-        make(path, out)
+        make(path, out, force=True)
     assert out.read_bytes() == b"precious"
     assert names(tmp_path) == ["nan.gguf", "out.gguf"]
+
+
+def test_a_file_of_someone_else_is_replaced_only_by_force(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    for content in (b"precious", model.read_bytes()):
+        out.write_bytes(content)
+        with pytest.raises(UserError, match="exists and was not made by llmcli") as raised:
+            make(model, out)
+        assert "--force" in raised.value.hint
+        assert out.read_bytes() == content
+    make(model, out, force=True)
+    mine = out.read_bytes()
+    with model.open("ab") as source:  # another source: a file of ours is made again
+        source.write(bytes(32))
+    assert not make(model, out).already_finished
+    out.write_bytes(b"")  # as mktemp makes it
+    make(model, out)
+    assert len(out.read_bytes()) == len(mine)
+
+
+@pytest.mark.parametrize(
+    ("name", "repo"),
+    [
+        ("hub/models--org--some-model/snapshots/0a1b/x.gguf", "org/some-model"),
+        ("hub/models--org--x/blobs/x.gguf", "org/x"),
+        ("hub/models--gpt2/snapshots/0a1b/sub/x.gguf", "gpt2"),
+        ("hub/models--org--x/x.gguf", ""),
+        ("snapshots/x.gguf", ""),
+    ],
+)
+def test_paths_in_the_hugging_face_cache_are_recognized(
+    tmp_path: Path, name: str, repo: str
+) -> None:
+    assert output_files.cached_repo(tmp_path / name) == repo
+
+
+def test_names_of_shards_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the name of a shard") as raised:
+        output_files.require_output_name(tmp_path / "big-00001-of-00003.gguf")
+    assert raised.value.hint == f"-o {tmp_path / 'big.gguf'}"
+    with pytest.raises(UserError, match="in the Hugging Face cache of org/x"):
+        output_files.require_output_name(tmp_path / "models--org--x" / "snapshots" / "x.gguf")
+    output_files.require_output_name(tmp_path / "big-1-of-3.gguf")
 
 
 def test_source_is_never_overwritten(model: Path, tmp_path: Path) -> None:
