@@ -111,7 +111,7 @@ def track_conversation(
 def _track_message(message: Message, number: int, sources: _SourceList, other: int) -> Message:
     place = f"message {number + 1} ({message.role})"
     content = message.content
-    if content.strip():
+    if _is_from_outside(content):
         content = _track_content(content, sources.add(TextSource("content", place, number)))
     template_fields = {
         name: [_track_call(call, number, place, sources, other) for call in value]
@@ -120,6 +120,15 @@ def _track_message(message: Message, number: int, sources: _SourceList, other: i
         for name, value in message.template_fields.items()
     }
     return replace(message, content=content, template_fields=template_fields)
+
+
+def _is_from_outside(content: str) -> bool:
+    """Return whether a message's text has characters that are neither white space nor llmcli's
+    own.
+    """
+    if not isinstance(content, TrackedText):
+        return bool(content.strip())
+    return any(not content.plain[start:end].isspace() for start, end, _ in content.spans)
 
 
 def _track_content(content: str, source: int) -> TrackedText:
