@@ -42,7 +42,7 @@ def _run() -> None:
     """
     from llmcli import config
     from llmcli.commands.cli import app
-    from llmcli.errors import OutputClosed, UsageError, UserError
+    from llmcli.errors import NO_MEMORY_HINT, OutputClosed, UsageError, UserError
     from llmcli.ui import UI
 
     try:
@@ -54,6 +54,8 @@ def _run() -> None:
                 raise UserError(
                     message, hint="free disk space, or set TMPDIR to a writable folder"
                 ) from error
+            if error.errno == errno.ENOMEM:
+                raise UserError(f"out of memory: {message}", hint=NO_MEMORY_HINT) from error
             if error.errno not in USER_ERRNOS:
                 raise
             action = f"use {error.filename}" if error.filename else "write the output"
@@ -61,6 +63,9 @@ def _run() -> None:
                 f"cannot {action}: {error.strerror}",
                 hint="free disk space or check the permissions",
             ) from error
+        except MemoryError as error:
+            remark = f": {error}" if str(error) else ""
+            raise UserError(f"out of memory{remark}", hint=NO_MEMORY_HINT) from error
         except RuntimeError as error:
             if str(error) != NO_HOME_MESSAGE:
                 raise

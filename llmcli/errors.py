@@ -2,6 +2,7 @@
 traceback.
 """
 
+from quant.errors import NO_MEMORY_HINT as NO_MEMORY_HINT
 from quant.errors import UserError as UserError
 
 

@@ -5,6 +5,8 @@ The package `quant` raises them, and `llmcli` prints them.
 
 from collections.abc import Sequence
 
+NO_MEMORY_HINT = "close other programs, or raise the limit of this shell: ulimit -v unlimited"
+
 
 class UserError(Exception):
     """An error that the user can fix.

@@ -117,3 +117,30 @@ def test_a_table_keeps_names_whole_and_cuts_nothing_off(
         assert max(map(len, lines)) <= columns
     if columns is None:
         assert len(lines) == 3
+
+
+LITTLE_MEMORY = """
+import sys
+from llmcli.commands import models
+def fail(*words, **options):
+    raise {error}
+models.start_command = fail
+from llmcli.app import main
+sys.argv = ["llmcli", "list"]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        ("MemoryError", "out of memory"),
+        ("MemoryError('Unable to allocate 9 GiB')", "out of memory: Unable to allocate 9 GiB"),
+        ("OSError(12, 'Cannot allocate memory')", "out of memory: Cannot allocate memory"),
+    ],
+)
+def test_exhausted_memory_is_one_error(error: str, message: str) -> None:
+    command = [sys.executable, "-c", LITTLE_MEMORY.format(error=error)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (1, f"error: {message}")
+    assert "ulimit -v unlimited" in done.stderr

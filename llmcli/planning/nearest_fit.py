@@ -145,6 +145,16 @@ class NearestFit:
             slots //= 2
         return max(short_plans, key=lambda plan: plan.context.n_ctx, default=None)
 
+    def _no_fit_hint(self, plan: RunPlan) -> str:
+        """Return what to do if no setting fits. The limit may be that of the shell."""
+        address, free = self._free_address_bytes, self.free_by_device[HOST_DEVICE]
+        if address is not None and (free is None or address < free):
+            return "no setting of this model fits into the limit of this shell: ulimit -v unlimited"
+        return (
+            f"no setting of this model fits: use a smaller model (llmcli plan {plan.name}) or close"
+            " other programs"
+        )
+
     def build_error(self, plan: RunPlan, nearest: RunPlan | None) -> UserError:
         """Return the error for a plan that does not fit. The message contains the sizes of weights,
         cache and buffers. The hint contains the flags of `nearest`, the nearest plan that fits.
@@ -183,8 +193,7 @@ class NearestFit:
         hint = (
             f"{plan.describe_flags(nearest)} would fit{remark}; --fit applies this"
             if nearest
-            else f"no setting of this model fits: use a smaller model (llmcli plan {plan.name}) or"
-            " close other programs"
+            else self._no_fit_hint(plan)
         )
         return UserError(f"{message}; {available} are available", hint=hint)
 

@@ -171,15 +171,12 @@ def type_options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[s
         candidates = types or (
             LEGACY_TYPES if shape[0] % ggml.block_size("Q4_K").values else K_QUANT_TYPES
         )
-        possible = tuple(
-            kind_name
-            for kind_name in candidates
-            if shape[0] % ggml.block_size(kind_name).values == 0
-        )
+        possible = tuple(kind_name for kind_name in candidates if _divides(kind_name, shape[0]))
         if not possible and types:
+            fitting = [kind_name for kind_name in LEGACY_TYPES if _divides(kind_name, shape[0])]
             raise UserError(
                 f"{name} has rows of {shape[0]}, which none of --types allows",
-                hint=f"add one of {', '.join(LEGACY_TYPES)}",
+                hint=f"add {' or '.join(fitting or ['F16'])} to --types",
             )
         choices[name] = possible or ("F16",)
     if all(len(kinds) == 1 for kinds in choices.values()):
@@ -188,6 +185,11 @@ def type_options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[s
             hint="choose a type with -t, or other --types",
         )
     return choices
+
+
+def _divides(kind: str, length: int) -> bool:
+    """Return whether rows of `length` values consist of whole blocks of a type."""
+    return length % ggml.block_size(kind).values == 0
 
 
 class _CodeError(NamedTuple):

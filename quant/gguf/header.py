@@ -7,13 +7,14 @@ read. A file that llama.cpp refuses (gguf_init_from_reader in ggml/src/gguf.cpp)
 with the reason.
 """
 
+import errno
 import mmap
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quant.errors import UserError
+from quant.errors import NO_MEMORY_HINT, UserError
 from quant.native import ggml
 
 MAGIC, DEFAULT_ALIGNMENT_BYTES, MAX_DIMS, MAX_NAME_BYTES = b"GGUF", 32, 4, 63
@@ -194,8 +195,10 @@ def read_file_header(file: Path) -> FileHeader:
             f"{file} is a folder, not a GGUF file", hint="name a .gguf file in it"
         ) from None
     except (OSError, ValueError) as error:
+        has_no_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
         raise UserError(
-            f"{file} cannot be read: {error}", hint="check the path and its permissions"
+            f"{file} cannot be read: {error}",
+            hint=NO_MEMORY_HINT if has_no_memory else "check the path and its permissions",
         ) from None
 
 

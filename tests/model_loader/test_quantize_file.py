@@ -52,7 +52,8 @@ def test_gguf_is_quantized_to_its_folder_and_a_table_is_printed(
         "before",
         "after",
         "bits/weight",
-        "error",
+        "weight",
+        "RMSE",
         "seconds",
     ]
     assert [line.split()[0] for line in out.splitlines()[1:-1]] == ["Q4_K", "Q6_K", "F32", "total"]

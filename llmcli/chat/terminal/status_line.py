@@ -35,7 +35,7 @@ def status_parts(chat: ChatSession) -> list[StatusPart]:
     parts = [
         StatusPart(3, name if len(name) <= NAME_CHARS else f"{name[: NAME_CHARS - 1]}…"),
         StatusPart(5, token_bar),
-        StatusPart(0, f"{n_tokens}/{n_ctx} tokens"),
+        StatusPart(0, _describe_context(n_tokens, n_ctx)),
         StatusPart(2, _describe_cache(chat)),
     ]
     if chat.last_answer and chat.last_answer.tokens_per_second:
@@ -71,6 +71,15 @@ def _count_tokens(chat: ChatSession) -> int:
         except UserError:  # the template rejects this conversation: sending will report the error
             return chat.runner.engine.ledger.used_cells
     return chat.counted_tokens[1]
+
+
+def _describe_context(n_tokens: int, n_ctx: int) -> str:
+    """Return a text such as `512/8192 tokens`. With --on-full sinks a conversation may be longer
+    than the context, which then contains its first and its last tokens.
+    """
+    if n_tokens <= n_ctx:
+        return f"{n_tokens}/{n_ctx} tokens"
+    return f"{n_ctx}/{n_ctx} tokens (of {n_tokens})"
 
 
 def _describe_cache(chat: ChatSession) -> str:

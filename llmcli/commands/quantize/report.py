@@ -86,7 +86,7 @@ def _certificate_field(result: "QuantizeResult") -> dict[str, Any]:
 
 def _print_table(result: "QuantizeResult", ui: UI) -> None:
     plan = result.plan
-    columns = ("type", "tensors", "before", "after", "bits/weight", "error", "seconds")
+    columns = ("type", "tensors", "before", "after", "bits/weight", "weight RMSE", "seconds")
     rows = [
         (
             row.type,
@@ -114,6 +114,11 @@ def _print_table(result: "QuantizeResult", ui: UI) -> None:
 def _print_remarks(result: "QuantizeResult", ui: UI) -> None:
     """Print notes about rows that fell back to another method, and about damped second moments."""
     reports, method = result.method_reports.values(), result.plan.method
+    if method.needs == "moments" and not result.certified_file:
+        ui.note(
+            f"the weight RMSE does not show what {method.name} gains: it accepts larger errors of "
+            "single weights for smaller errors of the outputs; --verify measures these"
+        )
     if result.fallback_rows:
         rows = sum(report.rows for report in reports)
         tensors = sum(report.fallback_rows > 0 for report in reports)

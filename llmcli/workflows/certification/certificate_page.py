@@ -178,7 +178,7 @@ def _tensor_table(certificate: Certificate) -> Table:
         for tensor in certificate.tensors
     )
     return Table(
-        ("tensor", "type", "bytes", "bits/weight", "error", "weighted"),
+        ("tensor", "type", "bytes", "bits/weight", "weight RMSE", "weighted"),
         lines,
         frozenset(range(2, 6)),
     )

@@ -20,8 +20,7 @@ from quant.tokenizer.token_table import SPACE_MARK
 from quant.tokenizer.verify import probe_strings, reference_tokenizer
 from quant.tokenizer.verify.known_differences import KnownDifferences
 
-MAX_SHOWN = 10  # limit of the number of differences in a message
-MAX_SHOWN_CHARS = 200  # limit of the characters of a string in a message
+MAX_SHOWN_CHARS = 60  # limit of the characters of a string in a message
 SAMPLE_WORDS = 3000  # number of the vocabulary's words that are compared, unless all must be
 MAX_WORD_CHARS = 1024  # longer words are not compared
 # The characters that stand for bytes in byte-level vocabularies: printable bytes stand for
@@ -203,18 +202,16 @@ class _Comparison:
             )
 
     def _difference_error(self, differences: list[EncodingDifference]) -> UserError:
-        """Return the error for differences that cannot be explained."""
-        shown = "".join(
-            f"\n  {_shorten(difference.text)}"
-            f"\n    llama.cpp: {self._join_pieces(difference.llama_cpp_ids)}"
-            f"\n    the model: {self._join_pieces(difference.reference_ids)}"
-            for difference in differences[:MAX_SHOWN]
-        )
-        first = f"; the first {MAX_SHOWN}:" if len(differences) > MAX_SHOWN else ":"
+        """Return the error for differences that cannot be explained, with the shortest one as an
+        example.
+        """
+        example = min(differences, key=lambda difference: len(difference.text))
         file = self.reference.row_tokenizer.file
         return UserError(
-            f"llama.cpp would encode {len(differences)} test strings differently from "
-            f"{file}{first}{shown}",
+            f"llama.cpp would encode text differently from {file} (test strings that differ: "
+            f"{len(differences)}), such as {_shorten(example.text)} as "
+            f"{self._join_pieces(example.llama_cpp_ids)!r} instead of "
+            f"{self._join_pieces(example.reference_ids)!r}",
             hint="try another --pre, or use a GGUF of this model"
             if self.is_byte_level
             else "use a GGUF of this model",

@@ -54,6 +54,16 @@ def test_the_line_shows_the_constraint(make_chat: MakeChat) -> None:
         assert status_text(chat).endswith(f" · {ending}")
 
 
+def test_a_conversation_longer_than_the_context_fills_it(make_chat: MakeChat) -> None:
+    chat = make_chat(b"yes", n_ctx=256)
+    chat.conversation.on_full = "sinks"
+    for number in range(20):
+        handle_line(chat, f"question {number}?")
+    n_tokens = chat.token_count()
+    assert n_tokens > 256
+    assert f" · 256/256 tokens (of {n_tokens}) · " in status_text(chat)
+
+
 def test_undone_turns_are_not_counted(make_chat: MakeChat) -> None:
     chat = make_chat(b"yes")
     handle_line(chat, "a?")

@@ -363,8 +363,16 @@ def test_types_that_do_not_divide_the_row_length_are_not_options(source: Source)
     assert types["blk.0.attn_q.weight"] == probes.LEGACY_TYPES
     assert types["blk.0.ffn_down.weight"] == probes.K_QUANT_TYPES
     assert "blk.0.attn_norm.weight" not in types
-    with pytest.raises(UserError, match="rows of 64, which none of --types allows"):
+    with pytest.raises(UserError, match="rows of 64, which none of --types allows") as caught:
         sensitivity.type_options(source, ["Q4_K", "Q6_K"])
+    assert caught.value.hint == "add Q4_0 or Q4_1 or Q5_0 or Q5_1 or Q8_0 to --types"
+
+
+def test_a_hint_names_only_types_that_divide_the_row_length(tmp_path: Path) -> None:
+    model = tiny_gguf.llama(tmp_path / "odd.gguf", hidden=172, heads=2, ff=344, layers=1)
+    with pytest.raises(UserError, match="rows of 172, which none of --types allows") as caught:
+        sensitivity.type_options(open_gguf(model), ["Q4_0", "Q5_0"])
+    assert caught.value.hint == "add F16 to --types"
 
 
 def test_refinement_moves_bytes_to_an_underestimated_role_within_the_budget() -> None:

@@ -40,6 +40,18 @@ def test_keys_and_tensors_equal_those_of_the_gguf_package(model: Path) -> None:
     ]
 
 
+def test_exhausted_memory_is_not_called_a_missing_permission(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*words: object, **options: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("quant.gguf.header.mmap.mmap", fail)
+    with pytest.raises(UserError, match="Cannot allocate memory") as caught:
+        read_header.read_header(model)
+    assert "ulimit -v unlimited" in caught.value.hint
+
+
 def test_header_describes_the_model(model: Path) -> None:
     header = read_header.read_header(model)
     assert (header.architecture, header.context_length, header.tokenizer) == ("llama", 64, "llama")

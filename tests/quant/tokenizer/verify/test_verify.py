@@ -74,17 +74,18 @@ def test_file_with_another_space_prefix_fails_verification(
         **values | {"normalizer": {"type": "Sequence", "normalizers": steps}},
     )
     convert_and_verify(folder, 512, tmp_path / "v.gguf")
-    with pytest.raises(UserError, match=r"test strings differently .*; the first 10:\n  'a'"):
+    with pytest.raises(UserError, match=r"would encode text differently .*, such as '.' as "):
         convert_and_verify(folder, 512, tmp_path / "w.gguf", add_space_prefix=("bool", not prefix))
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe"])
-def test_wrong_pre_tokenizer_fails_with_ten_examples(pre: str, tmp_path: Path) -> None:
+def test_wrong_pre_tokenizer_fails_with_one_short_example(pre: str, tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"would encode \d+ test strings differently .*; the first 10:"
+        UserError, match=r"differently from .* \(test strings that differ: \d+\), such as "
     ) as caught:
         convert_and_verify(released_tokenizer("smollm2"), 49152, tmp_path / "v.gguf", pre)
-    assert str(caught.value).count("llama.cpp: ") == 10
+    assert len(str(caught.value)) < 400
+    assert "\n" not in str(caught.value)
     assert "--pre" in caught.value.hint
 
 
@@ -395,6 +396,6 @@ def test_long_strings_are_truncated_in_the_error(tmp_path: Path) -> None:
     }
     values["model"]["merges"].reverse()
     (folder / "tokenizer.json").write_text(json.dumps(values))
-    with pytest.raises(UserError, match="test strings differently") as caught:
+    with pytest.raises(UserError, match="would encode text differently") as caught:
         convert_and_verify(folder, 49152, tmp_path / "v.gguf", "gpt-2")
     assert max(map(len, str(caught.value).split("\n"))) < 600
