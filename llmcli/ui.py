@@ -44,6 +44,11 @@ class UI:
         """
         write_now(sys.stderr if self.json else sys.stdout, escape_controls(line) + "\n")
 
+    def prose(self, text: str) -> None:
+        """Print text on stdout as `text` does. On a terminal, it is wrapped between words."""
+        stream = sys.stderr if self.json else sys.stdout
+        write_now(stream, wrap_line(escape_controls(text), stream) + "\n")
+
     def note(self, text: str) -> None:
         """Print one line on stderr that is neither a result nor an error. Control characters are
         made visible. On a terminal, a long line is wrapped between words.

@@ -37,12 +37,19 @@ class WordWrapper:
     `width`: returns the current number of columns of the terminal. `moves_cursor`: whether the
     terminal understands escape sequences that move the cursor; without them, each word is held back
     until it ends. `keeps_code`: whether the text is Markdown, whose code blocks are not wrapped.
+    `divides_words`: whether a word that is longer than a line is divided; otherwise the terminal
+    divides it at its edge, so that an address can be copied whole.
     """
 
     def __init__(
-        self, width: Callable[[], int], moves_cursor: bool = True, keeps_code: bool = True
+        self,
+        width: Callable[[], int],
+        moves_cursor: bool = True,
+        keeps_code: bool = True,
+        divides_words: bool = False,
     ) -> None:
         self._width, self._moves_cursor, self._keeps_code = width, moves_cursor, keeps_code
+        self._divides_words = divides_words
         self.reset()
 
     def reset(self) -> None:
@@ -100,8 +107,8 @@ class WordWrapper:
         return output + self._add_to_word(piece)
 
     def _begin_line(self, piece: str, columns: int) -> str:
-        """Continue on the next line: with the current word, if it does not begin this line, or else
-        in the middle of this word, because it is longer than a line.
+        """Continue on the next line with the current word, if it does not begin this line. A word
+        that does is longer than a line.
         """
         word_columns = self._column - self._word_start
         if self._word_start and word_columns + columns <= self._limit:
@@ -109,6 +116,10 @@ class WordWrapper:
             word, self._word, self._word_start = self._word, "", 0
             self._column = word_columns + columns
             return f"{erased}\n{self._add_to_word(word + piece)}"
+        word_is_new = not word_columns
+        if not (self._divides_words or word_is_new):
+            self._column += columns
+            return self._add_to_word(piece)
         output = self._end_word()
         self._column, self._word_start = columns, 0
         return f"{output}\n{self._add_to_word(piece)}"
@@ -182,11 +193,15 @@ class WordWrapper:
         return character_columns(character)
 
 
-def wrap_text(text: str, width: int) -> str:
-    """Return a text with line breaks between words, so that its lines fit into `width` columns."""
+def wrap_text(text: str, width: int, *, divides_words: bool = False) -> str:
+    """Return a text with line breaks between words, so that its lines fit into `width` columns.
+    `divides_words`: as in WordWrapper.
+    """
     if text.isascii() and max(map(len, text.split("\n"))) < width:
         return text
-    wrapper = WordWrapper(lambda: width, moves_cursor=False, keeps_code=False)
+    wrapper = WordWrapper(
+        lambda: width, moves_cursor=False, keeps_code=False, divides_words=divides_words
+    )
     wrapped = wrapper.feed(text) + wrapper.finish()
     return "\n".join(line.rstrip(" ") for line in wrapped.split("\n"))
 

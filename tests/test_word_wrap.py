@@ -96,12 +96,15 @@ def test_an_indented_list_item_is_no_code() -> None:
     assert all(len(line) < 40 for line in show(text, 40))
 
 
-def test_a_word_that_is_longer_than_a_line_is_divided_at_the_edge() -> None:
+def test_a_word_that_is_longer_than_a_line_stays_whole_for_copying() -> None:
     address = "https://example.org/" + "path/" * 20
-    lines = show(f"See {address} for more.", 40)
-    assert lines[0] == "See"
-    assert all(len(line) == 39 for line in lines[1:3])
-    assert "".join(lines[1:]).replace(" ", "") == f"{address}formore."
+    wrapper = WordWrapper(lambda: 40, moves_cursor=False)
+    out = wrapper.feed(f"See {address} for more.") + wrapper.finish()
+    assert out == f"See \n{address}\nfor more."
+    lines = show(f"See {address} for more.", 40)  # the terminal divides it at its edge
+    assert (lines[0], lines[-1]) == ("See", "for more.")
+    assert all(len(line) == 40 for line in lines[1:3])
+    assert wrap_text(address, 40, divides_words=True).split("\n")[0] == address[:39]
 
 
 def test_styles_take_no_columns_and_stay_with_their_word() -> None:

@@ -156,4 +156,4 @@ def _row_lines(row: HelpRow, name_columns: int, inner: int) -> list[tuple[str, s
 
 def _wrap(text: str, columns: int) -> list[str]:
     """Return the lines of a text in `columns` columns; none for an empty text."""
-    return [line.rstrip() for line in wrap_text(text, columns + 1).split("\n")] if text else []
+    return wrap_text(text, columns + 1, divides_words=True).split("\n") if text else []

@@ -1,13 +1,8 @@
 """/help prints the commands and their help texts. /exit ends the chat."""
 
-import shutil
-import textwrap
-
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import GROUPS, ReplCommand
 from llmcli.errors import UserError
-
-MAX_COLUMNS = 100  # longer lines are hard to read
 
 
 def show_help(chat: ChatSession, argument: str) -> None:
@@ -26,11 +21,11 @@ def show_help(chat: ChatSession, argument: str) -> None:
             chat.ui.table(
                 (group, ""), [(" ".join(_usages(command)), command.help) for command in members]
             )
-    chat.ui.text(
+    chat.ui.prose(
         'Several lines: """ before and after them, or Alt-Enter. '
         "Tab completes, Ctrl-C stops, Ctrl-D exits."
     )
-    chat.ui.text(
+    chat.ui.prose(
         "Begin a message that starts with a slash with two slashes. "
         "/help COMMAND explains a command."
     )
@@ -39,10 +34,9 @@ def show_help(chat: ChatSession, argument: str) -> None:
 def _print_help(chat: ChatSession, command: ReplCommand) -> None:
     """Print the spellings and the complete help text of one command."""
     chat.ui.text(" or ".join(_usages(command)))
-    chat.ui.text(command.help)
-    width = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
+    chat.ui.prose(command.help)
     for paragraph in filter(None, command.details.split("\n\n")):
-        chat.ui.text(f"\n{textwrap.fill(paragraph, width, break_on_hyphens=False)}")
+        chat.ui.prose("\n" + " ".join(paragraph.split()))
 
 
 def _usages(command: ReplCommand) -> list[str]:
