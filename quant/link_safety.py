@@ -8,7 +8,7 @@ import os
 import secrets
 import stat
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO, cast
 
 FLAGS_OF_MODE = {
     "rb": os.O_RDONLY,
@@ -25,7 +25,7 @@ MAX_STEM_CHARACTERS = 60  # of a temporary file's name, which has a limited leng
 
 def open_without_links(
     path: Path, mode: str, *, buffering: int = -1, permissions: int = 0o666
-) -> IO[bytes]:
+) -> BinaryIO:
     """Open a file in one of the binary modes of FLAGS_OF_MODE. `permissions`: of a new file, from
     which those in the user's umask are removed.
 
@@ -41,10 +41,10 @@ def open_without_links(
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return os.fdopen(descriptor, mode, buffering)
+    return cast(BinaryIO, os.fdopen(descriptor, mode, buffering))
 
 
-def create_temporary(path: Path, permissions: int = 0o666) -> tuple[Path, IO[bytes]]:
+def create_temporary(path: Path, permissions: int = 0o666) -> tuple[Path, BinaryIO]:
     """Create a new file in the folder of `path`, whose name begins as that of `path` and cannot be
     guessed. Return its path, and the file open for writing. Raises OSError.
     """

@@ -218,6 +218,7 @@ def _effective_flags(chat: ChatSession, run_flags: RunFlags) -> dict[str, Any]:
             "grammar" if constraint.kind == "gbnf" else "json_schema": constraint.text,
             "grammar_engine": constraint.engine,
             "jump": constraint.jump,
+            "strict_schema": constraint.is_strict,
         }
     if conversation.search.beams > 1:
         flags |= {name: str(value) for name, value in conversation.search.as_dict().items()}

@@ -90,7 +90,7 @@ def build_position_record(tree: TurnTree) -> dict[str, Any]:
     }
 
 
-def build_constraint_record(constraint: Constraint | None) -> dict[str, str] | None:
+def build_constraint_record(constraint: Constraint | None) -> dict[str, Any] | None:
     """Convert the grammar or schema for answers to a JSON object, or None to None."""
     if constraint is None:
         return None
@@ -99,6 +99,7 @@ def build_constraint_record(constraint: Constraint | None) -> dict[str, str] | N
         "text": constraint.text,
         "engine": constraint.engine,
         "jump": constraint.jump,
+        **({"strict": True} if constraint.is_strict else {}),
     }
 
 
@@ -118,7 +119,7 @@ def parse_constraint(record: object) -> Constraint | None:
         or not isinstance(text, str)
     ):
         raise DamagedRecord("its format is not a schema or grammar")
-    return Constraint(kind, text, engine, jump)
+    return Constraint(kind, text, engine, jump, table.get("strict") is True)
 
 
 def add_turn(tree: TurnTree, record: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from llmcli.runtime.text.template_budget import (
     TemplateBudget,
     TemplateBudgetExceeded,
 )
+from llmcli.runtime.text.template_costs import charge_filters
 from llmcli.runtime.text.text_format import format_percent
 from llmcli.runtime.text.tracked_text import (
     TrackedText,
@@ -22,18 +23,12 @@ from llmcli.runtime.text.tracked_text import (
 from llmcli.runtime.text.value_text import json_layout, write_json, write_text
 
 MAX_ROUND_DIGITS = 300  # of round(); floating-point numbers do not have more
-# Characters that a filter may write for each character of its input.
-EXPANSION = {"escape": 6, "e": 6, "forceescape": 6, "urlencode": 12, "urlize": 16, "pprint": 16}
 
 
 def limited_filters(budget: TemplateBudget, jinja_filters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the filters that templates may use, by name. Filters whose output may be longer than
-    their input charge the budget first.
-    """
+    """Return the filters that templates may use, by name. Each charges the budget first."""
     filters = {name: _with_sources(function) for name, function in jinja_filters.items()}
-    for name, factor in EXPANSION.items():
-        filters[name] = _charging(budget, factor, filters[name])
-    return filters | _text_filters(budget) | _list_filters(budget)
+    return charge_filters(budget, filters | _text_filters(budget) | _list_filters(budget))
 
 
 def _with_sources(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,20 +43,6 @@ def _with_sources(function: Callable[..., Any]) -> Callable[..., Any]:
             return result
         sources = sources_in([args, kwargs])
         return attribute_all(str.__str__(result), sources) if sources else result
-
-    return filter_
-
-
-def _charging(
-    budget: TemplateBudget, factor: int, function: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Return a filter that first charges `factor` times the text of its arguments."""
-
-    @functools.wraps(function)
-    def filter_(*args: Any, **kwargs: Any) -> Any:
-        for _ in range(factor):
-            budget.charge_text_of(*args, kwargs)
-        return function(*args, **kwargs)
 
     return filter_
 

@@ -15,14 +15,14 @@ ROLES = ("system", "user", "assistant")
 class NamedTemplate:
     """The words of a template.
 
-    - `other`: the words around a message of any role; `{role}` stands for its role.
+    - `any_role`: the words around a message of any role; `{role}` stands for its role.
     - `system`, `user`, `assistant`: the words around messages of one role, where they differ.
     - `generation`: the words that begin an answer.
     - `start`: the words before the first message.
     - `trims`: the roles whose messages are stripped of whitespace.
     """
 
-    other: Words = ("", "")
+    any_role: Words = ("", "")
     system: Words | None = None
     user: Words | None = None
     assistant: Words | None = None
@@ -36,8 +36,8 @@ class NamedTemplate:
         for number, role in enumerate(ROLES):
             keyword = "elif" if number else "if"
             body += f'{{%- {keyword} message.role == "{role}" %}}'
-            body += _message(getattr(self, role) or self.other, role in self.trims)
-        body += f"{{%- else %}}{_message(self.other, bool(self.trims))}{{%- endif %}}"
+            body += _message(getattr(self, role) or self.any_role, role in self.trims)
+        body += f"{{%- else %}}{_message(self.any_role, bool(self.trims))}{{%- endif %}}"
         return (
             f"{_write(self.start)}{{%- for message in messages %}}{body}{{%- endfor %}}"
             f"{{%- if add_generation_prompt %}}{_write(self.generation)}{{%- endif %}}"

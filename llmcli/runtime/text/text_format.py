@@ -8,12 +8,17 @@ import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from llmcli.runtime.text.template_budget import TemplateBudget, TemplateBudgetExceeded
+from llmcli.runtime.text.template_budget import (
+    ITEM_COST,
+    TemplateBudget,
+    TemplateBudgetExceeded,
+)
+from llmcli.runtime.text.template_costs import MAX_PADDED_WIDTH, charge_format
 from llmcli.runtime.text.tracked_text import attribute_all, join_texts, sources_in
 from llmcli.runtime.text.value_text import write_text
 
-# A width or precision of three digits, or `*`, could build a text of any length.
-PADDED_FORMAT = re.compile(r"[*]|\d{3}")
+# A width or precision of three digits could build a text of any length.
+PADDED_LAYOUT = re.compile(r"\d{3}")
 PERCENT_FIELD = re.compile(
     r"%(?:\((?P<key>[^()]*)\))?(?P<layout>[#0\- +]*\d*(?:\.\d*)?)[hlL]?(?P<type>.)", re.DOTALL
 )
@@ -22,9 +27,7 @@ FieldReader = Callable[[str, Sequence[Any], Mapping[str, Any]], tuple[Any, Any]]
 
 def format_percent(text: str, values: Any, budget: TemplateBudget) -> str:
     """Return `text % values`. Raises TemplateBudgetExceeded for a padded format."""
-    if PADDED_FORMAT.search(text):
-        raise TemplateBudgetExceeded("a padded format string")
-    budget.charge_text_of(text, values)
+    charge_format(budget, text, *(values if isinstance(values, tuple) else (values,)))
     result = str.__mod__(str.__str__(text), values)
     joined = join_texts(list(_percent_pieces(text, values)))
     return joined if joined == result else attribute_all(result, sources_in([text, values]))
@@ -60,7 +63,10 @@ class TrackedFormatter(string.Formatter):
         """Return `text.format(*args, **kwargs)`. Raises TemplateBudgetExceeded for a padded
         format.
         """
-        self._budget.charge_text_of(text, list(args), kwargs)
+        fields = text.count("{")
+        self._budget.charge(fields * (MAX_PADDED_WIDTH + ITEM_COST))
+        # a value may be used by any number of fields
+        self._budget.charge_text_of([text, *args, *kwargs.values()], factor=max(1, fields))
         result = join_texts(list(self._pieces(text, args, kwargs, itertools.count())))
         own_sources = sources_in(text)
         return attribute_all(result, own_sources + sources_in(result)) if own_sources else result
@@ -83,7 +89,7 @@ class TrackedFormatter(string.Formatter):
             layout = str.__str__(
                 join_texts(list(self._pieces(layout or "", args, kwargs, numbers)))
             )
-            if PADDED_FORMAT.search(layout):
+            if PADDED_LAYOUT.search(layout):
                 raise TemplateBudgetExceeded("a padded format string")
             written = write_text(value)
             if not layout and conversion in (None, "s"):

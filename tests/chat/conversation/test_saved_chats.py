@@ -46,7 +46,7 @@ def test_a_saved_chat_is_loaded_unchanged() -> None:
     assert fresh.stopped_indices == {3}
 
 
-CONSTRAINT = Constraint("json_schema", '{"enum": ["ja", "né"]}', jump="off")
+CONSTRAINT = Constraint("json_schema", '{"enum": ["ja", "né"]}', jump="off", is_strict=True)
 
 
 def test_the_constraint_is_saved_and_loaded(

@@ -70,7 +70,7 @@ def test_functions_and_extensions_of_transformers_are_available():
         ("{{ '{:>9999999999}'.format(1) }}", "padded"),
         ("{{ '{:{}}'.format(1, 9999999999) }}", "padded"),
         ("{{ '%999999999d' | format(1) }}", "padded"),
-        ("{% set x = 1e999 %}{{ x }}", "NameError"),
+        ("{% set x = 1e999 %}{{ x }}", "leaves out message 1"),
         ("{% set l = [1] %}{% for i in l %}{{ l.append(i) }}{% endfor %}", "asks for too much"),
         ("{{ [[1] * 100000] * 1000 | sum(start=[]) }}", "TypeError"),
         ("{{ ([[1] * 100000] * 1000) | sum(start=[]) }}", "asks for too much"),
