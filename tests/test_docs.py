@@ -155,8 +155,11 @@ def simple_commands(line: str) -> Iterator[list[str]]:
     lexer.whitespace_split = True
     lexer.commenters = "#"
     words: list[str] = []
+    is_file = False
     for word in [*lexer, "|"]:
-        if set(word) <= set("|;&<>"):
+        if is_file or set(word) <= set("<>"):
+            is_file = not is_file
+        elif set(word) <= set("|;&<>"):
             while words and re.match(r"\w+=", words[0]):
                 del words[0]
             if words:
