@@ -222,7 +222,8 @@ class _AllocationRun:
         self.ui.note(
             f"to measure: {n_remaining} x {pass_seconds:.1f} s = about "
             f"{format_duration(n_remaining * pass_seconds)}; {n_own_codes} of "
-            f"{len(tensor_probes)} also need the method's own codes; Ctrl-C loses nothing"
+            f"{len(tensor_probes)} also need the method's own codes; Ctrl-C loses nothing, and "
+            "--quick needs no measurement"
         )
         with self.ui.bar("measure", len(tensor_probes), unit="tensors", done=n_cached) as bar:
             for probe in self.sensitivity_run.measure(tensor_probes, scratch_model):
