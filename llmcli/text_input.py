@@ -114,16 +114,24 @@ def require_utf8(label: str, text: str) -> None:
     decode_utf8(text.encode("utf-8", "surrogateescape"), label)
 
 
+def expand_path(text: str) -> Path:
+    """Return the path that a typed file name means. `~` at its start is a home folder; in `./~x` it
+    is a part of the name, which Path.expanduser() does not see, because Path drops the `./`. Raises
+    RuntimeError for an unknown home folder.
+    """
+    return Path(text).expanduser() if text.startswith("~") else Path(text)
+
+
 def read_template(file_or_text: str) -> str:
     """Return the Jinja text of a value of --chat-template: the contents of the file with this name,
     or the value itself if it contains a brace.
 
     Raises UserError if it is neither, or if the file cannot be read.
     """
-    path = Path(file_or_text).expanduser()
     try:
+        path = expand_path(file_or_text)
         is_file = path.is_file()
-    except (OSError, ValueError):  # Jinja text is often not a valid file name
+    except (OSError, ValueError, RuntimeError):  # Jinja text is often not a valid file name
         is_file = False
     if is_file:
         return read_text(path)

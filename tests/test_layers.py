@@ -89,6 +89,7 @@ QUANT_FOR_ALL = (
     "quant.gguf",
     "quant.model_file",
     "quant.source.blob",
+    "quant.checkpoint.adapters",
     "quant.checkpoint.pickles",
 )
 QUANT_USERS = ("llmcli/commands/", "llmcli/workflows/", "llmcli/model_loader/")

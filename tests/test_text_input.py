@@ -93,11 +93,26 @@ def test_endless_files_and_standard_input_are_refused(
         text_input.read_standard_input()
 
 
+def test_a_tilde_is_a_home_folder_only_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/me")
+    for typed, path in (
+        ("~", "/me"),
+        ("~/x.txt", "/me/x.txt"),
+        ("./~x.txt", "~x.txt"),
+        ("./~/x.txt", "~/x.txt"),
+        ("a/~", "a/~"),
+        ("x.txt", "x.txt"),
+    ):
+        assert text_input.expand_path(typed) == Path(path)
+    with pytest.raises(RuntimeError):
+        text_input.expand_path("~nobody-of-this-name/x")
+
+
 def test_a_template_is_a_file_or_jinja_text(tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
     file.write_bytes(b"\xef\xbb\xbf{{ 1 }}\r\n")
     assert text_input.read_template(str(file)) == "{{ 1 }}\n"
-    for jinja in ("{{ messages }}", "{{ 'x' }}" * 1000, "{{ '\x00' }}"):
+    for jinja in ("{{ messages }}", "{{ 'x' }}" * 1000, "{{ '\x00' }}", "~{{ messages }}"):
         assert text_input.read_template(jinja) == jinja
     with pytest.raises(UserError, match="no template file"):
         text_input.read_template("nothing.jinja")

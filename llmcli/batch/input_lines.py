@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llmcli.errors import UserError
-from llmcli.text_input import refuse_foreign_encoding
+from llmcli.text_input import expand_path, refuse_foreign_encoding
 
 MAX_LINE_BYTES = 16 << 20  # a context of a million tokens is 4 MB of text
 READ_BYTES = 1 << 20  # size of the pieces in which a longer line is skipped
@@ -126,7 +126,7 @@ def open_input(name: str, copy_folder: Path) -> Iterator[BatchInput]:
             shutil.copyfileobj(sys.stdin.buffer, stream)
         else:
             try:
-                stream = stack.enter_context(Path(name).expanduser().open("rb"))
+                stream = stack.enter_context(expand_path(name).open("rb"))
             except OSError as error:
                 raise UserError(
                     f"cannot read {name}: {error.strerror}", hint="check the name"

@@ -5,20 +5,29 @@ folder. It checks whether a path exists, but opens no file and makes no connecti
 import difflib
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import unquote
 
 from llmcli.catalog.catalog import CatalogEntry, builtin_catalog_path
 from llmcli.config import Config
 from llmcli.errors import UserError
+from llmcli.text_input import expand_path
 
 # The types that llama.cpp's short names stand for (tools/quantize/quantize.cpp).
 TYPE_OF_SHORT_NAME = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
 TYPE_PATTERN = re.compile(r"(I?Q\d_\w+|T?Q\d_\d|B?F16|F32|MXFP4\w*)", re.IGNORECASE)
 SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)([mb])", re.IGNORECASE)
 REPO_PATTERN = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(:(?P<quant>[\w./-]+))?")
+# The addresses of the hub's pages: ORG/REPO/blob/REVISION/FILE, and others of a repository.
+PAGE_PATTERN = re.compile(
+    r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)/"
+    r"((blob|resolve|raw|tree|blame|edit|commits?)/(?P<revision>[^/]+)(/(?P<file>.+))?"
+    r"|discussions(/.*)?)"
+)
 HUB_PREFIXES = ("hf://", "hf.co/", "https://hf.co/", "huggingface.co/", "https://huggingface.co/")
 
 
@@ -58,9 +67,9 @@ def parse_ref(
         raise UserError(
             f"{printable} is not UTF-8 text", hint="rename the file with mv, then use the new name"
         )
-    for prefix in HUB_PREFIXES:
+    for prefix in (*HUB_PREFIXES, f"{config.hub_endpoint.rstrip('/')}/"):
         if text.startswith(prefix):
-            return _parse_hub_name(text.removeprefix(prefix).rstrip("/"), text)
+            return _parse_hub_address(text.removeprefix(prefix), text)
     if "://" in text:
         raise UserError(
             f"llmcli does not download from the host of {text}",
@@ -177,6 +186,11 @@ def _parse_path(text: str) -> ModelRef | None:
         or text.endswith("/")
         or re.fullmatch(r"[^:]*\.gguf", text)
     ):
+        if target := _missing_target(text):
+            raise UserError(
+                f"{text} is a link to a file that does not exist: {target}",
+                hint="restore that file, or name another one",
+            )
         raise UserError(f"no such file or folder: {text}", hint=f"ls {Path(text).parent}")
     return None
 
@@ -184,10 +198,44 @@ def _parse_path(text: str) -> ModelRef | None:
 def _existing_path(text: str) -> Path | None:
     """Return the absolute path of an existing file or folder, or None."""
     try:
-        path = Path(text).expanduser().absolute()
+        path = expand_path(text).absolute()
         return path if text and path.exists() else None
-    except (OSError, RuntimeError):  # a name too long for the file system, or an unknown ~NAME
+    except (OSError, RuntimeError, ValueError):  # not a valid name, or an unknown ~NAME
         return None
+
+
+def _missing_target(text: str) -> Path | None:
+    """Return the target of the link `text` that does not exist; None if `text` is not a link."""
+    try:
+        return expand_path(text).readlink()
+    except (OSError, RuntimeError, ValueError):
+        return None
+
+
+def _parse_hub_address(text: str, typed: str) -> ModelRef:
+    """Return the hub repository that `text`, the address of a web page of the hub without its host,
+    shows: that of a repository, of a folder or of a file. A GGUF becomes the requested file, and a
+    folder named after a type the requested type. Raises UserError, which says what to type, for a
+    page of another revision than main.
+    """
+    address = re.split(r"[?#]", text, maxsplit=1)[0].rstrip("/")
+    match = PAGE_PATTERN.fullmatch(address)
+    if not match:
+        return _parse_hub_name(address, typed)
+    file = unquote(match["file"] or "")
+    last_word = file.rpartition("/")[2]
+    quant = None
+    if file.lower().endswith(".gguf"):
+        quant = file
+    elif TYPE_PATTERN.fullmatch(last_word):
+        quant = full_type_name(last_word)
+    ref = ModelRef("hub", match["repo"], quant)
+    if (revision := unquote(match["revision"] or "main")) != "main":
+        raise UserError(
+            f"{typed} is of revision {revision}",
+            hint=f"llmcli pull {shlex.quote(ref.full_name)} --revision {shlex.quote(revision)}",
+        )
+    return ref
 
 
 def _parse_hub_name(text: str, typed: str) -> ModelRef:

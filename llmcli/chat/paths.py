@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from llmcli.errors import UserError
+from llmcli.text_input import expand_path
 
 MAX_COMPLETIONS = 200  # number of names that Tab offers at most
 
@@ -20,7 +21,7 @@ def parse_path(text: str) -> Path:
             hint="give a file: notes.txt, ~/notes.txt, './my notes.txt'",
         )
     try:
-        return Path(text).expanduser()
+        return expand_path(text)
     except RuntimeError:  # an unknown ~NAME
         raise UserError(f"no such home folder: {text}", hint="write the full path") from None
 
@@ -31,7 +32,7 @@ def complete_path(typed: str) -> list[str]:
     """
     head, slash, name = typed.rpartition("/")
     try:
-        folder = Path(head + slash).expanduser() if slash else Path()
+        folder = expand_path(head + slash) if slash else Path()
         names = sorted(
             path.name + "/" * path.is_dir()
             for path in folder.iterdir()

@@ -12,6 +12,7 @@ from llmcli.commands.options import run
 from llmcli.commands.options.arguments import REF_HELP
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.open_server_model import REFUSED_FIELDS
+from llmcli.text_input import expand_path
 from llmcli.units import format_count
 
 if TYPE_CHECKING:
@@ -183,11 +184,8 @@ def _check_output(out: Path, lines: str) -> Path:
         raise UserError(f"{out.parent} is a file, not a folder", hint="use another -o")
     if not out.parent.is_dir():
         raise UserError(f"there is no folder {out.parent}", hint=f"mkdir -p '{out.parent}'")
-    if (
-        out.exists()
-        and Path(lines).expanduser().exists()
-        and out.samefile(Path(lines).expanduser())
-    ):
+    source = expand_path(lines)
+    if out.exists() and source.exists() and out.samefile(source):
         raise UsageError("the output file is the input file", hint="use another name for -o")
     require_writable(out)
     return out

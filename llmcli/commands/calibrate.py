@@ -20,6 +20,7 @@ from llmcli.commands.options.arguments import (
 )
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.rpc import RpcOptions
+from llmcli.text_input import expand_path
 from llmcli.workflows.evaluation.text import DEFAULT_CTX, prepare_side
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def calibrate(
         _refuse_reading_options(
             {**reading_options, "--moments": moments, "--memory": memory, "--threads": threads}
         )
-        _merge([Path(ref).expanduser() for ref in refs], out.expanduser(), ui)
+        _merge([expand_path(ref) for ref in refs], out.expanduser(), ui)
         return
     _refuse_conflicts(len(refs), memory, moments)
     if moments and flash_attn == "auto":

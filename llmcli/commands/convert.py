@@ -12,6 +12,7 @@ from llmcli.commands.options.arguments import Json
 from llmcli.commands.options.files import Offline, OutputOptions, SourceOptions
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.model_loader.pickle_hint import pickle_hint
+from llmcli.text_input import expand_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +50,7 @@ def convert(
 
     config, ui = start_command(json, offline, reading.allow_pickle)
     model = quantize_file.find_model(source, config, ui, reading.keep_source)
-    folder, blobs = (model.path, model.blobs) if model else (Path(source).expanduser(), None)
+    folder, blobs = (model.path, model.blobs) if model else (expand_path(source).absolute(), None)
     checkpoint = _open_checkpoint(folder, reading, blobs)
     plan = plan_quantization(checkpoint, checkpoint.dtype if outtype == "auto" else outtype)
     if outtype == "auto":

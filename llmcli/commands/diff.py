@@ -8,6 +8,7 @@ import typer
 from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json
 from llmcli.model_loader.installed_model import installed_model
+from llmcli.text_input import expand_path
 from llmcli.units import format_size
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _find_gguf(text: str, config: "Config", ui: "UI") -> Path:
     from llmcli.catalog import fetch
     from llmcli.errors import UserError
 
-    path = Path(text).expanduser()
+    path = expand_path(text)
     if path.is_file():
         return path
     model = installed_model(fetch.resolve_ref(text, config), config, ui, text)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmcli.text_input import expand_path
 from llmcli.units import format_size
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def find_model(
     files are fetched, and its weights are read from the hub later (`blobs` of the result).
     `keep_source` downloads it, too. Raises UserError.
     """
-    path = Path(text).expanduser()
+    path = expand_path(text)
     if path.exists() or text.endswith(".gguf") or text.startswith((".", "/", "~")):
         return None
     from llmcli.catalog import fetch, remote_checkpoint

@@ -61,7 +61,7 @@ def choose_pickles(names: Collection[str]) -> list[str]:
         name
         for name in names
         if name.endswith(PICKLE_ENDINGS)
-        and not name.startswith(TRAINER_PREFIXES)
+        and not name.startswith((".", *TRAINER_PREFIXES))
         and not any(word in name.lower() for word in OTHER_FORMATS)
     )
     if INDEX_FILE in names:

@@ -64,11 +64,13 @@ class LazyTensor:
 
 
 def find_safetensors(folder: Path) -> dict[str, Blob]:
-    """Return all safetensors files in a folder, by file name."""
+    """Return all safetensors files in a folder, by file name. Hidden files, such as those that macOS
+    writes next to every file, are left out.
+    """
     return {
         path.name: LocalFile(path)
         for path in sorted(folder.glob("*.safetensors"))
-        if path.is_file()
+        if path.is_file() and not path.name.startswith(".")
     }
 
 

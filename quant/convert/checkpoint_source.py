@@ -8,11 +8,12 @@ are reported in one error.
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quant.checkpoint import dequantize, model_card, safetensors, tensor_views
+from quant.checkpoint.adapters import adapter_error
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.folder import CheckpointFolder
 from quant.checkpoint.language_part import extract_language_part
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
 # Maximum number of tensors that one error lists. No real checkpoint has more; a hostile one may.
 MAX_LISTED_MISFITS = 2000
 HEAD_NAME, EMBEDDING_NAME = tensor_types.HEAD_NAME, tensor_types.EMBEDDING_NAMES[0]
+# Parts of tensor names that PyTorch adds where a model is compiled, sharded or checkpointed.
+WRAPPER_PATTERN = re.compile(
+    r"^module\.|(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
 TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json")
 # Roles of matrices that stay F32: routers are small and sensitive to rounding.
 F32_ROLES = ("ffn_gate_inp", "ffn_gate_inp_shexp")
@@ -63,7 +68,7 @@ def open_checkpoint(
     arch, config = read_family(folder)
     notes = arch.check(config)
     blobs = safetensors.find_safetensors(path) if blobs is None else blobs
-    stored = _load_tensors(folder, blobs, allow_pickle)
+    stored, name_notes = _without_wrappers(_load_tensors(folder, blobs, allow_pickle))
     language_part = extract_language_part(path, stored)
     restored = dequantize.restore_floats(folder, config, language_part.tensors)
     vocabulary = load_vocabulary(
@@ -91,7 +96,14 @@ def open_checkpoint(
         (*entries, *vocabulary.entries),
         tuple(weights),
         DEFAULT_ALIGNMENT_BYTES,
-        (*language_part.notes, *restored.notes, *dropped_notes, *notes, *vocabulary.notes),
+        (
+            *name_notes,
+            *language_part.notes,
+            *restored.notes,
+            *dropped_notes,
+            *notes,
+            *vocabulary.notes,
+        ),
         dtype=dtype,
         blobs=tuple(blobs[file.name] for file in files if file.name in blobs),
     )
@@ -112,6 +124,21 @@ def _load_tensors(
     if not allow_pickle:
         raise pickles_not_allowed(folder.path, [file.name for file in pickles])
     return load_pickles(folder)
+
+
+def _without_wrappers(stored: Tensors) -> tuple[Tensors, list[str]]:
+    """Return the tensors without the words that wrappers of PyTorch, such as torch.compile, add to
+    their names, and notes for the user. All names stay as they are if two would become equal.
+    """
+    short_names = {name: WRAPPER_PATTERN.sub("", name) for name in stored}
+    words = {match[0] for name in stored for match in WRAPPER_PATTERN.finditer(name)}
+    if not words or len(set(short_names.values())) < len(stored):
+        return stored, []
+    tensors = {
+        short_names[name]: replace(tensor, name=short_names[name])
+        for name, tensor in stored.items()
+    }
+    return tensors, [f"names of tensors are read without {', '.join(sorted(words))}"]
 
 
 def _tokenizer_folder(
@@ -186,7 +213,7 @@ def _config(folder: CheckpointFolder) -> CheckpointConfig:
     if not path.is_dir():
         raise UserError(f"there is no folder {path}", hint="check the path")
     if not folder.has_file("config.json"):
-        raise UserError(
+        raise adapter_error(path) or UserError(
             f"{path} has no config.json", hint="name a checkpoint folder, or a .gguf file"
         )
     values = folder.read_json("config.json")
@@ -336,10 +363,14 @@ def _check_tensors(path: Path, named: _NamedTensors, shapes: _FamilyShapes) -> N
         if not _is_readable_dtype(tensor.dtype)
     ]
     if misfits:
+        is_incomplete = all(misfit.endswith(" is missing") for misfit in misfits)
         raise UserError(
             f"{path}: {len(misfits)} tensors do not fit its config.json: "
             f"{list_first(misfits, MAX_LISTED_MISFITS)}",
-            hint="fetch the whole model again",
+            hint="fetch the whole model again"
+            if is_incomplete
+            else "save the model in its standard form with save_pretrained() of transformers, or "
+            "pull a GGUF of it",
         )
 
 

@@ -75,13 +75,15 @@ def find_special_ids(
         if name not in special_ids and type(value) is int and 0 <= value < len(texts):
             special_ids[name] = value
     ends = _end_ids(generation, config, len(texts))
-    if ends and special_ids.get("eos") not in ends:
+    # As in gguf.SpecialVocab, the tokenizer's own eos comes first: a finetune may end its turns with
+    # a new token, and keep the generation_config.json of its base.
+    eos = special_ids.get("eos")
+    unrecognized = [i for i in ends if i != eos and not _is_recognized(texts, i)]
+    if ends and eos is None:
         special_ids["eos"] = ends[0]
-    unrecognized = [
-        index
-        for index in ends
-        if index != special_ids.get("eos") and not _is_recognized(texts, index)
-    ]
+    elif len(unrecognized) > 2 and eos is not None and _is_recognized(texts, eos):
+        special_ids["eos"] = unrecognized[0]  # llama.cpp also ends at the replaced one
+    unrecognized = [i for i in unrecognized if i != special_ids.get("eos")]
     if len(unrecognized) > 2:
         listed = ", ".join(repr(texts[index]) for index in unrecognized)
         raise UserError(

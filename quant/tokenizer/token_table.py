@@ -63,7 +63,8 @@ def build_token_table(
         raise UserError(
             f"{location}: token {last_row} ({rows[last_row].text[:100]!r}) is outside of the "
             f"vocab_size {size} in config.json",
-            hint="use the config.json and the tokenizer of the same model",
+            hint=f"if the token was added later, resize_token_embeddings({last_row + 1}) of "
+            "transformers makes a row for it; else use the tokenizer of the same model",
         )
     return [
         rows.get(index) or VocabularyToken(f"[PAD{index}]", UNUSED_SCORE, UNUSED)

@@ -102,6 +102,78 @@ def test_every_form_of_a_model_name(text, expected):
     assert parse(text) == expected
 
 
+@pytest.mark.parametrize(
+    ("page", "repo", "quant"),
+    [
+        ("a/b/tree/main", "a/b", None),
+        ("a/b/tree/main/", "a/b", None),
+        ("a/b/tree/main/UD-Q4_K_XL", "a/b", None),
+        ("a/b/tree/main/Q4_K", "a/b", "Q4_K_M"),
+        ("a/b/blob/main/sub/File-Q8_0.gguf", "a/b", "sub/File-Q8_0.gguf"),
+        ("a/b/resolve/main/File-Q8_0.gguf?download=true", "a/b", "File-Q8_0.gguf"),
+        ("a/b/raw/main/File%2DQ8_0.gguf", "a/b", "File-Q8_0.gguf"),
+        ("a/b/blob/main/model.safetensors", "a/b", None),
+        ("a/b?library=transformers", "a/b", None),
+        ("a/b#usage", "a/b", None),
+        ("a/b/discussions", "a/b", None),
+        ("a/b/discussions/3", "a/b", None),
+        ("a/b/commits/main", "a/b", None),
+        ("a/b:q4_k", "a/b", "Q4_K_M"),
+    ],
+)
+@pytest.mark.parametrize("host", ["https://huggingface.co/", "hf.co/"])
+def test_an_address_of_a_page_means_the_model_that_it_shows(host, page, repo, quant):
+    assert parse(host + page) == ModelRef("hub", repo, quant)
+
+
+def test_an_address_at_another_hub_is_one_of_that_hub(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9/hub")
+    assert parse("http://127.0.0.1:9/hub/a/b/tree/main") == ModelRef("hub", "a/b")
+
+
+@pytest.mark.parametrize(
+    ("page", "command"),
+    [
+        ("tree/v1.0", "llmcli pull a/b --revision v1.0"),
+        ("commit/0a1b2c", "llmcli pull a/b --revision 0a1b2c"),
+        ("tree/refs%2Fpr%2F7", "llmcli pull a/b --revision refs/pr/7"),
+        ("blob/0a1b2c/File-Q8_0.gguf", "llmcli pull a/b:File-Q8_0.gguf --revision 0a1b2c"),
+        ("tree/x;%20rm", "llmcli pull a/b --revision 'x; rm'"),
+    ],
+)
+def test_the_error_for_a_page_of_another_revision_has_the_command(page, command):
+    with pytest.raises(UserError, match="is of revision") as raised:
+        parse(f"https://huggingface.co/a/b/{page}")
+    assert raised.value.hint == command
+
+
+@pytest.mark.parametrize("page", ["a", "", "spaces/a/b", "a/b/c", "../..", "a/b/tree"])
+def test_the_error_for_another_page_of_the_hub_has_the_form_of_a_name(page):
+    with pytest.raises(UserError, match="is not a hub model") as raised:
+        parse(f"https://huggingface.co/{page}")
+    assert "org/repo" in raised.value.hint
+
+
+def test_a_name_may_begin_with_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    (tmp_path / "~x.gguf").write_bytes(b"")
+    (tmp_path / "~").mkdir()
+    (tmp_path / "me").mkdir()
+    assert parse("./~x.gguf") == ModelRef("path", str(tmp_path / "~x.gguf"))
+    assert parse("./~") == ModelRef("path", str(tmp_path / "~"))
+    assert parse("~") == ModelRef("path", str(tmp_path / "me"))
+
+
+@pytest.mark.parametrize("name", ["./m.gguf", "m.gguf", "{}/m.gguf", "./folder/"])
+def test_the_error_for_a_link_to_nothing_says_where_it_leads(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.gguf").symlink_to("../blobs/1f")
+    (tmp_path / "folder").symlink_to("../blobs/1f")
+    with pytest.raises(UserError, match=r"is a link to a file that does not exist: \.\./blobs/1f"):
+        parse(name.format(tmp_path))
+
+
 def test_an_existing_file_or_folder_is_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.gguf").write_bytes(b"")

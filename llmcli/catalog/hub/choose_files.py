@@ -10,10 +10,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from llmcli.catalog.gguf_names import is_model_name
 from llmcli.catalog.shard_names import parse_shard_name
 from llmcli.catalog.spec import Spec
 from llmcli.errors import UserError
 from llmcli.units import format_size
+from quant.checkpoint.adapters import ADAPTER_CONFIG, lora_error
 from quant.checkpoint.pickles import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -23,8 +25,6 @@ from quant.checkpoint.pickles import (
 )
 
 TYPE_SUFFIX = re.compile(r"[-.](\w+)$")
-# Words in the names of GGUFs that do not contain a language model.
-AUXILIARY_PREFIXES = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 # Files that a conversion needs in addition to the weights. They contain data, never code.
 CONVERSION_FILES = {
     "config.json",
@@ -74,7 +74,7 @@ def choose_files(spec: Spec, blobs: Sequence[HubFile], allow_pickle: bool = Fals
     chosen only if there are no others, and need `allow_pickle` and torch. Raises UserError that
     lists the alternatives if nothing or several files match.
     """
-    first_files = [blob for blob in blobs if _is_model(blob.name)]
+    first_files = [blob for blob in blobs if is_model_name(blob.name)]
     if spec.file or spec.quant.lower().endswith(".gguf"):
         return ChosenFiles("gguf", _choose_by_name(spec.file or spec.quant, spec.repo, blobs))
     if first_files and spec.format != "safetensors":
@@ -98,17 +98,6 @@ def type_in_name(name: str) -> str:
     stem = shard.stem if shard else name[: -len(".gguf")]
     type_match = TYPE_SUFFIX.search(stem)
     return type_match[1].upper() if type_match else ""
-
-
-def _is_model(name: str) -> bool:
-    """Return whether a file is a GGUF with a language model: a complete one, or its first shard."""
-    shard = parse_shard_name(name)
-    base = name.rpartition("/")[2]
-    return (
-        name.lower().endswith(".gguf")
-        and not (shard and shard.number != 1)
-        and not any(word in base for word in AUXILIARY_PREFIXES)
-    )
 
 
 def _choose_by_type(
@@ -159,7 +148,7 @@ def _choose_by_name(name: str, repo: str, blobs: Sequence[HubFile]) -> tuple[Hub
     for blob in blobs:
         if blob.name.lower() == name.lower():
             return _all_shards(blob, blobs)
-    ggufs = [blob for blob in blobs if _is_model(blob.name)]
+    ggufs = [blob for blob in blobs if is_model_name(blob.name)]
     raise UserError(
         f"{repo} has no file {name}",
         hint=f"it has {_describe_models(ggufs, blobs)}" if ggufs else "it has no GGUF at all",
@@ -190,6 +179,8 @@ def _choose_checkpoint(
     """
     conversion_files = tuple(blob for blob in blobs if blob.name in CONVERSION_FILES)
     if not any(blob.name == "config.json" for blob in conversion_files):
+        if any(blob.name == ADAPTER_CONFIG for blob in blobs):
+            raise lora_error(spec.repo, "another model")
         raise UserError(
             f"{spec.repo} has weights but no config.json",
             hint="without config.json a model cannot be converted",
@@ -207,7 +198,9 @@ def _safetensors(blobs: Sequence[HubFile], allow_pickle: bool) -> tuple[HubFile,
     top_level = [
         blob
         for blob in blobs
-        if "/" not in blob.name and blob.name.endswith((".safetensors", ".safetensors.index.json"))
+        if "/" not in blob.name
+        and not blob.name.startswith(".")
+        and blob.name.endswith((".safetensors", ".safetensors.index.json"))
     ]
     model_files = [blob for blob in top_level if blob.name.startswith("model")]
     return tuple(model_files or (() if allow_pickle and _pickles(blobs) else top_level))

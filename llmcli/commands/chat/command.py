@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -166,7 +165,7 @@ def _replay(
     """
     from llmcli.chat import receipt
 
-    recorded = receipt.read_receipt(Path(file).expanduser())
+    recorded = receipt.read_receipt(text_input.expand_path(file))
     run_flags = parse_run_flags(ctx, recorded.flags)
     ref, text = choose_model_and_argument(ref, text, run_flags.model)
     if text is not None or run_flags.prompt is not None or run_flags.file is not None or skeleton:
@@ -477,7 +476,7 @@ def _read_flags_prompt(run_flags: RunFlags) -> str | None:
         return run_flags.prompt
     if run_flags.file == "-":
         return _read_stdin(run_flags)
-    path = Path(run_flags.file).expanduser()
+    path = text_input.expand_path(run_flags.file)
     return text_input.read_text(path, keep_line_ends=run_flags.raw).removesuffix("\n")
 
 

@@ -23,6 +23,7 @@ from llmcli.commands.options.arguments import (
 )
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.rpc import RpcOptions
+from llmcli.text_input import expand_path
 from llmcli.workflows.evaluation.text import DEFAULT_CTX, prepare_side, read_evaluation_text
 
 if TYPE_CHECKING:
@@ -113,8 +114,8 @@ def evaluate(
 
     config, ui = start_command(json, offline, trust=trust)
     workers.join(ui)
-    if base and is_base_logits(Path(base).expanduser()):
-        base_logits, base = Path(base), None
+    if base and is_base_logits(path := expand_path(base)):
+        base_logits, base = path, None
     options = RunOptions(
         ctx or DEFAULT_CTX,
         threads,

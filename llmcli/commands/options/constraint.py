@@ -1,6 +1,5 @@
 """The options that constrain an answer: a grammar or a JSON schema, as text or as a file."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from llmcli.errors import UsageError, UserError
@@ -26,7 +25,7 @@ def take_constraint(typed: dict[str, Any]) -> "Constraint | None":
     """
     from llmcli.runtime.constraint import gbnf, schema_check
     from llmcli.runtime.constraint.base import ENGINES, JUMP_MODES, Constraint
-    from llmcli.text_input import read_text, require_utf8
+    from llmcli.text_input import expand_path, read_text, require_utf8
 
     sources = {name: typed.pop(name) for name in CONSTRAINT_FLAGS if name in typed}
     engine_options = {name: typed.pop(name) for name in ENGINE_FLAGS if name in typed}
@@ -53,7 +52,7 @@ def take_constraint(typed: dict[str, Any]) -> "Constraint | None":
     spelling, kind, is_file = CONSTRAINT_FLAGS[name]
     require_utf8(spelling, text)
     if is_file:
-        text = read_text(Path(text).expanduser())
+        text = read_text(expand_path(text))
     if kind == "json_schema" and engine_options.get("grammar_engine") == "llama":
         raise UsageError(
             "llama.cpp's engine supports GBNF, but not JSON schemas",

@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
@@ -20,7 +19,7 @@ from llmcli.commands.command_app import HELP_OPTIONS, PanelCommand
 from llmcli.commands.options.rpc import HELP_RPC, HELP_SPLIT
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.run_flags import RunFlags
-from llmcli.text_input import read_text, require_utf8
+from llmcli.text_input import expand_path, read_text, require_utf8
 
 if TYPE_CHECKING:
     from llmcli.runtime.requests.request import RunOptions
@@ -545,7 +544,7 @@ def _read_system_file(typed: dict[str, Any]) -> None:
         return
     if "system" in typed:
         raise UsageError("-sys and -sysf both set the system text", hint="leave out one of them")
-    typed["system"] = read_text(Path(file).expanduser()).removesuffix("\n")
+    typed["system"] = read_text(expand_path(file)).removesuffix("\n")
 
 
 def _pop_all(typed: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:

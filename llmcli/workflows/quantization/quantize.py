@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.model_loader.quantize_file import OutputSettings, SourceSettings
 from llmcli.model_loader.rpc_workers import RpcWorkers
+from llmcli.text_input import expand_path
 from llmcli.workflows.certification.certify import VerifySettings
 from llmcli.workflows.quantization.method_settings import MeasuredInputs, MethodSettings
 from llmcli.workflows.quantization.size_request import SizeRequest
@@ -256,7 +257,7 @@ def open_job(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeJo
     if request.file_type and request.file_type.upper() in FILE_TYPE_ALIASES:
         ui.note(f"{request.file_type.upper()} means {file_type.name}")
     source = open_source(
-        model.path if model else Path(request.source),
+        model.path if model else expand_path(request.source).absolute(),
         tokenizer=request.reading.tokenizer,
         pre=request.reading.pre,
         allow_pickle=request.reading.allow_pickle,

@@ -237,7 +237,13 @@ def test_a_damaged_pickle_is_read_or_refused(weights: dict[str, Any], tmp_path: 
 
 
 def test_training_files_are_ignored(weights: dict[str, Any], tmp_path: Path) -> None:
-    for name in ("training_args.bin", "optimizer.pt", "rng_state_0.pth", "model.pt"):
+    for name in (
+        "training_args.bin",
+        "optimizer.pt",
+        "rng_state_0.pth",
+        "._model.pt",
+        "model.pt",
+    ):
         torch.save({"w": torch.ones(2, 2)}, tmp_path / name)
     assert [file.name for file in pickles.find_pickles(tmp_path)] == ["model.pt"]
     assert list(pickles.load_pickles(CheckpointFolder(tmp_path))) == ["w"]

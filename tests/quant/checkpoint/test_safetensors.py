@@ -23,6 +23,12 @@ def test_rows_are_read_as_stored(tmp_path: Path) -> None:
     assert np.array_equal(loaded["b"].read(0, 4).view(np.float32), values[0])
 
 
+def test_hidden_files_are_ignored(tmp_path: Path) -> None:
+    tiny_checkpoint.save(tmp_path / "model.safetensors", {"a": np.ones((2, 8), np.float32)})
+    (tmp_path / "._model.safetensors").write_bytes(b"\x00\x05\x16\x07")
+    assert list(safetensors.load_tensors(CheckpointFolder(tmp_path))) == ["a"]
+
+
 def write(file: Path, header: object, body: bytes = bytes(64)) -> None:
     text = json.dumps(header).encode()
     file.write_bytes(struct.pack("<Q", len(text)) + text + body)

@@ -301,6 +301,76 @@ def test_one_error_names_all_mismatches(stories: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("first", "inner"),
+    [
+        ("_orig_mod.", ""),
+        ("module.", ""),
+        ("module._orig_mod.", ""),
+        ("", "_orig_mod."),
+        ("_fsdp_wrapped_module.", "_fsdp_wrapped_module._checkpoint_wrapped_module."),
+    ],
+)
+def test_words_of_wrappers_in_the_names_are_left_out(
+    first: str, inner: str, stories: Path, tmp_path: Path, convert
+) -> None:
+    folder = tiny_checkpoint.copy(stories, tmp_path / "wrapped")
+    tensors = {
+        first + name.replace("model.layers.1.", f"model.layers.1.{inner}"): values
+        for name, values in tiny_checkpoint.read(stories / "model.safetensors").items()
+    }
+    tiny_checkpoint.save(folder / "model.safetensors", tensors)
+    plain = tiny_checkpoint.copy(stories, tmp_path / "plain")
+    assert digests(convert(folder)) == digests(convert(plain))
+    (note,) = [
+        note
+        for note in checkpoint_source.open_checkpoint(folder).notes
+        if note.startswith("names of tensors")
+    ]
+    assert all(word in note for word in (first + inner).replace(".", ". ").split())
+
+
+def digests(file: Path) -> dict[str, bytes]:
+    """Return the bytes of every tensor in a GGUF, by name."""
+    header, data = read_header.read_header(file), file.read_bytes()
+    return {t.name: data[t.offset : t.offset + t.nbytes] for t in header.tensors}
+
+
+def test_wrapped_names_stay_if_two_would_become_equal(stories: Path, tmp_path: Path) -> None:
+    folder = tiny_checkpoint.copy(stories, tmp_path / "odd")
+    tensors = tiny_checkpoint.read(stories / "model.safetensors")
+    tensors["_orig_mod.model.norm.weight"] = tensors["model.norm.weight"]
+    tiny_checkpoint.save(folder / "model.safetensors", tensors)
+    with pytest.raises(UserError, match=r"_orig_mod\.model\.norm\.weight is unknown") as raised:
+        checkpoint_source.open_checkpoint(folder)
+    assert "save_pretrained()" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "hint"),
+    [
+        (lambda tensors: tensors.pop("model.norm.weight"), "fetch the whole model again"),
+        (lambda tensors: tensors.update(x=np.ones(4, np.float32)), "save_pretrained()"),
+    ],
+)
+def test_hint_says_whether_to_fetch_or_to_save_again(
+    change: Callable[[dict[str, Any]], object], hint: str, stories: Path, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint.copy(stories, tmp_path / "odd")
+    tensors = tiny_checkpoint.read(stories / "model.safetensors")
+    change(tensors)
+    tiny_checkpoint.save(folder / "model.safetensors", tensors)
+    with pytest.raises(UserError) as raised:
+        checkpoint_source.open_checkpoint(folder)
+    assert hint in raised.value.hint
+
+
+def test_an_adapter_is_called_a_lora(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    with pytest.raises(UserError, match="is a LoRA adapter of org/base"):
+        checkpoint_source.open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"architectures": ["LlamaForCausalLn"]}, "the nearest is LlamaForCausalLM"),

@@ -1,5 +1,9 @@
 """End-of-generation tokens: the keys of GGUF for them, and the texts that llama.cpp recognizes."""
 
+import json
+from pathlib import Path
+
+import gguf
 import pytest
 
 from quant.errors import UserError
@@ -17,20 +21,51 @@ def find_ids(texts: list[str], ends: list[int]) -> dict[str, int]:
     [
         (["</s>", "<|im_end|>", "<x>"], [0, 1], {"eos": 0}),
         (["</s>", "<|im_end|>", "<x>"], [2, 1, 0], {"eos": 0, "eot": 2}),
-        (["</s>", "<|end|>", "<|return|>", "<|call|>"], [2, 1, 3], {"eos": 2, "eot": 1}),
-        (["</s>", "<|end|>", "<|call|>"], [2, 1], {"eos": 2}),
+        (["</s>", "<|end|>", "<|return|>", "<|call|>"], [2, 1, 3], {"eos": 0, "eot": 1}),
+        (["</s>", "<|end|>", "<|call|>"], [2, 1], {"eos": 0}),
         (["</s>", "<|tool_response>", "<turn|>"], [1, 0, 2], {"eos": 0}),
-        (["</s>", "<|tool_response>", "<turn|>"], [1, 2], {"eos": 1}),
-        (["</s>", "<a>", "<b>"], [1, 1, 2, 99, True], {"eos": 1, "eot": 2}),
+        (["</s>", "<|tool_response>", "<turn|>"], [1, 2], {"eos": 0}),
+        (["</s>", "<a>", "<b>"], [1, 1, 2, 99, True], {"eos": 0, "eot": 1, "eom": 2}),
+        (["<s>", "<a>", "<b>"], [1, 2], {"eos": 1, "eot": 2}),
+        # llama.cpp recognizes </s>, so that its slot is free for one of three other tokens
+        (["</s>", "<a>", "<b>", "<c>"], [1, 2, 3], {"eos": 1, "eot": 2, "eom": 3}),
+        (["</s>", "<|im_end|>", "<a>", "<b>", "<c>"], [1, 2, 3, 4], {"eos": 2, "eot": 3, "eom": 4}),
     ],
 )
 def test_each_end_token_has_a_slot_or_a_known_text(texts, ends, expected) -> None:
     assert find_ids(texts, ends) == expected
 
 
+@pytest.mark.parametrize("end", [None, 1, 2, [1, 2]])
+@pytest.mark.parametrize("eos", ["</turn>", "</s>", {"content": "</turn>"}, None, "<unknown>"])
+def test_eos_is_that_of_the_gguf_package(end: object, eos: object, tmp_path: Path) -> None:
+    texts = ["<s>", "</s>", "<a>", "</turn>"]
+    settings, config = {"eos_token": eos}, {"eos_token_id": end}
+    added = [{"id": index, "content": text} for index, text in enumerate(texts)]
+    for name, document in (
+        ("tokenizer.json", {"added_tokens": added}),
+        ("tokenizer_config.json", settings),
+        ("config.json", config),
+    ):
+        (tmp_path / name).write_text(json.dumps(document))
+    expected = gguf.SpecialVocab(tmp_path, n_vocab=len(texts)).special_token_ids.get("eos")
+    ours = special_tokens.find_special_ids(texts, settings, {}, config, "here").get("eos")
+    if isinstance(end, list) and expected is None:
+        expected = end[0]  # the package does not read lists
+    assert ours == expected
+
+
 def test_too_many_end_tokens_are_refused_by_name() -> None:
     with pytest.raises(UserError, match=r"'<a>', '<b>', '<c>'"):
-        find_ids(["</s>", "<a>", "<b>", "<c>"], [0, 1, 2, 3])
+        find_ids(["</s>", "<x>", "<a>", "<b>", "<c>"], [0, 1, 2, 3, 4])
+    with pytest.raises(UserError, match=r"'<a>', '<b>', '<c>'"):
+        special_tokens.find_special_ids(
+            ["</turn>", "<a>", "<b>", "<c>"],
+            {"eos_token": "</turn>"},
+            {"eos_token_id": [1, 2, 3]},
+            {},
+            "here",
+        )
 
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}

@@ -1,0 +1,26 @@
+"""Says by its name whether a GGUF contains a language model."""
+
+import re
+
+from llmcli.catalog.shard_names import parse_shard_name
+
+# The beginnings of the names of files that llama.cpp loads in addition to a model.
+AUXILIARY_PREFIXES = ("mtp-", "eagle3-", "dflash-", "dspark-", "imatrix")
+# An importance matrix. A model that was quantized with one has its type in the name, too.
+IMATRIX_ENDING = re.compile(r"[-._]imatrix$", re.IGNORECASE)
+TYPE_WORD = re.compile(r"[-._](I?Q\d_\w+|TQ\d_0|MXFP4\w*|B?F16|F32)([-._]|$)", re.IGNORECASE)
+
+
+def is_model_name(path: str) -> bool:
+    """Return whether a file is a GGUF with a language model, or the first shard of one. Not counted
+    are hidden files, such as those that macOS writes next to every file (`._NAME`), projectors for
+    images (mmproj), draft heads and importance matrices.
+    """
+    name = path.rpartition("/")[2]
+    lower, shard = name.lower(), parse_shard_name(name)
+    if not lower.endswith(".gguf") or name.startswith(".") or (shard and shard.number != 1):
+        return False
+    if "mmproj" in lower or lower.startswith(AUXILIARY_PREFIXES):
+        return False
+    stem = shard.stem if shard else name[: -len(".gguf")]
+    return not IMATRIX_ENDING.search(stem) or TYPE_WORD.search(stem) is not None
