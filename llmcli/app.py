@@ -5,6 +5,7 @@ The commands are imported inside main(), so that Ctrl-C during the import ends t
 traceback.
 """
 
+import codecs
 import errno
 import io
 import os
@@ -28,6 +29,7 @@ def main() -> None:
 
     Exits with 0 on success, 2 for wrong usage, 130 after Ctrl-C, and 1 for other errors.
     """
+    _leave_ascii()
     _fix_standard_streams()
     try:
         _run()
@@ -81,6 +83,15 @@ def _run() -> None:
     except OutputClosed:
         _drop_output()
         raise SystemExit(0) from None
+
+
+def _leave_ascii() -> None:
+    """Start this program again in Python's UTF-8 mode if it was started in ASCII, as in the C locale
+    with PYTHONUTF8=0. In ASCII, arguments that contain other characters would be damaged.
+    """
+    if codecs.lookup(sys.getfilesystemencoding()).name == "ascii":
+        os.environ["PYTHONUTF8"] = "1"  # for the processes that this one starts
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def _fix_standard_streams() -> None:

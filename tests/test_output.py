@@ -2,6 +2,7 @@
 early.
 """
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,20 @@ def test_a_home_folder_that_cannot_be_written_is_one_error(
     assert done.returncode == 1
     assert first.startswith(f"error: cannot write {tmp_path}/file/home/")
     assert second.startswith("hint: ")
+
+
+@pytest.mark.parametrize("settings", ["LC_ALL=C PYTHONUTF8=0", "LC_ALL=C", "LC_ALL=C.UTF-8"])
+def test_words_and_names_are_read_in_every_locale(
+    settings: str, stories_gguf: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "größe 名前.gguf"
+    model.write_bytes(stories_gguf.read_bytes())
+    done = shell(f"{settings} llmcli run '{model}' 'größe 名前 😀' --raw -n 1 -t 1 --json")
+    expected = shell(f"llmcli run '{model}' 'größe 名前 😀' --raw -n 1 -t 1 --json")
+    counts = [json.loads(run.stdout)["timing"]["prompt_tokens"] for run in (done, expected)]
+    assert counts[0] == counts[1]
+    missing = shell(f"{settings} llmcli show 名前.gguf")
+    assert "no such file or folder: 名前.gguf" in missing.stderr
 
 
 NAME, ADDRESS = "a-name/of-thirty-characters:Q4_0", "somewhere " * 5 + "far/" * 30

@@ -167,7 +167,11 @@ def _tensor(blob: Blob, name: str, entry: Any, start: int) -> LazyTensor:
     for axis in shape:
         elements *= axis
     if not elements:
-        raise _invalid(file, f"tensor {name} is empty: {shape}")
+        raise UserError(
+            f"{file}: tensor {name} has no values: its shape is {shape}",
+            hint="save the model again, with the weights of all processes gathered "
+            "(zero_to_fp32.py of DeepSpeed), or fetch the file again",
+        )
     shape = shape or [1]
     if start + last > blob.size:
         raise UserError(

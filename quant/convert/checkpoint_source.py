@@ -340,6 +340,11 @@ def _drop_surplus(path: Path, named: _NamedTensors, shapes: _FamilyShapes) -> _N
     return _NamedTensors(remaining, named.unknown)
 
 
+def _count_misfits(count: int) -> str:
+    """Return "1 tensor does not", or the same words for more tensors."""
+    return "1 tensor does not" if count == 1 else f"{count:,} tensors do not"
+
+
 def _check_tensors(path: Path, named: _NamedTensors, shapes: _FamilyShapes) -> None:
     """Raise one UserError that lists all tensors that are unknown, missing, of the wrong shape or
     of an unreadable dtype. Return if there are none.
@@ -365,7 +370,7 @@ def _check_tensors(path: Path, named: _NamedTensors, shapes: _FamilyShapes) -> N
     if misfits:
         is_incomplete = all(misfit.endswith(" is missing") for misfit in misfits)
         raise UserError(
-            f"{path}: {len(misfits)} tensors do not fit its config.json: "
+            f"{path}: {_count_misfits(len(misfits))} fit its config.json: "
             f"{list_first(misfits, MAX_LISTED_MISFITS)}",
             hint="fetch the whole model again"
             if is_incomplete

@@ -48,7 +48,7 @@ def write(file: Path, header: object, body: bytes = bytes(64)) -> None:
         ),
         ({"dtype": "F32", "shape": [-2, 4], "data_offsets": [0, 32]}, "no valid shape"),
         ({"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}, "no valid shape"),
-        ({"dtype": "F32", "shape": [0, 4], "data_offsets": [0, 0]}, "is empty"),
+        ({"dtype": "F32", "shape": [0, 4], "data_offsets": [0, 0]}, "has no values"),
         ({"dtype": "F32", "shape": [4], "data_offsets": [16, 0]}, "has -16 bytes"),
         ({"dtype": "F32", "shape": [2**60] * 20_000, "data_offsets": [0, 4]}, "has 20000 axes"),
         ({"dtype": ["F32"], "shape": [4], "data_offsets": [0, 16]}, "stored as"),

@@ -56,8 +56,8 @@ def test_eos_is_that_of_the_gguf_package(end: object, eos: object, tmp_path: Pat
 
 
 def test_too_many_end_tokens_are_refused_by_name() -> None:
-    with pytest.raises(UserError, match=r"'<a>', '<b>', '<c>'"):
-        find_ids(["</s>", "<x>", "<a>", "<b>", "<c>"], [0, 1, 2, 3, 4])
+    with pytest.raises(UserError, match=r"'<a>', '<b>', '<c>', '<d>'"):
+        find_ids(["</s>", "<a>", "<b>", "<c>", "<d>"], [0, 1, 2, 3, 4])
     with pytest.raises(UserError, match=r"'<a>', '<b>', '<c>'"):
         special_tokens.find_special_ids(
             ["</turn>", "<a>", "<b>", "<c>"],
