@@ -90,7 +90,7 @@ def _leave_ascii() -> None:
     with PYTHONUTF8=0. In ASCII, arguments that contain other characters would be damaged.
     """
     if codecs.lookup(sys.getfilesystemencoding()).name == "ascii":
-        os.environ["PYTHONUTF8"] = "1"  # for the processes that this one starts
+        os.putenv("PYTHONUTF8", "1")  # for the processes that this one starts
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
