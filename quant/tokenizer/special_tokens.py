@@ -81,7 +81,12 @@ def find_special_ids(
     unrecognized = [i for i in ends if i != eos and not _is_recognized(texts, i)]
     if ends and eos is None:
         special_ids["eos"] = ends[0]
-    elif len(unrecognized) == 3 and eos is not None and _is_recognized(texts, eos):
+    elif (
+        eos is not None
+        and eos not in ends
+        and len(unrecognized) == 3
+        and _is_recognized(texts, eos)
+    ):
         special_ids["eos"] = unrecognized[0]  # llama.cpp also ends at the replaced one
     unrecognized = [i for i in unrecognized if i != special_ids.get("eos")]
     if len(unrecognized) > 2:
