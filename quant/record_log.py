@@ -28,14 +28,9 @@ class RecordLog:
     `head` is the JSON object of the first line. `numbers` are the numbers of all intact records.
     """
 
-    def __init__(self, stream: BinaryIO, head: dict[str, Any]) -> None:
-        self._stream, self.head = stream, head
+    def __init__(self, path: Path, stream: BinaryIO, head: dict[str, Any]) -> None:
+        self.path, self._stream, self.head = path, stream, head
         self._spans: dict[int, tuple[int, int]] = {}
-
-    @property
-    def path(self) -> Path:
-        """The path of the file."""
-        return Path(self._stream.name)
 
     @property
     def numbers(self) -> set[int]:
@@ -52,7 +47,7 @@ class RecordLog:
         stream = open_without_links(path, "w+b")
         stream.write(json.dumps({"format": MAGIC, **head}).encode() + b"\n")
         _sync(stream)
-        return cls(stream, head)
+        return cls(path, stream, head)
 
     @classmethod
     def resume(cls, path: Path, *, write: bool = True) -> Self | None:
@@ -65,7 +60,7 @@ class RecordLog:
             stream = open_without_links(path, "r+b") if write else path.open("rb")
         except OSError:
             return None
-        records = cls._read(stream)
+        records = cls._read(path, stream)
         if records is None:
             stream.close()
         elif write:
@@ -73,7 +68,7 @@ class RecordLog:
         return records
 
     @classmethod
-    def _read(cls, stream: BinaryIO) -> Self | None:
+    def _read(cls, path: Path, stream: BinaryIO) -> Self | None:
         line = stream.readline(MAX_HEAD_BYTES)
         try:
             head = parse_object(line, MAX_HEAD_BYTES) if line.endswith(b"\n") else {}
@@ -81,7 +76,7 @@ class RecordLog:
             return None
         if head.pop("format", None) != MAGIC:
             return None
-        records, size = cls(stream, head), os.fstat(stream.fileno()).st_size
+        records, size = cls(path, stream, head), os.fstat(stream.fileno()).st_size
         while True:
             start = stream.tell()
             raw = stream.read(RECORD_HEADER.size)

@@ -3,6 +3,7 @@ that ends messages without an end token.
 """
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def test_tokenizer_that_llama_cpp_runs_differently_is_refused_and_nothing_is_wri
     done = llmcli(*command, str(folder))
     assert done.code == 1
     assert "would encode text differently" in done.err
-    assert done.err.count("llama.cpp: ") == 10
+    assert re.search(r"test strings that differ: \d+\), such as '.+' as '.+' instead of", done.err)
     assert sorted(folder.parent.iterdir()) == before
 
 

@@ -37,7 +37,10 @@ class QuantizeCommand(PanelCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. `-t` with a word that is no number becomes `--type`, with a note."""
         words = list(args[: args.index("--")] if "--" in args else args)
+        flags = {flag for parameter in self.params for flag in parameter.opts}
         for index, word in enumerate(words):
+            if word in flags - {"-t"}:  # such as -ts
+                continue
             if word == "-t" and index + 1 < len(words):
                 flag, value = "--type", words[index + 1]
             elif word.startswith("-t") and len(word) > 2:

@@ -25,10 +25,12 @@ def open_terminal(
     width: int, *words: str, term: str = "xterm"
 ) -> tuple[pexpect.spawn, TerminalScreen]:
     """Start llmcli in a pseudo-terminal of `width` columns. The screen gets its output."""
+    # these variables would replace the size of the terminal
+    environment = {name: os.environ[name] for name in os.environ.keys() - {"COLUMNS", "LINES"}}
     child = pexpect.spawn(
         sys.executable,
         ["-m", "llmcli.app", *words],
-        env=os.environ | {"TERM": term, "PYTHONPATH": str(ROOT)},
+        env=environment | {"TERM": term, "PYTHONPATH": str(ROOT)},
         dimensions=(60, width),
         timeout=120,
         encoding="utf-8",

@@ -39,7 +39,7 @@ def test_run_generates_a_document_that_matches_the_schema(
         ["--json-schema", json.dumps(SCHEMA)],
         ["-j", json.dumps(SCHEMA), "--temp", "0"],
     ):
-        done = llmcli("run", "fake", "Which radius?", *words)
+        done = llmcli("run", "fake", "Which radius?", *words, "--jump", "fast")
         assert done.code == 0, done.err
         jsonschema.validate(json.loads(done.out), SCHEMA)
         assert "tok forced" in done.err
@@ -47,13 +47,14 @@ def test_run_generates_a_document_that_matches_the_schema(
 
 def test_json_describes_the_constraint_and_marks_forced_tokens(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"Gladly!")
-    document = json.loads(llmcli("run", "fake", "Which?", "-j", json.dumps(SCHEMA), "--json").out)
+    words = ("run", "fake", "Which?", "-j", json.dumps(SCHEMA), "--jump", "fast", "--json")
+    document = json.loads(llmcli(*words).out)
     jsonschema.validate(json.loads(document["text"]), SCHEMA)
     forced = [token for token in document["tokens"] if token["forced"]]
     assert document["constraint"] == {
         "kind": "json_schema",
         "engine": "llguidance",
-        "jump": "lossless",
+        "jump": "fast",
         "not_enforced": [],
         "complete": True,
         "forced_tokens": len(forced),
