@@ -59,6 +59,7 @@ ERROR_TYPES = {
     404: "not_found_error",
     405: INVALID_REQUEST,
     408: INVALID_REQUEST,
+    409: INVALID_REQUEST,
     413: INVALID_REQUEST,
     415: INVALID_REQUEST,
     429: "rate_limit_error",

@@ -28,6 +28,8 @@ class ServerSettings:
     - `grpc_port`: the port of the gRPC server; None: no gRPC.
     - `disabled_paths`: paths of routes that are not offered, each with the option that offers it.
     - `slot_folder`: the folder for saved slots; None: clients can save none.
+    - `files_folder`: the folder of files and batches; None: the server has none.
+    - `max_files_bytes`: the largest number of bytes of all files together.
     """
 
     names: tuple[str, ...]
@@ -51,6 +53,8 @@ class ServerSettings:
     grpc_port: int | None = None
     disabled_paths: tuple[tuple[str, str], ...] = ()
     slot_folder: Path | None = None
+    files_folder: Path | None = None
+    max_files_bytes: int = 4_000_000_000
     ssl_key: Path | None = None
     ssl_cert: Path | None = None
 

@@ -114,18 +114,24 @@ class BatchJob:
         """
         return map(self._task, lines)
 
+    def remember_line(self, line: InputLine, name: str | None = None) -> None:
+        """Remember the name of a line for its output line. Call this once for each line, before
+        output_line(). `name`: None reads it from the line.
+        """
+        self._lines[line.index] = read_line_name(line) if name is None else name, line.number
+
     def _task(self, line: InputLine) -> BatchTask:
         """Return the task for a line, and remember the line's name for the output line."""
-        self._lines[line.index] = read_line_name(line), line.number
+        self.remember_line(line)
         try:
             request = parse_line(line, has_template=self.runner.template is not None)
             if request.url == EMBEDDINGS_PATH:
                 return BatchTask(
                     line.index,
                     None,
-                    engine_work=self._embed(self._without_other_model(dict(request.body))),
+                    engine_work=self._embed(self.without_other_model(dict(request.body))),
                 )
-            return BatchTask.begin(line.index, self.rules.plan(self._build_form(request)))
+            return BatchTask.begin(line.index, self.rules.plan(self.build_form(request)))
         except UserError as error:
             return BatchTask(line.index, None, error=error)
 
@@ -140,7 +146,7 @@ class BatchJob:
             return output_line.error_line(self.id, index, name, as_api_error(result))
         return output_line.answered_line(self.id, index, name, result)
 
-    def _without_other_model(self, body: dict[str, Any]) -> dict[str, Any]:
+    def without_other_model(self, body: dict[str, Any]) -> dict[str, Any]:
         """Remove `model` from a request body if it is not a name of this batch's model, and add the
         removed name to `other_models`. Return the body, which is changed in place.
         """
@@ -164,7 +170,7 @@ class BatchJob:
             yield None
         yield request.build_document(ids, embedding.vectors, length)
 
-    def _build_form(self, line_request: BatchRequest) -> ApiForm:
+    def build_form(self, line_request: BatchRequest) -> ApiForm:
         """Return the parsed request of a line, with the batch's defaults and a seed derived from
         the line's name if the line sets none. Raises ApiError if the request is invalid.
         """
@@ -177,7 +183,7 @@ class BatchJob:
                 param="url",
             )
         body, settings = (
-            self._without_other_model({**self._defaults(line_request.body), **line_request.body}),
+            self.without_other_model({**self._defaults(line_request.body), **line_request.body}),
             self.rules.settings,
         )
         if body.pop("stream", None):

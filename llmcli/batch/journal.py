@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from llmcli.atomic_files import sync_folder
 from llmcli.catalog.disk_space import require_free_space
@@ -34,6 +34,10 @@ MAX_RECORD_BYTES = 1 << 28  # of a record; its answer may list the log probabili
 MAX_INDEX_DIGITS = 12
 MIN_LINE_BYTES = 100  # no output line is shorter
 NO_OFFSET = -1  # in place of a file offset, for a line that is not finished
+
+
+class ForeignJournal(UserError):
+    """The file of a journal belongs to another batch, or is none."""
 
 
 class BatchJournal:
@@ -132,6 +136,19 @@ class BatchJournal:
         self.path.unlink()
         sync_folder(self.out.parent)
 
+    def finished_lines(self) -> Iterator[bytes]:
+        """Yield the output lines that are finished, with their newlines, in the order of the input."""
+        with self.path.open("rb") as journal:
+            for offset in self._offsets:
+                if offset != NO_OFFSET:
+                    journal.seek(offset)
+                    yield journal.readline().split(b" ", 2)[2]
+
+    def remove(self) -> None:
+        """Remove the journal, whose lines were written elsewhere."""
+        self.path.unlink(missing_ok=True)
+        sync_folder(self.path.parent)
+
     def _read_existing(self) -> None:
         """Read the records that an earlier run has written, and truncate the file after the last
         complete record. Raises UserError if the file is not the journal of this batch.
@@ -176,7 +193,7 @@ class BatchJournal:
         except ValueError:
             stored = {}
         if stored.get("form") != JOURNAL_FORM:
-            raise UserError(
+            raise ForeignJournal(
                 f"{self.path} is not the journal of a batch",
                 hint="remove it, or choose another name with -o",
             )
@@ -193,7 +210,7 @@ class BatchJournal:
             else "the same settings resume it"
         )
         differences = "; ".join(self._difference(name, stored) for name in names)
-        raise UserError(
+        raise ForeignJournal(
             f"{self.out} was started with other settings: {differences}",
             hint=f"{resume}; --force starts again, another name with -o keeps both",
         )
@@ -223,7 +240,7 @@ def explain_write_errors(out: Path) -> Iterator[None]:
         ) from None
 
 
-def _lock(stream: BinaryIO, path: Path, out: Path) -> None:
+def _lock(stream: IO[bytes], path: Path, out: Path) -> None:
     """Lock the open journal file against other processes. Raises UserError if another process has
     locked it, or has just finished the batch and removed the file.
     """

@@ -15,7 +15,8 @@ from llmcli.api.forms.base import Document, encode_json
 
 TIME_FIELDS = ("created", "created_at", "completed_at")  # fields with a Unix time in seconds
 # Fields about durations and the cache. They are left out, because they differ from run to run.
-VOLATILE_FIELDS = ("timings", "prompt_tokens_details", "input_tokens_details")
+VOLATILE_FIELDS = ("timings", "prompt_tokens_details")
+CACHE_FIELD = "input_tokens_details"  # clients require it; its counts of cached tokens become 0
 ID_FIELDS = ("id", "call_id", "item_id")
 # Only lines with an answer contain these bytes. The text of an answer cannot contain them, because
 # JSON escapes its quotes.
@@ -96,6 +97,8 @@ class _StableCopy:
 
     def _value(self, key: str, value: Any) -> Any:
         """Return the cleaned copy of the value of a JSON field."""
+        if key == CACHE_FIELD and isinstance(value, dict):
+            return dict.fromkeys(value, 0)
         if key in TIME_FIELDS and isinstance(value, int | float):
             return 0
         if key in ID_FIELDS and isinstance(value, str) and HEX_ENDING_PATTERN.search(value):

@@ -8,6 +8,7 @@ from typing import Any
 
 from llmcli.api.errors import ApiError
 from llmcli.api.fields import Fields, json_type
+from llmcli.api.json_pieces import PIECE_CHARACTERS, parse_in_pieces
 from llmcli.batch.input_lines import MAX_LINE_BYTES, InputLine
 from llmcli.errors import UserError
 from llmcli.strict_json import parse_strict_json
@@ -46,7 +47,7 @@ def parse_line(line: InputLine, *, has_template: bool) -> BatchRequest:
 
     Raises DamagedLine if the line is not JSON, and ApiError if the JSON is not a valid request.
     """
-    value = _parse_json(line)
+    value = read_line(line)
     name = line_name(line, value)
     if isinstance(value, str):
         return _prompt_request(name, {"prompt": value}, has_template)
@@ -77,7 +78,7 @@ def read_line_name(line: InputLine) -> str:
     `line-NUMBER`.
     """
     try:
-        return line_name(line, _parse_json(line))
+        return line_name(line, read_line(line))
     except UserError:
         return line_name(line)
 
@@ -97,7 +98,7 @@ def duplicate_ids(lines: Iterable[InputLine]) -> list[tuple[str, int, int]]:
     return duplicates
 
 
-def _parse_json(line: InputLine) -> Any:
+def read_line(line: InputLine) -> Any:
     """Return the JSON value of a line. Raises DamagedLine if the line has none."""
     if line.too_long:
         raise DamagedLine(
@@ -105,7 +106,9 @@ def _parse_json(line: InputLine) -> Any:
         )
     try:
         text = decode_utf8(line.raw, f"line {line.number}")
-        return parse_strict_json(text)
+        if len(text) <= PIECE_CHARACTERS:
+            return parse_strict_json(text)
+        return parse_in_pieces(text.encode())  # lets other threads run meanwhile
     except RecursionError:
         raise DamagedLine(f"line {line.number} is nested too deeply") from None
     except UserError as error:

@@ -207,6 +207,8 @@ def serve(
     slots: endpoints.Slots = True,
     ui: endpoints.Page = True,
     slot_save_path: endpoints.SlotSavePath = None,
+    files_folder: endpoints.FilesFolder = None,
+    max_files_size: endpoints.MaxFilesSize = "4G",
     context_shift: endpoints.ContextShift = False,
     kv_unified_per_slot: endpoints.ContextPerSlot = None,
     drain: Drain = 30,
@@ -254,6 +256,7 @@ def serve(
         raise UserError(
             f"--slot-save-path {slot_save_path} is no folder", hint=f"mkdir -p {slot_save_path}"
         )
+    max_files_bytes = _read_files_size(files_folder, max_files_size, bool(replicas or ray))
     config, terminal = start_command(json, run_flags.offline)
     if while_stdin:
         parent_watch.exit_with_parent(0)
@@ -278,6 +281,8 @@ def serve(
                 "port": listeners[0].getsockname()[1],
                 "disabled_paths": tuple(disabled),
                 "slot_folder": slot_save_path,
+                "files_folder": files_folder.expanduser() if files_folder else None,
+                "max_files_bytes": max_files_bytes,
                 "slides_context": context_shift,
                 "grpc_port": grpc_port,
                 "ssl_key": ssl_key_file,
@@ -327,6 +332,24 @@ def _check_grpc(in_other_process: bool) -> None:
             hint="leave out --rpc, --replicas and --ray, or use HTTP",
         )
     service.require_grpc()
+
+
+def _read_files_size(folder: Path | None, max_size: str, has_replicas: bool) -> int:
+    """Return the bytes of --max-files-size. Raises UsageError or UserError if the folder cannot be
+    used.
+    """
+    from llmcli.serve.batches.file_store import require_folder
+    from quant.quantize.shards import parse_size
+
+    n_bytes = parse_size(max_size, "--max-files-size", "all files")
+    if folder is not None and has_replicas:
+        raise UsageError(
+            "--files-folder needs a single model, because only one process can use the folder",
+            hint="leave out --replicas and --ray",
+        )
+    if folder is not None:
+        require_folder(folder.expanduser())
+    return n_bytes
 
 
 def _split_hosts(typed: list[str]) -> tuple[str, ...]:

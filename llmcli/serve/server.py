@@ -122,15 +122,21 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: Any = None) -> None:
         """Start to listen, for HTTP and for gRPC, and call `on_ready`."""
         await super().startup(sockets)
+        if self._service is not None:
+            await self._service.batches.start()
         if self.grpc_port is not None:
             assert self._service is not None, "the model is in another process"
             self._grpc, self.grpc_port = await service.start_server(self._service)
         self.on_ready()
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Accept no more connections, wait for the running answers, and close all connections."""
+        """Accept no more connections, wait for the running answers, and close all connections. The
+        lines of batches are not waited for.
+        """
         for server in self.servers:
             server.close()
+        if self._service is not None:
+            await self._service.batches.stop()
         draining = asyncio.ensure_future(self.bridge.drain(self.settings.drain))
         calls = asyncio.ensure_future(self._grpc.stop(self.settings.drain)) if self._grpc else None
         await self._finish_sockets()
@@ -141,6 +147,8 @@ class HttpServer(uvicorn.Server):
             await draining
         if calls:  # the bridge has ended their answers; wait until the calls end, too
             await (self._grpc.stop(0) if self.force_exit else calls)
+        if self._service is not None:
+            self._service.batches.close()
 
     async def _finish_sockets(self) -> None:
         """Wait at most the drain time until the running answers of WebSockets are sent. Afterwards,

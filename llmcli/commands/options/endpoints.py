@@ -39,6 +39,22 @@ SlotSavePath = Annotated[
         rich_help_panel=panels.REQUESTS,
     ),
 ]
+FilesFolder = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Serve /v1/files and /v1/batches, and keep their files here.",
+        rich_help_panel=panels.REQUESTS,
+    ),
+]
+MaxFilesSize = Annotated[
+    str,
+    typer.Option(
+        metavar="SIZE",
+        help="Maximum size of all files of --files-folder together.",
+        rich_help_panel=panels.REQUESTS,
+    ),
+]
 ContextShift = Annotated[
     bool,
     typer.Option(

@@ -39,10 +39,13 @@ class Admission:
         state, ledger = self.state, self.ledger
         tried_ids: set[int] = set()
         while state.waiting and self.has_capacity() and ledger.n_idle:
+            has_foreground = state.waiting.has_foreground
             candidates = (
                 sequence
                 for sequence in state.waiting.in_order(state.n_passes, state.running.values())
-                if sequence.id not in tried_ids and not self._waits_for_prefix(sequence)
+                if sequence.id not in tried_ids
+                and not (has_foreground and sequence.request.is_background)
+                and not self._waits_for_prefix(sequence)
             )
             first = next(candidates, None)
             if first is None:

@@ -4,8 +4,9 @@ A pass first gets the next tokens of running answers, then pieces of prompts (pr
 requests start when there is room (admission.py). When running answers need more cells than are
 free, the request with the lowest priority (among equals, the youngest) is preempted: its cells are
 moved to host memory or dropped, and it continues when there is room again. A preempted beam search
-starts again instead, because none of its text was sent yet. A request ends as context_full only
-when it is too long for the whole pool and no tokens may be dropped (overflow.py).
+starts again instead, because none of its text was sent yet. Background requests are also preempted
+while another request waits for their slots or cells. A request ends as context_full only when it is
+too long for the whole pool and no tokens may be dropped (overflow.py).
 """
 
 from collections.abc import Iterator
@@ -89,6 +90,7 @@ class Scheduler:
         pass and this sequence, which the caller must end.
         """
         self.admission.admit_waiting()
+        self._preempt_background()
         while True:
             plan = ForwardPass()
             without_cells = self._fill(plan)
@@ -108,6 +110,15 @@ class Scheduler:
         running = self.running.values()
         self._preempt(max(running, key=lambda sequence: (-sequence.request.priority, sequence.id)))
         return True
+
+    def _preempt_background(self) -> None:
+        """Preempt background requests, the youngest first, while another request waits."""
+        background = [
+            sequence for sequence in self.running.values() if sequence.request.is_background
+        ]
+        while background and self.waiting.has_foreground:
+            self._preempt(background.pop())
+            self.admission.admit_waiting()
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take the slots of a running sequence, store its state or drop it, and add the sequence to

@@ -39,6 +39,14 @@ class WaitingQueue:
         """Return the number of waiting requests that were preempted."""
         return sum(sequence.preemption.count > 0 for sequence in self._sequences)
 
+    @property
+    def has_foreground(self) -> bool:
+        """Return whether a request waits for which background requests must give way."""
+        return any(
+            not (sequence.request.is_background or sequence.waits_for_prefix)
+            for sequence in self._sequences
+        )
+
     def add(self, sequence: Sequence, current_pass: int) -> None:
         """Add a sequence, which waits from pass number `current_pass` on."""
         sequence.preemption.waiting_since = current_pass

@@ -73,6 +73,8 @@ class ReplayedAnswer:
 
 
 NO_REPLAY = ReplayedAnswer()
+# lower than any priority that a client can give a request
+BACKGROUND_PRIORITY = -1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,9 @@ class Request:
       conversation's earlier turns, whose cached cells may be overwritten.
     - `slot`: the slot in which the answer must run; it then reuses only what is cached there. None:
       any slot.
-    - `priority`: waiting requests with a higher priority start first. `client`: the owner of the
-      request; requests of different clients start in turn.
+    - `priority`: waiting requests with a higher priority start first. With BACKGROUND_PRIORITY, a
+      request only runs while no other one waits, and gives its slot to one that does. `client`: the
+      owner of the request; requests of different clients start in turn.
     - `score_prompt`: report the log-probability of every prompt token after the first, and of the
       end token. The prompt is then recomputed, because the cache stores no logits.
     - `reports_progress`: report how much of the prompt is computed (Engine.on_progress).
@@ -132,6 +135,11 @@ class Request:
     reports_progress: bool = False
     replays: tuple[ReplayedAnswer, ...] = ()
     end_conditions: EndConditions = NO_CONDITIONS
+
+    @property
+    def is_background(self) -> bool:
+        """Return whether all other requests come before this one."""
+        return self.priority <= BACKGROUND_PRIORITY
 
     @property
     def checks_repetition(self) -> bool:

@@ -113,6 +113,8 @@ class EngineBridge:
       n answers.
     - `batch_seconds`: the longest time for which tokens are held back to deliver them together
       (event_batching.py).
+    - `n_background`: the number of unfinished answers to background requests. They take no places in
+      the queue; whoever submits them counts them.
     - `on_engine_death`: called on the engine's thread if an unexpected error ends the engine.
     """
 
@@ -126,7 +128,7 @@ class EngineBridge:
         # the engine's id of an answer -> its reader, and its index in the reader's answers
         self._readers: dict[int, tuple[PendingAnswers, int]] = {}
         self._lock = threading.Lock()
-        self._open = 0  # number of unfinished answers
+        self._open = self.n_background = 0  # numbers of unfinished answers
         self._answer_seconds = 1.0  # smoothed duration of an answer, from its first pass
         self._stopping = self._ended = False
         self._error: BaseException | None = None
@@ -157,16 +159,19 @@ class EngineBridge:
         """Submit requests that `runner.check_request` has accepted, and return their answers. Each
         request gets `samples` answers.
 
-        Raises ServerBusy if the queue is full, and ServerStopping.
+        Raises ServerBusy if the queue is full, and ServerStopping. Background requests find the
+        queue never full.
         """
         if self.is_stopping:
             self.metrics.record_rejection("stopping")
             raise self._error or ServerStopping()
         pending = PendingAnswers(self, requests, samples)
         with self._lock:
-            if self._open and self._open + pending.n_answers > self.parallel + self.max_waiting:
+            n_open = max(0, self._open - self.n_background)
+            is_full = n_open and n_open + pending.n_answers > self.parallel + self.max_waiting
+            if is_full and not requests[0].is_background:
                 self.metrics.record_rejection("busy")
-                raise ServerBusy(self._open, self._retry_after())
+                raise ServerBusy(n_open, self._retry_after(n_open))
             self._open += pending.n_answers
         self._inbox.put(partial(self._submit, pending, time.perf_counter()))
         return pending
@@ -367,11 +372,13 @@ class EngineBridge:
         with self._lock:
             self._open += change
 
-    def _retry_after(self) -> int:
-        """Return the estimated number of seconds until all waiting answers have started."""
+    def _retry_after(self, n_open: int) -> int:
+        """Return the estimated number of seconds until all waiting answers have started. `n_open`:
+        the number of unfinished answers.
+        """
         return min(
             MAX_RETRY_SECONDS,
-            max(1, round(self._answer_seconds * (self._open - self.parallel + 1) / self.parallel)),
+            max(1, round(self._answer_seconds * (n_open - self.parallel + 1) / self.parallel)),
         )
 
     def _enqueue(self, function: Callable[[], T], is_vital: bool) -> "Future[T]":

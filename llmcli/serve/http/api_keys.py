@@ -2,6 +2,7 @@
 is identified by its address.
 """
 
+import hashlib
 import hmac
 from collections.abc import Mapping
 
@@ -28,3 +29,10 @@ def client_id(headers: Mapping[str, str], address: str, keys: tuple[str, ...]) -
     uses it for fair scheduling and for private prefixes in the cache.
     """
     return read_key(headers) if keys else address
+
+
+def owner_id(headers: Mapping[str, str], keys: tuple[str, ...]) -> str:
+    """Return the id of the client to which a stored file belongs: a hash of its key, because the key
+    itself must not be stored; "" if the server needs no keys.
+    """
+    return hashlib.sha256(read_key(headers).encode()).hexdigest()[:32] if keys else ""

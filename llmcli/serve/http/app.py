@@ -15,6 +15,7 @@ from starlette.routing import Route as Path
 
 from llmcli.api.errors import ApiError, ServerBusy, as_api_error, error_document
 from llmcli.api.server_settings import ServerSettings
+from llmcli.serve.batches.worker import BatchWorker
 from llmcli.serve.engine_thread.bridge import EngineBridge
 from llmcli.serve.engine_thread.embedding_queue import EmbeddingQueue
 from llmcli.serve.http.api_keys import is_allowed
@@ -24,6 +25,7 @@ from llmcli.serve.http.exchange import ClientDisconnected, json_response
 from llmcli.serve.http.origin_guard import OriginGuard
 from llmcli.serve.http.request_ids import RequestIdMiddleware
 from llmcli.serve.http.routes import ROUTES
+from llmcli.serve.http.routes.files import STREAMED_PATHS
 from llmcli.serve.http.service import Route, Service
 from quant.errors import UserError
 
@@ -32,14 +34,16 @@ CLIENT_CLOSED_STATUS = 499  # nginx's status for a closed connection; it is neve
 
 
 def make_app(bridge: EngineBridge, settings: ServerSettings) -> Starlette:
-    """Return the application that answers requests with this bridge. The caller closes the
-    bridge.
+    """Return the application that answers requests with this bridge. Its `state.service` has the
+    batches, which the caller starts and stops. The caller closes the bridge.
     """
-    service = Service(bridge, settings, EmbeddingQueue(bridge), BodyBudget(settings.max_body))
+    queue = EmbeddingQueue(bridge)
+    batches = BatchWorker(bridge, queue, settings)
+    service = Service(bridge, settings, queue, BodyBudget(settings.max_body), batches)
     middleware = [
         Middleware(RequestIdMiddleware),
         Middleware(OriginGuard, settings=settings),
-        Middleware(BodyBudgetMiddleware, budget=service.body_budget),
+        Middleware(BodyBudgetMiddleware, budget=service.body_budget, streamed_paths=STREAMED_PATHS),
         Middleware(with_cors, settings=settings),
     ]
     handlers: dict[Any, Any] = {

@@ -91,17 +91,19 @@ class BodyBudget:
 
 class BodyBudgetMiddleware:
     """ASGI middleware that reserves memory for large bodies of HTTP requests while they are
-    received.
+    received. `streamed_paths`: paths whose bodies are written to the disk while they arrive.
     """
 
-    def __init__(self, app: ASGIApp, budget: BodyBudget) -> None:
-        self.app, self._budget = app, budget
+    def __init__(
+        self, app: ASGIApp, budget: BodyBudget, streamed_paths: tuple[str, ...] = ()
+    ) -> None:
+        self.app, self._budget, self._streamed_paths = app, budget, streamed_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application for a request. Memory is reserved when its body exceeds
         SMALL_BODY_BYTES, and freed when the response begins.
         """
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope.get("path") in self._streamed_paths:
             await self.app(scope, receive, send)
             return
         n_received, reservation, reserved = 0, BodyReservation(self._budget, 0), False

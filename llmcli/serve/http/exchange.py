@@ -18,6 +18,12 @@ from starlette.types import Receive, Scope, Send
 from llmcli.api.errors import ApiError, as_api_error
 from llmcli.api.forms import FORMS
 from llmcli.api.forms.base import ApiForm, encode_json
+from llmcli.api.json_pieces import (
+    PIECE_CHARACTERS,
+    TooManyValues,
+    encode_in_pieces,
+    parse_in_pieces,
+)
 from llmcli.api.server_settings import ServerSettings
 from llmcli.api.stream_resume import (
     MARKS_KEY,
@@ -30,12 +36,6 @@ from llmcli.api.stream_resume import (
 from llmcli.serve.engine_thread.bridge import EngineBridge, PendingAnswers
 from llmcli.serve.engine_thread.bug_log import log_bug
 from llmcli.serve.http import api_keys
-from llmcli.serve.http.json_pieces import (
-    PIECE_CHARACTERS,
-    TooManyValues,
-    encode_in_pieces,
-    parse_in_pieces,
-)
 from llmcli.serve.http.service import Service
 from llmcli.strict_json import parse_strict_json
 from llmcli.types import Event

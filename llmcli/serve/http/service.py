@@ -11,9 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmcli.api.server_settings import ServerSettings
+from llmcli.serve.batches.worker import BatchWorker
 from llmcli.serve.engine_thread.bridge import EngineBridge
 from llmcli.serve.engine_thread.embedding_queue import EmbeddingQueue
 from llmcli.serve.http.body_budget import BodyBudget
+
+MAX_UPLOADS = 16  # files that are uploaded at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +27,11 @@ class Service:
     settings: ServerSettings
     embedding_queue: EmbeddingQueue
     body_budget: BodyBudget  # memory of large request bodies in all protocols
+    batches: BatchWorker
     socket_answers: "set[asyncio.Task[None]]" = field(
         default_factory=set
     )  # running WebSocket answers
+    uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_UPLOADS))
 
 
 Handler = Callable[[Service, Request], Awaitable[Response]]

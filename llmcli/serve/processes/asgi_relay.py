@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
+from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from llmcli.api.server_settings import ServerSettings
@@ -103,10 +104,12 @@ def run_model_process(open_model: OpenModel, link: socket.socket) -> None:
         sys.exit(1)
 
 
-async def _serve(app: ASGIApp, bridge: EngineBridge, link: socket.socket) -> None:
+async def _serve(app: Starlette, bridge: EngineBridge, link: socket.socket) -> None:
     """Answer requests until the other process closes the socket."""
     reader, writer = await asyncio.open_connection(sock=link)
     calls: dict[int, tuple[asyncio.Task[None], asyncio.Queue[Any]]] = {}
+    batches = app.state.service.batches
+    await batches.start()
     heartbeats = asyncio.create_task(_send_heartbeats(bridge, writer))
     # If the engine's thread has died, the heartbeats end. Closing the link makes the other process
     # restart this one.
@@ -125,6 +128,8 @@ async def _serve(app: ASGIApp, bridge: EngineBridge, link: socket.socket) -> Non
         heartbeats.cancel()
         for task, _ in tuple(calls.values()):
             task.cancel()
+        await batches.stop()
+        batches.close()
         writer.close()
 
 

@@ -6,7 +6,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.engine.engine import SINGLE_CONVERSATION, Engine
 from llmcli.runtime.engine.schedule import QueueFull, Schedule
-from llmcli.runtime.requests.request import Answer, Request, percentile
+from llmcli.runtime.requests.request import BACKGROUND_PRIORITY, Answer, Request, percentile
 from llmcli.runtime.sampling import default_sampling
 from tests.fixtures.fakes import EOS, FakeContext, FakeModel
 
@@ -139,6 +139,56 @@ def test_when_the_pool_is_full_the_youngest_request_is_preempted_and_continued(s
     assert [(a.text, a.finish) for a in map(engine.pop_answer, (old, new))] == [
         ("0123456789", "stop")
     ] * 2
+
+
+@pytest.mark.parametrize("swap", [0, 1 << 20])
+@pytest.mark.parametrize("n_running", [1, 3])
+def test_background_requests_give_their_slots_to_others(swap: int, n_running: int) -> None:
+    context = FakeContext(n_ctx=256, n_seq_max=4, reply=b"0123456789")
+    engine = make_engine(context, Schedule(max_running=n_running, swap_bytes=swap))
+    low = {"priority": BACKGROUND_PRIORITY, "client": "batch"}
+    background = [engine.submit(request(f"{n} long ago", **low)) for n in range(4)]
+    ended: list[int] = []
+
+    def step() -> None:
+        ended.extend(event.sequence for event in engine.step() if event.finish)
+        engine.check()
+
+    for _ in range(3):
+        step()
+    assert engine.stats.n_running == n_running
+    others = [engine.submit(request(text)) for text in ("ask", "me", "now", "please")]
+    step()
+    running = {sequence.id for sequence in engine.scheduler.running.values()}
+    assert running == set(others[:n_running])  # at once, and only these
+    assert engine.stats.n_preempted == n_running
+    while engine.is_busy:
+        step()
+    assert set(ended[:n_running]) <= set(others)
+    assert [engine.pop_answer(number).text for number in background + others] == ["0123456789"] * 8
+
+
+def test_background_requests_give_their_cells_to_others() -> None:
+    context = FakeContext(n_ctx=32, n_seq_max=4, reply=b"0123456789")
+    engine = make_engine(context)
+    background = engine.submit(request("a" * 16, priority=BACKGROUND_PRIORITY))
+    engine.step()
+    engine.step()
+    other = engine.submit(request("b" * 20))
+    ended = []
+    while engine.is_busy:
+        ended += [event.sequence for event in engine.step() if event.finish]
+        engine.check()
+    assert ended == [other, background]
+
+
+def test_background_requests_run_beside_others_while_slots_are_free() -> None:
+    engine = make_engine(FakeContext(n_ctx=256, n_seq_max=3, reply=b"0123456789"))
+    ids = [engine.submit(request("x", priority=BACKGROUND_PRIORITY)), engine.submit(request("yz"))]
+    engine.step()
+    assert engine.stats.n_running == 2
+    finish(engine, *ids)
+    assert engine.scheduler.n_preemptions == 0
 
 
 def test_a_cancelled_answer_keeps_its_text_and_its_cells():

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from llmcli.api import json_pieces
 from llmcli.api.forms.base import encode_json
-from llmcli.serve.http import json_pieces
-from llmcli.serve.http.json_pieces import TooManyValues, encode_in_pieces, parse_in_pieces
+from llmcli.api.json_pieces import TooManyValues, encode_in_pieces, parse_in_pieces
 from llmcli.strict_json import parse_strict_json
 
 
