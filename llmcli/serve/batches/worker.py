@@ -346,9 +346,9 @@ class BatchWorker:
                 done, _ = await asyncio.wait(
                     {*tasks, ending}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
                 )
-                tasks -= done
                 for task in done - {ending}:
                     task.result()  # raises ServerStopping, and errors of the disk
+                tasks -= done
         finally:
             for task in (ending, *tasks):
                 task.cancel()
