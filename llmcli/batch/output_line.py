@@ -21,6 +21,8 @@ ID_FIELDS = ("id", "call_id", "item_id")
 # Only lines with an answer contain these bytes. The text of an answer cannot contain them, because
 # JSON escapes its quotes.
 ANSWERED_MARK = b',"response":{"status_code":200,'
+# Line ends of Unicode, which JSON allows in texts. Many programs would split a line there.
+LINE_ENDS = (("\x85", rb"\u0085"), ("\u2028", rb"\u2028"), ("\u2029", rb"\u2029"))
 HEX_ENDING_PATTERN = re.compile(r"[0-9a-f]{8,}$")
 
 
@@ -52,9 +54,17 @@ def damaged_line(
     number in the input, from 1. `code`: OpenAI's name for the error.
     """
     about = {"code": code, "message": message, "line": number}
-    return encode_json(
+    return encode_line(
         {"id": line_id(batch, index), "custom_id": custom_id, "response": None, "error": about}
     )
+
+
+def encode_line(document: Mapping[str, Any]) -> bytes:
+    """Return an output line, without newline, as one line for every program."""
+    raw = encode_json(document)
+    for character, escape in LINE_ENDS:
+        raw = raw.replace(character.encode(), escape)
+    return raw
 
 
 def _line(batch: str, index: int, custom_id: str, status: int, body: Mapping[str, Any]) -> bytes:
@@ -63,7 +73,7 @@ def _line(batch: str, index: int, custom_id: str, status: int, body: Mapping[str
         "request_id": f"req_{_hex_digits(batch, index)}",
         "body": body,
     }
-    return encode_json(
+    return encode_line(
         {"id": line_id(batch, index), "custom_id": custom_id, "response": response, "error": None}
     )
 

@@ -21,6 +21,7 @@ LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 MIN_KEY_CHARACTERS = 8  # characters of an API key
 MAX_PARALLEL, MAX_WAITING = 128, 100_000
 STREAM_INTERVAL_MS = 33.0  # milliseconds: about thirty updates per second
+DEFAULT_FILES_SIZE = "4G"  # of all files of clients together
 MAX_BODY_BYTES = 8 << 20  # bytes; a context of 100,000 tokens is half a megabyte of text
 
 Addresses = Annotated[
@@ -208,7 +209,7 @@ def serve(
     ui: endpoints.Page = True,
     slot_save_path: endpoints.SlotSavePath = None,
     files_folder: endpoints.FilesFolder = None,
-    max_files_size: endpoints.MaxFilesSize = "4G",
+    max_files_size: endpoints.MaxFilesSize = None,
     context_shift: endpoints.ContextShift = False,
     kv_unified_per_slot: endpoints.ContextPerSlot = None,
     drain: Drain = 30,
@@ -334,14 +335,18 @@ def _check_grpc(in_other_process: bool) -> None:
     service.require_grpc()
 
 
-def _read_files_size(folder: Path | None, max_size: str, has_replicas: bool) -> int:
-    """Return the bytes of --max-files-size. Raises UsageError or UserError if the folder cannot be
-    used.
+def _read_files_size(folder: Path | None, max_size: str | None, has_replicas: bool) -> int:
+    """Return the bytes of --max-files-size. Raises UsageError or UserError if it is wrong, or if the
+    folder of --files-folder cannot be used.
     """
     from llmcli.serve.batches.file_store import require_folder
     from quant.quantize.shards import parse_size
 
-    n_bytes = parse_size(max_size, "--max-files-size", "all files")
+    n_bytes = parse_size(max_size or DEFAULT_FILES_SIZE, "--max-files-size", "all files")
+    if folder is None and max_size is not None:
+        raise UsageError(
+            "--max-files-size applies only to --files-folder", hint="add --files-folder FOLDER"
+        )
     if folder is not None and has_replicas:
         raise UsageError(
             "--files-folder needs a single model, because only one process can use the folder",

@@ -20,6 +20,7 @@ import json
 import random
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -379,6 +380,18 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("/api/push", {"model": "tiny", "stream": False}),
     ("/api/blobs/{digest}", {"any": "body"}),
     ("/slots/{slot}", {"filename": "a"}),
+    (
+        "/v1/batches",
+        {
+            "input_file_id": "file-unknown",
+            "endpoint": "/v1/completions",
+            "completion_window": "24h",
+            "metadata": {"a": "b"},
+            "output_expires_after": {"anchor": "created_at", "seconds": 3600},
+        },
+    ),
+    ("/v1/batches/{batch_id}/cancel", {"any": "body"}),
+    ("/v1/files", {"any": "body"}),  # takes a form, not JSON
 ]
 
 
@@ -545,6 +558,14 @@ def run_server(ref: str, flags: Sequence[str]) -> Iterator[tuple[str, list[int]]
     ]
     words += ["--max-tokens", "8", *flags]
     exit_status: list[int] = []
+    with tempfile.TemporaryDirectory() as folder:
+        if not {"--replicas", "--ray"} & set(flags):
+            words += ["--files-folder", folder]
+        yield from _run_server(words, exit_status)
+
+
+def _run_server(words: Sequence[str], exit_status: list[int]) -> Iterator[tuple[str, list[int]]]:
+    """Start a server with this command line, and yield what run_server() yields."""
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         try:

@@ -12,6 +12,7 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.runtime.runner import Runner
+from llmcli.serve.batches import file_store
 from tests.fixtures.cli import Done
 
 KEY = "a-key-that-is-long"
@@ -41,6 +42,15 @@ KEY = "a-key-that-is-long"
             "--grpc-port needs the model in this process",
             1,
         ),
+        (
+            ("x", "--files-folder", "files", "--replicas", "2"),
+            "--files-folder needs a single model",
+            2,
+        ),
+        (("x", "--max-files-size", "1G"), "applies only to --files-folder", 2),
+        (("x", "--files-folder", "f", "--max-files-size", "9"), "'9' is no size of all files", 1),
+        (("x", "--files-folder", __file__), "cannot write", 1),
+        (("x", "--files-folder", f"{__file__}/files"), "cannot write", 1),
         (("x", "--cors", "app.example"), "--cors 'app.example' is not an origin", 1),
         (("x", "--cors", "https://app.example/chat"), "is not an origin", 1),
         (("x", "--allow-host", "http://app.example"), "is not a host name", 1),
@@ -55,6 +65,16 @@ def test_invalid_flags_are_an_error_with_a_hint(
     assert message in done.err
     assert "hint: " in done.err
     assert "Traceback" not in done.err
+
+
+def test_a_folder_of_files_that_is_used_is_an_error_before_the_model_is_looked_up(
+    llmcli: Callable[..., Done], tmp_path: Path
+) -> None:
+    with file_store.open_store(tmp_path, 1000):
+        done = llmcli("serve", "x", "--files-folder", str(tmp_path))
+    assert done.code == 1
+    assert "another server keeps its files" in done.err
+    assert "hint: choose another --files-folder" in done.err
 
 
 def test_a_port_in_use_is_an_error_before_the_model_is_looked_up(

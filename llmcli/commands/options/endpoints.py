@@ -48,10 +48,10 @@ FilesFolder = Annotated[
     ),
 ]
 MaxFilesSize = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="SIZE",
-        help="Maximum size of all files of --files-folder together.",
+        help="Maximum size of all files in --files-folder together, such as 500M. [4G]",
         rich_help_panel=panels.REQUESTS,
     ),
 ]

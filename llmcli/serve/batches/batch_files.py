@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from llmcli.api.forms.base import encode_json
 from llmcli.batch import output_line
 from llmcli.batch.input_lines import BatchInput
 from llmcli.batch.journal import BatchJournal
@@ -58,7 +57,7 @@ def output_lines(
                 "response": None,
                 "error": reason,
             }
-            yield encode_json(document) + b"\n"
+            yield output_line.encode_line(document) + b"\n"
 
 
 def write_files(

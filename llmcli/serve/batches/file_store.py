@@ -40,6 +40,7 @@ MAX_RECORD_BYTES = 1 << 20  # of a description
 FILE_PREFIX, BATCH_PREFIX = "file-", "batch_"
 CONTENT_SUFFIX, RECORD_SUFFIX, PART_SUFFIX = ".content", ".json", ".part"
 ID_DIGITS = 24
+LOCK_NAME = ".lock"
 RECORD_NAME = re.compile(r"(file-|batch_)[0-9a-f]{24}\.json")
 # what a process that was killed has left: unfinished uploads, temporary files of descriptions
 REMAINS_NAME = re.compile(r"\.?(file-|batch_)[0-9a-f]{24}(\.json\.[0-9a-f]+)?\.part")
@@ -278,8 +279,16 @@ def _is_regular(path: Path) -> bool:
 
 
 def require_folder(folder: Path) -> None:
-    """Create the folder of a store if it is missing. Only this user can read it, because its files
-    are those of clients. Raises UserError if it cannot be written.
+    """Raise UserError if a store in this folder could not be opened now."""
+    with _locked_folder(folder):
+        pass
+
+
+@contextmanager
+def _locked_folder(folder: Path) -> Iterator[None]:
+    """Exclude other processes from the folder of a store during the `with` block. A missing folder
+    is created; only this user can read it, because its files are those of clients. Raises UserError
+    if it cannot be written, or if another process uses it.
     """
     try:
         if not folder.is_dir():
@@ -288,6 +297,12 @@ def require_folder(folder: Path) -> None:
         require_writable(folder / "probe")
     except OSError as error:
         raise write_error(folder, error) from None
+    with hold_lock(folder / LOCK_NAME) as is_held:
+        if not is_held:
+            raise UserError(
+                f"another server keeps its files in {folder}", hint="choose another --files-folder"
+            )
+        yield
 
 
 @contextmanager
@@ -295,12 +310,7 @@ def open_store(folder: Path, max_bytes: int) -> Iterator[FileStore]:
     """Open the store in a folder for the `with` block, and create the folder if it is missing.
     Raises UserError if the folder cannot be written, or if another process uses it.
     """
-    require_folder(folder)
-    with hold_lock(folder / ".lock") as is_held:
-        if not is_held:
-            raise UserError(
-                f"another server keeps its files in {folder}", hint="choose another --files-folder"
-            )
+    with _locked_folder(folder):
         store = FileStore(folder, max_bytes)
         try:
             store.load()

@@ -241,6 +241,16 @@ def test_wrong_fields_are_refused_by_name(
     assert list(fake_api.batches.list()) == []
 
 
+def test_lines_stay_lines_for_programs_that_know_more_line_ends(fake_api: OpenAI) -> None:
+    names = ["a\u2028b", "c\u2029d", "e\x85f", "g\x0bh\x0ci", "j\nk"]
+    batch = wait(
+        fake_api, create(fake_api, *map(chat_line, names), chat_line("l\x85", stream=True))
+    )
+    assert list(read_texts(fake_api, batch)) == names
+    (error,) = read_rows(fake_api, batch.error_file_id)
+    assert error["custom_id"] == "l\x85"
+
+
 def test_output_files_are_no_input(fake_api: OpenAI) -> None:
     batch = wait(fake_api, create(fake_api, chat_line("a")))
     with pytest.raises(openai.BadRequestError, match="purpose"):
