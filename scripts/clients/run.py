@@ -8,9 +8,9 @@ simonw's `llm` (OpenAI models by base URL); langchain-openai (ChatOpenAI, OpenAI
 anthropic (/v1/messages); ollama (/api). They run in a virtual environment in FOLDER, which is made
 with the versions of scripts/constraints.txt if it is missing. A call fails if it raises an error or
 if its answer lacks the documented fields; the text of an answer is not checked. Features that this
-server lacks (images, audio, files, stored responses) must be refused with an explanation, and are
-counted separately. For each client the script prints the numbers of passed and of all calls, and
-the reasons of failures and refusals. It exits with 1 if a call fails.
+server lacks (images, audio, files for assistants, stored responses) must be refused with an
+explanation, and are counted separately. For each client the script prints the numbers of passed and
+of all calls, and the reasons of failures and refusals. It exits with 1 if a call fails.
 """
 
 import argparse
@@ -67,6 +67,8 @@ def main() -> int:
             "--json",
             "-a",
             "local",
+            "--files-folder",
+            str(Path(temporary) / "files"),
             *flags,
         ]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:

@@ -1,14 +1,16 @@
 """The calls in openai-python's README and guides, run against the server: chat, streams, async,
-tools, parsing, responses, errors.
+tools, parsing, responses, files, batches, errors.
 """
 
 import asyncio
 import json
 import sys
+import time
 from typing import Any
 
 import openai
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, ConflictError, OpenAI
+from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 
 from scripts.clients.calls import call, refuses, run
@@ -508,16 +510,48 @@ def web(c: OpenAI) -> None:
     c.responses.create(model=M, input="Hello", tools=[{"type": "web_search"}])
 
 
-@refuses
+@call
 def files(c: OpenAI) -> None:
-    """files.create"""
-    c.files.create(file=b"x", purpose="batch")
+    """files.create, retrieve, list, content, delete, wait_for_processing"""
+    file = c.files.create(file=("a.jsonl", b"{}"), purpose="batch")
+    assert c.files.wait_for_processing(file.id) == c.files.retrieve(file.id) == file
+    assert file.id in [listed.id for listed in c.files.list(purpose="batch", limit=1)]
+    assert c.files.content(file.id).read() == b"{}"
+    assert c.files.delete(file.id).deleted
+
+
+@call
+def batches(c: OpenAI) -> None:
+    """batches.create, retrieve, list, cancel"""
+    url: Any = "/v1/chat/completions"
+    body = {"model": M, "messages": HI, "max_tokens": 4}
+    lines = [
+        json.dumps({"custom_id": f"{number}", "method": "POST", "url": url, "body": body})
+        for number in range(3)
+    ]
+    file = c.files.create(file=("a.jsonl", "\n".join(lines).encode()), purpose="batch")
+    batch = c.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")
+    while batch.status in ("validating", "in_progress", "finalizing"):
+        time.sleep(0.1)
+        batch = c.batches.retrieve(batch.id)
+    assert batch.status == "completed" and batch.output_file_id and batch.request_counts
+    assert batch.request_counts.completed == 3
+    rows = [json.loads(row) for row in c.files.content(batch.output_file_id).text.splitlines()]
+    assert [row["custom_id"] for row in rows] == ["0", "1", "2"]
+    for row in rows:
+        assert ChatCompletion.model_validate(row["response"]["body"]).choices[0].message.content
+    assert batch.id in [listed.id for listed in c.batches.list()]
+    long = c.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")
+    try:
+        assert c.batches.cancel(long.id).status in ("cancelling", "cancelled")
+    except ConflictError:  # it was faster
+        assert c.batches.retrieve(long.id).status == "completed"
 
 
 @refuses
-def batches(c: OpenAI) -> None:
-    """batches.create, which the server does not have (`llmcli batch` reads the same file format)"""
-    c.batches.create(input_file_id="f", endpoint="/v1/chat/completions", completion_window="24h")
+def other_files(c: OpenAI) -> None:
+    """files.create with the purpose assistants"""
+    c.files.create(file=b"x", purpose="assistants")
 
 
 run(OpenAI(base_url=URL, api_key="none", max_retries=0))
