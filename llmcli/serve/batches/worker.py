@@ -202,9 +202,15 @@ class BatchWorker:
         return batch.to_document(obstacle)
 
     async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run one of the two tasks until the server stops."""
-        with suppress(ServerStopping):  # its batch goes on after the next start
-            await work()
+        """Run one of the two tasks until the server stops. After a bug in it, run it again."""
+        while True:
+            try:
+                await work()
+            except ServerStopping:  # its batch goes on after the next start
+                return
+            except Exception as error:  # noqa: BLE001 (other batches must not wait forever)
+                log_bug(error)
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def _answer_batches(self) -> None:
         """Answer one batch after another."""
@@ -242,7 +248,8 @@ class BatchWorker:
                 elif batch.status != "in_progress" or _is_over(batch):
                     await self._attempt(batch, self._close_batch)
             await asyncio.to_thread(self.store.remove_expired)
-            ends = [batch.expires_at for batch in self.store.batches.values() if batch.is_open]
+            batches = list(self.store.batches.values())
+            ends = [batch.expires_at for batch in batches if batch.is_open]
             seconds = min([CHORE_SECONDS, *(max(1.0, end - time.time() + 1) for end in ends)])
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._chores.wait(), seconds)

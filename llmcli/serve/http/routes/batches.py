@@ -115,7 +115,7 @@ async def list_batches(service: Service, request: Request) -> Response:
     """Respond with the batches of a client."""
     store = await service.batches.open_store()
     owner = api_keys.owner_id(request.headers, service.settings.keys)
-    batches = [batch for batch in store.batches.values() if batch.owner == owner]
+    batches = [batch for batch in list(store.batches.values()) if batch.owner == owner]
     to_document = service.batches.to_document
     return json_response(read_page(request, batches, to_document, DEFAULT_LISTED, MAX_LISTED))
 

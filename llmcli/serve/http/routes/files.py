@@ -174,7 +174,7 @@ async def list_files(service: Service, request: Request) -> Response:
     owner = api_keys.owner_id(request.headers, service.settings.keys)
     files = [
         file
-        for file in store.files.values()
+        for file in list(store.files.values())  # another thread may add one
         if file.owner == owner and purpose in ("", file.purpose)
     ]
     return json_response(read_page(request, files, StoredFile.to_document, MAX_LISTED, MAX_LISTED))
