@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 from llmcli.atomic_files import sync_folder
 from llmcli.catalog.disk_space import require_free_space
@@ -240,7 +240,7 @@ def explain_write_errors(out: Path) -> Iterator[None]:
         ) from None
 
 
-def _lock(stream: IO[bytes], path: Path, out: Path) -> None:
+def _lock(stream: BinaryIO, path: Path, out: Path) -> None:
     """Lock the open journal file against other processes. Raises UserError if another process has
     locked it, or has just finished the batch and removed the file.
     """

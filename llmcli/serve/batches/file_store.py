@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, BinaryIO, TypeVar, cast
+from typing import BinaryIO, TypeVar
 
 from llmcli.api.errors import ApiError
 from llmcli.atomic_files import (
@@ -69,7 +69,7 @@ class FileStore:
 
     def open_content(self, file_id: str) -> BinaryIO:
         """Open the content of a file for reading. Raises OSError."""
-        return cast(BinaryIO, open_without_links(self.content_path(file_id), "rb"))
+        return open_without_links(self.content_path(file_id), "rb")
 
     def journal_path(self, batch_id: str) -> Path:
         """Return the path of the output for which the journal of a batch is named."""
@@ -208,7 +208,7 @@ class Upload:
         self._part = store.folder / f"{file_id}{PART_SUFFIX}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
         try:
-            self._stream: IO[bytes] = os.fdopen(os.open(self._part, flags, FILE_MODE), "wb")
+            self._stream: BinaryIO = os.fdopen(os.open(self._part, flags, FILE_MODE), "wb")
         except OSError as error:
             raise write_error(self._part, error) from None
 
