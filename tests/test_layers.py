@@ -106,6 +106,8 @@ DOORS = {
     "llguidance": ("llmcli/runtime/constraint/llguidance.py",),
     "platformdirs": ("llmcli/config.py",),
     "plotext": ("llmcli/charts/terminal_chart.py",),
+    "pydantic": ("llmcli/api/",),
+    "pydantic_core": ("llmcli/api/",),
     "prompt_toolkit": ("llmcli/chat/terminal/repl.py",),
     "ray": (
         "llmcli/hardware/ray_cluster.py",

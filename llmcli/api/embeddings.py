@@ -4,11 +4,14 @@ llama-server's `/embedding`.
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from llmcli.api.errors import ApiError, context_length_error, unknown_model
+from llmcli.api.bodies.base import RequestBody, WholeNumber, honored, ignored, refused
+from llmcli.api.bodies.checks import read_body, wrong_value
+from llmcli.api.errors import ApiError, context_length_error
 from llmcli.api.fields import Fields, json_type
 from llmcli.api.server_settings import ServerSettings
 from llmcli.runtime.binding.pooled_context import Vector
@@ -17,6 +20,9 @@ from llmcli.runtime.scoring.embedder import EUCLIDEAN, NO_NORM, Embedder, normal
 # A text, token ids, a list of both, or an object with the text of a prompt.
 EmbeddingInput = str | Sequence[int | str] | Mapping[str, Any]
 INPUT_WORDS = "text, token ids, or a list of both"
+PATH = "/v1/embeddings"
+# Characters of a text that is shortened. A longer text is not tokenized.
+MAX_SHORTENED_CHARACTERS = 1 << 21
 # OpenAI's limits for one request
 MAX_TEXTS = 2048
 MAX_TOKENS = 300_000
@@ -25,39 +31,91 @@ MAX_TOKEN_VALUES = 1 << 22
 MIN_NORM, MAX_NORM = NO_NORM, 100
 
 
+class EmbeddingsBody(RequestBody):
+    """A request for embeddings."""
+
+    origin: ClassVar[str] = "OpenAI"
+    model: str | None = honored("any name; the answer names the model that is served")
+    input: Any = honored(f"{INPUT_WORDS}, an object with content, or a list of these")
+    encoding_format: Literal["float", "base64"] | None = honored("how a vector is written")
+    dimensions: int | None = honored("the number of values of a vector")
+    user: Any = ignored("nothing is stored about users")
+
+
+class LlamaServerEmbeddingsBody(EmbeddingsBody):
+    """A request for embeddings, with the fields of llama-server."""
+
+    origin: ClassVar[str] = "llama-server"
+    content: Any = honored("the same as input")
+    embd_normalize: Annotated[int, WholeNumber(MIN_NORM, MAX_NORM)] | None = honored(
+        "how vectors are scaled: 2 to length 1, -1 not at all"
+    )
+
+
+class FullEmbeddingsBody(LlamaServerEmbeddingsBody):
+    """A request for embeddings, with the fields of vLLM."""
+
+    origin: ClassVar[str] = "vLLM"
+    truncate_prompt_tokens: Annotated[int, WholeNumber(-1, 2**31 - 1)] | None = honored(
+        "shorten a text to this many tokens; -1: to the most that the model embeds"
+    )
+    truncation_side: Literal["left", "right"] | None = honored(
+        "which end of a text truncate_prompt_tokens cuts off: right (default) or left"
+    )
+    add_special_tokens: bool | None = refused("texts have the special tokens of the file", True)
+    embed_dtype: Any = refused("vectors have the type float32", "float32")
+    endianness: Any = refused("base64 is little-endian", "native", "little")
+    use_activation: Any = refused("embd_normalize decides how vectors are scaled")
+    padding: Any = ignored("texts need no padding")
+    priority: Any = ignored("texts are embedded in the order of their requests")
+    request_id: Any = ignored("an answer has no id")
+    cache_salt: Any = ignored("embeddings are not cached")
+    mm_processor_kwargs: Any = ignored("there are no images")
+    media_io_kwargs: Any = ignored("there are no images")
+    messages: Any = refused("send the texts as input")
+    add_generation_prompt: Any = ignored("it belongs to messages, which is refused")
+    continue_final_message: Any = ignored("it belongs to messages, which is refused")
+    chat_template: Any = refused("texts are embedded as they are")
+    chat_template_kwargs: Any = ignored("it belongs to messages, which is refused")
+
+
 class EmbeddingsRequest:
-    """The fields of one request for embeddings. Raises ApiError for an invalid field.
+    """One request for embeddings. Raises ApiError for an invalid field.
 
     `texts`: the entries to embed. `norm`: how vectors are scaled (see normalize in
-    runtime/scoring/embedder.py).
+    runtime/scoring/embedder.py). `shortening`: how long texts are shortened; None: not at all.
     """
 
     def __init__(self, document: Mapping[str, Any], settings: ServerSettings) -> None:
-        self._fields = Fields(document)
-        self.model = self._fields.text("model") or settings.model_name
-        if self.model not in settings.names:
-            raise unknown_model(self.model, settings.names)
-        self._encoding = self._fields.choice("encoding_format", ("float", "base64"), "float")
-        norm = self._fields.integer("embd_normalize", MIN_NORM, MAX_NORM, EUCLIDEAN)
-        self.norm = EUCLIDEAN if norm is None else norm
-        self.texts = read_texts(self._fields)
+        self._notes: list[str] = []
+        self._body = body = read_body(FullEmbeddingsBody, document, self._notes, PATH)
+        self.model = settings.find_name(body.model)
+        self._encoding = body.encoding_format or "float"
+        self.norm = EUCLIDEAN if body.embd_normalize is None else body.embd_normalize
+        self.texts = read_texts(Fields(document))
+        self.shortening: Shortening | None = None
+        if body.truncate_prompt_tokens is not None:
+            count = body.truncate_prompt_tokens
+            self.shortening = Shortening(
+                None if count == -1 else count, body.truncation_side == "left"
+            )
 
     def vector_length(self, embedder: Embedder) -> int:
         """Return the number of values in each returned vector: the field `dimensions`, or the
         model's embedding size without that field. Raises ApiError if `dimensions` is invalid or if
         the model is a reranker, which has no embeddings.
         """
-        if embedder.gives_token_vectors and self._fields.has("dimensions"):
+        size, largest = self._body.dimensions, embedder.vector_size
+        if embedder.gives_token_vectors and size is not None:
             raise ApiError("--pooling none gives vectors of tokens: leave out dimensions", 400)
         if embedder.is_reranker:
             raise ApiError(
                 "this model ranks pairs of texts and has no embeddings: use /v1/rerank",
                 501,
             )
-        return (
-            self._fields.integer("dimensions", 1, embedder.vector_size, embedder.vector_size)
-            or embedder.vector_size
-        )
+        if size is not None and not 1 <= size <= largest:
+            raise wrong_value("dimensions", size, f"a whole number from 1 to {largest}")
+        return size or largest
 
     def build_document(
         self, ids: list[list[int]], vectors: Sequence[Vector], length: int
@@ -76,7 +134,8 @@ class EmbeddingsRequest:
         ]
         count = sum(map(len, ids))
         usage = {"prompt_tokens": count, "total_tokens": count}
-        return {"object": "list", "data": data, "model": self.model, "usage": usage}
+        notes = {"notes": self._notes} if self._notes else {}
+        return {"object": "list", "data": data, "model": self.model, "usage": usage, **notes}
 
     def build_list(self, vectors: Sequence[Vector], length: int) -> list[dict[str, Any]]:
         """Return the response in the format of llama-server's `/embedding`: a list with an object
@@ -108,7 +167,9 @@ def read_texts(fields: Fields) -> list[EmbeddingInput]:
     is_tokens = isinstance(values, list) and any(type(entry) is int for entry in values)
     if isinstance(values, str | dict) or is_tokens:
         values = [values]
-    if not isinstance(values, list) or not values:
+    if values == []:
+        raise ApiError(f"{name} is an empty list: give at least one text", param=name)
+    if not isinstance(values, list):
         raise ApiError(f"{name} must be {INPUT_WORDS}, not {json_type(values)}", param=name)
     if len(values) > MAX_TEXTS:
         raise ApiError(f"{name} has {len(values):,} texts; the limit is {MAX_TEXTS:,}", param=name)
@@ -149,20 +210,47 @@ def _read_object(fields: Fields) -> str:
     return "".join(texts)
 
 
-def encode_texts(texts: list[EmbeddingInput], embedder: Embedder) -> list[list[int]]:
+@dataclass(frozen=True, slots=True)
+class Shortening:
+    """How a text is shortened that is too long. `tokens`: its largest number of tokens; None: the
+    most that the model embeds. `keeps_end`: the beginning is cut off instead of the end.
+    """
+
+    tokens: int | None = None
+    keeps_end: bool = False
+
+    def shorten(self, ids: list[int], embedder: Embedder) -> list[int]:
+        """Return the tokens that remain. The special tokens around a text remain, too."""
+        limit = min(embedder.max_tokens, self.tokens or embedder.max_tokens)
+        if len(ids) <= limit:
+            return ids
+        special = embedder.encode("")
+        n_before = 1 if special and ids[0] == special[0] else 0
+        n_after = 1 if len(special) > n_before and ids[-1] == special[-1] else 0
+        n_free = max(0, limit - n_before - n_after)
+        inner = ids[n_before : len(ids) - n_after]
+        kept = inner[len(inner) - n_free :] if self.keeps_end else inner[:n_free]
+        return [*ids[:n_before], *kept, *ids[len(ids) - n_after :]]
+
+
+def encode_texts(
+    texts: list[EmbeddingInput], embedder: Embedder, shortening: Shortening | None = None
+) -> list[list[int]]:
     """Return the token ids of each text. An entry that already is a list of token ids is only
     checked. In a list of token ids and texts, only a text at its beginning gets the special tokens
     that the file asks for, as in llama-server.
 
     Raises ApiError for a text without tokens, an id that the model does not have, or too many
-    tokens. A text is first refused by the smallest number of tokens that it can have, because
+    tokens without a `shortening`. A text is first refused by the smallest number of tokens that it can have, because
     tokenizing megabytes of spaces would take many seconds.
     """
     tokens: list[list[int]] = []
     for index, text in enumerate(texts):
         parts = [text] if isinstance(text, str) else list(text)
         min_tokens = embedder.min_tokens(*(part for part in parts if isinstance(part, str)))
-        if min_tokens > embedder.max_tokens:
+        n_characters = sum(len(part) for part in parts if isinstance(part, str))
+        can_shorten = shortening is not None and n_characters <= MAX_SHORTENED_CHARACTERS
+        if min_tokens > embedder.max_tokens and not can_shorten:
             raise _too_long(index, f"{min_tokens} tokens or more", min_tokens, embedder)
         ids: list[int] = []
         for number, part in enumerate(parts):
@@ -176,6 +264,8 @@ def encode_texts(texts: list[EmbeddingInput], embedder: Embedder) -> list[list[i
             raise ApiError(
                 f"input[{index}]: {unknown} is not a token of this model", param=f"input[{index}]"
             )
+        if shortening is not None:
+            ids = shortening.shorten(ids, embedder)
         tokens.append(ids)
         if len(ids) > embedder.max_tokens:
             raise _too_long(index, f"{len(ids)} tokens", len(ids), embedder)

@@ -58,6 +58,13 @@ class ServerSettings:
     ssl_key: Path | None = None
     ssl_cert: Path | None = None
 
+    def find_name(self, requested: str | None) -> str:
+        """Return the served name for the name in a request. A single model is served, so it answers
+        to any name: the name of its file, that of another model, or one with ollama's default tag.
+        The answer has the name of the model that gave it.
+        """
+        return requested if requested in self.names else self.model_name
+
     @property
     def hosts(self) -> tuple[str, ...]:
         """All addresses on which the server listens."""

@@ -5,7 +5,8 @@ the prompt, and the timings so far in each chunk.
 from collections.abc import Iterable
 from typing import Any
 
-from llmcli.api.fields import Fields
+from llmcli.api.bodies.base import RequestBody
+from llmcli.api.bodies.generation_fields import GenerationBody
 from llmcli.types import Event, PromptProgress
 
 NO_PROGRESS = PromptProgress(0, 0, 0, 0.0)
@@ -27,10 +28,11 @@ class StreamTelemetry:
     in each chunk. `is_on`: it asks for either.
     """
 
-    def __init__(self, fields: Fields) -> None:
-        is_stream = fields.flag("stream")
-        self.has_progress = fields.flag("return_progress") and is_stream
-        self.has_timings = fields.flag("timings_per_token") and is_stream
+    def __init__(self, body: RequestBody) -> None:
+        self.has_progress = self.has_timings = False
+        if isinstance(body, GenerationBody) and body.stream:
+            self.has_progress = body.return_progress is True
+            self.has_timings = body.timings_per_token is True
         self._answers: dict[int, _AnswerTimes] = {}
 
     @property

@@ -1,12 +1,31 @@
 """Converts text to token ids and back for `/tokenize` and `/detokenize`."""
 
-from typing import Any
+from typing import Any, ClassVar
 
+from llmcli.api.bodies.base import RequestBody, honored, ignored
 from llmcli.api.errors import ApiError
-from llmcli.api.fields import Fields
 from llmcli.runtime.binding.model import Model
 
 MAX_TEXT_CHARACTERS, MAX_PIECES = 1 << 21, 1 << 17
+
+
+class TokenizeBody(RequestBody):
+    """A text to tokenize."""
+
+    origin: ClassVar[str] = "llama-server"
+    content: str | None = honored("the text")
+    add_special: bool | None = honored("add the tokens that the model expects around a text")
+    parse_special: bool | None = honored("false reads the names of control tokens as text")
+    with_pieces: bool | None = honored("return the text of each token")
+    model: Any = ignored("the served model is used")
+
+
+class DetokenizeBody(RequestBody):
+    """Tokens to write as text."""
+
+    origin: ClassVar[str] = "llama-server"
+    tokens: list[Any] | None = honored("the token ids")
+    model: Any = ignored("the served model is used")
 
 
 def encode_text(
@@ -42,11 +61,8 @@ def _piece(model: Model, token: int) -> str | list[int]:
         return list(raw)
 
 
-def decode_tokens(model: Model, fields: Fields) -> str:
-    """Return the text of the token ids in the field `tokens`. Raises ApiError for an id that the
-    model does not have.
-    """
-    ids = fields.list("tokens")
+def decode_tokens(model: Model, ids: list[Any]) -> str:
+    """Return the text of token ids. Raises ApiError for an id that the model does not have."""
     for index, id_ in enumerate(ids):
         if type(id_) is not int or not 0 <= id_ < model.n_vocab:
             raise ApiError(

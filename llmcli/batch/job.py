@@ -164,7 +164,7 @@ class BatchJob:
         )
         length = request.vector_length(embedder)
         embeddings.refuse_token_vectors(embedder)
-        ids = embeddings.encode_texts(request.texts, embedder)
+        ids = embeddings.encode_texts(request.texts, embedder, request.shortening)
         embedding = embedder.start_job(ids, request.norm)
         while embedding.step():
             yield None

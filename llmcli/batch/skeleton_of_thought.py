@@ -48,7 +48,7 @@ def skeleton(form: ApiForm) -> AnswerPlan:
     if not isinstance(form, ConversationForm):
         raise ApiError("a skeleton needs a conversation: use /v1/chat/completions")
     for name in SINGLE_TEXT_FIELDS:
-        if form.fields.values.get(name) not in (None, False, 1):
+        if form.source.get(name) not in (None, False, 1):
             raise ApiError(
                 f"a skeleton is one text of several points: leave out {name}", param=name
             )
@@ -105,19 +105,19 @@ def _question(form: ConversationForm) -> str:
     """Return the text of the conversation's last message. Raises ApiError if the message is not
     from the user or is not plain text.
     """
-    last = form.fields.list("messages")[-1]
-    if last.get("role") != "user" or not isinstance(last.get("content"), str):
+    last = form.chat.messages[-1]
+    if last.role != "user" or not isinstance(last.content, str):
         raise ApiError(
             "a skeleton needs a conversation with a user's text at its end", param="messages"
         )
-    return str(last["content"])
+    return last.content
 
 
 def _with_last_message(form: ConversationForm, text: str) -> Request:
     """Return a request for the conversation of `form` with `text` in place of its last message.
     Only the context size limits the length of the answer.
     """
-    body: dict[str, Any] = {**form.fields.values, "max_tokens": None, "max_completion_tokens": None}
+    body: dict[str, Any] = {**form.source, "max_tokens": None, "max_completion_tokens": None}
     body["messages"] = [*body["messages"][:-1], {"role": "user", "content": text}]
     (request,) = ChatForm(body, form.runner, replace(form.settings, max_tokens=None)).requests
     return replace(request, sampling=form.requests[0].sampling)

@@ -130,6 +130,24 @@ SETTINGS = {
     "metadata": {"a": "b"},
     "store": False,
 }
+# Settings that few clients send. They come in requests of their own, because each combination is
+# slow.
+OTHER_SETTINGS = {
+    "samplers": ["penalties", "top_k", "temperature"],
+    "dry_sequence_breakers": ["\n", ":"],
+    "top_n_sigma": 1.5,
+    "dynatemp_range": 0.1,
+    "stop_token_ids": [5, 6],
+    "t_max_predict_ms": 500,
+    "n_indent": 1,
+    "n_keep": -1,
+    "truncate_prompt_tokens": 300,
+    "truncation_side": "left",
+    "n_probs": 2,
+    "return_tokens_as_token_ids": True,
+    "return_progress": True,
+    "timings_per_token": True,
+}
 MESSAGES = [
     {"role": "system", "content": "Be short."},
     {"role": "user", "content": [{"type": "text", "text": "Look."}], "name": "me"},
@@ -175,9 +193,48 @@ VALID: list[tuple[str, dict[str, Any]]] = [
         "/v1/chat/completions",
         {
             "messages": MESSAGES[:1],
-            "json_schema": SCHEMA,
             "grammar": 'root ::= "a"',
+            "json_schema": None,
             "max_tokens": 3,
+            **OTHER_SETTINGS,
+        },
+    ),
+    *(
+        ("/v1/chat/completions", {"messages": MESSAGES[:1], "max_tokens": 2, **settings})
+        for settings in (
+            {"json_schema": SCHEMA},
+            {"guided_json": SCHEMA},
+            {"guided_regex": "[a-c]+"},
+            {"guided_choice": ["yes", "no"]},
+            {"guided_grammar": 'start: "a"'},
+            {"structured_outputs": {"choice": ["yes"], "json": None, "regex": None}},
+            {"allowed_token_ids": [400, 401]},
+            {"n_probs": 2, "post_sampling_probs": True, "min_tokens": 1},
+        )
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [*MESSAGES[:1], {"role": "assistant", "content": "Yes, "}],
+            "tools": [
+                {"type": "custom", "custom": {"name": "shell", "format": {"type": "text"}}},
+                {"type": "web_search"},
+                {"type": "function", "function": TOOL},
+            ],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "auto",
+                    "tools": [{"type": "function", "function": {"name": "look"}}],
+                },
+            },
+            "enable_thinking": False,
+            "reasoning": {"effort": "low"},
+            "thinking": {"type": "disabled"},
+            "reasoning_format": "none",
+            "include_reasoning": True,
+            "max_tokens": 2,
+            "zz_unknown": {"a": [1]},
         },
     ),
     (
@@ -259,6 +316,31 @@ VALID: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     (
+        "/v1/responses",
+        {
+            "input": [
+                {"role": "user", "content": "Look."},
+                {"type": "custom_tool_call", "call_id": "d", "name": "shell", "input": "ls"},
+                {"type": "custom_tool_call_output", "call_id": "d", "output": "a"},
+                {"type": "web_search_call", "id": "w", "status": "completed"},
+                {"type": "item_reference", "id": "x"},
+            ],
+            "tools": [
+                {"type": "custom", "name": "shell", "description": "Runs."},
+                {"type": "web_search", "search_context_size": "low"},
+                {
+                    "type": "namespace",
+                    "name": "files",
+                    "tools": [{"type": "function", "name": "open", "parameters": SCHEMA}],
+                },
+            ],
+            "max_output_tokens": 2,
+            "truncation": "auto",
+            "context_management": [{"type": "compaction", "compact_threshold": 100000}],
+            "stop": ["zz"],
+        },
+    ),
+    (
         "/v1/messages",
         {
             "messages": [
@@ -284,6 +366,53 @@ VALID: list[tuple[str, dict[str, Any]]] = [
             "temperature": 0.5,
             "top_k": 5,
             "metadata": {"user_id": "me"},
+        },
+    ),
+    (
+        "/v1/messages",
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "document",
+                            "source": {"type": "text", "media_type": "text/plain", "data": "A."},
+                            "title": "T",
+                            "context": "C",
+                        },
+                        {
+                            "type": "search_result",
+                            "source": "here",
+                            "title": "T",
+                            "content": [{"type": "text", "text": "B."}],
+                        },
+                    ],
+                },
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+                        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+                        {"type": "thinking", "thinking": "hm", "signature": "x"},
+                        {"type": "text", "text": "I see"},
+                    ],
+                },
+            ],
+            "max_tokens": 2,
+            "tools": [
+                {"type": "web_search_20250305", "name": "web_search"},
+                {"type": "bash_20250124", "name": "bash"},
+            ],
+            "context_management": {
+                "edits": [
+                    {
+                        "type": "clear_tool_uses_20250919",
+                        "trigger": {"type": "input_tokens", "value": 50000},
+                    }
+                ]
+            },
+            "output_config": {"effort": "low"},
         },
     ),
     (
@@ -334,6 +463,19 @@ VALID: list[tuple[str, dict[str, Any]]] = [
             "images": [],
         },
     ),
+    (
+        "/api/generate",
+        {
+            "prompt": "Look.",
+            "system": "Be short.",
+            "template": "{{ if .System }}{{ .System }} {{ end }}{{ .Prompt }}",
+            "context": [5, 6],
+            "truncate": True,
+            "logprobs": True,
+            "top_logprobs": 1,
+            "options": {"num_predict": 2, "num_keep": 1},
+        },
+    ),
     ("/api/embed", {"input": ["Once", "upon"], "truncate": True, "dimensions": 8}),
     ("/api/embeddings", {"prompt": "Once", "model": "tiny"}),
     ("/api/show", {"model": "tiny", "verbose": True}),
@@ -361,6 +503,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
             "return_documents": True,
         },
     ),
+    ("/v1/completions", {"prompt": "Once", "suffix": "time", "max_tokens": 2}),
+    ("/api/generate", {"prompt": "Once", "suffix": "time", "options": {"num_predict": 2}}),
     (
         "/infill",
         {

@@ -1,106 +1,351 @@
-"""Every field of OpenAI's API, llama-server and vLLM changes the answer, is harmless, or is refused
-by name.
+"""The models of requests are true: an honored field changes the request to the engine or its
+response, one without effect changes neither, and a refused one is refused by name.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
-from llmcli.api.forms.unsupported_fields import UNSUPPORTED_FIELDS
+from llmcli.api.bodies.base import RequestBody
+from llmcli.api.bodies.sampling_fields import SETTING_NAMES
+from llmcli.api.errors import ApiError
+from llmcli.api.forms import FORMS
+from llmcli.api.forms.ollama import OllamaOptions
+from llmcli.errors import UserError
+from llmcli.runtime.sampling import sampling_settings
 from tests.api.forms.test_openai_chat import HELLO
+from tests.fixtures.fakes import FakeModel
 from tests.fixtures.server import Served
 
-# field -> a value, and whether the answer differs from the answer without the field
-OPENAI: dict[str, tuple[Any, bool]] = {
-    "max_completion_tokens": (2, True),
-    "max_tokens": (2, True),
-    "stop": ("l", True),
-    "n": (2, True),
-    "logprobs": (True, True),
-    "response_format": ({"type": "json_object"}, True),
-    "reasoning_effort": ("low", False),
-    "parallel_tool_calls": (False, False),
-    "store": (True, False),
-    "metadata": ({"a": "b"}, False),
-    "service_tier": ("auto", False),
-    "modalities": (["text"], False),
-    "prediction": ({"type": "content", "content": "hello"}, False),
-    "verbosity": ("medium", False),
-    "prompt_cache_key": ("k", False),
-    "prompt_cache_retention": ("24h", False),
-    "safety_identifier": ("me", False),
-    "user": ("me", False),
-    "seed": (7, False),
-    "presence_penalty": (0, False),
-    "frequency_penalty": (0, False),
-    "top_p": (0.9, False),
-    "temperature": (0, False),
-    "logit_bias": ({}, False),
-    "stream_options": (None, False),
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+RESPONSES_TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+ANTHROPIC_TOOL = {"name": "look", "input_schema": {"type": "object"}}
+SCHEMA = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+TEMPLATE = (
+    "{{ enable_thinking }}{{ reasoning_effort }}{{ documents }}{{ mood }}"
+    "{% for tool in tools or [] %}{{ tool }}{% endfor %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+GAP = {"input_prefix": "a", "input_suffix": "b"}
+# The smallest request of each API.
+SMALLEST: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HELLO},
+    "/v1/completions": {"prompt": "ask"},
+    "/v1/responses": {"input": "ask"},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 40},
+    "/completion": {"prompt": "ask"},
+    "/infill": GAP,
+    "/api/chat": {"messages": HELLO, "stream": False},
+    "/api/generate": {"prompt": "ask", "stream": False},
 }
-OTHERS: dict[str, tuple[Any, bool]] = {
-    "cache_prompt": (True, False),
-    "id_slot": (-1, False),
-    "timings_per_token": (True, False),
-    "min_p": (0.1, False),
-    "return_progress": (True, False),
-    "top_k": (5, False),
-    "repeat_penalty": (1.0, False),
-    "n_probs": (0, False),
-    "t_max_predict_ms": (-1, False),
-    "min_tokens": (0, False),
-    "guided_json": (None, False),
-    "typical_p": (1, False),
-    "dry_multiplier": (0, False),
-    "xtc_probability": (0, False),
-    "mirostat": (0, False),
-    "priority": (1, False),
-    "repetition_penalty": (1.0, False),
-    "ignore_eos": (False, False),
-    "chat_template_kwargs": ({}, False),
+# A value of each honored field that has an effect. The fields that an API needs are not here.
+VALUES: dict[str, Any] = {
+    "model": "other",
+    "stream": True,
+    "stop": "l",
+    "stop_sequences": ["l"],
+    "n": 2,
+    "n_cmpl": 2,
+    "max_tokens": 2,
+    "max_completion_tokens": 2,
+    "max_output_tokens": 2,
+    "n_predict": 2,
+    "num_predict": 2,
+    "num_keep": 2,
+    "n_keep": 2,
+    "id_slot": 1,
+    "logit_bias": {"104": -1},
+    "logprobs": True,
+    "n_probs": 2,
+    "response_format": {"type": "json_object"},
+    "output_format": {"type": "json_schema", "schema": SCHEMA},
+    "format": "json",
+    "text": {"format": {"type": "json_object"}},
+    "json_schema": SCHEMA,
+    "grammar": 'root ::= "hi"',
+    "guided_json": SCHEMA,
+    "guided_regex": "[a-z]{3}",
+    "guided_choice": ["yes", "no"],
+    "guided_grammar": 'start: "hi"',
+    "structured_outputs": {"choice": ["yes"]},
+    "allowed_token_ids": [104, 105],
+    "stop_token_ids": [108],
+    "min_tokens": 3,
+    "ignore_eos": True,
+    "samplers": ["top_k"],
+    "n_indent": 2,
+    "t_max_predict_ms": 500,
+    "priority": 5,
+    "beams": 2,
+    "use_beam_search": True,
+    "tools": [TOOL],
+    "reasoning_effort": "low",
+    "reasoning": {"effort": "low"},
+    "enable_thinking": False,
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
+    "think": True,
+    "output_config": {"effort": "low"},
+    "chat_template_kwargs": {"mood": "glad"},
+    "documents": [{"text": "a"}],
+    "add_generation_prompt": False,
+    "truncate_prompt_tokens": 2,
+    "echo": True,
+    "return_tokens": True,
+    "response_fields": ["content"],
+    "include": ["message.output_text.logprobs"],
+    "instructions": "Be brief.",
+    "system": "Be brief.",
+    "metadata": {"a": "b"},
+    "suffix": "end",
+    "add_special_tokens": False,
+    "input_extra": [{"text": "more"}],
+    "prompt": "go",
+    "context": [104],
+    "raw": True,
+    "template": "Q: {{ .Prompt }}",
+    "options": {"num_predict": 2},
 }
-REFUSED = {
-    **dict.fromkeys(UNSUPPORTED_FIELDS, 1),
-    "verbosity": "high",
-    "modalities": ["audio"],
-    "audio": {"voice": "x"},
-    "web_search_options": {"a": 1},
-    "functions": [{}],
-    "function_call": "auto",
+# Fields that have an effect only together with others: field -> the other fields of the request.
+COMBINED: dict[str, dict[str, Any]] = {
+    "return_progress": {"stream": True, "return_progress": True},
+    "timings_per_token": {"stream": True, "timings_per_token": True},
+    "length_penalty": {"beams": 2, "length_penalty": 2.0},
+    "early_stopping": {"beams": 2, "early_stopping": "never"},
+    "use_beam_search": {"n": 2, "use_beam_search": True},
+    "post_sampling_probs": {"n_probs": 1, "post_sampling_probs": True},
+    "return_tokens_as_token_ids": {"n_probs": 1, "return_tokens_as_token_ids": True},
+    "truncation_side": {"truncate_prompt_tokens": 2, "truncation_side": "right"},
+    "tool_choice": {"tools": [TOOL], "tool_choice": "required"},
+    "parallel_tool_calls": {
+        "tools": [TOOL],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    },
+    "stream_options": {"stream": True, "stream_options": {"include_usage": True}},
+    "best_of": {"best_of": 2},
+}
+# Values that differ from those above in some APIs.
+OWN_VALUES: dict[tuple[str, str], dict[str, Any]] = {
+    ("/v1/responses", "tools"): {"tools": [RESPONSES_TOOL]},
+    ("/v1/responses", "tool_choice"): {"tools": [RESPONSES_TOOL], "tool_choice": "required"},
+    ("/v1/responses", "parallel_tool_calls"): {
+        "tools": [RESPONSES_TOOL],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    },
+    ("/v1/messages", "tools"): {"tools": [ANTHROPIC_TOOL]},
+    ("/v1/messages", "tool_choice"): {"tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "any"}},
+    ("/v1/completions", "logprobs"): {"logprobs": 1},
+    ("/completion", "logprobs"): {"logprobs": 1},
+    ("/infill", "logprobs"): {"logprobs": 1},
+    ("/api/chat", "stream"): {"stream": True},
+}
+# Fields whose effect does not show in a request to a server with one model, each with the test that
+# shows it.
+ELSEWHERE = {
+    "model": "any name has the same answer",
+    "messages": "required",
+    "input": "required",
+    "input_prefix": "required",
+    "input_suffix": "required",
+    "top_logprobs": "test_openai_chat: alternatives",
+    "n_keep": "test_context_shift",
+    "num_keep": "test_context_shift",
+    "use_beam_search": "only APIs with several answers",
+    "truncate": "test_request_fields",
+    "truncation": "test_request_fields",
+    "context_management": "test_request_fields",
+    "continue_final_message": "test_request_fields",
+    "reasoning_format": "test_request_fields",
+    "include_reasoning": "test_request_fields",
+}
+NO_BEAMS = {"beams", "length_penalty", "early_stopping", "use_beam_search"}
+NO_LOGPROBS = {"post_sampling_probs", "return_tokens_as_token_ids"}
+# Honored fields that an API of one answer or without log-probabilities refuses or does not show.
+NOT_SHOWN = {
+    "/v1/responses": NO_BEAMS | NO_LOGPROBS,
+    "/v1/messages": NO_BEAMS | NO_LOGPROBS,
+    "/completion": NO_BEAMS | {"return_tokens_as_token_ids"},
+    "/infill": NO_BEAMS | {"return_tokens_as_token_ids"},
+    "/api/chat": NO_BEAMS | NO_LOGPROBS,
+    "/api/generate": NO_BEAMS | NO_LOGPROBS,
 }
 
 
-def post_chat(served: Served, **body: Any) -> httpx.Response:
-    return httpx.post(
-        f"{served.v1}/chat/completions",
-        json={"messages": HELLO, "max_completion_tokens": 40, **body},
-    )
+@pytest.fixture
+def fields_server(serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> Served:
+    """A server of a fake model that can fill gaps."""
+    tokens = {"pre": ord("P"), "suf": ord("S"), "mid": ord("M"), "sep": ord("F")}
+    monkeypatch.setattr(FakeModel, "fim_tokens", tokens)
+    return serve(template=TEMPLATE, n_ctx=2048)
 
 
-def choices_of(answer: httpx.Response) -> Any:
-    assert answer.status_code == 200, answer.text
-    return answer.json()["choices"]
+def requests_of(served: Served, path: str, document: dict[str, Any]) -> str:
+    """Return what the engine receives for a request, as text."""
+    form = FORMS[path](document, served.bridge.runner, served.settings)
+    return f"{form.requests!r} {form.constraint!r} {form.n_samples}"
 
 
-@pytest.mark.parametrize("fields", [OPENAI, OTHERS], ids=["openai", "others"])
-def test_a_field_changes_the_answer_or_is_harmless(
-    serve: Callable[..., Served], fields: dict
+def response_of(served: Served, path: str, document: dict[str, Any]) -> Any:
+    """Return the response to a request without what differs between two equal requests."""
+    answer = httpx.post(served.url + path, json=document, timeout=30)
+    assert answer.status_code == 200, (path, document, answer.text)
+    try:
+        found = answer.json()
+    except json.JSONDecodeError:
+        return [len(line) for line in answer.text.split("\n\n")]
+    return _without(found, VARYING)
+
+
+VARYING = {
+    "id",
+    "created",
+    "created_at",
+    "timings",
+    "usage",
+    "prompt_eval_duration",
+    "eval_duration",
+    "total_duration",
+    "completed_at",
+    "tokens_cached",
+    "seed",
+}
+
+
+def _without(value: Any, names: set[str]) -> Any:
+    if isinstance(value, dict):
+        return {name: _without(entry, names) for name, entry in value.items() if name not in names}
+    return [_without(entry, names) for entry in value] if isinstance(value, list) else value
+
+
+def differs(served: Served, path: str, fields: dict[str, Any]) -> bool:
+    """Return whether fields change the request to the engine, or else its response."""
+    plain = SMALLEST[path]
+    changed = {**plain, **fields}
+    if requests_of(served, path, changed) != requests_of(served, path, plain):
+        return True
+    return bool(response_of(served, path, changed) != response_of(served, path, plain))
+
+
+def setting_value(name: str) -> Any:
+    """Return a value of a sampling setting that is not the default."""
+    setting = SETTING_NAMES[name]
+    for value in (1, 3, 0.5, ["x"], True):
+        try:
+            if setting.parse(value) != sampling_settings()[setting.name].default:
+                return value
+        except UserError:
+            continue
+    raise AssertionError(name)
+
+
+def field_cases(path: str, body_type: type[RequestBody]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the honored fields of an API with values that have an effect."""
+    skipped = ELSEWHERE.keys() | NOT_SHOWN.get(path, set()) | SMALLEST[path].keys() - {"stream"}
+    for name, effect in body_type.effects().items():
+        if effect.effect != "honored" or name in skipped:
+            continue
+        if name in SETTING_NAMES:
+            yield name, {name: setting_value(name)}
+        elif (path, name) in OWN_VALUES:
+            yield name, OWN_VALUES[path, name]
+        else:
+            yield name, COMBINED.get(name) or {name: VALUES[name]}
+
+
+@pytest.mark.parametrize("path", SMALLEST)
+def test_an_honored_field_changes_the_request_or_its_response(
+    fields_server: Served, path: str
 ) -> None:
-    served = serve()
-    plain = choices_of(post_chat(served))
-    for name, (value, changes) in fields.items():
-        body = {name: value, **({"max_completion_tokens": None} if name == "max_tokens" else {})}
-        assert (choices_of(post_chat(served, **body)) != plain) == changes, name
+    body_type = FORMS[path].body_type
+    unchanged = [
+        name
+        for name, fields in field_cases(path, body_type)
+        if not differs(fields_server, path, fields)
+    ]
+    assert not unchanged
 
 
-def test_unsupported_fields_are_refused_by_name(
-    serve: Callable[..., Served],
+def test_an_honored_option_of_ollama_changes_the_request(fields_server: Served) -> None:
+    unchanged = [
+        name
+        for name, fields in field_cases("/api/chat", OllamaOptions)
+        if not differs(fields_server, "/api/chat", {"options": fields})
+    ]
+    assert not unchanged
+
+
+@pytest.mark.parametrize("path", SMALLEST)
+def test_a_field_without_effect_changes_nothing(fields_server: Served, path: str) -> None:
+    effects = FORMS[path].body_type.effects()
+    for effect in ("ignored", "noted"):
+        names = [name for name, entry in effects.items() if entry.effect == effect]
+        fields: dict[str, Any] = dict.fromkeys(names, True)
+        plain, changed = SMALLEST[path], {**SMALLEST[path], **fields}
+        assert requests_of(fields_server, path, changed) == requests_of(fields_server, path, plain)
+        form = FORMS[path](changed, fields_server.bridge.runner, fields_server.settings)
+        assert len(form.notes) == (len(names) if effect == "noted" else 0)
+
+
+@pytest.mark.parametrize("path", SMALLEST)
+def test_a_refused_field_is_refused_by_name_and_harmless_values_are_not(
+    fields_server: Served, path: str
 ) -> None:
-    served = serve()
-    for name, value in REFUSED.items():
-        answer = post_chat(served, **{name: value})
-        assert answer.status_code == 400, name
-        assert answer.json()["error"]["param"] == name
-        assert name in answer.json()["error"]["message"]
+    effects = FORMS[path].body_type.effects()
+    for name, entry in effects.items():
+        if entry.effect != "refused":
+            continue
+        for value in (True, "something", 17, {"a": 1}, ["x"]):
+            if not entry.refuses(value):
+                continue
+            with pytest.raises(ApiError) as caught:
+                requests_of(fields_server, path, {**SMALLEST[path], name: value})
+            assert str(caught.value.param).split("[")[0] == name
+            assert name in str(caught.value)
+        plain = requests_of(fields_server, path, SMALLEST[path])
+        for value in (None, *entry.harmless):
+            assert requests_of(fields_server, path, {**SMALLEST[path], name: value}) == plain, name
+
+
+@pytest.mark.parametrize(
+    ("name", "spelled"),
+    [
+        ("maxTokens", "max_tokens"),
+        ("max-tokens", "max_tokens"),
+        ("temprature", "temperature"),
+        ("Temperature", "temperature"),
+        ("top-p", "top_p"),
+        ("responseFormat", "response_format"),
+        ("tool_choise", "tool_choice"),
+    ],
+)
+def test_a_misspelled_field_is_refused_with_the_right_name(
+    fields_server: Served, name: str, spelled: str
+) -> None:
+    with pytest.raises(ApiError, match=f"did you mean {spelled}") as caught:
+        requests_of(
+            fields_server, "/v1/chat/completions", {**SMALLEST["/v1/chat/completions"], name: 1}
+        )
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize("path", SMALLEST)
+def test_an_unknown_field_is_noted_in_the_answer(fields_server: Served, path: str) -> None:
+    document = {**SMALLEST[path], "zzz_of_a_later_version": {"a": [1]}}
+    found = response_of(fields_server, path, document)
+    assert found["notes"] == [f"zzz_of_a_later_version is not a field of {path} and was ignored"]
+    streamed = httpx.post(fields_server.url + path, json={**document, "stream": True}).text
+    assert streamed.count("zzz_of_a_later_version") == 1
+
+
+def test_many_unknown_fields_are_refused(fields_server: Served) -> None:
+    document = {**SMALLEST["/completion"], **{f"zz{number}": 1 for number in range(100_000)}}
+    with pytest.raises(ApiError, match="more than 64 unknown fields"):
+        requests_of(fields_server, "/completion", document)
+    long = {**SMALLEST["/completion"], "z" * 1_000_000: 1}
+    form = FORMS["/completion"](long, fields_server.bridge.runner, fields_server.settings)
+    assert all(len(note) < 200 for note in form.notes)

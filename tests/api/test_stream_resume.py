@@ -69,7 +69,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 # fields whose values differ between two responses with the same text
 VOLATILE_FIELDS = re.compile(
-    rb'"(\w+_duration|created_at|completed_at|timings|tokens_cached|cached_tokens|cache_read_input_tokens|input_tokens)":'
+    rb'"(\w+_duration|created_at|completed_at|timings|tokens_cached|cached_tokens|cache_read_input_tokens|input_tokens|id_slot)":'
     rb'("[^"]*"|\{[^}]*\}|[\d.e-]+|null)'
 )
 

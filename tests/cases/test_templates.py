@@ -15,10 +15,10 @@ import jinja2
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from llmcli.api.fields import Fields
-from llmcli.api.forms.conversation import apply_template
+from llmcli.api.bodies.checks import read_body
+from llmcli.api.forms.conversation import ChatBody, apply_template
 from llmcli.api.forms.conversation_text import render_conversation
-from llmcli.api.forms.messages import read_messages
+from llmcli.api.forms.messages import to_conversation
 from llmcli.api.server_settings import ServerSettings
 from llmcli.errors import UserError
 from llmcli.runtime.binding.model import open_model
@@ -160,7 +160,7 @@ def test_batch_answers_and_refuses_line_by_line(
 @pytest.mark.model
 def test_result_of_a_tool_cannot_forge_a_turn(smollm2: Path) -> None:
     body = json.loads((FOLDER / "chat_special_token_in_tool_result.json").read_text())
-    messages = read_messages(Fields(body))
+    messages = to_conversation(read_body(ChatBody, body, []).messages, [])
     harmless = [*messages[:-1], replace(messages[-1], content="It is about ships.")]
     with open_model(smollm2, vocab_only=True) as model:
         template = open_template(read_header(smollm2), model)

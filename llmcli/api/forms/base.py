@@ -14,9 +14,9 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, ClassVar
 
-from llmcli.api.errors import ApiError, error_document, unknown_model
-from llmcli.api.fields import Fields
-from llmcli.api.forms.unsupported_fields import UNSUPPORTED_FIELDS
+from llmcli.api.bodies.base import RequestBody
+from llmcli.api.bodies.checks import read_body
+from llmcli.api.errors import ApiError, error_document
 from llmcli.api.server_settings import ServerSettings
 from llmcli.api.stream_resume import StreamPosition
 from llmcli.api.stream_telemetry import StreamTelemetry, progress_document
@@ -27,15 +27,17 @@ from llmcli.runtime.sampling import N_SEEDS, RANDOM_SEED
 from llmcli.types import Event
 
 Document = dict[str, Any]  # a JSON object: a request, a response, or a chunk of a stream
+CHOSEN_STRATEGIES = ("beam", "post_sampling")  # those that a request chooses
 TEXT_PLACEHOLDER = "\x00text\x00"  # marks where the text goes in a chunk that is encoded in advance
 
 
 class ApiForm(ABC):
     """One request in the format of one API, and the writer of its response.
 
-    The constructor parses the request's JSON object and raises ApiError if it is invalid. It sets
-    `requests` (for the engine), `samples_per_request` (the number of answers to each request) and
-    `is_stream`. Call compile_constraint() before the requests are submitted.
+    The constructor checks the request's JSON object with the model `body_type` and raises ApiError
+    if it is invalid. It sets `requests` (for the engine), `samples_per_request` (the number of
+    answers to each request) and `is_stream`. Call compile_constraint() before the requests are
+    submitted.
 
     A complete response is document(). A stream is stream_start(), then stream_event() for every
     event of the engine, then stream_end(). The answers are ordered by request and then by sample;
@@ -47,8 +49,8 @@ class ApiForm(ABC):
     media_type: ClassVar[str] = "text/event-stream"
     end_marker: ClassVar[bytes] = b"data: [DONE]\n\n"  # sent at the end of a stream
     ping: ClassVar[bytes] = b": still here\n\n"  # sent when a stream was silent for some seconds
-    # Fields of this API that are refused, and for each the advice in the error message.
-    refused_fields: ClassVar[dict[str, str]] = {}
+    body_type: ClassVar[type[RequestBody]]  # the model of the request
+    body: Any  # the request, an object of `body_type`
     supports_beams: ClassVar[bool] = (
         False  # whether the response has a format for the best beams of a search
     )
@@ -58,21 +60,24 @@ class ApiForm(ABC):
     # what the constraint demands and is not enforced, each with its place
     not_enforced: tuple[str, ...] = ()
 
-    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: ServerSettings) -> None:
-        self.fields, self.runner, self.settings = Fields(body), runner, settings
+    def __init__(
+        self, document: Mapping[str, Any], runner: Runner, settings: ServerSettings
+    ) -> None:
+        """`document`: the request's JSON object, which is stored in `source`. `body` is its model,
+        and `notes` are sentences for the client about fields without effect.
+        """
+        self.source, self.runner, self.settings = document, runner, settings
+        self.notes: list[str] = []
+        body: Any = read_body(self.body_type, document, self.notes, self.path)
+        self.body = body
         self.id, self.created = f"{self.id_prefix}{uuid.uuid4().hex}", int(time.time())
         self.has_started = False
         self._json_around_text: dict[int, tuple[bytes, bytes]] = {}
-        self.model = self.fields.text("model") or settings.model_name
-        if self.model not in settings.names:
-            raise unknown_model(self.model, settings.names)
-        for name, instead in {**UNSUPPORTED_FIELDS, **self.refused_fields}.items():
-            if self.fields.values.get(name) not in (None, [], {}, "", False, -1):
-                raise ApiError(f"{name} is not supported: {instead}", param=name)
+        self.model = settings.find_name(body.model)
         if not runner.can_generate:
             raise ApiError("this is an embedding model and generates no text: use /v1/embeddings")
-        self.is_stream = self.fields.flag("stream")
-        self.telemetry = StreamTelemetry(self.fields)
+        self.is_stream = bool(body.stream)
+        self.telemetry = StreamTelemetry(body)
 
     def compile_constraint(self) -> None:
         """Compile the constraint (for example a JSON schema) into a grammar and add the grammar to
@@ -87,7 +92,9 @@ class ApiForm(ABC):
             replace(
                 request,
                 grammar=grammar,
-                strategy="beam" if self.is_beam_search else self.runner.default_strategy(grammar),
+                strategy=request.strategy
+                if request.strategy in CHOSEN_STRATEGIES
+                else self.runner.default_strategy(grammar),
             )
             for request in self.requests
         )
@@ -185,31 +192,35 @@ class ApiForm(ABC):
         return chunks
 
     def complete_document(self, answers: Sequence[Answer]) -> Any:
-        """Return the complete response, with the field `constraint` where something that the
-        constraint demands is not enforced.
+        """Return the complete response, with its metadata: the field `constraint` where something
+        that the constraint demands is not enforced, and `notes` about fields without effect.
         """
         document = self.document(answers)
         for inner in document if isinstance(document, list) else [document]:
-            self._add_constraint(inner)
+            self._add_metadata(inner)
         return document
 
     def final_chunks(self, answers: Sequence[Answer]) -> list[Document]:
-        """Return the stream's last chunks, with the field `constraint` in the very last one where
-        something that the constraint demands is not enforced.
+        """Return the stream's last chunks, with the metadata of complete_document() in the very
+        last one.
         """
         chunks = list(self.stream_end(answers))
         if chunks:
             last = chunks[-1]
             response = last.get("response")  # of the event response.completed
-            self._add_constraint(response if isinstance(response, dict) else last)
+            self._add_metadata(response if isinstance(response, dict) else last)
             if self.telemetry.has_timings:
                 last["timings"] = answer_timings(answers[0])
         return chunks
 
-    def _add_constraint(self, document: Document) -> None:
-        """Add the field `constraint` to a response, if there is something to say in it."""
+    def _add_metadata(self, document: Document) -> None:
+        """Add the fields `constraint` and `notes` to a response, if there is something to say in
+        them.
+        """
         if self.not_enforced:
             document["constraint"] = {"not_enforced": list(self.not_enforced)}
+        if self.notes:
+            document["notes"] = list(self.notes)
 
     def encode_event(self, event: Event) -> bytes:
         """Return the chunks for an event, encoded as in encode_chunks()."""

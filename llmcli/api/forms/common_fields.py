@@ -1,66 +1,85 @@
 """Reads the request fields that several APIs share: sampling settings, token limits, stop
-sequences, beam search. The names of sampling settings are those of the registered sampling steps.
+sequences, beam search, and the conditions for the end of an answer.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from llmcli.api.bodies.generation_fields import GenerationBody
+from llmcli.api.bodies.sampling_fields import bias_texts, chosen_settings
 from llmcli.api.errors import ApiError, context_length_error
-from llmcli.api.fields import Fields
 from llmcli.api.server_settings import ServerSettings
 from llmcli.api.stream_telemetry import StreamTelemetry
 from llmcli.errors import UserError
 from llmcli.runtime.requests.beam_settings import NO_SEARCH, BeamSettings
 from llmcli.runtime.requests.context_overflow import SINK_TOKENS, AttentionSinks
+from llmcli.runtime.requests.end_conditions import EndConditions
 from llmcli.runtime.runner import Runner
-from llmcli.runtime.sampling import N_SEEDS, Sampling, sampling_settings
+from llmcli.runtime.sampling import Sampling
 
-MAX_STOPS, MAX_SAMPLES, MAX_TOKENS = 16, 128, 2**31 - 1
-MAX_PRIORITY = 100
-# Names of sampling settings in the APIs of vLLM and other servers -> their names here.
-SETTING_ALIASES = {"repetition_penalty": "repeat_penalty"}
-BEAM_FIELDS = {
-    "beams": "beams",
-    "length_penalty": "length_penalty",
-    "early_stopping": "early_stopping",
-}
-LIMIT_FIELDS = "max_completion_tokens", "max_tokens"
+MAX_SAMPLES = 128
+BEAM_FIELDS = ("beams", "length_penalty", "early_stopping")
+NO_SLOT = -1  # the value of `id_slot` that leaves the choice to the server
+NO_LIMIT = -1  # the value of a token limit that limits nothing
+# Characters of a prompt that a request shortens. A longer text is not tokenized.
+MAX_SHORTENED_CHARACTERS = 1 << 21
 
 
-def read_sampling(fields: Fields, defaults: Sampling) -> Sampling:
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """How a prompt is shortened (vLLM's `truncate_prompt_tokens`). `tokens`: its largest number of
+    tokens; None: as many as the context holds with an answer. `keeps_end`: the beginning is cut
+    off instead of the end.
+    """
+
+    tokens: int | None = None
+    keeps_end: bool = True
+
+    def shorten(self, tokens: tuple[int, ...], size: int) -> tuple[int, ...]:
+        """Return the tokens that remain. `size`: the most that the context can hold."""
+        count = size if self.tokens is None else min(self.tokens, size)
+        return tokens[max(0, len(tokens) - count) :] if self.keeps_end else tokens[:count]
+
+
+def read_truncation(body: GenerationBody) -> Truncation | None:
+    """Return how the request shortens its prompt, or None if it does not."""
+    count = body.truncate_prompt_tokens
+    if count is None:
+        return None
+    if count == 0:
+        raise ApiError(
+            "truncate_prompt_tokens is 0, which leaves no prompt", param="truncate_prompt_tokens"
+        )
+    return Truncation(None if count == -1 else count, body.truncation_side != "right")
+
+
+def read_sampling(body: GenerationBody, runner: Runner, defaults: Sampling) -> Sampling:
     """Return the sampling settings of a request. Settings that the request lacks are taken from
-    `defaults`. Raises ApiError for an invalid value.
+    `defaults`. Raises ApiError for an unknown sampler, or a bias that is too large.
     """
-    names = {
-        name: setting.name
-        for setting in sampling_settings().values()
-        for name in (setting.name, *setting.aliases)
-    }
-    chosen: dict[str, object] = {}
-    for name, setting_name in {**SETTING_ALIASES, **names}.items():
-        if not fields.has(name):
-            continue
-        value = fields.values[name]
-        if setting_name == "seed" and type(value) is int:
-            value = value if value == -1 else value % N_SEEDS  # OpenAI allows any whole number
-        try:
-            chosen[setting_name] = sampling_settings()[setting_name].parse(value)
-        except UserError as error:
-            hint = "" if "--" in error.hint else f"; {error.hint}"
-            raise ApiError(
-                f"{error}{hint}".replace(setting_name, name), param=fields.path_of(name)
-            ) from None
-    return defaults.with_values(chosen)
+    chosen = dict(chosen_settings(body))
+    if body.logit_bias is not None:
+        chosen["logit_bias"] = bias_texts(
+            body.logit_bias, lambda text: runner.model.tokenize(text, special=True)
+        )
+    try:
+        sampling = defaults.with_values(chosen)
+    except UserError as error:
+        raise ApiError(str(error), param="logit_bias") from None
+    if body.samplers is None:
+        return sampling
+    names = body.samplers if isinstance(body.samplers, list) else list(body.samplers)
+    try:
+        return sampling.in_order(names)
+    except UserError as error:
+        raise ApiError(f"samplers: {error}; {error.hint}", param="samplers") from None
 
 
-def read_limit(fields: Fields, names: tuple[str, ...] = LIMIT_FIELDS) -> int | None:
-    """Return the token limit of a request, which is in one of the fields `names`; None if the
-    request sets no limit.
-    """
-    return next(
-        (value for name in names if (value := fields.integer(name, 0, MAX_TOKENS)) is not None),
-        None,
-    )
+def first_limit(*limits: int | None) -> int | None:
+    """Return the first token limit that is not None; None if it is NO_LIMIT or if there is none."""
+    limit = next((limit for limit in limits if limit is not None), None)
+    return None if limit == NO_LIMIT else limit
 
 
 def effective_limit(requested: int | None, settings: ServerSettings) -> int | None:
@@ -103,7 +122,7 @@ def answer_budget(
 
 
 def context_fields(
-    fields: Fields,
+    body: GenerationBody,
     runner: Runner,
     settings: ServerSettings,
     prompt_tokens: int,
@@ -111,15 +130,21 @@ def context_fields(
     beams: int = 1,
 ) -> dict[str, Any]:
     """Return keyword arguments for Request: the size of the context, the slot (llama-server's
-    `id_slot`), and what is dropped when the context is full. The request's `n_keep` tokens at the beginning stay (-1: the whole prompt), and a few more
-    that the attention needs. Several samples or beams share their prompt, so nothing is dropped
-    from them.
+    `id_slot`), and what is dropped when the context is full. The request's `n_keep` tokens at the
+    beginning stay (-1: the whole prompt), and a few more that the attention needs. Several samples
+    or beams share their prompt, so nothing is dropped from them.
+
+    Raises ApiError for a slot that does not exist.
     """
     size = context_tokens(runner, settings)
     context: dict[str, Any] = {} if size == runner.n_ctx else {"max_context": size}
-    slot = fields.integer("id_slot", -1, runner.context.n_seq_max - 1, -1)
-    context |= {} if slot in (None, -1) else {"slot": slot}
-    n_keep = fields.integer("n_keep", -1, MAX_TOKENS, 0) or 0
+    if body.id_slot is not None and body.id_slot != NO_SLOT:
+        n_slots = runner.context.n_seq_max
+        if body.id_slot >= n_slots:
+            words = f"a whole number from {NO_SLOT} to {n_slots - 1}"
+            raise ApiError(f"id_slot must be {words}, not {body.id_slot}", param="id_slot")
+        context |= {"slot": body.id_slot}
+    n_keep = body.n_keep or 0
     if settings.slides_context and samples == beams == 1:
         n_kept = prompt_tokens if n_keep < 0 else n_keep + runner.model.add_bos
         n_kept = min(max(n_kept, SINK_TOKENS), size - SINK_TOKENS)
@@ -127,13 +152,18 @@ def context_fields(
     return context
 
 
-def encode_prompt(runner: Runner, settings: ServerSettings, text: str) -> tuple[int, ...]:
+def encode_prompt(
+    runner: Runner, settings: ServerSettings, text: str, truncation: Truncation | None = None
+) -> tuple[int, ...]:
     """Return the token ids of a prompt text, which is a rendered template or a plain text.
 
-    Raises ApiError if the text is too long. A text is first refused by the smallest number of
-    tokens that it can have, because tokenizing megabytes of spaces would take many seconds.
+    Raises ApiError if the text is too long and there is no `truncation`. A text is first refused by
+    the smallest number of tokens that it can have, because tokenizing megabytes of spaces would
+    take many seconds.
     """
     size = context_tokens(runner, settings)
+    if truncation and len(text) <= MAX_SHORTENED_CHARACTERS:
+        return truncation.shorten(runner.encode_prompt(text), size - 1)
     if (min_tokens := runner.model.min_tokens(text)) >= size:
         raise _too_long(f"{min_tokens} tokens or more", min_tokens, size)
     return runner.encode_prompt(text)
@@ -153,60 +183,69 @@ def _too_long(words: str, prompt: int, size: int) -> ApiError:
 
 
 def read_common_fields(
-    fields: Fields, settings: ServerSettings, limits: tuple[str, ...] = LIMIT_FIELDS
+    body: GenerationBody,
+    runner: Runner,
+    settings: ServerSettings,
+    stops: str | list[str] | None,
+    limit: int | None,
+    n_samples: int = 1,
 ) -> dict[str, Any]:
-    """Return keyword arguments for Request: the values of the fields that all APIs share, except
-    the token limit. `limits`: the names of the API's token limit fields.
+    """Return keyword arguments for Request: the values of the fields that all APIs share.
+
+    `stops`: the request's stop sequences. `limit`: its token limit, or None; the caller applies it
+    to the prompts. `n_samples`: the number of answers to each prompt.
     """
-    beams, telemetry = read_search(fields), StreamTelemetry(fields)
+    search = read_search(body, n_samples)
     return {
-        "reports_progress": telemetry.is_on,
-        "sampling": read_sampling(fields, settings.sampling),
-        "stops": fields.texts("stop", MAX_STOPS) or settings.stops,
-        "ignore_eos": fields.flag("ignore_eos"),
-        "priority": fields.integer("priority", -MAX_PRIORITY, MAX_PRIORITY, 0),
+        "reports_progress": StreamTelemetry(body).is_on,
+        "sampling": read_sampling(body, runner, settings.sampling),
+        "stops": ((stops,) if isinstance(stops, str) else tuple(stops or ())) or settings.stops,
+        "ignore_eos": bool(body.ignore_eos),
+        "priority": body.priority or 0,
         # If the request sets a length, the answer gets this length, even if it only repeats itself.
-        "allow_repetition": settings.allow_repetition or read_limit(fields, limits) is not None,
-        "search": beams,
-        **({"strategy": "beam"} if beams.beams > 1 else {}),
+        "allow_repetition": settings.allow_repetition or limit is not None,
+        "search": search,
+        "end_conditions": EndConditions(
+            frozenset(body.stop_token_ids or ()),
+            body.min_tokens or 0,
+            float(max(0, body.t_max_predict_ms or 0)),
+            body.n_indent or 0,
+        ),
+        **({"strategy": "beam"} if search.beams > 1 else {}),
     }
 
 
 def with_logprobs(
-    request_fields: Mapping[str, Any], runner: Runner, logprobs: bool, top_logprobs: int
+    request_fields: Mapping[str, Any],
+    runner: Runner,
+    body: GenerationBody,
+    logprobs: bool,
+    top_logprobs: int,
 ) -> dict[str, Any]:
-    """Add the log-probability settings to the result of read_common_fields(), and the model's
-    default strategy if it has no strategy. (Only a beam search has one.)
+    """Add the log-probability settings to the result of read_common_fields(), and a strategy if it
+    has none. (Only a beam search has one.)
     """
+    is_post_sampling = logprobs and body.post_sampling_probs
     return {
-        "strategy": runner.default_strategy(),
+        "strategy": "post_sampling" if is_post_sampling else runner.default_strategy(),
         **request_fields,
         "logprobs": logprobs,
         "top_logprobs": top_logprobs,
     }
 
 
-def read_search(fields: Fields) -> BeamSettings:
+def read_search(body: GenerationBody, n_samples: int = 1) -> BeamSettings:
     """Return the beam search settings of a request: from the fields `beams`, `length_penalty` and
-    `early_stopping`, or from vLLM's `use_beam_search` with `best_of`.
+    `early_stopping`, or from vLLM's `use_beam_search`, which searches with as many beams as the
+    request has answers (`n_samples`).
     """
     values: dict[str, object] = {
-        setting_name: fields.values[name]
-        for name, setting_name in BEAM_FIELDS.items()
-        if fields.has(name)
+        name: value for name in BEAM_FIELDS if (value := getattr(body, name)) is not None
     }
-    if fields.flag("use_beam_search") and "beams" not in values:
-        values["beams"] = (
-            fields.integer("best_of", 1, MAX_SAMPLES, None)
-            or fields.integer("n", 1, MAX_SAMPLES, 1)
-            or 1
-        )
+    if body.use_beam_search and "beams" not in values:
+        values["beams"] = n_samples
     if isinstance(values.get("early_stopping"), bool):
         values["early_stopping"] = "yes" if values["early_stopping"] else "no"
-    return _search(values)
-
-
-def _search(values: Mapping[str, object]) -> BeamSettings:
     try:
         return NO_SEARCH.with_values(values)
     except UserError as error:
@@ -214,8 +253,7 @@ def _search(values: Mapping[str, object]) -> BeamSettings:
         raise ApiError(f"{error}; {error.hint}", param=name) from None
 
 
-def read_samples(fields: Fields, beams: int = 1) -> int:
-    """Return the number of answers that the request asks for (`n`). Raises ApiError if it is larger
-    than the number of beams of a beam search.
-    """
-    return fields.integer("n", 1, beams if beams > 1 else MAX_SAMPLES, 1) or 1
+def check_samples(n_samples: int, beams: int) -> None:
+    """Raise ApiError if a request asks for more answers than a beam search has beams."""
+    if beams > 1 and n_samples > beams:
+        raise ApiError(f"n must be a whole number from 1 to {beams}, not {n_samples}", param="n")

@@ -1,36 +1,103 @@
 """llama-server's endpoints `/completion`, which continues a text, and `/infill`, which fills a gap
-in a text.
-
-A request is translated to one for OpenAI's completions, which have other field names. Unsupported
-fields that would change the answer are refused. Fields that only control a cache or the connection
-are ignored: cache_prompt, n_cache_reuse, sse_ping_interval, min_keep.
+in a text. A request is translated to one for OpenAI's completions, which have other field names.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from llmcli.api.bodies.base import (
+    MaxEntries,
+    RequestBody,
+    WholeNumber,
+    honored,
+    ignored,
+    refused,
+)
+from llmcli.api.bodies.checks import read_body
+from llmcli.api.bodies.generation_fields import (
+    GenerationBody,
+    Texts,
+    TokenLimit,
+    shared_values,
+)
 from llmcli.api.errors import ApiError
 from llmcli.api.fields import Fields
 from llmcli.api.forms import common_fields as common
-from llmcli.api.forms import logprobs
+from llmcli.api.forms import infill, logprobs
+from llmcli.api.forms.answer_constraint import ResponseFormat
 from llmcli.api.forms.base import Document, answer_timings, find_stop_sequence
-from llmcli.api.forms.openai_completions import CompletionsForm
+from llmcli.api.forms.logprobs import MAX_NATIVE_ALTERNATIVES
+from llmcli.api.forms.openai_completions import (
+    PROMPT_SCHEMA,
+    CompletionsBody,
+    CompletionsForm,
+)
 from llmcli.api.server_settings import ServerSettings
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner
 from llmcli.types import Event
 
-LIMIT_FIELD = "n_predict"
 MAX_FIELDS, MAX_EXTRA_TEXTS = 64, 256
 # written before each extra text if the model has no token that separates files
 SNIPPET_SEPARATOR = "\n\n--- snippet ---\n\n"
-INFILL_TOKENS = ("pre", "suf", "mid")  # the model's tokens before prefix, suffix and answer
-# Fields of OpenAI's completions that these endpoints refuse, and the advice in the error message.
-REPLACED_FIELDS = {
-    "logprobs": "use n_probs",
-    "echo": "the answer has prompt",
-    "best_of": "use n_cmpl",
-}
+
+
+class LlamaCompletionBody(GenerationBody):
+    """A request to continue texts."""
+
+    origin: ClassVar[str] = "llama-server"
+    prompt: Any = honored(
+        "a text, token ids, a list of both, an object with prompt_string, or a list of these",
+        json_schema_extra=PROMPT_SCHEMA,
+    )
+    n_predict: TokenLimit | None = honored("the largest number of tokens; -1: no limit")
+    max_completion_tokens: TokenLimit | None = honored("the same as n_predict")
+    max_tokens: TokenLimit | None = honored("the same as n_predict")
+    n_cmpl: Annotated[int, WholeNumber(1, common.MAX_SAMPLES)] | None = honored(
+        "answers to each prompt"
+    )
+    n: Annotated[int, WholeNumber(1, common.MAX_SAMPLES)] | None = honored("the same as n_cmpl")
+    n_probs: Annotated[int, WholeNumber(0, MAX_NATIVE_ALTERNATIVES)] | None = honored(
+        "return log-probabilities with this many alternatives"
+    )
+    logprobs: Annotated[int, WholeNumber(0, MAX_NATIVE_ALTERNATIVES)] | None = honored(
+        "the same as n_probs"
+    )
+    stop: Texts | None = honored("texts that end the answer")
+    return_tokens: bool | None = honored("return the token ids of the answer")
+    response_fields: Annotated[list[str], MaxEntries(MAX_FIELDS)] | None = honored(
+        "return only these fields, such as timings/prompt_n"
+    )
+    response_format: ResponseFormat | None = honored("the form of the answer")
+    stream_options: Any = ignored("the last object of a stream always has the counts")
+    echo: bool | None = refused("the answer has prompt")
+    suffix: str | None = refused("use input_suffix of /infill")
+    best_of: Any = refused("use n_cmpl", 1)
+    multimodal_data: Any = refused("this server reads only text")
+    continue_final_message: Any = ignored("a text has no messages")
+    reasoning_format: Any = ignored("the text is returned as the model writes it")
+
+
+class ExtraText(RequestBody):
+    """A text of another file, which precedes the gap."""
+
+    origin: ClassVar[str] = "llama-server"
+    reports_unknown: ClassVar[bool] = False  # llama.vim adds the time of a chunk
+    text: str = honored("the text", ...)
+    filename: str | None = honored("the name of its file")
+
+
+class InfillBody(LlamaCompletionBody):
+    """A request for the text of a gap."""
+
+    input_prefix: str = honored("the text before the gap", ...)
+    input_suffix: str = honored("the text after the gap", ...)
+    input_extra: Annotated[list[ExtraText], MaxEntries(MAX_EXTRA_TEXTS)] | None = honored(
+        "texts of other files"
+    )
+    prompt: str | None = honored("the beginning of the text in the gap")
+    truncate_prompt_tokens: Any = refused("the texts of other files are shortened as needed")
+    truncation_side: Any = ignored("it belongs to truncate_prompt_tokens, which is refused")
 
 
 class LlamaCompletionForm(CompletionsForm):
@@ -42,23 +109,28 @@ class LlamaCompletionForm(CompletionsForm):
     end_marker: ClassVar[bytes] = b""
     default_max_tokens: ClassVar[int | None] = None
     supports_beams: ClassVar[bool] = False
-    refused_fields: ClassVar[dict[str, str]] = {
-        "suffix": "use input_suffix of /infill",
-        "post_sampling_probs": "n_probs returns those of the whole vocabulary",
-        "multimodal_data": "this server reads only text",
-        "response_format": "use json_schema",
-    }
+    body_type: ClassVar[type[RequestBody]] = LlamaCompletionBody
 
-    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: ServerSettings) -> None:
-        self._native_fields = fields = Fields(body)
-        self._response_fields = fields.texts("response_fields", MAX_FIELDS)
-        self._returns_ids = fields.flag("return_tokens")
-        if unsupported := next((name for name in REPLACED_FIELDS if fields.values.get(name)), None):
-            raise ApiError(
-                f"{unsupported} is not supported: {REPLACED_FIELDS[unsupported]}", param=unsupported
-            )
-        super().__init__(_openai_document(fields, runner), runner, settings)
+    def __init__(
+        self, document: Mapping[str, Any], runner: Runner, settings: ServerSettings
+    ) -> None:
+        super().__init__(document, runner, settings)
         self._n_streamed = [0] * (len(self.requests) * self.n_samples)
+
+    def completions_body(self) -> CompletionsBody:
+        """Translate the request to one for /v1/completions."""
+        body: LlamaCompletionBody = self.body
+        limits = (body.n_predict, body.max_completion_tokens, body.max_tokens)
+        document = {
+            **shared_values(self.source, self.body_type),
+            "prompt": body.prompt,
+            "max_tokens": next((limit for limit in limits if limit is not None), None),
+            "n": body.n_cmpl or body.n,
+            "n_probs": body.n_probs if body.n_probs is not None else body.logprobs,
+            "stop": body.stop,
+            "response_format": self.source.get("response_format"),
+        }
+        return read_body(CompletionsBody, document, [], self.path)
 
     def _is_single(self, value: Any) -> bool:
         """Return whether the value is one prompt instead of a list of prompts. A list with a token
@@ -114,7 +186,7 @@ class LlamaCompletionForm(CompletionsForm):
         chunk = {**self.progress_chunk(number), "content": event.text, "tokens": tokens}
         if self.logprobs and event.token:
             chunk["completion_probabilities"] = [
-                logprobs.token_logprobs(self.runner, event.token, event.top_logprobs)
+                logprobs.token_logprobs(self.runner, event.token, event.top_logprobs, self._style)
             ]
         return [chunk]
 
@@ -156,7 +228,7 @@ class LlamaCompletionForm(CompletionsForm):
             "index": number,
             "content": "" if streamed else answer.text,
             "tokens": [token.id for token in answer.tokens]
-            if self._returns_ids and not streamed
+            if self.body.return_tokens and not streamed
             else [],
             "id_slot": answer.slot,
             "stop": True,
@@ -173,10 +245,13 @@ class LlamaCompletionForm(CompletionsForm):
             "timings": answer_timings(answer),
         }
         if self.logprobs and not streamed:
-            result["completion_probabilities"] = logprobs.answer_logprobs(self.runner, answer)
+            result["completion_probabilities"] = logprobs.answer_logprobs(
+                self.runner, answer, self._style
+            )
+        fields = self.body.response_fields
         return (
-            {path: value for path in self._response_fields for value in _values_at(result, path)}
-            if self._response_fields
+            {path: value for path in fields for value in _values_at(result, path)}
+            if fields
             else result
         )
 
@@ -190,20 +265,25 @@ class LlamaCompletionForm(CompletionsForm):
         """Return the field `generation_settings`: the sampling settings and limits of the
         request.
         """
-        request, limit = self.requests[0], common.read_limit(self.fields, ("max_tokens",))
+        request, limit = self.requests[0], self.limit
         values = request.sampling.as_dict()
         return {
             **values,
             "temperature": values["temp"],
             "seed": answer.seed,
-            LIMIT_FIELD: -1 if limit is None else limit,
+            "n_predict": -1 if limit is None else limit,
             "max_tokens": -1 if limit is None else limit,
             "n_ctx": common.context_tokens(self.runner, self.settings),
             "stop": list(request.stops),
             "stream": self.is_stream,
             "ignore_eos": request.ignore_eos,
             "n_probs": self.logprobs or 0,
-            "grammar": self.fields.text("grammar") or "",
+            "grammar": self.body.grammar or "",
+            "samplers": [step.name for step in request.sampling.steps if not step.is_neutral],
+            "adaptive_target": -1.0,
+            "adaptive_decay": 0.9,
+            "min_keep": 0,
+            "post_sampling_probs": bool(self.body.post_sampling_probs),
         }
 
 
@@ -217,24 +297,22 @@ class InfillForm(LlamaCompletionForm):
     """
 
     path: ClassVar[str] = "/infill"
+    body_type: ClassVar[type[RequestBody]] = InfillBody
 
     def _prompts(self) -> list[tuple[int, ...]]:
-        fields, model = self._native_fields, self.runner.model
-        prefix, suffix = fields.required_text("input_prefix"), fields.required_text("input_suffix")
-        words = fields.text("prompt") or ""
+        body, model = self.body, self.runner.model
+        prefix, suffix, words = body.input_prefix, body.input_suffix, body.prompt or ""
         for text in (prefix, suffix, words):
             # raises ApiError for a text that is too long
             common.encode_prompt(self.runner, self.settings, text)
         extra = self._extra_tokens()
-        if missing := [f"fim_{name}" for name in INFILL_TOKENS if name not in model.fim_tokens]:
-            raise ApiError(
-                f"this model cannot fill gaps: its file has no {', '.join(missing)} token", 501
-            )
-        fim, bos = model.fim_tokens, [model.bos] if model.add_bos and model.bos is not None else []
-        parts = [model.tokenize(text, special=False) for text in (prefix, words, suffix)]
-        core = [*bos, fim["pre"], *parts[0], *parts[1], fim["suf"], *parts[2], fim["mid"]]
-        limit = common.read_limit(self.fields, ("max_tokens",)) or 0
-        free = max(0, common.context_tokens(self.runner, self.settings) - len(core) - max(1, limit))
+        before = [
+            *model.tokenize(prefix, special=False),
+            *model.tokenize(words, special=False),
+        ]
+        core = infill.gap_tokens(self.runner, self.settings, before, suffix)
+        size = common.context_tokens(self.runner, self.settings)
+        free = max(0, size - len(core) - max(1, self.limit or 0))
         return [(*extra[max(0, len(extra) - free) :], *core)]
 
     def _extra_tokens(self) -> list[int]:
@@ -245,15 +323,15 @@ class InfillForm(LlamaCompletionForm):
         fim = model.fim_tokens
         if "rep" in fim:
             tokens += [fim["rep"], *model.tokenize("myproject\n", special=False)]
-        for entry in self._native_fields.tables("input_extra", MAX_EXTRA_TEXTS):
-            text, name = entry.required_text("text"), entry.text("filename") or "tmp"
-            common.encode_prompt(self.runner, self.settings, name + text)
+        for entry in self.body.input_extra or ():
+            name = entry.filename or "tmp"
+            common.encode_prompt(self.runner, self.settings, name + entry.text)
             tokens += (
                 self._file_tokens(name)
                 if "sep" in fim
                 else model.tokenize(SNIPPET_SEPARATOR, special=False)
             )
-            tokens += model.tokenize(text, special=False)
+            tokens += model.tokenize(entry.text, special=False)
         return [*tokens, *self._file_tokens("filename")] if "sep" in fim else tokens
 
     def _file_tokens(self, name: str) -> list[int]:
@@ -262,52 +340,6 @@ class InfillForm(LlamaCompletionForm):
         """
         model = self.runner.model
         return [model.fim_tokens["sep"], *model.tokenize(f"{name}\n", special=False)]
-
-
-def _openai_document(fields: Fields, runner: Runner) -> Document:
-    """Translate llama-server's request to a request for /v1/completions."""
-    renamed = {
-        LIMIT_FIELD,
-        "max_tokens",
-        "n_cmpl",
-        "n_probs",
-        "logit_bias",
-        "response_fields",
-        "return_tokens",
-    }
-    document = {name: value for name, value in fields.values.items() if name not in renamed}
-    limit = next((name for name in (LIMIT_FIELD, "max_tokens") if fields.has(name)), LIMIT_FIELD)
-    n_predict = fields.integer(limit, -1, common.MAX_TOKENS, -1)
-    document["max_tokens"] = None if n_predict == -1 else n_predict
-    document["n"] = fields.values.get("n_cmpl") or fields.values.get("n")
-    document["logprobs"] = fields.integer("n_probs", 0, logprobs.MAX_ALTERNATIVES, 0) or None
-    biases = fields.values.get("logit_bias")
-    document["logit_bias"] = _biases(fields, runner) if isinstance(biases, list) else biases
-    return document
-
-
-def _biases(fields: Fields, runner: Runner) -> list[str]:
-    """Return the entries of a `logit_bias` list as texts, such as "15043+1.5", which the engine
-    parses. An entry is a pair of a token id or a text, and a number or false. A text stands for all
-    of its tokens; false forbids them.
-    """
-    biases = []
-    for pair in fields.list("logit_bias"):
-        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[1], int | float):
-            raise fields.type_error(
-                "logit_bias", "a list of pairs of a token and a number, or false"
-            )
-        token, bias = pair
-        if type(token) is not int and not isinstance(token, str):
-            raise fields.type_error(
-                "logit_bias", "a list of pairs of a token and a number, or false"
-            )
-        ids = [token] if isinstance(token, int) else runner.model.tokenize(token, special=True)
-        amount = (
-            "-inf" if bias is False else f"{bias:+f}" if isinstance(bias, float) else f"{bias:+d}"
-        )
-        biases += [f"{id_}{amount}" for id_ in ids]
-    return biases
 
 
 def _values_at(value: Any, path: str) -> list[Any]:

@@ -2,28 +2,53 @@
 is translated to one for OpenAI's chat completions.
 
 Responses are lines of JSON; they are streamed unless the request sets `stream` to false. Durations
-are in nanoseconds. Options that control how a model is loaded and how long it stays loaded
-(num_ctx, num_thread, keep_alive, …) are ignored. A prompt that does not fit into the context is
-refused, and never shortened as in ollama.
+are in nanoseconds. A prompt that does not fit into the context is refused unless the request sets
+`truncate`, because ollama's default loses the beginning of a conversation without a word.
 """
 
 import itertools
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from pydantic import model_validator
+
+from llmcli.api.bodies.base import (
+    Either,
+    MaxEntries,
+    RequestBody,
+    WholeNumber,
+    honored,
+    ignored,
+    noted,
+    problem,
+    refused,
+)
+from llmcli.api.bodies.checks import read_body
+from llmcli.api.bodies.generation_fields import (
+    MAX_TOKENS,
+    GenerationBody,
+    Texts,
+    TokenLimit,
+    shared_values,
+)
 from llmcli.api.errors import ApiError, error_document
-from llmcli.api.fields import Fields
 from llmcli.api.forms import common_fields as common
-from llmcli.api.forms import logprobs
+from llmcli.api.forms import go_template, infill, logprobs
 from llmcli.api.forms.base import Document, encode_json, finish_reason
-from llmcli.api.forms.conversation import ConversationForm
-from llmcli.api.forms.messages import MAX_MESSAGES
+from llmcli.api.forms.conversation import ChatBody, ConversationForm
+from llmcli.api.forms.conversation_length import render_within_context
+from llmcli.api.forms.logprobs import MAX_ALTERNATIVES
+from llmcli.api.forms.messages import MAX_MESSAGES, Content, join_parts
+from llmcli.api.forms.openai_completions import check_tokens
 from llmcli.api.forms.prompt import PromptRequest, RenderedPrompt, render_prompt
+from llmcli.api.forms.template_fields import SWITCH_WORDS, ReasoningEffort
 from llmcli.api.forms.tool_call_stream import OutputPiece
-from llmcli.api.forms.tools import NO_TOOLS
+from llmcli.api.forms.tool_fields import MAX_TOOLS, ChatTool
+from llmcli.api.forms.tools import NO_TOOLS, ToolDefinition
 from llmcli.api.server_settings import ServerSettings
 from llmcli.api.tool_calls.base import parse_arguments
 from llmcli.runtime.requests.request import Answer
@@ -31,11 +56,136 @@ from llmcli.runtime.runner import Runner
 from llmcli.types import Event
 
 LATEST_TAG = ":latest"  # ollama's clients add it to a name
-LIMIT_FIELD = "num_predict"
-# Fields that have the same name in OpenAI's document.
-COPIED_FIELDS = ("messages", "tools", "logprobs", "top_logprobs", "model")
+NO_IMAGES = "this server reads only text"
 # finish reason for a request without a prompt, which clients send to load a model
 LOAD_REASON = "load"
+MAX_CONTEXT_TOKENS = 1 << 22  # token ids in `context`
+LOADED = "the model is loaded when the server starts"
+
+
+class OllamaOptions(GenerationBody):
+    """Options of an answer."""
+
+    origin: ClassVar[str] = "ollama"
+    num_predict: Annotated[int, WholeNumber(-2, MAX_TOKENS)] | None = honored(
+        "the largest number of tokens; -1 and -2: no limit"
+    )
+    stop: Texts | None = honored("texts that end the answer")
+    num_keep: TokenLimit | None = honored("the same as n_keep")
+    timings_per_token: Any = noted("the last object has the timings")
+    return_progress: Any = noted("these streams have no progress of the prompt")
+    model: Any = noted("set it beside options")
+    stream: Any = noted("set it beside options")
+    num_ctx: Any = ignored(LOADED)
+    num_batch: Any = ignored(LOADED)
+    num_gpu: Any = ignored(LOADED)
+    main_gpu: Any = ignored(LOADED)
+    num_thread: Any = ignored(LOADED)
+    use_mmap: Any = ignored(LOADED)
+    use_mlock: Any = ignored(LOADED)
+    low_vram: Any = ignored(LOADED)
+    f16_kv: Any = ignored(LOADED)
+    numa: Any = ignored(LOADED)
+    vocab_only: Any = ignored(LOADED)
+    draft_num_predict: Any = ignored("the server chooses how much it drafts")
+    penalize_newline: Any = ignored("ollama ignores it, too")
+    tfs_z: Any = refused("use min_p", 1)
+
+
+class OllamaFields(RequestBody):
+    """The fields of all of ollama's generating endpoints."""
+
+    origin: ClassVar[str] = "ollama"
+    model: str | None = honored("any name")
+    stream: bool | None = honored("send the answer while it is generated, which is the default")
+    format: Annotated[str | dict[str, Any], Either("json or a JSON schema")] | None = honored(
+        "json, or a JSON schema that the answer follows"
+    )
+    options: OllamaOptions | None = honored("options of the answer")
+    think: Annotated[bool | ReasoningEffort, Either(SWITCH_WORDS)] | None = honored(
+        "whether and how much the model thinks"
+    )
+    truncate: bool | None = honored(
+        "true leaves out the first messages of a conversation that is too long; otherwise it is"
+        " refused"
+    )
+    logprobs: bool | None = honored("return the log-probability of each token")
+    top_logprobs: Annotated[int, WholeNumber(0, MAX_ALTERNATIVES)] | None = honored(
+        "return this many alternatives of each token"
+    )
+    keep_alive: Any = ignored("the model stays loaded as long as the server runs")
+    shift: bool | None = noted("the server decides whether a context that is full slides")
+    debug_render_only: Any = refused(
+        "/apply-template returns the prompt", alias="_debug_render_only"
+    )
+
+    @classmethod
+    def advice_about(cls, name: str) -> str | None:
+        """Return where a field belongs that clients put beside `options`."""
+        return f"set options.{name}" if name in OllamaOptions.effects() else None
+
+    @model_validator(mode="after")
+    def _check_format(self) -> "OllamaFields":
+        if isinstance(self.format, str) and self.format not in ("", "json"):
+            raise problem(f"format must be json or a JSON schema, not {self.format[:40]!r}")
+        return self
+
+
+class OllamaFunction(RequestBody):
+    """The function of an earlier tool call."""
+
+    origin: ClassVar[str] = "ollama"
+    reports_unknown: ClassVar[bool] = False
+    name: str = honored("the function's name", ...)
+    arguments: Any = honored("the arguments, an object")
+
+
+class OllamaCall(RequestBody):
+    """A tool call of an earlier answer."""
+
+    origin: ClassVar[str] = "ollama"
+    reports_unknown: ClassVar[bool] = False
+    id: str | None = honored("the call's id; calls without one are counted")
+    function: OllamaFunction = honored("the called function", ...)
+
+
+class OllamaMessage(RequestBody):
+    """A message of a conversation."""
+
+    origin: ClassVar[str] = "ollama"
+    reports_unknown: ClassVar[bool] = False
+    role: str = honored("whose message it is", ...)
+    content: Content | None = honored("the text")
+    thinking: str | None = honored("the thinking of an earlier answer")
+    tool_calls: list[OllamaCall] | None = honored("tool calls of an earlier answer")
+    tool_name: str | None = honored("the function whose result this is")
+    tool_call_id: str | None = honored("the call whose result this is; calls are counted otherwise")
+    images: Any = refused(NO_IMAGES)
+
+
+class OllamaChatBody(OllamaFields):
+    """A request for a chat."""
+
+    messages: Annotated[list[OllamaMessage], MaxEntries(MAX_MESSAGES)] | None = honored(
+        "the conversation; without it the model only has to be loaded"
+    )
+    tools: Annotated[list[ChatTool], MaxEntries(MAX_TOOLS)] | None = honored(
+        "functions that the model may call"
+    )
+
+
+class OllamaGenerateBody(OllamaFields):
+    """A request to continue a text or to answer a question."""
+
+    prompt: str | None = honored("the text; without it the model only has to be loaded")
+    suffix: str | None = honored("the text after the gap that the answer fills")
+    system: str | None = honored("the system text")
+    template: str | None = honored("another template, in a part of Go's template language")
+    context: Annotated[list[int], MaxEntries(MAX_CONTEXT_TOKENS)] | None = honored(
+        "the context of an earlier answer, which precedes the prompt"
+    )
+    raw: bool | None = honored("continue the text as it is, without a template")
+    images: Any = refused(NO_IMAGES)
 
 
 class OllamaChatForm(ConversationForm):
@@ -48,41 +198,55 @@ class OllamaChatForm(ConversationForm):
     media_type: ClassVar[str] = "application/x-ndjson"
     end_marker: ClassVar[bytes] = b""
     ping: ClassVar[bytes] = b""  # these streams have no comments: every line must be JSON
+    body_type: ClassVar[type[RequestBody]] = OllamaChatBody
 
-    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: ServerSettings) -> None:
+    def __init__(
+        self, document: Mapping[str, Any], runner: Runner, settings: ServerSettings
+    ) -> None:
         self._started_ns = time.perf_counter_ns()
-        fields = Fields(body)
-        self._prompt_text = fields.text("prompt") or ""
-        self._raw = fields.flag("raw") or runner.template is None
         self._n_calls = 0  # number of tool calls in the answer so far
-        super().__init__(self._openai_document(fields, settings), runner, settings)
-        self.is_stream = fields.flag("stream", True)
-        self.requested_name = fields.text("model") or settings.model_name
-        if self._has_no_prompt(fields):
+        super().__init__(document, runner, settings)
+        self.is_stream = self.body.stream is not False
+        self.requested_name = find_listed_name(self.body.model, settings)
+        if self._has_no_prompt():
             self.requests, self.constraint = (), None
 
-    def _has_no_prompt(self, fields: Fields) -> bool:
-        return not fields.values.get("messages")
+    def _has_no_prompt(self) -> bool:
+        return not self.body.messages
 
-    def _openai_document(self, fields: Fields, settings: ServerSettings) -> Document:
-        """Translate ollama's request to a request for /v1/chat/completions."""
-        options = fields.table("options") or Fields({})
-        document: Document = {
-            name: value for name, value in options.values.items() if name != LIMIT_FIELD
+    def _messages(self) -> list[Document]:
+        """Return the conversation as OpenAI's messages."""
+        return translate_messages(self.body.messages or ())
+
+    def chat_body(self) -> ChatBody:
+        """Translate the request to one for /v1/chat/completions."""
+        body: OllamaFields = self.body
+        options = body.options or OllamaOptions()
+        document = shared_values(self.source.get("options") or {}, OllamaOptions)
+        document |= dict.fromkeys(["num_predict"])
+        document |= {
+            "messages": self._messages() or [{"role": "user", "content": ""}],
+            "n_keep": options.n_keep if options.num_keep is None else options.num_keep,
+            "stop": options.stop,
+            "max_tokens": None if (limit := options.num_predict) is None else max(-1, limit),
+            "logprobs": body.logprobs,
+            "top_logprobs": body.top_logprobs,
+            "think": body.think,
+            "response_format": _response_format(body.format),
+            "continue_final_message": False,
         }
-        document |= {name: fields.values[name] for name in COPIED_FIELDS if fields.has(name)}
-        if (limit := options.integer(LIMIT_FIELD, -2, 2**31 - 1, -1)) is not None and limit >= 0:
-            document["max_tokens"] = limit
-        document["model"] = find_served_name(fields.text("model"), settings)
-        if (format_ := fields.values.get("format")) not in (None, ""):
-            document["response_format"] = _format(fields, format_)
-        if (think := fields.values.get("think")) is not None:
-            document["reasoning_effort"] = (
-                ("medium" if think else "none") if isinstance(think, bool) else think
-            )
-        document["messages"] = _messages(fields) or [{"role": "user", "content": ""}]
-        document["continue_final_message"] = False
-        return document
+        return read_body(ChatBody, document, [], self.path)
+
+    def _tool_definitions(self) -> Iterator[ToolDefinition]:
+        for index, tool in enumerate(self.body.tools or ()):
+            yield from tool.definitions(f"tools[{index}]", self.notes)
+
+    def _render_prompt(
+        self, request: PromptRequest, runner: Runner, settings: ServerSettings
+    ) -> RenderedPrompt:
+        if self.body.truncate:
+            return render_within_context(request, runner, settings, self.notes)
+        return render_prompt(request, runner, settings)
 
     @property
     def n_samples(self) -> int:
@@ -198,41 +362,68 @@ class OllamaChatForm(ConversationForm):
 
 class OllamaGenerateForm(OllamaChatForm):
     """ollama's generate endpoint. The prompt becomes a user message in the model's chat template.
-    With `raw`, or for a model without a template, it is a text to continue.
+    With `raw`, or for a model without a template, it is a text to continue. With `suffix`, the
+    answer fills the gap before it. With `template`, that is rendered instead.
     """
 
     path: ClassVar[str] = "/api/generate"
-    refused_fields: ClassVar[dict[str, str]] = {
-        "context": "send the conversation to /api/chat",
-        "suffix": "a text is continued at its end; /infill fills a gap",
-        "template": "use raw to send a text as it is",
-        "images": "this server reads only text",
-    }
+    body_type: ClassVar[type[RequestBody]] = OllamaGenerateBody
+    body: OllamaGenerateBody
 
-    def _has_no_prompt(self, fields: Fields) -> bool:
-        return not self._prompt_text
+    def _has_no_prompt(self) -> bool:
+        return not self.body.prompt and not self.body.suffix
 
-    def _openai_document(self, fields: Fields, settings: ServerSettings) -> Document:
-        messages = (
-            [{"role": "system", "content": system}] if (system := fields.text("system")) else []
-        )
-        messages.append({"role": "user", "content": self._prompt_text})
-        refused = {name: fields.values.get(name) for name in self.refused_fields}
-        return {
-            **super()._openai_document(Fields({**fields.values, "messages": messages}), settings),
-            **refused,
-        }
+    def _messages(self) -> list[Document]:
+        system = self.body.system
+        messages = [{"role": "system", "content": system}] if system else []
+        return [*messages, {"role": "user", "content": self.body.prompt or ""}]
+
+    def _tool_definitions(self) -> Iterator[ToolDefinition]:
+        return iter(())
 
     def _render_prompt(
         self, request: PromptRequest, runner: Runner, settings: ServerSettings
     ) -> RenderedPrompt:
-        if not self._raw:
-            return render_prompt(request, runner, settings)
-        tokens = common.encode_prompt(runner, settings, self._prompt_text) or (
-            (runner.model.bos or 0),
-        )
-        constraint = None if request.schema is None else request.schema.constraint
-        return RenderedPrompt(tokens, constraint, None, None, NO_TOOLS)
+        body, bos = self.body, runner.model.bos
+        size = common.context_tokens(runner, settings)
+        is_text = body.raw or body.template or body.suffix or runner.template is None
+        if is_text:
+            tokens = self._encode_text(request, runner, settings)
+            constraint = request.schema.constraint if request.schema else request.constraint
+            prompt = RenderedPrompt(tokens, constraint, None, None, NO_TOOLS)
+        else:
+            prompt = super()._render_prompt(request, runner, settings)
+        tokens = prompt.tokens
+        if body.context:
+            check_tokens(body.context, "context", runner.model.n_vocab)
+            # BOS begins the context, and only that
+            tokens = (*body.context, *(tokens[1:] if tokens[:1] == (bos,) else tokens))
+            if body.truncate:
+                tokens = common.Truncation().shorten(tokens, size - 1)
+        return replace(prompt, tokens=tokens or ((bos or 0),))
+
+    def _encode_text(
+        self, request: PromptRequest, runner: Runner, settings: ServerSettings
+    ) -> tuple[int, ...]:
+        """Return the token ids of a prompt without the model's own chat template."""
+        body, prompt = self.body, self.body.prompt or ""
+        truncation = request.truncation or (common.Truncation() if body.truncate else None)
+        if body.template and not body.raw:
+            text = go_template.render(
+                body.template,
+                {
+                    "System": body.system or settings.system or "",
+                    "Prompt": prompt,
+                    "Suffix": body.suffix or "",
+                    "Response": "",
+                },
+            )
+            return common.encode_prompt(runner, settings, text, truncation)
+        if body.suffix:
+            common.encode_prompt(runner, settings, prompt)  # raises ApiError for a long text
+            before = runner.model.tokenize(prompt, special=False)
+            return infill.gap_tokens(runner, settings, before, body.suffix)
+        return common.encode_prompt(runner, settings, prompt, truncation)
 
     def _message_document(self, pieces: Sequence[OutputPiece]) -> Document:
         document = super()._message_document(pieces)
@@ -240,67 +431,65 @@ class OllamaGenerateForm(OllamaChatForm):
         thinking = {"thinking": message["thinking"]} if "thinking" in message else {}
         return {**document, "response": message["content"], **thinking}
 
+    def _end_document(self, answers: Sequence[Answer], is_complete: bool = True) -> Document:
+        document = super()._end_document(answers, is_complete)
+        if answers and not self.body.raw:
+            tokens = [token.id for token in answers[0].tokens]
+            document["context"] = [*self.requests[0].tokens, *tokens]
+        return document
+
 
 def _text_of_kind(pieces: Sequence[OutputPiece], kind: str) -> str:
     return "".join(piece.text for piece in pieces if piece.kind == kind)
 
 
-def find_served_name(name: str | None, settings: ServerSettings) -> str | None:
-    """Return the served name that fits a client's model name, which may have or lack ollama's
-    default tag. If no served name fits, return the client's name unchanged.
+def find_listed_name(name: str | None, settings: ServerSettings) -> str:
+    """Return the name for an answer: the client's own if the model is listed under it, with or
+    without ollama's default tag, and otherwise the name of the model that answers.
     """
-    if name is None or name in settings.names:
-        return name
+    return settings.model_name if name is None or not is_listed(name, settings) else name
+
+
+def is_listed(name: str, settings: ServerSettings) -> bool:
+    """Return whether the model has this name, with or without ollama's default tag."""
     bare = name.removesuffix(LATEST_TAG)
-    return next(
-        (served for served in settings.names if bare in (served, served.removesuffix(LATEST_TAG))),
-        name,
-    )
+    return any(bare in (served, served.removesuffix(LATEST_TAG)) for served in settings.names)
 
 
-def _format(fields: Fields, value: object) -> Document:
+def _response_format(value: str | dict[str, Any] | None) -> Document | None:
     """Translate ollama's `format` to OpenAI's `response_format`."""
+    if not value and not isinstance(value, dict):
+        return None
     if value == "json":
         return {"type": "json_object"}
-    if not isinstance(value, dict):
-        raise fields.type_error("format", "json or a JSON schema")
     return {"type": "json_schema", "json_schema": {"schema": value}}
 
 
-def _messages(fields: Fields) -> list[Document]:
+def translate_messages(messages: Sequence[OllamaMessage]) -> list[Document]:
     """Return ollama's messages as OpenAI's messages. Calls without ids, and their results, get ids
     by their order.
     """
-    messages: list[Document] = []
+    translated: list[Document] = []
     call_numbers, result_numbers = itertools.count(), itertools.count()
-    for message in fields.tables("messages", MAX_MESSAGES):
-        if message.values.get("images"):
-            raise ApiError(
-                f"{message.path_of('images')}: this server reads only text",
-                param=message.path_of("images"),
-            )
-        role = message.required_text("role")
+    for message in messages:
+        role = message.role.lower()
         extra: Document = {}
         if role == "tool":
-            extra = {"tool_call_id": message.text("tool_call_id") or f"call_{next(result_numbers)}"}
-        if calls := [
-            _call(call, f"call_{next(call_numbers)}") for call in message.tables("tool_calls")
-        ]:
-            extra = {"tool_calls": calls}
-        if thinking := message.text("thinking"):
-            extra["reasoning_content"] = thinking
-        messages.append({"role": role, "content": message.text("content", ""), **extra})
-    return messages
+            extra = {"tool_call_id": message.tool_call_id or f"call_{next(result_numbers)}"}
+        if calls := message.tool_calls:
+            extra = {"tool_calls": [_call(call, f"call_{next(call_numbers)}") for call in calls]}
+        if message.thinking:
+            extra["reasoning_content"] = message.thinking
+        text = join_parts(message.content, "content", None)
+        translated.append({"role": role, "content": text, **extra})
+    return translated
 
 
-def _call(fields: Fields, name: str) -> Document:
-    inner = fields.table("function")
-    if inner is None:
-        raise ApiError(f"{fields.path_of('function')} is missing", param=fields.path_of("function"))
-    arguments = json.dumps(inner.values.get("arguments") or {}, ensure_ascii=False)
+def _call(call: OllamaCall, name: str) -> Document:
+    arguments = json.dumps(call.function.arguments or {}, ensure_ascii=False)
     return {
-        "id": fields.text("id") or name,
-        "function": {"name": inner.required_text("name"), "arguments": arguments},
+        "id": call.id or name,
+        "function": {"name": call.function.name, "arguments": arguments},
     }
 
 

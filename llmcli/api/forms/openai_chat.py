@@ -9,6 +9,7 @@ from llmcli.api.forms import logprobs
 from llmcli.api.forms.base import Document, answer_timings, best_beams, finish_reason, token_usage
 from llmcli.api.forms.conversation import ConversationForm
 from llmcli.api.forms.tool_call_stream import OutputPiece
+from llmcli.api.forms.tool_fields import custom_input
 from llmcli.api.server_settings import ServerSettings
 from llmcli.api.tool_calls.base import ToolCall
 from llmcli.runtime.requests.request import Answer
@@ -27,18 +28,18 @@ class ChatForm(ConversationForm):
     path: ClassVar[str] = "/v1/chat/completions"
     id_prefix: ClassVar[str] = "chatcmpl-"
     supports_beams: ClassVar[bool] = True
-    refused_fields: ClassVar[dict[str, str]] = {
-        "functions": "use tools",
-        "function_call": "use tool_choice",
-        "audio": "this server generates only text",
-        "web_search_options": "this server cannot search the web",
-    }
 
-    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: ServerSettings) -> None:
-        super().__init__(body, runner, settings)
-        options = self.fields.table("stream_options")
-        self.includes_usage = bool(options and options.flag("include_usage"))
+    def __init__(
+        self, document: Mapping[str, Any], runner: Runner, settings: ServerSettings
+    ) -> None:
+        super().__init__(document, runner, settings)
+        chat, options = self.chat, self.chat.stream_options
+        self.includes_usage = bool(options and options.include_usage)
+        self._omits_thinking = chat.include_reasoning is False or chat.excludes_thinking
+        self._style = logprobs.LogprobStyle.of(self.chat)
         self._n_calls = [0] * self.samples_per_request
+        # for each choice, whether the call that began last is one of a custom tool
+        self._in_custom_call = [False] * self.samples_per_request
 
     def document(self, answers: Sequence[Answer]) -> Document:
         """Return the response with a choice for each sample. For a beam search, the choices are the
@@ -57,7 +58,7 @@ class ChatForm(ConversationForm):
         if self.has_logprobs:
             for choice, answer in zip(choices, answers, strict=True):
                 choice["logprobs"] = {
-                    "content": logprobs.answer_logprobs(self.runner, answer),
+                    "content": logprobs.answer_logprobs(self.runner, answer, self._style),
                     "refusal": None,
                 }
         return {
@@ -77,13 +78,17 @@ class ChatForm(ConversationForm):
             "".join(piece.text for piece in pieces if piece.kind == kind)
             for kind in ("thinking", "content")
         )
-        calls = [_call(piece.call) for piece in pieces if piece.kind == "call_end" and piece.call]
+        calls = [
+            self._call_document(piece.call)
+            for piece in pieces
+            if piece.kind == "call_end" and piece.call
+        ]
         message: Document = {
             "role": "assistant",
             "content": content if content or not calls else None,
             "refusal": None,
         }
-        if thinking:
+        if thinking and not self._omits_thinking:
             message["reasoning_content"] = thinking
         if calls:
             message["tool_calls"] = calls
@@ -132,7 +137,8 @@ class ChatForm(ConversationForm):
 
     def _event_chunks(self, event: Event, pieces: list[OutputPiece]) -> list[Document]:
         chunks = list(self._deltas(event.sequence, pieces))
-        if self.has_logprobs and (log_probabilities := logprobs.event_logprobs(self.runner, event)):
+        log_probabilities = logprobs.event_logprobs(self.runner, event, self._style)
+        if self.has_logprobs and log_probabilities:
             chunks = chunks or [self._chunk(event.sequence, {"content": ""})]
             chunks[0]["choices"][0]["logprobs"] = log_probabilities
         return chunks
@@ -179,17 +185,36 @@ class ChatForm(ConversationForm):
     def _deltas(self, index: int, pieces: list[OutputPiece]) -> Iterator[Document]:
         """Yield a chunk for each piece of the choice `index`."""
         for piece in pieces:
+            if piece.kind == "thinking" and self._omits_thinking:
+                continue
             if piece.kind in DELTA_FIELDS:
                 yield self._chunk(index, {DELTA_FIELDS[piece.kind]: piece.text})
-            elif piece.kind == "call_start" and piece.call:
-                self._n_calls[index] += 1
+            elif call := self._call_delta(piece, index):
                 yield self._chunk(
-                    index,
-                    {"tool_calls": [{"index": self._n_calls[index] - 1, **_call(piece.call)}]},
+                    index, {"tool_calls": [{"index": self._n_calls[index] - 1, **call}]}
                 )
-            elif piece.kind == "arguments":
-                delta = {"index": self._n_calls[index] - 1, "function": {"arguments": piece.text}}
-                yield self._chunk(index, {"tool_calls": [delta]})
+
+    def _call_delta(self, piece: OutputPiece, index: int) -> Document | None:
+        """Return what a piece adds to a tool call, or None. The input of a custom tool is sent at
+        once at its end, because the model writes it as JSON.
+        """
+        if piece.kind == "call_start" and piece.call:
+            self._n_calls[index] += 1
+            self._in_custom_call[index] = self.prompt.tools.is_custom(piece.call.name)
+            return self._call_document(piece.call)
+        if piece.kind == "call_end" and piece.call and self._in_custom_call[index]:
+            return {"custom": {"input": custom_input(piece.call)}}
+        if piece.kind == "arguments" and not self._in_custom_call[index]:
+            return {"function": {"arguments": piece.text}}
+        return None
+
+    def _call_document(self, call: ToolCall) -> Document:
+        """Return a tool call in OpenAI's format."""
+        if self.prompt.tools.is_custom(call.name):
+            custom = {"name": call.name, "input": custom_input(call)}
+            return {"id": call.id, "type": "custom", "custom": custom}
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"id": call.id, "type": "function", "function": function}
 
     def _head(self, kind: str) -> Document:
         return {
@@ -203,14 +228,6 @@ class ChatForm(ConversationForm):
     def _chunk(self, index: int, delta: Document, finish: str | None = None) -> Document:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
         return {**self._head(CHUNK_OBJECT), "choices": [choice]}
-
-
-def _call(call: ToolCall) -> Document:
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
 
 
 FORMS = (ChatForm,)

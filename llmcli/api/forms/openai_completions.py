@@ -2,11 +2,24 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from llmcli.api.bodies.base import RequestBody, WholeNumber, honored, ignored
+from llmcli.api.bodies.checks import wrong_value
+from llmcli.api.bodies.generation_fields import (
+    GenerationBody,
+    StreamOptions,
+    Texts,
+    TokenLimit,
+)
 from llmcli.api.errors import ApiError
 from llmcli.api.forms import common_fields as common
-from llmcli.api.forms import logprobs
+from llmcli.api.forms import infill, logprobs
+from llmcli.api.forms.answer_constraint import (
+    ResponseFormat,
+    read_answer_schema,
+    read_constraint,
+)
 from llmcli.api.forms.base import (
     ApiForm,
     Document,
@@ -15,9 +28,10 @@ from llmcli.api.forms.base import (
     finish_reason,
     token_usage,
 )
-from llmcli.api.forms.prompt import read_answer_schema, read_constraint
+from llmcli.api.forms.logprobs import MAX_ALTERNATIVES, MAX_NATIVE_ALTERNATIVES
 from llmcli.api.server_settings import ServerSettings
 from llmcli.api.stream_resume import StreamPosition
+from llmcli.runtime.constraint.tool_calls import AnswerSchema
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling.top_logprobs import TokenLogprob, TokenScore
@@ -27,7 +41,60 @@ MAX_PROMPTS = 256
 # An idle server accepts a request for this many answers even if its queue is shorter. It refuses
 # other requests until the queue has space again.
 MAX_ANSWERS = 1024
-LIMIT_FIELDS = "max_tokens", "n_predict"
+PROMPT_SCHEMA = {
+    "oneOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "integer"}},
+        {
+            "type": "array",
+            "items": {
+                "oneOf": [
+                    {"type": "string"},
+                    {"type": "array", "items": {"type": "integer"}},
+                ]
+            },
+        },
+    ]
+}
+
+
+class TextFields(RequestBody):
+    """Fields of vLLM and llama-server for texts that are continued without a chat template."""
+
+    origin: ClassVar[str] = "vLLM, llama-server"
+    response_format: ResponseFormat | None = honored("the form of the answer")
+    n_predict: TokenLimit | None = honored("the largest number of tokens; -1: no limit")
+    n_cmpl: Annotated[int, WholeNumber(1, common.MAX_SAMPLES)] | None = honored(
+        "the number of answers"
+    )
+    add_special_tokens: bool | None = honored("false adds no BOS token to a text")
+    reasoning_format: Any = ignored("the text is returned as the model writes it")
+    return_tokens: Any = ignored("logprobs have the tokens")
+    response_fields: Any = ignored("completions have all of their fields")
+
+
+class CompletionsBody(TextFields, GenerationBody):
+    """A request for completions of texts."""
+
+    origin: ClassVar[str] = "OpenAI"
+    prompt: Any = honored("a text, token ids, or a list of either", json_schema_extra=PROMPT_SCHEMA)
+    suffix: str | None = honored("the text after the gap that the answer fills")
+    max_tokens: TokenLimit | None = honored(
+        "the largest number of tokens, 16 by default; -1: no limit"
+    )
+    n: Annotated[int, WholeNumber(1, common.MAX_SAMPLES)] | None = honored("answers to each prompt")
+    best_of: Annotated[int, WholeNumber(1, common.MAX_SAMPLES)] | None = honored(
+        "generate this many answers, and return the best"
+    )
+    n_probs: Annotated[int, WholeNumber(0, MAX_NATIVE_ALTERNATIVES)] | None = honored(
+        "the same as logprobs"
+    )
+    logprobs: Annotated[int, WholeNumber(0, MAX_ALTERNATIVES)] | None = honored(
+        "return log-probabilities with this many alternatives"
+    )
+    echo: bool | None = honored("return the prompt in front of each answer")
+    stop: Texts | None = honored("texts that end the answer")
+    stream_options: StreamOptions | None = honored("what a stream contains")
 
 
 class CompletionsForm(ApiForm):
@@ -36,60 +103,73 @@ class CompletionsForm(ApiForm):
 
     Each prompt gets `n_choices` choices (the field `n`). With `best_of`, more answers are generated
     for each prompt, and the best `n_choices` of them are returned.
+
+    `completions`: the request. `logprobs`: the number of alternatives, or None if the response has
+    no log-probabilities.
     """
 
     path: ClassVar[str] = "/v1/completions"
     id_prefix: ClassVar[str] = "cmpl-"
     default_max_tokens: ClassVar[int | None] = 16  # the default token limit of OpenAI's API
     supports_beams: ClassVar[bool] = True
-    refused_fields: ClassVar[dict[str, str]] = {
-        "suffix": "a text is continued at its end; /infill fills a gap"
-    }
+    body_type: ClassVar[type[RequestBody]] = CompletionsBody
 
-    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: ServerSettings) -> None:
-        super().__init__(body, runner, settings)
-        fields = self.fields
-        options = fields.table("stream_options")
-        self.includes_usage = bool(options and options.flag("include_usage"))
-        self.logprobs, self.has_echo = (
-            fields.integer("logprobs", 0, logprobs.MAX_ALTERNATIVES),
-            fields.flag("echo"),
+    def __init__(
+        self, document: Mapping[str, Any], runner: Runner, settings: ServerSettings
+    ) -> None:
+        super().__init__(document, runner, settings)
+        self.completions = body = self.completions_body()
+        options = body.stream_options
+        self.includes_usage = bool(options and options.include_usage)
+        self.logprobs = body.logprobs if body.logprobs is not None else body.n_probs or None
+        self.has_echo, self._style = bool(body.echo), logprobs.LogprobStyle.of(body)
+        self.n_choices = body.n or body.n_cmpl or 1
+        limit = common.first_limit(body.n_predict, body.max_tokens)
+        request_fields = common.read_common_fields(
+            body, runner, settings, body.stop, limit, body.best_of or self.n_choices
         )
-        request_fields = common.read_common_fields(fields, settings, LIMIT_FIELDS)
         beams = request_fields["search"].beams
-        self.n_choices = common.read_samples(fields, beams)
-        self.samples_per_request = (
-            self.n_choices
-            if beams > 1
-            else fields.integer("best_of", 1, common.MAX_SAMPLES) or self.n_choices
-        )
+        common.check_samples(self.n_choices, beams)
+        self.samples_per_request = self.n_choices if beams > 1 else body.best_of or self.n_choices
         self._refuse(beams)
-        limit = common.effective_limit(common.read_limit(fields, LIMIT_FIELDS), settings)
-        schema = read_answer_schema(fields, "response_format")
-        self.constraint = read_constraint(fields, schema)
+        schema = read_answer_schema(body.response_format, "response_format")
+        form = read_constraint(body, schema)
+        self.constraint = form.constraint if isinstance(form, AnswerSchema) else form
         needs_logprobs = self.logprobs is not None or self.samples_per_request > self.n_choices
         request_fields = common.with_logprobs(
-            request_fields, runner, needs_logprobs, self.logprobs or 0
+            request_fields, runner, body, needs_logprobs, self.logprobs or 0
         )
-        default_limit = self.default_max_tokens if limit is None else limit
+        self.limit = limit
+        has_limit = body.n_predict is not None or body.max_tokens is not None
+        has_default = has_limit or settings.max_tokens is not None
+        answer_limit = common.effective_limit(
+            limit if has_default else self.default_max_tokens, settings
+        )
         n_answers = self.samples_per_request, beams
         self.requests = tuple(
             Request(
                 tokens,
                 max_tokens=common.answer_budget(
-                    runner, settings, len(tokens), default_limit, *n_answers
+                    runner, settings, len(tokens), answer_limit, *n_answers
                 ),
                 score_prompt=self.scores_prompt,
-                **common.context_fields(fields, runner, settings, len(tokens), *n_answers),
+                **common.context_fields(body, runner, settings, len(tokens), *n_answers),
                 **request_fields,
             )
             for tokens in self._prompts()
         )
         self.check_requests()
         self._echoes = [self._echo(number, request) for number, request in enumerate(self.requests)]
-        self._offsets = [len(echo) for echo in self._echoes for _ in range(self.n_choices)]
+        self._offsets = [
+            logprobs.TextOffsets(len(echo)) for echo in self._echoes for _ in range(self.n_choices)
+        ]
         # For each prompt, whether its log-probabilities must still be sent.
         self._prompt_pending = [self.scores_prompt] * len(self.requests)
+
+    def completions_body(self) -> CompletionsBody:
+        """Return the request as one for completions."""
+        body: CompletionsBody = self.body
+        return body
 
     def resume(self, position: StreamPosition) -> None:
         """Continue an interrupted stream. The echoed prompts with log-probabilities are not sent
@@ -128,11 +208,11 @@ class CompletionsForm(ApiForm):
         """Return the token ids of each prompt. Raises ApiError for an invalid prompt or too many
         prompts.
         """
-        value = self.fields.values.get("prompt")
+        value = self.completions.prompt
         if self._is_single(value):
             value = [value]
         if not isinstance(value, list) or not value:
-            raise self.fields.type_error("prompt", "text, token ids, or a list of either")
+            raise wrong_value("prompt", value, "text, token ids, or a list of either")
         if len(value) > MAX_PROMPTS:
             raise ApiError(
                 f"prompt has {len(value)} entries; the limit is {MAX_PROMPTS}", param="prompt"
@@ -142,7 +222,18 @@ class CompletionsForm(ApiForm):
                 f"the request asks for {count:,} answers; the limit is {MAX_ANSWERS:,}",
                 param="n",
             )
-        return [self._tokens(f"prompt[{index}]", prompt) for index, prompt in enumerate(value)]
+        suffix = self.completions.suffix
+        truncation = common.read_truncation(self.completions)
+        prompts = []
+        for index, prompt in enumerate(value):
+            tokens = self._tokens(f"prompt[{index}]", prompt)
+            if truncation:
+                size = common.context_tokens(self.runner, self.settings)
+                tokens = truncation.shorten(tokens, size - 1)
+            prompts.append(
+                infill.gap_tokens(self.runner, self.settings, tokens, suffix) if suffix else tokens
+            )
+        return prompts
 
     def _is_single(self, value: Any) -> bool:
         """Return whether the field `prompt` is one prompt instead of a list of prompts."""
@@ -154,16 +245,22 @@ class CompletionsForm(ApiForm):
         """
         model = self.runner.model
         if isinstance(value, str):
-            tokens = common.encode_prompt(self.runner, self.settings, value)
+            tokens = self._encode(value)
             return tokens or ((model.bos,) if model.bos is not None else ())
         if not _is_token_ids(value):
             raise ApiError(f"{path} must be text or token ids", param="prompt")
-        if invalid := [token for token in value if not 0 <= token < model.n_vocab]:
-            raise ApiError(
-                f"{path} has {invalid[0]}, which is no token: the last one is {model.n_vocab - 1}",
-                param="prompt",
-            )
+        check_tokens(value, path, model.n_vocab, "prompt")
         return tuple(value)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a prompt that is a text."""
+        body = self.completions
+        tokens = common.encode_prompt(
+            self.runner, self.settings, text, common.read_truncation(body)
+        )
+        if body.add_special_tokens is False or body.suffix:
+            return tuple(self.runner.model.tokenize(text, special=not body.suffix))
+        return tokens
 
     def _echo(self, number: int, request: Request) -> str:
         """Return the text of a prompt if the request wants the prompt in the response (`echo`),
@@ -171,7 +268,7 @@ class CompletionsForm(ApiForm):
         """
         if not self.has_echo:
             return ""
-        value = self.fields.values["prompt"]
+        value = self.completions.prompt
         prompt = value if self._is_single(value) else value[number]
         if isinstance(prompt, str):
             return prompt
@@ -199,7 +296,11 @@ class CompletionsForm(ApiForm):
             prompt_logprobs = None
             if self.scores_prompt:
                 prompt_logprobs = logprobs.prompt_logprobs(
-                    self.runner, self.requests[number].tokens, prompt_answers[0].prompt_scores, echo
+                    self.runner,
+                    self.requests[number].tokens,
+                    prompt_answers[0].prompt_scores,
+                    echo,
+                    self._style,
                 )
             first = number * self.n_choices
             choices += [
@@ -221,7 +322,11 @@ class CompletionsForm(ApiForm):
         lists = None
         if self.logprobs is not None:
             lists = logprobs.completion_logprobs(
-                self.runner, answer.tokens, answer.top_logprobs, len(echo)
+                self.runner,
+                answer.tokens,
+                answer.top_logprobs,
+                logprobs.TextOffsets(len(echo)),
+                self._style,
             )
             lists = logprobs.join_logprobs(prompt, lists) if prompt else lists
         return {
@@ -261,7 +366,9 @@ class CompletionsForm(ApiForm):
             for value, top in event.prompt_logprobs
         ]
         echo = self._echoes[number]
-        lists = logprobs.prompt_logprobs(self.runner, self.requests[number].tokens, scores, echo)
+        lists = logprobs.prompt_logprobs(
+            self.runner, self.requests[number].tokens, scores, echo, self._style
+        )
         return [
             self._chunk(number * self.n_choices + index, echo, lists)
             for index in range(self.n_choices)
@@ -280,9 +387,8 @@ class CompletionsForm(ApiForm):
                 [[TokenLogprob(*pair) for pair in event.top_logprobs]] if event.top_logprobs else []
             )
             lists = logprobs.completion_logprobs(
-                self.runner, [event.token], top, self._offsets[event.sequence]
+                self.runner, [event.token], top, self._offsets[event.sequence], self._style
             )
-            self._offsets[event.sequence] += len(lists["tokens"][0])
         return [self._chunk(event.sequence, event.text, lists)] if event.text or lists else []
 
     def encode_event(self, event: Event) -> bytes:
@@ -343,6 +449,17 @@ class CompletionsForm(ApiForm):
             "finish_reason": finish,
         }
         return {**self._head(), "choices": [choice]}
+
+
+def check_tokens(tokens: Sequence[int], path: str, n_vocab: int, field: str | None = None) -> None:
+    """Raise ApiError for token ids outside a vocabulary of `n_vocab` tokens. `path`: where they are
+    in the request. `field`: the field that the error names, if not the path.
+    """
+    if invalid := [token for token in tokens if not 0 <= token < n_vocab]:
+        raise ApiError(
+            f"{path} has {invalid[0]}, which is no token: the last one is {n_vocab - 1}",
+            param=field or path,
+        )
 
 
 def _is_token_ids(value: Any) -> bool:

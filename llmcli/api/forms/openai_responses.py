@@ -7,31 +7,189 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
+from pydantic import model_validator
+
+from llmcli.api.bodies.base import (
+    MaxEntries,
+    RequestBody,
+    WholeNumber,
+    honored,
+    ignored,
+    missing,
+    refused,
+)
+from llmcli.api.bodies.generation_fields import GenerationBody, Texts, TokenLimit
 from llmcli.api.errors import ApiError
-from llmcli.api.fields import Fields
 from llmcli.api.forms import common_fields as common
 from llmcli.api.forms import logprobs
-from llmcli.api.forms.base import ApiForm, Document, encode_named_events, finish_reason, token_usage
-from llmcli.api.forms.prompt import (
-    PromptRequest,
+from llmcli.api.forms.answer_constraint import (
+    ResponseFormat,
     read_answer_schema,
-    read_template_variables,
-    render_prompt,
+    read_constraint,
 )
-from llmcli.api.forms.responses_input import read_conversation
+from llmcli.api.forms.base import ApiForm, Document, encode_named_events, finish_reason, token_usage
+from llmcli.api.forms.conversation_length import render_within_context
+from llmcli.api.forms.logprobs import MAX_ALTERNATIVES
+from llmcli.api.forms.messages import MAX_MESSAGES
+from llmcli.api.forms.prompt import PromptRequest, RenderedPrompt, render_prompt
+from llmcli.api.forms.responses_input import Input, read_conversation
 from llmcli.api.forms.responses_output import ResponseOutput
+from llmcli.api.forms.template_fields import (
+    ReasoningFields,
+    TemplateFields,
+    read_template_variables,
+)
 from llmcli.api.forms.tool_call_stream import OutputPiece
-from llmcli.api.forms.tools import read_tools
+from llmcli.api.forms.tool_fields import (
+    MAX_TOOLS,
+    CustomToolFields,
+    FunctionFields,
+    JsonSchema,
+    ToolFields,
+    ToolName,
+    define_custom_tool,
+    define_function,
+    left_out,
+    read_tools,
+)
+from llmcli.api.forms.tools import ToolDefinition
 from llmcli.api.server_settings import ServerSettings
+from llmcli.runtime.constraint.base import Constraint
+from llmcli.runtime.constraint.tool_calls import AnswerSchema
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.runner import Runner
 from llmcli.types import Event, TokenTime
 
-LIMIT_FIELDS = ("max_output_tokens",)
+READ_TOOLS = (None, "function", "custom", "namespace")  # types of tools that are not left out
 LOGPROBS_INCLUDE = "message.output_text.logprobs"
 STATELESS = "this server stores nothing between two requests: send the whole conversation as input"
+
+
+class ResponsesTool(RequestBody):
+    """A tool. One that only OpenAI's server runs is left out."""
+
+    origin: ClassVar[str] = "OpenAI"
+    reports_unknown: ClassVar[bool] = False
+    type: str | None = honored("function, custom, or namespace with tools of these types")
+    name: ToolName | None = honored("1 to 128 letters, digits, _, - or .")
+    description: str | None = honored("given to the model")
+    parameters: JsonSchema | None = honored("the JSON schema of the arguments")
+    strict: bool | None = honored("the arguments follow the schema in every call")
+    format: Any = honored("of a custom tool: given to the model, and not enforced")
+    tools: list[Any] | None = honored("the tools of a namespace")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unread_fields(cls, values: Any) -> Any:
+        """Return only the type of a tool that is left out: its fields may have any form."""
+        if isinstance(values, dict) and values.get("type", "function") not in READ_TOOLS:
+            return {"type": values["type"]}
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> "ResponsesTool":
+        if self.name is None and self.type in READ_TOOLS:
+            raise missing("name")
+        return self
+
+    def definitions(
+        self, path: str, notes: list[str], namespace: str = ""
+    ) -> Iterator[ToolDefinition]:
+        """Yield the definitions of the tool, or append a note if it is left out. `path`: the tool's
+        path in the request. `namespace`: the name of its namespace, or "".
+        """
+        if self.type in (None, "function"):
+            function = FunctionFields.model_construct(
+                name=self.name or "",
+                description=self.description,
+                parameters=self.parameters,
+                strict=self.strict,
+            )
+            yield define_function(function, namespace)
+        elif self.type == "custom":
+            yield define_custom_tool(
+                CustomToolFields.model_construct(
+                    name=self.name or "", description=self.description, format=self.format
+                )
+            )
+        elif self.type == "namespace" and not namespace:
+            for index, inner in enumerate(self.tools or ()):
+                yield from inner.definitions(f"{path}.tools[{index}]", notes, self.name or "")
+        else:
+            notes.append(left_out(path, self.type))
+
+
+class NamespacedTools(ResponsesTool):
+    """A tool, or a namespace with tools."""
+
+    tools: list[ResponsesTool] | None = honored("the tools of a namespace")
+
+
+class TextOptions(RequestBody):
+    """The form of the text of an answer."""
+
+    origin: ClassVar[str] = "OpenAI"
+    format: ResponseFormat | None = honored("text, or JSON of a schema")
+    verbosity: Any = refused("ask for it in the instructions", "medium")
+
+
+class ContextCompaction(RequestBody):
+    """When a conversation is summarized."""
+
+    origin: ClassVar[str] = "OpenAI"
+    type: str | None = honored("compaction")
+    compact_threshold: Annotated[int, WholeNumber(0, 2**53)] | None = honored(
+        "the number of tokens from which the conversation is summarized"
+    )
+
+
+class ResponsesBody(ReasoningFields, ToolFields, TemplateFields, GenerationBody):
+    """A request for a response."""
+
+    origin: ClassVar[str] = "OpenAI"
+    input: Annotated[Input, MaxEntries(MAX_MESSAGES)] = honored("the conversation", ...)
+    instructions: str | None = honored("the system text")
+    max_output_tokens: TokenLimit | None = honored("the largest number of tokens; -1: no limit")
+    tools: Annotated[list[NamespacedTools], MaxEntries(MAX_TOOLS)] | None = honored(
+        "functions and custom tools that the model may call; others are left out"
+    )
+    text: TextOptions | None = honored("the form of the answer")
+    include: list[str] | None = honored(f"{LOGPROBS_INCLUDE} returns log-probabilities")
+    top_logprobs: Annotated[int, WholeNumber(0, MAX_ALTERNATIVES)] | None = honored(
+        "with these: return this many alternatives of each token"
+    )
+    truncation: Literal["auto", "disabled"] | None = honored(
+        "auto leaves out the first messages of a conversation that is too long"
+    )
+    context_management: list[ContextCompaction] | None = honored(
+        "accepted if the conversation is shorter than its threshold, refused otherwise"
+    )
+    stop: Texts | None = honored("texts that end the answer")
+    metadata: Any = honored("returned with the answer")
+    store: Any = ignored("nothing is stored")
+    service_tier: Any = ignored("there is one tier")
+    stream_options: Any = ignored("the last event of a stream always has the token counts")
+    safety_identifier: Any = ignored("nothing is stored about users")
+    prompt_cache_key: Any = ignored("the cache is shared by all requests and manages itself")
+    prompt_cache_options: Any = ignored("the cache is shared by all requests and manages itself")
+    prompt_cache_retention: Any = ignored("the cache is shared by all requests and manages itself")
+    access_programs: Any = ignored("there are no programs")
+    image: Any = ignored("no images are generated")
+    background_options: Any = ignored("it belongs to background, which is refused")
+    previous_response_id: Any = refused(STATELESS)
+    previous_response: Any = refused(STATELESS)
+    previous_input_messages: Any = refused(STATELESS)
+    conversation: Any = refused(STATELESS)
+    background: Any = refused(STATELESS)
+    prompt: Any = refused("send the prompt itself")
+    moderation: Any = refused("this server moderates nothing")
+    enable_response_messages: Any = refused("/apply-template returns the prompt")
+    max_tokens: Any = refused("use max_output_tokens")
+    max_completion_tokens: Any = refused("use max_output_tokens")
+    messages: Any = refused("use input")
+    response_format: Any = refused("use text.format")
 
 
 class ResponsesForm(ApiForm):
@@ -42,47 +200,39 @@ class ResponsesForm(ApiForm):
     path: ClassVar[str] = "/v1/responses"
     id_prefix: ClassVar[str] = "resp_"
     end_marker: ClassVar[bytes] = b""
-    refused_fields: ClassVar[dict[str, str]] = {
-        "previous_response_id": STATELESS,
-        "conversation": STATELESS,
-        "background": STATELESS,
-        "prompt": "send the prompt itself",
-    }
+    body_type: ClassVar[type[RequestBody]] = ResponsesBody
+    body: ResponsesBody
 
-    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: ServerSettings) -> None:
-        super().__init__(body, runner, settings)
-        fields = self.fields
-        if fields.choice("truncation", ("disabled", "auto"), "disabled") == "auto":
-            raise ApiError(
-                "truncation auto is not supported: a conversation is never shortened",
-                param="truncation",
-            )
-        text = fields.table("text") or Fields({})
-        self.tools = read_tools(fields, is_nested=False)
-        prompt_request = PromptRequest(
-            read_conversation(fields),
-            self.tools,
-            read_answer_schema(text, "format"),
-            variables=self._template_variables(),
-        )
-        self.prompt = render_prompt(prompt_request, runner, settings)
+    def __init__(
+        self, document: Mapping[str, Any], runner: Runner, settings: ServerSettings
+    ) -> None:
+        super().__init__(document, runner, settings)
+        body = self.body
+        definitions = [
+            definition
+            for index, tool in enumerate(body.tools or ())
+            for definition in tool.definitions(f"tools[{index}]", self.notes)
+        ]
+        self.tools = read_tools(definitions, body.tool_choice, body.parallel_tool_calls)
+        self.prompt = self._render_prompt()
+        self._check_compaction(len(self.prompt.tokens))
         self.constraint = self.prompt.constraint
-        options = common.read_common_fields(fields, settings, LIMIT_FIELDS)
-        self.has_logprobs = LOGPROBS_INCLUDE in fields.texts("include", 100)
-        top = fields.integer("top_logprobs", 0, logprobs.MAX_ALTERNATIVES, 0) or 0
-        self.limit = common.read_limit(fields, LIMIT_FIELDS)
+        self.limit = common.first_limit(body.max_output_tokens)
+        options = common.read_common_fields(body, runner, settings, body.stop, self.limit)
+        self.has_logprobs = LOGPROBS_INCLUDE in (body.include or ())
         tokens, opened_tags = self.prompt.tokens, self.prompt.opened_tags
         max_tokens = common.answer_budget(
             runner, settings, len(tokens), common.effective_limit(self.limit, settings)
         )
-        context = common.context_fields(fields, runner, settings, len(tokens))
         self.requests = (
             Request(
                 tokens,
                 max_tokens=max_tokens,
                 grammar_after=opened_tags.closing if opened_tags else "",
-                **context,
-                **common.with_logprobs(options, runner, self.has_logprobs, top),
+                **common.context_fields(body, runner, settings, len(tokens)),
+                **common.with_logprobs(
+                    options, runner, body, self.has_logprobs, body.top_logprobs or 0
+                ),
             ),
         )
         self.check_requests()
@@ -90,7 +240,7 @@ class ResponsesForm(ApiForm):
         # log-probabilities of tokens whose text was not sent yet
         self._pending_logprobs: list[Document] = []
         self._output, self._splitter, self._sequence_number = (
-            ResponseOutput(self._make_digits),
+            ResponseOutput(self._make_digits, self.tools),
             self.prompt.new_splitter(self._make_digits),
             0,
         )
@@ -102,11 +252,38 @@ class ResponsesForm(ApiForm):
         self._n_ids += 1
         return uuid.uuid5(uuid.UUID(self.id.removeprefix(self.id_prefix)), str(self._n_ids)).hex
 
-    def _template_variables(self) -> dict[str, Any]:
-        reasoning = self.fields.table("reasoning")
-        effort = reasoning.text("effort") if reasoning else None
-        more = {} if effort is None else {"reasoning_effort": effort}
-        return read_template_variables(Fields({**self.fields.values, **more}), self.runner.template)
+    def _render_prompt(self) -> RenderedPrompt:
+        """Return the prompt of the conversation, without its first messages if it is too long and
+        the request allows that.
+        """
+        body = self.body
+        text_format = body.text.format if body.text else None
+        schema = read_answer_schema(text_format, "text.format", is_nested=False)
+        form = read_constraint(body, schema, "text.format")
+        request = PromptRequest(
+            read_conversation(body.instructions, body.input, self.notes),
+            self.tools,
+            form if isinstance(form, AnswerSchema) else None,
+            form if isinstance(form, Constraint) else None,
+            variables=read_template_variables(body, self.runner.template, self.notes),
+            truncation=common.read_truncation(body),
+        )
+        if body.truncation == "auto":
+            return render_within_context(request, self.runner, self.settings, self.notes)
+        return render_prompt(request, self.runner, self.settings)
+
+    def _check_compaction(self, n_tokens: int) -> None:
+        """Raise ApiError if the conversation would have to be summarized. `n_tokens`: of the
+        prompt.
+        """
+        for index, entry in enumerate(self.body.context_management or ()):
+            if entry.compact_threshold is not None and n_tokens > entry.compact_threshold:
+                path = f"context_management[{index}]"
+                raise ApiError(
+                    f"{path}: this server never summarizes a conversation, which has {n_tokens}"
+                    " tokens",
+                    param=path,
+                )
 
     def document(self, answers: Sequence[Answer]) -> Document:
         """Return the response with its output items."""
@@ -190,7 +367,7 @@ class ResponsesForm(ApiForm):
         """Return the response object. `answer`: the finished answer, or None while the response is
         in progress.
         """
-        fields, request = self.fields, self.requests[0]
+        body, request = self.body, self.requests[0]
         status = "in_progress" if answer is None else _status(answer)
         choice: Any = self.tools.choice
         return {
@@ -203,7 +380,7 @@ class ResponsesForm(ApiForm):
             if status == "incomplete"
             else None,
             "completed_at": int(time.time()) if status == "completed" else None,
-            "instructions": fields.text("instructions"),
+            "instructions": body.instructions,
             "max_output_tokens": self.limit,
             "model": self.model,
             "output": list(output.items),
@@ -213,14 +390,14 @@ class ResponsesForm(ApiForm):
             "store": False,
             "temperature": request.sampling["temp"],
             "top_p": request.sampling["top_p"],
-            "text": fields.values.get("text") or {"format": {"type": "text"}},
+            "text": self.source.get("text") or {"format": {"type": "text"}},
             "tool_choice": {"type": "function", "name": choice}
             if self.tools.names_function
             else choice,
-            "tools": [{"strict": False, **tool.values} for tool in fields.tables("tools")],
-            "truncation": "disabled",
+            "tools": [{"strict": False, **tool} for tool in self.source.get("tools") or ()],
+            "truncation": body.truncation or "disabled",
             "usage": None if answer is None else self._usage(answer),
-            "metadata": fields.values.get("metadata") or {},
+            "metadata": body.metadata or {},
         }
 
     def _usage(self, answer: Answer) -> Document:

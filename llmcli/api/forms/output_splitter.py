@@ -12,12 +12,31 @@ from types import MappingProxyType
 from llmcli.api.forms.tool_call_stream import OutputPiece, ToolCallStream, complete_call_pieces
 from llmcli.api.tool_calls.base import MakeDigits, ToolCallFormat, random_digits
 from llmcli.runtime.text.detokenizer import overlap_length
-from llmcli.runtime.text.reasoning import THINKING_TAGS, ThinkingSplitter, ThinkingTags
+from llmcli.runtime.text.reasoning import (
+    THINKING_TAGS,
+    ThinkingPiece,
+    ThinkingSplitter,
+    ThinkingTags,
+)
 
 # After this many opening marks without a call, the splitter stops looking for calls, because each
 # attempt may scan the whole remaining text.
 MAX_FALSE_OPENINGS = 64
 NO_STRING_ARGUMENTS: Mapping[str, frozenset[str]] = MappingProxyType({})
+
+
+class ReplyOnly:
+    """A splitter of thinking for which the whole answer is the reply."""
+
+    is_replying = True
+
+    def feed(self, text: str) -> list[ThinkingPiece]:
+        """Return the text as reply."""
+        return [ThinkingPiece(False, text)] if text else []
+
+    def finish(self) -> list[ThinkingPiece]:
+        """Return no text, because none is held back."""
+        return []
 
 
 class OutputSplitter:
@@ -28,6 +47,7 @@ class OutputSplitter:
     - `names`: the names of the functions.
     - `string_arguments`: for each function, the arguments that its schema declares as strings.
     - `make_digits`: returns the digits of a new call id.
+    - `splits_thinking`: if false, thinking and its tags are content.
     """
 
     def __init__(
@@ -37,10 +57,11 @@ class OutputSplitter:
         names: frozenset[str] = frozenset(),
         string_arguments: Mapping[str, frozenset[str]] = NO_STRING_ARGUMENTS,
         make_digits: MakeDigits = random_digits,
+        splits_thinking: bool = True,
     ) -> None:
         self._string_arguments, self._make_digits = string_arguments, make_digits
         self._splitter, self._call_format, self._names = (
-            ThinkingSplitter(opened_tags),
+            ThinkingSplitter(opened_tags) if splits_thinking else ReplyOnly(),
             call_format,
             names,
         )

@@ -2,26 +2,17 @@
 answer.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from llmcli.api.errors import ApiError
-from llmcli.api.fields import Fields
 from llmcli.api.forms import common_fields as common
-from llmcli.api.forms.conversation_text import (
-    DOCUMENTS,
-    ConversationText,
-    render_conversation,
-)
+from llmcli.api.forms.conversation_text import ConversationText, render_conversation
 from llmcli.api.forms.output_splitter import OutputSplitter
-from llmcli.api.forms.thinking_fields import read_thinking
-from llmcli.api.forms.tools import ANY_OBJECT, NO_TOOLS, ToolSet
+from llmcli.api.forms.tools import NO_TOOLS, ToolSet
 from llmcli.api.server_settings import ServerSettings
 from llmcli.api.tool_calls.base import MakeDigits, ToolCallFormat, random_digits
-from llmcli.errors import UserError
-from llmcli.runtime.constraint import gbnf, schema_check
 from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.constraint.tool_calls import AnswerSchema
 from llmcli.runtime.requests.request import Answer
@@ -29,10 +20,6 @@ from llmcli.runtime.runner import Runner
 from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.runtime.text.reasoning import ThinkingTags
 from llmcli.types import Message
-
-MAX_DOCUMENTS = 1000
-# Template variables that the server sets, so that a request must not set them.
-RESERVED_VARIABLES = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +33,8 @@ class PromptRequest:
     - `add_generation_prompt`: whether the template begins the assistant's message at the end of the
       prompt.
     - `continues_last`: whether the answer continues the text of the last message.
+    - `splits_thinking`: whether thinking is separated from the text of the answer.
+    - `truncation`: how a prompt is shortened that is too long; None: it is refused.
     """
 
     messages: Sequence[Message]
@@ -55,6 +44,8 @@ class PromptRequest:
     variables: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continues_last: bool = False
+    splits_thinking: bool = True
+    truncation: common.Truncation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +54,7 @@ class RenderedPrompt:
 
     `constraint`: the constraint of the answer, or None. `opened_tags`: the thinking tags whose
     opening tag ends the prompt, or None. `call_format`: the format of tool calls; None without
-    tools.
+    tools. `splits_thinking`: whether thinking is separated from the text of the answer.
     """
 
     tokens: tuple[int, ...]
@@ -71,6 +62,7 @@ class RenderedPrompt:
     opened_tags: ThinkingTags | None
     call_format: ToolCallFormat | None
     tools: ToolSet
+    splits_thinking: bool = True
 
     def new_splitter(self, make_digits: MakeDigits = random_digits) -> OutputSplitter:
         """Return a splitter for one answer to this prompt. `make_digits`: returns the hexadecimal
@@ -82,6 +74,7 @@ class RenderedPrompt:
             self.tools.names,
             self.tools.string_arguments,
             make_digits,
+            self.splits_thinking,
         )
 
     def count_thinking(self, answer: Answer) -> int:
@@ -112,11 +105,16 @@ def render_prompt(
     if runner.template is None:
         raise base_model_error()
     conversation = render_text(request, runner.template, settings)
-    tokens = common.encode_prompt(runner, settings, conversation.text)
+    tokens = common.encode_prompt(runner, settings, conversation.text, request.truncation)
     opened_tags = None if request.continues_last else runner.opened_tags(tokens)
     call_format = conversation.call_format
     return RenderedPrompt(
-        tokens, _constraint(request, call_format), opened_tags, call_format, request.tools
+        tokens,
+        _constraint(request, call_format),
+        opened_tags,
+        call_format,
+        request.tools,
+        request.splits_thinking,
     )
 
 
@@ -160,79 +158,3 @@ def _constraint(request: PromptRequest, call_format: ToolCallFormat | None) -> C
     if call_format:
         return request.tools.constraint(call_format, request.schema)
     return request.schema.constraint
-
-
-def read_answer_schema(fields: Fields, name: str) -> AnswerSchema | None:
-    """Return the JSON schema in the field `name` (`response_format`, or `format` of the Responses
-    API), or None for a free text. Raises ApiError for a schema that is invalid, or that is strict
-    and cannot be enforced.
-    """
-    table = fields.table(name)
-    if table is None:
-        return None
-    kind = table.choice("type", ("text", "json_object", "json_schema"), "text")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return _read_schema(table, "schema") if table.has("schema") else AnswerSchema(ANY_OBJECT)
-    inner = table.table("json_schema")
-    if inner is None and not table.has("schema") and name == "response_format":
-        raise ApiError(
-            f"{table.path_of('json_schema')} is missing", param=table.path_of("json_schema")
-        )
-    return _read_schema(inner or table, "schema")
-
-
-def _read_schema(fields: Fields, name: str) -> AnswerSchema:
-    """Return the JSON schema in the field `name`; it is strict if the field `strict` beside it is
-    true. Raises ApiError if it is missing, is invalid, or is strict and cannot be enforced.
-    """
-    if not fields.has(name):
-        raise ApiError(f"{fields.path_of(name)} is missing", param=fields.path_of(name))
-    value, is_strict = fields.values[name], fields.flag("strict")
-    try:
-        schema_check.check_schema(json.dumps(value), is_strict)
-    except (UserError, RecursionError) as error:
-        raise ApiError(f"{fields.path_of(name)}: {error}", param=fields.path_of(name)) from None
-    return AnswerSchema(value, is_strict)
-
-
-def read_constraint(fields: Fields, schema: AnswerSchema | None = None) -> Constraint | None:
-    """Return the constraint in llama-server's fields `json_schema` or `grammar` (GBNF); None
-    without them. `schema`: the schema of `response_format`, which takes precedence.
-    """
-    if schema is not None:
-        return schema.constraint
-    if fields.has("json_schema"):
-        return _read_schema(fields, "json_schema").constraint
-    text = fields.text("grammar")
-    if not text:
-        return None
-    try:
-        gbnf.to_lark(text)
-    except UserError as error:
-        raise ApiError(f"grammar: {error}", param="grammar") from None
-    return Constraint("gbnf", text)
-
-
-def read_template_variables(fields: Fields, template: ChatTemplate | None) -> dict[str, Any]:
-    """Return the template variables that a request sets: the object `chat_template_kwargs`, the
-    list `documents`, and the variables for the fields that turn thinking on or off.
-    """
-    table = fields.table("chat_template_kwargs")
-    values = dict(table.values) if table else {}
-    if reserved := sorted(RESERVED_VARIABLES.intersection(values)):
-        raise ApiError(
-            f"chat_template_kwargs.{reserved[0]} is set by the server and cannot be changed",
-            param="chat_template_kwargs",
-        )
-    if documents := [document.values for document in fields.tables(DOCUMENTS, MAX_DOCUMENTS)]:
-        values = {DOCUMENTS: documents, **values}
-        selected = template and template.select(has_documents=True)
-        if not selected or DOCUMENTS not in selected.variables:
-            raise ApiError(
-                "documents: this model's chat template does not show them; "
-                "write their text into a message",
-                param=DOCUMENTS,
-            )
-    return {**read_thinking(fields, template), **values}

@@ -7,7 +7,9 @@ from typing import Any
 
 from llmcli.api.forms.base import Document
 from llmcli.api.forms.tool_call_stream import OutputPiece
-from llmcli.api.tool_calls.base import MakeDigits, parse_arguments
+from llmcli.api.forms.tool_fields import custom_input
+from llmcli.api.forms.tools import NO_TOOLS, ToolSet
+from llmcli.api.tool_calls.base import MakeDigits, ToolCall, parse_arguments
 
 ITEM_TYPES = {
     "thinking": "reasoning",
@@ -15,7 +17,8 @@ ITEM_TYPES = {
     "call_start": "function_call",
     "arguments": "function_call",
 }
-ID_PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
+CUSTOM_CALL = "custom_tool_call"
+ID_PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_", CUSTOM_CALL: "ctc_"}
 PART_TYPES = {"message": "output_text", "reasoning": "reasoning_text"}
 EVENT_NAMES = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
 
@@ -23,11 +26,12 @@ EVENT_NAMES = {"message": "response.output_text", "reasoning": "response.reasoni
 class ResponseOutput:
     """The output items of one answer, in `items`. add() and close() yield the stream events for
     their changes to the items, without sequence numbers. `make_digits`: returns the digits of a new
-    item id.
+    item id. `tools`: the tools of the request; a call of a custom tool is an item of its own type,
+    and a function of a namespace is returned with its own name.
     """
 
-    def __init__(self, make_digits: MakeDigits) -> None:
-        self._make_digits = make_digits
+    def __init__(self, make_digits: MakeDigits, tools: ToolSet = NO_TOOLS) -> None:
+        self._make_digits, self._tools = make_digits, tools
         self.items: list[Document] = []
         self._open: Document | None = None
 
@@ -37,11 +41,16 @@ class ResponseOutput:
         tokens.
         """
         if piece.kind == "call_end" and piece.call:
+            yield from self._add_input(piece.call)
             yield from self.close(
                 "incomplete" if parse_arguments(piece.call) is None else "completed"
             )
             return
         kind = ITEM_TYPES[piece.kind]
+        if piece.call and self._tools.is_custom(piece.call.name):
+            kind = CUSTOM_CALL
+        if piece.kind == "arguments" and self._open and self._open["type"] == CUSTOM_CALL:
+            return  # the model writes the input as JSON, so it is sent when it is complete
         if self._open is None or self._open["type"] != kind or piece.call:
             yield from self.close()
             yield from self._begin(kind, piece)
@@ -60,6 +69,12 @@ class ResponseOutput:
             extra["logprobs"] = logprobs or []
         yield self._event(f"{EVENT_NAMES[kind]}.delta", content_index=0, delta=piece.text, **extra)
 
+    def _add_input(self, call: ToolCall) -> Iterator[Document]:
+        """Add the input of a custom tool to the open item, and yield the stream event for this."""
+        if self._open is not None and self._open["type"] == CUSTOM_CALL:
+            self._open["input"] = custom_input(call)
+            yield self._event("response.custom_tool_call_input.delta", delta=self._open["input"])
+
     def close(self, status: str = "completed") -> Iterator[Document]:
         """Close the open item, if there is one, with this status, and yield the stream events for
         this.
@@ -71,6 +86,8 @@ class ResponseOutput:
         if item["type"] == "function_call":
             function = {"arguments": item["arguments"], "name": item["name"]}
             yield self._event("response.function_call_arguments.done", **function)
+        elif item["type"] == CUSTOM_CALL:
+            yield self._event("response.custom_tool_call_input.done", input=item["input"])
         else:
             content = item["content"][0]
             extra = {"logprobs": content["logprobs"]} if item["type"] == "message" else {}
@@ -95,7 +112,11 @@ class ResponseOutput:
             "status": "in_progress",
         }
         if piece.call:
-            item |= {"call_id": piece.call.id, "name": piece.call.name, "arguments": ""}
+            item |= {"call_id": piece.call.id, "name": piece.call.name}
+            item |= {"input": ""} if kind == CUSTOM_CALL else {"arguments": ""}
+            tool = self._tools.find(piece.call.name)
+            if tool and tool.namespace:
+                item |= {"name": tool.own_name, "namespace": tool.namespace}
         else:
             item |= (
                 {"role": "assistant", "content": []}

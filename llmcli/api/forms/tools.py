@@ -1,19 +1,19 @@
-"""Reads OpenAI's fields `tools` and `tool_choice`, and builds the constraint for tool calls."""
+"""The functions that a model may call, and the constraint for calls. tool_fields.py reads them from a
+request.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llmcli.api.errors import ApiError
-from llmcli.api.fields import Fields, json_type
 from llmcli.api.tool_calls.base import ToolCallFormat
 from llmcli.errors import UserError
 from llmcli.runtime.constraint import tool_calls
 from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.constraint.tool_calls import AnswerSchema
 
-MAX_TOOLS, MAX_NAME_LETTERS = 128, 64
-TOOL_CHOICES = "none", "auto", "required"
+NAMESPACE_SEPARATOR = "__"  # between the names of a namespace and of its function
 ANY_PARAMETERS = {"type": "object", "properties": {}}
 ANY_OBJECT = {"type": "object"}
 
@@ -23,13 +23,22 @@ class ToolDefinition:
     """A function that the model may call.
 
     `parameters`: the JSON schema of its arguments. `definition`: the object that templates expect.
-    `is_strict`: the arguments must follow the schema even if no call is forced.
+    `is_strict`: the arguments must follow the schema even if no call is forced. `is_custom`: for
+    the client it is a custom tool, whose only argument is a text. `namespace`: the namespace that
+    precedes its name, or "".
     """
 
     name: str
     parameters: Any
     definition: dict[str, Any]
     is_strict: bool = False
+    is_custom: bool = False
+    namespace: str = ""
+
+    @property
+    def own_name(self) -> str:
+        """The name without the namespace."""
+        return self.name.removeprefix(f"{self.namespace}{NAMESPACE_SEPARATOR}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,15 @@ class ToolSet:
     def names(self) -> frozenset[str]:
         """The names of the functions."""
         return frozenset(tool.name for tool in self.tools)
+
+    def find(self, name: str) -> ToolDefinition | None:
+        """Return the tool with this name, or None."""
+        return next((tool for tool in self.tools if tool.name == name), None)
+
+    def is_custom(self, name: str) -> bool:
+        """Return whether the tool with this name is a custom tool for the client."""
+        tool = self.find(name)
+        return tool is not None and tool.is_custom
 
     @property
     def string_arguments(self) -> dict[str, frozenset[str]]:
@@ -151,81 +169,3 @@ def _constraint(
         return tool_calls.tool_call_constraint(functions, syntaxes, document, interleaved)
     except UserError as error:
         raise ApiError(str(error), param="tools") from None
-
-
-def read_tools(fields: Fields, is_nested: bool = True) -> ToolSet:
-    """Return the functions in the fields `tools`, `tool_choice` and `parallel_tool_calls`.
-    `is_nested`: a function is described in a field `function`, as in chat completions; the
-    Responses API has no such field. Raises ApiError for invalid tools.
-    """
-    definitions = tuple(_read_tool(entry, is_nested) for entry in fields.tables("tools", MAX_TOOLS))
-    names = [tool.name for tool in definitions]
-    if len(set(names)) < len(names):
-        duplicate = next(name for name in names if names.count(name) > 1)
-        raise ApiError(f"tools has two functions called {duplicate!r}", param="tools")
-    choice, named = _read_choice(fields, is_nested)
-    if named and choice not in names:
-        raise ApiError(
-            f"tool_choice names the function {choice[:100]!r}, which is not in tools",
-            param="tool_choice",
-        )
-    if choice == "required" and not named and not definitions:
-        raise ApiError("tool_choice is required, but there are no tools", param="tool_choice")
-    if choice == "none" and not named:
-        definitions = ()
-    return ToolSet(definitions, choice, named, fields.flag("parallel_tool_calls", True))
-
-
-def _read_tool(fields: Fields, is_nested: bool) -> ToolDefinition:
-    tool_type = fields.text("type", "function")
-    if tool_type != "function":
-        raise ApiError(
-            f"{fields.path}: tools of type {str(tool_type)[:40]} are not supported; use functions",
-            param=fields.path,
-        )
-    function = fields
-    if is_nested:
-        inner = fields.table("function")
-        if inner is None:
-            raise ApiError(
-                f"{fields.path_of('function')} is missing", param=fields.path_of("function")
-            )
-        function = inner
-    name = function.required_text("name")
-    if not (
-        0 < len(name) <= MAX_NAME_LETTERS
-        and all(letter.isalnum() or letter in "_.-" for letter in name)
-    ):
-        raise function.type_error("name", f"1 to {MAX_NAME_LETTERS} letters, digits, _, - or .")
-    parameters = function.values.get("parameters")
-    if parameters is not None and not isinstance(parameters, dict):
-        raise ApiError(
-            f"{function.path_of('parameters')} must be a JSON schema, not {json_type(parameters)}",
-            param=function.path_of("parameters"),
-        )
-    definition = {
-        "name": name,
-        "description": function.text("description", ""),
-        "parameters": parameters or ANY_PARAMETERS,
-    }
-    strict = function.flag("strict")
-    return ToolDefinition(
-        name, parameters or ANY_PARAMETERS, {"type": "function", "function": definition}, strict
-    )
-
-
-def _read_choice(fields: Fields, is_nested: bool) -> tuple[str, bool]:
-    """Return `tool_choice`, and whether it is the name of a function."""
-    value = fields.values.get("tool_choice")
-    if value is None:
-        return "auto", False
-    if isinstance(value, str):
-        return fields.choice("tool_choice", TOOL_CHOICES, "auto"), False
-    table = fields.table("tool_choice")
-    assert table is not None
-    if table.text("type") != "function":
-        raise ApiError(
-            "tool_choice takes none, auto, required, or one function", param="tool_choice"
-        )
-    inner = table.table("function") if is_nested else table
-    return (inner or table).required_text("name"), True

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from llmcli.errors import UserError
 
-ConstraintKind = Literal["json_schema", "gbnf", "calls"]
+ConstraintKind = Literal["json_schema", "gbnf", "lark", "regex", "tokens", "calls"]
 # A token mask: one bit per token, which is 1 if the token is allowed. Token 0 is the lowest bit of
 # the first byte.
 TokenBits = NDArray[np.uint8]
@@ -33,7 +33,8 @@ class UnsatisfiableConstraint(UserError):
 class Constraint:
     """The form that an answer must have, and how it is enforced.
 
-    - `kind`: `text` is a JSON schema, a GBNF grammar, or a description of function calls
+    - `kind`: `text` is a JSON schema, a GBNF grammar, a grammar in llguidance's dialect of Lark, a
+      regular expression, a JSON list of token ids, or a description of function calls
       (tool_calls.py).
     - `engine`: the library that computes the token masks.
     - `jump`: what happens to forced text, where the grammar allows a single continuation. "off"

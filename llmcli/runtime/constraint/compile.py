@@ -5,6 +5,7 @@ from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint, Grammar
+from llmcli.runtime.constraint.token_set import compile_token_set
 from llmcli.runtime.vocabulary import Vocabulary
 
 MAX_COMPILED = 16  # maximum number of grammars in the cache; a conversation uses few
@@ -36,6 +37,8 @@ class GrammarCompiler:
 
     def _compile(self, constraint: Constraint) -> Grammar:
         """Compile a constraint with its engine. Raises UserError like `__call__`."""
+        if constraint.kind == "tokens":
+            return compile_token_set(constraint, self._model.n_vocab)
         if constraint.engine == "llama":
             return self._native(constraint)
         if self._llguidance_compiler is None:

@@ -15,7 +15,7 @@ import llguidance
 import numpy as np
 
 from llmcli.errors import UserError
-from llmcli.runtime.constraint import gbnf, tool_calls
+from llmcli.runtime.constraint import lark, tool_calls
 from llmcli.runtime.constraint.base import (
     Constraint,
     TokenBits,
@@ -31,6 +31,7 @@ SPECIAL_PREFIX = b"\xff"
 # indentation, as in llama.cpp's converter. It is bounded, because a model could write white space
 # without end.
 JSON_LAYOUT = {"whitespace_pattern": r"\x20|\n{1,2}[\x20\t]{0,20}"}
+SCHEMA_KINDS = ("json_schema", "calls")  # of constraints whose texts hold JSON schemas
 RIGID_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # Lets the model draw the tokens of forced text. Otherwise the library allows only the tokens that
 # its tokenizer would choose, and a mask would not have all tokens that the grammar allows.
@@ -141,11 +142,11 @@ class LLGuidanceCompiler:
         elif constraint.kind == "calls":
             source = self._read_tool_calls(constraint)
         else:
-            lark = gbnf.to_lark(constraint.text)
-            source = GrammarSource(lambda layout: lark)
+            text = lark.to_lark(constraint)
+            source = GrammarSource(lambda layout: text)
         matcher = self._create_matcher(source.write(JSON_LAYOUT), constraint.jump)
         if matcher.is_error():
-            noun = "grammar" if constraint.kind == "gbnf" else "schema"
+            noun = "schema" if constraint.kind in SCHEMA_KINDS else "grammar"
             raise UserError(
                 f"the {noun} cannot be followed: {_error_reason(matcher)}", hint="simplify it"
             )

@@ -15,6 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from llmcli.api.bodies import checks
+from llmcli.api.bodies.base import RequestBody
 from llmcli.api.errors import ApiError, as_api_error
 from llmcli.api.forms import FORMS
 from llmcli.api.forms.base import ApiForm, encode_json
@@ -41,6 +43,7 @@ from llmcli.strict_json import parse_strict_json
 from llmcli.types import Event
 
 T = TypeVar("T")
+BodyT = TypeVar("BodyT", bound=RequestBody)
 TOO_DEEP = "the body is nested too deeply"
 CLIENT_SECONDS = 60  # time for a client to send a body, or to read one piece of a stream
 PING_SECONDS = 15.0  # seconds of silence after which a stream sends a ping
@@ -58,6 +61,17 @@ async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
     and the errors of read_all().
     """
     return await parse_json(await read_all(request, max_bytes))
+
+
+async def read_checked_body(
+    request: Request, max_bytes: int, body_type: type[BodyT], notes: list[str] | None = None
+) -> BodyT:
+    """Return the JSON object in a request's body as its model. Notes about fields without effect
+    are appended to `notes`. Raises ApiError if the object does not fit the model, and the errors of
+    read_body().
+    """
+    document = await read_body(request, max_bytes)
+    return checks.read_body(body_type, document, [] if notes is None else notes, request.url.path)
 
 
 async def read_all(request: Request, max_bytes: int) -> bytes:

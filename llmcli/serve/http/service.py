@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llmcli.api.bodies.base import RequestBody
 from llmcli.api.server_settings import ServerSettings
 from llmcli.serve.batches.worker import BatchWorker
 from llmcli.serve.engine_thread.bridge import EngineBridge
@@ -43,6 +44,7 @@ class Route:
 
     - `further_paths`: additional paths of the route.
     - `is_public`: requests need no API key.
+    - `body_type`: the model of the request's JSON body; None: the route has no body.
     - `is_websocket`: the handler receives a WebSocket instead of a request. It must accept the
       WebSocket and returns nothing.
     """
@@ -53,3 +55,4 @@ class Route:
     further_paths: tuple[str, ...] = ()
     is_public: bool = False
     is_websocket: bool = False
+    body_type: type[RequestBody] | None = None

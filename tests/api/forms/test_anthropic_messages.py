@@ -283,18 +283,11 @@ def test_a_conversation_of_blocks_reaches_the_model(serve: Callable[..., Served]
             400,
             None,
         ),
-        (
-            {"tools": [{"type": "web_search_20250305", "name": "x"}]},
-            "tools of type web_search_20250305 are not supported",
-            400,
-            None,
-        ),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type must be one of", 400, None),
         ({"thinking": {"type": "much"}}, "thinking.type must be one of", 400, None),
         ({"mcp_servers": [{}]}, "mcp_servers is not supported", 400, None),
         ({"beams": 2}, "beams are supported only by", 400, None),
         ({"n": 2}, "an answer is one message", 400, None),
-        ({"model": "other"}, "not served here", 404, "not_found_error"),
     ],
 )
 def test_errors_have_anthropics_format(

@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from llmcli.api.fields import Fields
 from llmcli.api.forms.conversation_text import merge_system_texts, render_conversation
-from llmcli.api.forms.tools import NO_TOOLS, ToolSet, read_tools
+from llmcli.api.forms.tools import NO_TOOLS, ToolSet
 from llmcli.errors import UserError
 from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.runtime.text.tracked_text import TrackedText
 from llmcli.types import Message
+from tests.fixtures.tools import chat_tools
 
 CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}
-TOOLS = read_tools(Fields({"tools": [CLOCK]}))
+TOOLS = chat_tools(CLOCK)
 CALL = {
     "id": "call0",
     "type": "function",

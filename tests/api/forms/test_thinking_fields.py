@@ -4,17 +4,35 @@ from typing import Any
 
 import pytest
 
+from llmcli.api.bodies.checks import read_body
 from llmcli.api.errors import ApiError
-from llmcli.api.fields import Fields
-from llmcli.api.forms.prompt import read_template_variables
+from llmcli.api.forms.template_fields import (
+    NO_SWITCH,
+    ReasoningFields,
+    TemplateFields,
+    read_template_variables,
+)
 from llmcli.runtime.text.chat_template import ChatTemplate
 
 TEMPLATE = ChatTemplate(
     "{{ enable_thinking }}{{ thinking_mode }}{{ messages[0].content }}",
     named={"rag": "{{ documents }}"},
 )
+ALWAYS_ON = ChatTemplate("{{ messages[0].content }}<think></think>")
 ON = {"enable_thinking": True, "thinking_mode": "enabled"}
 OFF = {"enable_thinking": False, "thinking_mode": "disabled"}
+
+
+class Body(ReasoningFields, TemplateFields):
+    """The fields of a chat completion that reach the template."""
+
+
+def read(body: dict[str, Any], template: ChatTemplate | None = TEMPLATE) -> dict[str, Any]:
+    """Return the template variables of a request, which leads to no notes."""
+    notes: list[str] = []
+    values = read_template_variables(read_body(Body, body, []), template, notes)
+    assert notes == []
+    return values
 
 
 @pytest.mark.parametrize(
@@ -47,34 +65,49 @@ OFF = {"enable_thinking": False, "thinking_mode": "disabled"}
 def test_fields_become_the_variables_that_the_template_reads(
     body: dict[str, Any], variables: dict[str, Any]
 ) -> None:
-    assert read_template_variables(Fields(body), TEMPLATE) == variables
+    assert read(body) == variables
 
 
 def test_a_template_without_a_switch_gets_none() -> None:
     template = ChatTemplate("{{ messages[0].content }}")
-    assert read_template_variables(Fields({"think": False}), template) == {}
-    assert read_template_variables(Fields({"think": False}), None) == {}
+    assert read({"think": False}, template) == {}
+    assert read({"think": False}, None) == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "template"),
+    [
+        ({"enable_thinking": True}, ChatTemplate("{{ messages[0].content }}")),
+        ({"reasoning_effort": "high"}, ChatTemplate("{{ messages[0].content }}")),
+        ({"think": False}, ALWAYS_ON),
+        ({"reasoning_effort": "none"}, ALWAYS_ON),
+    ],
+)
+def test_a_note_says_that_a_template_cannot_switch_thinking(
+    body: dict[str, Any], template: ChatTemplate
+) -> None:
+    notes: list[str] = []
+    read_template_variables(read_body(Body, body, []), template, notes)
+    assert notes == [NO_SWITCH]
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"enable_thinking": 1}, "enable_thinking must be true or false"),
+        ({"enable_thinking": 1}, "enable_thinking must be true or false, or one of none"),
         ({"think": "much"}, "think must be one of none, minimal"),
         ({"thinking": {"type": "often"}}, r"thinking\.type must be one of enabled"),
         ({"reasoning": {"effort": "x"}}, r"reasoning\.effort must be one of"),
-        ({"enable_thinking": {}}, "enable_thinking must be true or false"),
+        ({"enable_thinking": {}}, "enable_thinking must be true or false, or one of none"),
         ({"documents": ["text"]}, r"documents\[0\] must be an object"),
         ({"chat_template_kwargs": {"tools": []}}, "set by the server"),
     ],
 )
 def test_error_for_a_wrong_value(body: dict[str, Any], message: str) -> None:
     with pytest.raises(ApiError, match=message):
-        read_template_variables(Fields(body), TEMPLATE)
+        read(body)
 
 
 def test_error_for_documents_that_the_template_does_not_show() -> None:
     with pytest.raises(ApiError, match="write their text into a message"):
-        read_template_variables(
-            Fields({"documents": [{"text": "sky"}]}), ChatTemplate("{{ messages[0].content }}")
-        )
+        read({"documents": [{"text": "sky"}]}, ChatTemplate("{{ messages[0].content }}"))

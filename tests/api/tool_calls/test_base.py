@@ -10,10 +10,8 @@ import jiter
 import jsonschema
 import pytest
 
-from llmcli.api.fields import Fields
 from llmcli.api.forms.output_splitter import OutputSplitter
 from llmcli.api.forms.tool_call_stream import parse_partial_arguments
-from llmcli.api.forms.tools import read_tools
 from llmcli.api.tool_calls import all_formats, call_marks, find_format
 from llmcli.api.tool_calls.base import (
     ParsedCalls,
@@ -32,6 +30,7 @@ from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.text.reasoning import ThinkingTags
 from tests.fixtures.fakes import FakeModel
+from tests.fixtures.tools import chat_tools
 
 ARGUMENTS = {"city": 'Paris "x"', "days": 3}
 JSON = json.dumps(ARGUMENTS)
@@ -185,7 +184,7 @@ def test_a_cut_off_call_becomes_content_or_a_partial_call(call_format: ToolCallF
 
 @pytest.mark.parametrize("call_format", all_formats(), ids=lambda call_format: call_format.name)
 def test_forced_calls_follow_the_schema_and_are_parsed(call_format: ToolCallFormat) -> None:
-    tools = read_tools(Fields({"tools": [WEATHER], "tool_choice": "required"}))
+    tools = chat_tools(WEATHER, tool_choice="required")
     grammar = GrammarCompiler(FakeModel(), lambda _: pytest.fail("not llama.cpp's"))(
         tools.constraint(call_format)
     )
@@ -233,7 +232,7 @@ STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True
 
 @pytest.mark.parametrize("call_format", all_formats(), ids=lambda call_format: call_format.name)
 def test_optional_calls_are_constrained_from_their_mark_on(call_format: ToolCallFormat) -> None:
-    tools = read_tools(Fields({"tools": [STRICT]}))
+    tools = chat_tools(STRICT)
     call_constraint, text_before = (
         tools.interleaved_constraint(call_format),
         "" if call_format.starts_answer else 'I look {"it": "up"} <now. ',
@@ -273,9 +272,9 @@ def accepts_answer(call_constraint: Constraint, text: str) -> bool:
 def test_parallel_tool_calls_decides_whether_calls_may_repeat() -> None:
     call = WRITTEN["hermes"][0]
     several, single = (
-        read_tools(
-            Fields({"tools": [STRICT, OTHER], "parallel_tool_calls": parallel})
-        ).interleaved_constraint(find_format(""))
+        chat_tools(STRICT, OTHER, parallel_tool_calls=parallel).interleaved_constraint(
+            find_format("")
+        )
         for parallel in (True, False)
     )
     assert accepts_answer(several, f"One {call}\nand {call}{call} done")
@@ -307,7 +306,7 @@ def test_a_model_writes_a_valid_call_after_the_mark(stories_runner: Runner) -> N
     }
     tool = {"type": "function", "function": {"name": "walk", "parameters": schema, "strict": True}}
     tools, call_format, n_calls = (
-        read_tools(Fields({"tools": [tool], "parallel_tool_calls": False})),
+        chat_tools(tool, parallel_tool_calls=False),
         CommonWordCalls(),
         0,
     )
@@ -334,7 +333,7 @@ def test_a_model_writes_a_valid_call_after_the_mark(stories_runner: Runner) -> N
 
 
 def test_a_json_document_may_replace_a_call() -> None:
-    tools = read_tools(Fields({"tools": [WEATHER]}))
+    tools = chat_tools(WEATHER)
     call_constraint = tools.constraint(
         find_format(""),
         AnswerSchema({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}),
@@ -474,9 +473,7 @@ def test_all_marks_are_listed_and_hermes_is_the_last_format() -> None:
 
 
 def test_a_constraint_for_a_single_call_has_no_separator() -> None:
-    single = read_tools(
-        Fields({"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False})
-    )
+    single = chat_tools(WEATHER, tool_choice="required", parallel_tool_calls=False)
     assert (
         constraint.read_tool_calls(single.constraint(find_format("")).text).syntaxes[0].between
         is None

@@ -8,21 +8,18 @@ from typing import Any
 
 import pytest
 
-from llmcli.api.fields import Fields
 from llmcli.api.forms.output_splitter import OutputSplitter
 from llmcli.api.forms.tool_call_stream import OutputPiece
-from llmcli.api.forms.tools import read_tools
 from llmcli.api.tool_calls import all_formats
 from llmcli.api.tool_calls.base import ToolCallFormat, parse_arguments
 from llmcli.api.tool_calls.tag_arguments import TagArguments
+from tests.fixtures.tools import chat_tools
 
 STRINGS = {
     "type": "object",
     "properties": {"text": {"type": "string"}, "any": {}, "count": {"type": "integer"}},
 }
-TOOLS = read_tools(
-    Fields({"tools": [{"type": "function", "function": {"name": "save", "parameters": STRINGS}}]})
-)
+TOOLS = chat_tools({"type": "function", "function": {"name": "save", "parameters": STRINGS}})
 TAG_FORMATS = {
     piece.name: piece for piece in all_formats() if isinstance(piece.argument_format, TagArguments)
 }

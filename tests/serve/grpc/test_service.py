@@ -156,7 +156,6 @@ def test_cancelling_a_call_cancels_its_answer(serve_grpc: Callable[..., Served])
 @pytest.mark.parametrize(
     ("request_", "status", "message"),
     [
-        ({"model": "other"}, "NOT_FOUND", "not served here"),
         ({"temperature": -1.0}, "INVALID_ARGUMENT", "temp"),
         ({"prompt": "a"}, "INVALID_ARGUMENT", "not both"),
         ({"more": {"n": 1000}}, "INVALID_ARGUMENT", "n must be"),

@@ -8,7 +8,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmcli.api.embeddings import EmbeddingsRequest, encode_texts, refuse_token_vectors
+from llmcli.api.embeddings import (
+    EmbeddingsRequest,
+    FullEmbeddingsBody,
+    encode_texts,
+    refuse_token_vectors,
+)
 from llmcli.serve.http.exchange import (
     cancel_on_disconnect,
     large_json_response,
@@ -39,11 +44,21 @@ async def answer_embeddings(
     length = request.vector_length(embedder)
     if path == OPENAI_PATH:
         refuse_token_vectors(embedder)
-    ids = await service.bridge.run_in_worker(encode_texts, request.texts, embedder, kind="texts")
+    ids = await service.bridge.run_in_worker(
+        encode_texts, request.texts, embedder, request.shortening, kind="texts"
+    )
     vectors = await service.embedding_queue.embed(ids, request.norm)
     if path == LIST_PATH or embedder.gives_token_vectors:
         return request.build_list(vectors, length)
     return request.build_document(ids, vectors, length)
 
 
-ROUTES = (Route(OPENAI_PATH, embeddings, ("POST",), ("/embeddings", LIST_PATH)),)
+ROUTES = (
+    Route(
+        OPENAI_PATH,
+        embeddings,
+        ("POST",),
+        ("/embeddings", LIST_PATH),
+        body_type=FullEmbeddingsBody,
+    ),
+)

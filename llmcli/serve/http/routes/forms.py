@@ -29,4 +29,7 @@ def _short_paths(path: str) -> tuple[str, ...]:
     return (path.removeprefix("/v1"),) if path.startswith("/v1") else ()
 
 
-ROUTES = tuple(Route(path, answer_request, ("POST",), _short_paths(path)) for path in FORMS)
+ROUTES = tuple(
+    Route(path, answer_request, ("POST",), _short_paths(path), body_type=form.body_type)
+    for path, form in FORMS.items()
+)

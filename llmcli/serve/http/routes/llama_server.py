@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from llmcli.api.errors import ApiError
 from llmcli.api.fields import Fields
-from llmcli.api.forms.conversation import apply_template
+from llmcli.api.forms.conversation import ChatBody, apply_template
 from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.text.chat_template import TOOL_TEMPLATE
@@ -119,8 +119,11 @@ async def show_prompt(service: Service, request: Request) -> Response:
     """Respond with the prompt text that the chat template makes from a conversation."""
     document = await read_body(request, service.settings.max_body)
     bridge = service.bridge
-    text = await bridge.run_in_worker(apply_template, document, bridge.runner, service.settings)
-    return json_response({"prompt": text})
+    notes: list[str] = []
+    text = await bridge.run_in_worker(
+        apply_template, document, bridge.runner, service.settings, notes
+    )
+    return json_response({"prompt": text, **({"notes": notes} if notes else {})})
 
 
 def _slot_documents(runner: Runner, parallel: int, n_ctx: int) -> list[dict[str, Any]]:
@@ -146,5 +149,5 @@ ROUTES = (
     Route("/props", show_props, further_paths=("/v1/props",)),
     Route("/slots", show_slots, further_paths=("/v1/slots",)),
     Route("/slots/{slot}", change_slot, ("POST",)),
-    Route("/apply-template", show_prompt, ("POST",)),
+    Route("/apply-template", show_prompt, ("POST",), body_type=ChatBody),
 )

@@ -43,9 +43,17 @@ async def list_models(service: Service, request: Request) -> Response:
 async def show_model(service: Service, request: Request) -> Response:
     """Respond with the entry of one name, or with 404 if the model does not have this name."""
     name = request.path_params["name"]
-    if name not in service.settings.names:
+    if name not in service.settings.names and name not in _file_names(service):
         raise unknown_model(name, service.settings.names)
     return JSONResponse(_model_document(service, name))
+
+
+def _file_names(service: Service) -> set[str]:
+    """Return the names under which the model's file is known: its path, and the file's name with
+    and without the suffix.
+    """
+    path = service.bridge.runner.header.files[0]
+    return {str(path), path.name, path.stem}
 
 
 ROUTES = (

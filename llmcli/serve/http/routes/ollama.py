@@ -7,19 +7,19 @@ ollama_models.py.
 import hashlib
 import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmcli.api.errors import ApiError, unknown_model
-from llmcli.api.fields import Fields
-from llmcli.api.forms.ollama import find_served_name
+from llmcli.api.bodies.base import RequestBody, honored, ignored
+from llmcli.api.errors import ApiError
+from llmcli.api.forms.ollama import find_listed_name
 from llmcli.serve.http.exchange import (
     cancel_on_disconnect,
     json_response,
     large_json_response,
-    read_body,
+    read_checked_body,
 )
 from llmcli.serve.http.routes.embeddings import answer_embeddings
 from llmcli.serve.http.service import Route, Service
@@ -27,6 +27,31 @@ from llmcli.serve.http.service import Route, Service
 # The version of ollama that has this API. Some clients (such as VS Code) refuse an older version.
 OLLAMA_VERSION = "0.12.6"
 INPUT_FIELD_NAMES = "input", "prompt"  # in /api/embed, in the older /api/embeddings
+
+
+class ShowBody(RequestBody):
+    """The name of a model."""
+
+    origin: ClassVar[str] = "ollama"
+    model: str | None = honored("any name")
+    name: str | None = honored("the same as model")
+    verbose: Any = ignored("the details are always the same")
+    system: Any = ignored("ollama ignores it, too")
+    template: Any = ignored("ollama ignores it, too")
+    options: Any = ignored("ollama ignores it, too")
+
+
+class OllamaEmbedBody(RequestBody):
+    """Texts to embed."""
+
+    origin: ClassVar[str] = "ollama"
+    model: str | None = honored("any name")
+    input: Any = honored("a text or a list of texts, for /api/embed")
+    prompt: Any = honored("a text, for /api/embeddings")
+    truncate: bool | None = honored("true shortens a text that is too long; otherwise refused")
+    dimensions: Any = honored("the number of values of a vector")
+    keep_alive: Any = ignored("the model stays loaded as long as the server runs")
+    options: Any = ignored("they have no effect on vectors")
 
 
 def _details(service: Service) -> dict[str, Any]:
@@ -86,15 +111,11 @@ async def show_version(service: Service, request: Request) -> Response:
 
 async def show_model(service: Service, request: Request) -> Response:
     """Respond with the details, metadata, capabilities and template of one model."""
-    fields = Fields(await read_body(request, service.settings.max_body))
-    requested = fields.text("model") or fields.required_text("name")
-    name, runner, settings = (
-        find_served_name(requested, service.settings),
-        service.bridge.runner,
-        service.settings,
-    )
-    if name not in settings.names:
-        raise unknown_model(requested, settings.names)
+    body = await read_checked_body(request, service.settings.max_body, ShowBody)
+    if (requested := body.model or body.name) is None:
+        raise ApiError("name is missing", param="name")
+    runner, settings = service.bridge.runner, service.settings
+    name = find_listed_name(requested, settings)
     capabilities = ["completion"] if runner.can_generate else ["embedding"]
     if runner.can_generate and runner.template is not None:
         capabilities += ["tools", *(["thinking"] if runner.template.thinking_variables else [])]
@@ -123,29 +144,32 @@ async def embed(service: Service, request: Request) -> Response:
     """Respond with the vectors of one or several texts. ollama's older path `/api/embeddings` takes
     one text in `prompt` and returns one vector.
     """
-    started, fields = (
-        time.perf_counter_ns(),
-        Fields(await read_body(request, service.settings.max_body)),
-    )
+    started, notes = time.perf_counter_ns(), list[str]()
+    body = await read_checked_body(request, service.settings.max_body, OllamaEmbedBody, notes)
     is_old_path = request.url.path.endswith("/embeddings")
-    texts = fields.values.get(INPUT_FIELD_NAMES[is_old_path])
+    texts = body.prompt if is_old_path else body.input
     if texts is None:
         raise ApiError(
             f"{INPUT_FIELD_NAMES[is_old_path]} is missing", param=INPUT_FIELD_NAMES[is_old_path]
         )
-    document = {"input": texts, "model": find_served_name(fields.text("model"), service.settings)}
-    document |= {} if is_old_path else {"dimensions": fields.values.get("dimensions")}
-    answer = await cancel_on_disconnect(request.receive, answer_embeddings(service, document))
+    document: dict[str, Any] = {"input": texts, "dimensions": body.dimensions}
+    document |= {"truncate_prompt_tokens": -1} if body.truncate else {}
+    answer: Any = (
+        await cancel_on_disconnect(request.receive, answer_embeddings(service, document))
+        if texts != []
+        else {"data": [], "usage": {"prompt_tokens": 0}}
+    )
     vectors = [item["embedding"] for item in answer["data"]]
     if is_old_path:
         return json_response({"embedding": vectors[0]})
     return await large_json_response(
         {
-            "model": fields.text("model") or service.settings.model_name,
+            "model": find_listed_name(body.model, service.settings),
             "embeddings": vectors,
             "total_duration": time.perf_counter_ns() - started,
             "load_duration": 0,
             "prompt_eval_count": answer["usage"]["prompt_tokens"],
+            **({"notes": notes} if notes else {}),
         }
     )
 
@@ -154,6 +178,6 @@ ROUTES = (
     Route("/api/tags", list_models),
     Route("/api/ps", list_running),
     Route("/api/version", show_version),
-    Route("/api/show", show_model, ("POST",)),
-    Route("/api/embed", embed, ("POST",), ("/api/embeddings",)),
+    Route("/api/show", show_model, ("POST",), body_type=ShowBody),
+    Route("/api/embed", embed, ("POST",), ("/api/embeddings",), body_type=OllamaEmbedBody),
 )

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from llmcli.api.errors import ApiError
 from llmcli.api.fields import Fields
 from llmcli.api.forms.base import encode_json
-from llmcli.api.forms.ollama import find_served_name
+from llmcli.api.forms.ollama import is_listed
 from llmcli.serve.http.exchange import json_response, read_body
 from llmcli.serve.http.service import Route, Service
 
@@ -28,10 +28,9 @@ async def pull_model(service: Service, request: Request) -> Response:
     """Report that the served model is here. A model that is not served is not downloaded."""
     fields = Fields(await read_body(request, service.settings.max_body))
     requested = fields.text("model") or fields.required_text("name")
-    names = service.settings.names
-    if find_served_name(requested, service.settings) not in names:
+    if not is_listed(requested, service.settings):
         raise ApiError(
-            f"this server serves only {', '.join(names)}, and downloads nothing;"
+            f"this server serves only {', '.join(service.settings.names)}, and downloads nothing;"
             f" start another: llmcli serve {requested[:100]}",
             404,
             param="model",
@@ -55,7 +54,7 @@ async def refuse_delete(service: Service, request: Request) -> Response:
     """Refuse to delete the served model. Another one is not here."""
     fields = Fields(await read_body(request, service.settings.max_body))
     name = fields.text("model") or fields.required_text("name")
-    if find_served_name(name, service.settings) not in service.settings.names:
+    if not is_listed(name, service.settings):
         raise ApiError(f"model '{name[:100]}' not found", 404, param="model")
     raise ApiError(f"this server cannot delete its model; use llmcli rm {name[:100]}", 501)
 

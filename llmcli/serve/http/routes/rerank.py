@@ -8,19 +8,43 @@ format of text-embeddings-inference.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llmcli.api.bodies.base import RequestBody, WholeNumber, honored, ignored, refused
+from llmcli.api.bodies.checks import read_body as check_body
 from llmcli.api.embeddings import MAX_TOKENS
-from llmcli.api.errors import ApiError, context_length_error, unknown_model
+from llmcli.api.errors import ApiError, context_length_error
 from llmcli.api.fields import Fields, json_type
 from llmcli.runtime.scoring.embedder import Embedder
 from llmcli.serve.http.exchange import cancel_on_disconnect, json_response, read_body
 from llmcli.serve.http.service import Route, Service
 
+PATH = "/v1/rerank"
 MAX_DOCUMENTS = 1000  # Cohere's limit
+
+
+class RerankBody(RequestBody):
+    """A query, and documents to rank by it."""
+
+    origin: ClassVar[str] = "Jina, Cohere, llama-server"
+    model: str | None = honored("any name; the answer names the model that is served")
+    query: str = honored("the query", ...)
+    documents: Any = honored("the documents: texts, or objects with text")
+    texts: Any = honored("the same; the answer has the format of text-embeddings-inference")
+    top_n: Annotated[int, WholeNumber(1, MAX_DOCUMENTS)] | None = honored(
+        "return only this many documents, the best"
+    )
+    return_documents: bool | None = honored("return the texts of documents")
+    return_text: bool | None = honored("the same, with texts")
+    rank_fields: Any = refused("send the text to rank")
+    max_chunks_per_doc: Any = ignored("a document is ranked as a whole")
+    max_tokens_per_doc: Any = refused("a document is never shortened")
+    truncate: Any = refused("a document is never shortened")
+    raw_scores: Any = ignored("scores are returned as the model computes them")
+    user: Any = ignored("nothing is stored about users")
 
 
 async def rerank(service: Service, request: Request) -> Response:
@@ -37,14 +61,13 @@ async def answer_rerank(service: Service, document: Mapping[str, Any]) -> Any:
     """Return the response as JSON. `document`: the request's JSON object. Raises ApiError,
     ServerBusy or ServerStopping.
     """
-    fields, settings = Fields(document), service.settings
-    model = fields.text("model") or settings.model_name
-    if model not in settings.names:
-        raise unknown_model(model, settings.names)
-    query, has_texts = fields.required_text("query"), fields.has("texts")
-    texts = read_documents(fields, "texts" if has_texts else "documents")
-    n_results = fields.integer("top_n", 1, MAX_DOCUMENTS, len(texts)) or len(texts)
-    with_text = fields.flag("return_text" if has_texts else "return_documents")
+    notes: list[str] = []
+    body = check_body(RerankBody, document, notes, PATH)
+    model = service.settings.find_name(body.model)
+    query, has_texts = body.query, body.texts is not None
+    texts = read_documents(Fields(document), "texts" if has_texts else "documents")
+    n_results = body.top_n or len(texts)
+    with_text = body.return_text if has_texts else body.return_documents
     embedder = await service.embedding_queue.embedder()
     if not embedder.is_reranker:
         raise ApiError(
@@ -74,7 +97,8 @@ async def answer_rerank(service: Service, document: Mapping[str, Any]) -> Any:
     ]
     count = sum(map(len, ids))
     usage = {"prompt_tokens": count, "total_tokens": count}
-    return {"object": "list", "model": model, "results": results, "usage": usage}
+    extra = {"notes": notes} if notes else {}
+    return {"object": "list", "model": model, "results": results, "usage": usage, **extra}
 
 
 def read_documents(fields: Fields, name: str) -> list[str]:
@@ -122,4 +146,12 @@ def _too_long(index: int, words: str, count: int, embedder: Embedder) -> ApiErro
     return context_length_error(message, count, limit)
 
 
-ROUTES = (Route("/v1/rerank", rerank, ("POST",), ("/rerank", "/v1/reranking", "/reranking")),)
+ROUTES = (
+    Route(
+        PATH,
+        rerank,
+        ("POST",),
+        ("/rerank", "/v1/reranking", "/reranking"),
+        body_type=RerankBody,
+    ),
+)

@@ -36,7 +36,8 @@ ROUTES = tuple(
         partial(count_tokens, path),
         ("POST",),
         (_count_path(path).removeprefix("/v1"),),
+        body_type=form.body_type,
     )
-    for path in FORMS
+    for path, form in FORMS.items()
     if path.startswith("/v1/")
 )

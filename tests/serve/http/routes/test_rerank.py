@@ -150,7 +150,6 @@ def test_responses_in_the_formats_of_jina_and_text_embeddings_inference(reranker
         ({"documents": ["cat " * 70]}, "document 0 and the query have 75 tokens", 400),
         ({"documents": ["a"] * 1001}, "the limit is 1,000", 400),
         ({"top_n": 0}, "top_n must be", 400),
-        ({"model": "other"}, "not served here", 404),
     ],
 )
 def test_errors_name_the_problem(
