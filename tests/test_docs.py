@@ -482,6 +482,12 @@ def test_the_command_reference_is_current() -> None:
     assert script("cli_reference").build_page() == page
 
 
+def test_the_list_of_api_fields_is_current() -> None:
+    """If it fails, run scripts/build/api_fields.py."""
+    page = (ROOT / "docs" / "api-fields.md").read_text(encoding="utf-8")
+    assert script("api_fields").build_page() == page
+
+
 def script(stem: str) -> ModuleType:
     path = ROOT / "scripts" / "build" / f"{stem}.py"
     spec = importlib.util.spec_from_file_location(stem, path)

@@ -40,7 +40,14 @@ class FieldEffect:
 
     def refuses(self, value: Any) -> bool:
         """Return whether a request with this value of the field is refused."""
-        return self.effect == "refused" and value not in (*HARMLESS_VALUES, *self.harmless)
+        if self.effect != "refused":
+            return False
+        return not any(_is_same(value, other) for other in (*HARMLESS_VALUES, *self.harmless))
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Return whether two values are the same in JSON, where 0 is not false."""
+    return isinstance(value, bool) is isinstance(other, bool) and bool(value == other)
 
 
 class RequestBody(BaseModel):

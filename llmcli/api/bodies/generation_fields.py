@@ -27,6 +27,7 @@ MAX_SAMPLERS = 64
 TokenLimit = Annotated[int, WholeNumber(-1, MAX_TOKENS)]
 Texts = Annotated[str | list[str], Either("text or a list of texts"), MaxEntries(MAX_STOPS)]
 Truncation = Annotated[int, WholeNumber(-1, MAX_TOKENS)]
+NO_BUDGET = "thinking has no budget; use max_tokens, or enable_thinking with false"
 OWN_CACHE = "the cache is shared by all requests and manages itself"
 
 
@@ -114,8 +115,8 @@ class LlamaServerFields(RequestBody):
     adaptive_target: float | None = refused("the sampler adaptive-p is not supported")
     adaptive_decay: Any = ignored("it belongs to adaptive_target, which is refused")
     reasoning_control: Any = refused("thinking cannot be ended from outside")
-    reasoning_budget_tokens: Any = refused("thinking has no budget; use max_tokens")
-    thinking_budget_tokens: Any = refused("thinking has no budget; use max_tokens")
+    reasoning_budget_tokens: Any = refused(NO_BUDGET)
+    thinking_budget_tokens: Any = refused(NO_BUDGET)
     reasoning_budget_message: Any = ignored("it belongs to reasoning_budget_tokens")
     reasoning_budget_start_tag: Any = ignored("it belongs to reasoning_budget_tokens")
     reasoning_budget_end_tag: Any = ignored("it belongs to reasoning_budget_tokens")
@@ -155,7 +156,7 @@ class VllmFields(RequestBody):
     logprob_token_ids: Any = refused("use logprobs with top_logprobs")
     watermarking: Any = refused("answers have no watermark")
     repetition_detection: Any = refused("an answer that only repeats itself ends by itself")
-    thinking_token_budget: Any = refused("thinking has no budget; use max_tokens")
+    thinking_token_budget: Any = refused(NO_BUDGET)
     return_tokens_as_token_ids: bool | None = honored(
         "log-probabilities name a token token_id:NUMBER"
     )

@@ -28,7 +28,6 @@ from llmcli.api.forms.answer_constraint import ResponseFormat
 from llmcli.api.forms.base import Document, answer_timings, find_stop_sequence
 from llmcli.api.forms.logprobs import MAX_NATIVE_ALTERNATIVES
 from llmcli.api.forms.openai_completions import (
-    PROMPT_SCHEMA,
     CompletionsBody,
     CompletionsForm,
 )
@@ -41,6 +40,19 @@ MAX_FIELDS, MAX_EXTRA_TEXTS = 64, 256
 # written before each extra text if the model has no token that separates files
 SNIPPET_SEPARATOR = "\n\n--- snippet ---\n\n"
 
+ONE_PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": ["integer", "string"]}},
+        {
+            "type": "object",
+            "properties": {"prompt_string": {"type": "string"}},
+            "required": ["prompt_string"],
+        },
+    ]
+}
+PROMPTS_SCHEMA = {"anyOf": [ONE_PROMPT_SCHEMA, {"type": "array", "items": ONE_PROMPT_SCHEMA}]}
+
 
 class LlamaCompletionBody(GenerationBody):
     """A request to continue texts."""
@@ -48,7 +60,7 @@ class LlamaCompletionBody(GenerationBody):
     origin: ClassVar[str] = "llama-server"
     prompt: Any = honored(
         "a text, token ids, a list of both, an object with prompt_string, or a list of these",
-        json_schema_extra=PROMPT_SCHEMA,
+        json_schema_extra=PROMPTS_SCHEMA,
     )
     n_predict: TokenLimit | None = honored("the largest number of tokens; -1: no limit")
     max_completion_tokens: TokenLimit | None = honored("the same as n_predict")

@@ -41,19 +41,12 @@ MAX_PROMPTS = 256
 # An idle server accepts a request for this many answers even if its queue is shorter. It refuses
 # other requests until the queue has space again.
 MAX_ANSWERS = 1024
+TEXT_SCHEMA, IDS_SCHEMA = {"type": "string"}, {"type": "array", "items": {"type": "integer"}}
 PROMPT_SCHEMA = {
-    "oneOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "integer"}},
-        {
-            "type": "array",
-            "items": {
-                "oneOf": [
-                    {"type": "string"},
-                    {"type": "array", "items": {"type": "integer"}},
-                ]
-            },
-        },
+    "anyOf": [
+        TEXT_SCHEMA,
+        IDS_SCHEMA,
+        {"type": "array", "items": {"anyOf": [TEXT_SCHEMA, IDS_SCHEMA]}},
     ]
 }
 

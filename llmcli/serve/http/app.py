@@ -39,7 +39,8 @@ def make_app(bridge: EngineBridge, settings: ServerSettings) -> Starlette:
     """
     queue = EmbeddingQueue(bridge)
     batches = BatchWorker(bridge, queue, settings)
-    service = Service(bridge, settings, queue, BodyBudget(settings.max_body), batches)
+    budget = BodyBudget(settings.max_body)
+    service = Service(bridge, settings, queue, budget, batches, routes=ROUTES.values())
     middleware = [
         Middleware(RequestIdMiddleware),
         Middleware(OriginGuard, settings=settings),

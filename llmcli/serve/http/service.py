@@ -3,7 +3,7 @@ requests. A new route is a new file in routes/.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,7 @@ class Service:
         default_factory=set
     )  # running WebSocket answers
     uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_UPLOADS))
+    routes: "Collection[Route]" = ()  # all routes, for /openapi.json and /docs
 
 
 Handler = Callable[[Service, Request], Awaitable[Response]]

@@ -11,8 +11,8 @@ from llmcli.serve.http.service import Route, Service
 
 
 async def answer_request(service: Service, request: Request) -> Response:
-    """Parse the body with the form of the request's path, submit the form's requests to the engine,
-    and respond.
+    """Answer a request: parse its body with the form of its path, submit the form's requests to the
+    engine, and respond.
     """
     requested = find_form(request.url.path)
     assert requested is not None  # every path of this route has a form

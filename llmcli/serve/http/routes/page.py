@@ -30,12 +30,12 @@ def build_page() -> tuple[str, dict[str, str]]:
         document = document.replace(f"{{{{{name}}}}}", text)
     policy = {
         "default-src": "'none'",
-        "script-src": _hash(parts["script"]),
+        "script-src": source_hash(parts["script"]),
         "connect-src": "'self'",
         "img-src": "data:",
         # The script may set the style of an element, but a style attribute in the document itself
         # would be blocked.
-        "style-src": _hash(parts["style"]),
+        "style-src": source_hash(parts["style"]),
         "base-uri": "'none'",
         "form-action": "'none'",
         "frame-ancestors": "'none'",
@@ -49,7 +49,7 @@ def build_page() -> tuple[str, dict[str, str]]:
     }
 
 
-def _hash(text: str) -> str:
+def source_hash(text: str) -> str:
     """Return the hash of a script or style as it is written in a Content-Security-Policy."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
