@@ -109,9 +109,7 @@ def answer_budget(
     answer may be longer than the rest; without a limit it gets as many tokens as the context has.
     Raises ApiError if the prompt leaves no space in the context.
     """
-    size = context_tokens(runner, settings)
-    if prompt_tokens >= size:
-        raise _too_long(f"{prompt_tokens} tokens", prompt_tokens, size)
+    size = check_prompt_length(prompt_tokens, runner, settings)
     if settings.slides_context and samples == beams == 1:
         return size if limit is None else limit
     return (
@@ -172,6 +170,16 @@ def encode_prompt(
 def context_tokens(runner: Runner, settings: ServerSettings) -> int:
     """Return the largest number of tokens that a prompt and its answer may have together."""
     return min(runner.n_ctx, settings.max_context or runner.n_ctx)
+
+
+def check_prompt_length(prompt_tokens: int, runner: Runner, settings: ServerSettings) -> int:
+    """Return the size of the context. Raises ApiError if a prompt of `prompt_tokens` tokens leaves
+    no space for an answer.
+    """
+    size = context_tokens(runner, settings)
+    if prompt_tokens >= size:
+        raise _too_long(f"{prompt_tokens} tokens", prompt_tokens, size)
+    return size
 
 
 def _too_long(words: str, prompt: int, size: int) -> ApiError:

@@ -1,19 +1,22 @@
 """Shortens a conversation that does not fit into the context, for the APIs of which a request can
 ask for that: OpenAI's `truncation: auto` and ollama's `truncate`.
 
-Whole turns are left out, the oldest first. System texts and the last turn always remain.
+Whole turns are left out, the oldest first, so many that a quarter of the context remains for the
+answer. System texts and the last turn always remain.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from llmcli.api.errors import ApiError
+from llmcli.api.forms import common_fields as common
 from llmcli.api.forms.prompt import PromptRequest, RenderedPrompt, render_prompt
 from llmcli.api.server_settings import ServerSettings
 from llmcli.runtime.runner import Runner
 from llmcli.types import Message
 
 CONTEXT_CODE = "context_length_exceeded"
+ANSWER_SHARE = 4  # one part of this many of the context remains for the answer
 
 
 def render_within_context(
@@ -28,20 +31,25 @@ def render_within_context(
     `render`.
     """
     starts = turn_starts(request.messages)
+    n_others = len(starts) - 1  # turns that may be left out
+    answer_tokens = common.context_tokens(runner, settings) // ANSWER_SHARE
 
     def attempt(n_dropped: int) -> RenderedPrompt | None:
         """Return the prompt without the first `n_dropped` turns; None if it is too long."""
         messages = without_turns(request.messages, starts, n_dropped)
         try:
-            return render(replace(request, messages=messages), runner, settings)
+            prompt = render(replace(request, messages=messages), runner, settings)
+            n_tokens = len(prompt.tokens) + (answer_tokens if 0 < n_dropped < n_others else 0)
+            common.check_prompt_length(n_tokens, runner, settings)
         except ApiError as error:
-            if error.code != CONTEXT_CODE or n_dropped >= len(starts) - 1:
+            if error.code != CONTEXT_CODE or n_dropped >= n_others:
                 raise
             return None
+        return prompt
 
     if prompt := attempt(0):
         return prompt
-    low, high = 1, max(1, len(starts) - 1)  # the smallest number of turns to leave out
+    low, high = 1, max(1, n_others)  # the smallest number of turns to leave out
     best = attempt(high)
     while low < high:
         middle = (low + high) // 2
