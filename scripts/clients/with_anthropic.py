@@ -75,10 +75,18 @@ def image(a: anthropic.Anthropic) -> None:
     )
 
 
-@refuses
-def unknown_model(a: anthropic.Anthropic) -> None:
-    """an unknown model"""
-    a.messages.create(**{**ARGS, "model": "other"})
+@call
+def other_model(a: anthropic.Anthropic) -> None:
+    """another model's name, which the only model answers"""
+    assert a.messages.create(**{**ARGS, "model": "other"}).model == "local"
+
+
+@call
+def server_tool(a: anthropic.Anthropic) -> None:
+    """a tool that only Anthropic's server runs, which is left out with a note"""
+    tool: Any = {"type": "web_search_20250305", "name": "web_search"}
+    message: Any = a.messages.create(**ARGS, tools=[tool])
+    assert "web_search" in message.notes[0]
 
 
 run(anthropic.Anthropic(base_url=sys.argv[1].removesuffix("/v1"), api_key="none", max_retries=0))
