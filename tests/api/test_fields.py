@@ -161,6 +161,7 @@ ELSEWHERE = {
     "context_management": "test_request_fields",
     "continue_final_message": "test_request_fields",
     "reasoning_format": "test_request_fields",
+    "parse_tool_calls": "test_request_fields",
     "include_reasoning": "test_request_fields",
 }
 NO_BEAMS = {"beams", "length_penalty", "early_stopping", "use_beam_search"}

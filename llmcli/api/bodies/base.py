@@ -15,7 +15,8 @@ from pydantic_core import PydanticCustomError, core_schema
 
 Effect = Literal["honored", "ignored", "noted", "refused"]
 EFFECT_KEY, HARMLESS_KEY = "x-effect", "x-harmless"
-# Values of a refused field that ask for nothing, so that the request is answered.
+# Values of a refused field that ask for nothing, so that the request is answered, and of a noted
+# field that lead to no note.
 HARMLESS_VALUES: tuple[Any, ...] = (None, [], {}, "", False, -1)
 JSON_TYPES: dict[type, str] = {
     str: "text",
@@ -30,8 +31,8 @@ PATH_MARK = "\x00path\x00"  # stands for the path of a wrong value in the messag
 
 @dataclass(frozen=True, slots=True)
 class FieldEffect:
-    """What the server does with a field. `harmless`: values of a refused field that are accepted,
-    in addition to HARMLESS_VALUES.
+    """What the server does with a field. `harmless`: values of a refused or noted field that ask
+    for nothing, in addition to HARMLESS_VALUES.
     """
 
     effect: Effect
@@ -40,8 +41,14 @@ class FieldEffect:
 
     def refuses(self, value: Any) -> bool:
         """Return whether a request with this value of the field is refused."""
-        if self.effect != "refused":
-            return False
+        return self.effect == "refused" and self._asks(value)
+
+    def notes(self, value: Any) -> bool:
+        """Return whether an answer to a request with this value of the field has a note."""
+        return self.effect == "noted" and self._asks(value)
+
+    def _asks(self, value: Any) -> bool:
+        """Return whether a value asks for something that the server does not do anyway."""
         return not any(_is_same(value, other) for other in (*HARMLESS_VALUES, *self.harmless))
 
 
@@ -124,11 +131,13 @@ def ignored(reason: str, **constraints: Any) -> Any:
     return Field(None, description=reason, json_schema_extra=extra, **constraints)
 
 
-def noted(reason: str, **constraints: Any) -> Any:
+def noted(reason: str, *harmless: Any, **constraints: Any) -> Any:
     """Return a field that is accepted without effect although a client may expect one. A note in
-    the answer's metadata tells the client the `reason`.
+    the answer's metadata tells the client the `reason`. `harmless`: values that ask for what the
+    server does anyway.
     """
     extra: dict[str, Any] = {EFFECT_KEY: "noted"}
+    extra |= {HARMLESS_KEY: list(harmless)} if harmless else {}
     return Field(None, description=reason, json_schema_extra=extra, **constraints)
 
 

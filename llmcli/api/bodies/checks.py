@@ -140,7 +140,7 @@ class _FieldChecker:
             effect = effects[json_name]
             if effect.refuses(value):
                 raise ApiError(f"{inner} is not supported: {effect.description}", param=inner)
-            if effect.effect == "noted":
+            if effect.notes(value):
                 yield f"{inner} has no effect: {effect.description}"
             yield from self._check_inner(value, inner)
         if type(body).reports_unknown:

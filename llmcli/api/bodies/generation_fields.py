@@ -15,6 +15,7 @@ from llmcli.api.bodies.base import (
     WholeNumber,
     honored,
     ignored,
+    noted,
     refused,
 )
 from llmcli.api.bodies.sampling_fields import SamplingFields
@@ -37,7 +38,7 @@ class StreamOptions(RequestBody):
     origin: ClassVar[str] = "OpenAI"
     include_usage: bool | None = honored("end the stream with a chunk that has the token counts")
     include_obfuscation: Any = ignored("chunks are not padded")
-    continuous_usage_stats: Any = ignored("the counts come once, at the end")
+    continuous_usage_stats: Any = noted("the counts come once, at the end")
 
 
 class StructuredOutputs(RequestBody):
@@ -50,7 +51,7 @@ class StructuredOutputs(RequestBody):
     grammar: str | None = honored("a grammar (GBNF or Lark) that the answer follows")
     json_object: bool | None = honored("the answer is any JSON object")
     disable_fallback: Any = ignored("there is a single engine")
-    disable_any_whitespace: Any = ignored("white space in JSON is bounded")
+    disable_any_whitespace: Any = noted("white space in JSON is bounded")
     disable_additional_properties: Any = ignored("objects that list properties are closed")
     whitespace_pattern: str | None = refused("the white space in JSON is fixed")
     structural_tag: Any = refused("use tools, or a grammar")
@@ -96,7 +97,7 @@ class LlamaServerFields(RequestBody):
     n_keep: TokenLimit | None = honored(
         "with a context that slides: the first tokens of the prompt that stay; -1: all of it"
     )
-    n_discard: Any = ignored("a context that slides drops a part of its size")
+    n_discard: Any = refused("a context that slides drops a part of its size", 0)
     n_cache_reuse: Any = ignored(OWN_CACHE)
     timings_per_token: bool | None = honored("each chunk of a stream has the timings so far")
     return_progress: bool | None = honored("a stream has the progress of the prompt")
@@ -109,7 +110,7 @@ class LlamaServerFields(RequestBody):
     generation_prompt: str | None = refused("the chat template writes it")
     chat_format: Any = refused("the chat template decides it", 0)
     chat_parser: Any = refused("the chat template decides it")
-    parse_tool_calls: Any = ignored("tool calls are parsed if the request has tools")
+    parse_tool_calls: Any = ignored("a field of chat completions")
     min_keep: Any = refused("the sampler steps keep at least one token", 0, 1)
     lora: Any = refused("load it with the model")
     adaptive_target: float | None = refused("the sampler adaptive-p is not supported")

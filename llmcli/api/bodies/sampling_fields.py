@@ -22,6 +22,7 @@ BIAS_WORDS = (
     "an object of token ids or texts and numbers, or a list of pairs of a token and a number"
 )
 MAX_TOKENS = 10**9  # token ids are below this number
+SEED_SETTING = "seed"
 BIAS_SETTING = "logit_bias"  # its texts need the model's tokenizer, so it has a class of its own
 
 
@@ -39,6 +40,8 @@ class SettingValue:
         if not isinstance(self.setting.limits, NumberLimits):
             return {"type": "array", "items": {"type": "string"}}
         kind = "integer" if self.setting.kind is int else "number"
+        if self.setting.name == SEED_SETTING:
+            return {"type": kind}
         return {
             "type": kind,
             "minimum": self.setting.limits.low,
@@ -47,7 +50,7 @@ class SettingValue:
 
     def read(self, value: Any) -> Any:
         """Return the value. Raises PydanticCustomError for one that the setting does not have."""
-        if self.setting.name == "seed" and type(value) is int:
+        if self.setting.name == SEED_SETTING and type(value) is int:
             value = value if value == RANDOM_SEED else value % N_SEEDS  # OpenAI allows any integer
         try:
             return self.setting.parse(value)

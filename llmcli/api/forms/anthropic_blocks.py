@@ -19,6 +19,7 @@ from llmcli.api.bodies.base import (
     honored,
     ignored,
     missing,
+    noted,
     problem,
 )
 from llmcli.api.forms.base import Document
@@ -101,7 +102,7 @@ class ContentBlock(RequestBody):
     title: str | None = honored("the title of a document or of a search result")
     context: str | None = honored("the context of a document")
     tool_name: str | None = honored("the name of a tool that was found")
-    citations: Any = ignored("answers have no citations")
+    citations: Any = noted("answers have no citations", {"enabled": False})
     cache_control: Any = ignored("the cache is shared by all requests and manages itself")
 
     @model_validator(mode="after")

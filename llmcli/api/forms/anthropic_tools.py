@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from llmcli.api.bodies.base import RequestBody, honored, ignored, missing
+from llmcli.api.bodies.base import RequestBody, honored, ignored, missing, noted
 from llmcli.api.forms.tool_fields import (
     FunctionFields,
     JsonSchema,
@@ -87,7 +87,7 @@ class AnthropicTool(RequestBody):
     strict: bool | None = honored("the arguments follow the schema in every call")
     cache_control: Any = ignored("the cache is shared by all requests and manages itself")
     defer_loading: Any = ignored("all tools are given to the model")
-    input_examples: Any = ignored("the model does not see them")
+    input_examples: Any = noted("the model does not see them; write them into the description")
 
     @model_validator(mode="after")
     def _check(self) -> "AnthropicTool":

@@ -72,6 +72,7 @@ class LlamaServerChatFields(TemplateFields):
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = honored(
         "none leaves the thinking in the text of the answer"
     )
+    parse_tool_calls: bool | None = honored("false leaves tool calls in the text of the answer")
 
 
 class VllmChatFields(LlamaServerChatFields):
@@ -223,6 +224,7 @@ def read_prompt_request(
         chat.add_generation_prompt is not False,
         continues_last,
         splits_thinking=chat.reasoning_format != "none",
+        splits_calls=chat.parse_tool_calls is not False,
         truncation=common.read_truncation(chat),
     )
 

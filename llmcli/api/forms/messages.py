@@ -14,6 +14,7 @@ from llmcli.api.bodies.base import (
     honored,
     ignored,
     missing,
+    refused,
 )
 from llmcli.api.errors import ApiError
 from llmcli.runtime.text.reasoning import split_thinking
@@ -123,7 +124,7 @@ class ChatMessage(RequestBody):
     reasoning_content: str | None = honored("the thinking of an earlier answer")
     reasoning: str | None = honored("the thinking of an earlier answer, in vLLM's spelling")
     refusal: Any = ignored("an earlier refusal is in content")
-    audio: Any = ignored("only text is read")
+    audio: Any = refused("this server reads only text")
 
     @model_validator(mode="after")
     def _check(self) -> "ChatMessage":

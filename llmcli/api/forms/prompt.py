@@ -33,7 +33,8 @@ class PromptRequest:
     - `add_generation_prompt`: whether the template begins the assistant's message at the end of the
       prompt.
     - `continues_last`: whether the answer continues the text of the last message.
-    - `splits_thinking`: whether thinking is separated from the text of the answer.
+    - `splits_thinking`, `splits_calls`: whether thinking and tool calls are separated from the text
+      of the answer.
     - `truncation`: how a prompt is shortened that is too long; None: it is refused.
     """
 
@@ -45,6 +46,7 @@ class PromptRequest:
     add_generation_prompt: bool = True
     continues_last: bool = False
     splits_thinking: bool = True
+    splits_calls: bool = True
     truncation: common.Truncation | None = None
 
 
@@ -54,7 +56,8 @@ class RenderedPrompt:
 
     `constraint`: the constraint of the answer, or None. `opened_tags`: the thinking tags whose
     opening tag ends the prompt, or None. `call_format`: the format of tool calls; None without
-    tools. `splits_thinking`: whether thinking is separated from the text of the answer.
+    tools. `splits_thinking`, `splits_calls`: whether thinking and tool calls are separated from the
+    text of the answer.
     """
 
     tokens: tuple[int, ...]
@@ -63,6 +66,7 @@ class RenderedPrompt:
     call_format: ToolCallFormat | None
     tools: ToolSet
     splits_thinking: bool = True
+    splits_calls: bool = True
 
     def new_splitter(self, make_digits: MakeDigits = random_digits) -> OutputSplitter:
         """Return a splitter for one answer to this prompt. `make_digits`: returns the hexadecimal
@@ -70,7 +74,7 @@ class RenderedPrompt:
         """
         return OutputSplitter(
             self.opened_tags,
-            self.call_format,
+            self.call_format if self.splits_calls else None,
             self.tools.names,
             self.tools.string_arguments,
             make_digits,
@@ -115,6 +119,7 @@ def render_prompt(
         call_format,
         request.tools,
         request.splits_thinking,
+        request.splits_calls,
     )
 
 

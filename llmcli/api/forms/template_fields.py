@@ -48,7 +48,7 @@ class ThinkingSwitch(RequestBody):
     effort: ReasoningEffort | None = honored("how much the model thinks; none: not at all")
     enabled: bool | None = honored("whether the model thinks")
     budget_tokens: Any = noted("the model decides how long it thinks; use max_tokens")
-    display: Any = ignored("thinking is always returned")
+    display: Any = noted("thinking is always returned in full", "summarized")
 
     @property
     def is_on(self) -> bool | None:

@@ -256,6 +256,43 @@ def test_thinking_is_separate_left_in_the_text_or_left_out(serve: Callable[..., 
                 assert (message.content, thinking) == expected
 
 
+def test_tool_calls_are_separate_or_left_in_the_text(serve: Callable[..., Served]) -> None:
+    call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    served = serve(call.encode(), template=TEMPLATE)
+    body = {"messages": HELLO, "tools": [LOOK]}
+    message = post(served, "/v1/chat/completions", **body)["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"]["name"] == "look"
+    found = post(served, "/v1/chat/completions", **body, parse_tool_calls=False)["choices"][0]
+    assert found["message"]["content"] == call
+    assert "tool_calls" not in found["message"]
+    assert found["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("fields", "notes"),
+    [
+        ({"thinking": {"type": "disabled", "display": "omitted"}}, ["thinking.display"]),
+        ({"thinking": {"type": "disabled", "display": "summarized", "budget_tokens": None}}, []),
+        ({"return_progress": True}, ["return_progress"]),
+        ({"return_progress": False}, []),
+    ],
+)
+def test_a_value_that_asks_for_nothing_leads_to_no_note(
+    serve: Callable[..., Served], fields: dict[str, Any], notes: list[str]
+) -> None:
+    found = post(serve(), "/v1/messages", messages=HELLO, max_tokens=9, **fields)
+    assert [note.split(" ")[0] for note in found.get("notes", ())] == notes
+
+
+def test_zero_is_not_false(serve: Callable[..., Served]) -> None:
+    """llama-server does not think with a budget of 0."""
+    served = serve()
+    for name in ("reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"):
+        error = refusal(served, "/v1/chat/completions", messages=HELLO, **{name: 0})
+        assert (error["param"], "enable_thinking" in error["message"]) == (name, True)
+        post(served, "/v1/chat/completions", messages=HELLO, **{name: -1})
+
+
 def test_blocks_of_documents_and_of_server_tools(serve: Callable[..., Served]) -> None:
     served = serve()
     question = [
