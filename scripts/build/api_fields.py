@@ -81,11 +81,8 @@ def build_page() -> str:
         if body_type not in shown:
             shown.add(body_type)
             parts += path_section(path, body_type, bodies)
-    objects = {
-        inner.__name__: inner
-        for body_type in (GenerationBody, *shown)
-        for inner in inner_bodies(body_type)
-    }
+    outer: list[type[RequestBody]] = [GenerationBody, *shown]
+    objects = {inner.__name__: inner for body in outer for inner in inner_bodies(body)}
     parts.append(OBJECTS_HEAD)
     for name, inner in sorted(objects.items()):
         shared = (GenerationBody,) if issubclass(inner, GenerationBody) else ()

@@ -2,23 +2,30 @@
 The responses contain no texts of other clients' requests.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llmcli.api.bodies.base import RequestBody, honored
 from llmcli.api.errors import ApiError
-from llmcli.api.fields import Fields
 from llmcli.api.forms.conversation import ChatBody, apply_template
 from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.text.chat_template import TOOL_TEMPLATE
 from llmcli.serve.engine_thread import slot_files
 from llmcli.serve.http import api_keys
-from llmcli.serve.http.exchange import json_response, read_body
+from llmcli.serve.http.exchange import json_response, read_body, read_checked_body
 from llmcli.serve.http.service import Route, Service
 
 SLOT_ACTIONS = "save", "restore", "erase"
+
+
+class SlotBody(RequestBody):
+    """The file of a saved slot."""
+
+    origin: ClassVar[str] = "llama-server"
+    filename: str = honored("the name of a file in the folder of --slot-save-path", ...)
 
 
 async def show_props(service: Service, request: Request) -> Response:
@@ -100,8 +107,8 @@ async def change_slot(service: Service, request: Request) -> Response:
     if action == "erase":
         erased = await slot_files.erase_slot(bridge, slot)
         return json_response({"id_slot": slot, "n_erased": erased.n_tokens})
-    fields = Fields(await read_body(request, settings.max_body))
-    path = slot_files.file_in(settings.slot_folder, fields.required_text("filename"))
+    body = await read_checked_body(request, settings.max_body, SlotBody)
+    path = slot_files.file_in(settings.slot_folder, body.filename)
     head = {"id_slot": slot, "filename": path.name}
     if action == "save":
         saved = await slot_files.save_slot(bridge, slot, path)
@@ -148,6 +155,6 @@ def _slot_documents(runner: Runner, parallel: int, n_ctx: int) -> list[dict[str,
 ROUTES = (
     Route("/props", show_props, further_paths=("/v1/props",)),
     Route("/slots", show_slots, further_paths=("/v1/slots",)),
-    Route("/slots/{slot}", change_slot, ("POST",)),
+    Route("/slots/{slot}", change_slot, ("POST",), body_type=SlotBody),
     Route("/apply-template", show_prompt, ("POST",), body_type=ChatBody),
 )

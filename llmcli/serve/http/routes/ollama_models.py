@@ -4,15 +4,16 @@ pulling that one succeeds at once, and everything else is refused with the comma
 """
 
 from functools import partial
+from typing import Any, ClassVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llmcli.api.bodies.base import RequestBody, honored, ignored
 from llmcli.api.errors import ApiError
-from llmcli.api.fields import Fields
 from llmcli.api.forms.base import encode_json
 from llmcli.api.forms.ollama import is_listed
-from llmcli.serve.http.exchange import json_response, read_body
+from llmcli.serve.http.exchange import json_response, read_checked_body
 from llmcli.serve.http.service import Route, Service
 
 PULL_STATUSES = "pulling manifest", "verifying sha256 digest", "writing manifest", "success"
@@ -24,10 +25,46 @@ COMMANDS = {
 }
 
 
+class ModelNameBody(RequestBody):
+    """The name of a model to pull or to delete."""
+
+    origin: ClassVar[str] = "ollama"
+    model: str | None = honored("the name of the served model")
+    name: str | None = honored("the same as model")
+    stream: bool | None = honored("send the steps as lines, which is the default")
+    insecure: Any = ignored("nothing is downloaded")
+    username: Any = ignored("nothing is downloaded")
+    password: Any = ignored("nothing is downloaded")
+
+    @property
+    def requested(self) -> str:
+        """The name. Raises ApiError if there is none."""
+        if not (name := self.model or self.name):
+            raise ApiError("name is missing", param="name")
+        return name
+
+
+class ChangeBody(ModelNameBody):
+    """A change of models, which is refused."""
+
+    source: str | None = honored("the model in the answer's advice")
+    destination: Any = ignored("the request is refused")
+    from_: Any = ignored("the request is refused", alias="from")
+    files: Any = ignored("the request is refused")
+    adapters: Any = ignored("the request is refused")
+    template: Any = ignored("the request is refused")
+    license: Any = ignored("the request is refused")
+    system: Any = ignored("the request is refused")
+    parameters: Any = ignored("the request is refused")
+    messages: Any = ignored("the request is refused")
+    quantize: Any = ignored("the request is refused")
+    modelfile: Any = ignored("the request is refused")
+
+
 async def pull_model(service: Service, request: Request) -> Response:
     """Report that the served model is here. A model that is not served is not downloaded."""
-    fields = Fields(await read_body(request, service.settings.max_body))
-    requested = fields.text("model") or fields.required_text("name")
+    body = await read_checked_body(request, service.settings.max_body, ModelNameBody)
+    requested = body.requested
     if not is_listed(requested, service.settings):
         raise ApiError(
             f"this server serves only {', '.join(service.settings.names)}, and downloads nothing;"
@@ -36,7 +73,7 @@ async def pull_model(service: Service, request: Request) -> Response:
             param="model",
             code="model_not_found",
         )
-    if not fields.flag("stream", True):
+    if body.stream is False:
         return json_response({"status": PULL_STATUSES[-1]})
     lines = [encode_json({"status": status}) + b"\n" for status in PULL_STATUSES]
     return Response(b"".join(lines), media_type="application/x-ndjson")
@@ -44,16 +81,16 @@ async def pull_model(service: Service, request: Request) -> Response:
 
 async def refuse_change(path: str, service: Service, request: Request) -> Response:
     """Refuse to create, copy or upload a model, and name the command that does it."""
-    fields = Fields(await read_body(request, service.settings.max_body))
-    name = fields.text("source") or fields.text("model") or service.settings.model_name
+    body = await read_checked_body(request, service.settings.max_body, ChangeBody)
+    name = body.source or body.model or service.settings.model_name
     command = COMMANDS[path].format(name=name[:100])
     raise ApiError(f"this server cannot do that; use {command}", 501)
 
 
 async def refuse_delete(service: Service, request: Request) -> Response:
     """Refuse to delete the served model. Another one is not here."""
-    fields = Fields(await read_body(request, service.settings.max_body))
-    name = fields.text("model") or fields.required_text("name")
+    body = await read_checked_body(request, service.settings.max_body, ModelNameBody)
+    name = body.requested
     if not is_listed(name, service.settings):
         raise ApiError(f"model '{name[:100]}' not found", 404, param="model")
     raise ApiError(f"this server cannot delete its model; use llmcli rm {name[:100]}", 501)
@@ -67,8 +104,11 @@ async def refuse_blob(service: Service, request: Request) -> Response:
 
 
 ROUTES = (
-    Route("/api/pull", pull_model, ("POST",)),
-    Route("/api/delete", refuse_delete, ("DELETE",)),
+    Route("/api/pull", pull_model, ("POST",), body_type=ModelNameBody),
+    Route("/api/delete", refuse_delete, ("DELETE",), body_type=ModelNameBody),
     Route("/api/blobs/{digest}", refuse_blob, ("POST", "HEAD")),
-    *(Route(path, partial(refuse_change, path), ("POST",)) for path in COMMANDS),
+    *(
+        Route(path, partial(refuse_change, path), ("POST",), body_type=ChangeBody)
+        for path in COMMANDS
+    ),
 )
