@@ -5,6 +5,7 @@ From the models come the checks of requests (checks.py), /openapi.json (openapi.
 docs that lists all fields (reference.py).
 """
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +27,7 @@ JSON_TYPES: dict[type, str] = {
     int: "number",
     float: "number",
 }
+BUILDING = threading.RLock()
 PATH_MARK = "\x00path\x00"  # stands for the path of a wrong value in the message of problem()
 
 
@@ -67,7 +69,8 @@ class RequestBody(BaseModel):
       messages are not reported.
     """
 
-    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+    # building the validators of all models takes half a second, so each is built when it is needed
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=(), defer_build=True)
     origin: ClassVar[str] = "llmcli"
     reports_unknown: ClassVar[bool] = True
 
@@ -77,6 +80,15 @@ class RequestBody(BaseModel):
         if isinstance(values, dict):
             return {name: value for name, value in values.items() if value is not None}
         return values
+
+    @classmethod
+    def build(cls) -> None:
+        """Build the validator. Call this before the first use, because several threads may read
+        requests at once and pydantic's own building must not run twice at the same time.
+        """
+        if not cls.__pydantic_complete__:
+            with BUILDING:
+                cls.model_rebuild()
 
     def sets(self, name: str) -> bool:
         """Return whether the request has the field with this Python name."""

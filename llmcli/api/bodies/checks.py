@@ -42,6 +42,7 @@ def read_body(
 
     Raises ApiError for a value of the wrong type, a missing or refused field, and a misspelled one.
     """
+    body_type.build()
     try:
         body = body_type.model_validate(document)
     except ValidationError as error:

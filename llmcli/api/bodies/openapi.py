@@ -54,6 +54,8 @@ def describe_api(operations: Iterable[Operation], version: str) -> dict[str, Any
     """Return the document for the operations of a server. `version`: that of the program."""
     operations = list(operations)
     types = list(dict.fromkeys(entry.body_type for entry in operations if entry.body_type))
+    for body_type in types:
+        body_type.build()
     _, definitions = models_json_schema(
         [(body_type, "validation") for body_type in types], ref_template=SCHEMA_PATH + "{model}"
     )

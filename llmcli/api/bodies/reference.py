@@ -57,6 +57,7 @@ class FieldRow:
 @cache
 def field_rows(body_type: type[RequestBody]) -> tuple[FieldRow, ...]:
     """Return the fields of a body, sorted by their names."""
+    body_type.build()
     schema = body_type.model_json_schema()
     effects, required = body_type.effects(), schema.get("required", ())
     rows = []

@@ -233,7 +233,6 @@ class OllamaChatForm(ConversationForm):
             "top_logprobs": body.top_logprobs,
             "think": body.think,
             "response_format": _response_format(body.format),
-            "continue_final_message": False,
         }
         return read_body(ChatBody, document, [], self.path)
 

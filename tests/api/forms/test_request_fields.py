@@ -136,7 +136,11 @@ def test_allowed_tools_are_the_only_ones(serve: Callable[..., Served]) -> None:
 def test_an_assistants_message_at_the_end_is_continued(serve: Callable[..., Served]) -> None:
     served = serve()
     begun = [*HELLO, {"role": "assistant", "content": "I say "}]
-    for path, fields in {"/v1/chat/completions": {}, "/v1/messages": {"max_tokens": 9}}.items():
+    for path, fields in {
+        "/v1/chat/completions": {},
+        "/v1/messages": {"max_tokens": 9},
+        "/api/chat": {},
+    }.items():
         prompt = prompt_of(served, path, messages=begun, **fields)
         assert prompt.endswith("<assistant>I say")
     plain = prompt_of(served, "/v1/chat/completions", messages=begun, continue_final_message=False)

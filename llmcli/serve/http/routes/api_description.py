@@ -34,7 +34,7 @@ HEAD = (
 
 async def show_openapi(service: Service, request: Request) -> Response:
     """Respond with the description of the server's paths in the format of OpenAPI."""
-    return json_response(describe_api(_operations(tuple(service.routes)), __version__))
+    return json_response(await service.bridge.run_in_worker(_describe, tuple(service.routes)))
 
 
 async def show_docs(service: Service, request: Request) -> Response:
@@ -43,8 +43,14 @@ async def show_docs(service: Service, request: Request) -> Response:
     """
     policy = f"default-src 'none'; style-src {source_hash(STYLE)}; frame-ancestors 'none'"
     headers = {"content-security-policy": policy, "x-content-type-options": "nosniff"}
-    text = _page(tuple(service.routes))
+    text = await service.bridge.run_in_worker(_page, tuple(service.routes))
     return Response(text, headers=headers, media_type="text/html; charset=utf-8")
+
+
+@functools.cache
+def _describe(routes: Sequence[Route]) -> dict[str, Any]:
+    """Return the description of the routes in the format of OpenAPI."""
+    return describe_api(_operations(routes), __version__)
 
 
 @functools.cache
