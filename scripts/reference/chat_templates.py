@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from llmcli.api.fields import Fields
 from llmcli.api.forms.conversation_text import render_conversation
-from llmcli.api.forms.tools import NO_TOOLS, read_tools
+from llmcli.api.forms.tool_fields import FunctionFields, define_function
+from llmcli.api.forms.tools import NO_TOOLS, ToolSet
 from llmcli.errors import UserError
 from llmcli.runtime.text.chat_template import DATE_FORMATS, ChatTemplate
 from llmcli.types import Message
@@ -125,7 +125,11 @@ SHAPES = {
 
 def render_here(source: str, shape: Shape) -> str | None:
     """Return the prompt of llmcli. None if it refuses the conversation."""
-    tools = read_tools(Fields({"tools": [FUNCTION]})) if shape.has_tools else NO_TOOLS
+    tools = (
+        ToolSet((define_function(FunctionFields.model_validate(FUNCTION["function"])),))
+        if shape.has_tools
+        else NO_TOOLS
+    )
     template = ChatTemplate(source, bos=BOS, eos=EOS)
     try:
         return render_conversation(template, shape.messages, tools).text.plain
