@@ -58,6 +58,7 @@ VALUES: dict[str, Any] = {
     "num_keep": 2,
     "n_keep": 2,
     "id_slot": 1,
+    "verbose": True,
     "logit_bias": {"104": -1},
     "logprobs": True,
     "n_probs": 2,

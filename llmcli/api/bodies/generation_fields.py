@@ -102,7 +102,7 @@ class LlamaServerFields(RequestBody):
     timings_per_token: bool | None = honored("each chunk of a stream has the timings so far")
     return_progress: bool | None = honored("a stream has the progress of the prompt")
     sse_ping_interval: Any = ignored("a stream sends a ping after 15 s of silence")
-    verbose: Any = ignored("answers contain no debugging information")
+    verbose: bool | None = honored("the answer has the text of its prompt in __verbose.prompt")
     backend_sampling: Any = ignored("the server chooses where to sample")
     grammar_lazy: bool | None = refused("a grammar applies from the start, or after thinking")
     grammar_triggers: Any = refused("a grammar applies from the start, or after thinking")

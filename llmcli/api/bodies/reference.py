@@ -59,11 +59,19 @@ def field_rows(body_type: type[RequestBody]) -> tuple[FieldRow, ...]:
     """Return the fields of a body, sorted by their names."""
     body_type.build()
     schema = body_type.model_json_schema()
+    # the JSON schema of a body that contains itself is among its definitions
+    return rows_of(
+        body_type, schema if "properties" in schema else schema["$defs"][body_type.__name__]
+    )
+
+
+def rows_of(body_type: type[RequestBody], schema: Mapping[str, Any]) -> tuple[FieldRow, ...]:
+    """Return the fields of a body, sorted by their names. `schema`: its JSON schema."""
     effects, required = body_type.effects(), schema.get("required", ())
     rows = []
     for name, info in body_type.model_fields.items():
         shown = info.alias or name
-        values = value_words(_properties(schema, body_type)[shown])
+        values = value_words(schema["properties"][shown])
         origin = body_type.origin_of(name)
         rows.append(FieldRow(shown, values, origin, effects[shown], shown in required))
     return tuple(sorted(rows, key=lambda row: row.name))
@@ -122,17 +130,6 @@ def _value_text(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(_value_text(entry) for entry in value)}]"
     return str(value)
-
-
-def _properties(schema: Mapping[str, Any], body_type: type[RequestBody]) -> Mapping[str, Any]:
-    """Return the fields of a body's JSON schema. That of a body which contains itself is among its
-    definitions.
-    """
-    if "properties" in schema:
-        properties: Mapping[str, Any] = schema["properties"]
-    else:
-        properties = schema["$defs"][body_type.__name__]["properties"]
-    return properties
 
 
 def _mentioned(body_type: type[RequestBody]) -> Iterator[type[RequestBody]]:

@@ -77,6 +77,7 @@ class ApiForm(ABC):
         if not runner.can_generate:
             raise ApiError("this is an embedding model and generates no text: use /v1/embeddings")
         self.is_stream = bool(body.stream)
+        self.is_verbose = bool(getattr(body, "verbose", False))  # ollama's is among the options
         self.telemetry = StreamTelemetry(body)
 
     def compile_constraint(self) -> None:
@@ -215,12 +216,21 @@ class ApiForm(ABC):
 
     def _add_metadata(self, document: Document) -> None:
         """Add the fields `constraint` and `notes` to a response, if there is something to say in
-        them.
+        them, and the prompts if the request asks for them.
         """
+        if self.is_verbose:
+            texts = [self.prompt_text(request) for request in self.requests]
+            document["__verbose"] = {"prompt": texts[0] if len(texts) == 1 else texts}
         if self.not_enforced:
             document["constraint"] = {"not_enforced": list(self.not_enforced)}
         if self.notes:
             document["notes"] = list(self.notes)
+
+    def prompt_text(self, request: Request) -> str:
+        """Return the text of a prompt, with its control tokens."""
+        model = self.runner.model
+        pieces = [model.piece(token, special=True) for token in request.tokens]
+        return b"".join(pieces).decode("utf-8", "replace")
 
     def encode_event(self, event: Event) -> bytes:
         """Return the chunks for an event, encoded as in encode_chunks()."""

@@ -230,12 +230,9 @@ class LlamaCompletionForm(CompletionsForm):
         `response_fields` if the request has them. `number`: the index of the answer. `streamed`:
         the text was already sent.
         """
-        request, model = self.requests[number // self.n_samples], self.runner.model
+        request = self.requests[number // self.n_samples]
         stop = find_stop_sequence(self.runner, request, answer)
         stop_type = "limit" if answer.finish != "stop" else "eos" if stop is None else "word"
-        prompt = b"".join(model.piece(token, special=True) for token in request.tokens).decode(
-            "utf-8", "replace"
-        )
         result: Document = {
             "index": number,
             "content": "" if streamed else answer.text,
@@ -248,7 +245,7 @@ class LlamaCompletionForm(CompletionsForm):
             "tokens_predicted": len(answer.tokens),
             "tokens_evaluated": answer.prompt_tokens,
             "generation_settings": self._settings(answer),
-            "prompt": prompt,
+            "prompt": self.prompt_text(request),
             "has_new_line": "\n" in answer.text,
             "truncated": self._is_truncated(answer),
             "stop_type": stop_type,

@@ -365,3 +365,22 @@ def test_openais_client_reads_answers_with_notes(
             api.chat.completions.create(
                 model="x", messages=HELLO, extra_body={"max_completion_token": 1}
             )
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO}),
+        ("/v1/completions", {"prompt": "Once"}),
+        ("/completion", {"prompt": "Once"}),
+        ("/api/chat", {"messages": HELLO, "stream": False}),
+    ],
+)
+def test_a_verbose_answer_has_its_prompt(
+    serve: Callable[..., Served], path: str, fields: dict[str, Any]
+) -> None:
+    served = serve()
+    switch = {"options": {"verbose": True}} if path == "/api/chat" else {"verbose": True}
+    found = post(served, path, **fields, **switch)
+    assert found["__verbose"] == {"prompt": prompt_of(served, path, **fields)}
+    assert "__verbose" not in post(served, path, **fields)

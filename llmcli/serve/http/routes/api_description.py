@@ -12,7 +12,7 @@ from starlette.responses import Response
 from llmcli import __version__
 from llmcli.api.bodies.base import RequestBody
 from llmcli.api.bodies.openapi import Operation, describe_api
-from llmcli.api.bodies.reference import field_rows, inner_bodies
+from llmcli.api.bodies.reference import inner_bodies, rows_of
 from llmcli.serve.http.exchange import json_response
 from llmcli.serve.http.routes.page import source_hash
 from llmcli.serve.http.service import Route, Service
@@ -60,6 +60,7 @@ def _page(routes: Sequence[Route]) -> str:
 
 
 def _sections(routes: Sequence[Route]) -> Iterator[str]:
+    schemas = _describe(routes)["components"]["schemas"]
     shown: dict[type[RequestBody], None] = {}
     yield "<h2>Paths</h2>"
     rows = []
@@ -78,7 +79,7 @@ def _sections(routes: Sequence[Route]) -> Iterator[str]:
             ("field", "values", "of", "what the server does with it"),
             [
                 (_code(row.name), *map(html.escape, (row.values, row.origin, row.description)))
-                for row in field_rows(body_type)
+                for row in rows_of(body_type, schemas[name])
             ],
         )
 

@@ -27,7 +27,7 @@ BAD_REQUESTS = {
 @pytest.fixture
 def document(serve: Callable[..., Served]) -> dict[str, Any]:
     served = serve(keys=("secret",))
-    found = httpx.get(f"{served.url}/openapi.json")  # needs no key
+    found = httpx.get(f"{served.url}/openapi.json", timeout=60)  # needs no key
     assert found.headers["content-type"] == "application/json"
     return dict(found.json())
 
@@ -105,7 +105,7 @@ def test_the_schemas_refuse_what_the_server_refuses(
 @pytest.mark.parametrize("path", BAD_REQUESTS)
 def test_errors_have_the_described_form(serve: Callable[..., Served], path: str) -> None:
     served = serve()
-    document = httpx.get(f"{served.url}/openapi.json").json()
+    document = httpx.get(f"{served.url}/openapi.json", timeout=60).json()
     answer = httpx.post(served.url + path, json=BAD_REQUESTS[path])
     assert answer.status_code == 400
     content = document["paths"][path]["post"]["responses"]["default"]["content"]
@@ -121,7 +121,7 @@ def test_effects_are_in_the_schemas(document: dict[str, Any]) -> None:
 
 
 def test_the_page_lists_paths_and_fields_and_runs_nothing(serve: Callable[..., Served]) -> None:
-    found = httpx.get(f"{serve(keys=('secret',)).url}/docs")
+    found = httpx.get(f"{serve(keys=('secret',)).url}/docs", timeout=60)
     assert found.status_code == 200
     policy = found.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
