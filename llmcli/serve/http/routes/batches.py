@@ -3,18 +3,20 @@
 import re
 import time
 import uuid
+from typing import Annotated, Any, ClassVar, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llmcli.api.bodies.base import JsonObject, RequestBody, WholeNumber, honored
+from llmcli.api.bodies.checks import wrong_value
 from llmcli.api.errors import ApiError
-from llmcli.api.fields import Fields
 from llmcli.api.forms import FORMS
 from llmcli.batch.request_line import EMBEDDINGS_PATH
 from llmcli.serve.batches.file_store import BATCH_PREFIX, ID_DIGITS
 from llmcli.serve.batches.records import KEPT_SECONDS, StoredBatch
 from llmcli.serve.http import api_keys
-from llmcli.serve.http.exchange import json_response, read_body
+from llmcli.serve.http.exchange import json_response, read_checked_body
 from llmcli.serve.http.object_list import read_page
 from llmcli.serve.http.routes.files import (
     MIN_EXPIRY_SECONDS,
@@ -29,86 +31,91 @@ UNIT_SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}
 WINDOW = re.compile(r"([1-9]\d{0,5})([mhd])")
 MAX_METADATA, MAX_KEY_CHARACTERS, MAX_VALUE_CHARACTERS = 16, 64, 512  # OpenAI's limits
 DEFAULT_LISTED, MAX_LISTED = 20, 100
-FIELDS = (
-    "input_file_id",
-    "endpoint",
-    "completion_window",
-    "metadata",
-    "output_expires_after",
+METADATA_ERROR = ApiError(
+    f"metadata may have {MAX_METADATA} names of {MAX_KEY_CHARACTERS} characters with values of"
+    f" {MAX_VALUE_CHARACTERS}",
+    param="metadata",
 )
+
+
+class ExpiryBody(RequestBody):
+    """When the files of a batch are deleted."""
+
+    origin: ClassVar[str] = "OpenAI"
+    anchor: Literal["created_at"] = honored("when the time begins", ...)
+    seconds: Annotated[int, WholeNumber(MIN_EXPIRY_SECONDS, KEPT_SECONDS)] = honored(
+        "how long the output files are kept", ...
+    )
+
+
+class BatchBody(RequestBody):
+    """A batch of requests, which are the lines of an uploaded file."""
+
+    origin: ClassVar[str] = "OpenAI"
+    input_file_id: str = honored("the id of the uploaded file", ...)
+    endpoint: Literal[*ENDPOINTS] = honored("the path of all requests", ...)  # type: ignore[valid-type]
+    completion_window: str = honored("the time for the batch, such as 24h, up to 30d", ...)
+    metadata: Annotated[dict[str, Any], JsonObject("an object of texts")] | None = honored(
+        "texts that are returned with the batch"
+    )
+    output_expires_after: ExpiryBody | None = honored("when the output files are deleted")
+
+    @classmethod
+    def advice_about(cls, name: str) -> str:
+        """Return what a batch has instead of a field that it does not have. Such a field is
+        refused, because a batch has no place for a note.
+        """
+        return f"a batch has {', '.join(cls.effects())}"
+
+    @property
+    def window_seconds(self) -> int:
+        """The completion window in seconds. Raises ApiError."""
+        match = WINDOW.fullmatch(self.completion_window)
+        seconds = int(match.group(1)) * UNIT_SECONDS[match.group(2)] if match else 0
+        if not 0 < seconds <= KEPT_SECONDS:
+            raise ApiError(
+                "completion_window must be a time such as 24h, at most 30d",
+                param="completion_window",
+            )
+        return seconds
+
+    @property
+    def checked_metadata(self) -> dict[str, str] | None:
+        """The metadata. Raises ApiError if it has too many or too long texts, or other values."""
+        for name, value in (self.metadata or {}).items():
+            if not isinstance(value, str):
+                raise wrong_value(f"metadata.{name}", value, "text")
+            if len(name) > MAX_KEY_CHARACTERS or len(value) > MAX_VALUE_CHARACTERS:
+                raise METADATA_ERROR
+        if len(self.metadata or {}) > MAX_METADATA:
+            raise METADATA_ERROR
+        return self.metadata
 
 
 async def create_batch(service: Service, request: Request) -> Response:
     """Create a batch. Its input is checked before the first line is answered."""
     await service.batches.open_store()
-    fields = Fields(await read_body(request, service.settings.max_body))
-    for name in fields.values:
-        if name not in FIELDS and fields.has(name):
-            raise ApiError(f"a batch has no field {name[:100]!r}", param=name[:100])
-    file_id, endpoint = fields.required_text("input_file_id"), fields.required_text("endpoint")
-    if endpoint not in ENDPOINTS:
-        raise ApiError(f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")
-    window = fields.required_text("completion_window")
-    seconds = _window_seconds(window)
-    metadata, kept_seconds = _read_metadata(fields), _read_kept_seconds(fields)
-    file = await find_file(service, request, file_id)
+    body = await read_checked_body(request, service.settings.max_body, BatchBody)
+    seconds, metadata = body.window_seconds, body.checked_metadata
+    expiry = body.output_expires_after
+    file = await find_file(service, request, body.input_file_id)
     if file.purpose != PURPOSE:
         raise ApiError(f"the purpose of {file.id} is not {PURPOSE}", param="input_file_id")
     now = int(time.time())
     batch = StoredBatch(
         f"{BATCH_PREFIX}{uuid.uuid4().hex[:ID_DIGITS]}",
-        endpoint,
+        body.endpoint,
         file.id,
-        window,
+        body.completion_window,
         now,
         now + seconds,
         file.owner,
         metadata,
-        kept_seconds=kept_seconds,
+        kept_seconds=expiry.seconds if expiry else KEPT_SECONDS,
     )
     with report_disk_errors():
         batch = await service.batches.add(batch)
     return json_response(service.batches.to_document(batch))
-
-
-def _window_seconds(window: str) -> int:
-    """Return the seconds of a completion window such as 24h. Raises ApiError."""
-    match = WINDOW.fullmatch(window)
-    seconds = int(match.group(1)) * UNIT_SECONDS[match.group(2)] if match else 0
-    if not 0 < seconds <= KEPT_SECONDS:
-        raise ApiError(
-            "completion_window must be a time such as 24h, at most 30d", param="completion_window"
-        )
-    return seconds
-
-
-def _read_metadata(fields: Fields) -> dict[str, str] | None:
-    """Return the texts that a client wants to have with its batch. Raises ApiError if they are too
-    many or too long.
-    """
-    table = fields.table("metadata")
-    if table is None:
-        return None
-    metadata = {name: table.required_text(name) for name in table.values}
-    if len(metadata) > MAX_METADATA or any(
-        len(name) > MAX_KEY_CHARACTERS or len(value) > MAX_VALUE_CHARACTERS
-        for name, value in metadata.items()
-    ):
-        raise ApiError(
-            f"metadata may have {MAX_METADATA} names of {MAX_KEY_CHARACTERS} characters with"
-            f" values of {MAX_VALUE_CHARACTERS}",
-            param="metadata",
-        )
-    return metadata
-
-
-def _read_kept_seconds(fields: Fields) -> int:
-    """Return for how long the files of a batch are kept. Raises ApiError."""
-    table = fields.table("output_expires_after")
-    if table is None:
-        return KEPT_SECONDS
-    table.choice("anchor", ("created_at",), "created_at")
-    return table.integer("seconds", MIN_EXPIRY_SECONDS, KEPT_SECONDS) or KEPT_SECONDS
 
 
 async def list_batches(service: Service, request: Request) -> Response:
@@ -151,7 +158,7 @@ async def handle_batches(service: Service, request: Request) -> Response:
 
 
 ROUTES = (
-    Route("/v1/batches", handle_batches, ("GET", "POST"), ("/batches",)),
+    Route("/v1/batches", handle_batches, ("GET", "POST"), ("/batches",), body_type=BatchBody),
     Route("/v1/batches/{batch_id}", show_batch, ("GET",), ("/batches/{batch_id}",)),
     Route(
         "/v1/batches/{batch_id}/cancel", cancel_batch, ("POST",), ("/batches/{batch_id}/cancel",)
