@@ -182,17 +182,21 @@ def test_another_thread_is_never_blocked_for_long(
 
 def longest_block(raw: bytes) -> float:
     result: list[Any] = []
-    parser = threading.Thread(target=lambda: result.append(parse_in_pieces(raw)))
+    may_end = threading.Event()
+
+    def parse() -> None:
+        result.append(parse_in_pieces(raw))
+        may_end.wait()  # the clock of a thread ends with it
+
+    parser = threading.Thread(target=parse)
     parser.start()
     clock = time.pthread_getcpuclockid(parser.ident or 0)
     longest = last = 0.0
-    while parser.is_alive():
-        try:
-            now = time.clock_gettime(clock)
-        except (OSError, ProcessLookupError):  # it has just ended
-            break
+    while parser.is_alive() and not result:
+        now = time.clock_gettime(clock)
         longest, last = max(longest, now - last), now
         parser.join(0.0002)
+    may_end.set()
     parser.join()
     assert result
     return longest

@@ -19,7 +19,10 @@ def to_lark(constraint: Constraint) -> str:
             f"the {constraint.kind} has {len(text)} characters; the limit is {MAX_CHARACTERS}",
             hint="use a smaller one",
         )
-    return text if constraint.kind == "lark" else f"start: /{_regex_body(text)}/\n"
+    if constraint.kind == "lark":
+        return text
+    assert constraint.kind == "regex", constraint.kind
+    return f"start: /{_regex_body(text)}/\n"
 
 
 def _regex_body(pattern: str) -> str:

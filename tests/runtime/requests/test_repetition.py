@@ -118,7 +118,7 @@ def test_an_answer_that_loops_is_ended_before_its_context_is_full(options, finis
 def test_an_answer_with_a_grammar_may_repeat_itself(after: str, finish: str) -> None:
     """Before the grammar starts, the answer is checked as any other."""
     runner = fake_runner(lambda tokens: ord("a"), n_ctx=4096)
-    grammar = runner.grammars(Constraint("grammar", 'root ::= "a"*'))
+    grammar = runner.grammars(Constraint("gbnf", 'root ::= "a"*'))
     request = Request((1, 2, 3), GREEDY, strategy="guided", grammar=grammar, grammar_after=after)
     reply = runner.reply(request)
     assert sum(event.token is not None for event in reply) >= MIN_LOOP_BYTES

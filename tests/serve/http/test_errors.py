@@ -3,6 +3,7 @@
 import gzip
 import http.client
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -254,13 +255,25 @@ def test_a_template_error_gets_status_400(serve: Callable[..., Served]) -> None:
 
 
 def test_a_full_queue_gets_retry_after(serve: Callable[..., Served]) -> None:
-    served = serve(b"x" * 5000, parallel=1, waiting=0, n_ctx=8192)
+    may_continue = threading.Event()
+
+    def reply(tokens: Any) -> int:
+        if len(tokens) > 60:
+            may_continue.wait()
+        return ord("x")
+
+    served = serve(reply, parallel=1, waiting=0, n_ctx=8192)
     with (
         client(served) as api,
-        api.chat.completions.create(model="tiny", messages=HELLO, stream=True) as stream,
+        api.chat.completions.create(
+            model="tiny", messages=HELLO, stream=True, max_tokens=200
+        ) as stream,
     ):
         next(iter(stream))
-        status, headers, found = post(served, json.dumps({"messages": HELLO}).encode())
+        try:
+            status, headers, found = post(served, json.dumps({"messages": HELLO}).encode())
+        finally:
+            may_continue.set()
     assert status == 429
     assert int(headers["retry-after"]) >= 1
     assert found["error"]["code"] == "busy"
