@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
 """Check that clients of the APIs of OpenAI, Anthropic and ollama work with `llmcli serve`.
 
-usage: .venv/bin/python scripts/clients/run.py FILE.gguf [--venv FOLDER] [-- FLAGS of serve]
+usage: .venv/bin/python scripts/clients/run.py REF [--folder FOLDER] [--only NAME] [-- FLAGS of serve]
 
-The unmodified clients send their documented calls to a server of this checkout: openai-python;
-simonw's `llm` (OpenAI models by base URL); langchain-openai (ChatOpenAI, OpenAI, OpenAIEmbeddings);
-anthropic (/v1/messages); ollama (/api). They run in a virtual environment in FOLDER, which is made
-with the versions of scripts/constraints.txt if it is missing. A call fails if it raises an error or
-if its answer lacks the documented fields; the text of an answer is not checked. Features that this
-server lacks (images, audio, files for assistants, stored responses) must be refused with an
-explanation, and are counted separately. For each client the script prints the numbers of passed and
-of all calls, and the reasons of failures and refusals. It exits with 1 if a call fails.
+The unmodified clients of `packages.py`, libraries and agents in Python and JavaScript, send the
+calls of their documentation to a server of this checkout. REF is a model that knows tools. The
+clients are installed in FOLDER with the versions of `packages.py` if they are missing: a virtual
+environment for each group of Python clients, and a folder for those of npm, which are skipped if
+there is no npm. `--only` chooses clients and can be repeated.
+
+A call fails if it raises an error, or if its answer lacks the documented fields; the text of an
+answer is not checked. Features that this server lacks (images, audio, files for assistants, stored responses) must
+be refused with an explanation, and are counted separately. For each client the script prints the
+numbers of passed and of all calls, and the reasons of failures and refusals. It exits with 1 if a
+call fails.
 """
 
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,20 +27,19 @@ import tempfile
 import venv
 from pathlib import Path
 
+from scripts.clients.packages import CLIENTS, ENVIRONMENTS, NPM, NPM_PACKAGES, Client
+
 ROOT = Path(__file__).resolve().parents[2]
-PINS = [
-    "llm==0.36",
-    "langchain-openai==1.7.3",
-    "openai==3.54.0",
-    "anthropic==2.12.0",
-    "ollama==0.6.3",
-]
-CLIENTS = {
-    "openai-python": "clients/with_openai.py",
-    "llm": "clients/with_llm.py",
-    "langchain-openai": "clients/with_langchain.py",
-    "anthropic": "clients/with_anthropic.py",
-    "ollama": "clients/with_ollama.py",
+STAMP = "installed.txt"  # in an environment: the packages that it has
+# the environment whose packages have versions in scripts/constraints.txt
+CONSTRAINED = "python"
+# clients send no telemetry, and download no lists of prices
+QUIET = {
+    "AGNO_TELEMETRY": "false",
+    "HAYSTACK_TELEMETRY_ENABLED": "false",
+    "LANGSMITH_TRACING": "false",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "true",
+    "OPENAI_AGENTS_DISABLE_TRACING": "true",
 }
 
 
@@ -47,82 +50,114 @@ def main() -> int:
     )
     parser.add_argument("ref")
     parser.add_argument(
-        "--venv",
+        "--folder",
         type=Path,
         help="folder where the clients are installed; default: a temporary folder",
     )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=[client.name for client in CLIENTS],
+        metavar="NAME",
+        help="check only this client; repeatable: %(choices)s",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=30, help="time limit of a client [%(default)s]"
+    )
     args, flags = parser.parse_known_args()
     flags = [word for word in flags if word != "--"]
+    clients = [client for client in CLIENTS if not args.only or client.name in args.only]
     failed = 0
     with tempfile.TemporaryDirectory() as temporary:
-        python = client_python(args.venv or Path(temporary) / "venv")
-        words = [
-            sys.executable,
-            "-m",
-            "llmcli.app",
-            "serve",
-            args.ref,
-            "--port",
-            "0",
-            "--json",
-            "-a",
-            "local",
-            "--files-folder",
-            str(Path(temporary) / "files"),
-            *flags,
-        ]
+        folder = (args.folder or Path(temporary)).absolute()
+        words = [sys.executable, "-m", "llmcli.app", "serve", args.ref, *flags]
+        words += ["--port", "0", "--json", "-a", "local"]
+        words += ["--files-folder", str(Path(temporary) / "files")]
+        programs = {
+            name: find_program(name, folder)
+            for name in dict.fromkeys(client.environment for client in clients)
+        }
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
             assert process.stdout is not None
             url = json.loads(process.stdout.readline())["url"] + "/v1"
-            for name, file in CLIENTS.items():
-                failed += run_client(name, python, ROOT / "scripts" / file, url, Path(temporary))
+            for client in clients:
+                program = programs[client.environment]
+                if program is None:
+                    print(f"{client.name}: skipped, because there is no npm", flush=True)
+                    continue
+                failed += run_client(client, program, url, Path(temporary), args.minutes)
             process.send_signal(signal.SIGTERM)
             failed += process.wait(60) != 0
     return int(failed > 0)
 
 
-def client_python(folder: Path) -> Path:
-    """Return the Python of the virtual environment in `folder`. Create the environment and install
-    the clients if they are missing.
+def find_program(environment: str, folder: Path) -> Path | None:
+    """Return the Python or node of an environment in `folder`. Install what is missing. Return None
+    if that needs npm, and there is none.
     """
-    python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-    imports = "import llm, langchain_openai, openai, anthropic, ollama"
-    check = subprocess.run([python, "-c", imports], capture_output=True, check=False)
-    if check.returncode:
-        pins = ["-c", str(ROOT / "scripts" / "constraints.txt"), *PINS]
-        subprocess.run(
-            [python, "-m", "pip", "install", "--quiet", *pins],
-            check=True,
-            stderr=subprocess.DEVNULL,
-        )
-    return python
+    place = folder / environment
+    program = place / ("node_modules/.bin/node" if environment == NPM else "bin/python")
+    packages = NPM_PACKAGES if environment == NPM else ENVIRONMENTS[environment]
+    stamp = place / STAMP
+    if stamp.exists() and stamp.read_text().split() == list(packages):
+        return program
+    if environment == NPM:
+        npm = shutil.which("npm")
+        if npm is None:
+            return None
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "package.json").write_text('{"private": true}\n')
+        command = [npm, "install", "--no-audit", "--no-fund", *packages]
+    else:
+        venv.create(place, with_pip=True)
+        constraints = ["-c", str(ROOT / "scripts/constraints.txt")]
+        options = constraints if environment == CONSTRAINED else []
+        command = [str(program), "-m", "pip", "install", "--quiet", *options, *packages]
+    subprocess.run(command, check=True, cwd=place, stdout=sys.stderr)
+    stamp.write_text("\n".join(packages))
+    return program
 
 
-def run_client(name: str, python: Path, file: Path, url: str, home: Path) -> int:
-    """Run the script `file` with the calls of one client, print the outcomes, and return the number
-    of failed calls. `home`: the home folder of the process.
+def run_client(client: Client, program: Path, url: str, home: Path, minutes: float) -> int:
+    """Run the script with the calls of one client, print the outcomes, and return the number of
+    failed calls. `program`: its Python or node; `home`: the home folder of the process.
     """
     environ = {
+        **QUIET,
         "PATH": os.environ["PATH"],
         "HOME": str(home),
         "OPENAI_BASE_URL": url,
         "OPENAI_API_KEY": "none",
         "LLM_USER_PATH": str(home / "llm"),
         "PYTHONPATH": str(ROOT),
-        "LANGSMITH_TRACING": "false",
     }
-    done = subprocess.run(
-        [python, file, url], env=environ, capture_output=True, text=True, check=False
-    )
-    outcomes = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode:
-        outcomes.append({"call": "all calls", "passed": False, "why": done.stderr.strip()[-500:]})
+    script = ROOT / "scripts" / "clients" / client.script
+    # packages of npm are found from the current folder
+    folder = program.parents[2] if client.environment == NPM else home
+    why, output = "", ""
+    with subprocess.Popen(
+        [program, script, url],
+        env=environ,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=minutes * 60)
+            if process.returncode:
+                why = errors.strip()[-500:]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+            why = f"it did not end within {minutes:g} minutes"
+    outcomes = [json.loads(line) for line in output.splitlines() if line.startswith('{"call"')]
+    if why:
+        outcomes.append({"call": "all calls", "passed": False, "why": why})
     n_passed = sum(outcome["passed"] for outcome in outcomes)
     n_refused = sum(outcome["passed"] and outcome.get("refused", False) for outcome in outcomes)
     print(
-        f"{name}: {n_passed} of {len(outcomes)} passed, {n_refused} of them explained refusals",
+        f"{client.name}: {n_passed} of {len(outcomes)} passed, {n_refused} of them explained refusals",
         flush=True,
     )
     for outcome in outcomes:
