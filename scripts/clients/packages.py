@@ -13,7 +13,7 @@ ENVIRONMENTS = {
         "openai==3.54.0",
     ),
     "agno": ("agno==3.1.10", "anthropic==2.14.0", "ollama==0.6.3", "openai==3.57.0"),
-    "dspy": ("dspy==3.4.1",),
+    "dspy": ("dspy==3.4.1", "numpy==2.4.6"),
     "haystack": ("haystack-ai==3.4.1",),
     "instructor": ("instructor==1.17.0",),
     "litellm": ("litellm==1.110.2",),

@@ -14,6 +14,7 @@ from agno.models.ollama import Ollama
 from agno.models.openai import OpenAIChat, OpenAIResponses
 from agno.models.openai.like import OpenAILike
 from agno.team import Team
+from agno.tools import tool
 from pydantic import BaseModel, Field
 
 from scripts.clients.calls import call, run
@@ -71,7 +72,9 @@ def register_model(name: str) -> None:
         assert response.status == "COMPLETED", response.content
 
     def tools_forced() -> None:
-        agent = Agent(model=make(), tools=[get_weather], tool_choice="required", tool_call_limit=1)
+        # without an end after the first call, the model would have to call again and again
+        last = tool(stop_after_tool_call=True)(get_weather)
+        agent = Agent(model=make(), tools=[last], tool_choice="required")
         response = agent.run("What is the weather in Rome?")
         assert response.tools and response.tools[0].result, response.content
 

@@ -27,6 +27,7 @@ SERVER: Any = {
     "api_base_url": sys.argv[1],
     "api_key": Secret.from_token("none"),
     "max_retries": 0,
+    "timeout": 300,
 }
 GENERATORS: dict[str, tuple[Any, dict[str, Any]]] = {
     "OpenAIChatGenerator": (OpenAIChatGenerator, {"max_completion_tokens": 200, "temperature": 0}),

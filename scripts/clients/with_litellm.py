@@ -6,7 +6,7 @@ import sys
 from typing import Any, Literal
 
 import litellm
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from scripts.clients.calls import call, run
 
@@ -46,7 +46,7 @@ class Event(BaseModel):
     """An event in a calendar."""
 
     name: Literal["fair", "party"]
-    people: list[Literal["Ann", "Bob"]]
+    people: list[Literal["Ann", "Bob"]] = Field(max_length=2)
 
 
 def register_provider(model: str) -> None:

@@ -21,7 +21,13 @@ from scripts.clients.calls import call, run
 
 URL = sys.argv[1]
 ROOT = URL.removesuffix("/v1")
-KEYS: Any = {"api_key": "none", "max_retries": 0, "temperature": 0, "max_tokens": 200}
+KEYS: Any = {
+    "api_key": "none",
+    "max_retries": 0,
+    "temperature": 0,
+    "max_tokens": 200,
+    "timeout": 300,
+}
 LIKE = OpenAILike(
     "local",
     api_base=URL,

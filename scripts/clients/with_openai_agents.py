@@ -4,6 +4,7 @@ run against the server.
 
 import asyncio
 import sys
+from dataclasses import replace
 from typing import Any, Literal
 
 from agents import (
@@ -34,6 +35,7 @@ MODELS: dict[str, Any] = {
 }
 SETTINGS = ModelSettings(max_tokens=200, temperature=0)
 FORCED = ModelSettings(max_tokens=200, temperature=0, tool_choice="required")
+SINGLE = replace(FORCED, parallel_tool_calls=False)
 set_tracing_disabled(True)
 
 
@@ -122,7 +124,7 @@ def register_model(name: str) -> None:
 
     async def ends() -> None:
         endless = Agent(
-            **{**usual, "model_settings": FORCED}, tools=[get_weather], reset_tool_choice=False
+            **{**usual, "model_settings": SINGLE}, tools=[get_weather], reset_tool_choice=False
         )
         try:
             await Runner.run(endless, "Weather?", max_turns=2)
