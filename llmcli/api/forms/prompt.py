@@ -72,9 +72,12 @@ class RenderedPrompt:
         """Return a splitter for one answer to this prompt. `make_digits`: returns the hexadecimal
         digits of a new tool call id.
         """
+        call_format = self.call_format
+        if call_format and self.tools.is_strict:
+            call_format = call_format.tags_only or call_format
         return OutputSplitter(
             self.opened_tags,
-            self.call_format if self.splits_calls else None,
+            call_format if self.splits_calls else None,
             self.tools.names,
             self.tools.string_arguments,
             make_digits,

@@ -109,6 +109,8 @@ class ToolCallFormat(ABC):
     - `starts_answer`: a call is only recognized at the beginning of an answer, because its opening
       mark is common in ordinary text.
     - `ends_answer`: after the calls, the answer contains no more text.
+    - `tags_only`: the same format without the calls that no grammar can hold to a schema; None:
+      there are no such calls.
     """
 
     name: ClassVar[str]
@@ -118,6 +120,7 @@ class ToolCallFormat(ABC):
     closings: ClassVar[tuple[str, ...]] = ()
     starts_answer: ClassVar[bool] = False
     ends_answer: ClassVar[bool] = False
+    tags_only: ClassVar["ToolCallFormat | None"] = None
     # Patterns for the head of a call with JSON arguments: for the first call of a block, and for a
     # later call. Groups: the function's name in `name`, or as a JSON string in `json`; and `id`.
     first_call_pattern: ClassVar[str] = ""
