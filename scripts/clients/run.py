@@ -107,7 +107,7 @@ def find_program(environment: str, folder: Path) -> Path | None:
             return None
         place.mkdir(parents=True, exist_ok=True)
         (place / "package.json").write_text('{"private": true}\n')
-        command = [npm, "install", "--no-audit", "--no-fund", *packages]
+        command = [npm, "install", "--no-audit", "--no-fund", "--loglevel=error", *packages]
     else:
         venv.create(place, with_pip=True)
         constraints = ["-c", str(ROOT / "scripts/constraints.txt")]

@@ -39,7 +39,7 @@ class MovieScript(BaseModel):
 
     genre: Literal["drama", "comedy"] = Field(description="Genre of the movie")
     name: str = Field(max_length=20)
-    characters: list[Literal["Ann", "Bob"]] = Field(max_length=2)
+    lead: Literal["Ann", "Bob"] | None
 
 
 def get_weather(city: str, celsius: bool = True) -> str:
