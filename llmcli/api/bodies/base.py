@@ -107,6 +107,13 @@ class RequestBody(BaseModel):
         return None
 
     @classmethod
+    def refusal_fields(cls, name: str) -> Mapping[str, Any]:
+        """Return additional fields of the error object for a refused field, by its name in JSON.
+        Some clients read from them what they can do instead.
+        """
+        return {}
+
+    @classmethod
     def origin_of(cls, name: str) -> str:
         """Return the API whose reference describes the field with this Python name."""
         return next(

@@ -140,7 +140,11 @@ class _FieldChecker:
             inner = f"{path}.{json_name}" if path else json_name
             effect = effects[json_name]
             if effect.refuses(value):
-                raise ApiError(f"{inner} is not supported: {effect.description}", param=inner)
+                raise ApiError(
+                    f"{inner} is not supported: {effect.description}",
+                    param=inner,
+                    **type(body).refusal_fields(json_name),
+                )
             if effect.notes(value):
                 yield f"{inner} has no effect: {effect.description}"
             yield from self._check_inner(value, inner)

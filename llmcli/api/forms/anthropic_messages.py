@@ -137,6 +137,15 @@ class MessagesBody(TemplateFields, GenerationBody):
     n: Any = refused("an answer is one message", 1)
     stop: Any = refused("use stop_sequences")
 
+    @classmethod
+    def refusal_fields(cls, name: str) -> Mapping[str, Any]:
+        """Return the details that make Anthropic's tool runner send the whole conversation in place
+        of a thread.
+        """
+        if name != "thread":
+            return {}
+        return {"details": {"error_code": "thread_unsupported_request", "unsupported": [name]}}
+
 
 class MessagesForm(ConversationForm):
     """A request to Anthropic's messages endpoint. The response is a message whose content is a list

@@ -10,7 +10,7 @@ the name of the namespace.
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 from pydantic_core import core_schema
 
 from llmcli.api.bodies.base import (
@@ -163,7 +163,16 @@ class ToolChoice(AllowedTools):
         return named.name if named else self.name
 
 
-ToolChoiceValue = Annotated[Literal["none", "auto", "required"] | ToolChoice, Either(CHOICE_WORDS)]
+def _read_choice(value: Any) -> Any:
+    """Return "required" for "any", the word of Mistral's API, and any other value unchanged."""
+    return "required" if value == "any" else value
+
+
+ToolChoiceValue = Annotated[
+    Literal["none", "auto", "required"] | ToolChoice,
+    Either(CHOICE_WORDS),
+    BeforeValidator(_read_choice),
+]
 
 
 class ToolFields(RequestBody):
@@ -171,7 +180,7 @@ class ToolFields(RequestBody):
 
     origin: ClassVar[str] = "OpenAI"
     tool_choice: ToolChoiceValue | None = honored(
-        "none, auto, required, a tool that must be called, or the tools that may be called"
+        "none, auto, required (or any), a tool that must be called, or the tools that may be called"
     )
     parallel_tool_calls: bool | None = honored("whether an answer may have several calls")
     max_tool_calls: Any = ignored("it limits only tools that the server runs; there are none")

@@ -305,6 +305,16 @@ def test_errors_have_anthropics_format(
     )
 
 
+def test_a_refused_thread_says_so_as_anthropics_tool_runner_reads_it(
+    serve: Callable[..., Served],
+) -> None:
+    error = post(serve(), thread={"type": "create"}).json()["error"]
+    assert error["details"] == {
+        "error_code": "thread_unsupported_request",
+        "unsupported": ["thread"],
+    }
+
+
 def test_the_key_is_read_from_anthropics_header(serve: Callable[..., Served]) -> None:
     served = serve(keys=("secret-key-1",))
     assert post(served).json()["error"]["type"] == "authentication_error"

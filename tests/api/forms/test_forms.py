@@ -191,7 +191,7 @@ def test_an_answer_follows_a_schema_or_a_grammar(tiny: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+    "choice", ["required", "any", {"type": "function", "function": {"name": "weather"}}]
 )
 def test_a_forced_call_is_the_same_in_a_stream(serve: Callable[..., Served], choice: Any) -> None:
     args = {
