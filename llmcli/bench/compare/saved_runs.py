@@ -25,6 +25,7 @@ from quant.json_dataclasses import parse_value
 
 # minimum standard deviation of the logarithm of a run's speed, on a quiet machine
 MIN_DRIFT = 0.03
+MAX_LOG = 700.0  # of a ratio of speeds; a larger one is infinite
 MAX_FILE_BYTES = 1 << 25  # maximum bytes of a file with runs
 MAKE_FILE_HINT = "create such a file: llmcli bench REF -o json > FILE"
 
@@ -223,7 +224,7 @@ def compare_rates(a: Sequence[float], b: Sequence[float], confidence: float) -> 
     return Comparison(
         math.exp(middle),
         math.exp(middle - half),
-        math.exp(middle + half),
+        math.inf if middle + half > MAX_LOG else math.exp(middle + half),
         confidence,
         tuple(a),
         tuple(b),

@@ -166,7 +166,13 @@ def _replay(
     from llmcli.chat import receipt
 
     recorded = receipt.read_receipt(text_input.expand_path(file))
-    run_flags = parse_run_flags(ctx, recorded.flags)
+    try:
+        run_flags = parse_run_flags(ctx, recorded.flags)
+    except UserError as error:
+        parse_run_flags(ctx)  # raises the error if the typed options are wrong by themselves
+        raise UserError(
+            f"{file}: {error}", hint="write it again: llmcli run REF PROMPT --json > FILE"
+        ) from None
     ref, text = choose_model_and_argument(ref, text, run_flags.model)
     if text is not None or run_flags.prompt is not None or run_flags.file is not None or skeleton:
         raise UsageError(

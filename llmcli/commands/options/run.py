@@ -521,7 +521,7 @@ def _restore(recorded: Mapping[str, object]) -> dict[str, Any]:
     for name, value in recorded.items():
         if type(value) is not kinds.get(name) and name not in sampling_settings():
             raise UserError(
-                f"the receipt has {name} {str(value)[:60]!r}, which is no option of a run",
+                f"{name} {str(value)[:60]!r} is no option of a run",
                 hint="write the receipt again: llmcli run REF PROMPT --json > FILE",
             )
     return dict(recorded)

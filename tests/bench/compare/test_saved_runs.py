@@ -84,6 +84,7 @@ def test_noise_widens_the_interval_and_one_repetition_has_none():
     assert not noisy.differs and noisy.resolution > steady.resolution
     assert compare_rates([100], [200, 201], 0.99).high == math.inf
     assert compare_rates([100, 100], [150, 150], 0.99).low > 1.3
+    assert compare_rates([1, 1e-300], [1e300, 1], 0.99).high == math.inf
 
 
 def test_a_number_names_a_run_of_the_history_and_a_json_name_a_file(tmp_path: Path):
