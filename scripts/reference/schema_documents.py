@@ -5,7 +5,7 @@ accepts, and jsonschema as the judge of documents.
 import json
 import random
 from collections.abc import Iterator
-from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import jsonschema
@@ -103,6 +103,6 @@ def _check_multiple(
     if (
         isinstance(value, (int, float))
         and not isinstance(value, bool)
-        and Decimal(repr(value)) % Decimal(repr(step))
+        and Fraction(repr(value)) % Fraction(repr(step))
     ):
         yield jsonschema.ValidationError(f"{value} is not a multiple of {step}")
