@@ -19,6 +19,7 @@ class ServerSettings:
       context.
     - `slides_context`: when the context of an answer is full, its oldest tokens are dropped, so that
       the answer goes on (AttentionSinks).
+    - `shows_prompts`: an answer has the text of its prompt, unless its request declines it.
     - `keys`: the accepted API keys; if empty, requests need no key.
     - `cors`: the origins of web pages that may send requests.
     - `allow_hosts`: additional host names by which clients may address the server.
@@ -42,6 +43,7 @@ class ServerSettings:
     max_answer_tokens: int | None = None
     max_context: int | None = None
     slides_context: bool = False
+    shows_prompts: bool = False
     keys: tuple[str, ...] = ()
     cors: tuple[str, ...] = ()
     allow_hosts: tuple[str, ...] = ()

@@ -41,7 +41,7 @@ SWITCHES = {
     "--no-slots": ["--no-slots"],
     "--no-ui": ["--no-ui"],
     "--context-shift": ["--context-shift"],
-    "--verbose": [],
+    "--verbose": ["--verbose"],
 }
 # Options with a value -> their name in `llmcli serve`.
 RENAMED = {"--chat-template-file": "--chat-template", "--n-predict": "-n"}
@@ -73,6 +73,8 @@ COMMON = {
 def main() -> None:
     """Replace this process by the server. Exit with 1 for an option that neither has."""
     words = list(_with_stand_ins(sys.argv[1:]))
+    if threads := os.environ.get("LLAMA_SERVER_THREADS"):
+        words += ["--threads", threads]
     if real := os.environ.get("LLAMA_SERVER_REAL"):
         os.execv(real, [real, *words])
     os.execv(sys.executable, [sys.executable, "-m", "llmcli.app", "serve", *translate(words)])

@@ -2,12 +2,14 @@
 """Run llama-server's own tests against `llmcli serve`, and against llama-server itself.
 
 usage: LLAMA_SERVER_TESTS=FOLDER .venv/bin/python scripts/reference/llama_server_tests.py [FILE ...]
-       [--llama-server PROGRAM] [--models FOLDER] [-k EXPRESSION] [--json]
+       [--llama-server PROGRAM] [--results FILE] [--models FOLDER] [-t THREADS] [-k EXPRESSION]
+       [--json]
 
 FOLDER is tools/server/tests of llama.cpp's source, which is in llama-cpp-python's source
 distribution. A FILE is a name such as `completion` (unit/test_completion.py); by default the files of
 the features that llmcli has. Models that the tests would download are replaced by small stand-ins
-(llama_server_models.py), the same for both servers.
+(llama_server_models.py), the same for both servers. With --llama-server, the outcomes of
+llama-server are stored in --results; without it, they are read from there.
 
 For each file the script prints how many tests pass with both servers, and how many of those that
 llama-server passes. Then it prints the tests that only llama-server passes: those of DIFFERENCES with
@@ -74,6 +76,8 @@ def main() -> int:
     )
     parser.add_argument("files", nargs="*", default=FILES, metavar="FILE")
     parser.add_argument("--llama-server", type=Path, help="the program to compare with")
+    parser.add_argument("--results", type=Path, help="the outcomes of llama-server, a JSON file")
+    parser.add_argument("-t", "--threads", type=int, help="of both servers [their defaults]")
     parser.add_argument("--models", type=Path, help="folder of the stand-ins [a temporary one]")
     parser.add_argument("-k", dest="expression", default="", help="as of pytest")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -84,13 +88,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         models = (args.models or Path(temporary) / "models").resolve()
         make_models(models, tests.parents[2])
-        run = SuiteRun(tests, models, Path(temporary), args.expression)
+        run = SuiteRun(tests, models, Path(temporary), args.expression, args.threads)
         rows = {}
+        stored = read_results(args.results) if args.results else {}
         for name in args.files:
-            rows[name] = (
-                run.file(name, None),
-                run.file(name, args.llama_server.resolve()) if args.llama_server else None,
-            )
+            if args.llama_server:
+                stored[name] = run.file(name, args.llama_server.resolve())
+                if args.results:
+                    write_results(args.results, stored)
+            rows[name] = run.file(name, None), stored.get(name)
             if not args.json:
                 print(format_row(name, *rows[name]), flush=True)
     missed = {name: missing_tests(*pair) for name, pair in rows.items()}
@@ -102,15 +108,20 @@ def main() -> int:
 
 
 class SuiteRun:
-    """Runs files of the tests. `tests`: their folder. `models`: that of the stand-ins."""
+    """Runs files of the tests. `tests`: their folder. `models`: that of the stand-ins.
+    `expression`: chooses tests, as -k of pytest. `threads`: of a server; None: its default.
+    """
 
-    def __init__(self, tests: Path, models: Path, temporary: Path, expression: str) -> None:
-        self.tests, self.models, self.temporary, self.expression = (
-            tests,
-            models,
-            temporary,
-            expression,
-        )
+    def __init__(
+        self,
+        tests: Path,
+        models: Path,
+        temporary: Path,
+        expression: str = "",
+        threads: int | None = None,
+    ) -> None:
+        self.tests, self.models, self.temporary = tests, models, temporary
+        self.expression, self.threads = expression, threads
         self.program = temporary / "llama-server"
         words = shlex.join([sys.executable, "-m", "scripts.reference.llama_server_shim"])
         self.program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
@@ -135,6 +146,7 @@ class SuiteRun:
             "LLAMA_SERVER_BIN_PATH": str(self.program),
             "LLAMA_SERVER_REAL": str(real or ""),
             "LLAMA_SERVER_MODELS": str(self.models),
+            "LLAMA_SERVER_THREADS": str(self.threads or ""),
             "LLMCLI_HOME": str(self.temporary / "home"),
             "PYTHONPATH": os.pathsep.join([str(self.temporary), str(ROOT)]),
         }
@@ -178,6 +190,28 @@ def read_report(path: Path) -> FileResult:
             if not tags & {"failure", "error"}:
                 passed.add(case.get("name", ""))
     return FileResult(frozenset(tests), frozenset(passed))
+
+
+def read_results(path: Path) -> dict[str, FileResult]:
+    """Return the outcomes in a file of write_results(), by the names of the files of tests. None are
+    in a file that does not exist.
+    """
+    if not path.exists():
+        return {}
+    document = json.loads(path.read_text(encoding="utf-8"))
+    return {
+        name: FileResult(frozenset(result["tests"]), frozenset(result["passed"]))
+        for name, result in document.items()
+    }
+
+
+def write_results(path: Path, results: dict[str, FileResult]) -> None:
+    """Store the outcomes of one server as a JSON object."""
+    document = {
+        name: {"tests": sorted(result.tests), "passed": sorted(result.passed)}
+        for name, result in results.items()
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def difference(test: str) -> str | None:

@@ -77,7 +77,7 @@ class ApiForm(ABC):
         if not runner.can_generate:
             raise ApiError("this is an embedding model and generates no text: use /v1/embeddings")
         self.is_stream = bool(body.stream)
-        self.is_verbose = bool(getattr(body, "verbose", False))  # ollama's is among the options
+        self._set_verbose(getattr(body, "verbose", None))  # ollama's is among the options
         self.telemetry = StreamTelemetry(body)
 
     def compile_constraint(self) -> None:
@@ -225,6 +225,12 @@ class ApiForm(ABC):
             document["constraint"] = {"not_enforced": list(self.not_enforced)}
         if self.notes:
             document["notes"] = list(self.notes)
+
+    def _set_verbose(self, requested: bool | None) -> None:
+        """Set whether the answer has the text of its prompt. `requested`: the request's field; None:
+        it has none, and the server's setting counts.
+        """
+        self.is_verbose = self.settings.shows_prompts if requested is None else requested
 
     def prompt_text(self, request: Request) -> str:
         """Return the text of a prompt, with its control tokens."""

@@ -4,14 +4,17 @@ sequences, beam search, and the conditions for the end of an answer.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from llmcli import __version__
 from llmcli.api.bodies.generation_fields import GenerationBody
 from llmcli.api.bodies.sampling_fields import bias_texts, chosen_settings
 from llmcli.api.errors import ApiError, context_length_error
 from llmcli.api.server_settings import ServerSettings
 from llmcli.api.stream_telemetry import StreamTelemetry
 from llmcli.errors import UserError
+from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.requests.beam_settings import NO_SEARCH, BeamSettings
 from llmcli.runtime.requests.context_overflow import SINK_TOKENS, AttentionSinks
 from llmcli.runtime.requests.end_conditions import EndConditions
@@ -40,6 +43,14 @@ class Truncation:
         """Return the tokens that remain. `size`: the most that the context can hold."""
         count = size if self.tokens is None else min(self.tokens, size)
         return tokens[max(0, len(tokens) - count) :] if self.keeps_end else tokens[:count]
+
+
+@cache
+def system_fingerprint() -> str:
+    """Return what computes the answers: the versions of llama.cpp's binding and of llmcli. It begins
+    with "b", as llama-server's does.
+    """
+    return f"b{llama_cpp_version()}-llmcli-{__version__}"
 
 
 def read_truncation(body: GenerationBody) -> Truncation | None:

@@ -142,7 +142,7 @@ class ConversationForm(ApiForm):
     ) -> None:
         super().__init__(document, runner, settings)
         self.chat = chat = self.chat_body()
-        self.is_verbose = bool(chat.verbose)
+        self._set_verbose(chat.verbose)
         self.samples_per_request = chat.n or chat.n_cmpl or 1
         self.prompt = self._render_prompt(self._prompt_request(), runner, settings)
         self.has_logprobs = bool(chat.logprobs or chat.n_probs)

@@ -2,6 +2,7 @@
 in a text. A request is translated to one for OpenAI's completions, which have other field names.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -32,8 +33,10 @@ from llmcli.api.forms.openai_completions import (
     CompletionsForm,
 )
 from llmcli.api.server_settings import ServerSettings
-from llmcli.runtime.requests.request import Answer
+from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.runner import Runner
+from llmcli.runtime.sampling import logit_bias
+from llmcli.runtime.strategies.base import end_tokens
 from llmcli.types import Event
 
 MAX_FIELDS, MAX_EXTRA_TEXTS = 64, 256
@@ -286,6 +289,7 @@ class LlamaCompletionForm(CompletionsForm):
             "stop": list(request.stops),
             "stream": self.is_stream,
             "ignore_eos": request.ignore_eos,
+            "logit_bias": self._biases(request),
             "n_probs": self.logprobs or 0,
             "grammar": self.body.grammar or "",
             "samplers": [step.name for step in request.sampling.steps if not step.is_neutral],
@@ -294,6 +298,20 @@ class LlamaCompletionForm(CompletionsForm):
             "min_keep": 0,
             "post_sampling_probs": bool(self.body.post_sampling_probs),
         }
+
+    def _biases(self, request: Request) -> list[Document]:
+        """Return llama-server's `logit_bias`: an object for each token whose logit is changed. The
+        bias is None for a token that is forbidden, as all tokens that end an answer are with
+        `ignore_eos`.
+        """
+        texts = tuple(request.sampling.as_dict()["logit_bias"])
+        biases = list(logit_bias.parse_biases(texts))
+        if request.ignore_eos:
+            biases += [(int(token), -math.inf) for token in end_tokens(self.runner.model)]
+        return [
+            {"token": token, "bias": bias if math.isfinite(bias) else None}
+            for token, bias in biases
+        ]
 
 
 class InfillForm(LlamaCompletionForm):

@@ -5,6 +5,7 @@ deltas. ConversationForm (conversation.py) reads the request.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from llmcli.api.forms import common_fields as common
 from llmcli.api.forms import logprobs
 from llmcli.api.forms.base import Document, answer_timings, best_beams, finish_reason, token_usage
 from llmcli.api.forms.conversation import ConversationForm
@@ -107,7 +108,8 @@ class ChatForm(ConversationForm):
         )
 
     def _role(self, index: int) -> Document:
-        return self._chunk(index, {"role": "assistant", "content": ""})
+        # Not "": clients of llama-server tell the chunk of the role by its content, which is null.
+        return self._chunk(index, {"role": "assistant", "content": None})
 
     def progress_chunk(self, number: int) -> Document:
         """Return a chunk without text, for the progress of a prompt."""
@@ -222,7 +224,7 @@ class ChatForm(ConversationForm):
             "object": kind,
             "created": self.created,
             "model": self.model,
-            "system_fingerprint": None,
+            "system_fingerprint": common.system_fingerprint(),
         }
 
     def _chunk(self, index: int, delta: Document, finish: str | None = None) -> Document:

@@ -429,7 +429,7 @@ class CompletionsForm(ApiForm):
             "object": "text_completion",
             "created": self.created,
             "model": self.model,
-            "system_fingerprint": None,
+            "system_fingerprint": common.system_fingerprint(),
         }
 
     def _chunk(

@@ -63,6 +63,14 @@ ContextShift = Annotated[
         rich_help_panel=panels.REQUESTS,
     ),
 ]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        help="Answers also have the text of their prompt, in __verbose.",
+        rich_help_panel=panels.REQUESTS,
+    ),
+]
 ContextPerSlot = Annotated[
     int | None,
     typer.Option(

@@ -231,3 +231,19 @@ def test_infill_needs_a_model_with_infill_tokens(tiny: Served) -> None:
     answer = httpx.post(f"{tiny.url}/infill", json={"input_prefix": "a", "input_suffix": "b"})
     assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
     assert "fim_pre, fim_suf, fim_mid" in answer.json()["error"]["message"]
+
+
+def test_biases_are_objects_and_forbid_the_end_with_ignore_eos(
+    serve: Callable[..., Served],
+) -> None:
+    served = serve()
+
+    def biases(**fields: object) -> list[dict[str, object]]:
+        return post_json(served, n_predict=2, **fields)["generation_settings"]["logit_bias"]
+
+    assert biases() == []
+    chosen = {"token": 97, "bias": 1.5}, {"token": 98, "bias": None}
+    assert biases(logit_bias=[[97, 1.5], [98, False]]) == list(chosen)
+    *kept, end = biases(logit_bias=[[97, 1.5], [98, False]], ignore_eos=True)
+    assert kept == list(chosen)
+    assert end["bias"] is None and served.bridge.runner.model.is_end(end["token"])

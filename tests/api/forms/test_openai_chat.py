@@ -78,3 +78,19 @@ def test_a_key_is_required_if_the_server_has_keys(serve: Callable[..., Served]) 
             api.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content
             == "hello"
         )
+
+
+def test_a_stream_begins_with_the_role_and_every_answer_names_the_build(tiny: Served) -> None:
+    body = {"model": "tiny", "max_tokens": 2}
+    with client(tiny) as api:
+        chat = api.chat.completions.create(**body, messages=HELLO)
+        chunks = list(api.chat.completions.create(**body, messages=HELLO, stream=True))
+        completion = api.completions.create(**body, prompt="Once")
+        texts = list(api.completions.create(**body, prompt="Once", stream=True))
+    assert (chunks[0].choices[0].delta.role, chunks[0].choices[0].delta.content) == (
+        "assistant",
+        None,
+    )
+    assert all(chunk.choices[0].delta.role is None for chunk in chunks[1:])
+    (fingerprint,) = {answer.system_fingerprint for answer in (chat, completion, *chunks, *texts)}
+    assert fingerprint.startswith("b")

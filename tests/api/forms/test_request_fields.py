@@ -384,3 +384,7 @@ def test_a_verbose_answer_has_its_prompt(
     found = post(served, path, **fields, **switch)
     assert found["__verbose"] == {"prompt": prompt_of(served, path, **fields)}
     assert "__verbose" not in post(served, path, **fields)
+    served = serve(shows_prompts=True)
+    refused = {"options": {"verbose": False}} if path == "/api/chat" else {"verbose": False}
+    assert post(served, path, **fields)["__verbose"] == found["__verbose"]
+    assert "__verbose" not in post(served, path, **fields, **refused)

@@ -14,8 +14,12 @@ async def show_metrics(service: Service, request: Request) -> Response:
     bridge = service.bridge
     gauges = await bridge.run_on_engine_thread(lambda: _read_gauges(bridge.runner))
     text = bridge.metrics.render(service.settings.model_name, gauges)
-    started_at = {"process-start-time-unix": str(service.settings.created)}  # as llama-server
-    return Response(text, headers=started_at, media_type=CONTENT_TYPE)
+    response = Response(text, media_type=CONTENT_TYPE)
+    # In llama-server's capitals, which Starlette's `headers` would lose: some of its clients look
+    # for exactly this name.
+    started_at = str(service.settings.created).encode()
+    response.raw_headers.append((b"Process-Start-Time-Unix", started_at))
+    return response
 
 
 def _read_gauges(runner: Runner) -> LiveGauges:
