@@ -247,3 +247,14 @@ def test_biases_are_objects_and_forbid_the_end_with_ignore_eos(
     *kept, end = biases(logit_bias=[[97, 1.5], [98, False]], ignore_eos=True)
     assert kept == list(chosen)
     assert end["bias"] is None and served.bridge.runner.model.is_end(end["token"])
+
+
+def test_completions_without_v1_is_llama_servers_endpoint(serve: Callable[..., Served]) -> None:
+    served = serve(b"hello")
+    body = {"prompt": "ask", "n_predict": 3}
+    found = httpx.post(f"{served.url}/completions", json=body, timeout=60).json()
+    assert (found["content"], "choices" in found) == ("hel", False)
+    streamed = httpx.post(f"{served.url}/completions", json={**body, "stream": True}, timeout=60)
+    assert b'"content":"h"' in streamed.content.replace(b": ", b":")
+    openai_form = httpx.post(f"{served.v1}/completions", json={"prompt": "ask"}, timeout=60).json()
+    assert openai_form["choices"][0]["text"] == "hello"

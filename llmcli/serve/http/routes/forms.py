@@ -5,7 +5,7 @@ response is a JSON object, or Server-Sent Events while tokens are generated.
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmcli.api.forms import FORMS, find_form
+from llmcli.api.forms import FORMS, find_form, further_paths
 from llmcli.serve.http.exchange import SHORT_BODY_BYTES, build_form, read_body, respond
 from llmcli.serve.http.service import Route, Service
 
@@ -24,12 +24,7 @@ async def answer_request(service: Service, request: Request) -> Response:
     return await respond(service, request, form)
 
 
-def _short_paths(path: str) -> tuple[str, ...]:
-    """Return the path without the prefix /v1, which llama-server's clients also use."""
-    return (path.removeprefix("/v1"),) if path.startswith("/v1") else ()
-
-
 ROUTES = tuple(
-    Route(path, answer_request, ("POST",), _short_paths(path), body_type=form.body_type)
+    Route(path, answer_request, ("POST",), further_paths(path), body_type=form.body_type)
     for path, form in FORMS.items()
 )
