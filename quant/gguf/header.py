@@ -23,6 +23,7 @@ MAX_KEYS, MAX_TENSORS = 1 << 16, 1 << 17
 # A hole in a file takes no disk space, so the size of the file does not limit its header. Strings
 # are counted one by one, and llama.cpp copies all arrays.
 MAX_STRINGS, MAX_HEADER_BYTES = 1 << 23, 1 << 28
+MAX_SHOWN_CHARACTERS = 100  # of a name in an error message
 STRING, ARRAY, BOOL = 8, 9, 7
 SCALAR_CODES = {
     0: "B",
@@ -274,7 +275,7 @@ class _Reader:
             value = self._value(number, key)
             if self.position > MAX_HEADER_BYTES:
                 raise self._invalid(
-                    f"its header ends beyond {MAX_HEADER_BYTES} bytes, after key {key!r}"
+                    f"its header ends beyond {MAX_HEADER_BYTES} bytes, after key {_shorten(key)!r}"
                 )
             yield MetadataField(key, TYPE_NAMES[number], value, self.file, (first, self.position))
 
@@ -284,7 +285,7 @@ class _Reader:
         if number == ARRAY:
             return self._array(key)
         if number not in SCALAR_CODES:
-            raise self._invalid(f"key {key!r} has unknown type number {number}")
+            raise self._invalid(f"key {_shorten(key)!r} has unknown type number {number}")
         value: int | float | bool = self._unpack("<" + SCALAR_CODES[number], key)[0]
         return value
 
@@ -293,14 +294,20 @@ class _Reader:
         first, available = self.position, self.size - self.position
         if number == STRING:
             if count > min(available // 8, MAX_STRINGS):
-                raise self._invalid(f"key {key!r} claims {count} strings in {available} bytes")
+                raise self._invalid(
+                    f"key {_shorten(key)!r} claims {count} strings in {available} bytes"
+                )
             self._skip_strings(count, key)
         elif number in SCALAR_BYTES:
             if count > available // SCALAR_BYTES[number]:
-                raise self._invalid(f"key {key!r} claims {count} elements in {available} bytes")
+                raise self._invalid(
+                    f"key {_shorten(key)!r} claims {count} elements in {available} bytes"
+                )
             self.position += count * SCALAR_BYTES[number]
         else:
-            raise self._invalid(f"key {key!r} is an array of unknown type number {number}")
+            raise self._invalid(
+                f"key {_shorten(key)!r} is an array of unknown type number {number}"
+            )
         return GgufArray(self.file, TYPE_NAMES[number], count, first, self.position - first)
 
     def _skip_strings(self, count: int, key: str) -> None:
@@ -315,10 +322,12 @@ class _Reader:
                 position += 8 + read(data, position)[0]
         except (struct.error, OverflowError):
             raise self._invalid(
-                f"a string of key {key!r} ends beyond the end of the file"
+                f"a string of key {_shorten(key)!r} ends beyond the end of the file"
             ) from None
         if position > self.size:
-            raise self._invalid(f"a string of key {key!r} ends beyond the end of the file")
+            raise self._invalid(
+                f"a string of key {_shorten(key)!r} ends beyond the end of the file"
+            )
         self.position = position
 
     def _alignment(self, fields: tuple[MetadataField, ...]) -> int:
@@ -354,20 +363,22 @@ class _Reader:
                     f"1 to {MAX_NAME_BYTES} are allowed"
                 )
             if blob in seen:
-                raise self._invalid(f"it has tensor {name} twice")
+                raise self._invalid(f"it has tensor {_shorten(name)} twice")
             seen.add(blob)
             (dims,) = self._unpack("<I", name)
             if not 1 <= dims <= MAX_DIMS:
                 raise self._invalid(
-                    f"tensor {name} has {dims} dimensions; 1 to {MAX_DIMS} are allowed"
+                    f"tensor {_shorten(name)} has {dims} dimensions; 1 to {MAX_DIMS} are allowed"
                 )
             shape = self._unpack(f"<{dims}Q", name)
             if 0 in shape or _product(shape) > 1 << 62:
-                raise self._invalid(f"tensor {name} has the impossible shape {list(shape)}")
+                raise self._invalid(
+                    f"tensor {_shorten(name)} has the impossible shape {list(shape)}"
+                )
             number, offset = self._unpack("<IQ", name)
             if number not in ggml.TYPE_NAMES:
                 raise self._invalid(
-                    f"tensor {name} has unknown type number {number}",
+                    f"tensor {_shorten(name)} has unknown type number {number}",
                     "if the file is newer than this program, update llama-cpp-python",
                 )
             yield name, shape, ggml.TYPE_NAMES[number], offset
@@ -383,15 +394,17 @@ class _Reader:
             block = ggml.block_size(kind)
             if shape[0] % block.values:
                 raise self._invalid(
-                    f"tensor {name} has rows of {shape[0]} values; {kind} needs a multiple of "
+                    f"tensor {_shorten(name)} has rows of {shape[0]} values; {kind} needs a multiple of "
                     f"{block.values}"
                 )
             nbytes = _product(shape) // block.values * block.nbytes
             if offset != expected:
-                raise self._invalid(f"tensor {name} is at offset {offset}, not at {expected}")
+                raise self._invalid(
+                    f"tensor {_shorten(name)} is at offset {offset}, not at {expected}"
+                )
             if start + offset + nbytes > self.size:
                 raise UserError(
-                    f"{self.file} is truncated: tensor {name} ends at byte "
+                    f"{self.file} is truncated: tensor {_shorten(name)} ends at byte "
                     f"{start + offset + nbytes}, the file has {self.size}",
                     hint=REFETCH_HINT,
                 )
@@ -424,3 +437,8 @@ def _product(shape: tuple[int, ...]) -> int:
     for size in shape:
         total *= size
     return total
+
+
+def _shorten(name: str) -> str:
+    """Return the beginning of a name for a message. A damaged length makes a name of a whole file."""
+    return name if len(name) <= MAX_SHOWN_CHARACTERS else f"{name[:MAX_SHOWN_CHARACTERS]}…"

@@ -111,6 +111,18 @@ def test_invalid_file_gives_a_one_line_error(first: bytes, message: str, tmp_pat
     assert caught.value.hint
 
 
+def test_a_name_of_half_the_file_is_shortened_in_the_error(tmp_path: Path) -> None:
+    """A damaged length makes a key of everything that follows."""
+    name = b"k" * 5000
+    file = tmp_path / "x.gguf"
+    file.write_bytes(
+        struct.pack("<4sIQQQ", b"GGUF", 3, 0, 1, len(name)) + name + struct.pack("<I", 99)
+    )
+    with pytest.raises(UserError, match="key 'k+…' has unknown type number 99") as caught:
+        read_header.read_header(file)
+    assert len(str(caught.value)) < 300 + len(str(file))
+
+
 def test_array_with_an_impossible_length_is_refused(tmp_path: Path) -> None:
     head = (
         b"GGUF"
