@@ -555,7 +555,12 @@ def judge(words: tuple[str, ...], result: dict[str, Any], file: Path, kind: OwnF
         return "read"
     lines = err.strip().splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
-    if code == 1 and "--replay" in words and not errors and any("differ" in line for line in lines):
+    if (
+        code == 1
+        and "--replay" in words
+        and not errors
+        and any(line.startswith("replay: ") for line in lines)
+    ):
         return "read"
     if code not in (1, 2) or not errors:
         return f"wrong: code {code}: {lines[-1:]}"
