@@ -65,7 +65,7 @@ def _parse_beams(text: str) -> int:
         number = 0
     if not 1 <= number <= MAX_BEAMS:
         raise UserError(
-            f"beams is {text!r}",
+            f"beams is {text[:100]!r}",
             hint=f"--beams takes a whole number from 1 to {MAX_BEAMS}; 1 means no search",
         )
     return number
@@ -79,7 +79,7 @@ def _parse_length_penalty(text: str) -> float:
         number = math.nan
     if not abs(number) <= MAX_LENGTH_PENALTY:
         raise UserError(
-            f"length_penalty is {text!r}",
+            f"length_penalty is {text[:100]!r}",
             hint=f"--length-penalty takes a number from {-MAX_LENGTH_PENALTY:g} "
             f"to {MAX_LENGTH_PENALTY:g}; above 0 favors long answers",
         )
@@ -90,7 +90,7 @@ def _parse_early_stopping(text: str) -> str:
     """Return the mode in `text` in lower case. Raises UserError if there is no such mode."""
     if text.lower() not in EARLY_STOPPING_MODES:
         raise UserError(
-            f"early_stopping is {text!r}",
+            f"early_stopping is {text[:100]!r}",
             hint=f"--early-stopping takes one of: {', '.join(EARLY_STOPPING_MODES)}",
         )
     return text.lower()

@@ -29,6 +29,7 @@ TokenPicker = Callable[[Logits, np.random.Generator], int]
 WHOLE_CONTEXT = -1
 # The window of llama.cpp's samplers for WHOLE_CONTEXT, in tokens. They allocate 4 bytes for each.
 MAX_WINDOW = 1_000_000
+MAX_SHOWN_CHARACTERS = 100  # of a wrong value in an error message
 # A token less likely than this share of the likeliest token's probability counts as impossible.
 # Steps that count tokens or take the logarithm of a probability drop such tokens first, because
 # llama.cpp removes them and 0 · log 0 is NaN.
@@ -106,7 +107,8 @@ class NumberLimits:
         except (TypeError, ValueError, OverflowError):
             expected = "a whole number" if kind is int else "a number"
             raise UserError(
-                f"{name} is {value!r}", hint=f"{name} takes {expected} {self}"
+                f"{name} is {repr(value)[:MAX_SHOWN_CHARACTERS]}",
+                hint=f"{name} takes {expected} {self}",
             ) from None
         self.check(name, number)
         return number

@@ -64,7 +64,8 @@ class BiasValues:
         """Return the error for a value that is not a bias. `name`: the name of the setting."""
         flag = name.replace("_", "-")
         return UserError(
-            f"{name} is {entry!r}", hint=f"--{flag} takes a token's id and a bias: 15043+1, 2-inf"
+            f"{name} is {repr(entry)[:100]}",
+            hint=f"--{flag} takes a token's id and a bias: 15043+1, 2-inf",
         )
 
     def format_value(self, value: tuple[str, ...]) -> str:
