@@ -118,7 +118,7 @@ def test_a_name_of_half_the_file_is_shortened_in_the_error(tmp_path: Path) -> No
     file.write_bytes(
         struct.pack("<4sIQQQ", b"GGUF", 3, 0, 1, len(name)) + name + struct.pack("<I", 99)
     )
-    with pytest.raises(UserError, match="key 'k+…' has unknown type number 99") as caught:
+    with pytest.raises(UserError, match=r"key 'k+…' has unknown type number 99") as caught:
         read_header.read_header(file)
     assert len(str(caught.value)) < 300 + len(str(file))
 
