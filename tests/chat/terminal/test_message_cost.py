@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import create_app_session, get_app
+from prompt_toolkit.application import create_app_session, set_app
+from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
@@ -93,13 +94,11 @@ def test_only_changed_pieces_are_tokenized_again(make_chat: MakeChat) -> None:
 
 def test_the_status_line_begins_with_the_cost_of_the_typed_message(make_chat: MakeChat) -> None:
     chat, lines = make_chat(n_ctx=300), []
-
-    def record_line() -> None:
-        lines.append(repl._bottom_line(status_line.status_parts(chat), MessageCost(chat)))
-        get_app().exit(result="")
-
     with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
-        PromptSession[str]().prompt(default="hello", pre_run=record_line)
-        PromptSession[str]().prompt(default="", pre_run=record_line)
+        for text in ("hello", ""):
+            session = PromptSession[str]()
+            session.default_buffer.reset(Document(text))
+            with set_app(session.app):
+                lines.append(repl._bottom_line(status_line.status_parts(chat), MessageCost(chat)))
     assert lines[0].startswith(f"+{len(chat.prompt_tokens('hello')) - chat.token_count()} tokens, ")
     assert lines[1].startswith("fake · ")

@@ -34,7 +34,7 @@ def answer_texts(sent: list[Any]) -> list[str]:
     """Return the texts of both answers of a stream."""
     choices = [item["choices"][0] for item in chunks(sent)]
     return [
-        "".join(item["delta"].get("content", "") for item in choices if item["index"] == index)
+        "".join(item["delta"].get("content") or "" for item in choices if item["index"] == index)
         for index in (0, 1)
     ]
 
