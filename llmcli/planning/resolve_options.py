@@ -65,6 +65,8 @@ def resolve_options(
         answer_tokens = (slots - 1) * min(predict or 0, default_size)
         default_size = kv_size.round_up_cells(default_size + answer_tokens)
     on_gpu = gpu_layers != 0
+    check_positions(header, options.ctx_size or 0)
+    default_size = min(default_size, header.max_positions or default_size)
     size = options.ctx_size or min(
         default_size,
         _longest_context(header, options, slots, max(default_size, DEFAULT_MAX_CTX), on_gpu=on_gpu),
@@ -82,6 +84,18 @@ def resolve_options(
         options, ctx_size=size, threads=threads, threads_batch=options.threads_batch or threads
     )
     return filled, gpu_layers
+
+
+def check_positions(header: ModelHeader, size: int, hint: str = "") -> None:
+    """Raise UserError for a context of `size` tokens if the model has fewer positions. `hint`: what
+    to do, in place of a smaller -c.
+    """
+    if header.max_positions is not None and size > header.max_positions:
+        raise UserError(
+            f"{header.path.name} has learned {header.max_positions:,} positions, so a context of "
+            f"{size:,} tokens would crash llama.cpp",
+            hint=hint or f"-c {header.max_positions}",
+        )
 
 
 def resolve_flash_attention(

@@ -130,6 +130,14 @@ class ModelHeader:
             table.setdefault(tensor_role(tensor.name), []).append(tensor)
         return table
 
+    @property
+    def max_positions(self) -> int | None:
+        """The number of positions for which the model has learned embeddings, as GPT-2 has. llama.cpp
+        aborts at a later position. None for a model without them.
+        """
+        table = (tensor for tensor in self.tensors if tensor.name == "position_embd.weight")
+        return next((tensor.shape[1] for tensor in table if len(tensor.shape) == 2), None)
+
     def get_int(self, key: str) -> int | None:
         """Return the integer under an architecture's key: get_int("block_count") reads
         "llama.block_count". Return None if it is missing.

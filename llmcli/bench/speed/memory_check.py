@@ -9,6 +9,7 @@ from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.planning import upper_bound
+from llmcli.planning.resolve_options import check_positions
 from llmcli.runtime.binding import devices
 from llmcli.types import ProgressDisplay
 from llmcli.units import format_size
@@ -19,7 +20,8 @@ def require_memory(
     header: ModelHeader, tests: Sequence[SpeedTest], watcher: ProgressDisplay
 ) -> None:
     """Raise UserError if the KV cache of a test is larger than the free memory, because the
-    operating system would kill the process.
+    operating system would kill the process, or if a test has more tokens than the model has
+    positions.
 
     Also prints two warnings. If the weights are larger than the free memory, they are read from the
     disk again and again, and the disk limits the speed. If a test is longer than the context with
@@ -48,6 +50,7 @@ def require_memory(
         max(test.n_depth + test.n_prompt + test.n_gen for test in tests),
         header.get_int("context_length"),
     )
+    check_positions(header, longest, "use a smaller -d, -p or -n")
     if trained and longest > trained:
         watcher.note(
             f"warning: {longest} tokens exceed the {trained} that the model was trained for: the"

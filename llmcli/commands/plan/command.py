@@ -258,6 +258,7 @@ def _resolve(
     )
     size = options.ctx_size or resolved.ctx_size
     assert size
+    resolve_options.check_positions(header, size)
     if header.context_length and size > header.context_length * slots:
         ui.warn(
             f"a context of {size} is longer than the {header.context_length} tokens this model "

@@ -65,6 +65,8 @@ class Context:
         library = lib()
         self.pointer, self.stop, self.unified = pointer, stop, options.unified
         self.n_ctx: int = library.llama_n_ctx(pointer)
+        if model.max_positions is not None:  # llama.cpp rounds the number of cells up
+            self.n_ctx = min(self.n_ctx, model.max_positions)
         self.n_batch: int = library.llama_n_batch(pointer)
         self.n_ubatch: int = library.llama_n_ubatch(pointer)
         self.n_seq_max = options.n_seq_max
@@ -190,7 +192,7 @@ class Context:
 
     def _check(self, rows: BatchRows) -> None:
         """Assert that llama.cpp would accept the rows of a batch. Raises UserError for a model
-        without a KV cache.
+        without a KV cache, and for a position beyond those that the model has learned.
         """
         if not self.memory:
             raise no_cache_error(self._model.is_diffusion, self._model.is_encoder_decoder)
@@ -204,6 +206,12 @@ class Context:
         assert low >= 0 and high < self.n_vocab, "token outside the vocabulary"
         low, high = min_max(rows.sequences)
         assert low >= 0 and high < self.n_seq_max, "sequence id out of range"
+        limit = self._model.max_positions
+        if limit is not None and min_max(rows.positions)[1] >= limit:
+            raise UserError(
+                f"the model has learned {limit:,} positions, and this text has more tokens",
+                hint="use fewer tokens",
+            )
 
     # The methods that the ledger uses (CacheMemory). Sequence ids are checked, because llama.cpp
     # aborts on an id out of range.

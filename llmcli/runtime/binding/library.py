@@ -57,6 +57,7 @@ def load_alone() -> None:
     if spec is not None and "llama_cpp" not in sys.modules:
         package = types.ModuleType("llama_cpp")
         package.__path__ = list(spec.submodule_search_locations or ())
+        package.__spec__ = spec  # find_spec() needs it
         sys.modules["llama_cpp"] = package
     lib()
 

@@ -21,12 +21,13 @@ from quant.model_file import read_header
 
 ALL_GPU_LAYERS = -1
 LOAD_MODE_NONE = 0  # enum llama_load_mode
+ROPE_TYPE_NONE = -1  # enum llama_rope_type
 
 
 class Model:
     """A loaded model. Made by `open_model`, and unusable after its `with` block."""
 
-    def __init__(self, pointer: Any, path: Path) -> None:
+    def __init__(self, pointer: Any, path: Path, vocab_only: bool = False) -> None:
         self.pointer, self.path = pointer, path
         library = lib()
         self.vocab = library.llama_model_get_vocab(pointer)
@@ -49,6 +50,10 @@ class Model:
         self.is_encoder_decoder: bool = library.llama_model_has_encoder(
             pointer
         ) and library.llama_model_has_decoder(pointer)
+        # positions for which a model without rotations has learned embeddings; None: any number
+        self.max_positions: int | None = None
+        if not vocab_only and library.llama_model_rope_type(pointer) == ROPE_TYPE_NONE:
+            self.max_positions = read_header.read_header(path).max_positions
         # whether cached keys can be moved to other positions; None until shift_support.py tries it
         self.can_shift_keys: bool | None = None
         self._pieces: dict[int, bytes] = {}
@@ -265,7 +270,7 @@ def open_model(
         # loaded
         rpc.enable_keepalive()
     try:
-        yield Model(pointer, path)
+        yield Model(pointer, path, vocab_only)
     finally:
         library.llama_model_free(pointer)
 
