@@ -60,8 +60,8 @@ def worker(
             hint="keep 127.0.0.1 and connect through ssh -L or WireGuard; "
             "or add --allow-remote in a trusted network",
         )
-    _require_free_port(host, port)
     folder = _cache_folder(cache) if cache else None
+    _require_free_port(host, port)
     names = devices_to_offer()
     out = sys.stdout
     for device in (device for device in devices.list_devices() if device.name in names):
