@@ -13,7 +13,7 @@ from typing import Any
 
 from llmcli.api.errors import ApiError
 from llmcli.api.forms.base import ApiForm
-from llmcli.api.forms.conversation import ConversationForm
+from llmcli.api.forms.conversation_form import ConversationForm
 from llmcli.api.forms.openai_chat import ChatForm
 from llmcli.batch.plans import AnswerPlan, SampleRequest, plain
 from llmcli.runtime.constraint.base import Constraint

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmcli.runtime.constraint.base import Constraint, accepts
-from llmcli.runtime.constraint.schema_check import join_problems
+from llmcli.runtime.constraint.json_schema.check import join_problems
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.strategies.constrained_chain import pieces_until_tag

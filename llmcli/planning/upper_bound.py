@@ -7,8 +7,8 @@ to another layout, attention scores are stored, and activations are wide.
 """
 
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding.batch import reserved_outputs
 from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.rows.batch import reserved_outputs
 from quant.model_file.model_header import ModelHeader
 
 CELL_NOTE_BYTES = 128  # bytes that llama.cpp uses per cell besides K and V

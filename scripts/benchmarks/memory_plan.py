@@ -31,11 +31,11 @@ from llmcli import config
 from llmcli.hardware import host
 from llmcli.model_loader.prepare import prepare_model
 from llmcli.planning import memory_plan
-from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.ui import UI
 from quant.model_file import load_checks, read_header
 

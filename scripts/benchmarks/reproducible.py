@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 
 from llmcli import config
 from llmcli.runtime import kv_size, reproducible
-from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.rows.batch import BatchRows
 from quant.model_file import read_header
 
 EXTRA_TOKENS = 4  # tokens after the prompt, one per pass

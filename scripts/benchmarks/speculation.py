@@ -47,10 +47,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import DraftSettings
 from llmcli.runtime.drafting.base import Drafter
 from llmcli.runtime.drafting.pass_cost import PASS_ROWS, PassCost

@@ -152,10 +152,10 @@ def compute_one_way(args: argparse.Namespace) -> dict[str, Any]:
     comma-separated endpoints. Return the tokens, the sha256 of all logits, and the speeds.
     """
     from llmcli.hardware import rpc_workers
-    from llmcli.runtime.binding.batch import BatchRows
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.runtime.binding.model import open_model
     from llmcli.runtime.binding.open_context import open_context
+    from llmcli.runtime.binding.rows.batch import BatchRows
 
     on_workers = args.inside not in ("here", "plain")
     if on_workers:

@@ -6,7 +6,7 @@ shares no code with llmcli's ledger and binding, whose errors it must find.
 
 from dataclasses import dataclass, field
 
-from llmcli.runtime.binding.batch import BatchRows
+from llmcli.runtime.binding.rows.batch import BatchRows
 
 
 @dataclass

@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from llmcli.api.forms.conversation_text import render_conversation
-from llmcli.api.forms.tool_fields import FunctionFields, define_function
-from llmcli.api.forms.tools import NO_TOOLS, ToolSet
+from llmcli.api.conversation.conversation_text import render_conversation
+from llmcli.api.conversation.tool_fields import FunctionFields, define_function
+from llmcli.api.conversation.tools import NO_TOOLS, ToolSet
 from llmcli.errors import UserError
 from llmcli.runtime.text.chat_template import DATE_FORMATS, ChatTemplate
 from llmcli.types import Message

@@ -16,9 +16,9 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from llmcli.api.bodies.checks import read_body
-from llmcli.api.forms.conversation import ChatBody, apply_template
-from llmcli.api.forms.conversation_text import render_conversation
-from llmcli.api.forms.messages import to_conversation
+from llmcli.api.conversation.conversation_text import render_conversation
+from llmcli.api.conversation.messages import to_conversation
+from llmcli.api.forms.conversation_form import ChatBody, apply_template
 from llmcli.api.server_settings import ServerSettings
 from llmcli.errors import UserError
 from llmcli.runtime.binding.model import open_model

@@ -15,10 +15,10 @@ from llmcli.planning import attention_stub, flash_attention_probe
 from llmcli.planning.attention_stub import HeadShape
 from llmcli.planning.flash_attention_probe import AttentionCase, AttentionTimes
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.rows.batch import BatchRows
 from quant.model_file import load_checks, read_header
 from tests.fixtures.fakes import fake_header
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from llmcli.api.forms.base import Document
-from llmcli.api.forms.conversation import ConversationForm
+from llmcli.api.forms.conversation_form import ConversationForm
 from llmcli.runtime.requests.request import Answer
 from llmcli.types import Event
 

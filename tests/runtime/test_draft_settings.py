@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from llmcli.runtime import reproducible
-from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import DraftSettings
 from llmcli.runtime.drafting.ngram import PromptLookup
 from llmcli.runtime.requests.context_overflow import AttentionSinks

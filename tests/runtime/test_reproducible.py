@@ -16,9 +16,9 @@ import pytest
 from llmcli.config import build_child_environ
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size, reproducible
-from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import DraftSettings
 from llmcli.runtime.requests.beam_settings import BeamSettings
 from llmcli.runtime.requests.request import Answer, Request, RunOptions

@@ -8,11 +8,12 @@ from typing import Any, ClassVar, Literal
 
 from llmcli.api.bodies.base import RequestBody, honored, ignored
 from llmcli.api.bodies.generation_fields import GenerationBody
+from llmcli.api.conversation.tools import ANY_OBJECT
 from llmcli.api.errors import ApiError
-from llmcli.api.forms.tools import ANY_OBJECT
 from llmcli.errors import UserError
-from llmcli.runtime.constraint import gbnf, schema_check
+from llmcli.runtime.constraint import gbnf
 from llmcli.runtime.constraint.base import Constraint
+from llmcli.runtime.constraint.json_schema import check as schema_check
 from llmcli.runtime.constraint.tool_calls import AnswerSchema
 from llmcli.strict_json import parse_strict_json
 

@@ -22,9 +22,9 @@ from llmcli.api.bodies.base import (
     noted,
     problem,
 )
+from llmcli.api.conversation.messages import PART_SEPARATOR, leave_out
+from llmcli.api.conversation.tool_call_stream import OutputPiece, parse_partial_arguments
 from llmcli.api.forms.base import Document
-from llmcli.api.forms.messages import PART_SEPARATOR, leave_out
-from llmcli.api.forms.tool_call_stream import OutputPiece, parse_partial_arguments
 
 EMPTY_BLOCKS: dict[str, Document] = {
     "thinking": {"type": "thinking", "thinking": "", "signature": ""},

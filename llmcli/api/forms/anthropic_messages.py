@@ -24,17 +24,17 @@ from llmcli.api.bodies.generation_fields import (
     TokenLimit,
     shared_values,
 )
+from llmcli.api.conversation.messages import MAX_MESSAGES
+from llmcli.api.conversation.template_fields import ReasoningEffort, TemplateFields, ThinkingSwitch
+from llmcli.api.conversation.tool_fields import MAX_TOOLS
+from llmcli.api.conversation.tools import ToolDefinition
 from llmcli.api.errors import ApiError
 from llmcli.api.forms import anthropic_blocks
 from llmcli.api.forms.answer_constraint import ResponseFormat
 from llmcli.api.forms.anthropic_blocks import AnswerBlocks, AnthropicMessage, ContentBlock
 from llmcli.api.forms.anthropic_tools import AnthropicTool, AnthropicToolChoice
 from llmcli.api.forms.base import Document, encode_named_events, find_stop_sequence
-from llmcli.api.forms.conversation import ChatBody, ConversationForm
-from llmcli.api.forms.messages import MAX_MESSAGES
-from llmcli.api.forms.template_fields import ReasoningEffort, TemplateFields, ThinkingSwitch
-from llmcli.api.forms.tool_fields import MAX_TOOLS
-from llmcli.api.forms.tools import ToolDefinition
+from llmcli.api.forms.conversation_form import ChatBody, ConversationForm
 from llmcli.api.server_settings import ServerSettings
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner

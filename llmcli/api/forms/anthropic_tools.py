@@ -11,14 +11,14 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from llmcli.api.bodies.base import RequestBody, honored, ignored, missing, noted
-from llmcli.api.forms.tool_fields import (
+from llmcli.api.conversation.tool_fields import (
     FunctionFields,
     JsonSchema,
     ToolName,
     define_function,
     left_out,
 )
-from llmcli.api.forms.tools import ToolDefinition
+from llmcli.api.conversation.tools import ToolDefinition
 
 FUNCTION_TYPES = (None, "custom", "function")
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}

@@ -1,12 +1,12 @@
 """Prompts that ask a model for the text of a gap, from the text before and the text after it.
 
-Source: format_prompt_infill in llama.cpp's tools/server/server-common.cpp.
+Source: format_prompt_infill in llama.cpp's tools/server/server-request_settings.cpp.
 """
 
 from collections.abc import Sequence
 
+from llmcli.api import request_settings
 from llmcli.api.errors import ApiError
-from llmcli.api.forms import common_fields as common
 from llmcli.api.server_settings import ServerSettings
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.runner import Runner
@@ -32,7 +32,9 @@ def gap_tokens(
     """
     model = runner.model
     fim = infill_tokens(model)
-    common.encode_prompt(runner, settings, suffix)  # raises ApiError for a text that is too long
+    request_settings.encode_prompt(
+        runner, settings, suffix
+    )  # raises ApiError for a text that is too long
     bos = [model.bos] if model.add_bos and model.bos is not None else []
     after = model.tokenize(suffix, special=False)
     return (*bos, fim["pre"], *prefix, fim["suf"], *after, fim["mid"])

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
+from llmcli.api import request_settings
 from llmcli.api.bodies.base import (
     MaxEntries,
     RequestBody,
@@ -23,7 +24,6 @@ from llmcli.api.bodies.generation_fields import (
 )
 from llmcli.api.errors import ApiError
 from llmcli.api.fields import Fields
-from llmcli.api.forms import common_fields as common
 from llmcli.api.forms import infill, logprobs
 from llmcli.api.forms.answer_constraint import ResponseFormat
 from llmcli.api.forms.base import Document, answer_timings, find_stop_sequence
@@ -68,10 +68,12 @@ class LlamaCompletionBody(GenerationBody):
     n_predict: TokenLimit | None = honored("the largest number of tokens; -1: no limit")
     max_completion_tokens: TokenLimit | None = honored("the same as n_predict")
     max_tokens: TokenLimit | None = honored("the same as n_predict")
-    n_cmpl: Annotated[int, WholeNumber(1, common.MAX_SAMPLES)] | None = honored(
+    n_cmpl: Annotated[int, WholeNumber(1, request_settings.MAX_SAMPLES)] | None = honored(
         "answers to each prompt"
     )
-    n: Annotated[int, WholeNumber(1, common.MAX_SAMPLES)] | None = honored("the same as n_cmpl")
+    n: Annotated[int, WholeNumber(1, request_settings.MAX_SAMPLES)] | None = honored(
+        "the same as n_cmpl"
+    )
     n_probs: Annotated[int, WholeNumber(0, MAX_NATIVE_ALTERNATIVES)] | None = honored(
         "return log-probabilities with this many alternatives"
     )
@@ -173,7 +175,7 @@ class LlamaCompletionForm(CompletionsForm):
         for number, entry in enumerate(value):
             if isinstance(entry, str) and number:
                 # raises ApiError for a text that is too long
-                common.encode_prompt(self.runner, self.settings, entry)
+                request_settings.encode_prompt(self.runner, self.settings, entry)
                 tokens += self.runner.model.tokenize(entry, special=True)
             else:
                 tokens += super()._tokens(path, entry if isinstance(entry, str) else [entry])
@@ -269,7 +271,7 @@ class LlamaCompletionForm(CompletionsForm):
 
     def _is_truncated(self, answer: Answer) -> bool:
         """Return whether the size of the context ended the answer, or tokens were dropped."""
-        size = common.context_tokens(self.runner, self.settings)
+        size = request_settings.context_tokens(self.runner, self.settings)
         is_full = answer.prompt_tokens + len(answer.tokens) >= size and answer.finish != "stop"
         return is_full or answer.overflow_stats.times > 0
 
@@ -285,7 +287,7 @@ class LlamaCompletionForm(CompletionsForm):
             "seed": answer.seed,
             "n_predict": -1 if limit is None else limit,
             "max_tokens": -1 if limit is None else limit,
-            "n_ctx": common.context_tokens(self.runner, self.settings),
+            "n_ctx": request_settings.context_tokens(self.runner, self.settings),
             "stop": list(request.stops),
             "stream": self.is_stream,
             "ignore_eos": request.ignore_eos,
@@ -320,7 +322,7 @@ class InfillForm(LlamaCompletionForm):
     longer than the context, the beginning of the extra texts is dropped; prefix and suffix are
     never shortened.
 
-    Source: format_prompt_infill in llama.cpp's tools/server/server-common.cpp.
+    Source: format_prompt_infill in llama.cpp's tools/server/server-request_settings.cpp.
     """
 
     path: ClassVar[str] = "/infill"
@@ -331,14 +333,14 @@ class InfillForm(LlamaCompletionForm):
         prefix, suffix, words = body.input_prefix, body.input_suffix, body.prompt or ""
         for text in (prefix, suffix, words):
             # raises ApiError for a text that is too long
-            common.encode_prompt(self.runner, self.settings, text)
+            request_settings.encode_prompt(self.runner, self.settings, text)
         extra = self._extra_tokens()
         before = [
             *model.tokenize(prefix, special=False),
             *model.tokenize(words, special=False),
         ]
         core = infill.gap_tokens(self.runner, self.settings, before, suffix)
-        size = common.context_tokens(self.runner, self.settings)
+        size = request_settings.context_tokens(self.runner, self.settings)
         free = max(0, size - len(core) - max(1, self.limit or 0))
         return [(*extra[max(0, len(extra) - free) :], *core)]
 
@@ -352,7 +354,7 @@ class InfillForm(LlamaCompletionForm):
             tokens += [fim["rep"], *model.tokenize("myproject\n", special=False)]
         for entry in self.body.input_extra or ():
             name = entry.filename or "tmp"
-            common.encode_prompt(self.runner, self.settings, name + entry.text)
+            request_settings.encode_prompt(self.runner, self.settings, name + entry.text)
             tokens += (
                 self._file_tokens(name)
                 if "sep" in fim

@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import model_validator
 
+from llmcli.api import request_settings
 from llmcli.api.bodies.base import (
     Either,
     MaxEntries,
@@ -35,20 +36,20 @@ from llmcli.api.bodies.generation_fields import (
     TokenLimit,
     shared_values,
 )
+from llmcli.api.conversation import go_template
+from llmcli.api.conversation.conversation_length import render_within_context
+from llmcli.api.conversation.messages import MAX_MESSAGES, Content, join_parts
+from llmcli.api.conversation.prompt import PromptRequest, RenderedPrompt, render_prompt
+from llmcli.api.conversation.template_fields import SWITCH_WORDS, ReasoningEffort
+from llmcli.api.conversation.tool_call_stream import OutputPiece
+from llmcli.api.conversation.tool_fields import MAX_TOOLS, ChatTool
+from llmcli.api.conversation.tools import NO_TOOLS, ToolDefinition
 from llmcli.api.errors import ApiError, error_document
-from llmcli.api.forms import common_fields as common
-from llmcli.api.forms import go_template, infill, logprobs
+from llmcli.api.forms import infill, logprobs
 from llmcli.api.forms.base import Document, encode_json, finish_reason
-from llmcli.api.forms.conversation import ChatBody, ConversationForm
-from llmcli.api.forms.conversation_length import render_within_context
+from llmcli.api.forms.conversation_form import ChatBody, ConversationForm
 from llmcli.api.forms.logprobs import MAX_ALTERNATIVES
-from llmcli.api.forms.messages import MAX_MESSAGES, Content, join_parts
 from llmcli.api.forms.openai_completions import check_tokens
-from llmcli.api.forms.prompt import PromptRequest, RenderedPrompt, render_prompt
-from llmcli.api.forms.template_fields import SWITCH_WORDS, ReasoningEffort
-from llmcli.api.forms.tool_call_stream import OutputPiece
-from llmcli.api.forms.tool_fields import MAX_TOOLS, ChatTool
-from llmcli.api.forms.tools import NO_TOOLS, ToolDefinition
 from llmcli.api.server_settings import ServerSettings
 from llmcli.api.tool_calls.base import parse_arguments
 from llmcli.runtime.requests.request import Answer
@@ -384,7 +385,7 @@ class OllamaGenerateForm(OllamaChatForm):
         self, request: PromptRequest, runner: Runner, settings: ServerSettings
     ) -> RenderedPrompt:
         body, bos = self.body, runner.model.bos
-        size = common.context_tokens(runner, settings)
+        size = request_settings.context_tokens(runner, settings)
         is_text = body.raw or body.template or body.suffix or runner.template is None
         if is_text:
             tokens = self._encode_text(request, runner, settings)
@@ -398,7 +399,7 @@ class OllamaGenerateForm(OllamaChatForm):
             # BOS begins the context, and only that
             tokens = (*body.context, *(tokens[1:] if tokens[:1] == (bos,) else tokens))
             if body.truncate:
-                tokens = common.Truncation().shorten(tokens, size - 1)
+                tokens = request_settings.Truncation().shorten(tokens, size - 1)
         return replace(prompt, tokens=tokens or ((bos or 0),))
 
     def _encode_text(
@@ -406,7 +407,9 @@ class OllamaGenerateForm(OllamaChatForm):
     ) -> tuple[int, ...]:
         """Return the token ids of a prompt without the model's own chat template."""
         body, prompt = self.body, self.body.prompt or ""
-        truncation = request.truncation or (common.Truncation() if body.truncate else None)
+        truncation = request.truncation or (
+            request_settings.Truncation() if body.truncate else None
+        )
         if body.template and not body.raw:
             text = go_template.render(
                 body.template,
@@ -417,12 +420,14 @@ class OllamaGenerateForm(OllamaChatForm):
                     "Response": "",
                 },
             )
-            return common.encode_prompt(runner, settings, text, truncation)
+            return request_settings.encode_prompt(runner, settings, text, truncation)
         if body.suffix:
-            common.encode_prompt(runner, settings, prompt)  # raises ApiError for a long text
+            request_settings.encode_prompt(
+                runner, settings, prompt
+            )  # raises ApiError for a long text
             before = runner.model.tokenize(prompt, special=False)
             return infill.gap_tokens(runner, settings, before, body.suffix)
-        return common.encode_prompt(runner, settings, prompt, truncation)
+        return request_settings.encode_prompt(runner, settings, prompt, truncation)
 
     def _message_document(self, pieces: Sequence[OutputPiece]) -> Document:
         document = super()._message_document(pieces)

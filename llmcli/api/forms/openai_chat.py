@@ -1,16 +1,16 @@
 """`/v1/chat/completions`: writes the answers to a conversation as messages, or as a stream of
-deltas. ConversationForm (conversation.py) reads the request.
+deltas. ConversationForm (conversation_form.py) reads the request.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from llmcli.api.forms import common_fields as common
+from llmcli.api import request_settings
+from llmcli.api.conversation.tool_call_stream import OutputPiece
+from llmcli.api.conversation.tool_fields import custom_input
 from llmcli.api.forms import logprobs
 from llmcli.api.forms.base import Document, answer_timings, best_beams, finish_reason, token_usage
-from llmcli.api.forms.conversation import ConversationForm
-from llmcli.api.forms.tool_call_stream import OutputPiece
-from llmcli.api.forms.tool_fields import custom_input
+from llmcli.api.forms.conversation_form import ConversationForm
 from llmcli.api.server_settings import ServerSettings
 from llmcli.api.tool_calls.base import ToolCall
 from llmcli.runtime.requests.request import Answer
@@ -224,7 +224,7 @@ class ChatForm(ConversationForm):
             "object": kind,
             "created": self.created,
             "model": self.model,
-            "system_fingerprint": common.system_fingerprint(),
+            "system_fingerprint": request_settings.system_fingerprint(),
         }
 
     def _chunk(self, index: int, delta: Document, finish: str | None = None) -> Document:

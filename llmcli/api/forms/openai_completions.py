@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
+from llmcli.api import request_settings
 from llmcli.api.bodies.base import RequestBody, WholeNumber, honored, ignored
 from llmcli.api.bodies.checks import wrong_value
 from llmcli.api.bodies.generation_fields import (
@@ -13,7 +14,6 @@ from llmcli.api.bodies.generation_fields import (
     TokenLimit,
 )
 from llmcli.api.errors import ApiError
-from llmcli.api.forms import common_fields as common
 from llmcli.api.forms import infill, logprobs
 from llmcli.api.forms.answer_constraint import (
     ResponseFormat,
@@ -57,7 +57,7 @@ class TextFields(RequestBody):
     origin: ClassVar[str] = "vLLM, llama-server"
     response_format: ResponseFormat | None = honored("the form of the answer")
     n_predict: TokenLimit | None = honored("the largest number of tokens; -1: no limit")
-    n_cmpl: Annotated[int, WholeNumber(1, common.MAX_SAMPLES)] | None = honored(
+    n_cmpl: Annotated[int, WholeNumber(1, request_settings.MAX_SAMPLES)] | None = honored(
         "the number of answers"
     )
     add_special_tokens: bool | None = honored("false adds no BOS token to a text")
@@ -75,8 +75,10 @@ class CompletionsBody(TextFields, GenerationBody):
     max_tokens: TokenLimit | None = honored(
         "the largest number of tokens, 16 by default; -1: no limit"
     )
-    n: Annotated[int, WholeNumber(1, common.MAX_SAMPLES)] | None = honored("answers to each prompt")
-    best_of: Annotated[int, WholeNumber(1, common.MAX_SAMPLES)] | None = honored(
+    n: Annotated[int, WholeNumber(1, request_settings.MAX_SAMPLES)] | None = honored(
+        "answers to each prompt"
+    )
+    best_of: Annotated[int, WholeNumber(1, request_settings.MAX_SAMPLES)] | None = honored(
         "generate this many answers, and return the best"
     )
     n_probs: Annotated[int, WholeNumber(0, MAX_NATIVE_ALTERNATIVES)] | None = honored(
@@ -117,36 +119,36 @@ class CompletionsForm(ApiForm):
         self.logprobs = body.logprobs if body.logprobs is not None else body.n_probs or None
         self.has_echo, self._style = bool(body.echo), logprobs.LogprobStyle.of(body)
         self.n_choices = body.n or body.n_cmpl or 1
-        limit = common.first_limit(body.n_predict, body.max_tokens)
-        request_fields = common.read_common_fields(
+        limit = request_settings.first_limit(body.n_predict, body.max_tokens)
+        request_fields = request_settings.read_common_fields(
             body, runner, settings, body.stop, limit, body.best_of or self.n_choices
         )
         beams = request_fields["search"].beams
-        common.check_samples(self.n_choices, beams)
+        request_settings.check_samples(self.n_choices, beams)
         self.samples_per_request = self.n_choices if beams > 1 else body.best_of or self.n_choices
         self._refuse(beams)
         schema = read_answer_schema(body.response_format, "response_format")
         form = read_constraint(body, schema)
         self.constraint = form.constraint if isinstance(form, AnswerSchema) else form
         needs_logprobs = self.logprobs is not None or self.samples_per_request > self.n_choices
-        request_fields = common.with_logprobs(
+        request_fields = request_settings.with_logprobs(
             request_fields, runner, body, needs_logprobs, self.logprobs or 0
         )
         self.limit = limit
         has_limit = body.n_predict is not None or body.max_tokens is not None
         has_default = has_limit or settings.max_tokens is not None
-        answer_limit = common.effective_limit(
+        answer_limit = request_settings.effective_limit(
             limit if has_default else self.default_max_tokens, settings
         )
         n_answers = self.samples_per_request, beams
         self.requests = tuple(
             Request(
                 tokens,
-                max_tokens=common.answer_budget(
+                max_tokens=request_settings.answer_budget(
                     runner, settings, len(tokens), answer_limit, *n_answers
                 ),
                 score_prompt=self.scores_prompt,
-                **common.context_fields(body, runner, settings, len(tokens), *n_answers),
+                **request_settings.context_fields(body, runner, settings, len(tokens), *n_answers),
                 **request_fields,
             )
             for tokens in self._prompts()
@@ -216,12 +218,12 @@ class CompletionsForm(ApiForm):
                 param="n",
             )
         suffix = self.completions.suffix
-        truncation = common.read_truncation(self.completions)
+        truncation = request_settings.read_truncation(self.completions)
         prompts = []
         for index, prompt in enumerate(value):
             tokens = self._tokens(f"prompt[{index}]", prompt)
             if truncation:
-                size = common.context_tokens(self.runner, self.settings)
+                size = request_settings.context_tokens(self.runner, self.settings)
                 tokens = truncation.shorten(tokens, size - 1)
             prompts.append(
                 infill.gap_tokens(self.runner, self.settings, tokens, suffix) if suffix else tokens
@@ -248,8 +250,8 @@ class CompletionsForm(ApiForm):
     def _encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a prompt that is a text."""
         body = self.completions
-        tokens = common.encode_prompt(
-            self.runner, self.settings, text, common.read_truncation(body)
+        tokens = request_settings.encode_prompt(
+            self.runner, self.settings, text, request_settings.read_truncation(body)
         )
         if body.add_special_tokens is False or body.suffix:
             return tuple(self.runner.model.tokenize(text, special=not body.suffix))
@@ -429,7 +431,7 @@ class CompletionsForm(ApiForm):
             "object": "text_completion",
             "created": self.created,
             "model": self.model,
-            "system_fingerprint": common.system_fingerprint(),
+            "system_fingerprint": request_settings.system_fingerprint(),
         }
 
     def _chunk(

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
+from llmcli.api import request_settings
 from llmcli.api.bodies.base import (
     MaxEntries,
     RequestBody,
@@ -21,28 +22,16 @@ from llmcli.api.bodies.base import (
     refused,
 )
 from llmcli.api.bodies.generation_fields import GenerationBody, Texts, TokenLimit
-from llmcli.api.errors import ApiError
-from llmcli.api.forms import common_fields as common
-from llmcli.api.forms import logprobs
-from llmcli.api.forms.answer_constraint import (
-    ResponseFormat,
-    read_answer_schema,
-    read_constraint,
-)
-from llmcli.api.forms.base import ApiForm, Document, encode_named_events, finish_reason, token_usage
-from llmcli.api.forms.conversation_length import render_within_context
-from llmcli.api.forms.logprobs import MAX_ALTERNATIVES
-from llmcli.api.forms.messages import MAX_MESSAGES
-from llmcli.api.forms.prompt import PromptRequest, RenderedPrompt, render_prompt
-from llmcli.api.forms.responses_input import Input, read_conversation
-from llmcli.api.forms.responses_output import ResponseOutput
-from llmcli.api.forms.template_fields import (
+from llmcli.api.conversation.conversation_length import render_within_context
+from llmcli.api.conversation.messages import MAX_MESSAGES
+from llmcli.api.conversation.prompt import PromptRequest, RenderedPrompt, render_prompt
+from llmcli.api.conversation.template_fields import (
     ReasoningFields,
     TemplateFields,
     read_template_variables,
 )
-from llmcli.api.forms.tool_call_stream import OutputPiece
-from llmcli.api.forms.tool_fields import (
+from llmcli.api.conversation.tool_call_stream import OutputPiece
+from llmcli.api.conversation.tool_fields import (
     MAX_TOOLS,
     CustomToolFields,
     FunctionFields,
@@ -54,7 +43,18 @@ from llmcli.api.forms.tool_fields import (
     left_out,
     read_tools,
 )
-from llmcli.api.forms.tools import ToolDefinition
+from llmcli.api.conversation.tools import ToolDefinition
+from llmcli.api.errors import ApiError
+from llmcli.api.forms import logprobs
+from llmcli.api.forms.answer_constraint import (
+    ResponseFormat,
+    read_answer_schema,
+    read_constraint,
+)
+from llmcli.api.forms.base import ApiForm, Document, encode_named_events, finish_reason, token_usage
+from llmcli.api.forms.logprobs import MAX_ALTERNATIVES
+from llmcli.api.forms.responses_input import Input, read_conversation
+from llmcli.api.forms.responses_output import ResponseOutput
 from llmcli.api.server_settings import ServerSettings
 from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.constraint.tool_calls import AnswerSchema
@@ -217,20 +217,20 @@ class ResponsesForm(ApiForm):
         self.prompt = self._render_prompt()
         self._check_compaction(len(self.prompt.tokens))
         self.constraint = self.prompt.constraint
-        self.limit = common.first_limit(body.max_output_tokens)
-        options = common.read_common_fields(body, runner, settings, body.stop, self.limit)
+        self.limit = request_settings.first_limit(body.max_output_tokens)
+        options = request_settings.read_common_fields(body, runner, settings, body.stop, self.limit)
         self.has_logprobs = LOGPROBS_INCLUDE in (body.include or ())
         tokens, opened_tags = self.prompt.tokens, self.prompt.opened_tags
-        max_tokens = common.answer_budget(
-            runner, settings, len(tokens), common.effective_limit(self.limit, settings)
+        max_tokens = request_settings.answer_budget(
+            runner, settings, len(tokens), request_settings.effective_limit(self.limit, settings)
         )
         self.requests = (
             Request(
                 tokens,
                 max_tokens=max_tokens,
                 grammar_after=opened_tags.closing if opened_tags else "",
-                **common.context_fields(body, runner, settings, len(tokens)),
-                **common.with_logprobs(
+                **request_settings.context_fields(body, runner, settings, len(tokens)),
+                **request_settings.with_logprobs(
                     options, runner, body, self.has_logprobs, body.top_logprobs or 0
                 ),
             ),
@@ -266,7 +266,7 @@ class ResponsesForm(ApiForm):
             form if isinstance(form, AnswerSchema) else None,
             form if isinstance(form, Constraint) else None,
             variables=read_template_variables(body, self.runner.template, self.notes),
-            truncation=common.read_truncation(body),
+            truncation=request_settings.read_truncation(body),
         )
         if body.truncation == "auto":
             return render_within_context(request, self.runner, self.settings, self.notes)

@@ -12,10 +12,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import model_validator
 
 from llmcli.api.bodies.base import Either, RequestBody, honored, ignored, missing
+from llmcli.api.conversation.messages import ROLES, Content, join_parts, template_call
+from llmcli.api.conversation.tool_fields import CUSTOM_ARGUMENT
+from llmcli.api.conversation.tools import NAMESPACE_SEPARATOR
 from llmcli.api.errors import ApiError
-from llmcli.api.forms.messages import ROLES, Content, join_parts, template_call
-from llmcli.api.forms.tool_fields import CUSTOM_ARGUMENT
-from llmcli.api.forms.tools import NAMESPACE_SEPARATOR
 from llmcli.types import Message
 
 # type of an item -> the fields that it must have

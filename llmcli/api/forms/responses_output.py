@@ -5,10 +5,10 @@ expects.
 from collections.abc import Iterator
 from typing import Any
 
+from llmcli.api.conversation.tool_call_stream import OutputPiece
+from llmcli.api.conversation.tool_fields import custom_input
+from llmcli.api.conversation.tools import NO_TOOLS, ToolSet
 from llmcli.api.forms.base import Document
-from llmcli.api.forms.tool_call_stream import OutputPiece
-from llmcli.api.forms.tool_fields import custom_input
-from llmcli.api.forms.tools import NO_TOOLS, ToolSet
 from llmcli.api.tool_calls.base import MakeDigits, ToolCall, parse_arguments
 
 ITEM_TYPES = {

@@ -11,9 +11,9 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.model import Model
+from llmcli.runtime.binding.rows.batch import BatchRows
 
 SEED = 0x11
 # after a change of context, model or threads, the speed is stable after this many seconds

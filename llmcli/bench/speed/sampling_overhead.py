@@ -25,8 +25,8 @@ from llmcli.bench.speed.measure import (
 from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.bench.speed.random_passes import SEED, run_passes
 from llmcli.bench.statistics.paired_test import signed_rank_interval
-from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.model import Model
+from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.binding.sampler import NativeChains
 from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.sampling.chain import make_chain

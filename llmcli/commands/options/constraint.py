@@ -23,8 +23,9 @@ def take_constraint(typed: dict[str, Any]) -> "Constraint | None":
 
     The constraint is checked here, before a model is loaded. Raises UserError or UsageError.
     """
-    from llmcli.runtime.constraint import gbnf, schema_check
+    from llmcli.runtime.constraint import gbnf
     from llmcli.runtime.constraint.base import ENGINES, JUMP_MODES, Constraint
+    from llmcli.runtime.constraint.json_schema import check as schema_check
     from llmcli.text_input import expand_path, read_text, require_utf8
 
     sources = {name: typed.pop(name) for name in CONSTRAINT_FLAGS if name in typed}

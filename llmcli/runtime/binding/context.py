@@ -11,8 +11,21 @@ from functools import cached_property, partial
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding import sequence_state
-from llmcli.runtime.binding.batch import (
+from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.kernels.log_sum_exp import LogSumExp
+from llmcli.runtime.binding.kv_state import sequence_state
+from llmcli.runtime.binding.kv_state.positions import (
+    Positions,
+    Span,
+    batch_spans,
+    min_max,
+    window_survives_shift,
+)
+from llmcli.runtime.binding.kv_state.shared_cells import SharedCells
+from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
+from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown, read_memory_breakdown
+from llmcli.runtime.binding.model import Model
+from llmcli.runtime.binding.rows.batch import (
     GET_LOGITS_ITH,
     UNSET_FLAG,
     Batch,
@@ -22,20 +35,7 @@ from llmcli.runtime.binding.batch import (
     no_cache_error,
     pointer_address,
 )
-from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.kernels.log_sum_exp import LogSumExp
-from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
-from llmcli.runtime.binding.logits_row import LogitsRow
-from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown, read_memory_breakdown
-from llmcli.runtime.binding.model import Model
-from llmcli.runtime.binding.positions import (
-    Positions,
-    Span,
-    batch_spans,
-    min_max,
-    window_survives_shift,
-)
-from llmcli.runtime.binding.shared_cells import SharedCells
+from llmcli.runtime.binding.rows.logits_row import LogitsRow
 
 
 class Aborted(Exception):

@@ -14,8 +14,13 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding import rpc
 from llmcli.runtime.binding.devices import tensor_split
 from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
-from llmcli.runtime.binding.special_tokens import SpecialToken, read_special_token
-from llmcli.runtime.binding.tokenize_splits import BPE, SENTENCEPIECE, SLICE_BYTES, TokenizeSplits
+from llmcli.runtime.binding.tokens.special_tokens import SpecialToken, read_special_token
+from llmcli.runtime.binding.tokens.tokenize_splits import (
+    BPE,
+    SENTENCEPIECE,
+    SLICE_BYTES,
+    TokenizeSplits,
+)
 from llmcli.runtime.interrupt import on_interrupt
 from quant.model_file import read_header
 

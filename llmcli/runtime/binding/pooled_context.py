@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.batch import Batch, BatchRows, reserved_outputs
 from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES, check_cache_types
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import MAX_SEQUENCES
+from llmcli.runtime.binding.kv_state.positions import Positions, batch_spans, min_max
 from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
 from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown, read_memory_breakdown
 from llmcli.runtime.binding.model import Model
-from llmcli.runtime.binding.positions import Positions, batch_spans, min_max
+from llmcli.runtime.binding.rows.batch import Batch, BatchRows, reserved_outputs
 
 POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}  # enum llama_pooling_type
 

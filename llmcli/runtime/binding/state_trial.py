@@ -4,10 +4,11 @@ expects. The format has no version, so another build may change it.
 
 import logging
 
-from llmcli.runtime.binding import sequence_state
-from llmcli.runtime.binding.batch import BatchRows
+from llmcli.errors import UserError
 from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.state_slicing import extract_sequence, transpose_values
+from llmcli.runtime.binding.kv_state import sequence_state
+from llmcli.runtime.binding.kv_state.state_slicing import extract_sequence, transpose_values
+from llmcli.runtime.binding.rows.batch import BatchRows
 
 # the sequence of each row: interleaved, so that the cells of a sequence are not consecutive
 ROW_SEQUENCES = 0, 1, 0, 1, 0, 0
@@ -27,7 +28,7 @@ def can_move_states(source: Context, target: Context) -> bool:
         return False
     try:
         return _try_moves(source, target)
-    except Exception:
+    except (AssertionError, LookupError, ValueError, UserError):  # another format of states
         logging.getLogger(__name__).debug("the trial of states failed", exc_info=True)
         return False
     finally:

@@ -22,8 +22,8 @@ from llmcli.runtime.constraint.base import (
     UnsatisfiableConstraint,
     single_token,
 )
-from llmcli.runtime.constraint.schema_check import CheckedSchema, check_schema
-from llmcli.runtime.constraint.schema_relaxation import relax_schema
+from llmcli.runtime.constraint.json_schema.check import CheckedSchema, check_schema
+from llmcli.runtime.constraint.json_schema.relaxation import relax_schema
 
 # llguidance treats a token as special, that is as not part of a text, if its bytes start with this.
 SPECIAL_PREFIX = b"\xff"

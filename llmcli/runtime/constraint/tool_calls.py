@@ -15,8 +15,8 @@ from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint
-from llmcli.runtime.constraint.schema_check import CheckedSchema, check_schema
-from llmcli.runtime.constraint.schema_cost import NO_COST, SchemaCost
+from llmcli.runtime.constraint.json_schema.check import CheckedSchema, check_schema
+from llmcli.runtime.constraint.json_schema.cost import NO_COST, SchemaCost
 
 # maximum number of calls in an answer; without a limit, small models repeat calls without end
 MAX_CALLS = 16

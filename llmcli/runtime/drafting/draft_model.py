@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from llmcli.runtime.binding.batch import BatchRows
+from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.drafting.base import Draft, DrafterResources, Probabilities
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from llmcli.runtime.binding.batch import BatchRows
+from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.sampling.chain import RowLogits
 
 PASS_ROWS = (4, 8, 12, 16)  # numbers of rows of a pass with drafts

@@ -12,8 +12,8 @@ from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Aborted, NoSlot
+from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.engine.forward_pass import ForwardPass, SequenceRows
 from llmcli.runtime.engine.schedule import EngineLoad, QueueFull, Schedule
 from llmcli.runtime.engine.scheduler import Scheduler

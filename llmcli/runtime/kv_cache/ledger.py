@@ -9,7 +9,7 @@ dropped its oldest cells, and recurrent state exists only for the last token.
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from llmcli.runtime.binding.positions import window_survives_shift
+from llmcli.runtime.binding.kv_state.positions import window_survives_shift
 from llmcli.runtime.kv_cache.cells import CellMap
 from llmcli.runtime.kv_cache.common_prefix import common_prefix, find_gap, match_after_gap
 from llmcli.runtime.kv_cache.context_protocols import CacheMemory, CellOwners, SwappedState

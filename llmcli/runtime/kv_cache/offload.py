@@ -20,7 +20,7 @@ dropped; an answer whose state would not fit is not offloaded.
 
 Without flash attention, llama.cpp stores the V cache by channel and copies a state in stretches of
 consecutive cells, which is slow when the cells of several sequences are mixed. In that case
-binding/sequence_state.py reads the whole pool and cuts the sequence out.
+binding/kv_state/sequence_state.py reads the whole pool and cuts the sequence out.
 
 Idle answers are offloaded before a new prompt is computed. Otherwise the new answer would be in
 higher cells, and every row would still visit the empty cells below.

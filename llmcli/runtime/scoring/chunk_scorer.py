@@ -12,12 +12,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import MAX_SEQUENCES, ContextOptions
-from llmcli.runtime.binding.logits_matrix import logits_matrix
-from llmcli.runtime.binding.logits_row import LogitsRow
 from llmcli.runtime.binding.model import Model
+from llmcli.runtime.binding.rows.batch import BatchRows
+from llmcli.runtime.binding.rows.logits_matrix import logits_matrix
+from llmcli.runtime.binding.rows.logits_row import LogitsRow
 from llmcli.runtime.engine.forward_pass import TILE_ROWS
 from llmcli.runtime.interruptible_pass import interruptible
 

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.pooled_context import (
@@ -34,6 +33,7 @@ from llmcli.runtime.binding.pooled_context import (
     is_causal,
     open_pooled_context,
 )
+from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.scoring.chunk_scorer import max_logit_rows
 from quant.gguf.header import GgufArray

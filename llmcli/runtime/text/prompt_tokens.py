@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from llmcli.runtime.binding.special_tokens import SpecialToken
+from llmcli.runtime.binding.tokens.special_tokens import SpecialToken
 from llmcli.runtime.text.tracked_text import Span, TrackedText
 
 # A token that the author of a vocabulary has defined, and that can mark the turns of a conversation.

@@ -9,9 +9,9 @@ import pytest
 from llmcli.api.bodies.base import RequestBody
 from llmcli.api.bodies.generation_fields import GenerationBody
 from llmcli.api.bodies.reference import field_rows, inner_bodies, own_rows, value_words
+from llmcli.api.conversation.messages import ChatMessage, ContentPart
 from llmcli.api.forms.anthropic_blocks import ContentBlock, DocumentSource
-from llmcli.api.forms.conversation import ChatBody
-from llmcli.api.forms.messages import ChatMessage, ContentPart
+from llmcli.api.forms.conversation_form import ChatBody
 from llmcli.api.forms.ollama import OllamaOptions
 from llmcli.serve.http.routes import ROUTES
 

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from llmcli.api.bodies.checks import read_body
-from llmcli.api.errors import ApiError
-from llmcli.api.forms.template_fields import (
+from llmcli.api.conversation.template_fields import (
     NO_SWITCH,
     ReasoningFields,
     TemplateFields,
     read_template_variables,
 )
+from llmcli.api.errors import ApiError
 from llmcli.runtime.text.chat_template import ChatTemplate
 
 TEMPLATE = ChatTemplate(

@@ -10,8 +10,8 @@ import jiter
 import jsonschema
 import pytest
 
-from llmcli.api.forms.output_splitter import OutputSplitter
-from llmcli.api.forms.tool_call_stream import parse_partial_arguments
+from llmcli.api.conversation.output_splitter import OutputSplitter
+from llmcli.api.conversation.tool_call_stream import parse_partial_arguments
 from llmcli.api.tool_calls import all_formats, call_marks, find_format
 from llmcli.api.tool_calls.base import (
     ParsedCalls,

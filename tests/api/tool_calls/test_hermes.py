@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from llmcli.api.forms.output_splitter import OutputSplitter
-from llmcli.api.forms.prompt import RenderedPrompt
-from llmcli.api.forms.tools import ToolDefinition, ToolSet
+from llmcli.api.conversation.output_splitter import OutputSplitter
+from llmcli.api.conversation.prompt import RenderedPrompt
+from llmcli.api.conversation.tools import ToolDefinition, ToolSet
 from llmcli.api.tool_calls import find_format
 from tests.api.tool_calls.test_base import collect_output
 

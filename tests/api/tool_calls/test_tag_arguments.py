@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from llmcli.api.forms.output_splitter import OutputSplitter
-from llmcli.api.forms.tool_call_stream import OutputPiece
+from llmcli.api.conversation.output_splitter import OutputSplitter
+from llmcli.api.conversation.tool_call_stream import OutputPiece
 from llmcli.api.tool_calls import all_formats
 from llmcli.api.tool_calls.base import ToolCallFormat, parse_arguments
 from llmcli.api.tool_calls.tag_arguments import TagArguments

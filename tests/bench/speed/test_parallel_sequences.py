@@ -11,8 +11,8 @@ from llmcli.bench.speed.parameter_grid import ParameterGrid
 from llmcli.bench.speed.parameter_grid import SpeedTest as Case
 from llmcli.bench.speed.random_passes import RandomPasses
 from llmcli.bench.speed.run import SpeedSettings, run_tests
-from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.ui import UI
 from tests.quant import tiny_gguf
 

@@ -14,7 +14,7 @@ import numpy as np
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Grammar
 from tests.fixtures.fakes import EOS, N_VOCAB
-from tests.runtime.constraint.test_schema_check import MEETING
+from tests.runtime.constraint.json_schema.test_check import MEETING
 from tests.runtime.constraint.words import schema
 
 BASES: list[Any] = [

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.binding.sampler import NativeChain, NativeChains
 from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.sampling.chain import make_chain

@@ -3,7 +3,7 @@
 import pytest
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.batch import BatchRows
+from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.engine.engine import SINGLE_CONVERSATION, Engine
 from llmcli.runtime.engine.schedule import QueueFull, Schedule
 from llmcli.runtime.requests.request import BACKGROUND_PRIORITY, Answer, Request, percentile

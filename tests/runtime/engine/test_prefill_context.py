@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding import sequence_state
-from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.logits_row import LogitsRow
-from llmcli.runtime.binding.state_slicing import extract_sequence, transpose_values
+from llmcli.runtime.binding.kv_state import sequence_state
+from llmcli.runtime.binding.kv_state.state_slicing import extract_sequence, transpose_values
+from llmcli.runtime.binding.rows.batch import BatchRows
+from llmcli.runtime.binding.rows.logits_row import LogitsRow
 from llmcli.runtime.engine.prefill_context import MIN_ROWS, PrefillContext
 from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.requests.request import Answer, Request, RunOptions

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import default_sampling

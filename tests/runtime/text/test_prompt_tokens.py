@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.binding.special_tokens import SpecialToken
+from llmcli.runtime.binding.tokens.special_tokens import SpecialToken
 from llmcli.runtime.text import prompt_tokens
 from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.runtime.text.prompt_tokens import find_turn_marks, tokenize_prompt

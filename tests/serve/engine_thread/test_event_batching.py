@@ -10,7 +10,7 @@ import pytest
 
 from llmcli.api.errors import AnswerFailed
 from llmcli.errors import UserError
-from llmcli.runtime.binding.batch import BatchRows
+from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.sampling import default_sampling
 from llmcli.serve.engine_thread import event_batching

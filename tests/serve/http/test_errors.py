@@ -283,7 +283,7 @@ def test_a_bug_gets_status_500_and_the_server_continues(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = serve()
-    monkeypatch.setattr("llmcli.api.forms.conversation.to_conversation", lambda *_: 1 // 0)
+    monkeypatch.setattr("llmcli.api.forms.conversation_form.to_conversation", lambda *_: 1 // 0)
     status, _, found = post(served, json.dumps({"messages": HELLO}).encode())
     assert (status, found["error"]["type"]) == (500, "server_error")
     assert post(served, b"", "/health", "GET")[0] == 200

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from llmcli.api.bodies.base import RequestBody, honored
 from llmcli.api.errors import ApiError
-from llmcli.api.forms.conversation import ChatBody, apply_template
+from llmcli.api.forms.conversation_form import ChatBody, apply_template
 from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.text.chat_template import TOOL_TEMPLATE

@@ -9,11 +9,11 @@ import pytest
 from numpy.typing import NDArray
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.reproducible import with_required_options
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import open_runner

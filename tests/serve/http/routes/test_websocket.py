@@ -204,7 +204,7 @@ def test_a_bug_in_one_request_does_not_close_the_socket(
     served = serve()
     with open_websocket(served) as socket:
         with monkeypatch.context() as patch:
-            patch.setattr("llmcli.api.forms.conversation.to_conversation", lambda *_: 1 // 0)
+            patch.setattr("llmcli.api.forms.conversation_form.to_conversation", lambda *_: 1 // 0)
             send_request(socket, "broken")
             (message,) = receive_answers(socket, "broken")["broken"]
         assert message["error"]["message"] == "internal error; see the server's log"
