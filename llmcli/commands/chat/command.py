@@ -164,12 +164,15 @@ def _replay(
     tokens are the same. Exits with 1 if they are not. Typed options override the recorded ones.
     """
     from llmcli.chat import receipt
+    from llmcli.planning.resolve_options import validate_options
 
     recorded = receipt.read_receipt(text_input.expand_path(file))
     try:
         run_flags = parse_run_flags(ctx, recorded.flags)
+        validate_options(run_flags.options)
     except UserError as error:
-        parse_run_flags(ctx)  # raises the error if the typed options are wrong by themselves
+        # raise the error of typed options that are wrong by themselves
+        validate_options(parse_run_flags(ctx).options)
         raise UserError(
             f"{file}: {error}", hint="write it again: llmcli run REF PROMPT --json > FILE"
         ) from None
