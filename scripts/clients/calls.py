@@ -1,6 +1,6 @@
 """Registration and execution of the calls that check one client library.
 
-Each `with_*.py` script registers functions by the decorators `call` and `refuses`, and runs them by
+Each `with_*.py` script registers functions by `call`, `call_each` and `refuses`, and runs them by
 `run`. For each function, one line of JSON is printed: {"call", "passed", "why", "refused"}.
 """
 
@@ -20,6 +20,13 @@ def call(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     CALLS.append(((function.__doc__ or function.__name__).splitlines()[0], function, False))
     return function
+
+
+def call_each(subject: str, names: dict[Callable[..., Any], str]) -> None:
+    """Register functions that must succeed with one subject, such as a model class of the client.
+    `names`: the part after the subject of their printed names.
+    """
+    CALLS.extend((f"{subject}: {name}", function, False) for function, name in names.items())
 
 
 def refuses(function: Callable[..., Any]) -> Callable[..., Any]:

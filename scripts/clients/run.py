@@ -10,10 +10,10 @@ environment for each group of Python clients, and a folder for those of npm, whi
 there is no npm. `--only` chooses clients and can be repeated.
 
 A call fails if it raises an error, or if its answer lacks the documented fields; the text of an
-answer is not checked. Features that this server lacks (images, audio, files for assistants, stored responses) must
-be refused with an explanation, and are counted separately. For each client the script prints the
-numbers of passed and of all calls, and the reasons of failures and refusals. It exits with 1 if a
-call fails.
+answer is not checked. Features that this server lacks (images, audio, files for assistants, stored
+responses) must be refused with an explanation, and are counted separately. For each client the
+script prints the numbers of passed and of all calls, and the reasons of failures and refusals. It
+exits with 1 if a call fails.
 """
 
 import argparse

@@ -17,7 +17,7 @@ from agno.team import Team
 from agno.tools import tool
 from pydantic import BaseModel, Field
 
-from scripts.clients.calls import call, run
+from scripts.clients.calls import call, call_each, run
 
 URL = sys.argv[1]
 ROOT = URL.removesuffix("/v1")
@@ -88,7 +88,7 @@ def register_model(name: str) -> None:
         kinds = [event.event async for event in agent.arun("Hello", stream=True)]
         assert kinds and "RunError" not in kinds
 
-    docs = {
+    names = {
         text: "Agent.run",
         stream: "Agent.run with stream=True",
         tools: "Agent.run with tools",
@@ -97,10 +97,8 @@ def register_model(name: str) -> None:
         asynchronous: "Agent.arun, and with stream=True",
     }
     if name in ("Claude", "Ollama"):  # these model classes have no tool_choice
-        del docs[tools_forced]
-    for function, doc in docs.items():
-        function.__doc__ = f"{name}: {doc}"
-        call(function)
+        del names[tools_forced]
+    call_each(name, names)
 
 
 for model_name in MODELS:

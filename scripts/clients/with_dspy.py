@@ -98,7 +98,7 @@ def native_calls() -> None:
 
     with dspy.context(adapter=dspy.JSONAdapter(use_native_function_calling=True)):
         result = dspy.Predict(Call)(question="Weather in Rome?", tools=[dspy.Tool(get_weather)])
-    assert result is not None
+    assert isinstance(result, dspy.Prediction)
 
 
 @call

@@ -20,7 +20,7 @@ from haystack.tools import tool
 from haystack.utils import Secret
 from pydantic import BaseModel
 
-from scripts.clients.calls import call, run
+from scripts.clients.calls import call, call_each, run
 
 SERVER: Any = {
     "model": "local",
@@ -109,19 +109,19 @@ def register_generator(name: str) -> None:
         result = worker.run(messages=[ChatMessage.from_user("What is the weather in Rome?")])
         assert result["last_message"].tool_call_results[0].result.startswith("sunny")
 
-    docs = {
-        run_messages: "run",
-        stream: "run with streaming_callback",
-        asynchronous: "run_async",
-        tools: "tools, and a tool's result",
-        tools_strict: "tools with tools_strict",
-        structured: "a pydantic model as the answer's format",
-        agent: "Agent with a tool, until it ends",
-        agent_forced: "Agent with exit_conditions",
-    }
-    for function, doc in docs.items():
-        function.__doc__ = f"{name}: {doc}"
-        call(function)
+    call_each(
+        name,
+        {
+            run_messages: "run",
+            stream: "run with streaming_callback",
+            asynchronous: "run_async",
+            tools: "tools, and a tool's result",
+            tools_strict: "tools with tools_strict",
+            structured: "a pydantic model as the answer's format",
+            agent: "Agent with a tool, until it ends",
+            agent_forced: "Agent with exit_conditions",
+        },
+    )
 
 
 for generator_name in GENERATORS:

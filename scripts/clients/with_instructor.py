@@ -9,7 +9,7 @@ import instructor
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field, field_validator
 
-from scripts.clients.calls import call, run
+from scripts.clients.calls import call, call_each, run
 
 URL = sys.argv[1]
 CLIENT = OpenAI(base_url=URL, api_key="none", max_retries=0)
@@ -79,10 +79,7 @@ def register_mode(name: str) -> None:
         parts = list(patched.create_partial(response_model=Person, **ARGS))
         assert isinstance(parts[-1], BaseModel) and len(parts) > 1
 
-    create.__doc__ = f"{name}: create with a nested response_model"
-    partial.__doc__ = f"{name}: create_partial"
-    call(create)
-    call(partial)
+    call_each(name, {create: "create with a nested response_model", partial: "create_partial"})
 
 
 for mode in MODES:
@@ -93,8 +90,11 @@ for mode in MODES:
 def iterable(client: OpenAI) -> None:
     """TOOLS: create_iterable, and Iterable as response_model"""
     patched = instructor.from_openai(client)
-    assert list(patched.create_iterable(response_model=Person, **ARGS)) is not None
-    assert list(patched.create(response_model=Iterable[Person], **ARGS)) is not None
+    for people in (
+        patched.create_iterable(response_model=Person, **ARGS),
+        patched.create(response_model=Iterable[Person], **ARGS),
+    ):
+        assert all(isinstance(person, Person) for person in people)
 
 
 @call

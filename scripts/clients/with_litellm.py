@@ -8,7 +8,7 @@ from typing import Any, Literal
 import litellm
 from pydantic import BaseModel, Field
 
-from scripts.clients.calls import call, run
+from scripts.clients.calls import call, call_each, run
 
 URL = sys.argv[1]
 ROOT = URL.removesuffix("/v1")
@@ -91,17 +91,17 @@ def register_provider(model: str) -> None:
         answer = litellm.completion(**long, response_format=Event)
         assert Event.model_validate_json(answer.choices[0].message.content)
 
-    docs = {
-        completion: "completion",
-        stream: "completion with stream=True",
-        asynchronous: "acompletion, and with stream=True",
-        tools: "completion with tools, and a tool's result",
-        tools_streamed: "completion with tools and stream=True",
-        structured: "completion with a pydantic response_format",
-    }
-    for function, doc in docs.items():
-        function.__doc__ = f"{model}: {doc}"
-        call(function)
+    call_each(
+        model,
+        {
+            completion: "completion",
+            stream: "completion with stream=True",
+            asynchronous: "acompletion, and with stream=True",
+            tools: "completion with tools, and a tool's result",
+            tools_streamed: "completion with tools and stream=True",
+            structured: "completion with a pydantic response_format",
+        },
+    )
 
 
 for name in BASES:

@@ -17,7 +17,7 @@ from llama_index.llms.ollama import Ollama
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel, Field
 
-from scripts.clients.calls import call, run
+from scripts.clients.calls import call, call_each, run
 
 URL = sys.argv[1]
 ROOT = URL.removesuffix("/v1")
@@ -104,18 +104,18 @@ def register_model(name: str) -> None:
         assert await worker.run("What is the weather in Rome?", ctx=context, max_iterations=4)
         assert await worker.run("And in Paris?", ctx=context, max_iterations=4)
 
-    docs = {
-        complete: "complete and stream_complete",
-        chat: "chat and stream_chat",
-        asynchronous: "achat and astream_chat",
-        tools: "chat_with_tools",
-        structured: "as_structured_llm",
-        structured_predict: "structured_predict",
-        agent: "FunctionAgent with memory, until it ends",
-    }
-    for function, doc in docs.items():
-        function.__doc__ = f"{name}: {doc}"
-        call(function)
+    call_each(
+        name,
+        {
+            complete: "complete and stream_complete",
+            chat: "chat and stream_chat",
+            asynchronous: "achat and astream_chat",
+            tools: "chat_with_tools",
+            structured: "as_structured_llm",
+            structured_predict: "structured_predict",
+            agent: "FunctionAgent with memory, until it ends",
+        },
+    )
 
 
 for model_name in MODELS:

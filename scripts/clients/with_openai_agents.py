@@ -26,7 +26,7 @@ from agents import (
 from openai import AsyncOpenAI
 from pydantic import BaseModel, Field
 
-from scripts.clients.calls import call, run
+from scripts.clients.calls import call, call_each, run
 
 CLIENT = AsyncOpenAI(base_url=sys.argv[1], api_key="none", max_retries=0)
 MODELS: dict[str, Any] = {
@@ -132,21 +132,21 @@ def register_model(name: str) -> None:
             return
         raise AssertionError("it did not call tools")
 
-    docs = {
-        run_sync: "Runner.run_sync",
-        streamed: "Runner.run_streamed",
-        tools: "function tools, with strict mode and without",
-        tools_streamed: "function tools with run_streamed",
-        structured: "output_type, strict and not",
-        structured_with_tools: "output_type with tools",
-        handoffs: "handoffs",
-        agents_as_tools: "an agent as a tool",
-        session: "SQLiteSession with two turns",
-        ends: "a loop of calls ends by max_turns",
-    }
-    for function, doc in docs.items():
-        function.__doc__ = f"{name}: {doc}"
-        call(function)
+    call_each(
+        name,
+        {
+            run_sync: "Runner.run_sync",
+            streamed: "Runner.run_streamed",
+            tools: "function tools, with strict mode and without",
+            tools_streamed: "function tools with run_streamed",
+            structured: "output_type, strict and not",
+            structured_with_tools: "output_type with tools",
+            handoffs: "handoffs",
+            agents_as_tools: "an agent as a tool",
+            session: "SQLiteSession with two turns",
+            ends: "a loop of calls ends by max_turns",
+        },
+    )
 
 
 for model_name in MODELS:

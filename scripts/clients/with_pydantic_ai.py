@@ -25,7 +25,7 @@ from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.ollama import OllamaProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from scripts.clients.calls import call, run
+from scripts.clients.calls import call, call_each, run
 
 URL = sys.argv[1]
 OPENAI = OpenAIProvider(base_url=URL, api_key="none")
@@ -98,16 +98,16 @@ def register_model(name: str) -> None:
             parts = [part async for part in result.stream_output(debounce_by=None)]
         assert isinstance(parts[-1], CityLocation)
 
-    docs = {
-        text: "Agent.run_sync with instructions and message_history",
-        stream: "Agent.run_stream",
-        structured: "output_type as a tool and as NativeOutput",
-        tools: "tools with deps and output_type, until the loop ends",
-        stream_structured: "run_stream with output_type",
-    }
-    for function, doc in docs.items():
-        function.__doc__ = f"{name}: {doc}"
-        call(function)
+    call_each(
+        name,
+        {
+            text: "Agent.run_sync with instructions and message_history",
+            stream: "Agent.run_stream",
+            structured: "output_type as a tool and as NativeOutput",
+            tools: "tools with deps and output_type, until the loop ends",
+            stream_structured: "run_stream with output_type",
+        },
+    )
 
 
 def register_tools(agent: Any) -> None:

@@ -14,7 +14,7 @@ from strands.models.ollama import OllamaModel
 from strands.models.openai import OpenAIModel
 from strands.models.openai_responses import OpenAIResponsesModel
 
-from scripts.clients.calls import call, run
+from scripts.clients.calls import call_each, run
 
 URL = sys.argv[1]
 ROOT = URL.removesuffix("/v1")
@@ -89,16 +89,16 @@ def register_model(name: str) -> None:
         result = agent("Ann is a cook of 30 years.", structured_output_model=PersonInfo)
         assert isinstance(result.structured_output, PersonInfo)
 
-    docs = {
-        text: "an agent with system_prompt",
-        stream: "stream_async",
-        tools: "tools, until the loop ends",
-        direct: "a tool called directly, then a question about its result",
-        structured: "structured_output_model",
-    }
-    for function, doc in docs.items():
-        function.__doc__ = f"{name}: {doc}"
-        call(function)
+    call_each(
+        name,
+        {
+            text: "an agent with system_prompt",
+            stream: "stream_async",
+            tools: "tools, until the loop ends",
+            direct: "a tool called directly, then a question about its result",
+            structured: "structured_output_model",
+        },
+    )
 
 
 for model_name in MODELS:

@@ -1,11 +1,12 @@
 """Mutate the files that llmcli writes and reads back, and run the commands that read them.
 
-usage: .venv/bin/python scripts/fuzz/own_json.py [--count 3000] [--seed 0] [--only KIND] [--keep]
+usage: .venv/bin/python scripts/fuzz/own_json.py [--count 3000] [--seed 0] [--only KIND]
 
 The files are: manifests of the store, saved chats with their KV states, session logs, journals of
 batches and quantizations, tuned profiles, saved measurements, plan files, the history of bench,
 verdicts of rehearsals, certificates, records of evaluations, states of calibrations, results of
-pareto, receipts, and models.toml. They are made by the commands themselves, with the test model stories260K.
+pareto, receipts, and models.toml. They are made by the commands themselves, with the test model
+stories260K.
 
 Each mutant is read by a process with limited memory and time. It is a failure if the process ends
 by a signal, prints a traceback, needs more than 60 seconds or 2 GiB more memory than at its start,
@@ -487,8 +488,7 @@ def make_files(folder: Path) -> Path:
     certified = str(folder.parent / "certified.gguf")
     call("quantize", str(model), "--q8_0", "-o", certified, "--verify", "--verify-chunks", "2")
     shutil.move(folder.parent / "certified.certificate.json", work / "certificate.json")
-    if b"--replay" in call("run", "--help"):
-        (work / "receipt.json").write_bytes(call("run", str(model), "Once", "--json", *QUICK))
+    (work / "receipt.json").write_bytes(call("run", str(model), "Once", "--json", *QUICK))
     call(
         "batch", str(model), str(work / "in.jsonl"), "-o", str(work / "out.jsonl"), *QUICK,
         patch=f"from llmcli.batch.journal import BatchJournal\ndef stop(self): {stop}\nBatchJournal.finish = stop",
@@ -621,9 +621,8 @@ def main() -> None:
         folder = Path(root) / "trial"
         model = make_files(folder)
         kinds = [args.only] if args.only else sorted(KINDS)
-        missing = [kind for kind in kinds if not list(folder.glob(KINDS[kind].pattern))]
-        print("no file of this kind:", ", ".join(missing) or "none missing")
-        kinds = [kind for kind in kinds if kind not in missing]
+        if missing := [kind for kind in kinds if not list(folder.glob(KINDS[kind].pattern))]:
+            raise SystemExit(f"no file was made of the kinds {', '.join(missing)}")
         verdicts = run(folder, model, kinds, args.count, args.seed)
     for verdict, number in sorted(verdicts.items()):
         print(f"{number:6} {verdict}")

@@ -179,7 +179,7 @@ def compare(source: str, shape: Shape) -> str:
 def compare_all(folder: Path) -> Iterator[tuple[str, str, str]]:
     """Yield the shape, the template's name and the kind of every comparison."""
     for path in sorted(folder.glob("*.jinja")):
-        source = path.read_text(encoding="utf-8").removeprefix("\ufeff")
+        source = path.read_text(encoding="utf-8-sig")
         for name, shape in SHAPES.items():
             yield name, path.stem, compare(source, shape)
 

@@ -28,11 +28,9 @@ from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import default_sampling
-from quant.convert import checkpoint_source
-from quant.quantize import plan, write
+from scripts.fuzz.files import convert_stories
 
 ROOT = Path(__file__).resolve().parents[2]
-STORIES = ROOT / "tests" / "data" / "stories260K"
 CASES = ROOT / "tests" / "cases" / "schemas"
 PROMPTS = (
     "A person",
@@ -139,17 +137,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         models = list(arguments.models)
         if not models:
-            models = [Path(folder, "stories260K.gguf")]
-            make_stories(models[0])
+            models = [convert_stories(Path(folder, "stories260K.gguf"), "F32")]
         differing = sum(compare_model(model, arguments) for model in models)
     raise SystemExit(int(differing > 0))
-
-
-def make_stories(path: Path) -> None:
-    """Convert the stories model of the tests."""
-    write.write_model(
-        plan.plan_quantization(checkpoint_source.open_checkpoint(STORIES), "F32"), path, threads=1
-    )
 
 
 if __name__ == "__main__":

@@ -12,11 +12,8 @@ from typing import Any
 import gguf
 import numpy as np
 
-from quant.convert import checkpoint_source
-from quant.quantize import plan, write
+from scripts.fuzz.files import convert_stories
 
-ROOT = Path(__file__).resolve().parents[2]
-STORIES = ROOT / "tests" / "data" / "stories260K"
 HIDDEN, LAYERS, HEADS, FF, CONTEXT = 64, 2, 4, 128, 512
 RERANK_SEEDS = range(2000)
 QUERY = "Machine learning is"
@@ -26,10 +23,10 @@ def make_models(folder: Path, llama_cpp: Path) -> None:
     """Write all stand-ins that are missing to `folder`. `llama_cpp`: llama.cpp's source."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = llama_cpp / "models" / "ggml-vocab-bert-bge.gguf"
-    makers: dict[str, Callable[[Path], None]] = {
-        "stories260K": _make_stories,
+    makers: dict[str, Callable[[Path], object]] = {
+        "stories260K": lambda path: convert_stories(path, "F32"),
         "stories260K-infill": _make_infill,
-        "bert-bge-small": lambda path: make_bert(path, vocabulary, 0),
+        "bert-bge-small": lambda path: _make_bert(path, vocabulary, 0),
         "reranker": lambda path: _make_reranker(path, vocabulary),
         "tinygemma3": _make_gemma,
     }
@@ -41,16 +38,10 @@ def make_models(folder: Path, llama_cpp: Path) -> None:
             part.rename(path)
 
 
-def _make_stories(path: Path) -> None:
-    """Convert the test model of this checkout, in F32."""
-    source = checkpoint_source.open_checkpoint(STORIES)
-    write.write_model(plan.plan_quantization(source, "F32"), path, threads=1)
-
-
 def _make_infill(path: Path) -> None:
     """Write stories260K with three of its rare tokens as the tokens around a gap."""
     plain = path.with_suffix(".plain")
-    _make_stories(plain)
+    convert_stories(plain, "F32")
     reader = gguf.GGUFReader(plain)
     writer = gguf.GGUFWriter(path, "llama")
     _copy_metadata(reader, writer, skip=("general.architecture",))
@@ -67,7 +58,7 @@ def _make_infill(path: Path) -> None:
 def _make_gemma(path: Path) -> None:
     """Write a random Gemma 3 of text only, with the vocabulary of stories260K."""
     stories = path.with_suffix(".plain")
-    _make_stories(stories)
+    convert_stories(stories, "F32")
     reader = gguf.GGUFReader(stories)
     writer = gguf.GGUFWriter(path, "gemma3")
     writer.add_context_length(8192)
@@ -104,7 +95,7 @@ def _make_gemma(path: Path) -> None:
     stories.unlink()
 
 
-def make_bert(path: Path, vocabulary: Path, seed: int, *, has_head: bool = False) -> None:
+def _make_bert(path: Path, vocabulary: Path, seed: int, *, has_head: bool = False) -> None:
     """Write a random BERT with the vocabulary of a file. `has_head`: it scores pairs of texts."""
     reader = gguf.GGUFReader(vocabulary)
     writer = gguf.GGUFWriter(path, "bert")
@@ -160,7 +151,7 @@ def _make_reranker(path: Path, vocabulary: Path) -> None:
     their documents is the best, the last one the worst.
     """
     for seed in RERANK_SEEDS:
-        make_bert(path, vocabulary, seed, has_head=True)
+        _make_bert(path, vocabulary, seed, has_head=True)
         scores = _scores(path)
         if int(np.argmax(scores)) == 2 and int(np.argmin(scores)) == 3:
             return

@@ -26,7 +26,6 @@ IGNORED = {
     "--embedding",  # always
     "--jinja",  # always
     "--no-jinja",
-    "--offline",  # the model is a file
     "--swa-full",
     "--no-cache-idle-slots",
     "--backend_sampling",
@@ -89,7 +88,7 @@ def _with_stand_ins(words: list[str]) -> Iterator[str]:
             repo = next(options)
         elif word == "--hf-file":
             file = next(options)
-        elif word != "--offline":
+        elif word != "--offline":  # the stand-in is a file
             yield word
     if repo:
         name = STAND_INS.get((repo, file))

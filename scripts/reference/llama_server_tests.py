@@ -9,7 +9,8 @@ FOLDER is tools/server/tests of llama.cpp's source, which is in llama-cpp-python
 distribution. A FILE is a name such as `completion` (unit/test_completion.py); by default the files of
 the features that llmcli has. Models that the tests would download are replaced by small stand-ins
 (llama_server_models.py), the same for both servers. With --llama-server, the outcomes of
-llama-server are stored in --results; without it, they are read from there.
+llama-server are stored in --results; without it, they are read from there. If LLAMA_SERVER_LOGS names
+a folder, pytest's output for each file and server is kept there.
 
 For each file the script prints how many tests pass with both servers, and how many of those that
 llama-server passes. Then it prints the tests that only llama-server passes: those of DIFFERENCES with
