@@ -13,7 +13,7 @@ const { z } = require("zod");
 const z3 = require("zod/v3").z;
 const { zodToJsonSchema } = require("zod-to-json-schema");
 
-const Colour = z.enum(["red", "green", "blue"]);
+const Color = z.enum(["red", "green", "blue"]);
 const Address = z.object({
   street: z.string().describe("Street and number"),
   city: z.string(),
@@ -62,8 +62,8 @@ const four = {
   "looseObject": z.looseObject({ a: z.number() }),
   "catchall": z.object({ a: z.string() }).catchall(z.number()),
   "record": z.record(z.string(), z.number()),
-  "record of enum": z.record(Colour, z.number()),
-  "partialRecord": z.partialRecord(Colour, z.number()),
+  "record of enum": z.record(Color, z.number()),
+  "partialRecord": z.partialRecord(Color, z.number()),
   "record of patterned keys": z.record(z.string().regex(/^k/), z.boolean()),
   "record in an object": z.object({ scores: z.record(z.string(), z.array(z.number())) }),
   "partial": Address.partial(),
@@ -73,7 +73,7 @@ const four = {
   "tuple": z.tuple([z.string(), z.number(), z.boolean()]),
   "tuple with rest": z.tuple([z.string()], z.number()),
   "array with bounds": z.array(z.int()).min(1).max(3),
-  "enum": Colour,
+  "enum": Color,
   "native enum": z.enum({ LOW: 1, HIGH: 2 }),
   "literals": z.literal(["a", 1, true, null]),
   "nullish": z.object({ a: z.string().nullish(), b: z.number().optional() }),

@@ -25,8 +25,8 @@ from typing_extensions import TypedDict
 T = TypeVar("T")
 
 
-class Colour(Enum):
-    """Three colours."""
+class Color(Enum):
+    """Three colors."""
 
     RED = "red"
     GREEN = "green"
@@ -86,7 +86,7 @@ class Bird(BaseModel):
 
 
 class Home(BaseModel):
-    """A home with a pet, which is told by its kind."""
+    """A home with a pet. Its kind says what it is."""
 
     pet: Cat | Dog | Bird = Field(discriminator="kind")
 
@@ -188,7 +188,7 @@ class Item:
 
     name: str
     price: float
-    colour: Colour = Colour.RED
+    color: Color = Color.RED
 
 
 class Step(BaseModel):
@@ -276,7 +276,7 @@ class Settings(BaseModel):
     retries: Annotated[int, Field(multiple_of=5)] = 5
     ratio: Annotated[float, Field(gt=0, lt=1)] = 0.5
     level: Level = Level.LOW
-    colours: set[Colour] = {Colour.RED}
+    colors: set[Color] = {Color.RED}
     secret: pydantic.SecretStr | None = None
     folder: Path = Path("/tmp")
 
@@ -287,7 +287,7 @@ TYPES: dict[str, Any] = {
         for kind in (
             *(Address, Person, Employee, Home, Homes, Tree, Chain, Closed, Open, Aliased),
             *(Configured, Computed, Reasoning, CalendarEvent, Recipe, Invoice, Query, Contact),
-            *(Shape, Names, Scores, Expression, Settings, Point, Movie, Partial, Item, Colour),
+            *(Shape, Names, Scores, Expression, Settings, Point, Movie, Partial, Item, Color),
         )
     },
     "Box of int": Box[int],

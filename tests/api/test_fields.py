@@ -44,7 +44,6 @@ SMALLEST: dict[str, dict[str, Any]] = {
 }
 # A value of each honored field that has an effect. The fields that an API needs are not here.
 VALUES: dict[str, Any] = {
-    "model": "other",
     "stream": True,
     "stop": "l",
     "stop_sequences": ["l"],
@@ -55,8 +54,6 @@ VALUES: dict[str, Any] = {
     "max_output_tokens": 2,
     "n_predict": 2,
     "num_predict": 2,
-    "num_keep": 2,
-    "n_keep": 2,
     "id_slot": 1,
     "verbose": True,
     "logit_bias": {"104": -1},
@@ -82,7 +79,6 @@ VALUES: dict[str, Any] = {
     "t_max_predict_ms": 500,
     "priority": 5,
     "beams": 2,
-    "use_beam_search": True,
     "tools": [TOOL],
     "reasoning_effort": "low",
     "reasoning": {"effort": "low"},
@@ -153,10 +149,9 @@ ELSEWHERE = {
     "input": "required",
     "input_prefix": "required",
     "input_suffix": "required",
-    "top_logprobs": "test_openai_chat: alternatives",
+    "top_logprobs": "test_forms",
     "n_keep": "test_context_shift",
     "num_keep": "test_context_shift",
-    "use_beam_search": "only APIs with several answers",
     "truncate": "test_request_fields",
     "truncation": "test_request_fields",
     "context_management": "test_request_fields",

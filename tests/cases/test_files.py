@@ -104,8 +104,6 @@ def test_file_of_an_option_is_read_or_its_encoding_is_named(
         words = ["run", str(stories_gguf), "Hi", option, str(file), "-n", "40", "-t", "1"]
     file.write_bytes(document["text"].encode(case["encoding"]))
     done = llmcli(*words)
-    if option == "-jf" and "the JSON document is incomplete" in done.err:
-        return  # a long string of a small model
     assert_result(done, case, str(file))
     if option == "models.toml":
         assert ("mine" in done.out) == (not done.code)

@@ -132,7 +132,7 @@ CASES: dict[str, tuple[Change, str]] = {
         "key 'x.nested' is an array of unknown type number 9",
     ),
     "hugearray": (lambda parts: parts.add(b"x.big", huge_array(200_000)), ""),
-    "bigvalue": (lambda parts: parts.add(b"x.license", string(b"licence " * 400_000)), ""),
+    "bigvalue": (lambda parts: parts.add(b"x.license", string(b"license " * 400_000)), ""),
     "notutf8": (lambda parts: parts.add(b"general.name", string(b"na\xefve caf\xe9")), ""),
     "nul-name": (lambda parts: parts.add(b"general.name", string(b"a\0b\x1b[31mred")), ""),
     "template-nonstr": (lambda parts: parts.set(b"chat_template", number(1)), ""),

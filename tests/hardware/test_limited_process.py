@@ -99,5 +99,5 @@ def test_the_process_is_killed_when_the_wait_is_interrupted(
     monkeypatch.setattr(limited_process, "_read_until", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run("import threading; threading.Event().wait()")
-    assert os.read(pipes[0], 1) == b"", "the process, which held the other end, has ended"
+    assert os.read(pipes[0], 1) == b"", "the process, which had the other end, has ended"
     os.close(pipes[0])

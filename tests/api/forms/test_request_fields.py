@@ -250,14 +250,17 @@ def test_thinking_is_separate_left_in_the_text_or_left_out(serve: Callable[..., 
         ({"include_reasoning": False}, ("yes", None)),
         ({"reasoning": {"exclude": True}}, ("yes", None)),
     ):
-        for stream in (False, True):
-            body = {"messages": HELLO, "stream": stream, **fields}
-            with client(served) as api:
-                found = api.chat.completions.create(model="x", messages=HELLO, extra_body=body)
-            if not stream:
-                message = found.choices[0].message
-                thinking = getattr(message, "reasoning_content", None)
-                assert (message.content, thinking) == expected
+        with client(served) as api:
+            request = {"model": "x", "messages": HELLO, "extra_body": fields}
+            message = api.chat.completions.create(**request).choices[0].message
+            stream = api.chat.completions.create(**request, stream=True)
+            deltas = [chunk.choices[0].delta for chunk in stream]
+        assert (message.content, getattr(message, "reasoning_content", None)) == expected
+        content, thinking = (
+            "".join(getattr(delta, name, None) or "" for delta in deltas)
+            for name in ("content", "reasoning_content")
+        )
+        assert (content, thinking or None) == expected
 
 
 def test_tool_calls_are_separate_or_left_in_the_text(serve: Callable[..., Served]) -> None:

@@ -50,6 +50,19 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[ProcessOutcome]:
 GOOD = ProcessOutcome(0, False, 'loading\ncomputing\n{"refusal": null}\n', "")
 
 
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The requests to child processes, which are not really started and find no fault."""
+    sent: list[bytes] = []
+
+    def run(command: Any, data: bytes, limits: Any, environ: Any) -> ProcessOutcome:
+        sent.append(data)
+        return GOOD
+
+    monkeypatch.setattr(rehearse, "run_limited", run)
+    return sent
+
+
 def crash(errors: str, code: int = -signal.SIGABRT, output: str = "loading\n") -> ProcessOutcome:
     return ProcessOutcome(code, False, output, errors)
 
@@ -257,32 +270,20 @@ def test_lack_of_memory_is_not_saved_on_a_machine_with_little_free_memory(
 
 
 def test_a_dry_run_is_followed_by_a_rehearsal_with_weights(
-    model: Path,
-    config: Config,
-    monkeypatch: pytest.MonkeyPatch,
+    model: Path, config: Config, requests: list[bytes]
 ) -> None:
-    requests: list[bytes] = []
-
-    def run(command: Any, data: bytes, limits: Any, environ: Any) -> ProcessOutcome:
-        requests.append(data)
-        return GOOD
-
-    monkeypatch.setattr(rehearse, "run_limited", run)
     for computes in (False, False, True, True, False):
         rehearse_file(model, config, UI(), computes=computes)
     assert [b'"computes": true' in request for request in requests] == [False, True]
 
 
 def test_weights_that_do_not_fit_into_memory_are_not_read(
-    model: Path,
-    config: Config,
-    outcomes: list[ProcessOutcome],
-    monkeypatch: pytest.MonkeyPatch,
+    model: Path, config: Config, requests: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rehearse.host, "available_memory", lambda: 1000)
-    outcomes.append(GOOD)
     for _ in range(2):
         rehearse_file(model, config, UI())
+    assert [b'"computes": false' in request for request in requests] == [True]
 
 
 @pytest.mark.parametrize("uses_template", [True, False])

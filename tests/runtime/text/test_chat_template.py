@@ -1,5 +1,8 @@
 """Chat templates are rendered as in transformers, inside a sandbox with limits."""
 
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+
 import pytest
 
 from llmcli.errors import UserError
@@ -370,7 +373,7 @@ def test_white_space_and_earlier_thinking_may_be_left_out() -> None:
     assert ChatTemplate(source).render(messages) == "[user][assistant]yes[user]"
 
 
-def test_the_words_of_the_template_and_of_the_client_are_told_apart() -> None:
+def test_the_spans_of_a_prompt_are_the_words_of_the_client() -> None:
     source = (
         "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}<e>{% endfor %}"
         "{{ tools | tojson }}{{ extra }}"
@@ -406,8 +409,6 @@ def test_named_templates_are_used_with_tools_and_with_documents() -> None:
 
 
 def test_variables_with_todays_date() -> None:
-    from datetime import datetime
-
     prompt = ChatTemplate("{{ date_string }} {{ messages[0].content }}").render(HELLO)
     today = datetime.now().astimezone()
     assert prompt in {f"{day:%d %b %Y} hi" for day in (today, datetime.now().astimezone())}
@@ -449,8 +450,6 @@ def test_a_template_that_never_shows_calls_is_not_tried_in_every_form_again(monk
 
 
 def test_templates_are_rendered_in_several_threads_at_once() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     template = ChatTemplate(
         "{% for i in range(2000) %}{{ i }}{% endfor %}{{ messages[0].content }}"
     )

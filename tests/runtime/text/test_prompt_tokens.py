@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import gguf
-import numpy as np
 import pytest
 
 from llmcli.runtime.binding.model import Model, open_model
@@ -16,6 +15,7 @@ from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.runtime.text.prompt_tokens import find_turn_marks, tokenize_prompt
 from llmcli.runtime.text.tracked_text import TrackedText, join_texts, track
 from llmcli.types import Message
+from tests.fixtures.vocabularies import write_vocabulary
 
 TURNS = (
     "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}"
@@ -217,28 +217,8 @@ def test_a_forged_turn_is_text(smollm2_model: Model) -> None:
 
 
 def test_special_tokens_of_a_vocabulary(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
-    for add, value in (
-        (writer.add_context_length, 64),
-        (writer.add_embedding_length, 32),
-        (writer.add_block_count, 1),
-        (writer.add_feed_forward_length, 32),
-        (writer.add_head_count, 2),
-        (writer.add_layer_norm_rms_eps, 1e-5),
-    ):
-        add(value)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(["<unk>", "<s>", "</s>", "<turn>", *(f"<0x{i:02X}>" for i in range(256))])
-    writer.add_token_scores([0.0] * 260)
-    writer.add_token_types([2, 3, 3, 4, *[6] * 256])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_tensor("token_embd.weight", np.zeros((260, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    with open_model(tmp_path / "a.gguf", vocab_only=True) as model:
+    path = write_vocabulary(tmp_path / "a.gguf", "<turn>", gguf.TokenType.USER_DEFINED)
+    with open_model(path, vocab_only=True) as model:
         found = model.special_tokens([0, 1, 3, 70])
         assert {id_: (token.name, token.is_control) for id_, token in found.items()} == {
             0: ("<unk>", True),

@@ -18,6 +18,7 @@ from llmcli.serve.engine_thread import embedding_queue
 from tests.api.forms.test_openai_chat import HELLO, client
 from tests.fixtures.batches import (
     CHAT_PATH,
+    ENDLESS,
     chat_line,
     create,
     make_line,
@@ -29,8 +30,6 @@ from tests.fixtures.batches import (
 )
 from tests.fixtures.fakes import FakeContext, fake_runner
 from tests.fixtures.server import CHAT, Served, serving
-
-ENDLESS = {"max_tokens": 100_000, "ignore_eos": True}
 
 
 @pytest.fixture

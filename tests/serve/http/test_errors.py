@@ -259,7 +259,7 @@ def test_a_full_queue_gets_retry_after(serve: Callable[..., Served]) -> None:
 
     def reply(tokens: Any) -> int:
         if len(tokens) > 60:
-            may_continue.wait()
+            may_continue.wait(30)
         return ord("x")
 
     served = serve(reply, parallel=1, waiting=0, n_ctx=8192)

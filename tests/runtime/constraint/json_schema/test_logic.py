@@ -1,4 +1,4 @@
-"""Proofs that schemas overlap not, and negated schemas. jsonschema is the oracle, over random
+"""Proofs that two schemas do not overlap, and negated schemas. jsonschema is the oracle, over random
 schemas and values.
 """
 

@@ -15,6 +15,7 @@ from llmcli.runtime.runner import Runner
 from tests.api.forms.test_openai_chat import client
 from tests.fixtures.batches import (
     CHAT_PATH,
+    ENDLESS,
     chat_line,
     create,
     make_line,
@@ -25,8 +26,6 @@ from tests.fixtures.batches import (
     wait_for_lines,
 )
 from tests.fixtures.server import Served, serving
-
-ENDLESS = {"max_tokens": 100_000, "ignore_eos": True}
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """/v1/files with OpenAI's client."""
 
 import os
+import socket
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from openai import OpenAI
 from llmcli.serve.batches import file_store
 from llmcli.serve.http.routes import files
 from tests.api.forms.test_openai_chat import client
-from tests.fixtures.batches import chat_line, create, upload
+from tests.fixtures.batches import chat_line, create, upload, wait
 from tests.fixtures.full_disk import full_disk
 from tests.fixtures.server import Served
 
@@ -79,7 +81,7 @@ def test_lists_have_pages_an_order_and_a_purpose(api: OpenAI) -> None:
             api.files.list(**wrong)  # type: ignore[arg-type]
 
 
-def test_expires_after_is_honored(api: OpenAI, served: Served) -> None:
+def test_expires_after_is_honored(api: OpenAI) -> None:
     file = api.files.create(
         file=("in.jsonl", ROW),
         purpose="batch",
@@ -95,14 +97,17 @@ def test_expires_after_is_honored(api: OpenAI, served: Served) -> None:
 
 
 def test_files_and_batches_are_removed_when_their_time_is_over(
-    api: OpenAI, served: Served, folder: Path, monkeypatch: pytest.MonkeyPatch
+    api: OpenAI, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = upload(api, ROW)
-    later = file.created_at + 30 * 24 * 3600 + 1
+    batch = wait(api, create(api, chat_line("a")))
+    kept = upload(api, ROW)
+    later = kept.created_at + 30 * 24 * 3600 + 60
     monkeypatch.setattr(file_store.time, "time", lambda: later)
-    upload(api, ROW)
-    assert file.id not in {found.id for found in api.files.list()}
-    assert len(list(folder.glob("*.content"))) == 1
+    new = upload(api, ROW)
+    assert [file.id for file in api.files.list()] == [new.id]
+    with pytest.raises(openai.NotFoundError):
+        api.batches.retrieve(batch.id)
+    assert names(folder) == {f"{new.id}.content", f"{new.id}.json"}
 
 
 @pytest.mark.parametrize("purpose", ["assistants", "fine-tune", "vision", "user_data", "evals"])
@@ -307,9 +312,6 @@ def test_bodies_of_other_types_are_refused(served: Served) -> None:
 def test_a_client_that_disconnects_leaves_nothing(
     served: Served, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import socket
-    import threading
-
     aborted = threading.Event()
     abort = files._UploadForm.abort
 

@@ -1,16 +1,13 @@
-"""/metrics, /health, /v1/kv, and llama-server's /props, /slots and /apply-template."""
+"""/metrics, /health and /v1/kv."""
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 
-from llmcli.runtime.requests.request import RunOptions
-from llmcli.runtime.runner import open_runner
 from tests.api.forms.test_openai_chat import HELLO, client
-from tests.fixtures.server import Served, serving
+from tests.fixtures.server import Served
 
 # Prometheus' text format, version 0.0.4: a line is a comment, or a name, labels and a number.
 LINE = re.compile(
@@ -140,23 +137,6 @@ def test_reports_refuse_post(serve: Callable[..., Served], path: str) -> None:
     assert httpx.post(f"{serve().url}/{path}").status_code == 405
 
 
-def test_props_slots_and_apply_template(serve: Callable[..., Served]) -> None:
-    served = serve(b"hi", parallel=3)
-    with client(served) as api:
-        api.chat.completions.create(model="tiny", messages=HELLO)
-    props = httpx.get(f"{served.url}/props").json()
-    assert (props["total_slots"], props["model_alias"]) == (3, "tiny")
-    assert props["default_generation_settings"]["n_ctx"] == 512
-    assert props["default_generation_settings"]["params"]["temperature"] == 0
-    assert props["chat_template"].startswith("{% for m in messages %}")
-    slots = httpx.get(f"{served.url}/slots").json()
-    assert [(slot["id"], slot["n_ctx"]) for slot in slots] == [(0, 512), (1, 512), (2, 512)]
-    assert sum(slot["n_prompt_tokens"] > 0 for slot in slots) == 1
-    assert not any(slot["is_processing"] for slot in slots)
-    prompt = httpx.post(f"{served.url}/apply-template", json={"messages": HELLO}).json()["prompt"]
-    assert prompt.endswith("<user>Once upon a time\n<assistant>")
-
-
 def test_metrics_have_the_names_of_llama_server_too(tiny: Served) -> None:
     """As its own tests check them: the counts agree with the timings of the answers."""
     text = "a very new beginning of a story about a dog. " * 3
@@ -192,45 +172,3 @@ def llama_server_metrics(served: Served) -> dict[str, float]:
     lines = httpx.get(f"{served.url}/metrics").text.splitlines()
     pairs = [line.split(" ", 1) for line in lines if line.startswith("llamacpp:")]
     return {name.removeprefix("llamacpp:"): float(value) for name, value in pairs}
-
-
-def test_a_template_is_applied_to_a_conversation_longer_than_the_context(
-    serve: Callable[..., Served],
-) -> None:
-    served = serve(n_ctx=64)
-    body = {"messages": [{"role": "user", "content": "x" * 1000}]}
-    response = httpx.post(f"{served.url}/apply-template", json=body)
-    assert response.status_code == 200
-    assert response.json()["prompt"].count("x") == 1000
-    for body, message in (
-        ({}, "messages is missing"),
-        ({"messages": [{"role": "cat", "content": ""}]}, "messages[0].role"),
-    ):
-        response = httpx.post(f"{served.url}/apply-template", json=body)
-        assert response.status_code == 400
-        assert message in response.json()["error"]["message"]
-    base = serve(template=None)
-    response = httpx.post(f"{base.url}/apply-template", json={"messages": HELLO})
-    assert "base model" in response.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("writes_bos", [True, False])
-def test_an_applied_template_has_the_tokens_of_a_chat_when_it_is_completed(
-    stories_gguf: Path, writes_bos: bool
-) -> None:
-    source = "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}assistant:"
-    source = "{{ bos_token }}" * writes_bos + source
-    options = RunOptions(ctx_size=128, threads=1, threads_batch=1, gemm="ggml")
-    with (
-        open_runner(stories_gguf, options, template=source, gpu_layers=0) as runner,
-        serving(runner, 1, 4) as served,
-    ):
-        body = {"messages": [{"role": "user", "content": "Once upon"}], "max_tokens": 1}
-        chat = httpx.post(f"{served.v1}/chat/completions", json=body).json()
-        prompt = httpx.post(f"{served.url}/apply-template", json=body).json()["prompt"]
-        assert not prompt.startswith("<s>")
-        answer = httpx.post(
-            f"{served.url}/completion", json={"prompt": prompt, "n_predict": 1}
-        ).json()
-        assert answer["tokens_evaluated"] == chat["usage"]["prompt_tokens"]
-        assert answer["content"] == chat["choices"][0]["message"]["content"]

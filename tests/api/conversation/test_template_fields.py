@@ -1,4 +1,4 @@
-"""The fields by which requests turn thinking on or off."""
+"""The fields of requests that set variables of the chat template: thinking and documents."""
 
 from typing import Any
 

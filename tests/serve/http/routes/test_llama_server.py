@@ -1,7 +1,9 @@
-"""/slots: requests that name a slot, and saving, restoring and erasing what is cached in one."""
+"""llama-server's /props, /apply-template and /slots: requests that name a slot, and saving, restoring
+and erasing what is cached in one.
+"""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.serve.engine_thread import slot_files
+from tests.api.forms.test_openai_chat import HELLO, client
 from tests.fixtures.server import CHAT, Served, serving
 
 FRANCE = "Once upon a time there was a cat in France. It liked to play"
@@ -215,3 +218,62 @@ def test_a_busy_slot_is_waited_for(served: Served, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(served.bridge.runner.engine.ledger, "is_busy", lambda slot: True)
     answer = act(served, 0, "erase")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "busy")
+
+
+def test_props_slots_and_apply_template(serve: Callable[..., Served]) -> None:
+    served = serve(b"hi", parallel=3)
+    with client(served) as api:
+        api.chat.completions.create(model="tiny", messages=HELLO)
+    props = httpx.get(f"{served.url}/props").json()
+    assert (props["total_slots"], props["model_alias"]) == (3, "tiny")
+    assert props["default_generation_settings"]["n_ctx"] == 512
+    assert props["default_generation_settings"]["params"]["temperature"] == 0
+    assert props["chat_template"].startswith("{% for m in messages %}")
+    slots = httpx.get(f"{served.url}/slots").json()
+    assert [(slot["id"], slot["n_ctx"]) for slot in slots] == [(0, 512), (1, 512), (2, 512)]
+    assert sum(slot["n_prompt_tokens"] > 0 for slot in slots) == 1
+    assert not any(slot["is_processing"] for slot in slots)
+    prompt = httpx.post(f"{served.url}/apply-template", json={"messages": HELLO}).json()["prompt"]
+    assert prompt.endswith("<user>Once upon a time\n<assistant>")
+
+
+def test_a_template_is_applied_to_a_conversation_longer_than_the_context(
+    serve: Callable[..., Served],
+) -> None:
+    served = serve(n_ctx=64)
+    body = {"messages": [{"role": "user", "content": "x" * 1000}]}
+    response = httpx.post(f"{served.url}/apply-template", json=body)
+    assert response.status_code == 200
+    assert response.json()["prompt"].count("x") == 1000
+    for body, message in (
+        ({}, "messages is missing"),
+        ({"messages": [{"role": "cat", "content": ""}]}, "messages[0].role"),
+    ):
+        response = httpx.post(f"{served.url}/apply-template", json=body)
+        assert response.status_code == 400
+        assert message in response.json()["error"]["message"]
+    base = serve(template=None)
+    response = httpx.post(f"{base.url}/apply-template", json={"messages": HELLO})
+    assert "base model" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("writes_bos", [True, False])
+def test_an_applied_template_has_the_tokens_of_a_chat_when_it_is_completed(
+    stories_gguf: Path, writes_bos: bool
+) -> None:
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}assistant:"
+    source = "{{ bos_token }}" * writes_bos + source
+    options = RunOptions(ctx_size=128, threads=1, threads_batch=1, gemm="ggml")
+    with (
+        open_runner(stories_gguf, options, template=source, gpu_layers=0) as runner,
+        serving(runner, 1, 4) as served,
+    ):
+        body = {"messages": [{"role": "user", "content": "Once upon"}], "max_tokens": 1}
+        chat = httpx.post(f"{served.v1}/chat/completions", json=body).json()
+        prompt = httpx.post(f"{served.url}/apply-template", json=body).json()["prompt"]
+        assert not prompt.startswith("<s>")
+        answer = httpx.post(
+            f"{served.url}/completion", json={"prompt": prompt, "n_predict": 1}
+        ).json()
+        assert answer["tokens_evaluated"] == chat["usage"]["prompt_tokens"]
+        assert answer["content"] == chat["choices"][0]["message"]["content"]
