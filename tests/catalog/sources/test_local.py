@@ -1,6 +1,5 @@
 """The model in a folder on this disk: which files are passed over, and what the error says."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -53,13 +52,3 @@ def test_a_shard_that_is_a_link_to_nothing_is_missing(tmp_path: Path, stories: P
     (tmp_path / "model.safetensors").symlink_to("../../blobs/2e")
     with pytest.raises(UserError, match=r"model\.safetensors \(a link to a missing file, "):
         find_model_files(tmp_path)
-
-
-def test_an_adapter_is_called_a_lora(tmp_path: Path) -> None:
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
-    (tmp_path / "adapter_config.json").write_text(
-        json.dumps({"peft_type": "LORA", "base_model_name_or_path": "org/base"})
-    )
-    with pytest.raises(UserError, match="is a LoRA adapter of org/base") as raised:
-        find_model_files(tmp_path)
-    assert "merge" in raised.value.hint

@@ -364,12 +364,6 @@ def test_hint_says_whether_to_fetch_or_to_save_again(
     assert hint in raised.value.hint
 
 
-def test_an_adapter_is_called_a_lora(tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
-    with pytest.raises(UserError, match="is a LoRA adapter of org/base"):
-        checkpoint_source.open_checkpoint(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
