@@ -45,11 +45,15 @@ class BatchJournal:
     `with journal.open():`.
 
     `identity`: JSON object that identifies the batch; `count`: number of lines of the batch;
-    `n_finished`: number of lines in the journal.
+    `permissions`: of a new journal, less those in the umask; `n_finished`: number of lines in the
+    journal.
     """
 
-    def __init__(self, out: Path, identity: Mapping[str, Any], count: int) -> None:
+    def __init__(
+        self, out: Path, identity: Mapping[str, Any], count: int, permissions: int = 0o666
+    ) -> None:
         self.out, self.count, self.n_finished = out, count, 0
+        self._permissions = permissions
         self.path, self.unfinished_path = (
             out.with_name(f".{out.name}.journal"),
             out.with_name(f".{out.name}.part"),
@@ -73,7 +77,9 @@ class BatchJournal:
                 raise UserError(f"{file} is not a regular file", hint="choose another path with -o")
         with (
             explain_write_errors(self.out),
-            open_without_links(self.path, "a+b", buffering=0) as stream,
+            open_without_links(
+                self.path, "a+b", buffering=0, permissions=self._permissions
+            ) as stream,
         ):
             _lock(stream, self.path, self.out)
             self._stream = stream

@@ -7,7 +7,7 @@ from llmcli.runtime.text.named_templates import find_template, template_names
 
 def read_template_option(value: str) -> str:
     """Return the Jinja text for a value of `--chat-template`. Raises UserError for a value that is
-    neither of the three, and for a file that cannot be read.
+    none of the three, and for a file that cannot be read.
     """
     if template := find_template(value):
         return template
@@ -16,10 +16,7 @@ def read_template_option(value: str) -> str:
     except UserError as error:
         if "{" in value or "/" in value or "." in value:
             raise
+        names = ", ".join(template_names())
         raise UserError(
-            str(error), hint=f"--chat-template takes a file, Jinja text, or a name: {_list_names()}"
+            str(error), hint=f"--chat-template takes a file, Jinja text, or a name: {names}"
         ) from None
-
-
-def _list_names() -> str:
-    return ", ".join(template_names())

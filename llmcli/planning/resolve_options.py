@@ -181,8 +181,8 @@ def _has_fixed_cells(request: _AttentionRequest) -> bool:
     between contexts.
 
     The prompts of parallel answers are computed in a second context with flash attention, and their
-    cells are then moved to the context without it (binding/kv_state/state_slicing.py). This is not possible
-    with a sliding window or with RoPE sections.
+    cells are then moved to the context without it (binding/kv_state/state_slicing.py). This is not
+    possible with a sliding window or with RoPE sections.
     """
     header = request.header
     cache_shape = _read_cache_shape(header, request.options)

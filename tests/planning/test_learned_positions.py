@@ -5,6 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from llmcli.errors import UserError
+from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.rows.batch import BatchRows
 from quant.model_file.read_header import read_header
 from scripts.fuzz import tiny_architectures
 from tests.fixtures.cli import Done
@@ -22,6 +27,20 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_header_knows_the_positions(gpt2: Path, stories_gguf: Path) -> None:
     assert read_header(gpt2).max_positions == 256
     assert read_header(stories_gguf).max_positions is None
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "mpt", "starcoder"])
+def test_a_context_computes_no_later_position(arch: str, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    assert tiny_architectures.write_model(path, arch) == ""
+    with (
+        open_model(path, gpu_layers=0) as model,
+        open_context(model, ContextOptions(512)) as context,
+    ):
+        assert context.n_ctx == 256
+        context.decode(BatchRows([1] * 256, range(256), [0] * 256, [False] * 256))
+        with pytest.raises(UserError, match="has learned 256 positions"):
+            context.decode(BatchRows([1], [256], [0], [True]))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ from quant.model_file import read_header
 
 ALL_GPU_LAYERS = -1
 LOAD_MODE_NONE = 0  # enum llama_load_mode
-ROPE_TYPE_NONE = -1  # enum llama_rope_type
+# architectures whose files may have learned positions (src/models, LLM_TENSOR_POS_EMBD)
+POSITION_ARCHITECTURES = frozenset((b"bert", b"gpt2", b"mpt", b"starcoder"))
 
 
 class Model:
@@ -55,9 +56,9 @@ class Model:
         self.is_encoder_decoder: bool = library.llama_model_has_encoder(
             pointer
         ) and library.llama_model_has_decoder(pointer)
-        # positions for which a model without rotations has learned embeddings; None: any number
+        # positions for which the model has learned embeddings; None: any number
         self.max_positions: int | None = None
-        if not vocab_only and library.llama_model_rope_type(pointer) == ROPE_TYPE_NONE:
+        if not vocab_only and _architecture(pointer) in POSITION_ARCHITECTURES:
             self.max_positions = read_header.read_header(path).max_positions
         # whether cached keys can be moved to other positions; None until shift_support.py tries it
         self.can_shift_keys: bool | None = None
@@ -289,6 +290,12 @@ def _hint(reason: str, path: Path) -> str:
     if "memory" in reason or "alloc" in reason:
         return "the model does not fit into memory; try a smaller quantization"
     return f"run llmcli show '{path}' to check the file; pull or convert it again if it is damaged"
+
+
+def _architecture(pointer: Any) -> bytes:
+    buffer = ctypes.create_string_buffer(64)
+    lib().llama_model_meta_val_str(pointer, b"general.architecture", buffer, len(buffer))
+    return buffer.value
 
 
 def _id(token: int) -> int | None:

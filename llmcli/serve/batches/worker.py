@@ -40,7 +40,7 @@ from llmcli.serve.batches.batch_files import (
     output_lines,
     write_files,
 )
-from llmcli.serve.batches.file_store import FileStore, open_store
+from llmcli.serve.batches.file_store import FILE_MODE, FileStore, open_store
 from llmcli.serve.batches.input_check import check_input
 from llmcli.serve.batches.records import (
     OPEN_STATUSES,
@@ -146,6 +146,10 @@ class BatchWorker:
         folder = self._settings.files_folder
         if folder is None:
             raise ApiError("this server keeps no files; start it with --files-folder FOLDER", 501)
+        return await _complete(self._open_once())
+
+    async def _open_once(self) -> FileStore:
+        """Return the store, and open it at the first time. Raises as open_store."""
         async with self._opening:
             if self._store is None:
                 if self._is_stopping:
@@ -257,7 +261,7 @@ class BatchWorker:
     async def _attempt(
         self, batch: StoredBatch, work: Callable[[StoredBatch], Awaitable[None]]
     ) -> None:
-        """Do some work for a batch. If its files cannot be written, it is tried again later; if its
+        """Do some work for a batch. If the disk fails, it is tried again later; if its
         input is lost, or at a bug, the batch fails. Raises ServerStopping.
         """
         self._busy.add(batch.id)
@@ -268,7 +272,7 @@ class BatchWorker:
                 await self._change(
                     batch.id, "failed", problems=(BatchProblem("invalid_file", str(error)),)
                 )
-            except (UserError, _Interrupted):
+            except (UserError, OSError, _Interrupted):
                 raise
             except Exception as error:  # noqa: BLE001 (the batch ends, and its client reads it)
                 log_bug(error)
@@ -278,7 +282,7 @@ class BatchWorker:
             raise
         except _Interrupted:
             pass
-        except UserError as error:
+        except (UserError, OSError) as error:
             LOGGER.warning("batch %s: %s", batch.id, error)
             self._failing.add(batch.id)
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self._retry, batch.id)
@@ -325,6 +329,9 @@ class BatchWorker:
 
     async def _close_batch(self, batch: StoredBatch) -> None:
         """Close a batch that gets no further answers."""
+        if batch.status == "cancelling" and TIME_FIELDS["in_progress"] not in batch.times:
+            await self._change(batch.id, "cancelled")  # no line was answered
+            return
         async with self._opened(batch) as running:
             await self._close(running)
 
@@ -406,13 +413,9 @@ class BatchWorker:
 
     async def _answer_request(self, running: _RunningBatch, request: BatchRequest) -> Document:
         """Return the document of the answer to a line. Raises UserError."""
-        if request.url != EMBEDDINGS_PATH:
-            return await self._answer(running, request)
-        while True:
-            try:
-                return await self._embed(running.job, request)
-            except ServerBusy:
-                await asyncio.sleep(BUSY_SECONDS)
+        if request.url == EMBEDDINGS_PATH:
+            return await self._embed(running.job, request)
+        return await self._answer(running, request)
 
     async def _answer(self, running: _RunningBatch, request: BatchRequest) -> Document:
         """Return the document of the answer of the model."""
@@ -444,17 +447,21 @@ class BatchWorker:
         length = request.vector_length(embedder)
         embeddings.refuse_token_vectors(embedder)
         ids = await self._bridge.run_in_worker(
-            embeddings.encode_texts, request.texts, embedder, kind="texts"
+            embeddings.encode_texts, request.texts, embedder, request.shortening, kind="texts"
         )
         vectors: list[Any] = []
-        for first in range(0, len(ids), EMBEDDED_TEXTS):
-            texts = ids[first : first + EMBEDDED_TEXTS]
-            vectors += await self._embedding_queue.embed(texts, request.norm)
+        while len(vectors) < len(ids):
+            texts = ids[len(vectors) : len(vectors) + EMBEDDED_TEXTS]
+            try:
+                vectors += await self._embedding_queue.embed(texts, request.norm)
+            except ServerBusy:
+                await asyncio.sleep(BUSY_SECONDS)
         return request.build_document(ids, vectors, length)
 
     async def _close(self, running: _RunningBatch) -> None:
         """Write the files of a batch, and close it."""
         journal = running.journal
+        await self._in_thread(journal.sync)
         batch = await self._change(running.batch.id, "finalizing", UNFINISHED)
         end: BatchStatus = "completed"
         reason = None
@@ -489,8 +496,18 @@ class BatchWorker:
     ) -> StoredBatch:
         """Store a new status of a batch and its time, and return its present state. Nothing is
         changed unless its status is in `before`. Clients see only what is on the disk. Raises
-        UserError.
+        UserError. A client that disconnects does not interrupt it.
         """
+        return await _complete(self._change_once(batch_id, status, before, changes))
+
+    async def _change_once(
+        self,
+        batch_id: str,
+        status: BatchStatus,
+        before: Collection[BatchStatus],
+        changes: dict[str, Any],
+    ) -> StoredBatch:
+        """Do what _change does, once it is its turn."""
         async with self._changing:
             batch = self.store.batches[batch_id]
             if batch.status not in before:
@@ -505,12 +522,7 @@ class BatchWorker:
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         """Run a function on the thread that uses the journals. It is not interrupted."""
-        future = asyncio.get_running_loop().run_in_executor(self._thread, function)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.gather(future, return_exceptions=True)
-            raise
+        return await _complete(asyncio.get_running_loop().run_in_executor(self._thread, function))
 
     @contextmanager
     def _open_input(self, batch: StoredBatch) -> Iterator[BatchInput]:
@@ -545,7 +557,7 @@ class BatchWorker:
         survey = source.survey()
         identity = {"batch": batch.id, "input": survey.sha256, "lines": survey.count}
         path = self.store.journal_path(batch.id)
-        journal = BatchJournal(path, identity, survey.count)
+        journal = BatchJournal(path, identity, survey.count, permissions=FILE_MODE)
         try:
             stack.enter_context(journal.open())
         except ForeignJournal as error:
@@ -557,6 +569,16 @@ class BatchWorker:
         self.store.reserve(running.n_journal_bytes, is_limited=False)
         stack.callback(lambda: self.store.reserve(-running.n_journal_bytes))
         return running
+
+
+async def _complete(work: Awaitable[T]) -> T:
+    """Await some work, which goes on to its end if the caller is cancelled."""
+    future = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.gather(future, return_exceptions=True)
+        raise
 
 
 def _is_over(batch: StoredBatch) -> bool:

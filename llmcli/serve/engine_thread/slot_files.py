@@ -22,7 +22,7 @@ from llmcli.runtime.runner import Runner
 from llmcli.serve.engine_thread.bridge import EngineBridge
 
 BUSY_SECONDS = 60.0  # how long an action waits for the answer in its slot
-PAUSE_SECONDS = 0.02  # between two looks whether the slot is idle
+PAUSE_SECONDS = 0.02  # between two checks whether the slot is idle
 MAX_NAME_BYTES = 200
 T = TypeVar("T")
 

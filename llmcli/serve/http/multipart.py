@@ -31,8 +31,8 @@ class PartPiece:
 
 
 class MultipartReader:
-    """Takes a body apart. `content_type`: the header of the request. Raises ApiError if this is not
-    multipart/form-data.
+    """Splits a body into its parts. `content_type`: the header of the request. Raises ApiError if this
+    is not multipart/form-data.
     """
 
     def __init__(self, content_type: str) -> None:

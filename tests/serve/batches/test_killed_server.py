@@ -53,8 +53,13 @@ def serve(model: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[str], Op
 
 
 def rows() -> list[dict[str, Any]]:
+    # the last lines take long, so that no server has answered all of them before it is killed
     return [
-        chat_line(f"row {number}", f"Once {number} upon", max_tokens=10 + number % 20)
+        chat_line(
+            f"row {number}",
+            f"Once {number} upon",
+            max_tokens=10 + number % 20 if number < N_LINES - 8 else 150,
+        )
         for number in range(N_LINES)
     ]
 

@@ -1,19 +1,23 @@
 """Batches beside clients, over restarts, and when time, space or the model are missing."""
 
+import asyncio
 import json
+import stat
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 from openai import OpenAI
 
+from llmcli.api.errors import ServerBusy
 from llmcli.batch.journal import BatchJournal
 from llmcli.runtime.requests.request import BACKGROUND_PRIORITY
-from llmcli.serve.batches import worker
+from llmcli.serve.batches import file_store, worker
 from llmcli.serve.engine_thread import embedding_queue
 from tests.api.forms.test_openai_chat import HELLO, client
 from tests.fixtures.batches import (
@@ -31,6 +35,8 @@ from tests.fixtures.batches import (
 from tests.fixtures.fakes import FakeContext, fake_runner
 from tests.fixtures.server import CHAT, Served, serving
 
+T = TypeVar("T")
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -47,6 +53,17 @@ def served_api(
     settings = {"files_folder": folder, **settings}
     with serving(runner, parallel, waiting, **settings) as served, client(served) as api:
         yield served, api
+
+
+def run_on_loop(served: Served, work: Coroutine[Any, Any, T]) -> "Future[T]":
+    """Run a coroutine on the event loop of a server."""
+    return asyncio.run_coroutine_threadsafe(work, served.server.servers[0].get_loop())
+
+
+def batches_of(served: Served) -> worker.BatchWorker:
+    service = served.server._service
+    assert service is not None
+    return service.batches
 
 
 def record(folder: Path, batch_id: str) -> dict[str, Any]:
@@ -92,15 +109,18 @@ def test_few_texts_are_embedded_between_requests_of_clients(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = []
+    monkeypatch.setattr(worker, "BUSY_SECONDS", 0)
 
     async def embed(self: Any, texts: Any, norm: int) -> list[Any]:
         sizes.append(len(texts))
+        if len(sizes) == 2:
+            raise ServerBusy(64, 2)
         return [np.full(1, 0.5, np.float32)] * len(texts)
 
     monkeypatch.setattr(embedding_queue.EmbeddingQueue, "embed", embed)
     monkeypatch.setattr(worker.embeddings.EmbeddingsRequest, "vector_length", lambda *arguments: 1)
     monkeypatch.setattr(worker.embeddings, "refuse_token_vectors", lambda embedder: None)
-    monkeypatch.setattr(worker.embeddings, "encode_texts", lambda texts, _: [[1]] * len(texts))
+    monkeypatch.setattr(worker.embeddings, "encode_texts", lambda texts, *_: [[1]] * len(texts))
 
     async def embedder(self: Any) -> None:
         return None
@@ -109,7 +129,7 @@ def test_few_texts_are_embedded_between_requests_of_clients(
     with served_api(folder) as (_, api):
         line = make_line("a", "/v1/embeddings", {"input": ["x"] * 40})
         batch = wait(api, create(api, line, endpoint="/v1/embeddings"))
-        assert sizes == [16, 16, 8]
+        assert sizes == [16, 16, 16, 8]  # only the texts for which it was busy are sent again
         (row,) = read_rows(api, batch.output_file_id)
         assert len(row["response"]["body"]["data"]) == 40
 
@@ -270,9 +290,7 @@ def test_answers_beyond_the_limit_of_all_files_are_errors(folder: Path) -> None:
         assert sorted(names, key=int) == [row["custom_id"] for row in rows]
         for file in api.files.list():
             api.files.delete(file.id)
-        service = served.server._service
-        assert service is not None
-        assert service.batches.store.n_bytes == 0
+        assert batches_of(served).store.n_bytes == 0
 
 
 def test_a_batch_is_tried_again_after_the_disk_was_full(
@@ -301,6 +319,107 @@ def test_a_batch_is_tried_again_after_the_disk_was_full(
         batch = wait(api, batch)
         assert (batch.status, batch.errors) == ("completed", None)
         assert [row["custom_id"] for row in read_rows(api, batch.output_file_id)] == names
+
+
+def test_a_batch_is_tried_again_after_the_disk_could_not_be_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "RETRY_SECONDS", 0.01)
+    count_lines, n_calls = worker.count_lines, 0
+
+    def failing_count(journal: BatchJournal) -> tuple[int, int]:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls < 3:
+            raise OSError(5, "Input/output error")
+        return count_lines(journal)
+
+    monkeypatch.setattr(worker, "count_lines", failing_count)
+    with served_api(folder) as (_, api):
+        batch = wait(api, create(api, chat_line("a")))
+        assert (batch.status, n_calls) == ("completed", 3)
+
+
+def test_the_journal_is_on_the_disk_before_its_batch_gets_no_further_answers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    sync, save = BatchJournal.sync, file_store.FileStore.save_batch
+
+    def noted_sync(journal: BatchJournal) -> None:
+        events.append("sync")
+        sync(journal)
+
+    def noted_save(store: file_store.FileStore, batch: Any) -> None:
+        events.append(batch.status)
+        save(store, batch)
+
+    monkeypatch.setattr(BatchJournal, "sync", noted_sync)
+    monkeypatch.setattr(file_store.FileStore, "save_batch", noted_save)
+    with served_api(folder) as (_, api):
+        wait(api, create(api, chat_line("a")))
+    assert events[events.index("finalizing") - 1] == "sync"
+
+
+def test_only_this_user_can_read_the_journal(folder: Path) -> None:
+    folder.mkdir(mode=0o755)
+    with served_api(folder) as (_, api):
+        wait_for_lines(api, create(api, chat_line("a"), chat_line("end", **ENDLESS)), 1)
+        assert {stat.S_IMODE(path.stat().st_mode) for path in folder.glob(".batch*")} == {0o600}
+
+
+def test_a_status_is_written_completely_before_the_next_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client disconnects while its batch is cancelled, which cancels the coroutine."""
+    reached, go_on = threading.Event(), threading.Event()
+    save = file_store.FileStore.save_batch
+
+    def slow_save(store: file_store.FileStore, batch: Any) -> None:
+        if batch.status == "cancelling":
+            reached.set()
+            assert go_on.wait(30)
+        save(store, batch)
+
+    async def pass_by() -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    with served_api(folder) as (served, api):
+        batch = wait(api, create(api, chat_line("end", **ENDLESS)), "in_progress")
+        monkeypatch.setattr(file_store.FileStore, "save_batch", slow_save)
+        future = run_on_loop(served, batches_of(served).cancel(batch.id))
+        assert reached.wait(30)
+        future.cancel()
+        run_on_loop(served, pass_by()).result(30)
+        assert batches_of(served)._changing.locked()
+        go_on.set()
+        api.batches.cancel(batch.id)
+        assert wait(api, batch).status == "cancelled"
+
+
+def test_the_store_is_not_lost_if_the_first_client_disconnects(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+    open_store = worker.open_store
+
+    @contextmanager
+    def slow_store(*arguments: Any) -> Iterator[file_store.FileStore]:
+        with open_store(*arguments) as store:
+            reached.set()
+            assert go_on.wait(30)
+            yield store
+
+    with ExitStack() as stack:
+        with file_store.open_store(folder, 1):  # by another server, while this one starts
+            served, api = stack.enter_context(served_api(folder))
+        monkeypatch.setattr(worker, "open_store", slow_store)
+        future = run_on_loop(served, batches_of(served).open_store())
+        assert reached.wait(30)
+        future.cancel()
+        go_on.set()
+        assert wait(api, create(api, chat_line("a"))).status == "completed"
 
 
 def test_a_batch_that_waits_for_space_says_so(
@@ -418,6 +537,8 @@ def test_the_check_of_a_large_input_ends_when_the_batch_is_cancelled(
     with served_api(folder) as (_, api):
         batch = create(api, *(chat_line(f"{n}") for n in range(3)))
         assert reached.wait(30)
+        # its lines were not counted, so there may be too many for a journal
+        monkeypatch.setattr(worker, "BatchJournal", None)
         assert api.batches.cancel(batch.id).status == "cancelling"
         go_on.set()
         batch = wait(api, batch)

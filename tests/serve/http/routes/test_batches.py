@@ -114,10 +114,15 @@ def test_every_endpoint_is_answered(
 
 def test_embeddings_are_those_of_a_request(api: OpenAI) -> None:
     texts = [f"a cat and {number} dogs" for number in range(40)]
-    line = make_line("a", "/v1/embeddings", {"input": texts})
+    body = {"input": texts, "truncate_prompt_tokens": 5}
+    line = make_line("a", "/v1/embeddings", body)
     batch = wait(api, create(api, line, endpoint="/v1/embeddings"))
     (row,) = read_rows(api, batch.output_file_id)
-    same = api.embeddings.create(model="tiny", input=texts, encoding_format="float")
+    same = api.embeddings.create(
+        model="tiny", encoding_format="float", extra_body=body, input=texts
+    )
+    assert same.usage.prompt_tokens == 200
+    assert row["response"]["body"]["usage"]["prompt_tokens"] == 200
     for found, expected in zip(row["response"]["body"]["data"], same.data, strict=True):
         assert found["index"] == expected.index
         assert found["embedding"] == pytest.approx(expected.embedding, abs=1e-5)
