@@ -1,32 +1,24 @@
-"""Ask the operating system about this machine: cores, caches and memory. None means unknown.
+"""Ask the operating system about this machine: processor and memory. None means unknown."""
 
-Cores and caches are read from sysfs, because only the CPUs that this process may use must count.
-psutil would count all CPUs of the machine.
-"""
-
-import os
 import platform
 from pathlib import Path
 
 from llmcli.hardware.memory_limits import group_free_bytes
+from llmcli.hardware.processor import read_processor
 
 MAX_THREADS = 512  # ggml's GGML_MAX_N_THREADS; with more threads the process crashes
 
 
 def core_count() -> int:
-    """Return how many physical cores this process may use, within its CPU affinity and the CPU
-    quota of its container. Hardware threads are counted if the system does not report cores.
-    """
-    count = _physical_cores()
-    return max(1, min(count, _quota() or count))
+    """Return how many threads of llama.cpp can compute at once at full speed (Processor)."""
+    return read_processor().usable_cores
 
 
 def cpu_count() -> int:
     """Return how many CPUs (hardware threads) this process may use, within its CPU affinity and the
     CPU quota of its container.
     """
-    count = len(_allowed_cpus())
-    return max(1, min(count, _quota() or count))
+    return read_processor().usable_cpus
 
 
 def cpu_name() -> str:
@@ -54,19 +46,10 @@ def machine_identity() -> str:
 
 
 def last_cache_bytes() -> int | None:
-    """Return the total bytes of the last-level caches of the CPUs that this process may use. None:
-    unknown.
-
-    In a virtual machine this may be the cache of the physical machine, which is shared with other
-    virtual machines.
+    """Return the bytes of the last-level caches of the CPUs that this process may use (Processor).
+    None: unknown.
     """
-    by_cpus: dict[str, int] = {}  # bytes of each cache, so that a shared cache counts once
-    for cpu in os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ():
-        caches = [cache for cache in (_read_cache(path) for path in _cache_folders(cpu)) if cache]
-        if caches:
-            _, cache_id, nbytes = max(caches)
-            by_cpus[cache_id] = nbytes
-    return sum(by_cpus.values()) or None
+    return read_processor().last_cache_bytes
 
 
 def available_memory() -> int | None:
@@ -118,64 +101,3 @@ def _stepping() -> str:
         name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)
     }
     return f" ({'/'.join(fields[name] for name in names)})" if fields.keys() >= set(names) else ""
-
-
-def _allowed_cpus() -> set[int]:
-    """Return the numbers of the CPUs that this process may run on."""
-    return (
-        os.sched_getaffinity(0)
-        if hasattr(os, "sched_getaffinity")
-        else set(range(os.cpu_count() or 1))
-    )
-
-
-def _physical_cores() -> int:
-    """Return the number of physical cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len({_core_name(cpu) for cpu in os.sched_getaffinity(0)})
-    import psutil
-
-    return psutil.cpu_count(logical=False) or os.cpu_count() or 1
-
-
-def _core_name(cpu: int) -> str:
-    """Return a name for the physical core of a CPU. All hardware threads of a core get the same
-    name.
-    """
-    siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-    try:
-        return siblings.read_text().strip()
-    except OSError:
-        return str(cpu)
-
-
-def _cache_folders(cpu: int) -> list[Path]:
-    """Return the sysfs folders of the caches that a CPU uses, one for each cache."""
-    return list(Path(f"/sys/devices/system/cpu/cpu{cpu}/cache").glob("index*"))
-
-
-def _read_cache(folder: Path) -> tuple[int, str, int] | None:
-    """Return a cache's level, a text that identifies the cache, and its bytes. Return None for an
-    instruction cache, and for a folder that cannot be read.
-    """
-    try:
-        kind, level, cpus, size = (
-            (folder / name).read_text().strip()
-            for name in ("type", "level", "shared_cpu_list", "size")
-        )
-    except OSError:
-        return None
-    if kind == "Instruction" or not size.endswith("K"):
-        return None
-    return int(level), f"{level}:{cpus}", int(size[:-1]) * 1024
-
-
-def _quota() -> int | None:
-    """Return the CPU quota of the container (control group version 2) in CPUs, rounded up. None: no
-    quota, or unknown.
-    """
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else max(1, -(-int(quota) // int(period)))

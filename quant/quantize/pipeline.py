@@ -5,7 +5,6 @@ Rows are processed in the order of the plan. The number of bytes in memory is li
 depend on the model's size.
 """
 
-import os
 import threading
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from quant.methods.base import RowEncoder
 from quant.native import ggml
+from quant.native.processors import worker_count
 from quant.relative_error import sum_of_squares
 from quant.source.source import Weight
 
@@ -80,7 +80,7 @@ def encode_rows(
     about 65,000 values; a read in progress is waited for briefly and then abandoned.
     """
     budget = _ByteBudget(MAX_BUFFERED_BYTES)
-    with ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="encode") as pool:
+    with ThreadPoolExecutor(threads or worker_count(), thread_name_prefix="encode") as pool:
         queue = _JobQueue(budget)
         reader = threading.Thread(
             target=queue.fill, args=(tasks, begin, pool), name="read", daemon=True

@@ -4,7 +4,6 @@ With `--method ggml` the bytes of every tensor are those that llama.cpp writes
 (`llama_model_quantize` of the same library).
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -19,6 +18,7 @@ from quant.gguf.resumable_writer import ResumableWriter
 from quant.methods.base import MethodReport
 from quant.model_file import load_checks, read_header
 from quant.native import ggml
+from quant.native.processors import worker_count
 from quant.quantize.output_files import require_writable_file
 from quant.quantize.pipeline import EncodedRows, encode_rows
 from quant.quantize.plan import (
@@ -162,7 +162,7 @@ def write_model(
         return WriteReport(
             plan, files[0], time.monotonic() - started, 0, True, summarize_types(plan)
         )
-    work = WriteRun(plan, threads or os.cpu_count() or 1, on_tensor)
+    work = WriteRun(plan, threads or worker_count(), on_tensor)
     unfinished = [
         force or not _is_finished(file_plan, file)
         for file_plan, file in zip(plan.file_plans, files, strict=True)

@@ -7,16 +7,7 @@ import psutil
 import pytest
 
 from llmcli.hardware import host, memory_limits
-
-
-@pytest.fixture
-def kernel_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder that replaces the kernel's files: `own` is the file with the process's
-    groups, and `cgroup` the root of the control groups.
-    """
-    monkeypatch.setattr(memory_limits, "CGROUP_ROOT", tmp_path / "cgroup")
-    monkeypatch.setattr(memory_limits, "CGROUP_FILE", tmp_path / "own")
-    return tmp_path
+from scripts.laboratory.kernel_files import write_files
 
 
 def write_group(
@@ -32,47 +23,53 @@ V2, V1 = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usa
 
 
 def test_smallest_free_memory_of_all_groups_counts_and_file_pages_are_free(
-    kernel_files: Path,
+    tmp_path: Path,
 ) -> None:
-    (kernel_files / "own").write_text("0::/user/app\n")
-    write_group(kernel_files / "cgroup/user/app", V2, ("max\n", "900\n"))
-    assert memory_limits.group_free_bytes() is None
+    write_files(tmp_path, {"proc/self/cgroup": "0::/user/app\n"})
+    write_group(tmp_path / "sys/fs/cgroup/user/app", V2, ("max\n", "900\n"))
+    assert memory_limits.group_free_bytes(tmp_path) is None
     write_group(
-        kernel_files / "cgroup/user",
+        tmp_path / "sys/fs/cgroup/user",
         V2,
         ("1000\n", "900\n"),
         "anon 500\ninactive_file 250\nactive_file 100\nshmem 9\n",
     )
-    assert memory_limits.group_free_bytes() == 450
-    write_group(kernel_files / "cgroup", V2, ("400\n", "390\n"))
-    assert memory_limits.group_free_bytes() == 10
-    write_group(kernel_files / "cgroup", V2, ("400\n", "500\n"))
-    assert memory_limits.group_free_bytes() == 0
+    assert memory_limits.group_free_bytes(tmp_path) == 450
+    write_group(tmp_path / "sys/fs/cgroup", V2, ("400\n", "390\n"))
+    assert memory_limits.group_free_bytes(tmp_path) == 10
+    write_group(tmp_path / "sys/fs/cgroup", V2, ("400\n", "500\n"))
+    assert memory_limits.group_free_bytes(tmp_path) == 0
 
 
-def test_limits_of_control_groups_of_version_1(kernel_files: Path) -> None:
-    (kernel_files / "own").write_text("4:memory:/box\n3:cpuset:/box\n0::/\n")
-    root = kernel_files / "cgroup/memory"
+def test_limits_of_control_groups_of_version_1(tmp_path: Path) -> None:
+    write_files(tmp_path, {"proc/self/cgroup": "4:memory:/box\n3:cpuset:/box\n0::/\n"})
+    root = tmp_path / "sys/fs/cgroup/memory"
     write_group(root, V1, ("9223372036854771712\n", "100\n"))
-    assert memory_limits.group_free_bytes() is None
+    assert memory_limits.group_free_bytes(tmp_path) is None
     write_group(root / "box", V1, ("1000\n", "700\n"), "total_inactive_file 50\ninactive_file 7\n")
-    assert memory_limits.group_free_bytes() == 350
+    assert memory_limits.group_free_bytes(tmp_path) == 350
 
 
 def test_root_group_counts_in_a_container_that_sees_the_path_on_the_host(
-    kernel_files: Path,
+    tmp_path: Path,
 ) -> None:
-    (kernel_files / "own").write_text("4:memory:/docker/0123\n")
-    write_group(kernel_files / "cgroup/memory", V1, ("1000\n", "700\n"))
-    assert memory_limits.group_free_bytes() == 300
+    write_files(tmp_path, {"proc/self/cgroup": "4:memory:/docker/0123\n"})
+    write_group(tmp_path / "sys/fs/cgroup/memory", V1, ("1000\n", "700\n"))
+    assert memory_limits.group_free_bytes(tmp_path) == 300
 
 
-def test_without_readable_groups_there_is_no_limit(kernel_files: Path) -> None:
-    assert memory_limits.group_free_bytes() is None
-    (kernel_files / "own").write_text("0::/\n")
-    assert memory_limits.group_free_bytes() is None
-    write_group(kernel_files / "cgroup", V2, ("garbage\n", "x\n"))
-    assert memory_limits.group_free_bytes() is None
+def test_without_readable_groups_there_is_no_limit(tmp_path: Path) -> None:
+    assert memory_limits.group_free_bytes(tmp_path) is None
+    write_files(tmp_path, {"proc/self/cgroup": "0::/\n"})
+    assert memory_limits.group_free_bytes(tmp_path) is None
+    write_group(tmp_path / "sys/fs/cgroup", V2, ("garbage\n", "x\n"))
+    assert memory_limits.group_free_bytes(tmp_path) is None
+
+
+def test_a_limit_whose_usage_may_not_be_read_is_a_limit(tmp_path: Path) -> None:
+    write_files(tmp_path, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": "1000"})
+    (tmp_path / "sys/fs/cgroup/memory.current").mkdir()  # reading fails for root, too
+    assert memory_limits.group_free_bytes(tmp_path) == 1000
 
 
 def test_available_memory_is_within_the_limit_of_the_container(

@@ -3,12 +3,12 @@ model. A fold rescales or reorders channels so that the quantization error falls
 model stays the same.
 """
 
-import os
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmcli.ui import UI
+from quant.native.processors import worker_count
 
 if TYPE_CHECKING:
     from quant.quantize.plan import Plan
@@ -36,7 +36,7 @@ def apply_folds(plan: "Plan", requested_kinds: str, threads: int, ui: UI) -> "Pl
             replace(plan, steps=apply_moments(plan, {})) if plan.expected_moments else plan
         )
         site_choices = choose.choose_folds(
-            measured_plan, kinds, threads or os.cpu_count() or 1, show_progress
+            measured_plan, kinds, threads or worker_count(), show_progress
         )
     folded_sites = [site for site in site_choices if site.fold is not None]
     kind_counts = Counter(site.label for site in folded_sites)
